@@ -1,0 +1,78 @@
+"""`python -m dashboards`: tables and figures from MLflow alone.
+
+python -m dashboards list
+python -m dashboards group-size --sweep NAME --output FOLDER
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+from dashboards.runs import DashboardError, list_sweeps, load_trials
+from dpgcl_core.errors import DpgclError
+
+
+def storage_folder() -> Path:
+    """Returns the results folder: $DPGCL_STORAGE, else `results`."""
+    return Path(os.environ.get("DPGCL_STORAGE") or "results")
+
+
+def default_tracking_uri() -> str:
+    """Returns $MLFLOW_TRACKING_URI, else the database in the results folder."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{storage_folder() / 'mlflow.db'}"
+
+
+def list_command(tracking_uri: str | None = None) -> None:
+    """Lists the sweeps, newest first.
+
+    Args:
+      tracking_uri: MLflow server or database; default $MLFLOW_TRACKING_URI, else the results folder's.
+    """
+    print(list_sweeps(tracking_uri or default_tracking_uri()).to_string(index=False))
+
+
+def group_size_command(
+    tracking_uri: str | None = None, sweep: str | None = None, output: Path | None = None
+) -> None:
+    """Draws accuracy and gradient SNR against group size (the paper's Figure 4).
+
+    Writes group_size.png, .html, .csv and .md.
+
+    Args:
+      tracking_uri: MLflow server or database; default $MLFLOW_TRACKING_URI, else the results folder's.
+      sweep: name of the sweep; default the one started last.
+      output: folder to write; default `figures/SWEEP` in the results folder.
+    """
+    from dashboards.figures import write_group_size_figure, write_summary_table
+
+    trials = load_trials(tracking_uri or default_tracking_uri(), sweep)
+    name = re.sub(r"[^\w.-]+", "_", str(trials["sweep"].iloc[0])).strip(".") or "sweep"
+    folder = output or storage_folder() / "figures" / name
+    try:
+        paths = [*write_group_size_figure(trials, folder), *write_summary_table(trials, folder)]
+    except OSError as error:
+        raise DashboardError(
+            f"{folder} cannot be written ({error.strerror}); give another --output"
+        ) from error
+    for path in paths:
+        print(path)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one command; returns the exit code: 2 when the user can put something right."""
+    import tyro
+
+    commands = {"group-size": group_size_command, "list": list_command}
+    try:
+        tyro.extras.subcommand_cli_from_dict(commands, prog="python -m dashboards", args=arguments)
+    except DpgclError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

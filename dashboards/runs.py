@@ -1,0 +1,169 @@
+"""MLflow → table: one row per finished trial of a sweep, from the tracking server alone."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from dpgcl_core.errors import DpgclError, unknown_choice
+from trainers.tracking import (
+    PARENT_TAG,
+    ROLE_TAG,
+    SWEEP_TAG,
+    connect,
+    search_runs,
+    server_errors,
+    without_credentials,
+)
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from mlflow.tracking import MlflowClient
+
+# MLflow's databases hold ±inf as the largest double.
+_STORED_INFINITY = 1.79e308
+
+
+class DashboardError(DpgclError):
+    """There is nothing to show, or what there is does not make one figure."""
+
+
+def load_trials(tracking_uri: str, sweep: str | None = None) -> pd.DataFrame:
+    """Returns one row per finished trial of a sweep.
+
+    Columns: `run_id`, `run_name`; every tag that is not MLflow's own (`dpgcl.` removed); every param,
+    as int, float, bool, None or str; every metric's last value. Where the trial has no param or tag of
+    a name, the sweep's parent run fills in. `group_size_order` sorts sizes, "batch" last. Rows are
+    sorted by group size, ε, num_augmentations and repeat, as far as these exist.
+
+    Args:
+      tracking_uri: as for `trainers.tracking.connect`.
+      sweep: the sweep's name; None is the one started last.
+
+    Raises:
+      TrackingError: the server does not answer or the database does not exist.
+      DashboardError: there is no such sweep, or none of its trials has finished.
+    """
+    client = connect(tracking_uri)
+    address = without_credentials(tracking_uri)
+    with server_errors(address, "reading the runs"):
+        parent = _find_parent(client, address, sweep)
+        runs = search_runs(client, [parent.info.experiment_id], {PARENT_TAG: parent.info.run_id})
+    finished = [run for run in runs if run.info.status == "FINISHED"]
+    name = parent.data.tags[SWEEP_TAG]
+    if not finished:
+        raise DashboardError(f"the sweep {name!r} at {address} has no finished trial yet ({len(runs)} begun)")
+    shared = {**_own_tags(parent), **_typed_params(parent)}
+    trials = pd.DataFrame([{**shared, **_row(run)} for run in finished])
+    if "group_size" in trials:
+        # object keeps 8 and "batch" as they are, whatever pandas would infer
+        trials["group_size"] = trials["group_size"].astype(object)
+        trials["group_size_order"] = [group_size_order(size) for size in trials["group_size"]]
+    keys = ("group_size_order", "target_epsilon", "num_augmentations", "repeat", "run_name")
+    return trials.sort_values([key for key in keys if key in trials], ignore_index=True)
+
+
+def list_sweeps(tracking_uri: str) -> pd.DataFrame:
+    """Returns one row per sweep, newest first: sweep, status, started, num_finished_trials, experiment.
+
+    Raises:
+      TrackingError: the server does not answer or the database does not exist.
+      DashboardError: there is no sweep.
+    """
+    client = connect(tracking_uri)
+    address = without_credentials(tracking_uri)
+    with server_errors(address, "listing the sweeps"):
+        experiments = _experiments(client)
+        rows = []
+        for parent in _parents(client, list(experiments), address):
+            trials = search_runs(client, [parent.info.experiment_id], {PARENT_TAG: parent.info.run_id})
+            rows.append(
+                {
+                    "sweep": parent.data.tags[SWEEP_TAG],
+                    "status": parent.info.status,
+                    "started": pd.Timestamp(parent.info.start_time, unit="ms", tz="UTC").floor("s"),
+                    "num_finished_trials": sum(run.info.status == "FINISHED" for run in trials),
+                    "experiment": experiments[parent.info.experiment_id],
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def group_size_order(group_size: int | str) -> float:
+    """Returns a number that sorts group sizes with "batch" last.
+
+    >>> sorted(["batch", 16, 2], key=group_size_order)
+    [2, 16, 'batch']
+    """
+    return math.inf if isinstance(group_size, str) else float(group_size)
+
+
+def typed(text: str) -> int | float | bool | str | None:
+    """Returns the value that MLflow turned into `text`.
+
+    >>> [typed(text) for text in ("8", "inf", "1.5e-06", "True", "None", "batch")]
+    [8, inf, 1.5e-06, True, None, 'batch']
+    """
+    words: dict[str, bool | None] = {"True": True, "False": False, "None": None}
+    if text in words:
+        return words[text]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _experiments(client: MlflowClient) -> dict[str, str]:
+    """Names of all experiments by id."""
+    found: dict[str, str] = {}
+    token: str | None = None
+    while True:
+        page = client.search_experiments(page_token=token)
+        found.update({experiment.experiment_id: experiment.name for experiment in page})
+        token = page.token
+        if not token:
+            return found
+
+
+def _parents(client: MlflowClient, experiment_ids: list[str], address: str) -> list[Run]:
+    parents = search_runs(client, experiment_ids, {ROLE_TAG: "sweep"})
+    if not parents:
+        raise DashboardError(f"no sweep in MLflow at {address}; run one first, or give another address")
+    return parents
+
+
+def _find_parent(client: MlflowClient, address: str, sweep: str | None) -> Run:
+    parents = _parents(client, list(_experiments(client)), address)
+    by_name: dict[str, Run] = {}
+    for run in parents:
+        by_name.setdefault(run.data.tags[SWEEP_TAG], run)
+    if sweep is None:
+        return parents[0]
+    if sweep not in by_name:
+        raise DashboardError(unknown_choice("sweep", sweep, by_name))
+    return by_name[sweep]
+
+
+def _own_tags(run: Run) -> dict[str, str]:
+    return {
+        name.removeprefix("dpgcl."): value
+        for name, value in run.data.tags.items()
+        if not name.startswith("mlflow.")
+    }
+
+
+def _typed_params(run: Run) -> dict[str, Any]:
+    return {name: typed(value) for name, value in run.data.params.items()}
+
+
+def _row(run: Run) -> dict[str, Any]:
+    metrics = {
+        name: math.copysign(math.inf, value) if abs(value) > _STORED_INFINITY else value
+        for name, value in run.data.metrics.items()
+    }
+    names = {"run_id": run.info.run_id, "run_name": run.info.run_name}
+    return {**_own_tags(run), **_typed_params(run), **metrics, **names}

@@ -1,0 +1,41 @@
+"""Errors a user can act on: each states the rule, the value received, and the fix.
+
+Every class derives from `DpgclError`; the command lines turn it into one line on stderr and exit code 2.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class DpgclError(ValueError):
+    """Anything wrong that the caller can put right; never carries the content of a record."""
+
+
+class ConfigError(DpgclError):
+    """An option or a combination of options breaks a rule."""
+
+
+class DataError(DpgclError):
+    """A data set is missing, corrupt or of a shape that cannot be used."""
+
+
+class StorageError(DpgclError):
+    """A results folder cannot be used as asked."""
+
+
+class TrackingError(DpgclError):
+    """The MLflow server cannot be reached or refuses."""
+
+
+def unknown_choice(kind: str, value: str, choices: Iterable[str]) -> str:
+    """Returns the message for a name that is not among `choices`, with the nearest one suggested.
+
+    >>> unknown_choice("data set", "digit", ["cifar10", "digits"])
+    "unknown data set 'digit'; did you mean 'digits'? Valid: cifar10, digits"
+    """
+    names = sorted(choices)
+    near = difflib.get_close_matches(value, names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    return f"unknown {kind} {value!r}{hint} Valid: {', '.join(names)}"

@@ -1,0 +1,102 @@
+"""Station 11, metrics: every number a training reports, and who may see it.
+
+A metric is *releasable* when it is post-processing of the private model or of public settings; a
+*score* is releasable only when everything it is computed from besides the model (index, gallery, probe
+training data, queries) is public; everything else is *private-only*: it depends on the training
+records outside the mechanism. With private data a private-only metric never reaches MLflow, Ray's
+results, a log or a file. `visible` is the one gate, and it refuses names it does not know.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dpgcl_core.errors import ConfigError, unknown_choice
+
+
+class Release(enum.Enum):
+    """Who may see a metric."""
+
+    RELEASABLE = "releasable"
+    SCORE = "releasable if scored on public data only"
+    PRIVATE_ONLY = "private-only"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One declared metric.
+
+    Attributes:
+      name: the name in MLflow; the unit stands in it.
+      release: who may see it.
+      meaning: one line for reports.
+    """
+
+    name: str
+    release: Release
+    meaning: str
+
+
+_DECLARED = (
+    Metric("epsilon", Release.RELEASABLE, "ε of all steps drawn, at delta, by PLD"),
+    Metric("epsilon_rdp", Release.RELEASABLE, "the same by RDP (cross-check)"),
+    Metric("epsilon_prv", Release.RELEASABLE, "the same by PRV (cross-check)"),
+    Metric("num_steps_done", Release.RELEASABLE, "steps in the trained model"),
+    Metric("num_steps_charged", Release.RELEASABLE, "steps drawn, those repeated after restarts included"),
+    Metric("num_restarts", Release.RELEASABLE, "times the training was resumed"),
+    Metric("knn_accuracy", Release.SCORE, "k-NN accuracy (k = 3, cosine) on frozen features"),
+    Metric("linear_probe_accuracy", Release.SCORE, "linear probe accuracy on frozen features"),
+    Metric("view_retrieval_top1", Release.SCORE, "a record's other view found first among all"),
+    Metric("view_retrieval_top10", Release.SCORE, "a record's other view found among the first ten"),
+    Metric("untrained_knn_accuracy", Release.SCORE, "k-NN accuracy of the same network before training"),
+    Metric("untrained_linear_probe_accuracy", Release.SCORE, "linear probe accuracy before training"),
+    Metric("untrained_view_retrieval_top1", Release.SCORE, "view retrieval, top 1, before training"),
+    Metric("untrained_view_retrieval_top10", Release.SCORE, "view retrieval, top 10, before training"),
+    Metric("snr_first_step", Release.PRIVATE_ONLY, "‖clipped sum‖ / ‖noise‖ at the first step"),
+    Metric("snr_first_step_no_augmentation", Release.PRIVATE_ONLY, "the same with num_augmentations = 0"),
+    Metric("snr", Release.PRIVATE_ONLY, "‖clipped sum‖ / ‖noise‖ at a step"),
+    Metric("train_loss", Release.PRIVATE_ONLY, "mean group loss per record at a step"),
+    Metric("clip_fraction", Release.PRIVATE_ONLY, "share of groups whose gradient was clipped"),
+    Metric("mean_group_grad_norm", Release.PRIVATE_ONLY, "mean gradient norm of a group before clipping"),
+    Metric("realised_batch_size", Release.PRIVATE_ONLY, "records drawn by the sampler at a step"),
+    Metric("num_groups", Release.PRIVATE_ONLY, "full groups at a step"),
+    Metric("num_non_finite_groups", Release.PRIVATE_ONLY, "groups masked to zero at a step"),
+    Metric("train_seconds", Release.PRIVATE_ONLY, "wall-clock seconds of all steps"),
+    Metric("step_seconds", Release.PRIVATE_ONLY, "mean wall-clock seconds of a step"),
+    Metric("evaluation_seconds", Release.PRIVATE_ONLY, "wall-clock seconds of all evaluations"),
+)
+
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _DECLARED}
+
+
+def visible(
+    values: Mapping[str, float], *, training_data_is_public: bool, evaluation_data_is_public: bool
+) -> dict[str, float]:
+    """Returns the metrics of `values` that may leave the training.
+
+    Args:
+      values: metric values by declared name.
+      training_data_is_public: whether the training records are public.
+      evaluation_data_is_public: whether *all* records the scores were computed from are public.
+
+    Raises:
+      ConfigError: a name is not declared; undeclared numbers must not slip through.
+
+    >>> visible({"epsilon": 9.9, "train_loss": 1.0, "knn_accuracy": 0.8},
+    ...         training_data_is_public=False, evaluation_data_is_public=True)
+    {'epsilon': 9.9, 'knn_accuracy': 0.8}
+    """
+    shown = {}
+    for name, value in values.items():
+        if name not in METRICS:
+            raise ConfigError(unknown_choice("metric", name, METRICS))
+        release = METRICS[name].release
+        if (
+            release is Release.RELEASABLE
+            or training_data_is_public
+            or (release is Release.SCORE and evaluation_data_is_public)
+        ):
+            shown[name] = float(value)
+    return shown

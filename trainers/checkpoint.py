@@ -1,0 +1,143 @@
+"""Checkpoints: model, optimizer and step, written atomically, and **no** random state.
+
+After a resume sampling, permutation and noise draw fresh entropy, so a step repeated since the last
+checkpoint is an independent draw and is charged once more. How often a training was resumed is counted
+in a file of its own, written *before* the first step of each attempt: a crash cannot hide a repetition.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from dpgcl_core.errors import StorageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """The state of a training after `step` steps.
+
+    Attributes:
+      step: steps done.
+      model, optimizer: state dictionaries.
+      series: the per-step metrics recorded so far that may leave the training.
+      scores: the scores of the untrained network, as far as they may leave the training.
+    """
+
+    step: int
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    series: dict[str, list[tuple[int, float]]]
+    scores: dict[str, float]
+
+
+class CheckpointFolder:
+    """The durable state of one training in one folder.
+
+    Args:
+      folder: created if missing.
+      every_steps: steps between checkpoints.
+    """
+
+    def __init__(self, folder: Path, *, every_steps: int) -> None:
+        self.folder = folder
+        self.every_steps = every_steps
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Replaces the checkpoint; a crash leaves the old one or the new one, never a part.
+
+        The step is noted first: should the crash fall between the two, the charge is too high, not too low.
+        """
+        attempt = self._read_attempts()
+        if attempt is not None:
+            self._write_attempts(replace(attempt, saved_step=checkpoint.step))
+        with _replacing(self.folder / "checkpoint.pt") as file:
+            torch.save(vars(checkpoint), file)
+
+    def load(self) -> Checkpoint | None:
+        """Returns the last checkpoint, or None.
+
+        Raises:
+          StorageError: the file is damaged; starting over silently would hide a spend.
+        """
+        path = self.folder / "checkpoint.pt"
+        if not path.is_file():
+            return None
+        try:
+            return Checkpoint(**torch.load(path, weights_only=True))
+        except Exception as error:
+            raise StorageError(
+                f"checkpoint {path} cannot be read ({type(error).__name__}): "
+                "restore it, or delete its folder to start this training over, at its full cost"
+            ) from error
+
+    def begin_attempt(self, start_step: int, num_steps: int) -> Attempt:
+        """Counts one more attempt, before its first step.
+
+        Args:
+          start_step: steps in the checkpoint that this attempt starts from (0 without one).
+          num_steps: T; no attempt goes beyond it.
+
+        Every earlier attempt may have gone as far as the step before its next checkpoint, so the steps
+        between `start_step` and there are charged again. The farthest checkpoint is remembered apart
+        from the checkpoint itself: a lost one makes the repetition larger, and visible.
+        """
+        ledger = self._read_attempts()
+        if ledger is None:
+            attempt = Attempt(num_restarts=0, num_steps_repeated=0, saved_step=start_step)
+        else:
+            farthest = min(ledger.saved_step + self.every_steps, num_steps)
+            attempt = Attempt(
+                num_restarts=ledger.num_restarts + 1,
+                num_steps_repeated=ledger.num_steps_repeated + max(0, farthest - start_step),
+                saved_step=start_step,
+            )
+        self._write_attempts(attempt)
+        return attempt
+
+    def _read_attempts(self) -> Attempt | None:
+        path = self.folder / "attempts.json"
+        try:
+            return Attempt(**json.loads(path.read_text())) if path.is_file() else None
+        except (ValueError, TypeError) as error:
+            raise StorageError(
+                f"{path} is damaged; restore it, or start this training in a new folder"
+            ) from error
+
+    def _write_attempts(self, attempt: Attempt) -> None:
+        with _replacing(self.folder / "attempts.json") as file:
+            file.write(json.dumps(vars(attempt)).encode())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """How often a training was resumed, and what that costs.
+
+    Attributes:
+      num_restarts: attempts before this one.
+      num_steps_repeated: upper bound on the steps drawn more than once so far.
+      saved_step: the farthest step a checkpoint was written for.
+    """
+
+    num_restarts: int
+    num_steps_repeated: int
+    saved_step: int
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Yields a file that replaces `path` at the end, durably and at once."""
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

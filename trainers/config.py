@@ -1,0 +1,219 @@
+"""The settings of one training: frozen, keyword-only, validated at construction.
+
+What decides the guarantee is in `dpgcl_core.mechanism.Mechanism`; what decides the result besides it is
+in `ViewConfig`, `NetworkConfig`, `OptimizerConfig` and `EvaluationConfig`; what must not change the
+result stands apart in `PerformanceConfig`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.mechanism import Mechanism
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewConfig:
+    """How a record becomes views (station 4).
+
+    Attributes:
+      min_crop_area, max_crop_area: share of the image's area a random crop keeps; equal = fixed.
+      flip_prob: probability of a horizontal flip.
+      brightness, contrast, saturation: a factor is drawn from [1 − x, 1 + x]; 0 = off.
+      hue: a rotation is drawn from [−x, x] turns; 0 = off, at most 0.5; colour images only.
+      blur_prob: probability of a Gaussian blur.
+      min_blur_sigma, max_blur_sigma: range of its standard deviation, in pixels.
+    """
+
+    min_crop_area: float = 0.8
+    max_crop_area: float = 0.8
+    flip_prob: float = 0.5
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+    hue: float = 0.0
+    blur_prob: float = 0.0
+    min_blur_sigma: float = 0.1
+    max_blur_sigma: float = 1.5
+
+    def __post_init__(self) -> None:
+        _require(
+            0 < self.min_crop_area <= self.max_crop_area <= 1,
+            "crop areas must satisfy 0 < min_crop_area <= max_crop_area <= 1; "
+            f"got {self.min_crop_area} and {self.max_crop_area}",
+        )
+        for name in ("flip_prob", "blur_prob"):
+            value = getattr(self, name)
+            _require(0 <= value <= 1, f"{name} must be in [0, 1]; got {value}")
+        for name in ("brightness", "contrast", "saturation"):
+            value = getattr(self, name)
+            _require(0 <= value <= 1, f"{name} must be in [0, 1]; got {value}")
+        _require(0 <= self.hue <= 0.5, f"hue must be in [0, 0.5] turns; got {self.hue}")
+        _require(
+            0 < self.min_blur_sigma <= self.max_blur_sigma,
+            "blur sigmas must satisfy 0 < min_blur_sigma <= max_blur_sigma; "
+            f"got {self.min_blur_sigma} and {self.max_blur_sigma}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkConfig:
+    """The encoder (station 5).
+
+    Attributes:
+      name: a name in `trainers.encoder.NETWORKS`, or `package.module:factory` for your own.
+      feature_dim: width of the features that are evaluated; None = the network's own.
+      embedding_dim: width of the unit embeddings the loss sees, after the projection head.
+    """
+
+    name: str = "small_cnn"
+    embedding_dim: int = 64
+
+    def __post_init__(self) -> None:
+        _require(self.embedding_dim >= 2, f"embedding_dim must be at least 2; got {self.embedding_dim}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """The optimizer (station 9).
+
+    Attributes:
+      name: one of `trainers.optimizers.OPTIMIZERS`.
+      learning_rate: positive.
+      weight_decay: non-negative; decoupled for AdamW, added to the gradient otherwise.
+      momentum: of SGD and LARS.
+    """
+
+    name: str = "adam"
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        _require(self.learning_rate > 0, f"learning_rate must be positive; got {self.learning_rate}")
+        _require(self.weight_decay >= 0, f"weight_decay must not be negative; got {self.weight_decay}")
+        _require(0 <= self.momentum < 1, f"momentum must be in [0, 1); got {self.momentum}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """How frozen features are scored.
+
+    Attributes:
+      max_index_records: k-NN index and probe training records, the first by keyed hash of their id.
+      max_query_records: test records scored, likewise.
+      num_neighbors: k of k-NN.
+      also_untrained: score the network before training too.
+      every_steps: SNR, loss and other per-step numbers are recorded every so many steps; 0 = first only.
+    """
+
+    max_index_records: int = 10_000
+    max_query_records: int = 10_000
+    num_neighbors: int = 3
+    also_untrained: bool = True
+    record_every_steps: int = 10
+
+    def __post_init__(self) -> None:
+        for name in ("max_index_records", "max_query_records", "num_neighbors"):
+            value = getattr(self, name)
+            _require(value >= 1, f"{name} must be at least 1; got {value}")
+        _require(self.record_every_steps >= 0, "record_every_steps must not be negative")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerformanceConfig:
+    """Fields that change time and memory, never the law of the result.
+
+    Attributes:
+      num_workers: data-parallel workers of one training.
+      threads_per_worker: CPU threads of one worker.
+      max_views_per_microbatch: images passed through the encoder at once (one group at least).
+      checkpoint_every_steps: steps between checkpoints; the most that a crash makes repeat.
+      device: "cpu", "cuda", or "auto" for cuda where there is one.
+    """
+
+    num_workers: int = 1
+    threads_per_worker: int = 1
+    max_views_per_microbatch: int = 384
+    checkpoint_every_steps: int = 50
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in (
+            "num_workers",
+            "threads_per_worker",
+            "max_views_per_microbatch",
+            "checkpoint_every_steps",
+        ):
+            value = getattr(self, name)
+            _require(value >= 1, f"{name} must be at least 1; got {value}")
+        _require(
+            self.device in ("auto", "cpu", "cuda"), f"device must be auto, cpu or cuda; got {self.device!r}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """One training, complete.
+
+    Attributes:
+      mechanism: the private step and its accounting.
+      temperature: τ of the loss.
+      num_augmentations: N_a, extra augmented copies of every key.
+      public_seed: governs initialisation, augmentation and the evaluation subsets: public things only.
+      seeded_non_private: take sampling, permutation and noise from `public_seed` too. Such a run is
+        reproducible and has **no** guarantee; it is labelled so everywhere.
+    """
+
+    mechanism: Mechanism
+    temperature: float = 0.2
+    num_augmentations: int = 1
+    views: ViewConfig = field(default_factory=ViewConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    performance: PerformanceConfig = field(default_factory=PerformanceConfig)
+    public_seed: int = 0
+    seeded_non_private: bool = False
+
+    def __post_init__(self) -> None:
+        _require(self.temperature > 0, f"temperature must be positive; got {self.temperature}")
+        _require(
+            self.num_augmentations >= 0,
+            f"num_augmentations must not be negative; got {self.num_augmentations}",
+        )
+
+    @property
+    def guarantee_label(self) -> str:
+        """`proven` or `none`; a seeded run is never private."""
+        return "none" if self.seeded_non_private else self.mechanism.guarantee_label
+
+    def as_params(self) -> dict[str, Any]:
+        """Returns every setting flat, by the names of the dataclass fields, for MLflow."""
+        params: dict[str, Any] = {}
+        for part in (
+            self,
+            self.mechanism,
+            self.views,
+            self.network,
+            self.optimizer,
+            self.evaluation,
+            self.performance,
+        ):
+            for item in dataclasses.fields(part):
+                value = getattr(part, item.name)
+                if not dataclasses.is_dataclass(value):
+                    prefix = {"NetworkConfig": "network_", "OptimizerConfig": "optimizer_"}.get(
+                        type(part).__name__, ""
+                    )
+                    params[prefix + item.name if item.name == "name" else item.name] = value
+        params["guarantee_label"] = self.guarantee_label
+        return params

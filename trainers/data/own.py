@@ -1,0 +1,359 @@
+"""The user's own data: `npz:PATH`, `parquet:PATH` and `folder:PATH`.
+
+Every record's id depends on that record alone (see `dpgcl_core.records`): on the name its owner gave
+it, else on its bytes *as stored* and its label *as stored*. A class index or a resized image would
+depend on the other records or on options, and one removed record would then move the rest.
+
+The shape all images share (size, and grayscale or colour) is a property of the whole data set and is
+treated as public, like the data set's format. No message here holds a record's name or content; how
+the faults are distributed is in `RecordsError.details` alone.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpgcl_core.errors import DataError
+from dpgcl_core.records import Ids, ids_from_names
+from trainers.data.dataset import Records
+from trainers.data.sources import RecordsError, Splits, content_ids, decode_images, resize_images
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
+_SPLIT_NAMES = frozenset(("train", "test", "val", "valid", "validation"))
+_UNREADABLE_NPZ = (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """One split as stored: uint8 images `[num_records, channels, height, width]`, labels as given."""
+
+    images: NDArray[np.uint8]
+    labels: NDArray[Any] | None
+    ids: Ids
+
+
+def load_npz(path: Path, image_size: int | None = None) -> Splits:
+    """Returns the records of an `.npz` file.
+
+    Args:
+      path: holds `images` (uint8 `[N, H, W]`, `[N, H, W, C]` or `[N, C, H, W]` with 1 or 3 channels),
+        perhaps `labels` `[N]` and `ids` `[N]`; or the same with the prefixes `train_` and `test_`.
+      image_size: resize every image to this many pixels square.
+
+    Raises:
+      DataError: the file cannot be read, or its arrays break a rule above.
+    """
+    arrays = _read_npz(path)
+    prefixes = ("train_", "test_") if "train_images" in arrays else ("",)
+    parts = [_npz_part(arrays, prefix) for prefix in prefixes if f"{prefix}images" in arrays]
+    return _to_splits(parts, image_size)
+
+
+def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    if not path.is_file():
+        raise DataError(f"npz:PATH must be an existing file; got {str(path)!r}")
+    wanted = [prefix + name for prefix in ("", "train_", "test_") for name in ("images", "labels", "ids")]
+    try:
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError
+        with archive:
+            found = sorted(archive.files)
+            arrays = {name: archive[name] for name in wanted if name in found}
+    except _UNREADABLE_NPZ:
+        arrays = None
+    if arrays is None:  # raised out here: the reader's own message could quote the file's content
+        raise DataError(
+            f"npz:PATH must be a readable .npz of plain arrays, no Python objects; got {str(path)!r}"
+        )
+    if ("images" in arrays) == ("train_images" in arrays):
+        raise DataError(f"an .npz must hold either images or train_images; found {_listed(found)}")
+    for name in arrays:
+        if f"{name.rpartition('_')[0]}_images".lstrip("_") not in arrays:
+            raise DataError(
+                f"an .npz with {name} must hold the images they belong to; found {_listed(found)}"
+            )
+    return arrays
+
+
+def _npz_part(arrays: dict[str, NDArray[Any]], prefix: str) -> _Part:
+    images = _channels_first(arrays[f"{prefix}images"], f"{prefix}images")
+    labels, names = arrays.get(f"{prefix}labels"), arrays.get(f"{prefix}ids")
+    for column in ("labels", "ids"):
+        values = arrays.get(prefix + column)
+        if values is not None and values.shape != (len(images),):
+            raise DataError(
+                f"{prefix}{column} must have one entry per image, shape ({len(images)},); got {values.shape}"
+            )
+    if names is None:
+        return _Part(images=images, labels=labels, ids=content_ids((i.tobytes() for i in images), labels))
+    if names.dtype.kind not in "iuUS":
+        raise DataError(f"{prefix}ids must be strings or integers; got {names.dtype}")
+    return _Part(images=images, labels=labels, ids=_name_ids(_as_text(names)))
+
+
+def _channels_first(images: NDArray[Any], name: str) -> NDArray[np.uint8]:
+    if images.dtype != np.uint8:
+        raise DataError(f"{name} must be uint8, 0 to 255; got {images.dtype}")
+    if images.ndim == 3:
+        return images[:, None]
+    if images.ndim != 4:
+        raise DataError(f"{name} must be [N, H, W], [N, H, W, C] or [N, C, H, W]; got {images.ndim} axes")
+    first, last = images.shape[1] in (1, 3), images.shape[3] in (1, 3)
+    if first == last:
+        raise DataError(
+            f"{name} must have exactly one channel axis, of size 1 or 3, second or last; got {images.shape}"
+        )
+    return images if first else np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+
+
+def load_parquet(path: Path, image_size: int | None = None) -> Splits:
+    """Returns the records of a parquet file, or of all `*.parquet` files below a folder as one data set.
+
+    Args:
+      path: rows with a column `image` (encoded image bytes, plain or as `{bytes, path}`) and perhaps
+        `label` (integers or strings), `id` (unique integers or strings) and `caption` (strings; not
+        used yet). Other columns are ignored.
+      image_size: resize every image to this many pixels square.
+
+    Raises:
+      DataError: a file cannot be read, or its columns break a rule above.
+    """
+    files = [path] if path.is_file() else sorted(path.rglob("*.parquet"))
+    if not files:
+        raise DataError(f"parquet:PATH must be a .parquet file or a folder that has some; got {str(path)!r}")
+    schemas = _read_files(files, _read_schema)
+    for schema in schemas:
+        _check_schema(schema, schemas[0])
+    tables = _read_files(files, _read_table)
+    encoded = [image for table in tables for image in _encoded_images(table)]
+    images = decode_images(encoded, image_size)
+    labels, names = _column(tables, "label"), _column(tables, "id")
+    ids = content_ids(encoded, labels) if names is None else _name_ids(_as_text(names))
+    return _to_splits([_Part(images=images, labels=labels, ids=ids)], image_size)
+
+
+def _read_files(files: list[Path], read: Callable[[Path], Any]) -> list[Any]:
+    import pyarrow as pa
+
+    contents, unreadable = [], []
+    for position, file in enumerate(files):
+        try:
+            contents.append(read(file))
+        except (OSError, ValueError, NotImplementedError, pa.ArrowException):
+            unreadable.append(position)
+    if unreadable:
+        raise RecordsError(
+            f"parquet files must be readable; {len(unreadable)} of {len(files)} are not",
+            {"files": unreadable},
+        )
+    return contents
+
+
+def _read_schema(file: Path) -> pa.Schema:
+    import pyarrow.parquet as pq
+
+    return pq.read_schema(file)
+
+
+def _read_table(file: Path) -> pa.Table:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(file) as opened:
+        wanted = {"image", "label", "id"} & set(opened.schema_arrow.names)
+        return opened.read(columns=sorted(wanted))
+
+
+def _check_schema(schema: pa.Schema, first: pa.Schema) -> None:
+    import pyarrow.types as kinds
+
+    if schema.names.count("image") != 1:
+        raise DataError(f"parquet data must have one column image; found {_listed(schema.names)}")
+
+    def is_text(kind: pa.DataType) -> bool:
+        kind = kind.value_type if kinds.is_dictionary(kind) else kind
+        return kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind)
+
+    def is_bytes(kind: pa.DataType) -> bool:
+        if kinds.is_struct(kind):
+            return kind.get_field_index("bytes") >= 0 and is_bytes(kind.field("bytes").type)
+        return kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_binary_view(kind)
+
+    rules = {
+        "image": ("encoded image bytes, plain or as {bytes, path}", is_bytes),
+        "label": ("integers or strings", lambda k: kinds.is_integer(k) or kinds.is_boolean(k) or is_text(k)),
+        "id": ("integers or strings", lambda k: kinds.is_integer(k) or is_text(k)),
+        "caption": ("strings", is_text),
+    }
+    for name, (rule, holds) in rules.items():
+        positions, firsts = schema.get_all_field_indices(name), first.get_all_field_indices(name)
+        if len(positions) > 1 or len(positions) != len(firsts):
+            raise DataError(f"parquet files must all have column {name} once, or none; found them to differ")
+        if not positions:
+            continue
+        kind, first_kind = schema.field(positions[0]).type, first.field(firsts[0]).type
+        if not holds(kind):
+            raise DataError(f"parquet column {name} must hold {rule}; got {kind}")
+        if kind != first_kind:
+            raise DataError(
+                f"parquet column {name} must have one type in all files; got {first_kind}, {kind}"
+            )
+
+
+def _encoded_images(table: pa.Table) -> list[bytes | None]:
+    import pyarrow.compute as pc
+    import pyarrow.types as kinds
+
+    column = table.column("image")
+    return (pc.struct_field(column, "bytes") if kinds.is_struct(column.type) else column).to_pylist()
+
+
+def _column(tables: list[pa.Table], name: str) -> NDArray[Any] | None:
+    import pyarrow.types as kinds
+
+    if name not in tables[0].column_names:
+        return None
+    columns = [table.column(name) for table in tables]
+    missing = sum(column.null_count for column in columns)
+    if missing:
+        raise RecordsError(f"parquet column {name} must have a value in every row; {missing} have none")
+    numeric = kinds.is_integer(columns[0].type) or kinds.is_boolean(columns[0].type)
+    return np.concatenate(
+        [c.to_numpy() if numeric else np.array(c.to_pylist(), dtype=np.str_) for c in columns]
+    )
+
+
+def load_folder(path: Path, image_size: int | None = None) -> Splits:
+    """Returns the images below a folder, in the order of their relative paths, which are their ids.
+
+    Args:
+      path: holds one sub-folder per class, or only images (then there are no labels). Hidden files and
+        files without an image suffix are skipped.
+      image_size: resize every image to this many pixels square.
+
+    Raises:
+      DataError: the folder cannot be read, holds no images or breaks a rule above.
+    """
+    if not path.is_dir():
+        raise DataError(f"folder:PATH must be an existing folder; got {str(path)!r}")
+    names = _image_names(path)
+    classes = [name.split("/", 1)[0] if "/" in name else None for name in names]
+    if None in classes and any(classes):
+        raise DataError(
+            "folder:PATH must hold images either all in class sub-folders or none; "
+            f"{classes.count(None)} of {len(classes)} lie outside"
+        )
+    if "train" in classes and _SPLIT_NAMES.issuperset(classes):
+        raise DataError(
+            "folder:PATH must hold class sub-folders, not splits; give its train sub-folder as PATH"
+        )
+    images = decode_images([path / name for name in names], image_size)
+    labels = np.array(classes, dtype=np.str_) if any(classes) else None
+    return _to_splits([_Part(images=images, labels=labels, ids=_name_ids(names))], image_size)
+
+
+def _image_names(path: Path) -> list[str]:
+    """Relative paths with forward slashes, sorted."""
+    names: list[str] = []
+    unusable = Counter[str]()
+
+    def note_closed(_: OSError) -> None:
+        unusable["closed"] += 1
+
+    # By default os.walk passes over a sub-folder that it may not open: records would be lost silently.
+    for root, folders, files in os.walk(path, onerror=note_closed):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        unusable["links"] += sum(os.path.islink(os.path.join(root, name)) for name in folders)
+        prefix = Path(root).relative_to(path)
+        names += [
+            (prefix / name).as_posix()
+            for name in files
+            if not name.startswith(".") and os.path.splitext(name)[1].lower() in _SUFFIXES
+        ]
+    if unusable.total():
+        raise RecordsError(
+            "sub-folders of folder:PATH must be readable and no links; "
+            f"{unusable['closed']} cannot be read, {unusable['links']} are links",
+            dict(unusable),
+        )
+    return sorted(names)
+
+
+def _to_splits(parts: list[_Part], image_size: int | None) -> Splits:
+    """Gives all parts one image shape and one class index."""
+    if any(len(part.images) == 0 or 0 in part.images.shape for part in parts):
+        raise DataError(
+            "a data set must hold at least one record with at least one pixel, in every split; got none"
+        )
+    labels = _class_indices([part.labels for part in parts])
+    images = [part.images if image_size is None else resize_images(part.images, image_size) for part in parts]
+    shapes = [split.shape[1:] for split in images]
+    if len(set(shapes)) > 1:
+        raise DataError(
+            "training and test images must have one shape (channels, height, width); "
+            f"got {shapes[0]} and {shapes[1]}"
+        )
+    records = [
+        Records(images=split, ids=part.ids, labels=index)
+        for split, part, index in zip(images, parts, labels, strict=True)
+    ]
+    return records[0], records[1] if len(records) > 1 else None
+
+
+def _class_indices(columns: list[NDArray[Any] | None]) -> list[NDArray[np.int64] | None]:
+    """Integer labels stay as they are; strings become their place in the sorted classes of all splits."""
+    given = [column for column in columns if column is not None]
+    if not given:
+        return list(columns)
+    if len(given) < len(columns):
+        raise DataError("labels must be given for training and test records, or for neither; got one of them")
+    kinds = {
+        "integer" if c.dtype.kind in "iub" else "text" if c.dtype.kind in "US" else "other" for c in given
+    }
+    if len(kinds) > 1 or "other" in kinds:
+        types = ", ".join(str(column.dtype) for column in given)
+        raise DataError(f"labels must be all integers or all strings; got {types}")
+    if kinds == {"text"}:
+        texts = [np.array(_as_text(column)) for column in given]
+        classes = np.unique(np.concatenate(texts))
+        return [np.searchsorted(classes, text).astype(np.int64) for text in texts]
+    # Too large an unsigned label turns negative here and is refused with the negative ones.
+    whole = [column.astype(np.int64) for column in given]
+    negative = sum(int((column < 0).sum()) for column in whole)
+    if negative:
+        raise RecordsError(f"integer labels must lie in [0, 2^63); {negative} do not")
+    return list(whole)
+
+
+def _name_ids(names: list[str]) -> Ids:
+    # A file name need not be valid Unicode, but what is hashed must be.
+    encodable = [name.encode("utf-8", "surrogatepass").decode("utf-8", "backslashreplace") for name in names]
+    ids = ids_from_names(encodable)
+    repeated = len(ids) - len(np.unique(ids))
+    if repeated:
+        raise RecordsError(
+            f"ids must be unique, one per record; {repeated} of {len(ids)} repeat an earlier one. "
+            "Make them unique, or leave them out to identify records by their content"
+        )
+    return ids
+
+
+def _as_text(values: NDArray[Any]) -> list[str]:
+    return [v.decode("latin-1") if isinstance(v, bytes) else str(v) for v in values.tolist()]
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

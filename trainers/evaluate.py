@@ -1,0 +1,269 @@
+"""Scores of frozen features: k-NN, linear probe and, without labels, retrieval of a record's other view.
+
+Scores are computed from evaluation records, not from the mechanism's output alone; whether they may
+leave the training is decided by `dpgcl_core.metrics.visible`, not here. A network that diverged gives
+poor scores and no error: non-finite features count as zero.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor, nn
+
+from dpgcl_core.errors import DataError
+from dpgcl_core.records import Ids, keyed_uniform
+from trainers.config import EvaluationConfig, ViewConfig
+from trainers.data.dataset import Records
+from trainers.encoder import Encoder
+from trainers.views import make_views, normalise
+
+Features = NDArray[np.float32]
+Labels = NDArray[np.int64]
+
+RETRIEVAL_STEP = -1
+"""The step in the views' key: no training step has it, so these views were never trained on."""
+
+_RETRIEVAL_ROWS = 1024
+_PROBE_MAX_ITERATIONS = 500
+
+
+def evaluate(
+    encoder: Encoder,
+    index: Records,
+    queries: Records,
+    config: EvaluationConfig,
+    *,
+    view_config: ViewConfig,
+    seed: int,
+    device: torch.device | str,
+    prefix: str = "",
+    batch_size: int = 512,
+) -> dict[str, float]:
+    """Returns the scores of the frozen features by metric name, each in [0, 1].
+
+    With labels: `knn_accuracy` and `linear_probe_accuracy` of the queries, given the index. Without:
+    `view_retrieval_top1` and `view_retrieval_top10` among the queries.
+
+    Args:
+      encoder: the network, already on `device`; its train/eval modes are restored.
+      index: k-NN index and training records of the probe.
+      queries: records scored.
+      config: subset sizes and k.
+      view_config: augmentation, for view retrieval.
+      seed: public seed of the subsets and the views.
+      device: where the encoder is.
+      prefix: put before each name, such as "untrained_".
+      batch_size: images passed through the encoder at once; changes no score beyond rounding.
+
+    Raises:
+      DataError: there is nothing to score.
+    """
+    if len(index) == 0 or len(queries) == 0:
+        raise DataError(
+            "scoring needs at least one index and one query record; "
+            f"got {len(index)} and {len(queries)}. Hold out a larger share of the records"
+        )
+    queries = queries.take(first_by_hash(queries.ids, config.max_query_records, seed=seed))
+    if index.labels is None or queries.labels is None:
+        scores = view_retrieval(
+            encoder, queries, view_config=view_config, seed=seed, device=device, batch_size=batch_size
+        )
+    else:
+        chosen = first_by_hash(index.ids, config.max_index_records, seed=seed)
+        index_features, query_features = (
+            embed_features(encoder, images, batch_size=batch_size, device=device)
+            for images in (index.images[chosen], queries.images)
+        )
+        index_labels = index.labels[chosen]
+        scores = {
+            "knn_accuracy": knn_accuracy(
+                index_features,
+                index_labels,
+                query_features,
+                queries.labels,
+                num_neighbors=config.num_neighbors,
+            ),
+            "linear_probe_accuracy": linear_probe_accuracy(
+                index_features, index_labels, query_features, queries.labels
+            ),
+        }
+    return {prefix + name: score for name, score in scores.items()}
+
+
+def first_by_hash(ids: Ids, max_records: int, *, seed: int) -> NDArray[np.int64]:
+    """Returns the rows of the first `max_records` records in the order of a keyed hash of their ids.
+
+    Which records these are, and their order, depends on the set of ids alone, not on their positions.
+
+    >>> ids = np.arange(5, dtype=np.uint64)
+    >>> a, b = ids[first_by_hash(ids, 3, seed=0)], ids[::-1][first_by_hash(ids[::-1], 3, seed=0)]
+    >>> bool((a == b).all())
+    True
+    """
+    order = np.lexsort((ids, keyed_uniform(ids, "evaluation", int(seed))))
+    return order[:max_records].astype(np.int64)
+
+
+@contextlib.contextmanager
+def _frozen(encoder: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; afterwards every module is in the mode it was in."""
+    modes = [(module, module.training) for module in encoder.modules()]
+    encoder.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, was_training in modes:
+            module.training = was_training
+
+
+def _features(encoder: Encoder, normalised: Tensor) -> Features:
+    features: Features = encoder.features(normalised).float().cpu().numpy()
+    features[~np.isfinite(features)] = 0
+    return features
+
+
+def embed_features(
+    encoder: Encoder,
+    images: NDArray[np.uint8] | Tensor,
+    *,
+    batch_size: int = 512,
+    device: torch.device | str = "cpu",
+) -> Features:
+    """Returns the features of each image without augmentation, float32 `[n, feature_dim]`, finite.
+
+    Args:
+      encoder: the network, already on `device`; its train/eval modes are restored.
+      images: uint8 `[n, C, H, W]`.
+      batch_size: images passed at once.
+      device: where the encoder is.
+    """
+    images = torch.as_tensor(images)
+    rows = [np.zeros((0, encoder.feature_dim), dtype=np.float32)]
+    with _frozen(encoder):
+        for batch in images.split(batch_size):
+            rows.append(_features(encoder, normalise(batch.to(device))))
+    return np.concatenate(rows)
+
+
+def _unit_rows(features: Features) -> Features:
+    # Dividing by the largest entry first keeps the squares of very large features finite.
+    scaled = features / np.maximum(np.abs(features).max(axis=1, keepdims=True), np.float32(1e-30))
+    return scaled / np.maximum(np.linalg.norm(scaled, axis=1, keepdims=True), np.float32(1e-12))
+
+
+def knn_accuracy(
+    index_features: Features,
+    index_labels: Labels,
+    query_features: Features,
+    query_labels: Labels,
+    num_neighbors: int = 3,
+) -> float:
+    """Returns the share of queries whose label is that of most of their nearest index records.
+
+    Nearness is cosine similarity (euclidean distance of unit features has the same order); of equally
+    frequent labels the smallest wins; a zero feature is equally near to all.
+
+    Args:
+      index_features: `[num_index, feature_dim]`.
+      index_labels: `[num_index]`.
+      query_features: `[num_queries, feature_dim]`.
+      query_labels: `[num_queries]`.
+      num_neighbors: k; all index records where there are fewer.
+
+    >>> index = np.eye(2, dtype=np.float32)
+    >>> knn_accuracy(index, np.array([0, 1]), 5 * index, np.array([0, 0]), num_neighbors=1)
+    0.5
+    """
+    classifier = KNeighborsClassifier(min(num_neighbors, len(index_features)), algorithm="brute")
+    classifier.fit(_unit_rows(index_features), index_labels)
+    return float(np.mean(classifier.predict(_unit_rows(query_features)) == query_labels))
+
+
+def linear_probe_accuracy(
+    index_features: Features, index_labels: Labels, query_features: Features, query_labels: Labels
+) -> float:
+    """Returns the accuracy on the queries of logistic regression fitted on the index.
+
+    Features are standardised by the index's own mean and deviation. With one class only, that class is
+    the prediction.
+
+    Args:
+      index_features: `[num_index, feature_dim]`.
+      index_labels: `[num_index]`.
+      query_features: `[num_queries, feature_dim]`.
+      query_labels: `[num_queries]`.
+    """
+    if len(np.unique(index_labels)) == 1:
+        return float(np.mean(query_labels == index_labels[0]))
+    scaler = StandardScaler().fit(index_features)
+    probe = LogisticRegression(max_iter=_PROBE_MAX_ITERATIONS)
+    with warnings.catch_warnings():
+        # Features of a poor network may not reach the tolerance; the accuracy is that of the last iterate.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        probe.fit(scaler.transform(index_features), index_labels)
+    return float(np.mean(probe.predict(scaler.transform(query_features)) == query_labels))
+
+
+def view_retrieval(
+    encoder: Encoder,
+    records: Records,
+    *,
+    view_config: ViewConfig,
+    seed: int,
+    device: torch.device | str = "cpu",
+    batch_size: int = 512,
+) -> dict[str, float]:
+    """Returns how often a record's second view is found by its first: `view_retrieval_top1`, `_top10`.
+
+    Each record's first view is compared by cosine similarity with the second views of all records. Ties
+    are broken at random in expectation, so a network that maps everything to one point scores 1/n.
+
+    Args:
+      encoder: the network, already on `device`; its train/eval modes are restored.
+      records: `n` records; labels are not used.
+      view_config: augmentation.
+      seed: public seed of the views.
+      device: where the encoder is.
+      batch_size: records passed at once.
+    """
+    firsts, seconds = [], []
+    images = torch.as_tensor(records.images)
+    with _frozen(encoder):
+        for start in range(0, len(records), batch_size):
+            batch = slice(start, start + batch_size)
+            views = make_views(
+                images[batch].to(device),
+                records.ids[batch],
+                config=view_config,
+                seed=seed,
+                step=RETRIEVAL_STEP,
+                num_views=2,
+            )
+            firsts.append(_features(encoder, views[:, 0]))
+            seconds.append(_features(encoder, views[:, 1]))
+    return _retrieval_scores(_unit_rows(np.concatenate(firsts)), _unit_rows(np.concatenate(seconds)))
+
+
+def _retrieval_scores(firsts: Features, seconds: Features) -> dict[str, float]:
+    """Top-1 and top-10 shares for unit rows, where row i of both belongs together; in chunks of rows."""
+    found = {1: 0.0, 10: 0.0}
+    for start in range(0, len(firsts), _RETRIEVAL_ROWS):
+        similarities = firsts[start : start + _RETRIEVAL_ROWS] @ seconds.T
+        rows = np.arange(len(similarities))
+        own = similarities[rows, start + rows][:, None]
+        num_nearer = (similarities > own).sum(axis=1)
+        num_tied = (similarities == own).sum(axis=1)
+        for top in found:
+            found[top] += float(np.clip((top - num_nearer) / num_tied, 0, 1).sum())
+    return {f"view_retrieval_top{top}": total / len(firsts) for top, total in found.items()}

@@ -1,0 +1,104 @@
+"""What a training notes about itself on the way, behind the release policy.
+
+With private training records nothing here is even computed: these numbers depend on the records outside
+the mechanism. With public records they are what the ablation plots are drawn from.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dpgcl_core import metrics as metric_policy
+from dpgcl_core.clipping import GroupReport
+from trainers.config import TrainingConfig
+from trainers.workers import Workers
+
+Series = dict[str, list[tuple[int, float]]]
+_FIRST_STEP = ("snr_first_step", "snr_first_step_no_augmentation")
+
+
+class Observer:
+    """Collects the per-step metrics and scores that may leave the training.
+
+    Attributes:
+      series: per-step values by declared name, as (step, value).
+      scores: scores of the untrained network.
+    """
+
+    def __init__(self, config: TrainingConfig, *, train_is_public: bool, evaluation_is_public: bool) -> None:
+        self.series: Series = {}
+        self.scores: dict[str, float] = {}
+        self._config = config
+        self._train_is_public = train_is_public
+        self._evaluation_is_public = evaluation_is_public
+
+    def visible(self, values: dict[str, float]) -> dict[str, float]:
+        """Returns the values that may be seen."""
+        return metric_policy.visible(
+            values,
+            training_data_is_public=self._train_is_public,
+            evaluation_data_is_public=self._evaluation_is_public,
+        )
+
+    def wants(self, step: int) -> bool:
+        """Whether `step` is recorded."""
+        every = self._config.evaluation.record_every_steps
+        return self._train_is_public and (step == 0 or (every > 0 and step % every == 0))
+
+    def note(self, step: int, values: dict[str, float]) -> None:
+        """Appends the visible ones of `values` to the series."""
+        for name, value in self.visible(values).items():
+            self.series.setdefault(name, []).append((step, value))
+
+    def record_groups(
+        self, step: int, batch_size: int, num_grouped: int, reports: list[GroupReport], workers: Workers
+    ) -> None:
+        """Records loss, norms and counts of one step, summed over the workers; all of them must call it.
+
+        Args:
+          batch_size: records the sampler drew.
+          num_grouped: records in this worker's groups.
+          reports: of this worker's microbatches.
+        """
+        empty = torch.zeros(0)
+        norms = torch.cat([r.norms.cpu() for r in reports] or [empty])
+        losses = torch.cat([r.losses.cpu() for r in reports] or [empty])
+        masked = torch.cat([r.non_finite.cpu() for r in reports] or [empty])
+        clipped = norms > self._config.mechanism.l2_clip_norm
+        parts = [norms.nan_to_num(0, 0, 0), losses, masked, clipped, torch.ones_like(norms)]
+        sums = torch.stack(
+            [part.double().sum() for part in parts] + [torch.tensor(float(num_grouped)).double()]
+        )
+        workers.sum_at_first(sums)
+        norm_sum, loss_sum, num_masked, num_clipped, num_groups, num_records = sums.tolist()
+        values = {
+            "realised_batch_size": float(batch_size),
+            "num_groups": num_groups,
+            "num_non_finite_groups": num_masked,
+        }
+        if num_groups:
+            values["train_loss"] = loss_sum / num_records
+            if self._config.mechanism.is_private:
+                values["mean_group_grad_norm"] = norm_sum / num_groups
+                values["clip_fraction"] = num_clipped / num_groups
+        self.note(step, values)
+
+    def record_snr(self, step: int, clean_norm: float, bare_norm: float | None, noise: Tensor) -> None:
+        """Records SNR as DP-GCL defines it: norm of the clean clipped sum over the norm of the noise.
+
+        Args:
+          clean_norm: norm of the clean clipped sum.
+          bare_norm: the same without augmented negatives, at the first step; None elsewhere.
+          noise: the step's noise, `[num_parameters]`.
+        """
+        noise_norm = float(torch.linalg.vector_norm(noise))
+        values = {"snr": clean_norm / noise_norm}
+        if bare_norm is not None:
+            values["snr_first_step"] = clean_norm / noise_norm
+            values["snr_first_step_no_augmentation"] = bare_norm / noise_norm
+        self.note(step, values)
+
+    def first_step_values(self) -> dict[str, float]:
+        """Returns the values that exist at the first step only."""
+        return {name: self.series[name][0][1] for name in _FIRST_STEP if name in self.series}

@@ -1,0 +1,80 @@
+"""What the training loop needs of its fellow workers: three operations, one worker or many.
+
+The law of a training does not depend on the number of workers: the first one draws sample, permutation
+and noise for all, whole groups are dealt out, and the others only add their groups' clipped sum.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class Workers(Protocol):
+    """One worker's view of all data-parallel workers of a training."""
+
+    rank: int
+    count: int
+
+    def share_groups(self, groups: NDArray[np.int64] | None) -> NDArray[np.int64]:
+        """Gives everyone the first worker's groups `[num_groups, group_size]`."""
+
+    def sum_at_first(self, values: Tensor) -> None:
+        """Sums `values` over the workers into the first worker's, in place."""
+
+    def share(self, values: Tensor) -> None:
+        """Overwrites `values` with the first worker's, in place."""
+
+
+class SingleWorker:
+    """A training on one worker."""
+
+    rank = 0
+    count = 1
+
+    def share_groups(self, groups: NDArray[np.int64] | None) -> NDArray[np.int64]:
+        assert groups is not None
+        return groups
+
+    def sum_at_first(self, values: Tensor) -> None:
+        pass
+
+    def share(self, values: Tensor) -> None:
+        pass
+
+
+class DistributedWorkers:
+    """The workers of the current `torch.distributed` process group."""
+
+    def __init__(self) -> None:
+        self.rank = dist.get_rank()
+        self.count = dist.get_world_size()
+        self._device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+
+    def share_groups(self, groups: NDArray[np.int64] | None) -> NDArray[np.int64]:
+        shape = torch.tensor([0, 0] if groups is None else groups.shape, device=self._device)
+        dist.broadcast(shape, src=0)
+        rows = torch.empty(tuple(shape.tolist()), dtype=torch.int64, device=self._device)
+        if groups is not None:
+            rows.copy_(torch.from_numpy(groups))
+        if rows.numel():
+            dist.broadcast(rows, src=0)
+        return rows.cpu().numpy()
+
+    def sum_at_first(self, values: Tensor) -> None:
+        dist.reduce(values, dst=0)
+
+    def share(self, values: Tensor) -> None:
+        dist.broadcast(values, src=0)
+
+
+def current_workers() -> Workers:
+    """Returns the workers of this process's process group, or a single one."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return DistributedWorkers()
+    return SingleWorker()
