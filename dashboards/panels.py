@@ -1,6 +1,7 @@
-"""Table → what a figure says: curves, errors, notes. The drawing is in `figures.py`.
+"""Table → what the group-size figure says: curves, errors, words. It is drawn elsewhere.
 
-Both drawings (PNG and HTML) and the written table take their numbers from here, so they agree.
+Both drawings (`figures.py` for print, `interactive.py` for the browser) and the written table take
+their numbers from here, so they agree.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from typing import Any
 
 import pandas as pd
 
+from dashboards import captions
+from dashboards.captions import has_values
 from dashboards.runs import DashboardError, group_size_order
-from trainers.tracking import TUNING_COST_NOTE
 
 LABEL_SCORES = {"knn_accuracy": "k-NN accuracy", "linear_probe_accuracy": "Linear probe accuracy"}
 VIEW_SCORES = {
@@ -36,13 +38,6 @@ _FIXED_IN_CELL = (
     *("dataset", "num_records_public", "sampling_prob", "num_steps", "target_delta", "l2_clip_norm"),
     *("temperature", "network_name", "embedding_dim", "optimizer_name", "learning_rate", "weight_decay"),
 )
-_DATASET_NAMES = {
-    "fashion_mnist": "Fashion-MNIST",
-    "mnist": "MNIST",
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-    "digits": "Digits",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +139,7 @@ def data_are_private(trials: pd.DataFrame) -> bool:
 def score_names(trials: pd.DataFrame) -> dict[str, str]:
     """Returns the scores to draw and their names: those from labels, else those of view retrieval."""
     for family in (LABEL_SCORES, VIEW_SCORES):
-        found = {name: title for name, title in family.items() if _has_values(trials, name)}
+        found = {name: title for name, title in family.items() if has_values(trials, name)}
         if found:
             return found
     return {}
@@ -174,7 +169,7 @@ def summary_table(trials: pd.DataFrame) -> pd.DataFrame:
     """
     shown = shown_trials(trials)
     metrics = [*LABEL_SCORES, *VIEW_SCORES, SNR, SNR_PLAIN]
-    present = [name for name in metrics if _has_values(shown, name)]
+    present = [name for name in metrics if has_values(shown, name)]
     rows = []
     for _, cell in shown.groupby(_CELL):
         first = cell.iloc[0]
@@ -194,19 +189,23 @@ def group_size_content(trials: pd.DataFrame) -> GroupSizeContent:
     snr = _snr_panel(shown, positions)
     panels = [*scores, *([snr] if snr else [])]
     return GroupSizeContent(
-        title=_title(shown),
-        subtitle=_subtitle(shown),
+        title=captions.title(shown),
+        subtitle=captions.subtitle(shown),
         scores=scores,
         snr=snr,
         tick_positions=list(positions.values()),
         tick_labels=["batch" if math.isinf(order) else f"{order:g}" for order in positions],
-        facts=_facts(shown),
-        notes=_notes(trials, shown, panels),
+        facts=captions.facts(shown),
+        notes=captions.notes(
+            shown,
+            num_repeats=sorted({n for panel in panels for curve in panel.curves for n in curve.num_repeats}),
+            num_untrained=max(
+                (panel.reference.num_repeats for panel in scores if panel.reference), default=0
+            ),
+            private=data_are_private(trials),
+            has_scores=bool(scores),
+        ),
     )
-
-
-def _has_values(trials: pd.DataFrame, name: str) -> bool:
-    return name in trials and bool(trials[name].notna().any())
 
 
 def _positions(trials: pd.DataFrame) -> dict[float, float]:
@@ -260,7 +259,7 @@ def _score_panel(trials: pd.DataFrame, metric: str, title: str, positions: dict[
 
 
 def _untrained(trials: pd.DataFrame, metric: str) -> Reference | None:
-    if not _has_values(trials, metric):
+    if not has_values(trials, metric):
         return None
     mean, error, n = mean_and_error(trials, metric)
     return Reference(label="untrained network", mean=100 * mean, standard_error=100 * error, num_repeats=n)
@@ -278,13 +277,13 @@ def _snr_panel(trials: pd.DataFrame, positions: dict[float, float]) -> Panel | N
         prefix = f"ε = {epsilon:g}, " if len(finite) > 1 else ""
         for dash, count in zip(_cycle(DASHES, len(counts)), counts, strict=True):
             part = rows[rows["num_augmentations"] == count]
-            if _has_values(part, SNR):
+            if has_values(part, SNR):
                 label = f"{prefix}with augmentation, Nₐ = {count}"
                 curves.append(
                     _curve(part, SNR, positions, 1, label=label, colour=colour, marker=marker, dash=dash)
                 )
         plain = _without_augmentation(rows)
-        if _has_values(plain, SNR_PLAIN):
+        if has_values(plain, SNR_PLAIN):
             style = {"colour": colour, "marker": marker, "dash": "dotted", "hollow": True}
             label = f"{prefix}without augmentation"
             curves.append(_curve(plain, SNR_PLAIN, positions, 1, label=label, **style))
@@ -302,109 +301,3 @@ def _without_augmentation(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _cycle(items: tuple[str, ...], length: int) -> list[str]:
     return [items[i % len(items)] for i in range(length)]
-
-
-def _values(trials: pd.DataFrame, name: str, form: str = "g") -> str:
-    """The distinct values of a column, for example "3, 10"; empty without such a column."""
-    if not _has_values(trials, name):
-        return ""
-    found = sorted(trials[name].dropna().unique())
-    shown = list(dict.fromkeys(value if isinstance(value, str) else format(value, form) for value in found))
-    return ", ".join(shown) if len(shown) <= 3 else f"{shown[0]} to {shown[-1]}"
-
-
-def _title(trials: pd.DataFrame) -> str:
-    finite = trials[trials["target_epsilon"] < math.inf]
-    dataset = _values(trials, "dataset").replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
-    name = _DATASET_NAMES.get(dataset, dataset)
-    head = f"{name}: DP-GCL" if name else "DP-GCL"
-    if finite.empty:
-        return f"{head}, ε = ∞ (non-private: no guarantee)"
-    delta = _values(finite, "target_delta", ".2g") or "not recorded"
-    relation = "add or remove one record"
-    if _has_values(finite, "neighboring_relation"):
-        relation = _values(finite, "neighboring_relation")
-    if _not_proven(finite):
-        relation = "NO GUARANTEE: seeded, non-private trials"
-    return f"{head}, ε = {_values(finite, 'target_epsilon')}, δ = {delta} ({relation})"
-
-
-def _not_proven(finite: pd.DataFrame) -> bool:
-    return "guarantee_label" in finite and bool((finite["guarantee_label"] != "proven").any())
-
-
-def _subtitle(trials: pd.DataFrame) -> str:
-    finite = trials[trials["target_epsilon"] < math.inf]
-    parts = []
-    if _has_values(finite, "noise_multiplier"):
-        noise = [
-            (f"{_values(rows, 'noise_multiplier', '.3g')}", f"{epsilon:g}")
-            for epsilon, rows in finite.groupby("target_epsilon")
-        ]
-        many = len(noise) > 1
-        parts.append("σ = " + "; ".join(f"{s} at ε = {e}" if many else s for s, e in noise))
-    if {"sampling_prob", "num_records_public"} <= set(trials):
-        batch = trials.assign(batch=(trials["sampling_prob"] * trials["num_records_public"]).round(1))
-        parts.append(f"B = {_values(batch, 'batch')} expected")
-    for name, sign in (("num_steps", "T"), ("temperature", "τ"), ("network_name", "network")):
-        if _has_values(trials, name):
-            parts.append(f"{sign} = {_values(trials, name)}")
-    return ",  ".join(parts)
-
-
-def _facts(trials: pd.DataFrame) -> list[list[str]]:
-    rows = [["S", "target ε", "Nₐ", "trials", "ε spent", "σ", "steps"]]
-    for (order, epsilon, count), cell in trials.groupby(_CELL):
-        rows.append(
-            [
-                "batch" if math.isinf(order) else f"{order:g}",
-                "∞" if math.isinf(epsilon) else f"{epsilon:g}",
-                f"{count:g}",
-                str(len(cell)),
-                _values(cell, "epsilon", ".4g").replace("inf", "∞") or "–",
-                _values(cell, "noise_multiplier", ".3g") or "–",
-                _values(cell, "num_steps_done") or _values(cell, "num_steps") or "–",
-            ]
-        )
-    return rows
-
-
-def _notes(trials: pd.DataFrame, shown: pd.DataFrame, panels: list[Panel]) -> list[str]:
-    notes = []
-    counts = sorted({n for panel in panels for curve in panel.curves for n in curve.num_repeats})
-    if counts and counts[-1] > 1:
-        span = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
-        notes.append(f"Points and error bars: mean ± standard error over {span} repeats.")
-        if len(counts) > 1:
-            notes.append("Some trials are missing, so the points have unequal numbers of repeats.")
-    elif counts:
-        notes.append("One repeat: no error bars.")
-    if len(shown["num_augmentations"].unique()) == 1:
-        notes.append(f"Nₐ = {shown['num_augmentations'].iloc[0]:g} augmented copies of every key.")
-    private = data_are_private(trials)
-    if private:
-        notes.append(
-            "The training data are private: trials with ε = ∞, un-noised scores on private records and the "
-            "SNR are not shown."
-        )
-    if not score_names(shown):
-        cause = "they would be computed from private records" if private else "none was recorded"
-        notes.append(f"No scores: {cause}.")
-    overspent = _overspent(shown)
-    if overspent:
-        notes.append(overspent)
-    return [*notes, f"{TUNING_COST_NOTE[0].upper()}{TUNING_COST_NOTE[1:]}: ε is that of one training each."]
-
-
-def _overspent(trials: pd.DataFrame) -> str:
-    """A note when restarts repeated steps and the spent ε passed the target."""
-    if "epsilon" not in trials:
-        return ""
-    finite = trials[trials["target_epsilon"] < math.inf]
-    over = finite[finite["epsilon"] > 1.001 * finite["target_epsilon"]]
-    if over.empty:
-        return ""
-    return (
-        f"{len(over)} trials spent more than their target ε (up to {over['epsilon'].max():.3g}): steps "
-        "repeated after restarts are charged."
-    )

@@ -8,15 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from dpgcl_core.errors import DpgclError, unknown_choice
-from trainers.tracking import (
-    PARENT_TAG,
-    ROLE_TAG,
-    SWEEP_TAG,
-    connect,
-    search_runs,
-    server_errors,
-    without_credentials,
-)
+from trainers.mlflow_server import connect, search_runs, server_errors, without_credentials
+from trainers.tracking import PARENT_TAG, ROLE_TAG, SWEEP_TAG
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

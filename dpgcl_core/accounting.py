@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import os
 import warnings
@@ -23,6 +24,8 @@ from dpgcl_core.errors import ConfigError
 
 GRID = 1e-4
 _COARSE_GRID = 1e-3
+# dp_accounting says through absl which RDP orders it left out: safe, and nothing the user can act on.
+logging.getLogger("absl").setLevel(logging.ERROR)
 _MIN_NOISE, _MAX_NOISE = 0.1, 1e5
 CALIBRATION_TOLERANCE = 0.005
 

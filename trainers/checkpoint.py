@@ -28,14 +28,14 @@ class Checkpoint:
       step: steps done.
       model, optimizer: state dictionaries.
       series: the per-step metrics recorded so far that may leave the training.
-      scores: the scores of the untrained network, as far as they may leave the training.
+      final: values that exist once (scores of the untrained network, SNR of the first step), likewise.
     """
 
     step: int
     model: dict[str, Any]
     optimizer: dict[str, Any]
     series: dict[str, list[tuple[int, float]]]
-    scores: dict[str, float]
+    final: dict[str, float]
 
 
 class CheckpointFolder:

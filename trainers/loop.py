@@ -105,7 +105,7 @@ def train(
     run = _prepare(config, data, workers or SingleWorker())
     attempt = _resume(run, checkpoints)
     if run.step == 0 and config.evaluation.also_untrained:
-        run.observer.scores.update(_scores(run, prefix="untrained_"))
+        run.observer.final.update(_scores(run, prefix="untrained_"))
     started, first_step = time.perf_counter(), run.step
     while run.step < config.mechanism.num_steps:
         _step(run)
@@ -251,7 +251,7 @@ def _resume(run: _Run, checkpoints: CheckpointFolder | None) -> Attempt:
         run.encoder.load_state_dict(saved.model)
         run.optimizer.load_state_dict(saved.optimizer)
         run.step = saved.step
-        run.observer.series, run.observer.scores = saved.series, saved.scores
+        run.observer.series, run.observer.final = saved.series, saved.final
     if run.workers.rank > 0:
         return Attempt(num_restarts=0, num_steps_repeated=0, saved_step=run.step)
     return checkpoints.begin_attempt(run.step, run.config.mechanism.num_steps)
@@ -266,7 +266,7 @@ def _save(run: _Run, checkpoints: CheckpointFolder) -> None:
             model=run.encoder.state_dict(),
             optimizer=run.optimizer.state_dict(),
             series=run.observer.series,
-            scores=run.observer.scores,
+            final=run.observer.final,
         )
     )
 
@@ -295,7 +295,7 @@ def _finish(run: _Run, attempt: Attempt, timing: dict[str, float]) -> TrainingRe
     if run.workers.rank > 0:
         return TrainingResult(metrics={}, series={}, encoder=run.encoder)
     started = time.perf_counter()
-    scores = run.observer.scores | _scores(run)
+    scores = _scores(run)
     num_steps_charged = run.step + attempt.num_steps_repeated
     charged = {
         "evaluation_seconds": time.perf_counter() - started,
@@ -305,5 +305,5 @@ def _finish(run: _Run, attempt: Attempt, timing: dict[str, float]) -> TrainingRe
     }
     if run.config.guarantee_label == "proven":
         charged["epsilon"] = run.config.mechanism.epsilon(num_steps_charged)
-    metrics = run.observer.visible(charged | timing | scores | run.observer.first_step_values())
+    metrics = run.observer.visible(charged | timing | scores | run.observer.final)
     return TrainingResult(metrics=metrics, series=run.observer.series, encoder=run.encoder)

@@ -15,7 +15,6 @@ from trainers.config import TrainingConfig
 from trainers.workers import Workers
 
 Series = dict[str, list[tuple[int, float]]]
-_FIRST_STEP = ("snr_first_step", "snr_first_step_no_augmentation")
 
 
 class Observer:
@@ -23,12 +22,12 @@ class Observer:
 
     Attributes:
       series: per-step values by declared name, as (step, value).
-      scores: scores of the untrained network.
+      final: values that exist once: scores of the untrained network, SNR of the first step.
     """
 
     def __init__(self, config: TrainingConfig, *, train_is_public: bool, evaluation_is_public: bool) -> None:
         self.series: Series = {}
-        self.scores: dict[str, float] = {}
+        self.final: dict[str, float] = {}
         self._config = config
         self._train_is_public = train_is_public
         self._evaluation_is_public = evaluation_is_public
@@ -93,12 +92,10 @@ class Observer:
           noise: the step's noise, `[num_parameters]`.
         """
         noise_norm = float(torch.linalg.vector_norm(noise))
-        values = {"snr": clean_norm / noise_norm}
+        self.note(step, {"snr": clean_norm / noise_norm})
         if bare_norm is not None:
-            values["snr_first_step"] = clean_norm / noise_norm
-            values["snr_first_step_no_augmentation"] = bare_norm / noise_norm
-        self.note(step, values)
-
-    def first_step_values(self) -> dict[str, float]:
-        """Returns the values that exist at the first step only."""
-        return {name: self.series[name][0][1] for name in _FIRST_STEP if name in self.series}
+            first = {
+                "snr_first_step": clean_norm / noise_norm,
+                "snr_first_step_no_augmentation": bare_norm / noise_norm,
+            }
+            self.final.update(self.visible(first))

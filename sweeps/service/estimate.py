@@ -1,0 +1,82 @@
+"""How long a plan will take, measured on synthetic images of the data's shape before anything is spent."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpgcl_core.clipping import num_trainable
+from dpgcl_core.grouping import BATCH
+from dpgcl_core.losses import two_view_group_loss
+from sweeps.service.plan import SweepPlan, Trial
+from trainers.encoder import build_encoder
+from trainers.views import make_views, normalise
+
+
+def estimate_seconds(plan: SweepPlan) -> float:
+    """Returns the seconds of all steps and of embedding for the scores, one worker at a time.
+
+    One microbatch per distinct kind of step is timed, without private records.
+    """
+    shape = plan.data.train.images.shape[1:]
+    rates: dict[Any, float] = {}
+    total = 0.0
+    for trial in plan.trials:
+        mechanism = trial.config.mechanism
+        key = (mechanism.group_size, mechanism.is_private, trial.config.num_augmentations, trial.config.network)
+        if key not in rates:
+            rates[key] = _seconds_per_record(trial, shape)
+        total += rates[key] * mechanism.expected_batch_size * mechanism.num_steps
+        total += _num_embedded(plan, trial) * _seconds_per_embedding(trial, shape, rates)
+    return total
+
+
+def _num_embedded(plan: SweepPlan, trial: Trial) -> int:
+    if plan.data.index is None or plan.data.queries is None:
+        return 0
+    evaluation = trial.config.evaluation
+    num_records = min(len(plan.data.index), evaluation.max_index_records)
+    num_records += min(len(plan.data.queries), evaluation.max_query_records)
+    return num_records * (1 + evaluation.also_untrained)
+
+
+def _seconds_per_record(trial: Trial, shape: tuple[int, ...]) -> float:
+    """Times one microbatch of whole groups, the second of two."""
+    config = trial.config
+    torch.set_num_threads(config.performance.threads_per_worker)
+    num_views = 2 + config.num_augmentations
+    records = max(2, config.performance.max_views_per_microbatch // num_views)
+    size = config.mechanism.group_size
+    group_size = records if size == BATCH else int(size)
+    groups = max(1, records // group_size)
+    encoder = build_encoder(config.network, shape, 0)
+    total = torch.zeros(num_trainable(encoder))
+    images = torch.randint(0, 256, (groups * group_size, *shape), dtype=torch.uint8)
+    ids = np.arange(len(images), dtype=np.uint64)
+
+    def group_losses(views: torch.Tensor) -> torch.Tensor:
+        embeddings = encoder(views.flatten(0, 2)).unflatten(0, views.shape[:3])
+        return two_view_group_loss(embeddings, temperature=config.temperature)
+
+    for _ in range(2):
+        started = time.perf_counter()
+        views = make_views(images, ids, config=config.views, seed=0, step=0, num_views=num_views)
+        views = views.unflatten(0, (groups, group_size))
+        config.mechanism.clipper().add_clipped_sum(total, encoder, group_losses, views)
+        seconds = time.perf_counter() - started
+    return seconds / len(images)
+
+
+def _seconds_per_embedding(trial: Trial, shape: tuple[int, ...], rates: dict[Any, float]) -> float:
+    key = ("embedding", trial.config.network)
+    if key not in rates:
+        encoder = build_encoder(trial.config.network, shape, 0)
+        images = normalise(torch.randint(0, 256, (256, *shape), dtype=torch.uint8))
+        started = time.perf_counter()
+        with torch.no_grad():
+            encoder.features(images)
+        rates[key] = (time.perf_counter() - started) / len(images)
+    return rates[key]

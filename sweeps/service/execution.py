@@ -1,0 +1,192 @@
+"""Running a plan's trials on Ray Tune, one Ray Train run each, and hearing of each as it ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dpgcl_core.errors import ConfigError
+from sweeps.service.options import SweepOptions
+from sweeps.service.plan import SweepPlan, Trial
+from sweeps.service.storage import CODE_ROOT, SweepFolder, inside_ray_job
+
+# Before Ray is imported: it reads these once.
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_MAX_PENDING_TRIALS_PG": "2",
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+    "TUNE_RESULT_BUFFER_LENGTH": "0",
+}
+
+OnResult = Callable[[str, dict[str, Any]], None]
+
+
+class Stopped(BaseException):
+    """The user or the system asked the sweep to stop; carries the signal's number."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(signal_number)
+        self.signal_number = signal_number
+
+
+def run_trials(
+    plan: SweepPlan, folder: SweepFolder, trials: Sequence[Trial], on_result: OnResult
+) -> dict[str, str]:
+    """Runs `trials` and calls `on_result(name, result)` in this process as each one ends.
+
+    Returns:
+      The trials that failed for good, with the type of error; their checkpoints stay.
+
+    Raises:
+      ConfigError: the cluster is too small for one training.
+      Stopped: a signal came; everything finished has been reported.
+    """
+    os.environ.update({k: v for k, v in _QUIET.items() if k not in os.environ})
+    import ray  # after the environment is set; takes a second
+
+    with _connected(plan.options), tempfile.TemporaryDirectory(prefix="dpgcl-") as scratch:
+        concurrent = max_concurrent_trials(plan.options, ray.cluster_resources())
+        records = [ray.put(plan.data)]
+        return _tune(plan, folder, trials, on_result, concurrent, records, Path(scratch))
+
+
+def max_concurrent_trials(options: SweepOptions, resources: dict[str, float]) -> int:
+    """Returns how many trainings the cluster's CPUs and GPUs hold at once, or the user's smaller number.
+
+    Raises:
+      ConfigError: not even one fits.
+
+    >>> max_concurrent_trials(SweepOptions(), {"CPU": 2.0})
+    2
+    """
+    needs = {"CPU": float(options.threads_per_worker), "GPU": options.gpus_per_worker}
+    fits = min(
+        int(resources.get(kind, 0.0) / (need * options.num_workers)) for kind, need in needs.items() if need
+    )
+    if fits < 1:
+        raise ConfigError(
+            f"one training needs {options.num_workers} workers with {options.threads_per_worker} CPUs and "
+            f"{options.gpus_per_worker:g} GPUs each; the cluster has {resources.get('CPU', 0):g} CPUs and "
+            f"{resources.get('GPU', 0):g} GPUs"
+        )
+    return min(fits, options.max_concurrent_trials or fits)
+
+
+@contextmanager
+def _connected(options: SweepOptions) -> Iterator[None]:
+    """A Ray of this process's own, unless `RAY_ADDRESS` or a job names a cluster; never by discovery."""
+    import ray
+
+    shared: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if not inside_ray_job():
+        os.chdir(CODE_ROOT)  # Ray puts the driver's folder first on its workers' path
+        shared["runtime_env"] = {"env_vars": {"PYTHONPATH": str(CODE_ROOT)}}
+    if inside_ray_job() or os.environ.get("RAY_ADDRESS"):
+        ray.init(**shared)
+    else:
+        ray.init(address="local", include_dashboard=False, **shared)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _tune(
+    plan: SweepPlan,
+    folder: SweepFolder,
+    trials: Sequence[Trial],
+    on_result: OnResult,
+    concurrent: int,
+    records: list[Any],
+    scratch: Path,
+) -> dict[str, str]:
+    from ray import tune
+
+    from trainers.ray_worker import RayTrial, resources_of_trial_function, run_trial
+
+    options = plan.options
+    ray_trials = {
+        trial.name: RayTrial(
+            name=trial.name,
+            config=trial.config,
+            checkpoint_folder=folder.checkpoint_folder(trial.name),
+            ray_folder=folder.path / "ray" if options.num_workers > 1 else scratch,
+            code_root=None if inside_ray_job() else CODE_ROOT,
+            gpus_per_worker=options.gpus_per_worker,
+        )
+        for trial in trials
+    }
+    resources = resources_of_trial_function(next(iter(ray_trials.values())))
+    function = tune.with_parameters(run_trial, trials=ray_trials, records=records)
+    callback = _callback(on_result)
+    tuner = tune.Tuner(
+        tune.with_resources(function, resources),
+        param_space={"trial": tune.grid_search(list(ray_trials))},
+        tune_config=tune.TuneConfig(max_concurrent_trials=concurrent, reuse_actors=True),
+        run_config=tune.RunConfig(
+            name="tune",
+            storage_path=str(scratch),
+            callbacks=[callback],
+            failure_config=tune.FailureConfig(max_failures=options.max_restarts),
+            verbose=0,
+        ),
+    )
+    with _raising_on_signals():
+        tuner.fit()
+    return {name: callback.errors.get(name, "unknown error") for name in ray_trials if name not in callback.done}
+
+
+def _callback(on_result: OnResult) -> Any:
+    from ray import tune
+
+    class Hear(tune.Callback):  # type: ignore[misc]
+        """Hands every trial's one result to the driver."""
+
+        def __init__(self) -> None:
+            self.done: set[str] = set()
+            self.errors: dict[str, str] = {}
+
+        def on_trial_result(
+            self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+        ) -> None:
+            name = trial.config["trial"]
+            if name not in self.done and "metrics" in result:
+                on_result(name, {"metrics": result["metrics"], "series": result["series"]})
+                self.done.add(name)
+
+        def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            self.errors[trial.config["trial"]] = str(trial.error_file or "failed")
+
+    return Hear()
+
+
+@contextmanager
+def _raising_on_signals() -> Iterator[None]:
+    """SIGINT and SIGTERM become `Stopped`, so that the driver ends in its own order."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise Stopped(number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def say(text: str) -> None:
+    """Prints a line at once."""
+    print(text, flush=True, file=sys.stdout)

@@ -1,0 +1,150 @@
+"""The options every sweep has, typed to the command line; a sweep adds its own axes to them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from dpgcl_core.errors import ConfigError, DpgclError
+from trainers.data import BUILTIN_DATASETS, check_dataset_name
+from trainers.settings import Setting, named_setting
+
+# Ray's job client takes these for itself; an option of the same name would be swallowed before "--".
+RAY_JOB_SUBMIT_OPTIONS = frozenset(
+    """address job-id submission-id runtime-env runtime-env-json working-dir metadata-json
+    entrypoint-num-cpus entrypoint-num-gpus entrypoint-memory entrypoint-resources entrypoint-label-selector
+    no-wait log-style log-color verbose verify headers no-follow help""".split()
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions(Setting):
+    """Options of a sweep besides its axes."""
+
+    dataset: str = "digits"
+    """digits, fashion-mnist, cifar10, eurosat, or your own: npz:PATH, parquet:PATH, folder:PATH."""
+    setting: str = "auto"
+    """Named defaults of all training options: auto (CPU-sized for the data set), cpu, paper, …"""
+    data_is: Literal["auto", "public", "private"] = "auto"
+    """Whether the training data are public; auto: the built-in benchmarks are, your own are not."""
+    evaluate_on: str | None = None
+    """A public labelled data set to score on; needed for scores when the training data are private."""
+    image_size: int | None = None
+    """Resize images to this square, in pixels."""
+    test_fraction: float = 0.2
+    """Share held out for scoring where public data have no test split of their own; by record id."""
+    repeats: int = 2
+    """Trainings per point, each with its own public seed."""
+    seed: int = 0
+    """Public seed of the first repeat: initialisation, views, evaluation subsets. Never of noise."""
+    storage: Path | None = None
+    """Absolute folder for results, MLflow database, calibrations and checkpoints ($DPGCL_STORAGE)."""
+    name: str | None = None
+    """Name of the sweep; made from question, data set and time unless given."""
+    resume: bool = False
+    """Continue the named sweep, or the latest one of the same configuration."""
+    tracking_uri: str | None = None
+    """MLflow server ($MLFLOW_TRACKING_URI); a SQLite database under the storage folder unless given."""
+    gpus_per_worker: float = 0.0
+    """GPUs of one worker; a fraction lets several trials share one."""
+    max_concurrent_trials: int | None = None
+    """Trainings at once; as many as the cluster's CPUs (and GPUs) hold unless given."""
+    max_restarts: int = 2
+    """Times a crashed training is restarted from its checkpoint; every restart is charged."""
+    dry_run: bool = False
+    """Print the trials, their ε and an estimate of time, and stop."""
+    tiny: bool = False
+    """Two small trials, to see that everything works."""
+    full: bool = False
+    """The paper's grid at the paper's setting (a GPU is advised)."""
+
+    def __post_init__(self) -> None:
+        check_dataset_name(self.dataset)
+        for name, least in (("repeats", 1), ("max_restarts", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} must be at least {least}; got {getattr(self, name)}")
+        if not 0 < self.test_fraction < 1:
+            raise ConfigError(f"test_fraction must be in (0, 1); got {self.test_fraction}")
+        if self.gpus_per_worker < 0:
+            raise ConfigError(f"gpus_per_worker must not be negative; got {self.gpus_per_worker}")
+        if self.max_concurrent_trials is not None and self.max_concurrent_trials < 1:
+            raise ConfigError(
+                f"max_concurrent_trials must be at least 1; got {self.max_concurrent_trials}"
+            )
+        if self.tiny and self.full:
+            raise ConfigError("give tiny or full, not both")
+
+    @property
+    def data_are_private(self) -> bool:
+        """Whether the release policy for private data applies."""
+        return self.data_is == "private" or (
+            self.data_is == "auto" and self.dataset not in BUILTIN_DATASETS
+        )
+
+    def training_setting(self) -> Setting:
+        """Returns the training knobs alone."""
+        return Setting(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Setting)})
+
+
+Options = TypeVar("Options", bound=SweepOptions)
+
+
+def parse_options(
+    kind: type[Options],
+    *,
+    description: str,
+    tiny: dict[str, object],
+    full: dict[str, object],
+    arguments: Sequence[str] | None = None,
+) -> Options:
+    """Returns a sweep's options: the named setting's values, replaced by what the command line gives.
+
+    Args:
+      kind: the sweep's options.
+      description: for `--help`.
+      tiny, full: field values that `--tiny` and `--full` stand for.
+      arguments: the command line without the program; None for this process's own.
+
+    Raises:
+      ConfigError: a value or a combination breaks a rule. Unknown options exit with code 2.
+    """
+    import tyro  # here, for it is needed by command lines alone
+
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--dataset")
+    first.add_argument("--setting", default="auto")
+    first.add_argument("--tiny", action="store_true")
+    first.add_argument("--full", action="store_true")
+    chosen, _ = first.parse_known_args(arguments)
+    preset: dict[str, object] = dict(tiny) if chosen.tiny else dict(full) if chosen.full else {}
+    dataset = chosen.dataset or preset.get("dataset", "digits")
+    setting_name = "paper" if chosen.full and chosen.setting == "auto" else chosen.setting
+    setting = named_setting(setting_name, dataset=str(dataset))
+    values = {f.name: getattr(setting, f.name) for f in dataclasses.fields(Setting)} | preset
+    options = tyro.cli(
+        kind, description=description, default=kind(**values), args=arguments
+    )
+    _refuse_contradictions(options, arguments)
+    return options
+
+
+def _refuse_contradictions(options: SweepOptions, arguments: Sequence[str]) -> None:
+    given = {argument.split("=")[0].replace("_", "-") for argument in arguments}
+    if {"--sampling-prob", "--expected-batch-size"} <= given:
+        raise ConfigError("give sampling_prob or expected_batch_size, not both")
+    options.target_epsilon()
+
+
+def exit_on_bad_input(main: Callable[[], int]) -> None:
+    """Runs `main` and exits with its code; bad input becomes one line on stderr and exit code 2."""
+    try:
+        sys.exit(main())
+    except DpgclError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

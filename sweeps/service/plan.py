@@ -1,0 +1,232 @@
+"""The plan: every trial of a sweep with its mechanism, checked and calibrated before anything is spent."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpgcl_core.accounting import epsilon_prv, epsilon_rdp
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.mechanism import Mechanism
+from sweeps.service.options import SweepOptions
+from trainers.config import PerformanceConfig, TrainingConfig
+from trainers.data import load_dataset, split_train_test
+from trainers.loop import TrainingData
+
+TUNING_COST = "not yet accounted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One point of a sweep: the options that differ from the sweep's own.
+
+    Attributes:
+      label: short name of the point, fit for a file name.
+      changes: option values by name; `epsilon = inf` is a trial without noise and clipping.
+    """
+
+    label: str
+    changes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One training of a sweep.
+
+    Attributes:
+      name: unique in the sweep, fit for a file name.
+      config: the training.
+      params: what MLflow shows of it.
+    """
+
+    name: str
+    config: TrainingConfig
+    params: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPlan:
+    """A sweep, complete and checked.
+
+    Attributes:
+      question: the sweep's name in scripts and folders, for example `group-size`.
+      options: as given.
+      data: the records.
+      trials: in the order they are started.
+      notes: sentences for terminal, figure and reports.
+    """
+
+    question: str
+    options: SweepOptions
+    data: TrainingData
+    trials: tuple[Trial, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def num_records_public(self) -> int:
+        """n, declared public."""
+        return self.trials[0].config.mechanism.num_records_public
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies everything that decides the results; performance and storage do not."""
+        content = [[trial.name, _semantics(trial.config)] for trial in self.trials]
+        content.append([self.options.dataset, self.options.image_size, self.options.evaluate_on])
+        content.append([self.options.data_are_private, self.options.test_fraction, len(self.data.train)])
+        text = json.dumps(content, sort_keys=True, default=str)
+        return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+    def params(self) -> dict[str, Any]:
+        """Returns the params of the parent run: what all trials share, and where they differ."""
+        shared = dict(self.trials[0].params)
+        for trial in self.trials[1:]:
+            shared = {k: v for k, v in shared.items() if trial.params.get(k) == v}
+        return shared | {"question": self.question, "num_trials": len(self.trials)}
+
+    def tags(self) -> dict[str, str]:
+        """Returns the tags of every run."""
+        tags = {
+            "tuning_cost": TUNING_COST,
+            "data_is": "private" if self.options.data_are_private else "public",
+            "notes": " ".join(self.notes),
+        }
+        if not self.options.data_are_private:
+            tags["research"] = "un-noised scores and SNR of public data are logged"
+        return tags
+
+
+def _semantics(config: TrainingConfig) -> dict[str, Any]:
+    values = dataclasses.asdict(config)
+    del values["performance"]
+    return values
+
+
+def build_plan(
+    question: str, options: SweepOptions, points: Sequence[Point], *, calibration_folder: Path | None
+) -> SweepPlan:
+    """Returns the plan of a sweep over `points`, each repeated `options.repeats` times.
+
+    Raises:
+      ConfigError: an option breaks a rule.
+      DataError: the data are missing or unusable.
+    """
+    data, notes = load_training_data(options)
+    trials: list[Trial] = []
+    for repeat in range(options.repeats):
+        for point in points:
+            changes = dict(point.changes)
+            if changes.get("epsilon") == math.inf:
+                if options.data_are_private:
+                    continue
+                changes["noise_multiplier"] = None
+            setting = dataclasses.replace(options.training_setting(), **changes)
+            config = setting.training_config(
+                num_records=len(data.train),
+                public_seed=options.seed + repeat,
+                calibration_folder=calibration_folder,
+            )
+            params = _params(config, options, data, changes, repeat)
+            trials.append(Trial(name=f"{point.label}-r{repeat}", config=config, params=params))
+    if not trials:
+        raise ConfigError(
+            "no trial is left: with private data, trials with epsilon = inf are not run; give a finite epsilon"
+        )
+    if options.data_are_private and options.seeded_non_private:
+        raise ConfigError("seeded_non_private has no guarantee and is refused with private data")
+    return SweepPlan(
+        question=question, options=options, data=data, trials=tuple(trials), notes=tuple(notes)
+    )
+
+
+def _params(
+    config: TrainingConfig,
+    options: SweepOptions,
+    data: TrainingData,
+    changes: Mapping[str, Any],
+    repeat: int,
+) -> dict[str, Any]:
+    """Returns a trial's params: every setting, the target, and the cross-checks of its ε."""
+    mechanism = config.mechanism
+    target = math.inf if not mechanism.is_private else changes.get("epsilon", options.target_epsilon())
+    params = config.as_params() | {
+        "dataset": options.dataset,
+        "target_epsilon": target,
+        "expected_batch_size": mechanism.expected_batch_size,
+        "sensitivity": mechanism.sensitivity,
+        "neighboring_relation": mechanism.neighboring_relation,
+        "repeat": repeat,
+        "num_records_public_source": "declared"
+        if options.num_records_public is not None
+        else "size of the data set, then public",
+        "tuning_cost": TUNING_COST,
+    }
+    if target is None:
+        params["target_epsilon"] = round(mechanism.epsilon(), 4)
+    return params
+
+
+def load_training_data(options: SweepOptions) -> tuple[TrainingData, list[str]]:
+    """Returns the records of a sweep and what must be said about them.
+
+    Public data are split for scoring, by their own split or by record id. Private data are trained on
+    whole, and scored on `evaluate_on` alone, which is public.
+    """
+    dataset = load_dataset(options.dataset, image_size=options.image_size)
+    notes: list[str] = []
+    if options.num_records_public is None:
+        notes.append(
+            "The number of records is taken from the data and therefore public; "
+            "give --num-records-public to declare another."
+        )
+    private = options.data_are_private
+    index = queries = None
+    train = dataset.train
+    if options.evaluate_on is not None:
+        other = load_dataset(options.evaluate_on, image_size=options.image_size)
+        if other.image_shape != dataset.image_shape:
+            raise ConfigError(
+                f"evaluate_on must have images of the training data's shape {dataset.image_shape}; "
+                f"got {other.image_shape} (give --image-size, and data of as many channels)"
+            )
+        index, queries = split_train_test(other, options.test_fraction)
+        notes.append(f"Scores are on the public data set {options.evaluate_on}.")
+    elif not private:
+        train, queries = split_train_test(dataset, options.test_fraction)
+        index = train
+    if private:
+        notes.append("The training data are private: no ε = ∞ trials, no SNR or loss of private records.")
+        if options.evaluate_on is None:
+            notes.append("No scores: give --evaluate-on a public data set.")
+    data = TrainingData(
+        train=train,
+        index=index,
+        queries=queries,
+        train_is_public=not private,
+        evaluation_is_public=options.evaluate_on is not None or not private,
+    )
+    return data, notes
+
+
+def cross_checks(mechanism: Mechanism) -> dict[str, float]:
+    """Returns ε of all planned steps by the two other accountants."""
+    return {
+        "epsilon_rdp": epsilon_rdp(mechanism.dp_event(), mechanism.target_delta),
+        "epsilon_prv": epsilon_prv(
+            sampling_prob=mechanism.sampling_prob,
+            noise_multiplier=mechanism.noise_multiplier,
+            num_steps=mechanism.num_steps,
+            delta=mechanism.target_delta,
+        ),
+    }
+
+
+def performance_of(options: SweepOptions) -> PerformanceConfig:
+    """Returns the performance fields, which a resume may change."""
+    names = [f.name for f in dataclasses.fields(PerformanceConfig)]
+    return PerformanceConfig(**{name: getattr(options, name) for name in names})

@@ -1,0 +1,224 @@
+"""From options to figure: the one way every sweep is run."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from dpgcl_core.errors import DpgclError, TrackingError
+from sweeps.service.estimate import estimate_seconds
+from sweeps.service.execution import Stopped, run_trials, say
+from sweeps.service.options import SweepOptions
+from sweeps.service.plan import Point, SweepPlan, Trial, build_plan, cross_checks
+from sweeps.service.storage import SweepFolder, find_folder, storage_root
+from trainers.tracking import Tracker
+
+EXPERIMENT = "dpgcl"
+Figure = Callable[[str, str, Path], Sequence[Path]]
+
+
+def run_sweep(question: str, options: SweepOptions, points: Sequence[Point], figure: Figure) -> int:
+    """Runs a sweep from plan to figure and returns the exit code.
+
+    Everything the user can have got wrong is found before the first worker starts, and nothing is
+    written before that.
+
+    Args:
+      question: name of the sweep, for example `group-size`.
+      options: the user's.
+      points: the sweep's points.
+      figure: draws the sweep's figure from MLflow alone: (tracking uri, sweep name, folder) → files.
+
+    Returns:
+      0; 1 when trials failed or MLflow did not take all results (`--resume` continues); 128 + signal
+      when stopped.
+
+    Raises:
+      DpgclError: bad input; exit code 2.
+    """
+    root = storage_root(options.storage)
+    say(f"storage: {root}")
+    plan = build_plan(question, options, points, calibration_folder=root / "calibration")
+    folder = find_folder(
+        root,
+        name=options.name,
+        fingerprint=plan.fingerprint,
+        resume=options.resume,
+        prefix=f"{question}-{_short(options.dataset)}-{datetime.now():%Y%m%d-%H%M%S}",
+    )
+    _print_plan(plan)
+    if options.dry_run:
+        say(_estimate_text(plan))
+        return 0
+    uri = options.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
+    tracker = Tracker.open(uri, root, EXPERIMENT)
+    with folder.locked():
+        if folder.read_plan() is None:
+            folder.create({"fingerprint": plan.fingerprint, "params": plan.params()})
+        return _Sweep(plan, folder, tracker, uri).run(figure)
+
+
+class _Sweep:
+    """One sweep under way."""
+
+    def __init__(self, plan: SweepPlan, folder: SweepFolder, tracker: Tracker, uri: str) -> None:
+        self._plan, self._folder, self._tracker, self._uri = plan, folder, tracker, uri
+        self._trials = {trial.name: trial for trial in plan.trials}
+        self._checks: dict[Any, dict[str, float]] = {}
+        self._parent = ""
+        self._untracked: set[str] = set()
+
+    def run(self, figure: Figure) -> int:
+        self._parent = self._tracker.start_sweep(
+            self._folder.name, self._plan.params(), self._plan.tags(), description=_question(self._plan)
+        )
+        done = self._folder.finished()
+        for name in done:
+            self._track(name, done[name])
+        remaining = [trial for trial in self._plan.trials if trial.name not in done]
+        say(f"sweep: {self._folder.name} ({len(done)} of {len(self._trials)} trials done)")
+        self._started, self._num_before = time.monotonic(), len(done)
+        try:
+            failed = (
+                run_trials(self._plan, self._folder, remaining, self._on_result) if remaining else {}
+            )
+        except Stopped as stopped:
+            self._close("KILLED")
+            name = signal.Signals(stopped.signal_number).name
+            say(f"stopped by {name}; continue with --resume --name {self._folder.name}")
+            return 128 + stopped.signal_number
+        return self._end(failed, figure)
+
+    def _on_result(self, name: str, result: dict[str, Any]) -> None:
+        self._folder.keep(name, result)
+        self._track(name, result)
+        done = len(self._folder.finished())
+        spent = time.monotonic() - self._started
+        left = spent / max(1, done - self._num_before) * (len(self._trials) - done)
+        shown = ", ".join(_headline(result["metrics"]))
+        say(f"[{done}/{len(self._trials)}] {name}: {shown} ({_clock(left)} left)")
+
+    def _track(self, name: str, result: dict[str, Any]) -> None:
+        """Logs a finished trial; a server that does not answer costs nothing but a later attempt."""
+        trial = self._trials[name]
+        try:
+            self._tracker.log_trial(
+                self._parent,
+                name,
+                trial.params,
+                result["metrics"] | self._cross_checks(trial),
+                result["series"],
+                self._plan.tags() | {"guarantee_label": trial.config.guarantee_label},
+            )
+            self._untracked.discard(name)
+        except TrackingError as error:
+            if not self._untracked:
+                say(f"warning: {error}; results are kept in {self._folder.path} and sent later")
+            self._untracked.add(name)
+
+    def _cross_checks(self, trial: Trial) -> dict[str, float]:
+        mechanism = trial.config.mechanism
+        if trial.config.guarantee_label != "proven":
+            return {}
+        key = (mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps)
+        if key not in self._checks:
+            self._checks[key] = {k: v for k, v in cross_checks(mechanism).items() if math.isfinite(v)}
+        return self._checks[key]
+
+    def _end(self, failed: dict[str, str], figure: Figure) -> int:
+        results = self._folder.finished()
+        for name in list(self._untracked):
+            self._track(name, results[name])
+        for name, error in failed.items():
+            say(f"failed: {name} ({error})")
+        if self._untracked:
+            say(f"MLflow did not take {len(self._untracked)} results; they are kept in {self._folder.path}.")
+        if results and not self._untracked:
+            self._draw(figure)
+        again = f"continue with --resume --name {self._folder.name}"
+        if failed or self._untracked:
+            self._close("FAILED")
+            say(again)
+            return 1
+        self._close("FINISHED")
+        return 0
+
+    def _draw(self, figure: Figure) -> None:
+        try:
+            for path in figure(self._uri, self._folder.name, self._folder.path):
+                self._tracker.log_artifact(self._parent, path)
+                say(f"written: {path}")
+        except DpgclError as error:
+            say(f"warning: no figure: {error}")
+
+    def _close(self, status: str) -> None:
+        try:
+            self._tracker.finish_sweep(self._parent, status)
+        except TrackingError as error:
+            say(f"warning: {error}")
+
+
+def _print_plan(plan: SweepPlan) -> None:
+    for note in plan.notes:
+        say(f"note: {note}")
+    mechanism = plan.trials[0].config.mechanism
+    say(
+        f"n = {plan.num_records_public}, q = {mechanism.sampling_prob:.5g}, T = {mechanism.num_steps}, "
+        f"δ = {mechanism.target_delta:.3g}, adding or removing one record"
+    )
+    rows = {}
+    for trial in plan.trials:
+        params = trial.params
+        key = trial.name.rsplit("-r", 1)[0]
+        label = trial.config.guarantee_label
+        epsilon = "none" if label == "none" else f"{_epsilon(trial):.4f}"
+        rows[key] = f"  {key:<24} σ = {params['noise_multiplier']:<10.5g} ε of one trial = {epsilon:<9} {label}"
+    say(f"{len(plan.trials)} trials: {len(rows)} points, {plan.options.repeats} repeats each")
+    for row in rows.values():
+        say(row)
+    say("tuning cost not yet accounted: ε above is of one training, not of choosing among them")
+
+
+def _epsilon(trial: Trial) -> float:
+    key = (trial.config.mechanism.dp_event(), trial.config.mechanism.target_delta)
+    if key not in _EPSILONS:
+        _EPSILONS[key] = trial.config.mechanism.epsilon()
+    return _EPSILONS[key]
+
+
+_EPSILONS: dict[Any, float] = {}
+
+
+def _estimate_text(plan: SweepPlan) -> str:
+    seconds = estimate_seconds(plan)
+    return (
+        f"estimate: {_clock(seconds)} of training and embedding in all on one worker at a time "
+        f"with {plan.options.threads_per_worker} threads, measured here on synthetic images; divide by the "
+        "trials that run at once, and add start-up and probes"
+    )
+
+
+def _question(plan: SweepPlan) -> str:
+    return f"Sweep {plan.question} on {plan.options.dataset}."
+
+
+def _headline(metrics: dict[str, float]) -> list[str]:
+    names = ("knn_accuracy", "linear_probe_accuracy", "view_retrieval_top1", "snr_first_step", "epsilon")
+    return [f"{name} {metrics[name]:.4g}" for name in names if name in metrics] or ["done"]
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def _short(dataset: str) -> str:
+    scheme, _, path = dataset.partition(":")
+    return f"{scheme}-{Path(path).stem}" if path else dataset

@@ -1,0 +1,183 @@
+"""Where a sweep keeps what must last, and the one lock that keeps two drivers apart.
+
+Everything lies under one absolute storage folder:
+
+    mlflow.db, mlartifacts/      the embedded tracking store
+    calibration/                 noise multipliers found before (verified again when used)
+    sweeps/NAME/plan.json        the configuration this folder belongs to
+    sweeps/NAME/trials/*.json    one file per finished trial: the truth a resume starts from
+    sweeps/NAME/checkpoints/     one folder per trial
+    sweeps/NAME/*.png *.html …   the figure and its table
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpgcl_core.errors import StorageError
+
+CODE_ROOT = Path(__file__).resolve().parents[2]
+
+
+def inside_ray_job() -> bool:
+    """Whether this process is the entrypoint of a submitted Ray job."""
+    return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+
+
+def storage_root(option: Path | None) -> Path:
+    """Returns the absolute storage folder; nothing is created yet.
+
+    `--storage`, else `$DPGCL_STORAGE`, else the repository's `results/`; inside a submitted job, whose
+    copy of the code is thrown away, a folder in the user's home on the head node instead.
+
+    Raises:
+      StorageError: the path is relative, lies in a job's throw-away copy, or cannot be written.
+    """
+    environment = os.environ.get("DPGCL_STORAGE")
+    default = Path.home() / "dpgcl-results" if inside_ray_job() else CODE_ROOT / "results"
+    path = option or (Path(environment) if environment else default)
+    if not path.is_absolute():
+        raise StorageError(f"the storage folder must be an absolute path; got {path}")
+    if inside_ray_job() and _in_throw_away_copy(path):
+        raise StorageError(
+            f"the storage folder {path} lies in the job's throw-away copy of the code and would be lost; "
+            "give --storage (after --) or $DPGCL_STORAGE a path outside it"
+        )
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise StorageError(f"the storage folder {path} cannot be written: check {existing}")
+    return path
+
+
+def _in_throw_away_copy(path: Path) -> bool:
+    resolved = path.resolve()
+    return "_ray_pkg_" in str(resolved) or (
+        "_ray_pkg_" in str(CODE_ROOT) and resolved.is_relative_to(CODE_ROOT)
+    )
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """The folder of one sweep."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The sweep's name."""
+        return self.path.name
+
+    def create(self, plan: dict[str, Any]) -> None:
+        """Creates the folder with its plan; `plan["fingerprint"]` identifies the configuration."""
+        (self.path / "trials").mkdir(parents=True, exist_ok=True)
+        write_json(self.path / "plan.json", plan)
+
+    def read_plan(self) -> dict[str, Any] | None:
+        """Returns the plan, or None where there is none.
+
+        Raises:
+          StorageError: it is damaged.
+        """
+        path = self.path / "plan.json"
+        try:
+            return json.loads(path.read_text()) if path.is_file() else None
+        except ValueError as error:
+            raise StorageError(f"{path} is damaged; choose another sweep name") from error
+
+    def checkpoint_folder(self, trial: str) -> Path:
+        """Returns the folder of a trial's checkpoints."""
+        return self.path / "checkpoints" / trial
+
+    def finished(self) -> dict[str, dict[str, Any]]:
+        """Returns the results of the finished trials by name."""
+        files = sorted((self.path / "trials").glob("*.json"))
+        return {file.stem: json.loads(file.read_text()) for file in files}
+
+    def keep(self, trial: str, result: dict[str, Any]) -> None:
+        """Keeps a finished trial's result, durably and at once."""
+        write_json(self.path / "trials" / f"{trial}.json", result)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the folder for one driver; the system lets go even when the driver is killed.
+
+        Raises:
+          StorageError: another driver holds it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise StorageError(
+                    f"the sweep {self.name!r} is being run by another process"
+                ) from error
+            yield
+
+
+def find_folder(root: Path, *, name: str | None, fingerprint: str, resume: bool, prefix: str) -> SweepFolder:
+    """Returns the folder to use for a sweep; writes nothing.
+
+    Args:
+      root: the storage folder.
+      name: the sweep's name, or None.
+      fingerprint: of the configuration.
+      resume: continue a sweep of this configuration.
+      prefix: of a new sweep's name, when none is given.
+
+    Raises:
+      StorageError: the folder belongs to another configuration, exists already, or there is nothing to
+        resume.
+    """
+    sweeps = root / "sweeps"
+    if name is None and not resume:
+        return SweepFolder(_unused(sweeps, prefix))
+    if name is None:
+        found = [f for f in _folders(sweeps) if (f.read_plan() or {}).get("fingerprint") == fingerprint]
+        if not found:
+            raise StorageError(f"nothing to resume: no sweep of this configuration in {sweeps}")
+        return max(found, key=lambda f: (f.path / "plan.json").stat().st_mtime_ns)
+    folder = SweepFolder(sweeps / name)
+    plan = folder.read_plan()
+    if plan is None:
+        if resume:
+            raise StorageError(f"nothing to resume: there is no sweep {name!r} in {sweeps}")
+        return folder
+    if plan.get("fingerprint") != fingerprint:
+        raise StorageError(
+            f"the sweep folder {folder.path} belongs to another configuration; "
+            "choose another --name, or the options it was started with"
+        )
+    if not resume:
+        raise StorageError(
+            f"the sweep {name!r} exists already in {sweeps}; add --resume to continue it, or choose another --name"
+        )
+    return folder
+
+
+def _folders(sweeps: Path) -> list[SweepFolder]:
+    return [SweepFolder(path) for path in sweeps.iterdir() if path.is_dir()] if sweeps.is_dir() else []
+
+
+def _unused(sweeps: Path, prefix: str) -> Path:
+    path, number = sweeps / prefix, 2
+    while path.exists():
+        path, number = sweeps / f"{prefix}-{number}", number + 1
+    return path
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Replaces a JSON file durably and at once."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w") as file:
+        json.dump(content, file, indent=1, sort_keys=True)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

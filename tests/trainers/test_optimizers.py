@@ -1,0 +1,122 @@
+"""Station 9: optimizers by name, and LARS against hand computation."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from dpgcl_core.errors import ConfigError
+from trainers.config import OptimizerConfig
+from trainers.optimizers import OPTIMIZERS, Lars, build_optimizer
+
+
+def _parameter(
+    values: list[list[float]] | list[float], gradient: list[list[float]] | list[float]
+) -> nn.Parameter:
+    parameter = nn.Parameter(torch.tensor(values))
+    parameter.grad = torch.tensor(gradient)
+    return parameter
+
+
+def test_lars_two_steps_equal_hand_computation() -> None:
+    weights = _parameter([[3.0, 4.0]], [[0.6, 0.8]])
+    optimizer = Lars([weights], lr=0.5, momentum=0.9, weight_decay=0.1, trust_coefficient=0.01)
+    optimizer.step()
+    # ‖w‖ = 5, ‖g‖ = 1: λ = 0.01·5/(1 + 0.1·5) = 1/30; g + βw = (0.9, 1.2); v = 0.5/30·(0.9, 1.2).
+    first = torch.tensor([[0.015, 0.02]])
+    torch.testing.assert_close(weights.detach(), torch.tensor([[3.0, 4.0]]) - first)
+    optimizer.step()
+    norm = 5 - 0.025
+    rate = 0.5 * 0.01 * norm / (1 + 0.1 * norm)
+    second = 0.9 * first + rate * (1 + 0.1 * norm) * torch.tensor([[0.6, 0.8]])
+    torch.testing.assert_close(weights.detach(), torch.tensor([[3.0, 4.0]]) - first - second)
+
+
+def test_lars_step_length_does_not_depend_on_gradient_scale() -> None:
+    steps = []
+    for scale in (1.0, 1000.0):
+        weights = _parameter([[3.0, 4.0]], [[0.6 * scale, 0.8 * scale]])
+        Lars([weights], lr=1.0).step()
+        steps.append((weights.detach() - torch.tensor([[3.0, 4.0]])).norm().item())
+    assert steps[0] == pytest.approx(0.001 * 5, rel=1e-3)
+    assert steps[1] == pytest.approx(steps[0], rel=1e-3)
+
+
+def test_lars_takes_plain_steps_on_one_axis_parameters() -> None:
+    bias = _parameter([3.0, 4.0], [0.6, 0.8])
+    Lars([bias], lr=0.5, weight_decay=0.1).step()
+    torch.testing.assert_close(bias.detach(), torch.tensor([2.7, 3.6]))
+
+
+@pytest.mark.parametrize(
+    ("values", "gradient", "expected"),
+    [([[0.0, 0.0]], [[1.0, 2.0]], [[-0.5, -1.0]]), ([[1.0, 2.0]], [[0.0, 0.0]], [[1.0, 2.0]])],
+    ids=["zero weights", "zero gradient"],
+)
+def test_lars_rate_is_one_where_undefined(
+    values: list[list[float]], gradient: list[list[float]], expected: list[list[float]]
+) -> None:
+    weights = _parameter(values, gradient)
+    Lars([weights], lr=0.5).step()
+    torch.testing.assert_close(weights.detach(), torch.tensor(expected))
+
+
+def test_lars_leaves_parameters_without_gradient() -> None:
+    weights = nn.Parameter(torch.ones(2, 2))
+    Lars([weights], lr=0.5, weight_decay=0.1).step()
+    assert torch.equal(weights.detach(), torch.ones(2, 2))
+
+
+def test_lars_refuses_negative_learning_rate() -> None:
+    with pytest.raises(ConfigError, match=r"lr of LARS must not be negative; got -1\.0"):
+        Lars([nn.Parameter(torch.ones(2, 2))], lr=-1.0)
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_optimizer_resumes_from_its_state(name: str) -> None:
+    config = OptimizerConfig(name=name, learning_rate=0.1, weight_decay=0.01)
+    gradients = torch.randn(6, 3, 2, generator=torch.Generator().manual_seed(0))
+
+    def steps(weights: nn.Parameter, optimizer: torch.optim.Optimizer, rows: range) -> None:
+        for row in rows:
+            weights.grad = gradients[row].clone()
+            optimizer.step()
+
+    whole = nn.Parameter(torch.ones(3, 2))
+    steps(whole, build_optimizer(config, [whole]), range(6))
+    part = nn.Parameter(torch.ones(3, 2))
+    optimizer = build_optimizer(config, [part])
+    steps(part, optimizer, range(3))
+    resumed = nn.Parameter(part.detach().clone())
+    fresh = build_optimizer(config, [resumed])
+    fresh.load_state_dict(optimizer.state_dict())
+    steps(resumed, fresh, range(3, 6))
+    assert torch.equal(resumed.detach(), whole.detach())
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_optimizer_uses_learning_rate_and_weight_decay(name: str) -> None:
+    config = OptimizerConfig(name=name, learning_rate=0.25, weight_decay=0.125)
+    group = build_optimizer(config, [nn.Parameter(torch.ones(2))]).param_groups[0]
+    assert (group["lr"], group["weight_decay"]) == (0.25, 0.125)
+
+
+@pytest.mark.parametrize("name", ["sgd", "lars"])
+def test_optimizer_uses_momentum(name: str) -> None:
+    config = OptimizerConfig(name=name, momentum=0.75)
+    assert build_optimizer(config, [nn.Parameter(torch.ones(2))]).param_groups[0]["momentum"] == 0.75
+
+
+def test_adam_first_step_is_the_learning_rate() -> None:
+    weights = _parameter([[1.0, 1.0]], [[0.3, -7.0]])
+    build_optimizer(OptimizerConfig(name="adam", learning_rate=0.01), [weights]).step()
+    moved = (weights.detach() - 1).flatten().tolist()
+    assert all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(moved, [-0.01, 0.01], strict=True))
+
+
+def test_unknown_optimizer_is_refused_with_suggestion() -> None:
+    with pytest.raises(ConfigError, match="unknown optimizer 'adaw'; did you mean 'adamw'"):
+        build_optimizer(OptimizerConfig(name="adaw"), [])

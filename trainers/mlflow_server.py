@@ -1,0 +1,167 @@
+"""Reaching MLflow: which addresses are taken, quick refusals, errors in one line, searches by tag."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dpgcl_core.errors import ConfigError, TrackingError
+
+# Before MLflow is imported anywhere: it reads this once. MLflow itself is imported in functions, for it
+# takes two seconds that `--help` and the workers should not pay.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from mlflow.tracking import MlflowClient
+
+DATABASE_SCHEMES = ("sqlite", "postgresql", "mysql", "mssql")
+HEALTH_CHECK_SECONDS = 5
+# The driver repeats what failed, so MLflow's own default of seven retries (minutes) only stalls a sweep.
+_HTTP_DEFAULTS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+}
+
+
+def connect(tracking_uri: str, *, create: bool = False) -> MlflowClient:
+    """Returns a client of a server or database that answers now.
+
+    Args:
+      tracking_uri: http(s) address of a server, or URI of a database.
+      create: create a missing SQLite file and its folder; otherwise a missing file is refused.
+
+    Raises:
+      TrackingError: the scheme is refused, the server does not answer, or the file cannot be used.
+    """
+    scheme = tracking_uri.partition(":")[0].partition("+")[0].lower()
+    if scheme not in (*DATABASE_SCHEMES, "http", "https") or "://" not in tracking_uri:
+        raise TrackingError(
+            f"an MLflow address must start with one of {', '.join((*DATABASE_SCHEMES, 'http', 'https'))} and "
+            f"'://' (MLflow keeps no runs in plain folders any more); got "
+            f"{without_credentials(tracking_uri)!r}. Give a server, for example http://127.0.0.1:5000, "
+            "or a file, for example sqlite:///results/mlflow.db"
+        )
+    if scheme == "sqlite":
+        _check_sqlite_file(tracking_uri, create=create)
+    for name, value in _HTTP_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+
+    from mlflow.tracking import MlflowClient
+
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
+    address = without_credentials(tracking_uri)
+    fix = "" if is_database(tracking_uri) else _SERVER_FIX.format(address=address)
+    with _short_requests(), server_errors(address, "connecting", fix):
+        client = MlflowClient(tracking_uri=tracking_uri)
+        client.search_experiments(max_results=1)
+    return client
+
+
+_SERVER_FIX = (
+    "; check that `curl {address}/health` says OK, start one with `mlflow server`, "
+    "or leave the address out to keep runs in a local file"
+)
+
+
+def search_runs(client: MlflowClient, experiment_ids: list[str], tags: Mapping[str, str]) -> list[Run]:
+    """Returns all runs that carry all `tags`, newest first, deleted ones left out.
+
+    Raises:
+      ConfigError: a tag's value holds both kinds of quotes, which MLflow cannot search for.
+    """
+    query = " and ".join(f"tags.`{name}` = {_quoted(value)}" for name, value in tags.items())
+    runs: list[Run] = []
+    token: str | None = None
+    while True:
+        page = client.search_runs(
+            experiment_ids, query, order_by=["attributes.start_time DESC"], page_token=token
+        )
+        runs += page
+        token = page.token
+        if not token:
+            return runs
+
+
+@contextlib.contextmanager
+def server_errors(address: str, action: str, fix: str = "") -> Iterator[None]:
+    """Turns whatever MLflow raises into one line of `TrackingError`."""
+    from mlflow.exceptions import MlflowException
+    from requests.exceptions import RequestException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (MlflowException, RequestException, SQLAlchemyError, OSError) as error:
+        raise TrackingError(f"MLflow at {address} failed while {action}: {_reason(error)}{fix}") from error
+
+
+def without_credentials(uri: str) -> str:
+    """Returns `uri` fit for a message.
+
+    >>> without_credentials("https://me:secret@tracking.example/mlflow")
+    'https://tracking.example/mlflow'
+    """
+    return re.sub(r"://[^/]*@", "://", uri)
+
+
+def is_database(uri: str) -> bool:
+    """Whether MLflow keeps its runs at `uri` without a server."""
+    return not uri.lower().startswith(("http://", "https://"))
+
+
+def _quoted(value: str) -> str:
+    if "'" in value and '"' in value:
+        raise ConfigError(f"a name may hold ' or \" but not both; got {value}")
+    return f'"{value}"' if "'" in value else f"'{value}'"
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error, or the part of it that says why a connection failed."""
+    text = next(iter(str(error).splitlines()), type(error).__name__)
+    network = re.search(r"\[Errno -?\d+\] ([\w ]+)|(?:read|connect) timeout=[\d.]+|timed out", text)
+    return network.group(network.lastindex or 0) if network else text[:300]
+
+
+def _check_sqlite_file(uri: str, *, create: bool) -> None:
+    path = Path(uri.partition("://")[2].partition("?")[0].removeprefix("/"))
+    if path == Path():
+        raise TrackingError(
+            f"an SQLite address must name a file, as sqlite:///results/mlflow.db; got {uri!r}"
+        )
+    if not create and not path.is_file():
+        raise TrackingError(
+            f"no MLflow database at {path}; run a sweep first, or give the address of the one that was used"
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrackingError(f"the folder of {path} cannot be created: {error.strerror}") from error
+    target = path if path.exists() else path.parent
+    if not os.access(target, os.W_OK):
+        raise TrackingError(f"MLflow must be able to write {target}; choose a folder that you can write")
+
+
+@contextlib.contextmanager
+def _short_requests() -> Iterator[None]:
+    """Within it, an unreachable server is given up after `HEALTH_CHECK_SECONDS`, without retries."""
+    limits = {
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": str(HEALTH_CHECK_SECONDS),
+    }
+    before = {name: os.environ.get(name) for name in limits}
+    os.environ.update(limits)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,114 @@
+"""One trial on Ray: a Tune trial function around one Ray Train run. The only Ray Train file.
+
+A training on one worker runs as Ray Train's local mode, inside the trial's own process: the same
+`TorchTrainer.fit`, without the ten seconds of process starts that a worker group costs. A training on W
+workers starts a worker group of W processes with their own resources and a gloo or nccl process group.
+
+The records come from Ray's object store: put there once by the driver, mapped read-only by every
+process of a machine, never copied per trial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+
+from trainers.checkpoint import CheckpointFolder
+from trainers.config import TrainingConfig
+from trainers.workers import current_workers
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayTrial:
+    """What a trial's processes need besides the records.
+
+    Attributes:
+      name: the trial's name.
+      config: the training.
+      checkpoint_folder: where it saves and resumes; seen by all nodes.
+      ray_folder: where Ray Train keeps its own state; seen by all nodes.
+      code_root: the copy of the code that the driver runs, which every process must run too; None where
+        nodes have copies of their own.
+      gpus_per_worker: GPUs of one worker.
+    """
+
+    name: str
+    config: TrainingConfig
+    checkpoint_folder: Path
+    ray_folder: Path
+    code_root: Path | None
+    gpus_per_worker: float
+
+
+def run_trial(
+    tune_config: Mapping[str, Any], *, trials: Mapping[str, RayTrial], records: list[ray.ObjectRef]
+) -> None:
+    """Tune's trial function: trains `trials[tune_config["trial"]]` and reports its result once.
+
+    Args:
+      tune_config: Tune's sample; `trial` names the training.
+      trials: all trainings of the sweep.
+      records: one reference to the `TrainingData`, in a list so that Ray passes it on unread.
+    """
+    trial = trials[tune_config["trial"]]
+    num_workers = trial.config.performance.num_workers
+    trainer = TorchTrainer(
+        train_worker,
+        train_loop_config={"trial": trial, "records": records},
+        scaling_config=ScalingConfig(
+            num_workers=0 if num_workers == 1 else num_workers,
+            use_gpu=trial.gpus_per_worker > 0,
+            resources_per_worker=None if num_workers == 1 else resources_per_worker(trial),
+        ),
+        run_config=RunConfig(name=trial.name, storage_path=str(trial.ray_folder)),
+    )
+    tune.report(trainer.fit().return_value)
+
+
+def train_worker(loop_config: Mapping[str, Any]) -> dict[str, Any]:
+    """One worker of one training; the first one's return value is the trial's result."""
+    from trainers.loop import train  # torch and scikit-learn: not needed by the processes that only wait
+
+    trial: RayTrial = loop_config["trial"]
+    _check_code(trial.code_root)
+    performance = trial.config.performance
+    result = train(
+        trial.config,
+        ray.get(loop_config["records"][0]),
+        workers=current_workers(),
+        checkpoints=CheckpointFolder(trial.checkpoint_folder, every_steps=performance.checkpoint_every_steps),
+    )
+    return {"metrics": result.metrics, "series": result.series}
+
+
+def resources_per_worker(trial: RayTrial) -> dict[str, float]:
+    """Returns what Ray sets aside for one worker."""
+    resources: dict[str, float] = {"CPU": trial.config.performance.threads_per_worker}
+    if trial.gpus_per_worker:
+        resources["GPU"] = trial.gpus_per_worker
+    return resources
+
+
+def resources_of_trial_function(trial: RayTrial) -> dict[str, float]:
+    """Returns what Tune sets aside for the trial function, which trains itself if it is the one worker.
+
+    In front of a worker group it only waits: it takes some memory and no CPU, so that it can never hold
+    the CPU its own workers wait for.
+    """
+    if trial.config.performance.num_workers == 1:
+        return resources_per_worker(trial)
+    return {"memory": 200 * 2**20}
+
+
+def _check_code(code_root: Path | None) -> None:
+    """Refuses to train with another copy of the code than the driver's."""
+    here = Path(__file__).resolve().parents[1]
+    if code_root is not None and here != code_root:
+        raise RuntimeError(f"this process imported {here}, but the sweep runs {code_root}")

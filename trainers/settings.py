@@ -1,0 +1,254 @@
+"""Named settings: every knob of a training in one flat, typed place, and how it becomes a `TrainingConfig`.
+
+The command line starts from a named setting and replaces what the user gives. All settings are public
+choices: none was tuned on private data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.grouping import BATCH, GroupSize, expected_dropped_share
+from dpgcl_core.mechanism import Mechanism, default_delta
+from trainers.config import (
+    EvaluationConfig,
+    NetworkConfig,
+    OptimizerConfig,
+    PerformanceConfig,
+    TrainingConfig,
+    ViewConfig,
+)
+
+DEFAULT_EPSILON = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One training's knobs."""
+
+    epsilon: float | None = None
+    """Target ε by PLD for adding or removing one record; 10 unless a noise multiplier is given."""
+    noise_multiplier: float | None = None
+    """σ = noise std / sensitivity, in place of a target ε."""
+    delta: float | None = None
+    """Target δ; 1/(n ln n) unless given."""
+    num_records_public: int | None = None
+    """Declared public number of records n; the data set's own size (then public) unless given."""
+    expected_batch_size: float = 512
+    """Expected records per step, q·n."""
+    sampling_prob: float | None = None
+    """q, in place of an expected batch size."""
+    num_steps: int = 100
+    """T, training steps."""
+    group_size: GroupSize = 8
+    """S, records per group; "batch" makes the whole realised batch one group."""
+    num_augmentations: int = 1
+    """N_a, extra augmented copies of every key."""
+    l2_clip_norm: float = 1.0
+    """C, bound on one group's gradient norm."""
+    temperature: float = 0.2
+    """τ of the contrastive loss."""
+    network: str = "small_cnn"
+    """small_cnn, resnet18, or package.module:factory for your own."""
+    embedding_dim: int = 64
+    """Width of the unit embeddings that the loss sees."""
+    optimizer: str = "adam"
+    """adam, adamw, sgd or lars."""
+    learning_rate: float = 2e-3
+    """Learning rate, the same for every trial unless a sweep varies it."""
+    weight_decay: float = 0.0
+    """Weight decay."""
+    momentum: float = 0.9
+    """Momentum of SGD and LARS."""
+    min_crop_area: float = 0.3
+    """Smallest share of the image's area that a random crop keeps."""
+    max_crop_area: float = 1.0
+    """Largest share of the image's area that a random crop keeps."""
+    flip_prob: float = 0.5
+    """Probability of a horizontal flip."""
+    brightness: float = 0.4
+    """Brightness jitter; 0 = off."""
+    contrast: float = 0.4
+    """Contrast jitter; 0 = off."""
+    saturation: float = 0.0
+    """Saturation jitter, colour images; 0 = off."""
+    hue: float = 0.0
+    """Hue jitter in turns, colour images; 0 = off."""
+    blur_prob: float = 0.0
+    """Probability of a Gaussian blur."""
+    min_blur_sigma: float = 0.1
+    """Smallest blur, in pixels."""
+    max_blur_sigma: float = 1.5
+    """Largest blur, in pixels."""
+    max_index_records: int = 10_000
+    """Records in the k-NN index and the probe's training set."""
+    max_query_records: int = 10_000
+    """Test records that are scored."""
+    num_neighbors: int = 3
+    """k of k-NN."""
+    also_untrained: bool = True
+    """Score the network before training, too."""
+    record_every_steps: int = 10
+    """Steps between recorded SNR and loss values (public data only); 0 = first step only."""
+    num_workers: int = 1
+    """Data-parallel workers of one training."""
+    threads_per_worker: int = 1
+    """CPU threads of one worker."""
+    max_views_per_microbatch: int = 384
+    """Images passed through the network at once."""
+    checkpoint_every_steps: int = 50
+    """Steps between checkpoints: the most that a crash makes repeat, and charge again."""
+    device: str = "auto"
+    """cpu, cuda, or auto."""
+    seeded_non_private: bool = False
+    """Reproducible sampling and noise from the seed. Such runs have NO guarantee and are labelled so."""
+
+    def training_config(
+        self, *, num_records: int, public_seed: int, calibration_folder: Path | None = None
+    ) -> TrainingConfig:
+        """Returns the configuration of one training, its noise calibrated.
+
+        Args:
+          num_records: records in the training set; used, and then public, only if
+            `num_records_public` is not given.
+          public_seed: governs initialisation, views and evaluation subsets.
+          calibration_folder: where calibrations are kept.
+
+        Raises:
+          ConfigError: a knob breaks a rule, or two contradict each other.
+        """
+        mechanism = self._mechanism(num_records, calibration_folder)
+        _check_group_size(mechanism)
+        return TrainingConfig(
+            mechanism=mechanism,
+            temperature=self.temperature,
+            num_augmentations=self.num_augmentations,
+            views=self._part(ViewConfig),
+            network=NetworkConfig(name=self.network, embedding_dim=self.embedding_dim),
+            optimizer=OptimizerConfig(
+                name=self.optimizer,
+                learning_rate=self.learning_rate,
+                weight_decay=self.weight_decay,
+                momentum=self.momentum,
+            ),
+            evaluation=self._part(EvaluationConfig),
+            performance=self._part(PerformanceConfig),
+            public_seed=public_seed,
+            seeded_non_private=self.seeded_non_private,
+        )
+
+    def target_epsilon(self) -> float | None:
+        """Returns the ε to calibrate for, or None when σ is given instead."""
+        if self.noise_multiplier is not None:
+            if self.epsilon is not None:
+                raise ConfigError(
+                    "give a target epsilon or a noise_multiplier, not both; "
+                    f"got epsilon = {self.epsilon} and noise_multiplier = {self.noise_multiplier}"
+                )
+            return None
+        epsilon = DEFAULT_EPSILON if self.epsilon is None else self.epsilon
+        if not epsilon > 0:
+            raise ConfigError(f"epsilon must be positive; got {epsilon}")
+        return epsilon
+
+    def _mechanism(self, num_records: int, calibration_folder: Path | None) -> Mechanism:
+        target = self.target_epsilon()
+        n = num_records if self.num_records_public is None else self.num_records_public
+        noise = 1.0 if self.noise_multiplier is None else self.noise_multiplier
+        if not noise > 0:
+            raise ConfigError(
+                f"noise_multiplier must be positive; got {noise} (for a non-private trial: epsilon = inf)"
+            )
+        mechanism = Mechanism(
+            num_records_public=n,
+            sampling_prob=self._sampling_prob(n),
+            group_size=self.group_size,
+            l2_clip_norm=self.l2_clip_norm,
+            noise_multiplier=noise,
+            num_steps=self.num_steps,
+            target_delta=default_delta(n) if self.delta is None else self.delta,
+        )
+        return (
+            mechanism
+            if target is None
+            else mechanism.calibrated(target, cache_folder=calibration_folder)
+        )
+
+    def _sampling_prob(self, num_records_public: int) -> float:
+        if self.sampling_prob is not None:
+            return self.sampling_prob
+        if not 0 < self.expected_batch_size <= num_records_public:
+            raise ConfigError(
+                "expected_batch_size must be in (0, num_records_public], for sampling_prob to be in (0, 1]; "
+                f"got {self.expected_batch_size:g} with num_records_public = {num_records_public}"
+            )
+        return self.expected_batch_size / num_records_public
+
+    def _part(self, kind: type) -> Any:
+        return kind(**{f.name: getattr(self, f.name) for f in dataclasses.fields(kind)})
+
+
+def _check_group_size(mechanism: Mechanism) -> None:
+    size = mechanism.group_size
+    if size == BATCH:
+        return
+    if size < 2:
+        raise ConfigError(f"group_size must be at least 2, for a record needs another to differ from; got {size}")
+    if size > mechanism.expected_batch_size / 4:
+        share = expected_dropped_share(mechanism.num_records_public, mechanism.sampling_prob, size)
+        raise ConfigError(
+            f"group_size must be at most a quarter of the expected batch size, "
+            f"{mechanism.expected_batch_size:g}; got {size}, whose incomplete groups would drop "
+            f'{share:.0%} of the sampled records (for one group of everything use "batch")'
+        )
+
+
+# The paper's image-only setting (section 4): ResNet-18 with GroupNorm, τ = 1/√2, C = 1, Adam 1e-3,
+# B = 2,048, T = 1,200, N_a = 1, crops of 80 %.
+PAPER = Setting(
+    expected_batch_size=2048,
+    num_steps=1200,
+    group_size=16,
+    temperature=1 / math.sqrt(2),
+    network="resnet18",
+    embedding_dim=128,
+    learning_rate=1e-3,
+    min_crop_area=0.8,
+    max_crop_area=0.8,
+    brightness=0.0,
+    contrast=0.0,
+    record_every_steps=50,
+    checkpoint_every_steps=100,
+)
+DIGITS_CPU = Setting(
+    expected_batch_size=256, num_steps=100, learning_rate=5e-3, flip_prob=0.0, record_every_steps=10
+)
+FASHION_MNIST_CPU = Setting(
+    expected_batch_size=1024, num_steps=150, learning_rate=2e-3, checkpoint_every_steps=25
+)
+CPU = Setting()
+
+SETTINGS: dict[str, Setting] = {
+    "cpu": CPU,
+    "digits-cpu": DIGITS_CPU,
+    "fashion-mnist-cpu": FASHION_MNIST_CPU,
+    "paper": PAPER,
+}
+
+
+def named_setting(name: str, *, dataset: str) -> Setting:
+    """Returns a setting by name; `auto` is the CPU-sized one of the data set.
+
+    Raises:
+      ConfigError: there is no such setting.
+    """
+    if name == "auto":
+        return SETTINGS.get(f"{dataset}-cpu", CPU)
+    if name not in SETTINGS:
+        raise ConfigError(unknown_choice("setting", name, [*SETTINGS, "auto"]))
+    return SETTINGS[name]
