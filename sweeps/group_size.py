@@ -22,7 +22,13 @@ from sweeps.service.options import SweepOptions, exit_on_bad_input, parse_option
 from sweeps.service.plan import Point
 from sweeps.service.run import run_sweep
 
-TINY = {"group_sizes": (4,), "repeats": 1, "num_steps": 10, "expected_batch_size": 64, "max_index_records": 500}
+TINY = {
+    "group_sizes": (4,),
+    "repeats": 1,
+    "num_steps": 10,
+    "expected_batch_size": 64,
+    "max_index_records": 500,
+}
 FULL = {
     "dataset": "fashion-mnist",
     "group_sizes": (2, 4, 8, 16, 32, 64, 128, 256, "batch"),

@@ -10,19 +10,24 @@ process of a machine, never copied per trial.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import tune
 from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
+from dpgcl_core.errors import DpgclError
 from trainers.checkpoint import CheckpointFolder
 from trainers.config import TrainingConfig
 from trainers.workers import current_workers
+
+if TYPE_CHECKING:
+    from trainers.loop import TrainingData
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,23 +74,50 @@ def run_trial(
         ),
         run_config=RunConfig(name=trial.name, storage_path=str(trial.ray_folder)),
     )
-    tune.report(trainer.fit().return_value)
+    tune.report(trainer.fit().return_value)  # a process that dies raises here, and Tune starts over
 
 
 def train_worker(loop_config: Mapping[str, Any]) -> dict[str, Any]:
-    """One worker of one training; the first one's return value is the trial's result."""
+    """One worker of one training; the first one's return value is the trial's result.
+
+    An exception is returned, not raised: repeating a training that fails by itself would fail again and
+    be charged again. Only the death of a process is worth another attempt.
+    """
+    trial: RayTrial = loop_config["trial"]
+    data = ray.get(loop_config["records"][0])
+    try:
+        return _train(trial, data)
+    except Exception as error:
+        if current_workers().count > 1:
+            raise  # the other workers wait for this one: end the group
+        return {"error": describe_error(error, data_are_public=data.train_is_public)}
+
+
+def _train(trial: RayTrial, data: TrainingData) -> dict[str, Any]:
     from trainers.loop import train  # torch and scikit-learn: not needed by the processes that only wait
 
-    trial: RayTrial = loop_config["trial"]
     _check_code(trial.code_root)
-    performance = trial.config.performance
+    every_steps = trial.config.performance.checkpoint_every_steps
     result = train(
         trial.config,
-        ray.get(loop_config["records"][0]),
+        data,
         workers=current_workers(),
-        checkpoints=CheckpointFolder(trial.checkpoint_folder, every_steps=performance.checkpoint_every_steps),
+        checkpoints=CheckpointFolder(trial.checkpoint_folder, every_steps=every_steps),
     )
     return {"metrics": result.metrics, "series": result.series}
+
+
+def describe_error(error: Exception, *, data_are_public: bool) -> str:
+    """Returns what may be told of an exception: with private records its text may carry one.
+
+    >>> describe_error(KeyError("a name from a record"), data_are_public=False)
+    'KeyError (its message is withheld: the training data are private)'
+    """
+    if isinstance(error, DpgclError):
+        return str(error)
+    if data_are_public:
+        return "".join(traceback.format_exception(error)).strip()
+    return f"{type(error).__name__} (its message is withheld: the training data are private)"
 
 
 def resources_per_worker(trial: RayTrial) -> dict[str, float]:

@@ -173,11 +173,7 @@ class Setting:
             num_steps=self.num_steps,
             target_delta=default_delta(n) if self.delta is None else self.delta,
         )
-        return (
-            mechanism
-            if target is None
-            else mechanism.calibrated(target, cache_folder=calibration_folder)
-        )
+        return mechanism if target is None else mechanism.calibrated(target, cache_folder=calibration_folder)
 
     def _sampling_prob(self, num_records_public: int) -> float:
         if self.sampling_prob is not None:
@@ -198,7 +194,9 @@ def _check_group_size(mechanism: Mechanism) -> None:
     if size == BATCH:
         return
     if size < 2:
-        raise ConfigError(f"group_size must be at least 2, for a record needs another to differ from; got {size}")
+        raise ConfigError(
+            f"group_size must be at least 2, for a record needs another to differ from; got {size}"
+        )
     if size > mechanism.expected_batch_size / 4:
         share = expected_dropped_share(mechanism.num_records_public, mechanism.sampling_prob, size)
         raise ConfigError(

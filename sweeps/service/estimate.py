@@ -26,7 +26,12 @@ def estimate_seconds(plan: SweepPlan) -> float:
     total = 0.0
     for trial in plan.trials:
         mechanism = trial.config.mechanism
-        key = (mechanism.group_size, mechanism.is_private, trial.config.num_augmentations, trial.config.network)
+        key = (
+            mechanism.group_size,
+            mechanism.is_private,
+            trial.config.num_augmentations,
+            trial.config.network,
+        )
         if key not in rates:
             rates[key] = _seconds_per_record(trial, shape)
         total += rates[key] * mechanism.expected_batch_size * mechanism.num_steps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import signal
 import sys
 import tempfile
@@ -46,7 +47,7 @@ def run_trials(
     """Runs `trials` and calls `on_result(name, result)` in this process as each one ends.
 
     Returns:
-      The trials that failed for good, with the type of error; their checkpoints stay.
+      The trials that failed for good, and why; their checkpoints stay.
 
     Raises:
       ConfigError: the cluster is too small for one training.
@@ -55,10 +56,11 @@ def run_trials(
     os.environ.update({k: v for k, v in _QUIET.items() if k not in os.environ})
     import ray  # after the environment is set; takes a second
 
-    with _connected(plan.options), tempfile.TemporaryDirectory(prefix="dpgcl-") as scratch:
+    with _scratch_folder() as scratch, _connected(scratch):
+        logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
         concurrent = max_concurrent_trials(plan.options, ray.cluster_resources())
         records = [ray.put(plan.data)]
-        return _tune(plan, folder, trials, on_result, concurrent, records, Path(scratch))
+        return _tune(plan, folder, trials, on_result, concurrent, records, scratch)
 
 
 def max_concurrent_trials(options: SweepOptions, resources: dict[str, float]) -> int:
@@ -84,7 +86,15 @@ def max_concurrent_trials(options: SweepOptions, resources: dict[str, float]) ->
 
 
 @contextmanager
-def _connected(options: SweepOptions) -> Iterator[None]:
+def _scratch_folder() -> Iterator[Path]:
+    """A folder for what Ray writes and nobody needs later; its path is short, for sockets lie in it."""
+    base = "/tmp" if Path("/tmp").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="dpgcl-", dir=base, ignore_cleanup_errors=True) as path:
+        yield Path(path)
+
+
+@contextmanager
+def _connected(scratch: Path) -> Iterator[None]:
     """A Ray of this process's own, unless `RAY_ADDRESS` or a job names a cluster; never by discovery."""
     import ray
 
@@ -95,11 +105,20 @@ def _connected(options: SweepOptions) -> Iterator[None]:
     if inside_ray_job() or os.environ.get("RAY_ADDRESS"):
         ray.init(**shared)
     else:
-        ray.init(address="local", include_dashboard=False, **shared)
+        _keep_token_out_of_home()
+        if sys.platform == "linux":  # any address but 127.0.0.1 is taken as it is; this one is loopback too
+            shared["_node_ip_address"] = "127.0.0.2"
+        ray.init(address="local", include_dashboard=False, _temp_dir=str(scratch / "ray"), **shared)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _keep_token_out_of_home() -> None:
+    """Gives a private Ray a token of its own; Ray would write one under the home folder for good."""
+    if not any(name in os.environ for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 def _tune(
@@ -142,9 +161,11 @@ def _tune(
             verbose=0,
         ),
     )
-    with _raising_on_signals():
+    with _signals_noted(callback):
         tuner.fit()
-    return {name: callback.errors.get(name, "unknown error") for name in ray_trials if name not in callback.done}
+    return {
+        name: callback.errors.get(name, "unknown error") for name in ray_trials if name not in callback.done
+    }
 
 
 def _callback(on_result: OnResult) -> Any:
@@ -156,29 +177,39 @@ def _callback(on_result: OnResult) -> Any:
         def __init__(self) -> None:
             self.done: set[str] = set()
             self.errors: dict[str, str] = {}
+            self.signal_number = 0
+
+        def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+            if self.signal_number:
+                raise Stopped(self.signal_number)
 
         def on_trial_result(
             self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
         ) -> None:
             name = trial.config["trial"]
-            if name not in self.done and "metrics" in result:
+            if "error" in result:
+                self.errors[name] = result["error"]
+            elif name not in self.done and "metrics" in result:
                 on_result(name, {"metrics": result["metrics"], "series": result["series"]})
                 self.done.add(name)
 
         def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            self.errors[trial.config["trial"]] = str(trial.error_file or "failed")
+            self.errors[trial.config["trial"]] = "its process died more often than --max-restarts allows"
 
     return Hear()
 
 
 @contextmanager
-def _raising_on_signals() -> Iterator[None]:
-    """SIGINT and SIGTERM become `Stopped`, so that the driver ends in its own order."""
+def _signals_noted(callback: Any) -> Iterator[None]:
+    """SIGINT and SIGTERM end the sweep at Tune's next step, a fraction of a second away.
 
-    def stop(number: int, frame: Any) -> None:
-        raise Stopped(number)
+    Raising in the handler itself would break whatever call into Ray's core it interrupts.
+    """
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    def note(number: int, frame: Any) -> None:
+        callback.signal_number = number
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
     try:
         yield

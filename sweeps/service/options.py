@@ -14,13 +14,6 @@ from dpgcl_core.errors import ConfigError, DpgclError
 from trainers.data import BUILTIN_DATASETS, check_dataset_name
 from trainers.settings import Setting, named_setting
 
-# Ray's job client takes these for itself; an option of the same name would be swallowed before "--".
-RAY_JOB_SUBMIT_OPTIONS = frozenset(
-    """address job-id submission-id runtime-env runtime-env-json working-dir metadata-json
-    entrypoint-num-cpus entrypoint-num-gpus entrypoint-memory entrypoint-resources entrypoint-label-selector
-    no-wait log-style log-color verbose verify headers no-follow help""".split()
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions(Setting):
@@ -73,18 +66,14 @@ class SweepOptions(Setting):
         if self.gpus_per_worker < 0:
             raise ConfigError(f"gpus_per_worker must not be negative; got {self.gpus_per_worker}")
         if self.max_concurrent_trials is not None and self.max_concurrent_trials < 1:
-            raise ConfigError(
-                f"max_concurrent_trials must be at least 1; got {self.max_concurrent_trials}"
-            )
+            raise ConfigError(f"max_concurrent_trials must be at least 1; got {self.max_concurrent_trials}")
         if self.tiny and self.full:
             raise ConfigError("give tiny or full, not both")
 
     @property
     def data_are_private(self) -> bool:
         """Whether the release policy for private data applies."""
-        return self.data_is == "private" or (
-            self.data_is == "auto" and self.dataset not in BUILTIN_DATASETS
-        )
+        return self.data_is == "private" or (self.data_is == "auto" and self.dataset not in BUILTIN_DATASETS)
 
     def training_setting(self) -> Setting:
         """Returns the training knobs alone."""
@@ -127,9 +116,7 @@ def parse_options(
     setting_name = "paper" if chosen.full and chosen.setting == "auto" else chosen.setting
     setting = named_setting(setting_name, dataset=str(dataset))
     values = {f.name: getattr(setting, f.name) for f in dataclasses.fields(Setting)} | preset
-    options = tyro.cli(
-        kind, description=description, default=kind(**values), args=arguments
-    )
+    options = tyro.cli(kind, description=description, default=kind(**values), args=arguments)
     _refuse_contradictions(options, arguments)
     return options
 

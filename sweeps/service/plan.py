@@ -135,13 +135,12 @@ def build_plan(
             trials.append(Trial(name=f"{point.label}-r{repeat}", config=config, params=params))
     if not trials:
         raise ConfigError(
-            "no trial is left: with private data, trials with epsilon = inf are not run; give a finite epsilon"
+            "no trial is left: with private data, trials with epsilon = inf are not run; "
+            "give a finite epsilon"
         )
     if options.data_are_private and options.seeded_non_private:
         raise ConfigError("seeded_non_private has no guarantee and is refused with private data")
-    return SweepPlan(
-        question=question, options=options, data=data, trials=tuple(trials), notes=tuple(notes)
-    )
+    return SweepPlan(question=question, options=options, data=data, trials=tuple(trials), notes=tuple(notes))
 
 
 def _params(

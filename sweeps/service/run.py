@@ -85,9 +85,7 @@ class _Sweep:
         say(f"sweep: {self._folder.name} ({len(done)} of {len(self._trials)} trials done)")
         self._started, self._num_before = time.monotonic(), len(done)
         try:
-            failed = (
-                run_trials(self._plan, self._folder, remaining, self._on_result) if remaining else {}
-            )
+            failed = run_trials(self._plan, self._folder, remaining, self._on_result) if remaining else {}
         except Stopped as stopped:
             self._close("KILLED")
             name = signal.Signals(stopped.signal_number).name
@@ -178,7 +176,9 @@ def _print_plan(plan: SweepPlan) -> None:
         key = trial.name.rsplit("-r", 1)[0]
         label = trial.config.guarantee_label
         epsilon = "none" if label == "none" else f"{_epsilon(trial):.4f}"
-        rows[key] = f"  {key:<24} σ = {params['noise_multiplier']:<10.5g} ε of one trial = {epsilon:<9} {label}"
+        rows[key] = (
+            f"  {key:<24} σ = {params['noise_multiplier']:<10.5g} ε of one trial = {epsilon:<9} {label}"
+        )
     say(f"{len(plan.trials)} trials: {len(rows)} points, {plan.options.repeats} repeats each")
     for row in rows.values():
         say(row)

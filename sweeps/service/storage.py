@@ -116,9 +116,7 @@ class SweepFolder:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise StorageError(
-                    f"the sweep {self.name!r} is being run by another process"
-                ) from error
+                raise StorageError(f"the sweep {self.name!r} is being run by another process") from error
             yield
 
 
@@ -157,7 +155,8 @@ def find_folder(root: Path, *, name: str | None, fingerprint: str, resume: bool,
         )
     if not resume:
         raise StorageError(
-            f"the sweep {name!r} exists already in {sweeps}; add --resume to continue it, or choose another --name"
+            f"the sweep {name!r} exists already in {sweeps}; "
+            "add --resume to continue it, or choose another --name"
         )
     return folder
 

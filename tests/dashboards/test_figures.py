@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.container import ErrorbarContainer
+from matplotlib.table import Cell
 from matplotlib.text import Text
 
 from dashboards.__main__ import main
@@ -27,6 +28,7 @@ NOT_ACCOUNTED = "Tuning cost not yet accounted"
 def words(figure):
     """All text of a drawn figure, line breaks and hard spaces as spaces."""
     texts = [text.get_text() for text in figure.findobj(Text)]
+    texts += [cell.get_text().get_text() for cell in figure.findobj(Cell)]
     return " ".join(" ".join(texts).replace("\u00a0", " ").split())
 
 
@@ -51,7 +53,7 @@ def test_figure_from_mlflow_alone_has_the_means_and_errors_computed_by_hand(trac
     figure = group_size_figure(load_trials(uri, "new"))
     bars = [c for c in figure.axes[0].containers if isinstance(c, ErrorbarContainer)]
     private = next(c for c in bars if c.get_label() == "ε = 10")
-    drawn = private[0].get_ydata()
+    drawn = private[0].get_ydata(orig=False)
     errors = [(segment[1, 1] - segment[0, 1]) / 2 for segment in private[2][0].get_segments()]
     wanted = [by_hand(trials, "knn_accuracy", size, 10.0) for size in (2, 8, 64, "batch")]
     np.testing.assert_allclose(drawn, [100 * mean for mean, _ in wanted])

@@ -249,7 +249,7 @@ BAD_NPZ = {
         {"images": OK, "test_labels": np.arange(3)},
         "test_labels must hold the images",
     ),
-    "float images": ({"images": OK / 255}, "images must be uint8.*got float64"),
+    "float images": ({"images": OK / 255}, "images must be uint8, 0 to 255; got float64"),
     "2 axes": ({"images": OK[0]}, "got 2 axes"),
     "4 channels": ({"images": noise(3, 4, 4, 4)}, "exactly one channel axis"),
     "ambiguous": ({"images": noise(3, 3, 4, 3)}, "exactly one channel axis"),

@@ -522,14 +522,29 @@ def test_eurosat_loads_where_its_cache_cannot_be_written(data, tmp_path, monkeyp
     assert len(load_eurosat(monkeypatch, data, eurosat_zip()).train) == 3
 
 
-def test_eurosat_image_size_is_decoded_from_the_full_image(data, monkeypatch):
-    small = load_eurosat(monkeypatch, data, eurosat_zip())
+def checkerboard() -> bytes:
+    """64 pixels square, black and white alternate in every row and column."""
     fine = (np.indices((64, 64)).sum(0) % 2 * 255).astype(np.uint8)
-    archive = eurosat_zip(Forest_1=jpeg(np.stack([fine] * 3, -1)))
-    full = load_eurosat(monkeypatch, data, archive, image_size=64)
-    assert full.image_shape == (3, 64, 64)
-    assert full.train.images[0].std() > 100, "a checkerboard of single pixels survives only at full size"
-    assert full.train.ids[1:].tolist() == small.train.ids[1:].tolist()
+    return jpeg(np.stack([fine] * 3, -1))
+
+
+def test_eurosat_is_shrunk_by_averaging(data, monkeypatch):
+    loaded = load_eurosat(monkeypatch, data, eurosat_zip(Forest_1=checkerboard()))
+    assert np.abs(loaded.train.images[0].astype(int) - 127).max() < 10
+
+
+def test_eurosat_image_size_is_decoded_from_the_full_image(data, monkeypatch):
+    archive = eurosat_zip(Forest_1=checkerboard())
+    load_eurosat(monkeypatch, data, archive)
+    full = load_eurosat(monkeypatch, data, archive, image_size=64).train.images
+    assert full.shape == (3, 3, 64, 64)
+    assert full[0].std() > 100, "single pixels survive only at full size"
+
+
+def test_eurosat_ids_do_not_depend_on_image_size(data, monkeypatch):
+    small = load_eurosat(monkeypatch, data, eurosat_zip())
+    full = load_eurosat(monkeypatch, data, eurosat_zip(), image_size=64)
+    assert full.train.ids.tolist() == small.train.ids.tolist()
 
 
 def test_eurosat_with_a_damaged_image_is_refused_by_number_alone(data, monkeypatch):
