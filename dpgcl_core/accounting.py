@@ -13,7 +13,9 @@ import logging
 import math
 import os
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dp_accounting import NeighboringRelation, dp_event
@@ -134,7 +136,7 @@ def calibrate_noise_multiplier(
     if cached is not None and low_enough <= (reached := epsilon(cached)) <= target_epsilon:
         return Calibration(noise_multiplier=cached, epsilon=reached)
     for grid in (_COARSE_GRID, GRID):
-        noise = _search(lambda sigma, grid=grid: epsilon(sigma, grid), low_enough, target_epsilon)  # type: ignore[misc]
+        noise = _search(partial(epsilon, grid=grid), low_enough, target_epsilon)
         reached = epsilon(noise)
         if low_enough <= reached <= target_epsilon:
             break
@@ -144,7 +146,7 @@ def calibrate_noise_multiplier(
     return Calibration(noise_multiplier=noise, epsilon=reached)
 
 
-def _search(epsilon, low: float, high: float) -> float:  # type: ignore[no-untyped-def]
+def _search(epsilon: Callable[[float], float], low: float, high: float) -> float:
     """Returns a σ with ε(σ) in the upper half of [low, high], by bisection of ln σ."""
     small, large = _MIN_NOISE, 1.0
     if epsilon(small) <= high:

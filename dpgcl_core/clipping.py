@@ -124,7 +124,7 @@ def _loop(
 ) -> GroupReport:
     """One backward pass per group: exact for any network."""
     norms, losses = [], []
-    for group in inputs.split(1):
+    for group in torch.split(inputs, 1):
         loss = group_losses(group)
         flat = _flat(torch.autograd.grad(loss.sum(), parameters, allow_unused=True), parameters)
         norm = torch.linalg.vector_norm(flat)
@@ -180,7 +180,7 @@ def _fold(
 
 def _group_gradients(
     model: nn.Module, parameters: list[nn.Parameter], group_losses: GroupLosses, inputs: Tensor
-) -> tuple[Tensor, dict[nn.Parameter, Tensor]]:
+) -> tuple[Tensor, dict[Tensor, Tensor]]:
     """Returns losses `[groups]` and, per parameter, its gradients `[groups, *shape]`."""
     num_groups = len(inputs)
     with _recorded(model, parameters) as calls:
@@ -188,7 +188,7 @@ def _group_gradients(
         if any(call.version != call.output._version for call in calls):
             raise ConfigError("a layer's output was changed in place; use out-of-place operations")
         outputs = torch.autograd.grad(losses.sum(), [call.output for call in calls], allow_unused=True)
-    gradients: dict[nn.Parameter, Tensor] = {}
+    gradients: dict[Tensor, Tensor] = {}
     with torch.no_grad():
         for call, gradient in zip(calls, outputs, strict=True):
             if gradient is None:
@@ -235,7 +235,7 @@ def _recorded(model: nn.Module, parameters: list[nn.Parameter]) -> Iterator[list
             handle.remove()
 
 
-_GroupGradient = Iterator[tuple[nn.Parameter, Tensor]]
+_GroupGradient = Iterator[tuple[Tensor, Tensor]]
 
 
 def _linear(module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> _GroupGradient:

@@ -70,7 +70,6 @@ class NetworkConfig:
 
     Attributes:
       name: a name in `trainers.encoder.NETWORKS`, or `package.module:factory` for your own.
-      feature_dim: width of the features that are evaluated; None = the network's own.
       embedding_dim: width of the unit embeddings the loss sees, after the projection head.
     """
 
@@ -112,7 +111,7 @@ class EvaluationConfig:
       max_query_records: test records scored, likewise.
       num_neighbors: k of k-NN.
       also_untrained: score the network before training too.
-      every_steps: SNR, loss and other per-step numbers are recorded every so many steps; 0 = first only.
+      record_every_steps: steps between recorded SNR and loss values (public data only); 0 = first only.
     """
 
     max_index_records: int = 10_000

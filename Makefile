@@ -1,0 +1,33 @@
+# Two commands do everything: `make sweep` runs the main job, `make test` passes the tests.
+# Each creates .venv and installs what is missing; a second run installs nothing.
+# Options of the sweep: make sweep OPTIONS="--dataset fashion-mnist"
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+OPTIONS ?=
+INSTALLED := $(VENV)/installed
+
+.PHONY: sweep test lint clean
+
+sweep: $(INSTALLED)
+	$(BIN)/python sweeps/group_size.py $(OPTIONS)
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+# The versions are pinned by constraints.txt, so only a change of it or of pyproject.toml installs again.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "error: Python 3.11 or newer is needed; give one with PYTHON=/path/to/python"; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info
