@@ -85,6 +85,11 @@ class Mechanism:
         if self.num_steps < 1:
             raise ConfigError(f"num_steps must be at least 1; got {self.num_steps}")
         check_delta(self.target_delta, n)
+        if self.divisor < 0.1:
+            raise ConfigError(
+                "the expected number of groups in a step must be at least 0.1; got "
+                f"{self.divisor:.3g} (raise sampling_prob or lower group_size)"
+            )
 
     @property
     def is_private(self) -> bool:

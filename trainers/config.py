@@ -137,6 +137,7 @@ class PerformanceConfig:
       max_views_per_microbatch: images passed through the encoder at once (one group at least).
       checkpoint_every_steps: steps between checkpoints; the most that a crash makes repeat.
       device: "cpu", "cuda", or "auto" for cuda where there is one.
+      worker_processes: give even a single worker a Ray Train worker group of its own process.
     """
 
     num_workers: int = 1
@@ -144,6 +145,7 @@ class PerformanceConfig:
     max_views_per_microbatch: int = 384
     checkpoint_every_steps: int = 50
     device: str = "auto"
+    worker_processes: bool = False
 
     def __post_init__(self) -> None:
         for name in (

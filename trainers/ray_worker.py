@@ -1,8 +1,9 @@
 """One trial on Ray: a Tune trial function around one Ray Train run. The only Ray Train file.
 
-A training on one worker runs as Ray Train's local mode, inside the trial's own process: the same
-`TorchTrainer.fit`, without the ten seconds of process starts that a worker group costs. A training on W
-workers starts a worker group of W processes with their own resources and a gloo or nccl process group.
+A training on one worker is a Ray Train run in local mode: `TorchTrainer.fit` calls the worker's function
+inside the trial's own process, which saves the ten seconds that starting a worker group takes. With
+`worker_processes`, or W > 1 workers, it starts a worker group: W processes with resources of their own
+and a gloo or nccl process group.
 
 The records come from Ray's object store: put there once by the driver, mapped read-only by every
 process of a machine, never copied per trial.
@@ -63,14 +64,14 @@ def run_trial(
       records: one reference to the `TrainingData`, in a list so that Ray passes it on unread.
     """
     trial = trials[tune_config["trial"]]
-    num_workers = trial.config.performance.num_workers
+    in_place = runs_in_place(trial)
     trainer = TorchTrainer(
         train_worker,
         train_loop_config={"trial": trial, "records": records},
         scaling_config=ScalingConfig(
-            num_workers=0 if num_workers == 1 else num_workers,
+            num_workers=0 if in_place else trial.config.performance.num_workers,
             use_gpu=trial.gpus_per_worker > 0,
-            resources_per_worker=None if num_workers == 1 else resources_per_worker(trial),
+            resources_per_worker=None if in_place else resources_per_worker(trial),
         ),
         run_config=RunConfig(name=trial.name, storage_path=str(trial.ray_folder)),
     )
@@ -120,6 +121,12 @@ def describe_error(error: Exception, *, data_are_public: bool) -> str:
     return f"{type(error).__name__} (its message is withheld: the training data are private)"
 
 
+def runs_in_place(trial: RayTrial) -> bool:
+    """Whether the trial function trains itself, as the one worker."""
+    performance = trial.config.performance
+    return performance.num_workers == 1 and not performance.worker_processes
+
+
 def resources_per_worker(trial: RayTrial) -> dict[str, float]:
     """Returns what Ray sets aside for one worker."""
     resources: dict[str, float] = {"CPU": trial.config.performance.threads_per_worker}
@@ -129,12 +136,12 @@ def resources_per_worker(trial: RayTrial) -> dict[str, float]:
 
 
 def resources_of_trial_function(trial: RayTrial) -> dict[str, float]:
-    """Returns what Tune sets aside for the trial function, which trains itself if it is the one worker.
+    """Returns what Tune sets aside for the trial function.
 
     In front of a worker group it only waits: it takes some memory and no CPU, so that it can never hold
     the CPU its own workers wait for.
     """
-    if trial.config.performance.num_workers == 1:
+    if runs_in_place(trial):
         return resources_per_worker(trial)
     return {"memory": 200 * 2**20}
 

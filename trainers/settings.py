@@ -105,6 +105,8 @@ class Setting:
     """Steps between checkpoints: the most that a crash makes repeat, and charge again."""
     device: str = "auto"
     """cpu, cuda, or auto."""
+    worker_processes: bool = False
+    """Start a Ray Train worker group even for one worker: some ten seconds more per training."""
     seeded_non_private: bool = False
     """Reproducible sampling and noise from the seed. Such runs have NO guarantee and are labelled so."""
 

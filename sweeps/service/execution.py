@@ -25,9 +25,10 @@ _QUIET = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "TUNE_MAX_PENDING_TRIALS_PG": "2",
-    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
-    "TUNE_RESULT_BUFFER_LENGTH": "0",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "TUNE_GLOBAL_CHECKPOINT_S": "3600",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
 OnResult = Callable[[str, dict[str, Any]], None]
@@ -57,7 +58,8 @@ def run_trials(
     import ray  # after the environment is set; takes a second
 
     with _scratch_folder() as scratch, _connected(scratch):
-        logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+        for name in ("ray.tune", "ray.train"):  # the driver says itself what failed
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         concurrent = max_concurrent_trials(plan.options, ray.cluster_resources())
         records = [ray.put(plan.data)]
         return _tune(plan, folder, trials, on_result, concurrent, records, scratch)
@@ -140,7 +142,7 @@ def _tune(
             name=trial.name,
             config=trial.config,
             checkpoint_folder=folder.checkpoint_folder(trial.name),
-            ray_folder=folder.path / "ray" if options.num_workers > 1 else scratch,
+            ray_folder=folder.path / "ray" if options.num_workers > 1 else scratch / "train",
             code_root=None if inside_ray_job() else CODE_ROOT,
             gpus_per_worker=options.gpus_per_worker,
         )
@@ -203,10 +205,13 @@ def _callback(on_result: OnResult) -> Any:
 def _signals_noted(callback: Any) -> Iterator[None]:
     """SIGINT and SIGTERM end the sweep at Tune's next step, a fraction of a second away.
 
-    Raising in the handler itself would break whatever call into Ray's core it interrupts.
+    Raising in the handler itself would break whatever call into Ray's core it interrupts. A second
+    signal ends the process at once; `--resume` copes with that, too.
     """
 
     def note(number: int, frame: Any) -> None:
+        if callback.signal_number:
+            os._exit(128 + number)
         callback.signal_number = number
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -153,6 +153,7 @@ def test_default_delta_is_the_papers() -> None:
         ({"target_delta": 0.0}, "target_delta must be in"),
         ({"target_delta": 1.0}, "target_delta must be in"),
         ({"target_delta": 0.002}, "at most 1/num_records_public"),
+        ({"group_size": 500}, "expected number of groups"),
         ({"num_records_public": 2}, "num_records_public must be at least 3"),
     ],
 )

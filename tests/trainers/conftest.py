@@ -1,0 +1,73 @@
+"""Small trainings for the tests of loop, checkpoints and workers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from dpgcl_core.mechanism import Mechanism
+from dpgcl_core.records import ids_from_names
+from trainers.config import EvaluationConfig, NetworkConfig, PerformanceConfig, TrainingConfig
+from trainers.data.dataset import Records
+from trainers.loop import TrainingData
+
+
+def make_records(num_records: int, *, prefix: str = "record", labels: bool = True) -> Records:
+    """Random 8 × 8 images whose class shows in their brightness."""
+    generator = np.random.default_rng(5)
+    classes = np.arange(num_records) % 3
+    images = generator.integers(0, 80, (num_records, 1, 8, 8)) + 80 * classes[:, None, None, None]
+    return Records(
+        images=images.astype(np.uint8),
+        ids=ids_from_names(f"{prefix} {i}" for i in range(num_records)),
+        labels=classes.astype(np.int64) if labels else None,
+    )
+
+
+def make_data(*, private: bool = False, evaluation_is_public: bool | None = None) -> TrainingData:
+    """60 training and 30 test records."""
+    train = make_records(60)
+    return TrainingData(
+        train=train,
+        index=train,
+        queries=make_records(30, prefix="test"),
+        train_is_public=not private,
+        evaluation_is_public=not private if evaluation_is_public is None else evaluation_is_public,
+    )
+
+
+def make_config(**changes: object) -> TrainingConfig:
+    """A training of 6 steps; `changes` go to the mechanism or the configuration by name."""
+    mechanism = Mechanism(
+        num_records_public=60,
+        sampling_prob=0.5,
+        group_size=4,
+        l2_clip_norm=1.0,
+        noise_multiplier=1.0,
+        num_steps=6,
+        target_delta=1e-3,
+    )
+    own = {f.name for f in dataclasses.fields(Mechanism)} & set(changes)
+    mechanism = dataclasses.replace(mechanism, **{name: changes.pop(name) for name in own})
+    config = TrainingConfig(
+        mechanism=mechanism,
+        network=NetworkConfig(name="small_cnn", embedding_dim=8),
+        evaluation=EvaluationConfig(record_every_steps=1, also_untrained=False),
+        performance=PerformanceConfig(checkpoint_every_steps=2, max_views_per_microbatch=24, device="cpu"),
+    )
+    return dataclasses.replace(config, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def config() -> Callable[..., TrainingConfig]:
+    """`make_config`."""
+    return make_config
+
+
+@pytest.fixture
+def data() -> Callable[..., TrainingData]:
+    """`make_data`."""
+    return make_data
