@@ -20,12 +20,16 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from dpgcl_core.errors import ConfigError, unknown_choice
 from trainers.config import NetworkConfig
 from trainers.models.resnet import resnet18
-from trainers.models.small_cnn import small_cnn
+from trainers.models.small_cnn import small_cnn, tiny_cnn
 
 ImageShape = tuple[int, int, int]
 """(channels, height, width)."""
 
-NETWORKS: dict[str, Callable[[ImageShape], nn.Module]] = {"resnet18": resnet18, "small_cnn": small_cnn}
+NETWORKS: dict[str, Callable[[ImageShape], nn.Module]] = {
+    "resnet18": resnet18,
+    "small_cnn": small_cnn,
+    "tiny_cnn": tiny_cnn,
+}
 """Built-in backbones: a factory takes the image shape and returns a module from images to features."""
 
 NORM_FLOOR = 1e-6

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-CHANNELS = (16, 32, 64)
+SMALL = (16, 32, 64)
+TINY = (8, 16, 32)
 CHANNELS_PER_GROUP = 4
 POOLED_SIDE = 2
 
@@ -18,16 +19,17 @@ class SmallCnn(nn.Module):
 
     Args:
       in_channels: image channels.
+      channels: output channels of the convolutions.
 
     Attributes:
-      feature_dim: width of the features, 256.
+      feature_dim: width of the features: 256, or 128 for `TINY`.
     """
 
-    def __init__(self, in_channels: int) -> None:
+    def __init__(self, in_channels: int, channels: tuple[int, ...] = SMALL) -> None:
         super().__init__()
-        self.feature_dim = CHANNELS[-1] * POOLED_SIDE**2
+        self.feature_dim = channels[-1] * POOLED_SIDE**2
         layers: list[nn.Module] = []
-        for out_channels in CHANNELS:
+        for out_channels in channels:
             conv = nn.Conv2d(in_channels, out_channels, 3, stride=2, padding=1, bias=False)
             nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
             # Out of place: per-layer hooks keep these tensors for the clipped gradient.
@@ -53,3 +55,12 @@ def small_cnn(image_shape: tuple[int, int, int]) -> SmallCnn:
     23408
     """
     return SmallCnn(image_shape[0])
+
+
+def tiny_cnn(image_shape: tuple[int, int, int]) -> SmallCnn:
+    """Returns the same network at half the width, for small data sets and small budgets.
+
+    >>> sum(p.numel() for p in tiny_cnn((1, 28, 28)).parameters())
+    5944
+    """
+    return SmallCnn(image_shape[0], TINY)
