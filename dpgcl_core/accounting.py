@@ -15,7 +15,7 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 from dp_accounting import NeighboringRelation, dp_event
@@ -56,6 +56,17 @@ def epsilon_pld(event: dp_event.DpEvent, delta: float, *, grid: float = GRID) ->
     1.828
     """
     return _epsilon(PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE, grid), event, delta)
+
+
+@lru_cache(maxsize=256)
+def epsilon_of_steps(
+    *, sampling_prob: float, noise_multiplier: float, num_steps: int, delta: float, grid: float = GRID
+) -> float:
+    """Returns `epsilon_pld` of `poisson_gaussian_event`, remembered: a sweep asks for the same ε often."""
+    event = poisson_gaussian_event(
+        sampling_prob=sampling_prob, noise_multiplier=noise_multiplier, num_steps=num_steps
+    )
+    return epsilon_pld(event, delta, grid=grid)
 
 
 def epsilon_rdp(event: dp_event.DpEvent, delta: float) -> float:
@@ -125,10 +136,13 @@ def calibrate_noise_multiplier(
         raise ConfigError(f"target_epsilon must be positive and finite; got {target_epsilon}")
 
     def epsilon(noise: float, grid: float = GRID) -> float:
-        event = poisson_gaussian_event(
-            sampling_prob=sampling_prob, noise_multiplier=noise, num_steps=num_steps
+        return epsilon_of_steps(
+            sampling_prob=sampling_prob,
+            noise_multiplier=noise,
+            num_steps=num_steps,
+            delta=target_delta,
+            grid=min(grid, target_epsilon / 500),
         )
-        return epsilon_pld(event, target_delta, grid=min(grid, target_epsilon / 500))
 
     low_enough = target_epsilon * (1 - CALIBRATION_TOLERANCE)
     path = _cache_path(cache_folder, sampling_prob, num_steps, target_epsilon, target_delta)
@@ -148,12 +162,7 @@ def calibrate_noise_multiplier(
 
 def _search(epsilon: Callable[[float], float], low: float, high: float) -> float:
     """Returns a σ with ε(σ) in the upper half of [low, high], by bisection of ln σ."""
-    small, large = _MIN_NOISE, 1.0
-    if epsilon(small) <= high:
-        raise ConfigError(
-            f"target_epsilon = {high:g} is met even by noise_multiplier = {_MIN_NOISE}: "
-            "such a budget protects nothing; choose a smaller one, or epsilon = inf"
-        )
+    small = large = 1.0
     while epsilon(large) > high:
         small, large = large, large * 2
         if large > _MAX_NOISE:
@@ -161,6 +170,13 @@ def _search(epsilon: Callable[[float], float], low: float, high: float) -> float
                 f"target_epsilon = {high:g} cannot be met by any noise_multiplier up to {_MAX_NOISE:g}; "
                 "raise it, or take fewer steps or a smaller sampling_prob"
             )
+    while epsilon(small) <= high:  # downwards in steps: small noise is slow to account for
+        if small <= _MIN_NOISE:
+            raise ConfigError(
+                f"target_epsilon = {high:g} is met even by noise_multiplier = {_MIN_NOISE}: "
+                "such a budget protects nothing; choose a smaller one, or epsilon = inf"
+            )
+        small, large = max(small / 1.5, _MIN_NOISE), small
     middle = (low + high) / 2
     while True:
         noise = math.sqrt(small * large)

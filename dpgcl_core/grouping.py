@@ -106,7 +106,7 @@ def expected_dropped_share(num_records_public: int, sampling_prob: float, group_
     """Returns the expected share of sampled records that grouping drops, E[X mod S] / E[X].
 
     >>> expected_dropped_share(64, 1.0, 16), round(expected_dropped_share(1437, 0.1, 128), 2)
-    (0.0, 0.24)
+    (0.0, 0.18)
     """
     counts, probabilities = _batch_size_law(num_records_public, sampling_prob)
     return float(np.sum((counts % group_size) * probabilities) / (num_records_public * sampling_prob))

@@ -153,7 +153,12 @@ class Mechanism:
         ...     target_delta=default_delta(60_000)).epsilon(), 2)
         9.14
         """
-        return accounting.epsilon_pld(self.dp_event(num_steps), self.target_delta)
+        return accounting.epsilon_of_steps(
+            sampling_prob=self.sampling_prob,
+            noise_multiplier=self.noise_multiplier,
+            num_steps=self.num_steps if num_steps is None else num_steps,
+            delta=self.target_delta,
+        )
 
     def calibrated(self, target_epsilon: float, *, cache_folder: Path | None = None) -> Mechanism:
         """Returns this mechanism with the noise multiplier that meets `target_epsilon` (inf: none).

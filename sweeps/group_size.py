@@ -37,11 +37,14 @@ FULL = {
 }
 
 
+BY_DATASET = {"digits": {"group_sizes": (2, 4, 8, 16, 32), "repeats": 2}}
+
+
 @dataclass(frozen=True, kw_only=True)
 class GroupSizeOptions(SweepOptions):
     """The axes of this sweep."""
 
-    group_sizes: tuple[GroupSize, ...] = (2, 4, 8, 16, 32)
+    group_sizes: tuple[GroupSize, ...] = (2, 4, 8, 16, 32, 64, "batch")
     """Values of S; "batch" makes the whole realised batch one group."""
     non_private: bool = True
     """Also run every point without noise and clipping (ε = ∞); public data only."""
@@ -54,25 +57,28 @@ def points(options: GroupSizeOptions) -> list[Point]:
     found = []
     for size in dict.fromkeys(options.group_sizes):
         for count in dict.fromkeys(options.num_augmentations_grid or (options.num_augmentations,)):
-            label = f"S{size}-Na{count}"
-            changes = {"group_size": size, "num_augmentations": count}
-            found.append(Point(label=f"{label}-private", changes=changes))
-            if options.non_private:
+            label, changes = f"S{size}-Na{count}", {"group_size": size, "num_augmentations": count}
+            if options.epsilon != math.inf:
+                found.append(Point(label=f"{label}-private", changes=changes))
+            if options.non_private or options.epsilon == math.inf:
                 found.append(Point(label=f"{label}-eps-inf", changes=changes | {"epsilon": math.inf}))
     return found
 
 
 def figure(tracking_uri: str, sweep: str, folder: Path) -> list[Path]:
     """Draws the figure and its table from MLflow alone."""
-    from dashboards.figures import write_group_size_figure
+    from dashboards.figures import write_group_size_figure, write_summary_table
     from dashboards.runs import load_trials
 
-    return list(write_group_size_figure(load_trials(tracking_uri, sweep), folder))
+    trials = load_trials(tracking_uri, sweep)
+    return [*write_group_size_figure(trials, folder), *write_summary_table(trials, folder)]
 
 
 def main() -> int:
     """Runs the sweep."""
-    options = parse_options(GroupSizeOptions, description=__doc__, tiny=TINY, full=FULL)
+    options = parse_options(
+        GroupSizeOptions, description=__doc__, tiny=TINY, full=FULL, by_dataset=BY_DATASET
+    )
     return run_sweep("group-size", options, points(options), figure)
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import tune
-from ray.train import RunConfig, ScalingConfig
+from ray.train import RunConfig, ScalingConfig, WorkerGroupError
 from ray.train.torch import TorchTrainer
 
 from dpgcl_core.errors import DpgclError
@@ -75,7 +75,18 @@ def run_trial(
         ),
         run_config=RunConfig(name=trial.name, storage_path=str(trial.ray_folder)),
     )
-    tune.report(trainer.fit().return_value)  # a process that dies raises here, and Tune starts over
+    try:
+        result = trainer.fit().return_value  # a process that dies raises here, and Tune starts over
+    except WorkerGroupError as error:
+        told = [each for each in error.worker_failures.values() if isinstance(each, TrainingFailed)]
+        if not told:
+            raise
+        result = {"error": str(told[0])}
+    tune.report(result)
+
+
+class TrainingFailed(Exception):  # noqa: N818
+    """One of several workers failed by itself; carries what may be told of it."""
 
 
 def train_worker(loop_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,9 +100,12 @@ def train_worker(loop_config: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return _train(trial, data)
     except Exception as error:
-        if current_workers().count > 1:
-            raise  # the other workers wait for this one: end the group
-        return {"error": describe_error(error, data_are_public=data.train_is_public)}
+        text = describe_error(error, data_are_public=data.train_is_public)
+        if current_workers().count == 1:
+            return {"error": text}
+        if _lost_another_worker(error):
+            raise
+        raise TrainingFailed(text) from None  # the other workers wait for this one: end the group
 
 
 def _train(trial: RayTrial, data: TrainingData) -> dict[str, Any]:
@@ -106,6 +120,12 @@ def _train(trial: RayTrial, data: TrainingData) -> dict[str, Any]:
         checkpoints=CheckpointFolder(trial.checkpoint_folder, every_steps=every_steps),
     )
     return {"metrics": result.metrics, "series": result.series}
+
+
+def _lost_another_worker(error: Exception) -> bool:
+    """Whether this worker failed only because another one's process died."""
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and ("gloo" in text or "nccl" in text)
 
 
 def describe_error(error: Exception, *, data_are_public: bool) -> str:

@@ -10,8 +10,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from dpgcl_core.errors import ConfigError
 from sweeps.service.options import SweepOptions
@@ -42,17 +45,25 @@ class Stopped(BaseException):
         self.signal_number = signal_number
 
 
-def run_trials(
-    plan: SweepPlan, folder: SweepFolder, trials: Sequence[Trial], on_result: OnResult
-) -> dict[str, str]:
-    """Runs `trials` and calls `on_result(name, result)` in this process as each one ends.
+@dataclass(frozen=True)
+class RaySession:
+    """A Ray that is connected and large enough.
 
-    Returns:
-      The trials that failed for good, and why; their checkpoints stay.
+    Attributes:
+      scratch: a folder for what Ray writes and nobody needs later.
+      concurrent: trainings at once.
+    """
+
+    scratch: Path
+    concurrent: int
+
+
+@contextmanager
+def ray_session(options: SweepOptions) -> Iterator[RaySession]:
+    """Connects to Ray; nothing of the sweep is started yet.
 
     Raises:
       ConfigError: the cluster is too small for one training.
-      Stopped: a signal came; everything finished has been reported.
     """
     os.environ.update({k: v for k, v in _QUIET.items() if k not in os.environ})
     import ray  # after the environment is set; takes a second
@@ -60,9 +71,35 @@ def run_trials(
     with _scratch_folder() as scratch, _connected(scratch):
         for name in ("ray.tune", "ray.train"):  # the driver says itself what failed
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        concurrent = max_concurrent_trials(plan.options, ray.cluster_resources())
-        records = [ray.put(plan.data)]
-        return _tune(plan, folder, trials, on_result, concurrent, records, scratch)
+        yield RaySession(scratch, max_concurrent_trials(options, ray.cluster_resources()))
+
+
+def check_this_machine(options: SweepOptions) -> None:
+    """Refuses what a private Ray cannot hold, before one is started.
+
+    Raises:
+      ConfigError: this machine is too small for one training.
+    """
+    if not _joins_cluster():
+        have = {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
+        max_concurrent_trials(options, have)
+
+
+def run_trials(
+    session: RaySession, plan: SweepPlan, folder: SweepFolder, trials: Sequence[Trial], on_result: OnResult
+) -> dict[str, str]:
+    """Runs `trials` and calls `on_result(name, result)` in this process as each one ends.
+
+    Returns:
+      The trials that failed for good, and why; their checkpoints stay.
+
+    Raises:
+      Stopped: a signal came; everything finished has been reported.
+    """
+    import ray
+
+    records = [ray.put(plan.data)]
+    return _tune(plan, folder, trials, on_result, session, records)
 
 
 def max_concurrent_trials(options: SweepOptions, resources: dict[str, float]) -> int:
@@ -101,10 +138,13 @@ def _connected(scratch: Path) -> Iterator[None]:
     import ray
 
     shared: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    folder = Path.cwd()
     if not inside_ray_job():
         os.chdir(CODE_ROOT)  # Ray puts the driver's folder first on its workers' path
-        shared["runtime_env"] = {"env_vars": {"PYTHONPATH": str(CODE_ROOT)}}
-    if inside_ray_job() or os.environ.get("RAY_ADDRESS"):
+        own = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # the user's network may be there
+        found = [str(CODE_ROOT), *(str(folder / path) for path in own if path)]
+        shared["runtime_env"] = {"env_vars": {"PYTHONPATH": os.pathsep.join(found)}}
+    if _joins_cluster():
         ray.init(**shared)
     else:
         _keep_token_out_of_home()
@@ -115,6 +155,11 @@ def _connected(scratch: Path) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+        os.chdir(folder)
+
+
+def _joins_cluster() -> bool:
+    return inside_ray_job() or bool(os.environ.get("RAY_ADDRESS"))
 
 
 def _keep_token_out_of_home() -> None:
@@ -128,9 +173,8 @@ def _tune(
     folder: SweepFolder,
     trials: Sequence[Trial],
     on_result: OnResult,
-    concurrent: int,
+    session: RaySession,
     records: list[Any],
-    scratch: Path,
 ) -> dict[str, str]:
     from ray import tune
 
@@ -142,7 +186,7 @@ def _tune(
             name=trial.name,
             config=trial.config,
             checkpoint_folder=folder.checkpoint_folder(trial.name),
-            ray_folder=folder.path / "ray" if options.num_workers > 1 else scratch / "train",
+            ray_folder=folder.path / "ray" if options.num_workers > 1 else session.scratch / "train",
             code_root=None if inside_ray_job() else CODE_ROOT,
             gpus_per_worker=options.gpus_per_worker,
         )
@@ -154,10 +198,10 @@ def _tune(
     tuner = tune.Tuner(
         tune.with_resources(function, resources),
         param_space={"trial": tune.grid_search(list(ray_trials))},
-        tune_config=tune.TuneConfig(max_concurrent_trials=concurrent, reuse_actors=True),
+        tune_config=tune.TuneConfig(max_concurrent_trials=session.concurrent, reuse_actors=True),
         run_config=tune.RunConfig(
             name="tune",
-            storage_path=str(scratch),
+            storage_path=str(session.scratch),
             callbacks=[callback],
             failure_config=tune.FailureConfig(max_failures=options.max_restarts),
             verbose=0,

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import io
+import itertools
+import os
+import re
+import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, NoReturn, TypeVar
 
-from dpgcl_core.errors import ConfigError, DpgclError
+from dpgcl_core.errors import ConfigError, DpgclError, unknown_choice
 from trainers.data import BUILTIN_DATASETS, check_dataset_name
 from trainers.settings import Setting, named_setting
 
@@ -31,7 +37,7 @@ class SweepOptions(Setting):
     """Resize images to this square, in pixels."""
     test_fraction: float = 0.2
     """Share held out for scoring where public data have no test split of their own; by record id."""
-    repeats: int = 2
+    repeats: int = 3
     """Trainings per point, each with its own public seed."""
     seed: int = 0
     """Public seed of the first repeat: initialisation, views, evaluation subsets. Never of noise."""
@@ -58,7 +64,7 @@ class SweepOptions(Setting):
 
     def __post_init__(self) -> None:
         check_dataset_name(self.dataset)
-        for name, least in (("repeats", 1), ("max_restarts", 0)):
+        for name, least in (("repeats", 1), ("max_restarts", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} must be at least {least}; got {getattr(self, name)}")
         if not 0 < self.test_fraction < 1:
@@ -89,6 +95,7 @@ def parse_options(
     description: str,
     tiny: dict[str, object],
     full: dict[str, object],
+    by_dataset: Mapping[str, dict[str, object]],
     arguments: Sequence[str] | None = None,
 ) -> Options:
     """Returns a sweep's options: the named setting's values, replaced by what the command line gives.
@@ -97,33 +104,89 @@ def parse_options(
       kind: the sweep's options.
       description: for `--help`.
       tiny, full: field values that `--tiny` and `--full` stand for.
+      by_dataset: field values for a data set when neither is given.
       arguments: the command line without the program; None for this process's own.
 
     Raises:
-      ConfigError: a value or a combination breaks a rule. Unknown options exit with code 2.
+      ConfigError: an option is unknown, or a value or a combination breaks a rule.
     """
-    import tyro  # here, for it is needed by command lines alone
-
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    _refuse_unknown_options(kind, arguments)
+    first = _FirstPass(add_help=False, allow_abbrev=False)
     first.add_argument("--dataset")
     first.add_argument("--setting", default="auto")
     first.add_argument("--tiny", action="store_true")
     first.add_argument("--full", action="store_true")
     chosen, _ = first.parse_known_args(arguments)
     preset: dict[str, object] = dict(tiny) if chosen.tiny else dict(full) if chosen.full else {}
-    dataset = chosen.dataset or preset.get("dataset", "digits")
+    dataset = str(chosen.dataset or preset.get("dataset", "digits"))
+    check_dataset_name(dataset)
+    preset = preset or by_dataset.get(dataset, {})
     setting_name = "paper" if chosen.full and chosen.setting == "auto" else chosen.setting
-    setting = named_setting(setting_name, dataset=str(dataset))
+    setting = named_setting(setting_name, dataset=dataset)
     values = {f.name: getattr(setting, f.name) for f in dataclasses.fields(Setting)} | preset
-    options = tyro.cli(kind, description=description, default=kind(**values), args=arguments)
+    options = _typed(kind, kind(**values), description, arguments)
     _refuse_contradictions(options, arguments)
     return options
 
 
+class _FirstPass(argparse.ArgumentParser):
+    """Reads the few options that choose the defaults of all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def _typed(kind: type[Options], default: Options, description: str, arguments: list[str]) -> Options:
+    """Returns the options by tyro, whose boxed messages become one line."""
+    import tyro  # here, for it is needed by command lines alone
+
+    said = io.StringIO()
+    columns, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), "10000"  # no line is broken
+    if {"-h", "--help"} & set(arguments):
+        os.environ["COLUMNS"] = columns or str(shutil.get_terminal_size().columns)
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(kind, description=description, default=default, args=arguments)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise ConfigError(_first_part(said.getvalue())) from None
+    finally:
+        del os.environ["COLUMNS"]
+        if columns is not None:
+            os.environ["COLUMNS"] = columns
+
+
+def _first_part(box: str) -> str:
+    """The first section of a box, in one line.
+
+    >>> _first_part("╭─ Value error ─╮\\n│ Error parsing Sweep: a ≥ 1 │\\n│ ──────── │\\n│ More help. │\\n╰──────╯")
+    'a ≥ 1'
+    """
+    lines = [line.strip("│ \n") for line in box.splitlines() if line.startswith("│")]
+    section = itertools.takewhile(lambda line: not line.startswith("──"), lines)
+    text = " ".join(line for line in section if line) or box.strip()
+    return re.sub(r"^Error parsing [A-Z]\w*: ", "", text)
+
+
+def _refuse_unknown_options(kind: type[SweepOptions], arguments: Sequence[str]) -> None:
+    valid = {"--" + f.name.replace("_", "-"): f for f in dataclasses.fields(kind)}
+    flags = {f"--no-{name[2:]}" for name, field in valid.items() if isinstance(field.default, bool)}
+    for name in _names(arguments):
+        if name not in {*valid, *flags, "--help"}:
+            raise ConfigError(unknown_choice("option", name, valid))
+        if f"{name}s" in valid:
+            raise ConfigError(f"this sweep varies {name[2:].replace('-', '_')}: give {name}s, not {name}")
+
+
+def _names(arguments: Sequence[str]) -> list[str]:
+    """The options among the arguments, spelled with dashes."""
+    return [a.split("=")[0].replace("_", "-") for a in arguments if a.startswith("--")]
+
+
 def _refuse_contradictions(options: SweepOptions, arguments: Sequence[str]) -> None:
-    given = {argument.split("=")[0].replace("_", "-") for argument in arguments}
-    if {"--sampling-prob", "--expected-batch-size"} <= given:
+    if {"--sampling-prob", "--expected-batch-size"} <= set(_names(arguments)):
         raise ConfigError("give sampling_prob or expected_batch_size, not both")
     options.target_epsilon()
 
@@ -133,5 +196,7 @@ def exit_on_bad_input(main: Callable[[], int]) -> None:
     try:
         sys.exit(main())
     except DpgclError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:  # before the trials; while they run, a signal is an ending of its own
+        sys.exit(130)

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from dpgcl_core.accounting import epsilon_prv, epsilon_rdp
+from dpgcl_core.clipping import trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism import Mechanism
 from sweeps.service.options import SweepOptions
-from trainers.config import PerformanceConfig, TrainingConfig
+from trainers.config import TrainingConfig
 from trainers.data import load_dataset, split_train_test
+from trainers.encoder import build_encoder, refuse_cross_record
 from trainers.loop import TrainingData
+from trainers.optimizers import build_optimizer
 
 TUNING_COST = "not yet accounted"
 
@@ -75,10 +78,14 @@ class SweepPlan:
 
     @property
     def fingerprint(self) -> str:
-        """Identifies everything that decides the results; performance and storage do not."""
+        """Identifies everything that decides the results; performance and storage do not.
+
+        It is written down, so the true number of private records must not move it; n does.
+        """
+        num_records = len(self.data.train) if self.data.train_is_public else None
         content = [[trial.name, _semantics(trial.config)] for trial in self.trials]
         content.append([self.options.dataset, self.options.image_size, self.options.evaluate_on])
-        content.append([self.options.data_are_private, self.options.test_fraction, len(self.data.train)])
+        content.append([self.options.data_are_private, self.options.test_fraction, num_records])
         text = json.dumps(content, sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
@@ -116,43 +123,86 @@ def build_plan(
       ConfigError: an option breaks a rule.
       DataError: the data are missing or unusable.
     """
+    if not points:
+        raise ConfigError("a sweep needs at least one point: give every axis at least one value")
+    if options.data_are_private and options.seeded_non_private:
+        raise ConfigError("seeded_non_private has no guarantee and is refused with private data")
     data, notes = load_training_data(options)
-    trials: list[Trial] = []
-    for repeat in range(options.repeats):
-        for point in points:
-            changes = dict(point.changes)
-            if changes.get("epsilon") == math.inf:
-                if options.data_are_private:
-                    continue
-                changes["noise_multiplier"] = None
-            setting = dataclasses.replace(options.training_setting(), **changes)
-            config = setting.training_config(
-                num_records=len(data.train),
-                public_seed=options.seed + repeat,
-                calibration_folder=calibration_folder,
-            )
-            params = _params(config, options, data, changes, repeat)
-            trials.append(Trial(name=f"{point.label}-r{repeat}", config=config, params=params))
-    if not trials:
+    configs = _configs(options, points, data, calibration_folder)
+    if not configs:
         raise ConfigError(
             "no trial is left: with private data, trials with epsilon = inf are not run; "
             "give a finite epsilon"
         )
-    if options.data_are_private and options.seeded_non_private:
-        raise ConfigError("seeded_non_private has no guarantee and is refused with private data")
+    trials = []
+    for repeat in range(options.repeats):
+        for point, config in configs:
+            config = dataclasses.replace(config, public_seed=options.seed + repeat)
+            params = _params(config, options, point, repeat)
+            trials.append(Trial(name=f"{point.label}-r{repeat}", config=config, params=params))
     return SweepPlan(question=question, options=options, data=data, trials=tuple(trials), notes=tuple(notes))
 
 
-def _params(
-    config: TrainingConfig,
-    options: SweepOptions,
-    data: TrainingData,
-    changes: Mapping[str, Any],
-    repeat: int,
-) -> dict[str, Any]:
+def _configs(
+    options: SweepOptions, points: Sequence[Point], data: TrainingData, calibration_folder: Path | None
+) -> list[tuple[Point, TrainingConfig]]:
+    """Returns the checked training of every point that may be run on these data."""
+    found: list[tuple[Point, TrainingConfig]] = []
+    noise: dict[Any, float] = {}
+    for point in points:
+        setting = dataclasses.replace(options.training_setting(), **point.changes)
+        if setting.epsilon == math.inf:
+            if options.data_are_private:
+                continue
+            setting = dataclasses.replace(setting, noise_multiplier=None)
+        key = tuple(getattr(setting, name) for name in _DECIDE_NOISE)
+        if key in noise:  # the group size, say, changes nothing: calibrate and verify once
+            setting = dataclasses.replace(setting, epsilon=None, noise_multiplier=noise[key])
+        config = setting.training_config(
+            num_records=len(data.train), public_seed=options.seed, calibration_folder=calibration_folder
+        )
+        if config.mechanism.is_private:
+            noise[key] = config.mechanism.noise_multiplier
+        if not any(config.network == c.network and config.optimizer == c.optimizer for _, c in found):
+            _check_network(config, data)
+        found.append((point, config))
+    return found
+
+
+_DECIDE_NOISE = (
+    "epsilon",
+    "noise_multiplier",
+    "delta",
+    "num_records_public",
+    "expected_batch_size",
+    "sampling_prob",
+    "num_steps",
+)
+
+
+def _check_network(config: TrainingConfig, data: TrainingData) -> None:
+    """Builds network and optimizer once, so that no worker finds them unknown or mixing records."""
+    shape = data.train.images.shape[1:]
+    encoder = build_encoder(config.network, shape, config.public_seed)
+    refuse_cross_record(encoder, shape)
+    build_optimizer(config.optimizer, trainable_parameters(encoder))
+
+
+def epsilon_of(mechanism: Mechanism) -> float:
+    """Returns ε of all planned steps, computed once per distinct event and δ."""
+    key = (mechanism.dp_event(), mechanism.target_delta)
+    if key not in _EPSILONS:
+        _EPSILONS[key] = mechanism.epsilon()
+    return _EPSILONS[key]
+
+
+_EPSILONS: dict[Any, float] = {}
+
+
+def _params(config: TrainingConfig, options: SweepOptions, point: Point, repeat: int) -> dict[str, Any]:
     """Returns a trial's params: every setting, the target, and the cross-checks of its ε."""
     mechanism = config.mechanism
-    target = math.inf if not mechanism.is_private else changes.get("epsilon", options.target_epsilon())
+    target = math.inf if not mechanism.is_private else point.changes.get("epsilon", options.target_epsilon())
     params = config.as_params() | {
         "dataset": options.dataset,
         "target_epsilon": target,
@@ -166,7 +216,7 @@ def _params(
         "tuning_cost": TUNING_COST,
     }
     if target is None:
-        params["target_epsilon"] = round(mechanism.epsilon(), 4)
+        params["target_epsilon"] = round(epsilon_of(mechanism), 4)
     return params
 
 
@@ -184,6 +234,11 @@ def load_training_data(options: SweepOptions) -> tuple[TrainingData, list[str]]:
             "give --num-records-public to declare another."
         )
     private = options.data_are_private
+    if private and options.evaluate_on and _same_source(options.evaluate_on, options.dataset):
+        raise ConfigError(
+            "evaluate_on must be a public data set, other than the private training data; "
+            f"got {options.evaluate_on} for both"
+        )
     index = queries = None
     train = dataset.train
     if options.evaluate_on is not None:
@@ -212,6 +267,14 @@ def load_training_data(options: SweepOptions) -> tuple[TrainingData, list[str]]:
     return data, notes
 
 
+def _same_source(one: str, other: str) -> bool:
+    def place(name: str) -> Path | str:
+        _, colon, path = name.partition(":")
+        return Path(path).expanduser().resolve() if colon else name
+
+    return place(one) == place(other)
+
+
 def cross_checks(mechanism: Mechanism) -> dict[str, float]:
     """Returns ε of all planned steps by the two other accountants."""
     return {
@@ -223,9 +286,3 @@ def cross_checks(mechanism: Mechanism) -> dict[str, float]:
             delta=mechanism.target_delta,
         ),
     }
-
-
-def performance_of(options: SweepOptions) -> PerformanceConfig:
-    """Returns the performance fields, which a resume may change."""
-    names = [f.name for f in dataclasses.fields(PerformanceConfig)]
-    return PerformanceConfig(**{name: getattr(options, name) for name in names})

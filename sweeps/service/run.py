@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -13,10 +12,17 @@ from typing import Any
 
 from dpgcl_core.errors import DpgclError, TrackingError
 from sweeps.service.estimate import estimate_seconds
-from sweeps.service.execution import Stopped, run_trials, say
+from sweeps.service.execution import Stopped, check_this_machine, ray_session, run_trials, say
 from sweeps.service.options import SweepOptions
-from sweeps.service.plan import Point, SweepPlan, Trial, build_plan, cross_checks
-from sweeps.service.storage import SweepFolder, find_folder, storage_root
+from sweeps.service.plan import Point, SweepPlan, Trial, build_plan, cross_checks, epsilon_of
+from sweeps.service.storage import (
+    SweepFolder,
+    calibrations,
+    find_folder,
+    fit_for_name,
+    storage_root,
+    tracking_address,
+)
 from trainers.tracking import Tracker
 
 EXPERIMENT = "dpgcl"
@@ -43,25 +49,26 @@ def run_sweep(question: str, options: SweepOptions, points: Sequence[Point], fig
       DpgclError: bad input; exit code 2.
     """
     root = storage_root(options.storage)
+    uri = tracking_address(options.tracking_uri, root)
     say(f"storage: {root}")
-    plan = build_plan(question, options, points, calibration_folder=root / "calibration")
-    folder = find_folder(
-        root,
-        name=options.name,
-        fingerprint=plan.fingerprint,
-        resume=options.resume,
-        prefix=f"{question}-{_short(options.dataset)}-{datetime.now():%Y%m%d-%H%M%S}",
-    )
-    _print_plan(plan)
-    if options.dry_run:
-        say(_estimate_text(plan))
-        return 0
-    uri = options.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
-    tracker = Tracker.open(uri, root, EXPERIMENT)
-    with folder.locked():
-        if folder.read_plan() is None:
-            folder.create({"fingerprint": plan.fingerprint, "params": plan.params()})
-        return _Sweep(plan, folder, tracker, uri).run(figure)
+    with calibrations(root) as found:
+        plan = build_plan(question, options, points, calibration_folder=found.folder)
+        folder = find_folder(
+            root,
+            name=options.name,
+            fingerprint=plan.fingerprint,
+            resume=options.resume,
+            prefix=f"{question}-{_short(options.dataset)}-{datetime.now():%Y%m%d-%H%M%S}",
+        )
+        _print_plan(plan)
+        if options.dry_run:
+            say(_estimate_text(plan))
+            return 0
+        check_this_machine(options)
+        with folder.locked():
+            sweep = _Sweep(plan, folder, Tracker.open(uri, root, EXPERIMENT), uri)
+            found.keep()
+            return sweep.run(figure)
 
 
 class _Sweep:
@@ -75,23 +82,34 @@ class _Sweep:
         self._untracked: set[str] = set()
 
     def run(self, figure: Figure) -> int:
-        self._parent = self._tracker.start_sweep(
-            self._folder.name, self._plan.params(), self._plan.tags(), description=_question(self._plan)
-        )
         done = self._folder.finished()
-        for name in done:
-            self._track(name, done[name])
         remaining = [trial for trial in self._plan.trials if trial.name not in done]
-        say(f"sweep: {self._folder.name} ({len(done)} of {len(self._trials)} trials done)")
-        self._started, self._num_before = time.monotonic(), len(done)
+        failed: dict[str, str] = {}
         try:
-            failed = run_trials(self._plan, self._folder, remaining, self._on_result) if remaining else {}
+            if remaining:
+                with ray_session(self._plan.options) as session:
+                    self._begin(done)
+                    failed = run_trials(session, self._plan, self._folder, remaining, self._on_result)
+            else:
+                self._begin(done)
         except Stopped as stopped:
             self._close("KILLED")
             name = signal.Signals(stopped.signal_number).name
             say(f"stopped by {name}; continue with --resume --name {self._folder.name}")
             return 128 + stopped.signal_number
         return self._end(failed, figure)
+
+    def _begin(self, done: dict[str, dict[str, Any]]) -> None:
+        """Opens the parent run, then the folder, and sends what MLflow lacks of earlier results."""
+        self._parent = self._tracker.start_sweep(
+            self._folder.name, self._plan.params(), self._plan.tags(), description=_question(self._plan)
+        )
+        if self._folder.read_plan() is None:
+            self._folder.create({"fingerprint": self._plan.fingerprint, "params": self._plan.params()})
+        for name, result in done.items():
+            self._track(name, result)
+        say(f"sweep: {self._folder.name} ({len(done)} of {len(self._trials)} trials done)")
+        self._started, self._num_before = time.monotonic(), len(done)
 
     def _on_result(self, name: str, result: dict[str, Any]) -> None:
         self._folder.keep(name, result)
@@ -175,7 +193,7 @@ def _print_plan(plan: SweepPlan) -> None:
         params = trial.params
         key = trial.name.rsplit("-r", 1)[0]
         label = trial.config.guarantee_label
-        epsilon = "none" if label == "none" else f"{_epsilon(trial):.4f}"
+        epsilon = "none" if label == "none" else f"{epsilon_of(trial.config.mechanism):.4f}"
         rows[key] = (
             f"  {key:<24} σ = {params['noise_multiplier']:<10.5g} ε of one trial = {epsilon:<9} {label}"
         )
@@ -183,16 +201,6 @@ def _print_plan(plan: SweepPlan) -> None:
     for row in rows.values():
         say(row)
     say("tuning cost not yet accounted: ε above is of one training, not of choosing among them")
-
-
-def _epsilon(trial: Trial) -> float:
-    key = (trial.config.mechanism.dp_event(), trial.config.mechanism.target_delta)
-    if key not in _EPSILONS:
-        _EPSILONS[key] = trial.config.mechanism.epsilon()
-    return _EPSILONS[key]
-
-
-_EPSILONS: dict[Any, float] = {}
 
 
 def _estimate_text(plan: SweepPlan) -> str:
@@ -221,4 +229,4 @@ def _clock(seconds: float) -> str:
 
 def _short(dataset: str) -> str:
     scheme, _, path = dataset.partition(":")
-    return f"{scheme}-{Path(path).stem}" if path else dataset
+    return fit_for_name(f"{scheme}-{Path(path).stem}") if path else dataset

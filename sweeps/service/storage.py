@@ -15,8 +15,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
+import shutil
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +59,27 @@ def storage_root(option: Path | None) -> Path:
     return path
 
 
+def tracking_address(option: str | None, root: Path) -> str:
+    """Returns where MLflow keeps the runs: the option, `$MLFLOW_TRACKING_URI`, or `mlflow.db` in `root`.
+
+    The path of an SQLite file is made absolute: the driver of a private Ray changes its folder.
+
+    Raises:
+      StorageError: the file lies in a job's throw-away copy.
+    """
+    uri = option or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
+    file = re.fullmatch(r"(sqlite[^:]*:///)([^?]+)(.*)", uri, re.IGNORECASE)
+    if file is None:
+        return uri
+    path = Path(file[2]).absolute()
+    if inside_ray_job() and _in_throw_away_copy(path):
+        raise StorageError(
+            f"the MLflow database {path} lies in the job's throw-away copy of the code and would be lost; "
+            "give --tracking-uri (after --) an absolute path outside it, as sqlite:////home/me/mlflow.db"
+        )
+    return f"{file[1]}{path}{file[3]}"
+
+
 def _in_throw_away_copy(path: Path) -> bool:
     resolved = path.resolve()
     return "_ray_pkg_" in str(resolved) or (
@@ -76,8 +100,9 @@ class SweepFolder:
 
     def create(self, plan: dict[str, Any]) -> None:
         """Creates the folder with its plan; `plan["fingerprint"]` identifies the configuration."""
-        (self.path / "trials").mkdir(parents=True, exist_ok=True)
-        write_json(self.path / "plan.json", plan)
+        with _storage_errors(self.path):
+            (self.path / "trials").mkdir(parents=True, exist_ok=True)
+            write_json(self.path / "plan.json", plan)
 
     def read_plan(self) -> dict[str, Any] | None:
         """Returns the plan, or None where there is none.
@@ -87,18 +112,32 @@ class SweepFolder:
         """
         path = self.path / "plan.json"
         try:
-            return json.loads(path.read_text()) if path.is_file() else None
-        except ValueError as error:
-            raise StorageError(f"{path} is damaged; choose another sweep name") from error
+            plan = json.loads(path.read_text()) if path.is_file() else None
+        except ValueError:
+            plan = "damaged"
+        if plan is not None and not isinstance(plan, dict):
+            raise StorageError(f"{path} is damaged; choose another sweep name")
+        return plan
 
     def checkpoint_folder(self, trial: str) -> Path:
         """Returns the folder of a trial's checkpoints."""
         return self.path / "checkpoints" / trial
 
     def finished(self) -> dict[str, dict[str, Any]]:
-        """Returns the results of the finished trials by name."""
-        files = sorted((self.path / "trials").glob("*.json"))
-        return {file.stem: json.loads(file.read_text()) for file in files}
+        """Returns the results of the finished trials by name.
+
+        Raises:
+          StorageError: one is damaged; running its trial again silently would hide a spend.
+        """
+        results = {}
+        for file in sorted((self.path / "trials").glob("*.json")):
+            try:
+                results[file.stem] = json.loads(file.read_text())
+            except ValueError as error:
+                raise StorageError(
+                    f"{file} is damaged; restore it, or delete it to finish that training again"
+                ) from error
+        return results
 
     def keep(self, trial: str, result: dict[str, Any]) -> None:
         """Keeps a finished trial's result, durably and at once."""
@@ -108,16 +147,28 @@ class SweepFolder:
     def locked(self) -> Iterator[None]:
         """Holds the folder for one driver; the system lets go even when the driver is killed.
 
+        A folder that got no plan meanwhile is removed again.
+
         Raises:
-          StorageError: another driver holds it.
+          StorageError: another driver holds it, or it cannot be written.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("w") as file:
+        missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        with _storage_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = (self.path / "lock").open("w")
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise StorageError(f"the sweep {self.name!r} is being run by another process") from error
-            yield
+            try:
+                yield
+            finally:
+                if not (self.path / "plan.json").exists():
+                    (self.path / "lock").unlink()
+                    with suppress(OSError):  # something else lies there
+                        for path in missing:
+                            path.rmdir()
 
 
 def find_folder(root: Path, *, name: str | None, fingerprint: str, resume: bool, prefix: str) -> SweepFolder:
@@ -131,14 +182,19 @@ def find_folder(root: Path, *, name: str | None, fingerprint: str, resume: bool,
       prefix: of a new sweep's name, when none is given.
 
     Raises:
-      StorageError: the folder belongs to another configuration, exists already, or there is nothing to
-        resume.
+      StorageError: the name is not one, the folder belongs to another configuration, exists already, or
+        there is nothing to resume.
     """
     sweeps = root / "sweeps"
+    if name is not None and not _NAME.fullmatch(name):
+        raise StorageError(
+            "the name of a sweep must be at most 100 letters, digits and . _ + = -, the first one a letter "
+            f"or a digit, for it names a folder; got {name!r}"
+        )
     if name is None and not resume:
         return SweepFolder(_unused(sweeps, prefix))
     if name is None:
-        found = [f for f in _folders(sweeps) if (f.read_plan() or {}).get("fingerprint") == fingerprint]
+        found = [folder for folder in _folders(sweeps) if _fingerprint(folder) == fingerprint]
         if not found:
             raise StorageError(f"nothing to resume: no sweep of this configuration in {sweeps}")
         return max(found, key=lambda f: (f.path / "plan.json").stat().st_mtime_ns)
@@ -161,6 +217,25 @@ def find_folder(root: Path, *, name: str | None, fingerprint: str, resume: bool,
     return folder
 
 
+_NAME = re.compile(r"[^\W_][\w.+=-]{0,99}")
+
+
+def fit_for_name(text: str) -> str:
+    """Returns `text` with what a sweep's name must not hold replaced.
+
+    >>> fit_for_name("npz-my photos (1)")
+    'npz-my-photos-1-'
+    """
+    return re.sub(r"[^\w.+=-]+", "-", text)[:60]
+
+
+def _fingerprint(folder: SweepFolder) -> str | None:
+    try:
+        return (folder.read_plan() or {}).get("fingerprint")
+    except StorageError:  # a damaged folder is nobody's
+        return None
+
+
 def _folders(sweeps: Path) -> list[SweepFolder]:
     return [SweepFolder(path) for path in sweeps.iterdir() if path.is_dir()] if sweeps.is_dir() else []
 
@@ -170,6 +245,45 @@ def _unused(sweeps: Path, prefix: str) -> Path:
     while path.exists():
         path, number = sweeps / f"{prefix}-{number}", number + 1
     return path
+
+
+@dataclass(frozen=True)
+class CalibrationCache:
+    """Noise multipliers found before; see `calibrations`.
+
+    Attributes:
+      folder: where planning finds them, and leaves new ones.
+      kept: where they last.
+    """
+
+    folder: Path
+    kept: Path
+
+    def keep(self) -> None:
+        """Keeps what planning found."""
+        with _storage_errors(self.kept):
+            self.kept.mkdir(parents=True, exist_ok=True)
+            for file in self.folder.glob("*.json"):
+                if not (self.kept / file.name).exists():
+                    write_json(self.kept / file.name, json.loads(file.read_text()))
+
+
+@contextmanager
+def calibrations(root: Path) -> Iterator[CalibrationCache]:
+    """Yields the cache of a storage folder, which changes only when told to: a plan may still be refused."""
+    with tempfile.TemporaryDirectory(prefix="dpgcl-") as folder:
+        cache = CalibrationCache(Path(folder), root / "calibration")
+        for file in cache.kept.glob("*.json"):
+            shutil.copy(file, cache.folder)
+        yield cache
+
+
+@contextmanager
+def _storage_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -1,0 +1,233 @@
+"""Every form of submission, on one real head of the test's own; the jobs are shared by the tests."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sweeps.head import Head, wait_for
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="the test's head needs a second loopback address"),
+]
+
+SCRIPT = "sweeps/group_size.py"
+FROM_COPY = ("--working-dir", ".", "--")
+FAST = ("--tiny", "--noise-multiplier", "1", "--num-steps", "2", "--no-non-private")  # one trial, calibrated
+UNREACHABLE = "127.0.0.2:1"
+NOT_UPLOADED = ("results/big.bin", "mlflow.db", "data/images.npz", "own.parquet")
+EDIT = "\nprint('this is the edited copy', flush=True)\n"
+# Appended to trainers/ray_worker.py: whichever copy a worker imports notes itself, or, being the
+# installed one, notes nothing.
+NOTE_IMPORT = """
+
+def _train(trial, data, _train=_train):
+    trial.checkpoint_folder.mkdir(parents=True, exist_ok=True)
+    (trial.checkpoint_folder / "imported_from").write_text(__file__)
+    return _train(trial, data)
+"""
+
+
+@pytest.fixture(scope="module")
+def head():
+    """A head in a copy of the repository that holds results, a database and data, too."""
+    with Head() as head:
+        _append(head.copy / "trainers/ray_worker.py", NOTE_IMPORT)
+        for name in NOT_UPLOADED:
+            (head.copy / name).parent.mkdir(exist_ok=True)
+            (head.copy / name).write_bytes(bytes(5 * 2**20))
+        yield head
+
+
+@pytest.fixture(scope="module")
+def tiny_job(head) -> tuple[int, str]:
+    """Exit code and output of `ray job submit --working-dir . -- python SCRIPT --tiny`, followed to its end."""
+    return head.submit_and_follow(*FROM_COPY, "python", SCRIPT, "--tiny")
+
+
+@pytest.fixture(scope="module")
+def tiny_sweep(head, tiny_job) -> Path:
+    """The folder of that job's sweep."""
+    return _sweep_folder(head, tiny_job[1])
+
+
+@pytest.fixture(scope="module")
+def resumed_job(head, tiny_sweep) -> dict[str, Any]:
+    """The same sweep submitted again with `--resume`, after an edit."""
+    edited = head.copy / "sweeps/service/run.py"
+    before = edited.read_text()
+    _append(edited, EDIT)
+    try:
+        submission = head.submit(*FROM_COPY, "python", SCRIPT, "--tiny", "--resume")
+    finally:
+        edited.write_text(before)
+    return head.wait_until_ended(submission)
+
+
+@pytest.fixture(scope="module")
+def small_jobs(head) -> dict[str, dict[str, Any]]:
+    """Jobs that train nothing, side by side."""
+    commands = {
+        "dry run": (SCRIPT, "--dry-run", "--tiny"),
+        "storage in the copy": (SCRIPT, "--dry-run", "--tiny", "--storage", "$PWD/results"),  # Ray's shell
+        "relative storage": (SCRIPT, "--dry-run", "--tiny", "--storage", "results"),
+        "bad option": (SCRIPT, "--dry-run", "--tiny", "--dataset", "no-such-data"),
+        "files": ("find", ".", "-type", "f"),
+    }
+    with ThreadPoolExecutor(2) as threads:
+        submissions = list(threads.map(lambda command: head.submit(*FROM_COPY, *command), commands.values()))
+    return dict(zip(commands, map(head.wait_until_ended, submissions), strict=True))
+
+
+@pytest.fixture(scope="module", params=[("--working-dir", "."), ()], ids=["working-dir", "bare"])
+def stopped_job(request, head) -> dict[str, Any]:
+    """The default sweep, by a script's path alone, stopped by `ray job stop` in its first trials."""
+    submission = head.submit(*request.param, SCRIPT)
+    wait_for(
+        lambda: re.search(r"^sweep: .* \(0 of 20 trials done\)$", head.log(submission), re.MULTILINE),
+        timeout_seconds=120,
+        what="the start of the sweep",
+    )
+    folder = _sweep_folder(head, head.log(submission))
+    wait_for(lambda: _imported_from(folder), timeout_seconds=60, what="the first trial")
+    head.stop(submission)
+    return head.wait_until_ended(submission)
+
+
+@pytest.fixture(scope="module")
+def plain_run(head) -> Callable[..., tuple[Path, set[str]]]:
+    """Runs `python SCRIPT` beside the head; returns the sweep's folder and the drivers that joined the head."""
+
+    def run(name: str, **environment: str) -> tuple[Path, set[str]]:
+        storage, before = head.home / "plain", head.drivers()
+        options = (*FAST, "--storage", str(storage), "--name", name)
+        done = head.run("python", SCRIPT, *options, environment=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return storage / "sweeps" / name, head.drivers() - before
+
+    return run
+
+
+def test_submitted_sweep_succeeds_with_a_figure(tiny_job, tiny_sweep):
+    code, output = tiny_job
+    assert code == 0, output
+    assert (tiny_sweep / "group_size.png").stat().st_size > 10_000
+
+
+def test_submitted_sweep_keeps_its_results_in_home_and_says_so(head, tiny_job, tiny_sweep):
+    assert f"storage: {head.home / 'dpgcl-results'}\n" in tiny_job[1]
+    assert len(list((tiny_sweep / "trials").glob("*.json"))) == 2
+
+
+def test_workers_of_a_job_import_the_submitted_copy(tiny_sweep):
+    copies = _imported_from(tiny_sweep)
+    assert len(copies) == 2
+    assert all("_ray_pkg_" in copy for copy in copies), copies
+
+
+def test_resubmitted_job_runs_the_edited_copy(tiny_job, resumed_job):
+    assert "this is the edited copy" in resumed_job["log"]
+    assert "this is the edited copy" not in tiny_job[1]
+
+
+def test_resubmitted_job_finds_its_finished_trials(tiny_sweep, resumed_job):
+    assert resumed_job["status"] == "SUCCEEDED", resumed_job["log"]
+    assert f"sweep: {tiny_sweep.name} (2 of 2 trials done)" in resumed_job["log"]
+    assert "[2/2]" not in resumed_job["log"]
+
+
+def test_script_is_submitted_with_options_without_python(small_jobs):
+    job = small_jobs["dry run"]
+    assert job["status"] == "SUCCEEDED", job["log"]
+    assert "2 trials:" in job["log"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("storage in the copy", r"error: the storage folder /\S+/results lies in the job's throw-away copy"),
+        ("relative storage", r"error: the storage folder must be an absolute path; got results"),
+    ],
+)
+def test_job_refuses_storage_that_would_be_lost(small_jobs, name, message):
+    job = small_jobs[name]
+    assert job["status"] == "FAILED"
+    assert re.search(message, job["log"]), job["log"]
+
+
+def test_job_with_bad_input_ends_with_exit_code_two(small_jobs):
+    job = small_jobs["bad option"]
+    assert job["status"] == "FAILED"
+    assert "exit code 2" in job["message"]
+    assert "no-such-data" in job["log"]
+
+
+def test_upload_is_the_code_without_results_databases_and_data(head, small_jobs):
+    found = re.findall(r"^\./(.+)$", small_jobs["files"]["log"], re.MULTILINE)
+    uploaded = {name for name in found if "__pycache__" not in name}
+    assert uploaded == head.files
+    assert not uploaded & set(NOT_UPLOADED)
+
+
+def test_script_path_alone_is_submitted_and_stopped(stopped_job):
+    assert "\n20 trials: 10 points, 2 repeats each\n" in stopped_job["log"]
+    assert stopped_job["status"] == "STOPPED"
+    assert "stopped by SIGTERM; continue with --resume" in stopped_job["log"]
+
+
+def test_stopped_job_leaves_a_sweep_to_resume(head, stopped_job):
+    folder = _sweep_folder(head, stopped_job["log"])
+    options = ("--dry-run", "--resume", "--name", folder.name, "--storage", str(folder.parents[1]))
+    done = head.run("python", SCRIPT, *options)
+    assert done.returncode == 0, done.stderr
+
+
+def test_workers_of_a_job_by_script_path_import_the_copy_of_the_driver(head, stopped_job):
+    bare = "working_dir" not in stopped_job["runtime_env"]
+    expected = str(head.copy) if bare else "_ray_pkg_"
+    copies = _imported_from(_sweep_folder(head, stopped_job["log"]))
+    assert all(expected in copy for copy in copies), copies
+
+
+def test_plain_python_does_not_join_a_head_it_could_discover(head, plain_run):
+    before = head.drivers()
+    head.run("python", "-c", "import ray; ray.init()")
+    assert len(head.drivers() - before) == 1, "the head cannot be discovered: this test shows nothing"
+    folder, joined = plain_run("private-ray")
+    assert joined == set()
+    assert [str(head.copy) in copy for copy in _imported_from(folder)] == [True]
+
+
+def test_plain_python_joins_the_head_that_ray_address_names(head, plain_run):
+    _, joined = plain_run("ray-address", RAY_ADDRESS=head.gcs_address)
+    assert len(joined) == 1
+
+
+def test_dry_run_needs_no_cluster(head):
+    done = head.run("python", SCRIPT, *FAST, "--dry-run", environment={"RAY_ADDRESS": UNREACHABLE})
+    assert done.returncode == 0, done.stderr
+    assert "estimate:" in done.stdout
+
+
+def _append(path: Path, text: str) -> None:
+    path.write_text(path.read_text() + text)
+
+
+def _sweep_folder(head: Head, log: str) -> Path:
+    """Returns the folder of the sweep that a job's log names."""
+    name = re.search(r"^sweep: (\S+) \(", log, re.MULTILINE)
+    assert name, log
+    return head.home / "dpgcl-results" / "sweeps" / name[1]
+
+
+def _imported_from(sweep: Path) -> list[str]:
+    """Returns what the trials' processes have noted of the copy they run."""
+    return [file.read_text() for file in sweep.glob("checkpoints/*/imported_from")]
