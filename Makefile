@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 OPTIONS ?=
+PYTEST_OPTIONS ?=
 INSTALLED := $(VENV)/installed
 
 .PHONY: sweep test lint clean
@@ -14,7 +15,7 @@ sweep: $(INSTALLED)
 	$(BIN)/python sweeps/group_size.py $(OPTIONS)
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

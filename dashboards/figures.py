@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from dashboards.differences import RESOLVED_AT, differences_table
 from dashboards.interactive import group_size_page, interactive_group_size_figure
 from dashboards.panels import (
     REFERENCE_COLOUR,
@@ -252,6 +253,12 @@ def write_group_size_figure(trials: pd.DataFrame, folder: Path) -> tuple[Path, P
     return png_path, html_path
 
 
+_PAIRED = (
+    f"A difference counts as resolved above {RESOLVED_AT:g} standard errors; trials of one repeat share the "
+    "network's initial values and the scored records."
+)
+
+
 def write_summary_table(trials: pd.DataFrame, folder: Path) -> tuple[Path, Path]:
     """Writes `group_size.csv` (full precision) and `group_size.md`; returns their paths.
 
@@ -265,6 +272,9 @@ def write_summary_table(trials: pd.DataFrame, folder: Path) -> tuple[Path, Path]
     table.to_csv(csv_path, index=False)
     notes = "\n".join(f"- {note}" for note in content.notes)
     text = f"# {content.title}\n\n{content.subtitle}\n\n{to_markdown(table)}\n\n{notes}\n"
+    differences = differences_table(trials)
+    if len(differences):
+        text += f"\n## Differences, paired over repeats\n\n{to_markdown(differences)}\n\n{_PAIRED}\n"
     text_path.write_text(text, encoding="utf-8")
     return csv_path, text_path
 

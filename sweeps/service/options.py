@@ -161,7 +161,7 @@ def _typed(kind: type[Options], default: Options, description: str, arguments: l
 def _first_part(box: str) -> str:
     """The first section of a box, in one line.
 
-    >>> _first_part("╭─ Value error ─╮\\n│ Error parsing Sweep: a ≥ 1 │\\n│ ──────── │\\n│ More help. │\\n╰──────╯")
+    >>> _first_part("╭ Error ─╮\\n│ Error parsing Sweep: a ≥ 1 │\\n│ ───── │\\n│ More help. │\\n╰───╯")
     'a ≥ 1'
     """
     lines = [line.strip("│ \n") for line in box.splitlines() if line.startswith("│")]

@@ -148,36 +148,19 @@ def _configs(
 ) -> list[tuple[Point, TrainingConfig]]:
     """Returns the checked training of every point that may be run on these data."""
     found: list[tuple[Point, TrainingConfig]] = []
-    noise: dict[Any, float] = {}
     for point in points:
         setting = dataclasses.replace(options.training_setting(), **point.changes)
         if setting.epsilon == math.inf:
             if options.data_are_private:
                 continue
             setting = dataclasses.replace(setting, noise_multiplier=None)
-        key = tuple(getattr(setting, name) for name in _DECIDE_NOISE)
-        if key in noise:  # the group size, say, changes nothing: calibrate and verify once
-            setting = dataclasses.replace(setting, epsilon=None, noise_multiplier=noise[key])
         config = setting.training_config(
             num_records=len(data.train), public_seed=options.seed, calibration_folder=calibration_folder
         )
-        if config.mechanism.is_private:
-            noise[key] = config.mechanism.noise_multiplier
         if not any(config.network == c.network and config.optimizer == c.optimizer for _, c in found):
             _check_network(config, data)
         found.append((point, config))
     return found
-
-
-_DECIDE_NOISE = (
-    "epsilon",
-    "noise_multiplier",
-    "delta",
-    "num_records_public",
-    "expected_batch_size",
-    "sampling_prob",
-    "num_steps",
-)
 
 
 def _check_network(config: TrainingConfig, data: TrainingData) -> None:
@@ -186,17 +169,6 @@ def _check_network(config: TrainingConfig, data: TrainingData) -> None:
     encoder = build_encoder(config.network, shape, config.public_seed)
     refuse_cross_record(encoder, shape)
     build_optimizer(config.optimizer, trainable_parameters(encoder))
-
-
-def epsilon_of(mechanism: Mechanism) -> float:
-    """Returns ε of all planned steps, computed once per distinct event and δ."""
-    key = (mechanism.dp_event(), mechanism.target_delta)
-    if key not in _EPSILONS:
-        _EPSILONS[key] = mechanism.epsilon()
-    return _EPSILONS[key]
-
-
-_EPSILONS: dict[Any, float] = {}
 
 
 def _params(config: TrainingConfig, options: SweepOptions, point: Point, repeat: int) -> dict[str, Any]:
@@ -216,7 +188,7 @@ def _params(config: TrainingConfig, options: SweepOptions, point: Point, repeat:
         "tuning_cost": TUNING_COST,
     }
     if target is None:
-        params["target_epsilon"] = round(epsilon_of(mechanism), 4)
+        params["target_epsilon"] = round(mechanism.epsilon(), 4)
     return params
 
 

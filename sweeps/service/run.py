@@ -14,7 +14,7 @@ from dpgcl_core.errors import DpgclError, TrackingError
 from sweeps.service.estimate import estimate_seconds
 from sweeps.service.execution import Stopped, check_this_machine, ray_session, run_trials, say
 from sweeps.service.options import SweepOptions
-from sweeps.service.plan import Point, SweepPlan, Trial, build_plan, cross_checks, epsilon_of
+from sweeps.service.plan import Point, SweepPlan, Trial, build_plan, cross_checks
 from sweeps.service.storage import (
     SweepFolder,
     calibrations,
@@ -193,7 +193,7 @@ def _print_plan(plan: SweepPlan) -> None:
         params = trial.params
         key = trial.name.rsplit("-r", 1)[0]
         label = trial.config.guarantee_label
-        epsilon = "none" if label == "none" else f"{epsilon_of(trial.config.mechanism):.4f}"
+        epsilon = "none" if label == "none" else f"{trial.config.mechanism.epsilon():.4f}"
         rows[key] = (
             f"  {key:<24} σ = {params['noise_multiplier']:<10.5g} ε of one trial = {epsilon:<9} {label}"
         )

@@ -49,7 +49,7 @@ def head():
 
 @pytest.fixture(scope="module")
 def tiny_job(head) -> tuple[int, str]:
-    """Exit code and output of `ray job submit --working-dir . -- python SCRIPT --tiny`, followed to its end."""
+    """Exit code and output of `ray job submit --working-dir . -- python SCRIPT --tiny`."""
     return head.submit_and_follow(*FROM_COPY, "python", SCRIPT, "--tiny")
 
 
@@ -77,7 +77,7 @@ def small_jobs(head) -> dict[str, dict[str, Any]]:
     """Jobs that train nothing, side by side."""
     commands = {
         "dry run": (SCRIPT, "--dry-run", "--tiny"),
-        "storage in the copy": (SCRIPT, "--dry-run", "--tiny", "--storage", "$PWD/results"),  # Ray's shell
+        "storage in the copy": ("bash", "-c", f"{SCRIPT} --dry-run --tiny --storage $PWD/results"),
         "relative storage": (SCRIPT, "--dry-run", "--tiny", "--storage", "results"),
         "bad option": (SCRIPT, "--dry-run", "--tiny", "--dataset", "no-such-data"),
         "files": ("find", ".", "-type", "f"),
@@ -104,7 +104,7 @@ def stopped_job(request, head) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def plain_run(head) -> Callable[..., tuple[Path, set[str]]]:
-    """Runs `python SCRIPT` beside the head; returns the sweep's folder and the drivers that joined the head."""
+    """Runs `python SCRIPT` beside the head; returns the sweep's folder and who joined the head."""
 
     def run(name: str, **environment: str) -> tuple[Path, set[str]]:
         storage, before = head.home / "plain", head.drivers()

@@ -1,0 +1,128 @@
+"""What the tests of the sweep service share: options, plans and sweeps as a user would start them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sweeps import group_size
+from sweeps.service.options import parse_options
+from sweeps.service.plan import SweepPlan, build_plan
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "sweeps" / "group_size.py"
+
+# What decides a sweep's place and connection must come from the test alone.
+_NOT_INHERITED = ("DPGCL_STORAGE", "MLFLOW_TRACKING_URI", "RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR")
+
+
+def options(*arguments: str) -> group_size.GroupSizeOptions:
+    """The options of the group-size sweep for a command line."""
+    return parse_options(
+        group_size.GroupSizeOptions,
+        description="",
+        tiny=group_size.TINY,
+        full=group_size.FULL,
+        by_dataset=group_size.BY_DATASET,
+        arguments=arguments,
+    )
+
+
+def plan(*arguments: str, calibrations: Path | None = None) -> SweepPlan:
+    """The plan of the group-size sweep for a command line."""
+    chosen = options(*arguments)
+    return build_plan("group-size", chosen, group_size.points(chosen), calibration_folder=calibrations)
+
+
+def write_npz(
+    path: Path, num_records: int, *, size: int = 8, classes: int = 3, drop: int | None = None
+) -> str:
+    """Writes random images with labels and returns the data set's name; `drop` leaves one record out."""
+    generator = np.random.default_rng(7)
+    kept = np.arange(num_records) != (-1 if drop is None else drop)
+    images = generator.integers(0, 256, (num_records, size, size), dtype=np.uint8)
+    np.savez(path, images=images[kept], labels=(np.arange(num_records) % classes)[kept])
+    return f"npz:{path}"
+
+
+def contents(folder: Path) -> list[str]:
+    """Every path below `folder`, which need not exist."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    """The environment of a user with an empty home folder."""
+    inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    # Matplotlib's font cache is the one thing that may lie in a home folder; here it is shared.
+    own = {"HOME": str(home), "MPLCONFIGDIR": str(home.parent / "matplotlib"), "RAY_USAGE_STATS_ENABLED": "0"}
+    return inherited | own | more
+
+
+class Driver:
+    """A sweep in a process of its own, as a user starts it."""
+
+    def __init__(
+        self, *arguments: str, home: Path, cwd: Path | None = None, env: Mapping[str, str] | None = None
+    ) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        self._log = home.parent / f"driver-{time.monotonic_ns()}.log"
+        with self._log.open("w") as out, self._log.with_suffix(".err").open("w") as err:
+            self._process = subprocess.Popen(
+                [sys.executable, str(SCRIPT), *arguments],
+                stdout=out,
+                stderr=err,
+                cwd=cwd or home,
+                env=environment(home, **(env or {})),
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def stdout(self) -> str:
+        return self._log.read_text()
+
+    @property
+    def stderr(self) -> str:
+        return self._log.with_suffix(".err").read_text()
+
+    def kill(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def wait(self, seconds: float = 150) -> int:
+        """The exit code; a sweep that hangs is killed and fails the test."""
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            raise AssertionError(f"no end after {seconds} s:\n{self.stdout}\n{self.stderr}") from None
+
+    def wait_for(self, condition: Callable[[], Any], seconds: float = 90) -> Any:
+        """The first true value of `condition`, while the sweep runs."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self.ended():
+            if value := condition():
+                return value
+            time.sleep(0.05)
+        self.kill(signal.SIGKILL)
+        raise AssertionError(f"it never came:\n{self.stdout}\n{self.stderr}")
+
+
+def run(*arguments: str, home: Path, seconds: float = 150, **more: Any) -> tuple[int, Driver]:
+    """Runs a sweep to its end; returns its exit code and what it said."""
+    driver = Driver(*arguments, home=home, **more)
+    return driver.wait(seconds), driver

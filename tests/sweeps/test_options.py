@@ -1,0 +1,198 @@
+"""Options: typed, by name, checked, and refused in one line before anything starts."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sweeps.group_size import FULL, TINY, GroupSizeOptions, points
+from sweeps.service import run as service_run
+from sweeps.service.options import exit_on_bad_input
+from tests.sweeps.support import SCRIPT, contents, environment, options
+from trainers.settings import SETTINGS
+
+Refusal = Callable[..., str]
+
+
+def test_options_take_the_settings_of_the_data_set_by_default() -> None:
+    chosen = options("--dataset", "digits")
+    assert chosen.learning_rate == SETTINGS["digits-cpu"].learning_rate
+    assert chosen.expected_batch_size == SETTINGS["digits-cpu"].expected_batch_size
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_options_take_every_value_of_a_named_setting(name: str) -> None:
+    chosen = options("--dataset", "fashion-mnist", "--setting", name)
+    assert chosen.training_setting() == SETTINGS[name]
+
+
+def test_options_given_replace_those_of_a_named_setting() -> None:
+    chosen = options("--setting", "paper", "--num-steps", "7")
+    assert chosen.training_setting() == dataclasses.replace(SETTINGS["paper"], num_steps=7)
+
+
+def test_tiny_is_replaced_by_explicit_options() -> None:
+    chosen = options("--tiny", "--num-steps", "13", "--group-sizes", "2", "batch")
+    assert (chosen.num_steps, chosen.group_sizes) == (13, (2, "batch"))
+    assert chosen.expected_batch_size == TINY["expected_batch_size"]
+
+
+def test_tiny_is_two_trainings() -> None:
+    chosen = options("--tiny")
+    assert len(points(chosen)) * chosen.repeats == 2
+
+
+def test_full_is_the_paper_setting_replaced_by_explicit_options() -> None:
+    chosen = options("--full", "--repeats", "3")
+    assert (chosen.dataset, chosen.group_sizes, chosen.repeats) == (FULL["dataset"], FULL["group_sizes"], 3)
+    assert chosen.training_setting() == SETTINGS["paper"]
+
+
+def test_full_keeps_a_data_set_that_is_given() -> None:
+    assert options("--full", "--dataset", "cifar10").dataset == "cifar10"
+
+
+def test_group_sizes_are_taken_once_each() -> None:
+    labels = [point.label for point in points(options("--group-sizes", "4", "2", "4", "--no-non-private"))]
+    assert labels == ["S4-Na1-private", "S2-Na1-private"]
+
+
+def test_group_size_batch_is_accepted(make_plan: Callable[..., object]) -> None:
+    assert options("--group-sizes", "batch").group_sizes == ("batch",)
+    make_plan("--tiny", "--group-sizes", "batch")
+
+
+def test_infinite_epsilon_is_one_point_per_group_size() -> None:
+    labels = [point.label for point in points(options("--group-sizes", "4", "--epsilon", "inf"))]
+    assert labels == ["S4-Na1-eps-inf"]
+
+
+def test_option_names_are_none_of_ray_job_submit() -> None:
+    from ray.dashboard.modules.job.cli import submit
+
+    taken = {name for param in submit.params for name in (*param.opts, *param.secondary_opts)}
+    assert {"--working-dir", "--no-wait"} <= taken
+    named = {"--" + field.name.replace("_", "-") for field in dataclasses.fields(GroupSizeOptions)}
+    negated = {f"--no-{name[2:]}" for name in named}
+    assert not (named | negated) & taken
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--group-sizs", "4"], "unknown option '--group-sizs'; did you mean '--group-sizes'? Valid: --"),
+        (["--dataset", "digit"], "unknown data set 'digit'; did you mean 'digits'? Valid: cifar10, digits"),
+        (["--evaluate-on", "mnist"], "unknown data set 'mnist'"),
+        (["--setting", "papr"], "unknown setting 'papr'; did you mean 'paper'? Valid: auto, cpu"),
+        (["--network", "resnet19"], "unknown network 'resnet19'; did you mean 'resnet18'? Valid:"),
+        (["--optimizer", "adan"], "unknown optimizer 'adan'; did you mean 'adam'? Valid: adam, adamw, lars"),
+        (["--data-is", "secret"], "Expected one of ('auto', 'public', 'private')"),
+        (["--dataset"], "argument --dataset: expected one argument"),
+        (["--num-steps", "many"], "Error parsing --num-steps"),
+        (["stray"], "Unrecognized options: stray"),
+        (["--group-size", "4"], "this sweep varies group_size: give --group-sizes, not --group-size"),
+        (["--group-sizes"], "give every axis at least one value"),
+        (["--tiny", "--full"], "give tiny or full, not both"),
+        (["--epsilon", "1", "--noise-multiplier", "1"], "not both; got epsilon = 1.0 and noise_multiplier"),
+        (["--sampling-prob", "0.1", "--expected-batch-size=64"], "sampling_prob or expected_batch_size"),
+        (["--sampling_prob=0.1", "--expected-batch-size", "64"], "sampling_prob or expected_batch_size"),
+        (["--epsilon", "0"], "epsilon must be positive; got 0"),
+        (["--epsilon", "-1"], "epsilon must be positive; got -1"),
+        (["--epsilon", "nan"], "epsilon must be positive; got nan"),
+        (["--noise-multiplier", "0"], "noise_multiplier must be positive; got 0"),
+        (["--delta", "0"], "target_delta must be in (0, 1); got 0"),
+        (["--delta", "1"], "target_delta must be in (0, 1); got 1"),
+        (["--delta", "0.01"], "target_delta must be at most 1/num_records_public"),
+        (["--group-sizes", "1"], "group_size must be at least 2"),
+        (["--group-sizes", "0"], "group_size must be"),
+        (["--sampling-prob", "0"], "sampling_prob must be in (0, 1]; got 0"),
+        (["--sampling-prob", "1.5"], "sampling_prob must be in (0, 1]; got 1.5"),
+        (["--expected-batch-size", "100000"], "for sampling_prob to be in (0, 1]; got 100000"),
+        (["--num-steps", "0"], "num_steps must be at least 1; got 0"),
+        (["--repeats", "0"], "repeats must be at least 1; got 0"),
+        (["--learning-rate", "0"], "learning_rate must be positive; got 0"),
+        (["--test-fraction", "1"], "test_fraction must be in (0, 1); got 1"),
+        (["--num-workers", "0"], "num_workers must be at least 1; got 0"),
+        (["--network", "no_such_module:net"], "must name an importable `package.module:factory`"),
+        (["--network", "tests.sweeps.networks:batch_norm"], "BatchNorm2d, which uses statistics across"),
+        (["--network", "tests.sweeps.networks:centred"], "mixes records"),
+    ],
+)
+def test_bad_option_is_refused_in_planning(arguments: list[str], words: str, refusal: Refusal) -> None:
+    tiny = [] if "--full" in arguments else ["--tiny"]
+    assert words in refusal(*tiny, *arguments)
+
+
+def test_group_size_above_a_quarter_of_the_batch_is_refused_with_the_dropped_share(refusal: Refusal) -> None:
+    message = refusal("--tiny", "--group-sizes", "4", "32")  # of 64
+    share = re.search(r"got 32, whose incomplete groups would drop (\d+)% of the sampled records", message)
+    assert share is not None
+    assert 20 <= int(share[1]) <= 30  # E[X mod 32] is about 15.5 of 64
+
+
+def test_group_size_of_a_quarter_of_the_batch_is_accepted(make_plan: Callable[..., object]) -> None:
+    make_plan("--tiny", "--group-sizes", "16")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--bogus",),
+        ("--tiny", "--epsilon", "0"),
+        ("--tiny", "--network", "tests.sweeps.networks:batch_norm"),
+        ("--tiny", "--dataset", "npz:missing.npz"),
+        ("--tiny", "--num-workers", "4000"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    storage = tmp_path / "storage"
+    ended = subprocess.run(
+        [sys.executable, str(SCRIPT), "--storage", str(storage), *arguments],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment(tmp_path / "home"),
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert re.fullmatch(r"error: [^\n]+\n", ended.stderr)
+    assert "Traceback" not in ended.stdout
+    assert contents(storage) == []
+    assert not storage.exists()
+
+
+def test_error_of_several_lines_is_told_in_one(capsys: pytest.CaptureFixture[str]) -> None:
+    from dpgcl_core.errors import DataError
+
+    def main() -> int:
+        raise DataError("the rule,\n  the value")
+
+    with pytest.raises(SystemExit) as stop:
+        exit_on_bad_input(main)
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == "error: the rule, the value\n"
+
+
+def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop, contextlib.redirect_stderr(sys.stdout):
+        options("--help")
+    assert not stop.value.code
+    shown = capsys.readouterr().out
+    assert [
+        f.name for f in dataclasses.fields(GroupSizeOptions) if f.name.replace("_", "-") not in shown
+    ] == []
+
+
+def test_bad_input_starts_no_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(service_run, "ray_session", lambda _: pytest.fail("Ray was started"))
+    chosen = options("--tiny", "--storage", str(tmp_path), "--optimizer", "adan")
+    with pytest.raises(ValueError, match="unknown optimizer"):
+        service_run.run_sweep("group-size", chosen, points(chosen), lambda *_: [])
