@@ -137,6 +137,7 @@ def _plotly_reference(panel: Panel, content: GroupSizeContent, **shared: Any) ->
     band = go.Scatter(
         x=[*ends, *reversed(ends)],
         y=[above, above, below, below],
+        mode="lines",
         fill="toself",
         fillcolor="rgba(107,107,107,0.18)",
         line={"width": 0},

@@ -92,13 +92,16 @@ class CheckpointFolder:
         """
         ledger = self._read_attempts()
         if ledger is None:
-            attempt = Attempt(num_restarts=0, num_steps_repeated=0, saved_step=start_step)
+            attempt = Attempt(
+                num_restarts=0, num_steps_repeated=0, saved_step=start_step, every_steps=self.every_steps
+            )
         else:
-            farthest = min(ledger.saved_step + self.every_steps, num_steps)
+            farthest = min(ledger.saved_step + ledger.every_steps, num_steps)
             attempt = Attempt(
                 num_restarts=ledger.num_restarts + 1,
                 num_steps_repeated=ledger.num_steps_repeated + max(0, farthest - start_step),
                 saved_step=start_step,
+                every_steps=self.every_steps,
             )
         self._write_attempts(attempt)
         return attempt
@@ -125,11 +128,13 @@ class Attempt:
       num_restarts: attempts before this one.
       num_steps_repeated: upper bound on the steps drawn more than once so far.
       saved_step: the farthest step a checkpoint was written for.
+      every_steps: steps between checkpoints of this attempt; a later one may use another number.
     """
 
     num_restarts: int
     num_steps_repeated: int
     saved_step: int
+    every_steps: int
 
 
 @contextmanager

@@ -245,7 +245,7 @@ def _device_name(name: str) -> str:
 
 def _resume(run: _Run, checkpoints: CheckpointFolder | None) -> Attempt:
     if checkpoints is None:
-        return Attempt(num_restarts=0, num_steps_repeated=0, saved_step=0)
+        return Attempt(num_restarts=0, num_steps_repeated=0, saved_step=0, every_steps=0)
     saved = checkpoints.load()
     if saved is not None:
         run.encoder.load_state_dict(saved.model)
@@ -253,7 +253,7 @@ def _resume(run: _Run, checkpoints: CheckpointFolder | None) -> Attempt:
         run.step = saved.step
         run.observer.series, run.observer.final = saved.series, saved.final
     if run.workers.rank > 0:
-        return Attempt(num_restarts=0, num_steps_repeated=0, saved_step=run.step)
+        return Attempt(num_restarts=0, num_steps_repeated=0, saved_step=run.step, every_steps=0)
     return checkpoints.begin_attempt(run.step, run.config.mechanism.num_steps)
 
 

@@ -146,9 +146,9 @@ def test_group_size_of_a_quarter_of_the_batch_is_accepted(make_plan: Callable[..
     [
         ("--bogus",),
         ("--tiny", "--epsilon", "0"),
-        ("--tiny", "--network", "tests.sweeps.networks:batch_norm"),
+        ("--tiny", "--noise-multiplier", "1", "--network", "tests.sweeps.networks:batch_norm"),
         ("--tiny", "--dataset", "npz:missing.npz"),
-        ("--tiny", "--num-workers", "4000"),
+        ("--tiny", "--noise-multiplier", "1", "--num-workers", "4000"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], tmp_path: Path) -> None:

@@ -104,6 +104,17 @@ def test_charge_is_never_below_the_steps_drawn(tmp_path: Path, monkeypatch: pyte
     assert metrics["num_steps_charged"] >= len(drawn)
 
 
+def test_charge_follows_the_crashed_attempts_own_checkpoint_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        _crash_at(patch, 4)  # five steps drawn, none saved
+        with pytest.raises(_CrashError):
+            train(make_config(), make_data(), checkpoints=CheckpointFolder(tmp_path, every_steps=100))
+    metrics = train(make_config(), make_data(), checkpoints=CheckpointFolder(tmp_path, every_steps=1)).metrics
+    assert metrics["num_steps_charged"] >= 5 + 6
+
+
 def test_lost_checkpoint_is_charged_and_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _crashed(monkeypatch, tmp_path, 4)
     (tmp_path / "checkpoint.pt").unlink()

@@ -1,0 +1,62 @@
+"""The estimate: what a sweep will cost, told before anything is spent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sweeps.group_size import points
+from sweeps.service.estimate import estimate_seconds
+from sweeps.service.plan import SweepPlan
+from sweeps.service.run import run_sweep
+from tests.sweeps.support import contents, options
+
+QUICK = ("--tiny", "--noise-multiplier", "1")
+Plan = Callable[..., SweepPlan]
+
+
+def test_estimate_is_positive(make_plan: Plan) -> None:
+    assert estimate_seconds(make_plan(*QUICK)) > 0
+
+
+def test_estimate_grows_with_the_steps(make_plan: Plan) -> None:
+    few = estimate_seconds(make_plan(*QUICK, "--num-steps", "10"))
+    many = estimate_seconds(make_plan(*QUICK, "--num-steps", "1000"))
+    assert many > 5 * few
+
+
+def test_estimate_grows_with_the_repeats(make_plan: Plan) -> None:
+    once = estimate_seconds(make_plan(*QUICK))
+    assert estimate_seconds(make_plan(*QUICK, "--repeats", "10")) > 3 * once
+
+
+def test_estimate_touches_no_private_record(make_plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainers.data.dataset import Records
+
+    plan = make_plan(*QUICK, "--data-is", "private")
+    monkeypatch.setattr(Records, "take", lambda *_: pytest.fail("a record was read"))
+    plan.data.train.images.setflags(write=True)
+    expected = estimate_seconds(plan)
+    plan.data.train.images[:] = 0
+    assert expected > 0
+
+
+@pytest.mark.parametrize("size", ["batch", "16"])
+def test_estimate_covers_every_kind_of_group(size: str, make_plan: Plan) -> None:
+    assert estimate_seconds(make_plan(*QUICK, "--group-sizes", size)) > 0
+
+
+def test_dry_run_tells_trials_epsilon_and_time(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    chosen = options(*QUICK, "--group-sizes", "2", "4", "--storage", str(tmp_path / "root"), "--dry-run")
+    assert run_sweep("group-size", chosen, points(chosen), lambda *_: []) == 0
+    shown = capsys.readouterr().out
+    assert f"storage: {tmp_path / 'root'}" in shown
+    assert "4 trials: 4 points, 1 repeats each" in shown
+    assert len(re.findall(r"S[24]-Na1-private +σ = 1 +ε of one trial = \d+\.\d{4} +proven", shown)) == 2
+    assert len(re.findall(r"S[24]-Na1-eps-inf +σ = 0 +ε of one trial = none +none", shown)) == 2
+    assert "tuning cost not yet accounted" in shown
+    assert re.search(r"estimate: \d+ min \d\d s of training and embedding", shown)
+    assert contents(tmp_path) == []

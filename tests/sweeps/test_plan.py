@@ -1,0 +1,327 @@
+"""The plan: which trials, at which noise, from what data, and what is said about them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpgcl_core import accounting
+from dpgcl_core.mechanism import default_delta
+from sweeps.service.plan import SweepPlan, cross_checks
+from tests.sweeps import support
+from tests.sweeps.support import write_npz
+
+Plan = Callable[..., SweepPlan]
+# Without a calibration a plan takes a fraction of a second.
+QUICK = ("--tiny", "--noise-multiplier", "1")
+
+
+@pytest.fixture
+def private(tmp_path: Path) -> str:
+    """A private data set of 90 records of 8 × 8 pixels."""
+    return write_npz(tmp_path / "own.npz", 90)
+
+
+def test_trials_are_sizes_by_epsilon_within_each_repeat(make_plan: Plan) -> None:
+    trials = make_plan(*QUICK, "--group-sizes", "4", "2", "--repeats", "2").trials
+    assert [trial.name for trial in trials] == [
+        f"S{size}-Na1-{kind}-r{repeat}"
+        for repeat in (0, 1)
+        for size in (4, 2)
+        for kind in ("private", "eps-inf")
+    ]
+
+
+def test_default_is_twenty_trials() -> None:
+    from sweeps.group_size import points
+
+    chosen = support.options()
+    assert len(points(chosen)) * chosen.repeats == 20
+    assert {point.changes["group_size"] for point in points(chosen)} == {2, 4, 8, 16, 32}
+
+
+def test_num_augmentations_is_an_axis(make_plan: Plan) -> None:
+    trials = make_plan(*QUICK, "--num-augmentations-grid", "0", "3").trials
+    assert [(t.config.num_augmentations, t.config.mechanism.is_private) for t in trials] == [
+        (0, True),
+        (0, False),
+        (3, True),
+        (3, False),
+    ]
+
+
+def test_public_seed_is_one_per_repeat(make_plan: Plan) -> None:
+    trials = make_plan(*QUICK, "--group-sizes", "2", "4", "--repeats", "3", "--seed", "5").trials
+    seeds = {
+        repeat: {t.config.public_seed for t in trials if t.params["repeat"] == repeat} for repeat in range(3)
+    }
+    assert seeds == {0: {5}, 1: {6}, 2: {7}}
+
+
+def test_noise_meets_the_target_within_half_a_percent(make_plan: Plan) -> None:
+    mechanism = make_plan("--tiny").trials[0].config.mechanism
+    assert 10 * 0.995 <= mechanism.epsilon() <= 10
+
+
+def test_noise_is_calibrated_once_for_all_sizes_and_repeats(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    searched = []
+    search = accounting._search
+    monkeypatch.setattr(accounting, "_search", lambda *given: searched.append(given) or search(*given))
+    arguments = ("--tiny", "--epsilon", "2", "--group-sizes", "2", "4", "batch", "--repeats", "2")
+    trials = support.plan(*arguments, calibrations=tmp_path).trials
+    assert len(searched) == 1
+    assert len({t.config.mechanism.noise_multiplier for t in trials if t.config.mechanism.is_private}) == 1
+
+
+def test_all_but_size_noise_and_seed_is_the_same_for_every_trial(make_plan: Plan) -> None:
+    trials = make_plan(*QUICK, "--group-sizes", "2", "8", "batch", "--repeats", "2").trials
+    plain = dataclasses.replace(
+        trials[0].config.mechanism, group_size=2, noise_multiplier=0.0, l2_clip_norm=math.inf
+    )
+    for trial in trials:
+        mechanism = dataclasses.replace(
+            trial.config.mechanism, group_size=2, noise_multiplier=0.0, l2_clip_norm=math.inf
+        )
+        assert dataclasses.replace(trial.config, mechanism=mechanism, public_seed=0) == dataclasses.replace(
+            trials[0].config, mechanism=plain, public_seed=0
+        )
+
+
+def test_delta_is_the_papers_unless_given(make_plan: Plan) -> None:
+    plan = make_plan(*QUICK)
+    assert plan.trials[0].config.mechanism.target_delta == default_delta(len(plan.data.train))
+
+
+def test_taken_number_of_records_is_said_to_be_public(make_plan: Plan) -> None:
+    said = " ".join(make_plan(*QUICK).notes)
+    assert "number of records is taken from the data and therefore public" in said
+    assert "number of records" not in " ".join(make_plan(*QUICK, "--num-records-public", "1500").notes)
+
+
+def test_private_data_have_no_trial_without_noise(make_plan: Plan, private: str) -> None:
+    plan = make_plan(*QUICK, "--dataset", private)
+    assert [trial.name for trial in plan.trials] == ["S4-Na1-private-r0"]
+    assert "no ε = ∞ trials" in " ".join(plan.notes)
+
+
+@pytest.mark.parametrize("more", [(), ("--no-non-private",)])
+def test_private_data_refuse_an_infinite_epsilon(
+    more: tuple[str, ...], refusal: Callable[..., str], private: str
+) -> None:
+    message = refusal("--tiny", "--dataset", private, "--epsilon", "inf", *more)
+    assert "with private data, trials with epsilon = inf are not run" in message
+
+
+def test_private_data_have_no_scores_of_their_own(make_plan: Plan, private: str) -> None:
+    plan = make_plan(*QUICK, "--dataset", private)
+    assert plan.data.index is None
+    assert plan.data.queries is None
+    assert len(plan.data.train) == 90
+    assert "No scores: give --evaluate-on a public data set." in plan.notes
+
+
+def test_builtin_data_declared_private_are_treated_so(make_plan: Plan) -> None:
+    plan = make_plan(*QUICK, "--data-is", "private")
+    assert (plan.data.index, plan.data.train_is_public) == (None, False)
+    assert all(trial.config.mechanism.is_private for trial in plan.trials)
+
+
+def test_private_data_are_scored_on_public_data(make_plan: Plan, private: str) -> None:
+    data = make_plan(*QUICK, "--dataset", private, "--evaluate-on", "digits").data
+    assert data.index is not None
+    assert data.queries is not None
+    assert (len(data.train), data.train_is_public, data.evaluation_is_public) == (90, False, True)
+    assert not set(data.index.ids) & set(data.train.ids)
+
+
+def test_scores_need_images_of_one_shape(refusal: Callable[..., str], tmp_path: Path) -> None:
+    larger = write_npz(tmp_path / "larger.npz", 90, size=12)
+    message = refusal(*QUICK, "--dataset", larger, "--evaluate-on", "digits")
+    assert "must have images of the training data's shape (1, 12, 12); got (1, 8, 8)" in message
+
+
+def test_images_are_resized_to_one_shape(make_plan: Plan, tmp_path: Path) -> None:
+    larger = write_npz(tmp_path / "larger.npz", 90, size=12)
+    data = make_plan(*QUICK, "--dataset", larger, "--evaluate-on", "digits", "--image-size", "8").data
+    assert data.index is not None
+    assert data.train.images.shape[1:] == data.index.images.shape[1:] == (1, 8, 8)
+
+
+@pytest.mark.parametrize("spelling", ["{}", "{}/../own.npz"])
+def test_private_data_are_no_public_scores(
+    spelling: str, refusal: Callable[..., str], tmp_path: Path
+) -> None:
+    write_npz(tmp_path / "own.npz", 90)
+    (tmp_path / "sub").mkdir()
+    other = {"{}": tmp_path / "own.npz"}.get(spelling, tmp_path / "sub" / ".." / "own.npz")
+    message = refusal(*QUICK, "--dataset", f"npz:{tmp_path}/own.npz", "--evaluate-on", f"npz:{other}")
+    assert "evaluate_on must be a public data set, other than the private training data" in message
+
+
+def test_seeded_training_is_refused_for_private_data(refusal: Callable[..., str], private: str) -> None:
+    assert "no guarantee" in refusal(*QUICK, "--dataset", private, "--seeded-non-private")
+
+
+def test_seeded_training_is_labelled(make_plan: Plan) -> None:
+    trials = make_plan(*QUICK, "--seeded-non-private").trials
+    assert {trial.params["guarantee_label"] for trial in trials} == {"none"}
+
+
+def test_declared_number_of_records_decides_all_that_depends_on_n(make_plan: Plan, private: str) -> None:
+    mechanism = (
+        make_plan(*QUICK, "--dataset", private, "--num-records-public", "128").trials[0].config.mechanism
+    )
+    assert mechanism.sampling_prob == 64 / 128
+    assert mechanism.target_delta == default_delta(128)
+    assert mechanism.num_records_public == 128
+
+
+def test_declared_number_hides_one_record_from_all_but_the_data(make_plan: Plan, tmp_path: Path) -> None:
+    plans = [
+        make_plan(
+            *QUICK, "--num-records-public", "100", "--dataset", write_npz(tmp_path / "own.npz", 90, drop=drop)
+        )
+        for drop in (None, 41)
+    ]
+    with_record, without = plans
+    assert len(with_record.data.train) == len(without.data.train) + 1
+    assert set(without.data.train.ids) < set(with_record.data.train.ids)
+    for attribute in ("trials", "notes", "fingerprint"):
+        assert getattr(with_record, attribute) == getattr(without, attribute)
+    assert (with_record.params(), with_record.tags()) == (without.params(), without.tags())
+
+
+CHANGES = {
+    "--group-sizes": "8",
+    "--repeats": "2",
+    "--seed": "1",
+    "--num-augmentations": "2",
+    "--noise-multiplier": "2",
+    "--delta": "1e-5",
+    "--num-records-public": "1500",
+    "--expected-batch-size": "65",
+    "--num-steps": "11",
+    "--l2-clip-norm": "2",
+    "--temperature": "0.3",
+    "--network": "small_cnn",
+    "--embedding-dim": "32",
+    "--optimizer": "sgd",
+    "--learning-rate": "0.5",
+    "--weight-decay": "0.1",
+    "--momentum": "0.5",
+    "--min-crop-area": "0.4",
+    "--max-crop-area": "0.9",
+    "--flip-prob": "0.3",
+    "--brightness": "0.3",
+    "--contrast": "0.3",
+    "--saturation": "0.3",
+    "--hue": "0.1",
+    "--blur-prob": "0.3",
+    "--min-blur-sigma": "0.2",
+    "--max-blur-sigma": "1.6",
+    "--max-index-records": "400",
+    "--max-query-records": "400",
+    "--num-neighbors": "5",
+    "--record-every-steps": "3",
+    "--test-fraction": "0.3",
+    "--image-size": "9",
+    "--dataset": "{own}",
+    "--evaluate-on": "{own}",
+    "--data-is": "private",
+    "--sampling-prob": "0.2",
+}
+FLAGS = ("--no-non-private", "--seeded-non-private", "--no-also-untrained")
+NO_CHANGES = {
+    "--num-workers": "2",
+    "--threads-per-worker": "2",
+    "--max-views-per-microbatch": "64",
+    "--checkpoint-every-steps": "3",
+    "--device": "cpu",
+    "--storage": "/tmp",
+    "--name": "other",
+    "--tracking-uri": "http://127.0.0.1:9",
+    "--gpus-per-worker": "1",
+    "--max-concurrent-trials": "1",
+    "--max-restarts": "0",
+}
+NO_CHANGE_FLAGS = ("--worker-processes", "--resume", "--dry-run")
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_npz(tmp_path_factory.mktemp("data") / "own.npz", 90)
+
+
+@pytest.mark.parametrize("option", [*CHANGES, *FLAGS])
+def test_fingerprint_changes_with_what_decides_the_results(option: str, make_plan: Plan, own: str) -> None:
+    given = [option, CHANGES[option].format(own=own)] if option in CHANGES else [option]
+    if option == "--evaluate-on":
+        given += ["--data-is", "public"]
+    assert make_plan(*QUICK, *given).fingerprint != make_plan(*QUICK).fingerprint
+
+
+@pytest.mark.parametrize("option", [*NO_CHANGES, *NO_CHANGE_FLAGS])
+def test_fingerprint_is_the_same_for_performance_and_storage(option: str, make_plan: Plan) -> None:
+    given = [option, NO_CHANGES[option]] if option in NO_CHANGES else [option]
+    assert make_plan(*QUICK, *given).fingerprint == make_plan(*QUICK).fingerprint
+
+
+def test_fingerprint_tests_cover_every_option() -> None:
+    from sweeps.group_size import GroupSizeOptions
+
+    covered = {o.replace("--no-", "--") for o in (*CHANGES, *FLAGS, *NO_CHANGES, *NO_CHANGE_FLAGS)}
+    covered |= {"--epsilon", "--group-size", "--num-augmentations-grid", "--setting", "--tiny", "--full"}
+    named = {"--" + field.name.replace("_", "-") for field in dataclasses.fields(GroupSizeOptions)}
+    assert named == covered
+
+
+def test_params_of_the_sweep_are_those_its_trials_share(make_plan: Plan) -> None:
+    plan = make_plan(*QUICK, "--repeats", "2")
+    shared = plan.params()
+    assert (shared["question"], shared["num_trials"], shared["dataset"]) == ("group-size", 4, "digits")
+    assert shared["learning_rate"] == plan.trials[0].config.optimizer.learning_rate
+    assert not {"noise_multiplier", "target_epsilon", "public_seed", "repeat"} & set(shared)
+
+
+def test_params_of_a_trial_tell_the_guarantee(make_plan: Plan) -> None:
+    private, bare = (trial.params for trial in make_plan("--tiny").trials)
+    assert (private["target_epsilon"], bare["target_epsilon"]) == (10, math.inf)
+    assert (private["guarantee_label"], bare["guarantee_label"]) == ("proven", "none")
+    assert private["neighboring_relation"] == "add or remove one record"
+    assert private["tuning_cost"] == "not yet accounted"
+
+
+def test_params_show_the_epsilon_of_a_given_noise(make_plan: Plan) -> None:
+    trial = make_plan(*QUICK).trials[0]
+    assert trial.params["target_epsilon"] == pytest.approx(trial.config.mechanism.epsilon(), abs=1e-3)
+
+
+def test_tags_tell_whether_data_are_private(make_plan: Plan, private: str) -> None:
+    public, own = make_plan(*QUICK).tags(), make_plan(*QUICK, "--dataset", private).tags()
+    assert (public["data_is"], own["data_is"]) == ("public", "private")
+    assert ("research" in public, "research" in own) == (True, False)
+    assert public["tuning_cost"] == own["tuning_cost"] == "not yet accounted"
+
+
+def test_cross_checks_agree_with_the_accountant_of_record(make_plan: Plan) -> None:
+    mechanism = make_plan(*QUICK).trials[0].config.mechanism
+    checks = cross_checks(mechanism)
+    assert checks["epsilon_prv"] == pytest.approx(mechanism.epsilon(), rel=0.02)
+    assert checks["epsilon_rdp"] >= mechanism.epsilon() * 0.99
+
+
+def test_missing_data_file_is_told_by_its_name(refusal: Callable[..., str], tmp_path: Path) -> None:
+    assert "gone.npz" in refusal(*QUICK, "--dataset", f"npz:{tmp_path / 'gone.npz'}")
+
+
+def test_images_of_several_shapes_are_refused(refusal: Callable[..., str], tmp_path: Path) -> None:
+    sizes = {"train_images": (40, 8, 8), "test_images": (20, 9, 9)}
+    np.savez(tmp_path / "mixed.npz", **{k: np.zeros(v, np.uint8) for k, v in sizes.items()})
+    assert "must have one shape" in refusal(*QUICK, "--dataset", f"npz:{tmp_path / 'mixed.npz'}")

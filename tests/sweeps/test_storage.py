@@ -1,0 +1,346 @@
+"""Storage: where a sweep may keep what must last, whose folder it is, and who holds it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dpgcl_core.errors import StorageError
+from sweeps.group_size import points
+from sweeps.service import storage
+from sweeps.service.run import run_sweep
+from sweeps.service.storage import SweepFolder, calibrations, find_folder, storage_root, tracking_address
+from tests.sweeps.support import ROOT, contents, options
+
+QUICK = ("--tiny", "--noise-multiplier", "1")
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """This process as the entrypoint of a submitted job; returns the throw-away copy of the code."""
+    copy = tmp_path / "working_dir_files" / "_ray_pkg_0123456789abcdef"
+    copy.mkdir(parents=True)
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(storage, "CODE_ROOT", copy)
+    return copy
+
+
+def sweep(root: Path, *arguments: str) -> int:
+    chosen = options(*QUICK, "--storage", str(root), *arguments)
+    return run_sweep("group-size", chosen, points(chosen), lambda *_: [])
+
+
+def create(root: Path, name: str, fingerprint: str = "mine") -> SweepFolder:
+    folder = SweepFolder(root / "sweeps" / name)
+    folder.create({"fingerprint": fingerprint})
+    return folder
+
+
+def find(root: Path, name: str | None, *, resume: bool = False, fingerprint: str = "mine") -> SweepFolder:
+    return find_folder(root, name=name, fingerprint=fingerprint, resume=resume, prefix="new")
+
+
+# Where
+
+
+def test_storage_is_beside_the_code_by_default() -> None:
+    assert storage_root(None) == ROOT / "results"
+
+
+def test_storage_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DPGCL_STORAGE", str(tmp_path / "there"))
+    assert storage_root(None) == tmp_path / "there"
+
+
+def test_storage_option_beats_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DPGCL_STORAGE", str(tmp_path / "there"))
+    assert storage_root(tmp_path / "here") == tmp_path / "here"
+
+
+@pytest.mark.parametrize("by", ["option", "environment"])
+def test_relative_storage_is_refused(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if by == "environment":
+        monkeypatch.setenv("DPGCL_STORAGE", "results")
+    with pytest.raises(StorageError, match="must be an absolute path; got results"):
+        storage_root(Path("results") if by == "option" else None)
+
+
+def test_storage_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"cannot be written: check .*file"):
+        storage_root(tmp_path / "file" / "results")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the system refuses root nothing")
+def test_storage_below_a_closed_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0o500)
+    with pytest.raises(StorageError, match="cannot be written"):
+        storage_root(tmp_path / "closed" / "results")
+
+
+def test_storage_that_the_system_closes_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(StorageError, match="cannot be written"):
+        storage_root(tmp_path / "results")
+
+
+def test_storage_that_cannot_be_made_is_told_in_a_storage_error() -> None:
+    with (
+        pytest.raises(StorageError, match="cannot be written"),
+        SweepFolder(Path("/proc/sweeps/one")).locked(),
+    ):
+        pass
+
+
+def test_storage_of_a_job_is_in_the_home_folder_by_default(job: Path, tmp_path: Path) -> None:
+    assert storage_root(None) == tmp_path / "home" / "dpgcl-results"
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize("by", ["option", "environment", "link"])
+def test_storage_in_the_copy_of_a_job_is_refused(
+    by: str, job: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    inside = job / "results"
+    if by == "link":
+        (tmp_path / "elsewhere").symlink_to(job)
+        inside = tmp_path / "elsewhere" / "results"
+    if by == "environment":
+        monkeypatch.setenv("DPGCL_STORAGE", str(inside))
+    with pytest.raises(StorageError, match="throw-away copy"):
+        storage_root(None if by == "environment" else inside)
+
+
+def test_storage_of_a_job_may_be_anywhere_else(job: Path, tmp_path: Path) -> None:
+    assert storage_root(tmp_path / "shared") == tmp_path / "shared"
+
+
+def test_runs_are_kept_in_the_storage_folder_by_default(tmp_path: Path) -> None:
+    assert tracking_address(None, tmp_path) == f"sqlite:///{tmp_path}/mlflow.db"
+
+
+def test_tracking_option_beats_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    assert tracking_address(None, tmp_path) == "http://127.0.0.1:1"
+    assert tracking_address("http://127.0.0.1:2", tmp_path) == "http://127.0.0.1:2"
+
+
+def test_relative_database_is_the_one_of_the_users_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert tracking_address("sqlite:///runs/own.db?x=1", tmp_path) == f"sqlite:///{tmp_path}/runs/own.db?x=1"
+
+
+def test_database_in_the_copy_of_a_job_is_refused(
+    job: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(job)
+    with pytest.raises(StorageError, match="would be lost"):
+        tracking_address("sqlite:///mlflow.db", tmp_path)
+
+
+# Nothing half-written
+
+
+def test_dry_run_writes_nothing(tmp_path: Path) -> None:
+    assert sweep(tmp_path / "root", "--dry-run") == 0
+    assert sweep(tmp_path / "root", "--dry-run", "--noise-multiplier", "None", "--epsilon", "1") == 0
+    assert not (tmp_path / "root").exists()
+
+
+BAD = {
+    "data set": ("--dataset", "npz:/gone.npz"),
+    "group size": ("--group-sizes", "4", "63"),
+    "network": ("--network", "tests.sweeps.networks:batch_norm"),
+    "optimizer": ("--optimizer", "adan"),
+    "resume of nothing": ("--resume",),
+    "resume of another": ("--resume", "--name", "gone"),
+    "name": ("--name", "../outside"),
+    "workers": ("--num-workers", "4000"),
+    "graphics cards": ("--gpus-per-worker", "64"),
+    "server": ("--tracking-uri", "http://127.0.0.1:9"),
+    "scheme": ("--tracking-uri", "ftp://127.0.0.1/"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_writes_nothing(what: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        sweep(tmp_path / "root", *BAD[what])
+    assert contents(tmp_path) == []
+
+
+def test_bad_input_leaves_an_existing_folder_as_it_is(tmp_path: Path) -> None:
+    create(tmp_path, "other", fingerprint="another")
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match="belongs to another configuration"):
+        sweep(tmp_path, "--name", "other")
+    assert contents(tmp_path) == before
+
+
+def test_calibrations_are_kept_only_when_told(tmp_path: Path) -> None:
+    (tmp_path / "calibration").mkdir()
+    (tmp_path / "calibration" / "noise-old.json").write_text("1")
+    with calibrations(tmp_path) as found:
+        assert contents(found.folder) == ["noise-old.json"]
+        (found.folder / "noise-new.json").write_text("2")
+    assert contents(tmp_path / "calibration") == ["noise-old.json"]
+    with calibrations(tmp_path) as found:
+        (found.folder / "noise-new.json").write_text("2")
+        found.keep()
+    assert contents(tmp_path / "calibration") == ["noise-new.json", "noise-old.json"]
+
+
+# Whose folder
+
+
+def test_new_sweep_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    create(tmp_path, "new")
+    assert find(tmp_path, None).name == "new-2"
+
+
+def test_folder_of_another_configuration_is_refused(tmp_path: Path) -> None:
+    create(tmp_path, "one", fingerprint="another")
+    for resume in (False, True):
+        with pytest.raises(StorageError, match="belongs to another configuration"):
+            find(tmp_path, "one", resume=resume)
+
+
+def test_existing_sweep_is_refused_without_resume(tmp_path: Path) -> None:
+    create(tmp_path, "one")
+    with pytest.raises(StorageError, match="exists already .* add --resume"):
+        find(tmp_path, "one")
+    assert find(tmp_path, "one", resume=True).name == "one"
+
+
+@pytest.mark.parametrize("name", [None, "one"])
+def test_resume_of_nothing_is_refused(name: str | None, tmp_path: Path) -> None:
+    create(tmp_path, "other", fingerprint="another")
+    with pytest.raises(StorageError, match="nothing to resume"):
+        find(tmp_path, name, resume=True)
+
+
+def test_resume_takes_the_latest_sweep_of_the_configuration(tmp_path: Path) -> None:
+    for age, (name, fingerprint) in enumerate(
+        [("b", "mine"), ("c", "another"), ("d", "mine"), ("a", "mine")]
+    ):
+        folder = create(tmp_path, name, fingerprint=fingerprint)
+        os.utime(folder.path / "plan.json", (1000 - age, 1000 - age))
+    assert find(tmp_path, None, resume=True).name == "b"
+
+
+def test_resume_passes_over_a_damaged_sweep(tmp_path: Path) -> None:
+    create(tmp_path, "mine")
+    (create(tmp_path, "damaged").path / "plan.json").write_text("{")
+    assert find(tmp_path, None, resume=True).name == "mine"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '"plan"'])
+def test_damaged_plan_is_refused_by_name(text: str, tmp_path: Path) -> None:
+    (create(tmp_path, "one").path / "plan.json").write_text(text)
+    with pytest.raises(StorageError, match=r"plan\.json is damaged"):
+        find(tmp_path, "one", resume=True)
+
+
+def test_damaged_result_is_refused_not_trained_again(tmp_path: Path) -> None:
+    folder = create(tmp_path, "one")
+    folder.keep("a", {"metrics": {}})
+    (folder.path / "trials" / "b.json").write_text('{"metr')
+    with pytest.raises(StorageError, match=r"b\.json is damaged"):
+        folder.finished()
+
+
+def test_result_is_replaced_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = create(tmp_path, "one")
+    folder.keep("a", {"metrics": {"epsilon": 1.0}})
+    monkeypatch.setattr(json, "dump", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        folder.keep("a", {"metrics": {"epsilon": 2.0}})
+    assert folder.finished() == {"a": {"metrics": {"epsilon": 1.0}}}
+
+
+@pytest.mark.parametrize(
+    "name", ["../one", "a/b", "..", ".", "", "/tmp/one", ".hidden", "a\nb", "a b", "x" * 101]
+)
+def test_sweep_name_cannot_leave_the_storage_folder(name: str, tmp_path: Path) -> None:
+    for resume in (False, True):
+        with pytest.raises(StorageError, match="the name of a sweep must be"):
+            find(tmp_path, name, resume=resume)
+
+
+@pytest.mark.parametrize("name", ["one", "group-size-digits-20261121-062312-2", "S=8_v1.0", "größe"])
+def test_ordinary_sweep_name_is_accepted(name: str, tmp_path: Path) -> None:
+    assert find(tmp_path, name).path == tmp_path / "sweeps" / name
+
+
+# Who holds it
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from sweeps.service.storage import SweepFolder
+with SweepFolder(Path(sys.argv[1])).locked():
+    print("held", flush=True)
+    time.sleep(120)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    """Starts a process that holds the sweep `one`."""
+    started = []
+
+    def start() -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", HOLD, str(tmp_path / "sweeps" / "one")]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_sweep_held_by_another_process_is_refused(
+    holder: Callable[[], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    folder = create(tmp_path, "one")
+    holder()
+    with pytest.raises(StorageError, match="is being run by another process"), folder.locked():
+        pass
+
+
+def test_sweep_is_free_once_its_holder_is_killed(
+    holder: Callable[[], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    folder = create(tmp_path, "one")
+    process = holder()
+    process.send_signal(signal.SIGKILL)
+    process.wait(10)
+    with folder.locked():
+        pass
+
+
+def test_lock_leaves_no_folder_without_a_plan(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), SweepFolder(tmp_path / "root" / "sweeps" / "one").locked():
+        raise RuntimeError
+    assert contents(tmp_path) == []
+
+
+def test_lock_leaves_a_folder_with_a_plan(tmp_path: Path) -> None:
+    folder = create(tmp_path, "one")
+    with folder.locked():
+        pass
+    assert folder.read_plan() == {"fingerprint": "mine"}
