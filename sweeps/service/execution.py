@@ -19,7 +19,7 @@ import torch
 from dpgcl_core.errors import ConfigError
 from sweeps.service.options import SweepOptions
 from sweeps.service.plan import SweepPlan, Trial
-from sweeps.service.storage import CODE_ROOT, SweepFolder, inside_ray_job
+from sweeps.service.storage import CODE_ROOT, SweepFolder, inside_ray_job, runs_uploaded_copy
 
 # Before Ray is imported: it reads these once.
 _QUIET = {
@@ -139,7 +139,7 @@ def _connected(scratch: Path) -> Iterator[None]:
 
     shared: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     folder = Path.cwd()
-    if not inside_ray_job():
+    if not runs_uploaded_copy():
         os.chdir(CODE_ROOT)  # Ray puts the driver's folder first on its workers' path
         own = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # the user's network may be there
         found = [str(CODE_ROOT), *(str(folder / path) for path in own if path)]
@@ -187,7 +187,7 @@ def _tune(
             config=trial.config,
             checkpoint_folder=folder.checkpoint_folder(trial.name),
             ray_folder=folder.path / "ray" if options.num_workers > 1 else session.scratch / "train",
-            code_root=None if inside_ray_job() else CODE_ROOT,
+            code_root=None if runs_uploaded_copy() else CODE_ROOT,
             gpus_per_worker=options.gpus_per_worker,
         )
         for trial in trials

@@ -34,6 +34,11 @@ def inside_ray_job() -> bool:
     return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
 
 
+def runs_uploaded_copy() -> bool:
+    """Whether this code was uploaded with a job: Ray puts it on every node and first on every path."""
+    return "_ray_pkg_" in str(CODE_ROOT)
+
+
 def storage_root(option: Path | None) -> Path:
     """Returns the absolute storage folder; nothing is created yet.
 
@@ -82,9 +87,7 @@ def tracking_address(option: str | None, root: Path) -> str:
 
 def _in_throw_away_copy(path: Path) -> bool:
     resolved = path.resolve()
-    return "_ray_pkg_" in str(resolved) or (
-        "_ray_pkg_" in str(CODE_ROOT) and resolved.is_relative_to(CODE_ROOT)
-    )
+    return "_ray_pkg_" in str(resolved) or (runs_uploaded_copy() and resolved.is_relative_to(CODE_ROOT))
 
 
 @dataclass(frozen=True)
@@ -262,9 +265,9 @@ class CalibrationCache:
     def keep(self) -> None:
         """Keeps what planning found."""
         with _storage_errors(self.kept):
-            self.kept.mkdir(parents=True, exist_ok=True)
             for file in self.folder.glob("*.json"):
                 if not (self.kept / file.name).exists():
+                    self.kept.mkdir(parents=True, exist_ok=True)
                     write_json(self.kept / file.name, json.loads(file.read_text()))
 
 

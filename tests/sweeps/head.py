@@ -88,7 +88,7 @@ class Head:
                 start_new_session=True,
             )
         try:
-            wait_for(self._answers, timeout_seconds=90, what="the head's job server")
+            wait_for(self._answers, timeout_seconds=120, what="the head's job server")
         except BaseException:
             self.end()
             raise
@@ -138,7 +138,7 @@ class Head:
         """Returns the ids of all drivers that have joined this head without being submitted."""
         return {job["job_id"] for job in self._get("/api/jobs/") if job["type"] == "DRIVER"}
 
-    def wait_until_ended(self, submission: str, *, timeout_seconds: float = 180) -> dict[str, Any]:
+    def wait_until_ended(self, submission: str, *, timeout_seconds: float = 300) -> dict[str, Any]:
         """Waits for a job's end and returns what the head says of it, with its `log`."""
 
         def ended() -> dict[str, Any] | None:
@@ -159,7 +159,7 @@ class Head:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=300,
         )
 
     def _ray_job(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import time
-
-import torch
 from torch import Tensor, nn
 
 Shape = tuple[int, int, int]

@@ -102,7 +102,7 @@ class Driver:
     def ended(self) -> bool:
         return self._process.poll() is not None
 
-    def wait(self, seconds: float = 150) -> int:
+    def wait(self, seconds: float = 400) -> int:
         """The exit code; a sweep that hangs is killed and fails the test."""
         try:
             return self._process.wait(seconds)
@@ -111,7 +111,7 @@ class Driver:
             self._process.wait()
             raise AssertionError(f"no end after {seconds} s:\n{self.stdout}\n{self.stderr}") from None
 
-    def wait_for(self, condition: Callable[[], Any], seconds: float = 90) -> Any:
+    def wait_for(self, condition: Callable[[], Any], seconds: float = 240) -> Any:
         """The first true value of `condition`, while the sweep runs."""
         end = time.monotonic() + seconds
         while time.monotonic() < end and not self.ended():
@@ -122,7 +122,7 @@ class Driver:
         raise AssertionError(f"it never came:\n{self.stdout}\n{self.stderr}")
 
 
-def run(*arguments: str, home: Path, seconds: float = 150, **more: Any) -> tuple[int, Driver]:
+def run(*arguments: str, home: Path, seconds: float = 400, **more: Any) -> tuple[int, Driver]:
     """Runs a sweep to its end; returns its exit code and what it said."""
     driver = Driver(*arguments, home=home, **more)
     return driver.wait(seconds), driver

@@ -159,7 +159,7 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], tmp_p
         text=True,
         cwd=tmp_path,
         env=environment(tmp_path / "home"),
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert ended.returncode == 2

@@ -217,7 +217,7 @@ def test_folder_of_another_configuration_is_refused(tmp_path: Path) -> None:
 
 def test_existing_sweep_is_refused_without_resume(tmp_path: Path) -> None:
     create(tmp_path, "one")
-    with pytest.raises(StorageError, match="exists already .* add --resume"):
+    with pytest.raises(StorageError, match=r"exists already .* add --resume"):
         find(tmp_path, "one")
     assert find(tmp_path, "one", resume=True).name == "one"
 

@@ -93,11 +93,11 @@ def stopped_job(request, head) -> dict[str, Any]:
     submission = head.submit(*request.param, SCRIPT)
     wait_for(
         lambda: re.search(r"^sweep: .* \(0 of 20 trials done\)$", head.log(submission), re.MULTILINE),
-        timeout_seconds=120,
+        timeout_seconds=240,
         what="the start of the sweep",
     )
     folder = _sweep_folder(head, head.log(submission))
-    wait_for(lambda: _imported_from(folder), timeout_seconds=60, what="the first trial")
+    wait_for(lambda: _imported_from(folder), timeout_seconds=120, what="the first trial")
     head.stop(submission)
     return head.wait_until_ended(submission)
 
@@ -195,6 +195,14 @@ def test_workers_of_a_job_by_script_path_import_the_copy_of_the_driver(head, sto
     expected = str(head.copy) if bare else "_ray_pkg_"
     copies = _imported_from(_sweep_folder(head, stopped_job["log"]))
     assert all(expected in copy for copy in copies), copies
+
+
+def test_bare_job_from_another_folder_trains_with_the_copy_of_its_driver(head):
+    script = f"cd / && {head.copy / SCRIPT} {' '.join(FAST)}"  # Ray puts the driver's folder on the path
+    job = head.wait_until_ended(head.submit("--", "bash", "-c", script))
+    assert job["status"] == "SUCCEEDED", job["log"]
+    copies = _imported_from(_sweep_folder(head, job["log"]))
+    assert [str(head.copy) in copy for copy in copies] == [True]
 
 
 def test_plain_python_does_not_join_a_head_it_could_discover(head, plain_run):

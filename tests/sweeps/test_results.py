@@ -1,0 +1,268 @@
+"""Results when MLflow fails midway: kept locally, never lost, sent later, once. No Ray is started."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dashboards.runs import DashboardError, load_trials
+from dpgcl_core.errors import TrackingError
+from sweeps.group_size import points
+from sweeps.service import run as service
+from sweeps.service.execution import Stopped
+from sweeps.service.options import SweepOptions
+from sweeps.service.plan import SweepPlan, Trial
+from sweeps.service.storage import SweepFolder
+from tests.sweeps.support import contents, options
+from trainers.mlflow_server import connect
+from trainers.tracking import Tracker
+
+RESULT = {
+    "metrics": {"epsilon": 1.0, "num_steps_charged": 10, "knn_accuracy": 0.5},
+    "series": {"snr": [(0, 0.1)]},
+}
+
+
+class Ray:
+    """Stands in for Ray: every trial ends at once with the same result.
+
+    Attributes:
+      trained: names of the trials, in order.
+      after: called with the name of each trial once its result was handed over.
+      failing: trials that fail, and why.
+    """
+
+    def __init__(self) -> None:
+        self.trained: list[str] = []
+        self.after: Callable[[str], None] = lambda _: None
+        self.failing: dict[str, str] = {}
+
+    def run_trials(
+        self, session: Any, plan: SweepPlan, folder: SweepFolder, trials: Sequence[Trial], on_result: Any
+    ) -> dict[str, str]:
+        for trial in trials:
+            if trial.name not in self.failing:
+                self.trained.append(trial.name)
+                on_result(trial.name, RESULT)
+                self.after(trial.name)
+        return {trial.name: self.failing[trial.name] for trial in trials if trial.name in self.failing}
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
+    stand_in = Ray()
+    monkeypatch.setattr(service, "ray_session", lambda _: nullcontext())
+    monkeypatch.setattr(service, "run_trials", stand_in.run_trials)
+    return stand_in
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow's tables, which take seconds to create."""
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    connect(f"sqlite:///{path}", create=True)
+    return path
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, empty_database: Path) -> Callable[..., int]:
+    """Runs the sweep `one` of four trials."""
+    shutil.copy(empty_database, tmp_path)
+
+    def start(*more: str, figure: Any = lambda *_: []) -> int:
+        chosen: SweepOptions = options(
+            *("--tiny", "--noise-multiplier", "1", "--repeats", "2", "--name", "one"),
+            *("--storage", str(tmp_path), *more),
+        )
+        return service.run_sweep("group-size", chosen, points(chosen), figure)
+
+    return start
+
+
+def break_after(monkeypatch: pytest.MonkeyPatch, method: str, num_calls: int) -> None:
+    """From the call after `num_calls`, MLflow does not answer `method`."""
+    calls, works = [], getattr(Tracker, method)
+
+    def call(self: Tracker, *given: Any, **named: Any) -> Any:
+        calls.append(method)
+        if len(calls) > num_calls:
+            raise TrackingError("MLflow does not answer")
+        return works(self, *given, **named)
+
+    monkeypatch.setattr(Tracker, method, call)
+
+
+def kept(tmp_path: Path) -> list[str]:
+    return contents(tmp_path / "sweeps" / "one" / "trials")
+
+
+def sent(tmp_path: Path) -> list[str]:
+    trials = load_trials(f"sqlite:///{tmp_path}/mlflow.db", "one")
+    return sorted(f"{row.target_epsilon:.3g} {row.repeat}" for row in trials.itertuples())
+
+
+ALL_SENT = ["1.08 0", "1.08 1", "inf 0", "inf 1"]
+
+
+def test_results_are_kept_when_mlflow_fails_midway(
+    ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as broken:
+        break_after(broken, "log_trial", 1)
+        assert sweep() == 1
+    assert len(kept(tmp_path)) == len(ray.trained) == 4
+    assert len(sent(tmp_path)) == 1
+
+
+def test_results_that_were_kept_are_sent_by_resume_without_training(
+    ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as broken:
+        break_after(broken, "log_trial", 1)
+        sweep()
+    assert sweep("--resume") == 0
+    assert len(ray.trained) == 4
+    assert sent(tmp_path) == ALL_SENT
+
+
+def test_results_are_sent_once_however_often_a_sweep_is_resumed(
+    ray: Ray, sweep: Callable[..., int], tmp_path: Path
+) -> None:
+    assert [sweep(), sweep("--resume"), sweep("--resume")] == [0, 0, 0]
+    assert sent(tmp_path) == ALL_SENT
+
+
+def test_results_of_a_short_failure_are_sent_at_the_end(
+    ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as broken:
+        break_after(broken, "log_trial", 0)
+        ray.after = lambda _: broken.undo() if len(ray.trained) == 4 else None
+        assert sweep() == 0
+    assert sent(tmp_path) == ALL_SENT
+
+
+def test_failure_of_mlflow_is_told_once_with_the_place_of_the_results(
+    ray: Ray,
+    sweep: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    break_after(monkeypatch, "log_trial", 0)
+    sweep()
+    shown = capsys.readouterr().out
+    place = tmp_path / "sweeps" / "one"
+    assert shown.count("warning: MLflow does not answer") == 1
+    assert f"MLflow did not take 4 results; they are kept in {place}." in shown
+    assert "continue with --resume --name one" in shown
+
+
+def test_failure_before_the_first_trial_leaves_no_sweep(
+    ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    break_after(monkeypatch, "start_sweep", 0)
+    with pytest.raises(TrackingError):
+        sweep()
+    assert ray.trained == []
+    assert not (tmp_path / "sweeps").exists()
+
+
+def test_failure_before_a_resume_loses_nothing(
+    ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sweep()
+    before = kept(tmp_path)
+    break_after(monkeypatch, "start_sweep", 0)
+    with pytest.raises(TrackingError):
+        sweep("--resume")
+    assert kept(tmp_path) == before
+
+
+@pytest.mark.parametrize("method", ["finish_sweep", "log_artifact"])
+def test_failure_at_the_end_loses_nothing(
+    method: str, ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def figure(uri: str, name: str, folder: Path) -> list[Path]:
+        (folder / "figure.png").write_text("drawn")
+        return [folder / "figure.png"]
+
+    break_after(monkeypatch, method, 0)
+    assert sweep(figure=figure) == 0
+    assert (tmp_path / "sweeps" / "one" / "figure.png").exists()
+    assert sent(tmp_path) == ALL_SENT
+
+
+def test_figure_that_cannot_be_drawn_loses_nothing(
+    ray: Ray, sweep: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def figure(*_: Any) -> list[Path]:
+        raise DashboardError("nothing to draw")
+
+    assert sweep(figure=figure) == 0
+    assert "warning: no figure: nothing to draw" in capsys.readouterr().out
+    assert sent(tmp_path) == ALL_SENT
+
+
+def test_failed_trial_is_told_and_run_again_by_resume(
+    ray: Ray, sweep: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray.failing = {"S4-Na1-private-r1": "it broke"}
+    assert sweep() == 1
+    assert "failed: S4-Na1-private-r1 (it broke)" in capsys.readouterr().out
+    ray.failing, ray.trained = {}, []
+    assert sweep("--resume") == 0
+    assert ray.trained == ["S4-Na1-private-r1"]
+
+
+def test_stopped_sweep_keeps_what_was_finished(ray: Ray, sweep: Callable[..., int], tmp_path: Path) -> None:
+    def stop(name: str) -> None:
+        raise Stopped(15)
+
+    ray.after = stop
+    assert sweep() == 128 + 15
+    assert len(kept(tmp_path)) == len(sent(tmp_path)) == 1
+
+
+def test_sweep_is_held_while_it_runs(ray: Ray, sweep: Callable[..., int]) -> None:
+    def start_another(_: str) -> None:
+        with pytest.raises(ValueError, match="is being run by another process"):
+            sweep("--resume")
+
+    ray.after = start_another
+    assert sweep() == 0
+
+
+def test_resume_of_another_configuration_trains_nothing(ray: Ray, sweep: Callable[..., int]) -> None:
+    sweep()
+    ray.trained = []
+    with pytest.raises(ValueError, match="belongs to another configuration"):
+        sweep("--resume", "--learning-rate", "0.5")
+    assert ray.trained == []
+
+
+def test_resume_may_change_performance(ray: Ray, sweep: Callable[..., int]) -> None:
+    sweep()
+    assert sweep("--resume", "--max-views-per-microbatch", "64", "--max-concurrent-trials", "1") == 0
+
+
+def test_cluster_too_small_leaves_no_sweep(
+    ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from sweeps.service.execution import max_concurrent_trials
+
+    def too_small(chosen: SweepOptions) -> Any:
+        return nullcontext(max_concurrent_trials(dataclasses.replace(chosen, num_workers=2), {"CPU": 1.0}))
+
+    monkeypatch.setattr(service, "ray_session", too_small)
+    with pytest.raises(ValueError, match="the cluster has 1 CPUs"):
+        sweep()
+    assert not (tmp_path / "sweeps").exists()
+    with pytest.raises(DashboardError):
+        sent(tmp_path)
