@@ -104,7 +104,7 @@ class Setting:
     checkpoint_every_steps: int = 50
     """Steps between checkpoints: the most that a crash makes repeat, and charge again."""
     device: str = "auto"
-    """cpu, cuda, or auto."""
+    """cpu, cuda, or auto: in a sweep, cuda where --gpus-per-worker sets one aside."""
     worker_processes: bool = False
     """Start a Ray Train worker group even for one worker: some ten seconds more per training."""
     seeded_non_private: bool = False

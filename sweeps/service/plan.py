@@ -148,8 +148,9 @@ def _configs(
 ) -> list[tuple[Point, TrainingConfig]]:
     """Returns the checked training of every point that may be run on these data."""
     found: list[tuple[Point, TrainingConfig]] = []
+    device = _device(options)
     for point in points:
-        setting = dataclasses.replace(options.training_setting(), **point.changes)
+        setting = dataclasses.replace(options.training_setting(), **point.changes, device=device)
         if setting.epsilon == math.inf:
             if options.data_are_private:
                 continue
@@ -161,6 +162,13 @@ def _configs(
             _check_network(config, data)
         found.append((point, config))
     return found
+
+
+def _device(options: SweepOptions) -> str:
+    """Returns the device of every training: a GPU only where Ray sets one aside."""
+    if options.device == "cuda" and not options.gpus_per_worker:
+        raise ConfigError("device cuda needs gpus_per_worker, for Ray to set a GPU aside; got 0")
+    return ("cuda" if options.gpus_per_worker else "cpu") if options.device == "auto" else options.device
 
 
 def _check_network(config: TrainingConfig, data: TrainingData) -> None:
