@@ -31,7 +31,14 @@ from dpgcl_core.clipping import _loop, num_trainable, trainable_parameters
 from dpgcl_core.mechanism import Mechanism, default_delta
 from dpgcl_core.randomness import SeededNonPrivateRandomness
 from trainers import loop
-from trainers.config import NetworkConfig, OptimizerConfig, PerformanceConfig, TrainingConfig, ViewConfig
+from trainers.config import (
+    EvaluationConfig,
+    NetworkConfig,
+    OptimizerConfig,
+    PerformanceConfig,
+    TrainingConfig,
+    ViewConfig,
+)
 from trainers.data.dataset import Records
 from trainers.workers import SingleWorker
 
@@ -106,16 +113,18 @@ class _Step:
                 max_views_per_microbatch=views_per_microbatch,
                 device="cpu",
             ),
+            evaluation=EvaluationConfig(record_every_steps=0),
             seeded_non_private=True,
         )
         shape = (NUM_RECORDS, 1, options.image_size, options.image_size)
         images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
         records = Records(images=images, ids=np.arange(NUM_RECORDS, dtype=np.uint64))
         data = loop.TrainingData(
-            train=records, index=None, queries=None, train_is_public=False, evaluation_is_public=False
+            train=records, index=None, queries=None, train_is_public=True, evaluation_is_public=True
         )
         self.run = loop._prepare(config, data, SingleWorker())
         self.run.randomness = SeededNonPrivateRandomness(0)
+        self.run.step = 1  # nothing is recorded after the first step
 
     def seconds(self) -> float:
         started = time.perf_counter()

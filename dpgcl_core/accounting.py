@@ -28,7 +28,7 @@ GRID = 1e-4
 _COARSE_GRID = 1e-3
 # dp_accounting says through absl which RDP orders it left out: safe, and nothing the user can act on.
 logging.getLogger("absl").setLevel(logging.ERROR)
-_MIN_NOISE, _MAX_NOISE = 0.1, 1e5
+MIN_NOISE_MULTIPLIER, _MAX_NOISE = 0.1, 1e5
 CALIBRATION_TOLERANCE = 0.005
 
 
@@ -171,12 +171,12 @@ def _search(epsilon: Callable[[float], float], low: float, high: float) -> float
                 "raise it, or take fewer steps or a smaller sampling_prob"
             )
     while epsilon(small) <= high:  # downwards in steps: small noise is slow to account for
-        if small <= _MIN_NOISE:
+        if small <= MIN_NOISE_MULTIPLIER:
             raise ConfigError(
-                f"target_epsilon = {high:g} is met even by noise_multiplier = {_MIN_NOISE}: "
+                f"target_epsilon = {high:g} is met even by noise_multiplier = {MIN_NOISE_MULTIPLIER}: "
                 "such a budget protects nothing; choose a smaller one, or epsilon = inf"
             )
-        small, large = max(small / 1.5, _MIN_NOISE), small
+        small, large = max(small / 1.5, MIN_NOISE_MULTIPLIER), small
     middle = (low + high) / 2
     while True:
         noise = math.sqrt(small * large)
@@ -200,7 +200,7 @@ def _read_cached(path: Path | None) -> float | None:
         noise = float(json.loads(path.read_text())["noise_multiplier"])
     except (ValueError, KeyError, TypeError):
         return None
-    return noise if _MIN_NOISE <= noise <= _MAX_NOISE else None
+    return noise if MIN_NOISE_MULTIPLIER <= noise <= _MAX_NOISE else None
 
 
 def _write_cached(path: Path | None, noise: float) -> None:

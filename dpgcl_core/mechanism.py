@@ -80,6 +80,11 @@ class Mechanism:
             raise ConfigError(
                 f"noise_multiplier must be finite and not negative; got {self.noise_multiplier}"
             )
+        if 0 < self.noise_multiplier < accounting.MIN_NOISE_MULTIPLIER:
+            raise ConfigError(
+                f"noise_multiplier must be at least {accounting.MIN_NOISE_MULTIPLIER}, for less protects "
+                f"nothing; got {self.noise_multiplier}"
+            )
         if self.noise_multiplier > 0 and math.isinf(self.l2_clip_norm):
             raise ConfigError("noise without clipping protects nothing: give a finite l2_clip_norm; got inf")
         if self.num_steps < 1:

@@ -20,11 +20,11 @@ class GaussianNoise:
     std: float
 
     def draw(self, num_coordinates: int, generator: np.random.Generator) -> Tensor:
-        """Returns one draw for the whole flat parameter vector, float32 `[num_coordinates]`, on the CPU.
+        """Returns one draw for the whole flat parameter vector, float64 `[num_coordinates]`, on the CPU.
 
-        One call covers every tensor, so no two tensors can share noise.
+        One call covers every tensor, so no two tensors can share noise. It is to be added in float64 and
+        rounded once: a float32 draw would leave gaps that tell the sum from its neighbours.
         """
         if self.std == 0:
-            return torch.zeros(num_coordinates)
-        noise = generator.standard_normal(num_coordinates, dtype=np.float32)
-        return torch.from_numpy(noise).mul_(self.std)
+            return torch.zeros(num_coordinates, dtype=torch.float64)
+        return torch.from_numpy(generator.standard_normal(num_coordinates)).mul_(self.std)

@@ -7,8 +7,10 @@ in a file of its own, written *before* the first step of each attempt: a crash c
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +20,8 @@ from typing import IO, Any
 import torch
 
 from dpgcl_core.errors import StorageError
+
+_WAIT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +55,25 @@ class CheckpointFolder:
         self.every_steps = every_steps
         folder.mkdir(parents=True, exist_ok=True)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Holds the folder for one process, which the system lets go when it dies; waits a minute.
+
+        Raises:
+          StorageError: another process still trains here; two would not see each other's steps.
+        """
+        with (self.folder / "lock").open("w") as file:
+            deadline = time.monotonic() + _WAIT_SECONDS
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError as error:
+                    if time.monotonic() > deadline:
+                        raise StorageError(f"another process is training in {self.folder}") from error
+                    time.sleep(0.2)
+            yield
+
     def save(self, checkpoint: Checkpoint) -> None:
         """Replaces the checkpoint; a crash leaves the old one or the new one, never a part.
 
@@ -76,7 +99,7 @@ class CheckpointFolder:
         except Exception as error:
             raise StorageError(
                 f"checkpoint {path} cannot be read ({type(error).__name__}): "
-                "restore it, or delete its folder to start this training over, at its full cost"
+                "restore it, or delete this one file to start the training over; what was spent stays charged"
             ) from error
 
     def begin_attempt(self, start_step: int, num_steps: int) -> Attempt:
@@ -91,6 +114,11 @@ class CheckpointFolder:
         from the checkpoint itself: a lost one makes the repetition larger, and visible.
         """
         ledger = self._read_attempts()
+        if ledger is None and start_step > 0:
+            raise StorageError(
+                f"{self.folder / 'attempts.json'} is missing beside a checkpoint, so earlier attempts cannot "
+                "be charged; restore it, or start this training in a new folder"
+            )
         if ledger is None:
             attempt = Attempt(
                 num_restarts=0, num_steps_repeated=0, saved_step=start_step, every_steps=self.every_steps
@@ -146,3 +174,13 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes a renaming in `folder` survive a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

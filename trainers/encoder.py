@@ -154,10 +154,12 @@ def _feature_dim(backbone: nn.Module, name: str, image_shape: ImageShape) -> int
 def refuse_cross_record(encoder: nn.Module, image_shape: ImageShape) -> None:
     """Refuses an encoder in which records see each other, or which is random within a step.
 
-    Two checks: the norm layers that are known to use statistics across records are refused by type;
-    then random images are passed in training mode, one of them is changed or the batch is cut short,
-    and no output of any module may move for the other records. The second is a test, not a proof: a
-    module that mixes records only for special inputs passes. The encoder itself is left untouched.
+    Three checks. The norm layers that are known to use statistics across records are refused by type.
+    Random images are passed in training mode, one of them is changed or the batch is cut short, and no
+    output of any module may move for the other records; once more with perturbed weights, lest a zero
+    initialisation hide a branch. No pass may write to a parameter or a buffer, for what it wrote would
+    be released without noise. These are tests, not proofs: a module that mixes records for special
+    inputs only, or keeps them in a plain Python attribute, passes. The encoder itself is left untouched.
 
     Args:
       encoder: normalised images `[n, C, H, W]` to embeddings `[n, embedding_dim]`.
@@ -185,7 +187,23 @@ def refuse_cross_record(encoder: nn.Module, image_shape: ImageShape) -> None:
         for _ in range(2)
     )
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
+        _refuse_written_state(probe, images)
         _refuse_moved_rows(probe, images, others)
+        for parameter in probe.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator).to(parameter))
+        _refuse_moved_rows(probe, images, others)
+
+
+def _refuse_written_state(probe: nn.Module, images: Tensor) -> None:
+    """Refuses a pass that changes the state dictionary: running statistics, data-dependent initial values."""
+    before = {name: value.clone() for name, value in probe.state_dict().items()}
+    probe(images)
+    for name, value in probe.state_dict().items():
+        if name not in before or not torch.equal(value, before[name]):
+            raise ConfigError(
+                f"the network writes {name!r} while it embeds images; such state would carry un-noised data "
+                "into the released model. Keep nothing between passes"
+            )
 
 
 def _refuse_moved_rows(probe: nn.Module, images: Tensor, others: Tensor) -> None:
@@ -251,8 +269,10 @@ def _first_moved(
     expected: list[_Call], actual: list[_Call], rows: list[int], tolerance: float = 1e-6
 ) -> str | None:
     """The first module whose output moved at `rows` although its input there did not."""
+    if len(expected) != len(actual):  # other modules ran; the encoder's own call still comes last
+        expected, actual = expected[-1:], actual[-1:]
     for (name, input_before, output_before), (_, input_after, output_after) in zip(
-        expected, actual, strict=False
+        expected, actual, strict=True
     ):
         output_moved = _moved(output_before, output_after, rows, tolerance)
         if output_moved and not _moved(input_before, input_after, rows, tolerance):

@@ -6,6 +6,7 @@ Stations 2 to 9 stand in `_step`, in order. See ARCHITECTURE.md for the file of 
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpgcl_core.clipping import GroupReport, num_trainable, trainable_parameters
+from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses import two_view_group_loss
 from dpgcl_core.randomness import Randomness, SecretRandomness, SeededNonPrivateRandomness
 from trainers.checkpoint import Attempt, Checkpoint, CheckpointFolder
@@ -74,6 +76,7 @@ class _Run:
     observer: Observer
     device: torch.device
     total: Tensor
+    buffers: dict[str, Tensor]
     step: int = 0
 
 
@@ -102,7 +105,14 @@ def train(
       ConfigError: the network mixes records, or a name is unknown.
       StorageError: a checkpoint is damaged.
     """
-    run = _prepare(config, data, workers or SingleWorker())
+    workers = workers or SingleWorker()
+    run = _prepare(config, data, workers)
+    with checkpoints.held() if checkpoints and workers.rank == 0 else nullcontext():
+        return _train(run, checkpoints)
+
+
+def _train(run: _Run, checkpoints: CheckpointFolder | None) -> TrainingResult:
+    config = run.config
     attempt = _resume(run, checkpoints)
     if run.step == 0 and config.evaluation.also_untrained:
         run.observer.final.update(_scores(run, prefix="untrained_"))
@@ -125,6 +135,7 @@ def _step(run: _Run) -> None:
     groups, batch_size = _draw_groups(run)
     run.total.zero_()
     reports = _add_clipped_sum(run, groups, run.total, run.config.num_augmentations)
+    _refuse_written_buffers(run)
     run.workers.sum_at_first(run.total)
     recorded, bare_norm = observer.wants(run.step), None
     if recorded:
@@ -134,9 +145,16 @@ def _step(run: _Run) -> None:
         noise = mechanism.noise().draw(len(run.total), run.randomness.generator(run.step, "noise"))
         if recorded and mechanism.is_private:
             observer.record_snr(run.step, _norm(run.total), bare_norm, noise)
-        run.total += noise.to(run.device)
+        run.total.copy_(run.total.double() + noise.to(run.device))
     run.workers.share(run.total)
     _apply(run, run.total / mechanism.divisor)
+
+
+def _refuse_written_buffers(run: _Run) -> None:
+    """A buffer that follows the data would be released without noise; the first look was at random images."""
+    for name, buffer in run.encoder.named_buffers():
+        if not torch.equal(buffer, run.buffers[name]):
+            raise ConfigError(f"the network wrote its buffer {name!r} during training; keep no such state")
 
 
 def _draw_groups(run: _Run) -> tuple[NDArray[np.int64], int]:
@@ -213,6 +231,12 @@ def _norm(values: Tensor) -> float:
 
 
 def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers) -> _Run:
+    if not data.train_is_public and config.guarantee_label == "none":
+        raise ConfigError(
+            "private records are trained on with a guarantee only; got "
+            f"noise_multiplier = {config.mechanism.noise_multiplier}, "
+            f"seeded_non_private = {config.seeded_non_private}"
+        )
     torch.set_num_threads(config.performance.threads_per_worker)
     device = torch.device(_device_name(config.performance.device))
     shape = data.train.images.shape[1:]
@@ -234,6 +258,7 @@ def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers) -> _R
         ),
         device=device,
         total=torch.zeros(num_trainable(encoder), device=device),
+        buffers={name: buffer.clone() for name, buffer in encoder.named_buffers()},
     )
 
 

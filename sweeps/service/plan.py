@@ -17,7 +17,7 @@ from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism import Mechanism
 from sweeps.service.options import SweepOptions
 from trainers.config import TrainingConfig
-from trainers.data import load_dataset, split_train_test
+from trainers.data import Dataset, Records, load_dataset, split_train_test
 from trainers.encoder import build_encoder, refuse_cross_record
 from trainers.loop import TrainingData
 from trainers.optimizers import build_optimizer
@@ -228,6 +228,8 @@ def load_training_data(options: SweepOptions) -> tuple[TrainingData, list[str]]:
                 f"evaluate_on must have images of the training data's shape {dataset.image_shape}; "
                 f"got {other.image_shape} (give --image-size, and data of as many channels)"
             )
+        if private:
+            _refuse_shared_images(dataset.train, other)
         index, queries = split_train_test(other, options.test_fraction)
         notes.append(f"Scores are on the public data set {options.evaluate_on}.")
     elif not private:
@@ -247,6 +249,16 @@ def load_training_data(options: SweepOptions) -> tuple[TrainingData, list[str]]:
     return data, notes
 
 
+def _refuse_shared_images(private: Records, public: Dataset) -> None:
+    """Refuses an evaluation set with private images in it, whatever its name."""
+    own = {image.tobytes() for image in private.images}
+    others = (public.train, public.test) if public.test is not None else (public.train,)
+    if any(image.tobytes() in own for records in others for image in records.images):
+        raise ConfigError(
+            "evaluate_on must be a public data set; it holds images of the private training data"
+        )
+
+
 def _same_source(one: str, other: str) -> bool:
     def place(name: str) -> Path | str:
         _, colon, path = name.partition(":")
@@ -255,14 +267,14 @@ def _same_source(one: str, other: str) -> bool:
     return place(one) == place(other)
 
 
-def cross_checks(mechanism: Mechanism) -> dict[str, float]:
-    """Returns ε of all planned steps by the two other accountants."""
+def cross_checks(mechanism: Mechanism, num_steps: int) -> dict[str, float]:
+    """Returns ε of the steps charged by the two other accountants."""
     return {
-        "epsilon_rdp": epsilon_rdp(mechanism.dp_event(), mechanism.target_delta),
+        "epsilon_rdp": epsilon_rdp(mechanism.dp_event(num_steps), mechanism.target_delta),
         "epsilon_prv": epsilon_prv(
             sampling_prob=mechanism.sampling_prob,
             noise_multiplier=mechanism.noise_multiplier,
-            num_steps=mechanism.num_steps,
+            num_steps=num_steps,
             delta=mechanism.target_delta,
         ),
     }

@@ -23,7 +23,7 @@ from sweeps.service.storage import (
     storage_root,
     tracking_address,
 )
-from trainers.tracking import Tracker
+from trainers.tracking import Tracker, trial_run_name
 
 EXPERIMENT = "dpgcl"
 Figure = Callable[[str, str, Path], Sequence[Path]]
@@ -128,9 +128,10 @@ class _Sweep:
                 self._parent,
                 name,
                 trial.params,
-                result["metrics"] | self._cross_checks(trial),
+                result["metrics"] | self._cross_checks(trial, result["metrics"]),
                 result["series"],
                 self._plan.tags() | {"guarantee_label": trial.config.guarantee_label},
+                run_name=_run_name(trial),
             )
             self._untracked.discard(name)
         except TrackingError as error:
@@ -138,13 +139,15 @@ class _Sweep:
                 say(f"warning: {error}; results are kept in {self._folder.path} and sent later")
             self._untracked.add(name)
 
-    def _cross_checks(self, trial: Trial) -> dict[str, float]:
+    def _cross_checks(self, trial: Trial, metrics: dict[str, float]) -> dict[str, float]:
         mechanism = trial.config.mechanism
         if trial.config.guarantee_label != "proven":
             return {}
-        key = (mechanism.sampling_prob, mechanism.noise_multiplier, mechanism.num_steps)
+        num_steps = int(metrics["num_steps_charged"])
+        key = (mechanism.dp_event(num_steps), mechanism.target_delta)
         if key not in self._checks:
-            self._checks[key] = {k: v for k, v in cross_checks(mechanism).items() if math.isfinite(v)}
+            found = cross_checks(mechanism, num_steps)
+            self._checks[key] = {name: value for name, value in found.items() if math.isfinite(value)}
         return self._checks[key]
 
     def _end(self, failed: dict[str, str], figure: Figure) -> int:
@@ -178,6 +181,11 @@ class _Sweep:
             self._tracker.finish_sweep(self._parent, status)
         except TrackingError as error:
             say(f"warning: {error}")
+
+
+def _run_name(trial: Trial) -> str:
+    name = trial_run_name(trial.params)
+    return f"{name}, seeded: no guarantee" if trial.config.seeded_non_private else name
 
 
 def _print_plan(plan: SweepPlan) -> None:

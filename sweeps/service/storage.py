@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from dpgcl_core.errors import StorageError
+from trainers.checkpoint import sync_folder
 
 CODE_ROOT = Path(__file__).resolve().parents[2]
 
@@ -297,3 +298,4 @@ def write_json(path: Path, content: Any) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+    sync_folder(path.parent)

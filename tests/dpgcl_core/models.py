@@ -81,6 +81,42 @@ class InPlace(nn.Module):
         return nn.functional.normalize(self.layers(images), dim=-1)
 
 
+class SequenceFirst(nn.Module):
+    """Passes tokens `[length, n, dim]` through a branch that a zero initialisation silences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, 8, 2, 2)
+        self.up = nn.Linear(8, 16)
+        self.out = nn.Linear(16, 8)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.embed(images).flatten(2).permute(2, 0, 1)
+        hidden = torch.relu(self.up(tokens)).permute(1, 0, 2)
+        tokens = tokens.permute(1, 0, 2) + self.out(hidden)
+        return nn.functional.normalize(self.head(torch.tanh(tokens.mean(1))), dim=-1)
+
+
+class Routed(nn.Module):
+    """Sends every record to one of two experts by its own brightness."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(192, 8), nn.Linear(192, 8)])
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        flat = images.flatten(1)
+        bright = flat.mean(1) > 0
+        hidden = flat.new_zeros(len(flat), 8)
+        for expert, rows in zip(self.experts, (bright, ~bright), strict=True):
+            hidden = hidden.index_put((rows.nonzero()[:, 0],), expert(flat[rows]))
+        return nn.functional.normalize(self.head(torch.tanh(hidden)), dim=-1)
+
+
 def group_losses_of(model: nn.Module, temperature: float = 0.5):  # type: ignore[no-untyped-def]
     """The two-view group loss of `model` on views `[groups, size, views, 3, 8, 8]`."""
 

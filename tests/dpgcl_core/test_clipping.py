@@ -18,12 +18,14 @@ from tests.dpgcl_core.models import (
     AroundForward,
     BareParameter,
     InPlace,
+    Routed,
+    SequenceFirst,
     SharedLayer,
     TinyEncoder,
     group_losses_of,
 )
 
-MODELS = [TinyEncoder, SharedLayer, BareParameter, AroundForward, InPlace]
+MODELS = [TinyEncoder, SharedLayer, BareParameter, AroundForward, InPlace, SequenceFirst, Routed]
 
 
 def _views(groups: int, size: int, views: int = 3, seed: int = 0) -> torch.Tensor:
@@ -81,6 +83,8 @@ def test_folded_sum_equals_oracle_for_random_shapes(
         (BareParameter, False),
         (AroundForward, False),
         (InPlace, False),
+        (SequenceFirst, False),
+        (Routed, False),
     ],
 )
 def test_fold_is_refused_where_it_is_not_exact(kind: type[nn.Module], folds: bool) -> None:
@@ -111,6 +115,31 @@ def test_every_contribution_is_within_the_clip_norm() -> None:
                 else:
                     path(total, *arguments)
                 assert float(total.double().norm()) <= 0.1
+
+
+@pytest.mark.parametrize("path", [clipping._fold, clipping._loop])
+def test_contribution_of_a_large_network_is_within_the_clip_norm(path) -> None:  # type: ignore[no-untyped-def]
+    """Norms of millions of numbers must not lose more than the margin to rounding."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 60_000, bias=False), nn.Linear(60_000, 4, bias=False))
+    total, views = torch.zeros(num_trainable(model)), 10 * _views(2, 2)[:1]
+    arguments = (trainable_parameters(model), group_losses_of(model, 0.1), views, 1.0)
+    path(total, *((model, *arguments) if path is clipping._fold else arguments))
+    assert 0.99 < float(total.double().square().sum().sqrt()) <= 1.0
+
+
+def test_self_check_leaves_weights_and_random_state_alone() -> None:
+    model, state = _model(TinyEncoder), torch.get_rng_state()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert clipping._folds(model, group_losses_of(model), _views(3, 2))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_inputs_that_take_another_way_are_looped_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, views = _model(Routed), _views(5, 2)
+    monkeypatch.setattr(clipping, "_checked", {model: True})  # as if the self-check had been fooled
+    expected = oracles.clipped_sum(model, group_losses_of(model), views, 0.1 * (1 - 1e-4))
+    assert _relative_error(_clipped(model, views, 0.1), expected) < 1e-5
 
 
 def test_microbatch_size_changes_nothing() -> None:

@@ -62,11 +62,14 @@ def test_launcher_installs_the_tested_versions():
     assert (REPOSITORY / "constraints.txt").is_file()
 
 
-@pytest.mark.parametrize("name", ["results/mlflow.db", ".venv/bin/python", ".git/config"])
-def test_launcher_does_not_mount_what_stays_here(name):
-    folder = name.split("/")[0]
-    assert f"**/{folder}/**" in LAUNCHER["rsync_exclude"]
+@pytest.mark.parametrize("pattern", ["/results/**", "**/.venv/**", "**/.git/**"])
+def test_launcher_does_not_mount_what_stays_here(pattern):
+    assert pattern in LAUNCHER["rsync_exclude"]
+
+
+def test_launcher_does_not_mount_what_git_ignores():
     assert ".gitignore" in LAUNCHER["rsync_filter"]
+    assert {"*.db", ".venv/"} <= set((REPOSITORY / ".gitignore").read_text().splitlines())
 
 
 def test_launcher_starts_ray_where_the_bare_submission_finds_the_script():
