@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -75,11 +76,12 @@ def ray_session(options: SweepOptions) -> Iterator[RaySession]:
 
 
 def check_this_machine(options: SweepOptions) -> None:
-    """Refuses what a private Ray cannot hold, before one is started.
+    """Refuses a cluster that does not answer and what a private Ray cannot hold, before any is started.
 
     Raises:
-      ConfigError: this machine is too small for one training.
+      ConfigError: `RAY_ADDRESS` leads nowhere, or this machine is too small for one training.
     """
+    _check_address()
     if not _joins_cluster():
         have = {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
         max_concurrent_trials(options, have)
@@ -159,7 +161,22 @@ def _connected(scratch: Path) -> Iterator[None]:
 
 
 def _joins_cluster() -> bool:
-    return inside_ray_job() or bool(os.environ.get("RAY_ADDRESS"))
+    return inside_ray_job() or os.environ.get("RAY_ADDRESS", "local") not in ("", "local")
+
+
+def _check_address() -> None:
+    """Refuses a `RAY_ADDRESS` that names no cluster or does not answer; Ray itself would wait for good."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    if inside_ray_job() or not _joins_cluster():
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            "RAY_ADDRESS must be the host:port of a cluster that answers, or unset for a private Ray; "
+            f"got {address!r} ({error})"
+        ) from error
 
 
 def _keep_token_out_of_home() -> None:

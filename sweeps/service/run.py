@@ -205,7 +205,7 @@ def _print_plan(plan: SweepPlan) -> None:
         rows[key] = (
             f"  {key:<24} σ = {params['noise_multiplier']:<10.5g} ε of one trial = {epsilon:<9} {label}"
         )
-    say(f"{len(plan.trials)} trials: {len(rows)} points, {plan.options.repeats} repeats each")
+    say(f"{len(plan.trials)} trials = {len(rows)} points × {plan.options.repeats} repeats")
     for row in rows.values():
         say(row)
     say("tuning cost not yet accounted: ε above is of one training, not of choosing among them")

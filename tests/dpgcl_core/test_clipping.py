@@ -117,14 +117,16 @@ def test_every_contribution_is_within_the_clip_norm() -> None:
                 assert float(total.double().norm()) <= 0.1
 
 
-@pytest.mark.parametrize("path", [clipping._fold, clipping._loop])
-def test_contribution_of_a_large_network_is_within_the_clip_norm(path) -> None:  # type: ignore[no-untyped-def]
-    """Norms of millions of numbers must not lose more than the margin to rounding."""
-    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 60_000, bias=False), nn.Linear(60_000, 4, bias=False))
-    total, views = torch.zeros(num_trainable(model)), 10 * _views(2, 2)[:1]
-    arguments = (trainable_parameters(model), group_losses_of(model, 0.1), views, 1.0)
-    path(total, *((model, *arguments) if path is clipping._fold else arguments))
-    assert 0.99 < float(total.double().square().sum().sqrt()) <= 1.0
+@pytest.mark.parametrize("spread", [0.0, 1.0])
+def test_norm_of_millions_of_numbers_is_exact_to_well_below_the_margin(spread: float) -> None:
+    """`torch.linalg.vector_norm` falls short by 4e-4 at the size of a ResNet-18: 1.0004 C would pass."""
+    generator = torch.Generator().manual_seed(0)
+    flat = 1e-3 + spread * torch.randn(12_000_000, generator=generator)
+    exact = float(flat.double().square().sum().sqrt())
+    assert abs(float(clipping._norm(flat)) / exact - 1) < 1e-6
+    gradients = flat.reshape(2, 2000, 3000)  # as _fold sums them, per group
+    exact_group = float(gradients[0].double().square().sum().sqrt())
+    assert abs(float(gradients.flatten(1).square().sum(1).sqrt()[0]) / exact_group - 1) < 1e-6
 
 
 def test_self_check_leaves_weights_and_random_state_alone() -> None:

@@ -79,6 +79,13 @@ def test_seeded_randomness_repeats_and_secret_randomness_does_not() -> None:
     assert secret[0] != secret[1]
 
 
+def test_secret_generators_carry_256_bits_of_entropy() -> None:
+    for _ in range(8):
+        sequence = SecretRandomness().generator(0, "noise").bit_generator.seed_seq
+        assert sequence.pool_size == 8
+        assert sequence.entropy.bit_length() > 200  # shorter by chance once in 2^56 draws
+
+
 @pytest.mark.parametrize("sampling_prob", [0.02, 0.3])
 def test_inclusion_rate_is_the_sampling_probability(sampling_prob: float) -> None:
     mechanism = _mechanism(sampling_prob=sampling_prob)
@@ -148,6 +155,7 @@ def test_default_delta_is_the_papers() -> None:
         ({"l2_clip_norm": 0.0}, "l2_clip_norm must be positive"),
         ({"l2_clip_norm": math.inf}, "noise without clipping"),
         ({"noise_multiplier": -1.0}, "noise_multiplier must be"),
+        ({"noise_multiplier": 0.05}, "less protects nothing"),
         ({"noise_multiplier": math.nan}, "noise_multiplier must be"),
         ({"num_steps": 0}, "num_steps must be at least 1"),
         ({"target_delta": 0.0}, "target_delta must be in"),

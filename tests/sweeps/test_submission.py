@@ -178,7 +178,7 @@ def test_upload_is_the_code_without_results_databases_and_data(head, small_jobs)
 
 
 def test_script_path_alone_is_submitted_and_stopped(stopped_job):
-    assert "\n20 trials: 10 points, 2 repeats each\n" in stopped_job["log"]
+    assert "\n20 trials = 10 points × 2 repeats\n" in stopped_job["log"]
     assert stopped_job["status"] == "STOPPED"
     assert "stopped by SIGTERM; continue with --resume" in stopped_job["log"]
 

@@ -11,7 +11,7 @@ import torch
 from dpgcl_core.clipping import trainable_parameters
 from dpgcl_core.errors import StorageError
 from tests.trainers.conftest import make_config, make_data
-from trainers import loop
+from trainers import checkpoint, loop
 from trainers.checkpoint import CheckpointFolder
 from trainers.loop import train
 
@@ -113,6 +113,30 @@ def test_charge_follows_the_crashed_attempts_own_checkpoint_interval(
             train(make_config(), make_data(), checkpoints=CheckpointFolder(tmp_path, every_steps=100))
     metrics = train(make_config(), make_data(), checkpoints=CheckpointFolder(tmp_path, every_steps=1)).metrics
     assert metrics["num_steps_charged"] >= 5 + 6
+
+
+def test_two_crashes_after_one_checkpoint_are_both_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _crashed(monkeypatch, tmp_path, 3)  # four steps drawn, two saved
+    _crashed(monkeypatch, tmp_path, 2)  # one more drawn
+    metrics = train(make_config(), make_data(), checkpoints=_folder(tmp_path)).metrics
+    assert metrics["num_steps_charged"] == 6 + 2 + 2
+
+
+def test_missing_attempts_file_is_refused_beside_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _crashed(monkeypatch, tmp_path, 3)
+    (tmp_path / "attempts.json").unlink()
+    with pytest.raises(StorageError, match="missing beside a checkpoint"):
+        train(make_config(), make_data(), checkpoints=_folder(tmp_path))
+
+
+def test_folder_is_held_by_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "_WAIT_SECONDS", 0.5)
+    with _folder(tmp_path).held(), pytest.raises(StorageError, match="another process is training"):
+        train(make_config(), make_data(), checkpoints=_folder(tmp_path))
 
 
 def test_lost_checkpoint_is_charged_and_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -251,3 +251,22 @@ def test_unusable_own_network_is_refused(own_module: types.ModuleType, name: str
     )
     with pytest.raises(ConfigError, match=message):
         build_encoder(NetworkConfig(name=name), SHAPE, seed=0)
+
+
+class _ZeroGate(nn.Module):
+    """Attention over the batch behind an output projection that starts at zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = nn.Linear(64, 8), nn.Linear(8, 8)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.inner(images.flatten(1)))
+        return hidden + self.out(torch.softmax(hidden @ hidden.T, 1) @ hidden)
+
+
+def test_mixing_behind_a_zero_initialisation_is_refused() -> None:
+    with pytest.raises(ConfigError, match="mixes records"):
+        refuse_cross_record(Encoder(_ZeroGate(), 8, 8), (1, 8, 8))

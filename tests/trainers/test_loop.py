@@ -20,6 +20,7 @@ from tests.trainers.conftest import make_config, make_data
 from trainers import loop
 from trainers.config import EvaluationConfig, NetworkConfig, PerformanceConfig
 from trainers.loop import train
+from trainers.observe import Observer
 from trainers.workers import SingleWorker
 
 
@@ -189,6 +190,50 @@ def test_private_records_release_nothing_private_only(evaluation_is_public: bool
     assert not any(METRICS[name].release is Release.PRIVATE_ONLY for name in shown)
     assert ("knn_accuracy" in shown) == evaluation_is_public
     assert ("untrained_knn_accuracy" in shown) == evaluation_is_public
+
+
+def test_private_records_by_products_are_not_even_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("record_groups", "record_snr"):
+        monkeypatch.setattr(Observer, name, lambda *_: pytest.fail("computed for private records"))
+    train(make_config(), make_data(private=True))
+
+
+@pytest.mark.parametrize("changes", [{"seeded_non_private": True}, {"noise_multiplier": 0.0}])
+def test_private_records_are_trained_on_with_a_guarantee_only(changes: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="with a guarantee only"):
+        train(make_config(**changes), make_data(private=True))
+
+
+class _Counting(nn.Module):
+    """Counts bright images in a buffer: what it knows would be released without noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.register_buffer("count", torch.zeros(()))
+        self.always = True
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.always or len(images) > 8:
+            self.count += (images.mean((1, 2, 3)) > 0).sum()
+        return self.conv(images).mean((2, 3))
+
+
+def always_counting(image_shape: tuple[int, int, int]) -> nn.Module:
+    return _Counting()
+
+
+def sometimes_counting(image_shape: tuple[int, int, int]) -> nn.Module:
+    network = _Counting()
+    network.always = False  # not in the small batches that planning looks at
+    return network
+
+
+@pytest.mark.parametrize("factory", ["always_counting", "sometimes_counting"])
+def test_network_that_keeps_state_is_refused(factory: str) -> None:
+    network = NetworkConfig(name=f"tests.trainers.test_loop:{factory}", embedding_dim=8)
+    with pytest.raises(ConfigError, match="count"):
+        train(make_config(network=network), make_data())
 
 
 def test_training_learns_on_public_data_without_noise() -> None:
