@@ -312,9 +312,26 @@ def test_tags_tell_whether_data_are_private(make_plan: Plan, private: str) -> No
 
 def test_cross_checks_agree_with_the_accountant_of_record(make_plan: Plan) -> None:
     mechanism = make_plan(*QUICK).trials[0].config.mechanism
-    checks = cross_checks(mechanism)
+    checks = cross_checks(mechanism, mechanism.num_steps)
     assert checks["epsilon_prv"] == pytest.approx(mechanism.epsilon(), rel=0.02)
     assert checks["epsilon_rdp"] >= mechanism.epsilon() * 0.99
+
+
+def test_cross_checks_are_of_the_steps_charged(make_plan: Plan) -> None:
+    mechanism = make_plan(*QUICK).trials[0].config.mechanism
+    planned, charged = (cross_checks(mechanism, mechanism.num_steps + more) for more in (0, 5))
+    assert charged["epsilon_rdp"] > planned["epsilon_rdp"]
+    assert charged["epsilon_prv"] > planned["epsilon_prv"]
+
+
+def test_copy_of_the_private_images_is_no_public_evaluation_set(
+    refusal: Callable[..., str], tmp_path: Path
+) -> None:
+    own = write_npz(tmp_path / "own.npz", 90)
+    images = np.load(tmp_path / "own.npz")["images"]
+    np.savez(tmp_path / "other.npz", images=images[::-1][:40], labels=np.arange(40) % 2)
+    message = refusal(*QUICK, "--dataset", own, "--evaluate-on", f"npz:{tmp_path / 'other.npz'}")
+    assert "holds images of the private training data" in message
 
 
 def test_missing_data_file_is_told_by_its_name(refusal: Callable[..., str], tmp_path: Path) -> None:
