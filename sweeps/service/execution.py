@@ -27,6 +27,7 @@ _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",  # a busy machine, or a cluster that grows
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
@@ -257,7 +258,9 @@ def _callback(on_result: OnResult) -> Any:
                 self.done.add(name)
 
         def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            self.errors[trial.config["trial"]] = "its process died more often than --max-restarts allows"
+            self.errors[trial.config["trial"]] = (
+                "its processes died, or could not be started, more often than --max-restarts allows"
+            )
 
     return Hear()
 
