@@ -16,8 +16,8 @@ from dpgcl_core.errors import DpgclError
 
 
 def storage_folder() -> Path:
-    """Returns the results folder: $DPGCL_STORAGE, else `results`."""
-    return Path(os.environ.get("DPGCL_STORAGE") or "results")
+    """Returns the results folder: $DPGCL_STORAGE, else `results` of this copy of the code, as the sweeps."""
+    return Path(os.environ.get("DPGCL_STORAGE") or Path(__file__).resolve().parents[1] / "results")
 
 
 def default_tracking_uri() -> str:

@@ -57,7 +57,7 @@ def interactive_group_size_figure(trials: pd.DataFrame) -> go.Figure:
     figure.update_layout(
         template="plotly_white",
         title={"text": title, "x": 0.01, "xanchor": "left"},
-        width=520 * columns + (60 if in_grid else 320),
+        width=520 * columns + 60 if in_grid else 440 * columns + 320,
         height=390 * rows + 110,
         font={"family": "Helvetica, Arial, sans-serif", "size": 14, "color": _INK},
         legend={"title": {"text": "<b>Scores</b>"}, "yanchor": "top", "x": x, "y": y},

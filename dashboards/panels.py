@@ -175,6 +175,8 @@ def summary_table(trials: pd.DataFrame) -> pd.DataFrame:
         first = cell.iloc[0]
         row: dict[str, Any] = {name: first[name] for name in _REQUIRED}
         row["num_trials"] = len(cell)
+        if has_values(cell, "epsilon"):
+            row["epsilon_max"] = float(cell["epsilon"].max())  # what was spent, restarts included
         for name in present:
             row[f"{name}_mean"], row[f"{name}_standard_error"], row[f"{name}_n"] = mean_and_error(cell, name)
         rows.append(row)

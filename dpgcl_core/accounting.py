@@ -80,8 +80,14 @@ def _epsilon(accountant: PLDAccountant | RdpAccountant, event: dp_event.DpEvent,
         return math.inf
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        accountant.compose(event)
-        return float(accountant.get_epsilon(delta))
+        try:
+            accountant.compose(event)
+            return float(accountant.get_epsilon(delta))
+        except MemoryError as error:
+            raise ConfigError(
+                "so many steps with so little noise cannot be accounted for in memory; take fewer steps "
+                "or more noise"
+            ) from error
 
 
 def epsilon_prv(*, sampling_prob: float, noise_multiplier: float, num_steps: int, delta: float) -> float:

@@ -8,6 +8,7 @@ result stands apart in `PerformanceConfig`.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,8 +98,14 @@ class OptimizerConfig:
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        _require(self.learning_rate > 0, f"learning_rate must be positive; got {self.learning_rate}")
-        _require(self.weight_decay >= 0, f"weight_decay must not be negative; got {self.weight_decay}")
+        _require(
+            0 < self.learning_rate < math.inf,
+            f"learning_rate must be positive and finite; got {self.learning_rate}",
+        )
+        _require(
+            0 <= self.weight_decay < math.inf,
+            f"weight_decay must be finite and not negative; got {self.weight_decay}",
+        )
         _require(0 <= self.momentum < 1, f"momentum must be in [0, 1); got {self.momentum}")
 
 
@@ -186,7 +193,10 @@ class TrainingConfig:
     seeded_non_private: bool = False
 
     def __post_init__(self) -> None:
-        _require(self.temperature > 0, f"temperature must be positive; got {self.temperature}")
+        _require(
+            0 < self.temperature < math.inf,
+            f"temperature must be positive and finite; got {self.temperature}",
+        )
         _require(
             self.num_augmentations >= 0,
             f"num_augmentations must not be negative; got {self.num_augmentations}",

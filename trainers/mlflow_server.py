@@ -57,7 +57,7 @@ def connect(tracking_uri: str, *, create: bool = False) -> MlflowClient:
 
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
     address = without_credentials(tracking_uri)
-    fix = "" if is_database(tracking_uri) else _SERVER_FIX.format(address=address)
+    fix = "" if is_database(tracking_uri) else _SERVER_FIX.format(address=address.rstrip("/"))
     with _short_requests(), server_errors(address, "connecting", fix):
         client = MlflowClient(tracking_uri=tracking_uri)
         client.search_experiments(max_results=1)

@@ -101,8 +101,8 @@ class Setting:
     """CPU threads of one worker."""
     max_views_per_microbatch: int = 384
     """Images passed through the network at once."""
-    checkpoint_every_steps: int = 50
-    """Steps between checkpoints: the most that a crash makes repeat, and charge again."""
+    checkpoint_every_steps: int = 10
+    """Steps between checkpoints: the most that a stop makes repeat, and charge again."""
     device: str = "auto"
     """cpu, cuda, or auto: in a sweep, cuda where --gpus-per-worker sets one aside."""
     worker_processes: bool = False
@@ -183,7 +183,8 @@ class Setting:
         if not 0 < self.expected_batch_size <= num_records_public:
             raise ConfigError(
                 "expected_batch_size must be in (0, num_records_public], for sampling_prob to be in (0, 1]; "
-                f"got {self.expected_batch_size:g} with num_records_public = {num_records_public}"
+                f"got {self.expected_batch_size:g} records a step, but num_records_public = "
+                f"{num_records_public}: give --expected-batch-size, at most that"
             )
         return self.expected_batch_size / num_records_public
 
@@ -223,7 +224,7 @@ PAPER = Setting(
     brightness=0.0,
     contrast=0.0,
     record_every_steps=50,
-    checkpoint_every_steps=100,
+    checkpoint_every_steps=25,
 )
 # Found on public data at S = 8 (Fashion-MNIST, one seed) and S = 4 (digits, two), not on the S axis.
 _TINY_NETWORK = Setting(
@@ -242,9 +243,7 @@ DIGITS_CPU = dataclasses.replace(
     min_crop_area=0.5,
     flip_prob=0.0,
 )
-FASHION_MNIST_CPU = dataclasses.replace(
-    _TINY_NETWORK, expected_batch_size=1024, num_steps=100, checkpoint_every_steps=25
-)
+FASHION_MNIST_CPU = dataclasses.replace(_TINY_NETWORK, expected_batch_size=1024, num_steps=100)
 CPU = Setting()
 
 SETTINGS: dict[str, Setting] = {

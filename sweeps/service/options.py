@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import io
 import itertools
+import math
 import os
 import re
 import shutil
@@ -69,8 +70,8 @@ class SweepOptions(Setting):
                 raise ConfigError(f"{name} must be at least {least}; got {getattr(self, name)}")
         if not 0 < self.test_fraction < 1:
             raise ConfigError(f"test_fraction must be in (0, 1); got {self.test_fraction}")
-        if self.gpus_per_worker < 0:
-            raise ConfigError(f"gpus_per_worker must not be negative; got {self.gpus_per_worker}")
+        if not 0 <= self.gpus_per_worker < math.inf:
+            raise ConfigError(f"gpus_per_worker must be finite and not negative; got {self.gpus_per_worker}")
         if self.max_concurrent_trials is not None and self.max_concurrent_trials < 1:
             raise ConfigError(f"max_concurrent_trials must be at least 1; got {self.max_concurrent_trials}")
         if self.tiny and self.full:
@@ -193,6 +194,9 @@ def _refuse_contradictions(options: SweepOptions, arguments: Sequence[str]) -> N
 
 def exit_on_bad_input(main: Callable[[], int]) -> None:
     """Runs `main` and exits with its code; bad input becomes one line on stderr and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal without Greek letters is no reason to stop
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         sys.exit(main())
     except DpgclError as error:

@@ -14,7 +14,7 @@ from typing import Any
 from dpgcl_core.accounting import epsilon_prv, epsilon_rdp
 from dpgcl_core.clipping import trainable_parameters
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.mechanism import Mechanism
+from dpgcl_core.mechanism import Mechanism, default_delta
 from sweeps.service.options import SweepOptions
 from trainers.config import TrainingConfig
 from trainers.data import Dataset, Records, load_dataset, split_train_test
@@ -23,6 +23,7 @@ from trainers.loop import TrainingData
 from trainers.optimizers import build_optimizer
 
 TUNING_COST = "not yet accounted"
+_WEAK_DELTA = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +129,9 @@ def build_plan(
     if options.data_are_private and options.seeded_non_private:
         raise ConfigError("seeded_non_private has no guarantee and is refused with private data")
     data, notes = load_training_data(options)
+    n = options.num_records_public or len(data.train)
+    if (delta := options.delta or default_delta(n)) > _WEAK_DELTA:
+        notes.append(f"With so few records δ = {delta:.2g}, which is too large to promise much.")
     configs = _configs(options, points, data, calibration_folder)
     if not configs:
         raise ConfigError(

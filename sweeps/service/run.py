@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from dpgcl_core.errors import DpgclError, TrackingError
+from dpgcl_core.errors import ConfigError, DpgclError, TrackingError
 from sweeps.service.estimate import estimate_seconds
 from sweeps.service.execution import Stopped, check_this_machine, ray_session, run_trials, say
 from sweeps.service.options import SweepOptions
@@ -51,6 +51,7 @@ def run_sweep(question: str, options: SweepOptions, points: Sequence[Point], fig
     root = storage_root(options.storage)
     uri = tracking_address(options.tracking_uri, root)
     say(f"storage: {root}")
+    say("loading the data and finding the noise …")
     with calibrations(root) as found:
         plan = build_plan(question, options, points, calibration_folder=found.folder)
         folder = find_folder(
@@ -62,6 +63,11 @@ def run_sweep(question: str, options: SweepOptions, points: Sequence[Point], fig
         )
         _print_plan(plan)
         if options.dry_run:
+            try:
+                check_this_machine(options)
+            except ConfigError as error:
+                say(f"note: this machine cannot run it: {error}")
+            say("measuring a step of every kind …")
             say(_estimate_text(plan))
             return 0
         check_this_machine(options)
@@ -96,6 +102,8 @@ class _Sweep:
             self._close("KILLED")
             name = signal.Signals(stopped.signal_number).name
             say(f"stopped by {name}; continue with --resume --name {self._folder.name}")
+            every = self._plan.options.checkpoint_every_steps
+            say(f"note: an interrupted private training is charged up to {every} repeated steps on top")
             return 128 + stopped.signal_number
         return self._end(failed, figure)
 

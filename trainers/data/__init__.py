@@ -13,6 +13,9 @@ from trainers.data.sources import SOURCES, RecordsError, load_builtin
 BUILTIN_DATASETS: tuple[str, ...] = tuple(SOURCES)
 """Names of the public data sets that are downloaded when they are needed."""
 
+MAX_IMAGE_SIZE = 1024
+"""Larger squares would fill the memory: all images are held in it."""
+
 _OWN = {"npz": load_npz, "parquet": load_parquet, "folder": load_folder}
 
 __all__ = [
@@ -64,6 +67,8 @@ def load_dataset(name: str, *, image_size: int | None = None) -> Dataset:
     check_dataset_name(name)
     if image_size is not None and (type(image_size) is not int or image_size < 1):
         raise ConfigError(f"image_size must be a positive integer, in pixels, or None; got {image_size!r}")
+    if image_size is not None and image_size > MAX_IMAGE_SIZE:
+        raise ConfigError(f"image_size must be at most {MAX_IMAGE_SIZE} pixels; got {image_size}")
     is_builtin = name in BUILTIN_DATASETS
     if is_builtin:
         train, test = load_builtin(name, image_size)
