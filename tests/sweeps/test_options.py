@@ -117,7 +117,7 @@ def test_option_names_are_none_of_ray_job_submit() -> None:
         (["--expected-batch-size", "100000"], "for sampling_prob to be in (0, 1]; got 100000"),
         (["--num-steps", "0"], "num_steps must be at least 1; got 0"),
         (["--repeats", "0"], "repeats must be at least 1; got 0"),
-        (["--learning-rate", "0"], "learning_rate must be positive; got 0"),
+        (["--learning-rate", "0"], "learning_rate must be positive and finite; got 0"),
         (["--test-fraction", "1"], "test_fraction must be in (0, 1); got 1"),
         (["--num-workers", "0"], "num_workers must be at least 1; got 0"),
         (["--network", "no_such_module:net"], "must name an importable `package.module:factory`"),
