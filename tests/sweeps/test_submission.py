@@ -147,7 +147,7 @@ def test_resubmitted_job_finds_its_finished_trials(tiny_sweep, resumed_job):
 def test_script_is_submitted_with_options_without_python(small_jobs):
     job = small_jobs["dry run"]
     assert job["status"] == "SUCCEEDED", job["log"]
-    assert "2 trials:" in job["log"]
+    assert "2 trials = " in job["log"]
 
 
 @pytest.mark.parametrize(
