@@ -163,6 +163,7 @@ class Mechanism:
             noise_multiplier=self.noise_multiplier,
             num_steps=self.num_steps if num_steps is None else num_steps,
             delta=self.target_delta,
+            grid=accounting.GRID,
         )
 
     def calibrated(self, target_epsilon: float, *, cache_folder: Path | None = None) -> Mechanism:
