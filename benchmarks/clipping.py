@@ -139,10 +139,7 @@ class _Step:
         actual, exact = torch.zeros_like(run.total), torch.zeros_like(run.total)
         loop._add_clipped_sum(run, groups, actual, 1)
 
-        def group_losses(views: torch.Tensor) -> torch.Tensor:
-            embeddings = run.encoder(views.flatten(0, 2)).unflatten(0, views.shape[:3])
-            return loop.two_view_group_loss(embeddings, temperature=run.config.temperature)
-
+        group_losses = loop.group_losses_of(run.encoder, run.config.temperature)
         views = loop._views(run, groups, 3)
         _loop(exact, trainable_parameters(run.encoder), group_losses, views, 1.0)
         return float((actual - exact).norm() / exact.norm())

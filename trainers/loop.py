@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpgcl_core.clipping import GroupReport, num_trainable, trainable_parameters
+from dpgcl_core.clipping import GroupLosses, GroupReport, num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses import two_view_group_loss
 from dpgcl_core.randomness import Randomness, SecretRandomness, SeededNonPrivateRandomness
@@ -180,10 +180,7 @@ def _add_clipped_sum(
     config, num_views = run.config, 2 + num_augmentations
     clipper = config.mechanism.clipper()
 
-    def group_losses(views: Tensor) -> Tensor:
-        embeddings = run.encoder(views.flatten(0, 2)).unflatten(0, views.shape[:3])
-        return two_view_group_loss(embeddings, temperature=config.temperature)
-
+    group_losses = group_losses_of(run.encoder, config.temperature)
     reports = []
     if groups.size:
         at_once = max(1, config.performance.max_views_per_microbatch // (groups.shape[1] * num_views))
@@ -191,6 +188,16 @@ def _add_clipped_sum(
             views = _views(run, groups[start : start + at_once], num_views)
             reports.append(clipper.add_clipped_sum(total, run.encoder, group_losses, views))
     return reports
+
+
+def group_losses_of(encoder: Encoder, temperature: float) -> GroupLosses:
+    """Returns stations 5 and 6: views `[groups, group_size, views, C, H, W]` to losses `[groups]`."""
+
+    def group_losses(views: Tensor) -> Tensor:
+        embeddings = encoder(views.flatten(0, 2)).unflatten(0, views.shape[:3])
+        return two_view_group_loss(embeddings, temperature=temperature)
+
+    return group_losses
 
 
 def _views(run: _Run, groups: NDArray[np.int64], num_views: int) -> Tensor:

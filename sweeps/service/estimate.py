@@ -10,9 +10,9 @@ import torch
 
 from dpgcl_core.clipping import num_trainable
 from dpgcl_core.grouping import BATCH
-from dpgcl_core.losses import two_view_group_loss
 from sweeps.service.plan import SweepPlan, Trial
 from trainers.encoder import build_encoder
+from trainers.loop import group_losses_of
 from trainers.views import make_views, normalise
 
 
@@ -62,10 +62,7 @@ def _seconds_per_record(trial: Trial, shape: tuple[int, ...]) -> float:
     images = torch.randint(0, 256, (groups * group_size, *shape), dtype=torch.uint8)
     ids = np.arange(len(images), dtype=np.uint64)
 
-    def group_losses(views: torch.Tensor) -> torch.Tensor:
-        embeddings = encoder(views.flatten(0, 2)).unflatten(0, views.shape[:3])
-        return two_view_group_loss(embeddings, temperature=config.temperature)
-
+    group_losses = group_losses_of(encoder, config.temperature)
     for _ in range(2):
         started = time.perf_counter()
         views = make_views(images, ids, config=config.views, seed=0, step=0, num_views=num_views)
