@@ -21,6 +21,7 @@ from dpgcl_core.errors import ConfigError, unknown_choice
 from trainers.config import NetworkConfig
 from trainers.models.resnet import resnet18
 from trainers.models.small_cnn import small_cnn, tiny_cnn
+from trainers.models.vit_lora import vit_b_32_lora
 
 ImageShape = tuple[int, int, int]
 """(channels, height, width)."""
@@ -29,6 +30,7 @@ NETWORKS: dict[str, Callable[[ImageShape], nn.Module]] = {
     "resnet18": resnet18,
     "small_cnn": small_cnn,
     "tiny_cnn": tiny_cnn,
+    "vit_b_32_lora": vit_b_32_lora,
 }
 """Built-in backbones: a factory takes the image shape and returns a module from images to features."""
 

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dpgcl_core import clipping
+from dpgcl_core import clipping, folding, layer_rules
 from dpgcl_core.clipping import GroupClipper, num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.folding import squares_of
 from tests import oracles
 from tests.dpgcl_core.models import (
     AroundForward,
@@ -80,7 +81,7 @@ def test_folded_sum_equals_oracle_for_random_shapes(
     [
         (TinyEncoder, True),
         (SharedLayer, True),
-        (BareParameter, False),
+        (BareParameter, True),
         (AroundForward, False),
         (InPlace, False),
         (SequenceFirst, False),
@@ -92,12 +93,33 @@ def test_fold_is_refused_where_it_is_not_exact(kind: type[nn.Module], folds: boo
     assert clipping._folds(model, group_losses_of(model), _views(3, 2)) == folds
 
 
-def test_fold_self_check_catches_a_wrong_layer_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    def half(module, x, grad, num_groups):  # type: ignore[no-untyped-def]
-        for parameter, value in clipping._linear(module, x, grad, num_groups):
-            yield parameter, value / 2
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        (nn.Linear, "per_group"),
+        (nn.Linear, "gram"),
+        (nn.Linear, "total"),
+        (nn.Linear, "vectors"),
+        (nn.Conv2d, "per_group"),
+        (nn.Conv2d, "gram"),
+        (nn.Conv2d, "total"),
+        (nn.Conv2d, "vectors"),
+        (nn.GroupNorm, "vectors"),
+        (nn.LayerNorm, "vectors"),
+    ],
+)
+def test_fold_self_check_catches_a_wrong_layer_rule(
+    kind: type[nn.Module], method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = layer_rules._RULES[kind]
+    right = getattr(rule, method)
 
-    monkeypatch.setitem(clipping._RULES, nn.Linear, half)
+    def wrong(*args):  # type: ignore[no-untyped-def]
+        result = right(*args)
+        return 0.9 * result if isinstance(result, torch.Tensor) else [(p, 0.9 * g) for p, g in result]
+
+    monkeypatch.setattr(rule, method, wrong)
+    monkeypatch.setattr(folding, "_FLOPS_PER_NUMBER", 0 if method == "per_group" else 1e9)
     model = _model(TinyEncoder)
     assert not clipping._folds(model, group_losses_of(model), _views(3, 2))
 
@@ -123,10 +145,10 @@ def test_norm_of_millions_of_numbers_is_exact_to_well_below_the_margin(spread: f
     generator = torch.Generator().manual_seed(0)
     flat = 1e-3 + spread * torch.randn(12_000_000, generator=generator)
     exact = float(flat.double().square().sum().sqrt())
-    assert abs(float(clipping._norm(flat)) / exact - 1) < 1e-6
-    gradients = flat.reshape(2, 2000, 3000)  # as _fold sums them, per group
+    assert abs(float(squares_of(flat[None])[0].sqrt()) / exact - 1) < 4e-5
+    gradients = flat.reshape(2, 2000, 3000)  # as `fold` sums them, per group
     exact_group = float(gradients[0].double().square().sum().sqrt())
-    assert abs(float(gradients.flatten(1).square().sum(1).sqrt()[0]) / exact_group - 1) < 1e-6
+    assert abs(float(squares_of(gradients)[0].sqrt()) / exact_group - 1) < 4e-5
 
 
 def test_self_check_leaves_weights_and_random_state_alone() -> None:

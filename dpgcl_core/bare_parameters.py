@@ -1,0 +1,294 @@
+"""Parameters that no layer owns: class tokens, positions, scales, fused attention projections.
+
+No hook sees such a parameter, so `BareParameters` watches the calls that take it. Where it meets a batch
+it is replaced by one copy per row (or its product is watched, for a matrix); the gradients of the copies,
+summed within a group, are the group's gradient. Whatever happened to the parameter before that, such as a
+slice, a cast or an exponential, is undone by an ordinary vector-Jacobian product per group. A use without a
+rule raises, and the caller falls back to its exact general path.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+Function = Callable[..., Any]
+
+
+class NotFoldableError(Exception):
+    """The groups' gradients cannot be separated here; the message says at which layer or parameter."""
+
+
+def _functions(*names: str) -> set[Function]:
+    found: Iterator[Any] = (getattr(owner, name, None) for name in names for owner in (torch, Tensor))
+    # A property such as T is seen as its getter.
+    return {f if callable(f) else f.__get__ for f in found if callable(f) or hasattr(f, "__get__")}
+
+
+_OF_ONE = _functions(
+    *(
+        "view",
+        "reshape",
+        "unsqueeze",
+        "squeeze",
+        "flatten",
+        "unflatten",
+        "transpose",
+        "permute",
+        "t",
+        "T",
+        "mT",
+    ),
+    *("chunk", "split", "narrow", "select", "__getitem__", "contiguous", "clone", "to", "type", "type_as"),
+    *(
+        "float",
+        "half",
+        "bfloat16",
+        "double",
+        "exp",
+        "log",
+        "tanh",
+        "sigmoid",
+        "clamp",
+        "clip",
+        "neg",
+        "square",
+    ),
+)
+_ELEMENTWISE = _functions(
+    *("add", "__add__", "__radd__", "sub", "__sub__", "__rsub__", "rsub", "mul", "__mul__", "__rmul__"),
+    *("div", "true_divide", "__truediv__", "__rtruediv__"),
+)
+_EXPANDED = _functions("expand", "expand_as", "repeat", "tile", "broadcast_to")
+_PRODUCTS = _functions("matmul", "__matmul__", "mm")
+_ATTENTION = inspect.signature(F.multi_head_attention_forward)
+
+
+class BareParameters(TorchFunctionMode):
+    """Watches the uses of `parameters` during one forward pass.
+
+    Args:
+      names: every watched parameter with its name.
+      num_groups: groups in the pass.
+      num_rows: what the leading axis of a batch may be; the number of groups itself is allowed, too.
+
+    Attributes:
+      leaves: tensors that the backward pass must reach.
+    """
+
+    def __init__(self, names: dict[nn.Parameter, str], num_groups: int, num_rows: frozenset[int]) -> None:
+        super().__init__()
+        self.leaves: list[Tensor] = []
+        self._names = names
+        self._num_groups = num_groups
+        self._num_rows = num_rows | {num_groups}
+        self._derived = {id(p): (p, p.detach().clone().requires_grad_()) for p in names}
+        self._sources = {p: self._derived[id(p)][1] for p in names}
+        self._alive: list[Tensor] = []
+        self._gradients: list[tuple[nn.Parameter, Tensor, Tensor]] = []
+
+    def gradients(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Yields the gradients `[groups, *shape]` after the backward pass, one per use."""
+        for parameter, value, gradients in self._gradients:
+            source = self._sources[parameter]
+            if value is not source:
+                (gradients,) = torch.autograd.grad(
+                    value, source, gradients.to(value.dtype), retain_graph=True, is_grads_batched=True
+                )
+            yield parameter, gradients.float()
+
+    def __torch_function__(
+        self, func: Function, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        watched = [value for value in _tensors((*args, *kwargs.values())) if id(value) in self._derived]
+        if not watched:
+            return func(*args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            return self._attention(**_ATTENTION.bind(*args, **kwargs).arguments)
+        if func is F.linear:
+            return self._linear(*args, **kwargs)
+        others = [v for v in _tensors((*args, *kwargs.values())) if id(v) not in self._derived]
+        if func in _EXPANDED:
+            return self._expand(func, args, kwargs)
+        if func in _PRODUCTS and len(others) == 1 and args[0] is others[0]:
+            return self._product(args[0], args[1])
+        if func in _ELEMENTWISE and others:
+            return self._elementwise(func, args, kwargs)
+        if func in _OF_ONE | _ELEMENTWISE and len(watched) == 1:
+            return self._derive(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if any(True for _ in _tensors((result,))):
+            name = self._names[self._derived[id(watched[0])][0]]
+            raise NotFoldableError(f"no rule for parameter {name!r} in {getattr(func, '__name__', func)}")
+        return result
+
+    def _value(self, tensor: Tensor) -> Tensor:
+        return self._derived[id(tensor)][1]
+
+    def _replaced(self, args: Any) -> Any:
+        if isinstance(args, Tensor):
+            return self._value(args) if id(args) in self._derived else args
+        return type(args)(self._replaced(each) for each in args) if isinstance(args, tuple | list) else args
+
+    def _derive(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A function of the parameter alone: watched on, with its graph."""
+        parameter = next(self._derived[id(v)][0] for v in _tensors(args) if id(v) in self._derived)
+        result = func(*self._replaced(args), **kwargs)
+        for value in _tensors((result,)):
+            self._alive.append(value)
+            self._derived[id(value)] = (parameter, value)
+        return result
+
+    def _rows(self, tensor: Tensor, num_rows: int, num_axes: int) -> Tensor:
+        """One copy per row of a watched tensor, aligned to `num_axes` axes as broadcasting would."""
+        parameter, value = self._derived[id(tensor)]
+        aligned = value.detach().reshape((1,) * (num_axes - value.ndim) + value.shape)
+        if num_rows not in self._num_rows or num_rows % self._num_groups or aligned.shape[0] != 1:
+            raise NotFoldableError(f"parameter {self._names[parameter]!r} meets no batch of rows")
+        rows = aligned.expand(num_rows, *aligned.shape[1:]).requires_grad_()
+        rows.register_hook(partial(self._rows_arrived, parameter, value))  # type: ignore[no-untyped-call]
+        self.leaves.append(rows)
+        return rows
+
+    def _rows_arrived(self, parameter: nn.Parameter, value: Tensor, grad: Tensor) -> None:
+        summed = grad.detach().float().reshape(self._num_groups, -1, *grad.shape[1:]).sum(1)
+        self._gradients.append((parameter, value, summed.reshape(self._num_groups, *value.shape)))
+
+    def _elementwise(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        shape = torch.broadcast_shapes(*(v.shape for v in _tensors(args)))  # type: ignore[no-untyped-call]
+        if not shape:
+            raise NotFoldableError("a parameter meets a number that may come from the batch")
+        replaced = [
+            self._rows(a, shape[0], len(shape)) if isinstance(a, Tensor) and id(a) in self._derived else a
+            for a in args
+        ]
+        result: Tensor = func(*replaced, **kwargs)
+        return result
+
+    def _expand(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        if id(args[0]) not in self._derived:
+            raise NotFoldableError("a batch is expanded to a parameter's shape")
+        shape = func(args[0].detach(), *args[1:], **kwargs).shape
+        rows = self._rows(args[0], shape[0], len(shape))
+        return rows if rows.shape == shape else rows.expand(shape)
+
+    def _product(self, x: Tensor, tensor: Tensor) -> Tensor:
+        """x @ W for `x` `[rows, ..., in]` and a watched `W` `[in, out]`."""
+        parameter, value = self._derived[id(tensor)]
+        if value.ndim != 2 or x.ndim < 2 or x.shape[0] not in self._num_rows:
+            raise NotFoldableError(f"no rule for parameter {self._names[parameter]!r} in this product")
+        output = x @ value.detach()
+        if not output.requires_grad:
+            output.requires_grad_()
+            self.leaves.append(output)
+        hook = partial(self._product_arrived, parameter, value, x.detach())
+        output.register_hook(hook)  # type: ignore[no-untyped-call]
+        return output
+
+    def _product_arrived(self, parameter: nn.Parameter, value: Tensor, x: Tensor, grad: Tensor) -> None:
+        x, grad = (t.detach().float().reshape(self._num_groups, -1, t.shape[-1]) for t in (x, grad))
+        self._gradients.append((parameter, value, torch.bmm(x.transpose(1, 2), grad)))
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        with self:
+            output: Tensor = x @ weight.t()
+            return output if bias is None else output + bias
+
+    def _attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        embed_dim_to_check: int,
+        num_heads: int,
+        in_proj_weight: Tensor | None,
+        in_proj_bias: Tensor | None,
+        bias_k: Tensor | None,
+        bias_v: Tensor | None,
+        add_zero_attn: bool,
+        dropout_p: float,
+        out_proj_weight: Tensor,
+        out_proj_bias: Tensor | None,
+        training: bool = True,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        use_separate_proj_weight: bool = False,
+        q_proj_weight: Tensor | None = None,
+        k_proj_weight: Tensor | None = None,
+        v_proj_weight: Tensor | None = None,
+        static_k: Tensor | None = None,
+        static_v: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """`F.multi_head_attention_forward` in parts, for projections `[length, rows, dim]`."""
+        unusual = (bias_k, bias_v, static_k, static_v)
+        if (
+            any(t is not None for t in unusual)
+            or add_zero_attn
+            or (dropout_p > 0 and training)
+            or query.ndim != 3
+        ):
+            raise NotFoldableError("no rule for this kind of attention")
+        with self:
+            weights: Any = (q_proj_weight, k_proj_weight, v_proj_weight)
+            if in_proj_weight is not None and not use_separate_proj_weight:
+                weights = in_proj_weight.chunk(3)
+            biases: Any = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
+            inputs = (t.transpose(0, 1) for t in (query, key, value))
+            q, k, v = (
+                _heads(F.linear(x, w, b), num_heads) for x, w, b in zip(inputs, weights, biases, strict=True)
+            )
+        mask = _additive_mask(attn_mask, key_padding_mask, q)
+        attention = None
+        if need_weights:
+            scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1])
+            attention = torch.softmax(scores if mask is None else scores + mask, dim=-1)
+            mixed = attention @ v
+            attention = attention.mean(1) if average_attn_weights else attention
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, mask)
+        with self:
+            output = F.linear(mixed.transpose(1, 2).flatten(2), out_proj_weight, out_proj_bias)
+        return output.transpose(0, 1), attention
+
+
+def _additive_mask(attn_mask: Tensor | None, key_padding_mask: Tensor | None, q: Tensor) -> Tensor | None:
+    """The two masks of multi-head attention as one tensor to add to the scores `[rows, heads, L, S]`."""
+
+    def additive(mask: Tensor) -> Tensor:
+        if mask.dtype != torch.bool:
+            return mask.to(q.dtype)
+        return torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, -math.inf)
+
+    total = None
+    if attn_mask is not None:
+        total = additive(attn_mask)
+        if total.ndim == 3:
+            total = total.view(q.shape[0], q.shape[1], *total.shape[1:])
+    if key_padding_mask is not None:
+        padding = additive(key_padding_mask)[:, None, None, :]
+        total = padding if total is None else total + padding
+    return total
+
+
+def _heads(x: Tensor, num_heads: int) -> Tensor:
+    return x.view(*x.shape[:2], num_heads, -1).transpose(1, 2)
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _tensors(value)

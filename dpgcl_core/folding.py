@@ -1,0 +1,297 @@
+"""Every group's gradient from one forward and one backward pass ("folding").
+
+Groups are disjoint and the network mixes no records, so one backward pass of many groups already holds
+every group's gradient; it only has to be separated. `fold` keeps each layer's input, receives the
+gradient of its output the moment the backward pass reaches it, and takes that layer's share of each
+group's norm by the cheaper way of `dpgcl_core.layer_rules`. With all norms known it sums the rescaled
+gradients; no second backward pass is needed.
+
+The parameters themselves take no gradient meanwhile, which is what makes room for the extra work: the
+ordinary weight gradient is replaced, not repeated.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from dpgcl_core.bare_parameters import BareParameters, NotFoldableError
+from dpgcl_core.layer_rules import LayerRule, rule_of
+
+PER_GROUP = "per-group gradient"
+GRAM = "Gram norm"
+
+_FLOPS_PER_NUMBER = 80
+"""A Gram norm is taken where it needs fewer flops than this per parameter: what writing a number of the
+per-group gradient and reading it twice costs, measured on a CPU; about the ratio of a data-centre GPU."""
+
+
+@dataclass
+class _Call:
+    """One use of a layer in the forward pass."""
+
+    module: nn.Module
+    rule: LayerRule
+    x: Tensor
+    output: Tensor
+    version: int
+    saved: tuple[Tensor, ...]
+
+
+@dataclass
+class Folded:
+    """All groups' gradients, separated.
+
+    Attributes:
+      losses: `[groups]`.
+      squares: `[groups]`, float64: each group's squared gradient norm.
+      paths: how each layer's norm was taken.
+      numbers_per_group: numbers of the per-group gradients kept, for one group.
+    """
+
+    losses: Tensor
+    squares: Tensor
+    paths: dict[str, str] = field(default_factory=dict)
+    kept: dict[Tensor, Tensor] = field(default_factory=dict)
+    deferred: dict[Tensor, _Deferred] = field(default_factory=dict)
+
+    @property
+    def numbers_per_group(self) -> int:
+        return sum(gradients[0].numel() for gradients in self.kept.values())
+
+    def add_weighted(self, total: Tensor, parameters: list[nn.Parameter], factor: Tensor) -> None:
+        """Adds Σ factor_G ∇L_G to the flat `total`; a factor of 0 masks its group before any product.
+
+        Args:
+          total: float32 `[num_parameters]`.
+          parameters: the order of `total`.
+          factor: float32 `[groups]`.
+        """
+        masked = factor == 0
+        mask = masked if bool(masked.any()) else None
+        offset = 0
+        for parameter in parameters:
+            part = total[offset : offset + parameter.numel()].view_as(parameter)
+            if parameter in self.kept:
+                part += _weighted(self.kept[parameter], factor, mask)
+            elif parameter in self.deferred:
+                part += self.deferred[parameter].weighted(factor, mask)
+            offset += parameter.numel()
+
+
+@dataclass
+class _Deferred:
+    """A layer whose norm came from Gram matrices: its sum is taken when the factors are known."""
+
+    rule: LayerRule
+    module: nn.Module
+    x: Tensor
+    grad: Tensor
+
+    def weighted(self, factor: Tensor, mask: Tensor | None) -> Tensor:
+        per_group = len(self.grad) // len(factor)
+        x, grad = self.x, self.grad.float()
+        if mask is not None:
+            rows = mask.repeat_interleave(per_group)
+            grad = torch.where(rows.view(-1, *(1,) * (grad.ndim - 1)), 0.0, grad)
+            if x.is_floating_point():
+                x = torch.where(rows.view(-1, *(1,) * (x.ndim - 1)), 0.0, x)
+        rows = factor.repeat_interleave(per_group).view(-1, *(1,) * (grad.ndim - 1))
+        return self.rule.total(self.module, x, grad * rows)
+
+
+def _dense(gradients: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """Returns `[groups, numbers]` over the storage of densely strided gradients, and one group's strides."""
+    num_groups, numbers = len(gradients), gradients[0].numel()
+    strides = gradients.stride()[1:]
+    return gradients.as_strided((num_groups, numbers), (numbers, 1)), strides
+
+
+def _weighted(gradients: Tensor, factor: Tensor, mask: Tensor | None) -> Tensor:
+    matrix, strides = _dense(gradients)
+    if mask is not None:
+        matrix = torch.where(mask[:, None], 0.0, matrix)
+    return (factor @ matrix).as_strided(gradients.shape[1:], strides)
+
+
+_CHUNK = 4096
+
+
+def squares_of(gradients: Tensor) -> Tensor:
+    """Returns the squared norms `[groups]`, float64, of densely strided float32 `[groups, *shape]`.
+
+    Squares of 4,096 numbers are summed in float32 (at most 512 additions in sequence: relative error below
+    4e-5), their sums in float64; one float32 sum over millions would fall short by more than the margin.
+    """
+    matrix, _ = _dense(gradients)
+    whole = matrix.shape[1] // _CHUNK * _CHUNK
+    squares = matrix[:, whole:].double().square().sum(1)
+    if whole:
+        chunks = torch.linalg.vector_norm(matrix[:, :whole].view(len(matrix), -1, _CHUNK), dim=2)
+        squares = squares + chunks.double().square().sum(1)
+    return squares
+
+
+def fold(
+    model: nn.Module,
+    parameters: list[nn.Parameter],
+    losses_of: Callable[[], Tensor],
+    *,
+    num_groups: int,
+    num_rows: frozenset[int],
+) -> Folded:
+    """Runs one forward and one backward pass and separates the groups' gradients.
+
+    Args:
+      model: the network.
+      parameters: its trainable parameters.
+      losses_of: runs the forward pass and returns losses `[groups]`.
+      num_groups: groups in this pass.
+      num_rows: what a layer's leading axis may be.
+
+    Raises:
+      NotFoldableError: a layer did not see exactly the rows of all groups, or a parameter is used in a
+        way that has no rule.
+    """
+    recorder = _Recorder(model, parameters, num_groups, num_rows)
+    with recorder.recording():
+        losses = losses_of()
+    if losses.shape != (num_groups,):
+        raise NotFoldableError(f"losses must be [groups]; got {list(losses.shape)}")
+    leaves = recorder.watch()
+    if leaves:
+        torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+    return recorder.finish(losses)
+
+
+class _Recorder:
+    """Takes what the hooks bring, one layer at a time."""
+
+    def __init__(
+        self, model: nn.Module, parameters: list[nn.Parameter], num_groups: int, num_rows: frozenset[int]
+    ) -> None:
+        self._num_groups, self._num_rows = num_groups, num_rows
+        self._parameters = parameters
+        self._wanted: set[Tensor] = set(parameters)
+        self._names = {module: name for name, module in model.named_modules()}
+        self._layers = [
+            module
+            for module in model.modules()
+            if rule_of(module) is not None
+            and any(p in self._wanted for p in module.parameters(recurse=False))
+        ]
+        owned = {p for layer in self._layers for p in layer.parameters(recurse=False)}
+        bare = {p: name for name, p in model.named_parameters() if p in self._wanted and p not in owned}
+        self._bare = BareParameters(bare, num_groups, num_rows) if bare else None
+        self._calls: list[_Call] = []
+        self._leaves: list[Tensor] = []
+        self._saved: dict[nn.Module, tuple[Tensor, ...]] = {}
+        self._shared: set[Tensor] = set()
+        squares = torch.zeros(num_groups, dtype=torch.float64, device=parameters[0].device)
+        self._result = Folded(losses=squares, squares=squares)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Records the forward pass; parameters take no gradient of their own meanwhile."""
+        handles = [layer.register_forward_hook(self._remember) for layer in self._layers]
+        replaced = [
+            layer for layer in self._layers if type(layer) is nn.GroupNorm and "forward" not in vars(layer)
+        ]
+        for layer in replaced:
+            layer.forward = partial(self._run, layer, layer.forward)
+        for parameter in self._parameters:
+            parameter.requires_grad_(False)
+        try:
+            with torch.enable_grad(), self._bare or nullcontext():
+                yield
+        finally:
+            for parameter in self._parameters:
+                parameter.requires_grad_(True)
+            for handle in handles:
+                handle.remove()
+            for layer in replaced:
+                del layer.forward
+
+    def _run(self, module: nn.Module, forward: Callable[..., Tensor], *args: Tensor) -> Tensor:
+        rule = rule_of(module)
+        ran = rule.runs(module, args[0]) if rule is not None and len(args) == 1 else None
+        if ran is None:
+            return forward(*args)
+        output, self._saved[module] = ran
+        return output
+
+    def _remember(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        rule = rule_of(module)
+        assert rule is not None
+        if len(args) != 1 or len(args[0]) not in self._num_rows or len(output) != len(args[0]):
+            raise NotFoldableError(
+                f"the leading axis of layer {self._names[module]!r} is not that of the inputs"
+            )
+        if not output.requires_grad:  # nothing before this layer needs a gradient
+            output.requires_grad_()
+            self._leaves.append(output)
+        saved = self._saved.pop(module, ())
+        self._calls.append(_Call(module, rule, args[0].detach(), output, output._version, saved))
+        return output
+
+    def watch(self) -> list[Tensor]:
+        """Registers the hooks of the backward pass; returns the tensors that it must reach.
+
+        Only now, after the forward pass, is it known which parameters were used more than once: their
+        gradients must be added before a norm is taken.
+        """
+        uses = Counter(p for call in self._calls for p in call.module.parameters(recurse=False))
+        self._shared = {p for p, count in uses.items() if count > 1}
+        for call in self._calls:
+            if call.version != call.output._version:
+                raise NotFoldableError(
+                    f"the output of layer {self._names[call.module]!r} was changed in place"
+                )
+            call.output.register_hook(partial(self._arrived, call))  # type: ignore[no-untyped-call]
+            del call.output  # the graph keeps it as long as it is needed
+        return self._leaves + (self._bare.leaves if self._bare else [])
+
+    def _arrived(self, call: _Call, grad: Tensor) -> None:
+        rule, module, x, n = call.rule, call.module, call.x, self._num_groups
+        del call.x
+        with torch.no_grad():
+            for parameter, gradients in rule.vectors(module, x, grad, n, call.saved):
+                self._keep(parameter, gradients)
+            matrix = rule.matrix(module)
+            if matrix is None or matrix not in self._wanted:
+                return
+            by_gram = rule.gram_flops(module, x, grad, n) < _FLOPS_PER_NUMBER * matrix.numel()
+            if by_gram and matrix not in self._shared:
+                self._result.squares += rule.gram(module, x, grad, n)
+                self._result.deferred[matrix] = _Deferred(rule, module, x, grad)
+            else:
+                self._keep(matrix, rule.per_group(module, x, grad, n))
+            self._result.paths[self._names[module]] = GRAM if matrix in self._result.deferred else PER_GROUP
+
+    def _keep(self, parameter: Tensor, gradients: Tensor) -> None:
+        if parameter not in self._wanted:
+            return
+        if parameter not in self._shared:
+            self._result.squares += squares_of(gradients)
+        elif parameter in self._result.kept:
+            gradients = self._result.kept[parameter] + gradients.contiguous()
+        else:
+            gradients = gradients.contiguous()
+        self._result.kept[parameter] = gradients
+
+    def finish(self, losses: Tensor) -> Folded:
+        """Returns the result once the backward pass is over."""
+        result = self._result
+        result.losses = losses.detach()
+        for parameter, gradients in self._bare.gradients() if self._bare else ():
+            self._shared.add(parameter)
+            self._keep(parameter, gradients)
+        for shared in self._shared & result.kept.keys():
+            result.squares += squares_of(result.kept[shared])
+        return result

@@ -1,0 +1,386 @@
+"""How each kind of layer turns its input and output gradient into gradients per group.
+
+A layer sees rows (a record's views) in the order of their groups, so (records × views × positions) of one
+group are one axis of length M. Its weight gradient per group is a product over that axis, X_Gᵀ Y_G, and
+there are two ways to its norm:
+
+- *per-group gradient*: compute and keep X_Gᵀ Y_G. The flops are those of the ordinary weight gradient; the
+  price is writing and reading one number per parameter and group.
+- *Gram norm* ("ghost norm", Goodfellow 2015; Li et al. 2022, section 4): the squared norm is
+  Σ (X_G X_Gᵀ) ⊙ (Y_G Y_Gᵀ), two M × M matrices instead of the gradient; the clipped sum is then one
+  ordinary weight gradient of the rescaled Y ("book-keeping", Bu et al. 2023).
+
+The Gram matrices are taken in float64: their sum may cancel, and a norm that falls short by more than the
+clipper's margin would let more than C through. In float64 its error is below 1e-9 of Σ‖x‖²‖y‖².
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+MAX_PATCH_NUMBERS = 2**22
+"""Convolution patches are copied for this many numbers at a time: they stay in the cache."""
+
+MANY_PATCHES, MANY_NUMBERS = 50, 2**21
+"""On a CPU, a group of many patch numbers, and many times more than weights, is left to the convolution's
+own weight gradient: copying the patches would cost more than a call per group."""
+
+PerGroup = Iterator[tuple[Tensor, Tensor]]
+
+
+class LayerRule:
+    """The rule of one kind of layer; the base class is a layer without a weight matrix.
+
+    In every method `x` is the layer's input and `grad` the gradient of its output, both with the leading
+    axis rows = groups × rows per group; returned gradients have the shape of the parameter behind the
+    leading axis of groups, and may be strided, but densely per group.
+    """
+
+    def refuses(self, module: nn.Module) -> str:
+        """Returns why this very layer cannot be handled; empty if it can."""
+        return ""
+
+    def matrix(self, module: nn.Module) -> Tensor | None:
+        """Returns the weight that has a Gram norm, if any."""
+        return None
+
+    def runs(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]] | None:
+        """Runs the layer itself and returns its output and what `vectors` can use again; None: it does not."""
+        return None
+
+    def vectors(
+        self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int, saved: tuple[Tensor, ...] = ()
+    ) -> PerGroup:
+        """Yields the small parameters with their gradients `[groups, *shape]`."""
+        yield from ()
+
+    def per_group(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> Tensor:
+        """Returns the matrix's gradients, float32 `[groups, *shape]`."""
+        raise NotImplementedError
+
+    def gram_flops(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> float:
+        """Returns the flops of one group's Gram norm."""
+        raise NotImplementedError
+
+    def gram(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> Tensor:
+        """Returns the squared norms of the matrix's gradients, float64 `[groups]`."""
+        raise NotImplementedError
+
+    def total(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
+        """Returns the matrix's gradient of all rows together, float32, in the shape of the matrix."""
+        raise NotImplementedError
+
+
+def _rows(x: Tensor, num_groups: int, width: int) -> Tensor:
+    return x.reshape(num_groups, -1, width)
+
+
+def _gram_norm(x: Tensor, grad: Tensor) -> Tensor:
+    """‖xᵀ grad‖² of `[groups, M, ·]` tensors, in float64."""
+    x, grad = x.double(), grad.double()
+    return (torch.bmm(x, x.transpose(1, 2)) * torch.bmm(grad, grad.transpose(1, 2))).sum((1, 2))
+
+
+class LinearRule(LayerRule):
+    """y = x Wᵀ + b over any number of positions."""
+
+    def matrix(self, module: nn.Module) -> Tensor | None:
+        assert isinstance(module, nn.Linear)
+        return module.weight
+
+    def vectors(
+        self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int, saved: tuple[Tensor, ...] = ()
+    ) -> PerGroup:
+        assert isinstance(module, nn.Linear)
+        if module.bias is not None:
+            yield module.bias, _rows(grad.float(), num_groups, grad.shape[-1]).sum(1)
+
+    def per_group(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> Tensor:
+        x, grad = (_rows(t.float(), num_groups, t.shape[-1]) for t in (x, grad))
+        return torch.bmm(grad.transpose(1, 2), x)
+
+    def gram_flops(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> float:
+        length = x.shape[:-1].numel() / num_groups
+        return 2 * length**2 * (x.shape[-1] + grad.shape[-1])
+
+    def gram(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> Tensor:
+        return _gram_norm(*(_rows(t, num_groups, t.shape[-1]) for t in (x, grad)))
+
+    def total(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
+        return grad.float().flatten(0, -2).T @ x.float().flatten(0, -2)
+
+
+class Conv2dRule(LayerRule):
+    """Convolution of any stride, padding, dilation and number of blocks (`groups` of the layer).
+
+    Everything is channels-last: an input's patches are then runs of kernel width × channels, copied
+    straight into the matrix whose product with the output gradient is the weight gradient.
+    """
+
+    def matrix(self, module: nn.Module) -> Tensor | None:
+        assert isinstance(module, nn.Conv2d)
+        return module.weight
+
+    def vectors(
+        self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int, saved: tuple[Tensor, ...] = ()
+    ) -> PerGroup:
+        assert isinstance(module, nn.Conv2d)
+        if module.bias is not None:
+            yield module.bias, _channels_last(grad.float(), num_groups).sum(1)
+
+    def per_group(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> Tensor:
+        assert isinstance(module, nn.Conv2d)
+        blocks, rows = module.groups, len(x) // num_groups
+        out_channels, in_channels, height, width = module.weight.shape
+        numbers = rows * grad.shape[2:].numel() * height * width * x.shape[1]
+        if x.device.type == "cpu" and numbers >= max(MANY_NUMBERS, MANY_PATCHES * module.weight.numel()):
+            return self._one_by_one(module, x, grad, num_groups)
+        x, grad = x.float(), _channels_last(grad.float(), num_groups)
+        result = x.new_empty(num_groups * blocks, out_channels // blocks, height * width * in_channels)
+        at_once = max(1, MAX_PATCH_NUMBERS // max(1, numbers))
+        for start in range(0, num_groups, at_once):
+            stop = min(start + at_once, num_groups)
+            patches = _patches(module, x[start * rows : stop * rows])
+            patches = _by_block(patches.reshape(stop - start, -1, height * width, x.shape[1]), blocks)
+            outputs = _by_block(grad[start:stop].unsqueeze(2), blocks)
+            torch.bmm(outputs.transpose(1, 2), patches, out=result[start * blocks : stop * blocks])
+        return result.view(num_groups, out_channels, height, width, in_channels).permute(0, 1, 4, 2, 3)
+
+    def _one_by_one(self, module: nn.Conv2d, x: Tensor, grad: Tensor, num_groups: int) -> Tensor:
+        x = _pad(module, x.float()).contiguous(memory_format=torch.channels_last)
+        grad = grad.float().contiguous(memory_format=torch.channels_last)
+        result = x.new_empty(num_groups, *module.weight.shape)
+        for group, inputs, outputs in zip(result, x.chunk(num_groups), grad.chunk(num_groups), strict=True):
+            group.copy_(_convolution_weight_gradient(module, inputs, outputs))
+        return result
+
+    def gram_flops(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> float:
+        assert isinstance(module, nn.Conv2d)
+        rows = len(x) // num_groups
+        pixels, positions = rows * x.shape[2:].numel(), rows * grad.shape[2:].numel()
+        taps = module.weight.shape[2:].numel()
+        sums = 4 * taps * positions**2 * module.groups  # additions without reuse, slower than a product's
+        return 2 * pixels**2 * x.shape[1] + 2 * positions**2 * grad.shape[1] + sums
+
+    def gram(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> Tensor:
+        """The Gram matrix of patches is a sum over kernel taps of slices of the Gram matrix of pixels."""
+        assert isinstance(module, nn.Conv2d)
+        blocks, rows = module.groups, len(x) // num_groups
+        height, width = grad.shape[2:]
+        padded = _pad(module, x)
+        pixels = _by_block(_channels_last(padded.double(), num_groups).unsqueeze(2), blocks)
+        outputs = _by_block(_channels_last(grad.double(), num_groups).unsqueeze(2), blocks)
+        sides = (rows, *padded.shape[2:])
+        of_pixels = torch.bmm(pixels, pixels.transpose(1, 2)).view(-1, *sides, *sides)
+        of_patches: Tensor | None = None
+        for tap in range(module.weight.shape[2:].numel()):
+            down, right = divmod(tap, module.weight.shape[3])
+            v = _tap(down, module.stride[0], module.dilation[0], height)
+            h = _tap(right, module.stride[1], module.dilation[1], width)
+            part = of_pixels[:, :, v, h, :, v, h]
+            of_patches = part.clone() if of_patches is None else of_patches.add_(part)
+        assert of_patches is not None
+        of_outputs = torch.bmm(outputs, outputs.transpose(1, 2))
+        products = of_patches.reshape(of_outputs.shape) * of_outputs
+        return products.sum((1, 2)).view(num_groups, blocks).sum(1)
+
+    def total(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
+        assert isinstance(module, nn.Conv2d)
+        x = _pad(module, x.float()).contiguous(memory_format=torch.channels_last)
+        return _convolution_weight_gradient(module, x, grad.float())
+
+
+def _convolution_weight_gradient(module: nn.Conv2d, padded: Tensor, grad: Tensor) -> Tensor:
+    weight = module.weight.detach().float()
+    gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
+        grad,
+        padded,
+        weight,
+        None,
+        module.stride,
+        (0, 0),
+        module.dilation,
+        False,
+        (0, 0),
+        module.groups,
+        (False, True, False),
+    )
+    return gradients[1]
+
+
+def _tap(offset: int, stride: int, dilation: int, length: int) -> slice:
+    start = offset * dilation
+    return slice(start, start + stride * (length - 1) + 1, stride)
+
+
+def _pad(module: nn.Conv2d, x: Tensor) -> Tensor:
+    """The input with the layer's own padding around it."""
+    padding = module._reversed_padding_repeated_twice
+    if not any(padding):
+        return x
+    if module.padding_mode == "zeros":
+        return F.pad(x, padding)
+    return F.pad(x, padding, mode=module.padding_mode)
+
+
+def _patches(module: nn.Conv2d, x: Tensor) -> Tensor:
+    """A strided view of every position's patch, `[rows, height, width, taps down, taps right, channels]`."""
+    x = _pad(module, x).permute(0, 2, 3, 1).contiguous()
+    rows, height, width, channels = x.shape
+    taps, stride, dilation = module.kernel_size, module.stride, module.dilation
+    down = (height - dilation[0] * (taps[0] - 1) - 1) // stride[0] + 1
+    right = (width - dilation[1] * (taps[1] - 1) - 1) // stride[1] + 1
+    pixel, line = channels, width * channels
+    strides = (height * line, stride[0] * line, stride[1] * pixel, dilation[0] * line, dilation[1] * pixel, 1)
+    return x.as_strided((rows, down, right, taps[0], taps[1], channels), strides)
+
+
+def _channels_last(x: Tensor, num_groups: int) -> Tensor:
+    """`[rows, channels, height, width]` → `[groups, rows per group × height × width, channels]`."""
+    return x.permute(0, 2, 3, 1).reshape(num_groups, -1, x.shape[1])
+
+
+def _by_block(x: Tensor, blocks: int) -> Tensor:
+    """`[groups, M, taps, channels]` → `[groups × blocks, M, taps × channels per block]`."""
+    num_groups, length, taps, channels = x.shape
+    if blocks == 1:
+        return x.reshape(num_groups, length, taps * channels)
+    split = x.reshape(num_groups, length, taps, blocks, channels // blocks).permute(0, 3, 1, 2, 4)
+    return split.reshape(num_groups * blocks, length, -1)
+
+
+class GroupNormRule(LayerRule):
+    """Scale and shift behind the normalisation of each row.
+
+    With the row's own mean m and reciprocal deviation r, the scale's gradient Σ g·(x − m)·r needs no
+    normalised copy of x: it is r·(Σ g·x − m·Σ g).
+    """
+
+    def runs(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]] | None:
+        if (
+            type(module) is not nn.GroupNorm
+            or x.dtype != torch.float32
+            or torch.is_autocast_enabled(x.device.type)
+        ):
+            return None
+        rows, channels, groups = len(x), x.shape[1], module.num_groups
+        layout = torch.channels_last if x.ndim == 4 and _is_channels_last(x) else torch.contiguous_format
+        output, mean, scale = torch.native_group_norm(
+            x.contiguous(memory_format=layout),
+            module.weight,
+            module.bias,
+            rows,
+            channels,
+            x.shape[2:].numel(),
+            groups,
+            module.eps,
+        )
+        return output, (mean.detach(), scale.detach())
+
+    def vectors(
+        self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int, saved: tuple[Tensor, ...] = ()
+    ) -> PerGroup:
+        assert isinstance(module, nn.GroupNorm)
+        if not module.affine:
+            return
+        grad, x = grad.float(), x.float()
+        axes = tuple(range(2, grad.ndim))
+        shift = grad.sum(axes) if axes else grad
+        if saved:
+            product = grad * x
+            mean, scale = (t.repeat_interleave(module.num_channels // module.num_groups, 1) for t in saved)
+            slope = ((product.sum(axes) if axes else product) - mean * shift) * scale
+        else:
+            product = grad * F.group_norm(x, module.num_groups, eps=module.eps)
+            slope = product.sum(axes) if axes else product
+        for parameter, per_row in ((module.weight, slope), (module.bias, shift)):
+            yield parameter, _rows(per_row, num_groups, module.num_channels).sum(1)
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+
+
+class LayerNormRule(LayerRule):
+    """Scale and shift behind the normalisation of each position."""
+
+    def vectors(
+        self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int, saved: tuple[Tensor, ...] = ()
+    ) -> PerGroup:
+        assert isinstance(module, nn.LayerNorm)
+        if not module.elementwise_affine:
+            return
+        shape = (num_groups, -1, *module.normalized_shape)
+        grad = grad.float()
+        normal = F.layer_norm(x.float(), module.normalized_shape, eps=module.eps)
+        yield module.weight, (grad * normal).reshape(shape).sum(1)
+        if module.bias is not None:
+            yield module.bias, grad.reshape(shape).sum(1)
+
+
+class EmbeddingRule(LayerRule):
+    """A table looked up by index; two rows of it overlap where two indices agree."""
+
+    def refuses(self, module: nn.Module) -> str:
+        assert isinstance(module, nn.Embedding)
+        if module.max_norm is not None:
+            return "max_norm changes the table in a forward pass"
+        if module.scale_grad_by_freq:
+            return "scale_grad_by_freq counts the other records' indices"
+        return "sparse gradients" if module.sparse else ""
+
+    def matrix(self, module: nn.Module) -> Tensor | None:
+        assert isinstance(module, nn.Embedding)
+        return module.weight
+
+    def _kept(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
+        assert isinstance(module, nn.Embedding)
+        if module.padding_idx is None:
+            return grad.float()
+        return torch.where((x != module.padding_idx)[..., None], grad.float(), 0.0)
+
+    def per_group(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> Tensor:
+        assert isinstance(module, nn.Embedding)
+        size, width = module.weight.shape
+        first = torch.arange(num_groups, device=x.device)[:, None] * size
+        rows = (x.reshape(num_groups, -1) + first).flatten()
+        table = grad.new_zeros(num_groups * size, width, dtype=torch.float32)
+        table.index_add_(0, rows, self._kept(module, x, grad).reshape(-1, width))
+        return table.view(num_groups, size, width)
+
+    def gram_flops(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> float:
+        length = x.numel() / num_groups
+        return 2 * length**2 * grad.shape[-1]
+
+    def gram(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> Tensor:
+        index = x.reshape(num_groups, -1)
+        outputs = _rows(self._kept(module, x, grad).double(), num_groups, grad.shape[-1])
+        same = index[:, :, None] == index[:, None, :]
+        return (torch.bmm(outputs, outputs.transpose(1, 2)) * same).sum((1, 2))
+
+    def total(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
+        assert isinstance(module, nn.Embedding)
+        table = torch.zeros_like(module.weight, dtype=torch.float32)
+        kept = self._kept(module, x, grad).reshape(-1, grad.shape[-1])
+        return table.index_add_(0, x.flatten(), kept)
+
+
+_RULES: dict[type[nn.Module], LayerRule] = {
+    nn.Linear: LinearRule(),
+    nn.Conv2d: Conv2dRule(),
+    nn.GroupNorm: GroupNormRule(),
+    nn.LayerNorm: LayerNormRule(),
+    nn.Embedding: EmbeddingRule(),
+}
+
+
+def rule_of(module: nn.Module) -> LayerRule | None:
+    """Returns the rule of a layer or of the nearest class it derives from; None if there is none."""
+    for kind in type(module).__mro__:
+        if kind in _RULES:
+            return _RULES[kind]
+    return None

@@ -1,0 +1,207 @@
+"""LoRA adapters (Hu et al. 2022) on the linear layers of any network, and the proof that they train.
+
+An adapter adds (alpha / rank) · B A x to a frozen linear layer. A and B are plain `nn.Linear` without
+bias, which see the same rows as the layer they adapt, so the clipped group gradient needs no rule of its
+own. The noise of a private training grows with the number of trainable weights: few adapted layers of a
+small rank are worth more here than many.
+
+peft is imported when an adapter is made, not with this file.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from dpgcl_core.errors import ConfigError
+from trainers.models.torchvision_import import ensure_torchvision_import
+
+_PERTURBATION = 0.02
+_MAX_NAMED = 5
+
+
+def with_lora(module: nn.Module, rank: int, alpha: float, targets: Sequence[str]) -> nn.Module:
+    """Freezes `module` and puts trainable adapters on its target layers, in place.
+
+    A is random from torch's global generator and B is zero, so the outputs are unchanged.
+
+    Args:
+      module: any network; it must have no dropout.
+      rank: rows of A and columns of B.
+      alpha: the adapter's scale times `rank`.
+      targets: layers to adapt, each a full dotted name or its last parts: "q_proj" means every layer of
+        that name, "resblocks.0.attn.q_proj" one.
+
+    Returns:
+      `module` itself.
+
+    Raises:
+      ConfigError: a target names no layer, or one that is not a plain `nn.Linear`; the network has
+        dropout or adapters already; rank or alpha is not positive.
+
+    >>> tower = with_lora(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)), rank=2, alpha=2, targets=["0"])
+    >>> sum(p.numel() for p in tower.parameters() if p.requires_grad)
+    32
+    """
+    _refuse_settings(rank, alpha, targets)
+    names = _target_names(module, targets)
+    _refuse_modules(module)
+    ensure_torchvision_import()
+    from peft import LoraConfig, inject_adapter_in_model
+
+    pattern = "|".join(re.escape(name) for name in names)  # peft takes a string as a full match
+    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, bias="none", target_modules=pattern)
+    inject_adapter_in_model(config, module)
+    return module
+
+
+def merge_lora(module: nn.Module) -> int:
+    """Adds every adapter to the weights of its layer and removes it, in place; the outputs stay.
+
+    Returns:
+      The number of adapters merged.
+
+    >>> tower = with_lora(nn.Sequential(nn.Linear(8, 8)), rank=2, alpha=2, targets=["0"])
+    >>> merge_lora(tower), type(tower[0]).__name__
+    (1, 'Linear')
+    """
+    adapted = [
+        (parent, name, child)
+        for parent in list(module.modules())
+        for name, child in list(parent.named_children())
+        if _is_adapted_linear(child)
+    ]
+    for parent, name, child in adapted:
+        child.merge()
+        setattr(parent, name, child.get_base_layer())
+    return len(adapted)
+
+
+def _is_adapted_linear(module: nn.Module) -> bool:
+    """Whether this is peft's wrapping of a linear layer; asked without importing peft."""
+    return hasattr(module, "lora_A") and isinstance(getattr(module, "base_layer", None), nn.Linear)
+
+
+def _refuse_settings(rank: int, alpha: float, targets: Sequence[str]) -> None:
+    if type(rank) is not int or rank < 1:
+        raise ConfigError(f"the rank of LoRA must be a positive integer; got {rank!r}")
+    if not alpha > 0:
+        raise ConfigError(f"the alpha of LoRA must be positive; got {alpha!r}")
+    if isinstance(targets, str) or not targets:
+        raise ConfigError(f"the targets of LoRA must be a list of layer names; got {targets!r}")
+
+
+def _target_names(module: nn.Module, targets: Sequence[str]) -> list[str]:
+    """Full names of the layers that the targets mean."""
+    layers = {name: layer for name, layer in module.named_modules() if name}
+    matched: list[str] = []
+    for target in targets:
+        names = [name for name in layers if name == target or name.endswith(f".{target}")]
+        if not names:
+            raise ConfigError(f"target {target!r} of LoRA matches no layer; {_near(target, layers)}")
+        for name in names:
+            if type(layers[name]) is not nn.Linear:
+                raise ConfigError(
+                    f"target {target!r} of LoRA matches {name!r}, a {type(layers[name]).__name__}; adapters "
+                    "go on plain nn.Linear layers. In nn.MultiheadAttention call separate_attention first, "
+                    "and name q_proj, k_proj, v_proj or out_proj"
+                )
+        matched += [name for name in names if name not in matched]
+    return matched
+
+
+def _near(target: str, layers: dict[str, nn.Module]) -> str:
+    """What could have been meant."""
+    linear = sorted({name.rpartition(".")[2] for name, layer in layers.items() if type(layer) is nn.Linear})
+    fused = any(isinstance(layer, nn.MultiheadAttention) for layer in layers.values())
+    near = difflib.get_close_matches(target, linear, n=3, cutoff=0.4)
+    hint = f"near names: {', '.join(near)}; " if near else ""
+    advice = "; queries, keys and values are fused here: call separate_attention first" if fused else ""
+    return f"{hint}linear layers: {', '.join(linear) or 'none'}{advice}"
+
+
+def _refuse_modules(module: nn.Module) -> None:
+    for name, layer in module.named_modules():
+        if hasattr(layer, "lora_A"):
+            raise ConfigError(f"layer {name!r} carries an adapter already; call merge_lora first")
+        dropout = layer.p if isinstance(layer, _DropoutNd) else 0.0
+        if isinstance(layer, nn.MultiheadAttention):
+            dropout = layer.dropout
+        if dropout > 0:
+            raise ConfigError(
+                f"layer {name!r} has dropout {dropout}; a step's randomness must come from the mechanism "
+                "and the views alone. Set it to 0"
+            )
+
+
+def prove_adapters_train(module: nn.Module, run: Callable[[nn.Module], Tensor]) -> None:
+    """Refuses a network with trainable weights that no training would move.
+
+    Two passes on a copy, without noise, for noise would move even weights that are not connected. At the
+    weights as they are, something in every layer (of an adapter: A or B) must have a gradient. That is
+    not enough for each weight: B starts at zero, which makes A's gradient zero until B has moved. So the
+    trainable weights are perturbed, as after a step, and then every one must have a gradient.
+
+    Args:
+      module: the network on the device it is trained on; left untouched.
+      run: passes a synthetic batch, of public shape and content, through the network it is given and
+        returns the output, of any shape.
+
+    Raises:
+      ConfigError: nothing is trainable, or names weights whose gradient is missing, zero or not finite.
+
+    >>> images = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
+    >>> tower = with_lora(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), rank=2, alpha=2, targets=["0"])
+    >>> prove_adapters_train(tower, lambda network: network(images))
+    """
+    probe = copy.deepcopy(module)
+    trainable = {name: p for name, p in probe.named_parameters() if p.requires_grad}
+    if not trainable:
+        raise ConfigError("the network has no trainable weight; put adapters on it with with_lora")
+    owners: dict[str, list[bool]] = defaultdict(list)
+    for name, moves in _moving(probe, trainable, run).items():
+        owners[_owner(name)].append(moves)
+    _refuse_still("layer", "at the start", [owner for owner, moves in owners.items() if not any(moves)])
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in trainable.values():
+            parameter.add_(_PERTURBATION * torch.randn(parameter.shape, generator=generator).to(parameter))
+    still = [name for name, moves in _moving(probe, trainable, run).items() if not moves]
+    _refuse_still("weight", "after a first step", still)
+
+
+def _owner(parameter_name: str) -> str:
+    """The layer of a weight; A and B of one adapter belong to the layer they adapt."""
+    return re.split(r"\.lora_[AB]\.", parameter_name)[0] if ".lora_" in parameter_name else parameter_name
+
+
+def _moving(
+    module: nn.Module, trainable: dict[str, nn.Parameter], run: Callable[[nn.Module], Tensor]
+) -> dict[str, bool]:
+    """Which weights have a finite gradient that is not zero, for a random linear function of the output."""
+    output = run(module)
+    if not output.requires_grad:
+        return dict.fromkeys(trainable, False)
+    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output)
+    gradients = torch.autograd.grad((output * weights).sum(), list(trainable.values()), allow_unused=True)
+    return {
+        name: gradient is not None and bool(torch.isfinite(gradient).all()) and bool(gradient.any())
+        for name, gradient in zip(trainable, gradients, strict=True)
+    }
+
+
+def _refuse_still(kind: str, when: str, names: list[str]) -> None:
+    if names:
+        more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+        raise ConfigError(
+            f"every trainable {kind} must receive a finite gradient that is not zero; {when} these do not: "
+            f"{', '.join(names[:_MAX_NAMED])}{more}. Freeze what the output does not use, and make sure "
+            "that the forward pass calls the adapted layers themselves"
+        )

@@ -1,0 +1,39 @@
+"""Makes `import torchvision` work beside a CPU build of torch.
+
+A torchvision built for CUDA cannot load its compiled operators beside a CPU torch, and then refuses to be
+imported at all, because it registers shapes for operators that nobody declared. timm, open_clip and peft
+import it and fail with it, although image towers need none of those operators.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+
+_UNDECLARED = "operator torchvision::nms does not exist"
+_OPERATORS = ("nms", "qnms")
+_SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+
+
+def ensure_torchvision_import() -> None:
+    """Imports torchvision; declares its two undeclared operators where that alone stops the import.
+
+    Nothing is changed where the import works. The operators are declared, not defined:
+    `torchvision.ops.nms` still raises when it is called. To be called in every process, Ray workers
+    included, before open_clip, timm or peft are imported.
+
+    Raises:
+      Exception: whatever the import raises for any other reason, unchanged.
+
+    >>> ensure_torchvision_import()
+    >>> import torchvision
+    """
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError as error:
+        if str(error) != _UNDECLARED:
+            raise
+        for operator in _OPERATORS:
+            torch.library.define(f"torchvision::{operator}", _SCHEMA)
+        importlib.import_module("torchvision")

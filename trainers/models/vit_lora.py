@@ -1,0 +1,103 @@
+"""open_clip's ViT-B-32 image tower with LoRA on query and value: the image encoder of CLIP fine-tuning.
+
+Its 87.8 million weights are frozen and 589,824 train (Hu et al. 2022, rank 16). The weights are random:
+nothing is downloaded. open_clip and peft are imported when a tower is built, not with this file, so
+that trainings of other networks do not pay for them.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from dpgcl_core.errors import ConfigError
+from trainers.models.attention import separate_attention
+from trainers.models.lora import with_lora
+from trainers.models.torchvision_import import ensure_torchvision_import
+
+ARCHITECTURE = "ViT-B-32"
+RANK = 16
+ALPHA = 16
+TARGETS = ("q_proj", "v_proj")
+_COLOURS = 3
+
+
+class ImageTower(nn.Module):
+    """An open_clip image tower as a backbone: grey images are repeated to three channels.
+
+    Args:
+      tower: RGB images `[n, 3, H, W]` to features; has `image_size` (height, width) and `output_dim`.
+      image_shape: (channels, height, width) of the images.
+
+    Attributes:
+      feature_dim: width of the features.
+
+    Raises:
+      ConfigError: images of another size than the tower's, or with neither 1 nor 3 channels.
+    """
+
+    def __init__(self, tower: nn.Module, image_shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        channels, *size = image_shape
+        height, width = tower.image_size
+        if size != [height, width]:
+            raise ConfigError(
+                f"this image tower reads images of {height}×{width} pixels; got {size[0]}×{size[1]}. "
+                f"Load the images with --image-size {height}, or choose another network"
+            )
+        if channels not in (1, _COLOURS):
+            raise ConfigError(f"this image tower reads images of 1 or 3 channels; got {channels}")
+        self.feature_dim: int = tower.output_dim
+        self.tower = tower
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Returns features `[n, feature_dim]` of images `[n, 1 or 3, H, W]`."""
+        features: Tensor = self.tower(images.expand(-1, _COLOURS, -1, -1))
+        return features
+
+
+def vit_b_32_lora(image_shape: tuple[int, int, int]) -> ImageTower:
+    """Returns ViT-B-32 with random weights and adapters on query and value: 589,824 weights train.
+
+    Args:
+      image_shape: (1 or 3, 224, 224).
+
+    Raises:
+      ConfigError: images of another shape.
+    """
+    backbone = ImageTower(_random_tower(), image_shape)
+    separate_attention(backbone)
+    with_lora(backbone, rank=RANK, alpha=ALPHA, targets=TARGETS)
+    return backbone
+
+
+def vit_b_32_lora_fused(image_shape: tuple[int, int, int]) -> ImageTower:
+    """Returns the same tower with its fused attention, for **non-private** speed comparisons only.
+
+    On `nn.MultiheadAttention` peft adapts query, key, value and output together (884,736 weights); with
+    peft 0.21 the output's adapter counts twice. Every pass adds the adapters to the frozen weights and
+    subtracts them again, and rounding remains: after some passes the frozen weights tell how many there
+    were, which with private records is a by-product that must not leave. Nor can the group gradient be
+    separated by layers. So this is not among the built-in networks.
+
+    Args:
+      image_shape: (1 or 3, 224, 224).
+
+    Raises:
+      ConfigError: images of another shape.
+    """
+    backbone = ImageTower(_random_tower(), image_shape)
+    from peft import LoraConfig, inject_adapter_in_model
+
+    config = LoraConfig(r=RANK, lora_alpha=ALPHA, lora_dropout=0.0, bias="none", target_modules=["attn"])
+    inject_adapter_in_model(config, backbone)
+    return backbone
+
+
+def _random_tower() -> nn.Module:
+    """The image tower, initialised from torch's global generator."""
+    ensure_torchvision_import()
+    import open_clip
+
+    # The class itself rather than open_clip.create_model, which warns through the root logger.
+    tower: nn.Module = open_clip.CLIP(**open_clip.get_model_config(ARCHITECTURE)).visual
+    return tower
