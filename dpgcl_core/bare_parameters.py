@@ -1,10 +1,10 @@
-"""Parameters that no layer owns: class tokens, positions, scales, fused attention projections.
+"""Parameters used outside a layer with a rule: class tokens, positions, scales, fused attention projections.
 
-No hook sees such a parameter, so `BareParameters` watches the calls that take it. Where it meets a batch
+No hook sees such a use, so `BareParameters` watches every call that takes a parameter. Where it meets a batch
 it is replaced by one copy per row (or its product is watched, for a matrix); the gradients of the copies,
 summed within a group, are the group's gradient. Whatever happened to the parameter before that, such as a
 slice, a cast or an exponential, is undone by an ordinary vector-Jacobian product per group. A use without a
-rule raises, and the caller falls back to its exact general path.
+rule raises, and the caller falls back to its exact general path; so no use of a parameter is ever missed.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _ATTENTION = inspect.signature(F.multi_head_attention_forward)
 
 
 class BareParameters(TorchFunctionMode):
-    """Watches the uses of `parameters` during one forward pass.
+    """Watches every use of a parameter during one forward pass, but for a layer's use of its own.
 
     Args:
       names: every watched parameter with its name.
@@ -82,11 +82,14 @@ class BareParameters(TorchFunctionMode):
 
     Attributes:
       leaves: tensors that the backward pass must reach.
+      used: the parameters that were used outside a layer of their own.
     """
 
     def __init__(self, names: dict[nn.Parameter, str], num_groups: int, num_rows: frozenset[int]) -> None:
         super().__init__()
         self.leaves: list[Tensor] = []
+        self.used: set[Tensor] = set()
+        self._own: frozenset[int] = frozenset()
         self._names = names
         self._num_groups = num_groups
         self._num_rows = num_rows | {num_groups}
@@ -94,6 +97,18 @@ class BareParameters(TorchFunctionMode):
         self._sources = {p: self._derived[id(p)][1] for p in names}
         self._alive: list[Tensor] = []
         self._gradients: list[tuple[nn.Parameter, Tensor, Tensor]] = []
+
+    def enter(self, module: nn.Module, *_: object) -> None:
+        """Leaves the parameters of a layer with a rule to it, until `leave`."""
+        own = (module._parameters.get(name) for name in ("weight", "bias"))
+        self._own = frozenset(id(parameter) for parameter in own if parameter is not None)
+
+    def leave(self) -> None:
+        """Ends `enter`."""
+        self._own = frozenset()
+
+    def _is_watched(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._derived and id(tensor) not in self._own
 
     def gradients(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
         """Yields the gradients `[groups, *shape]` after the backward pass, one per use."""
@@ -109,14 +124,17 @@ class BareParameters(TorchFunctionMode):
         self, func: Function, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        watched = [value for value in _tensors((*args, *kwargs.values())) if id(value) in self._derived]
+        tensors = list(_tensors((*args, *kwargs.values())))
+        watched = [value for value in tensors if self._is_watched(value)]
         if not watched:
             return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             return self._attention(**_ATTENTION.bind(*args, **kwargs).arguments)
         if func is F.linear:
             return self._linear(*args, **kwargs)
-        others = [v for v in _tensors((*args, *kwargs.values())) if id(v) not in self._derived]
+        if func is F.layer_norm:
+            return self._layer_norm(*args, **kwargs)
+        others = [value for value in tensors if not self._is_watched(value)]
         if func in _EXPANDED:
             return self._expand(func, args, kwargs)
         if func in _PRODUCTS and len(others) == 1 and args[0] is others[0]:
@@ -131,17 +149,14 @@ class BareParameters(TorchFunctionMode):
             raise NotFoldableError(f"no rule for parameter {name!r} in {getattr(func, '__name__', func)}")
         return result
 
-    def _value(self, tensor: Tensor) -> Tensor:
-        return self._derived[id(tensor)][1]
-
     def _replaced(self, args: Any) -> Any:
         if isinstance(args, Tensor):
-            return self._value(args) if id(args) in self._derived else args
+            return self._derived[id(args)][1] if self._is_watched(args) else args
         return type(args)(self._replaced(each) for each in args) if isinstance(args, tuple | list) else args
 
     def _derive(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function of the parameter alone: watched on, with its graph."""
-        parameter = next(self._derived[id(v)][0] for v in _tensors(args) if id(v) in self._derived)
+        parameter = next(self._derived[id(v)][0] for v in _tensors(args) if self._is_watched(v))
         result = func(*self._replaced(args), **kwargs)
         for value in _tensors((result,)):
             self._alive.append(value)
@@ -157,6 +172,7 @@ class BareParameters(TorchFunctionMode):
         rows = aligned.expand(num_rows, *aligned.shape[1:]).requires_grad_()
         rows.register_hook(partial(self._rows_arrived, parameter, value))  # type: ignore[no-untyped-call]
         self.leaves.append(rows)
+        self.used.add(parameter)
         return rows
 
     def _rows_arrived(self, parameter: nn.Parameter, value: Tensor, grad: Tensor) -> None:
@@ -168,14 +184,14 @@ class BareParameters(TorchFunctionMode):
         if not shape:
             raise NotFoldableError("a parameter meets a number that may come from the batch")
         replaced = [
-            self._rows(a, shape[0], len(shape)) if isinstance(a, Tensor) and id(a) in self._derived else a
+            self._rows(a, shape[0], len(shape)) if isinstance(a, Tensor) and self._is_watched(a) else a
             for a in args
         ]
         result: Tensor = func(*replaced, **kwargs)
         return result
 
     def _expand(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        if id(args[0]) not in self._derived:
+        if not self._is_watched(args[0]):
             raise NotFoldableError("a batch is expanded to a parameter's shape")
         shape = func(args[0].detach(), *args[1:], **kwargs).shape
         rows = self._rows(args[0], shape[0], len(shape))
@@ -186,6 +202,7 @@ class BareParameters(TorchFunctionMode):
         parameter, value = self._derived[id(tensor)]
         if value.ndim != 2 or x.ndim < 2 or x.shape[0] not in self._num_rows:
             raise NotFoldableError(f"no rule for parameter {self._names[parameter]!r} in this product")
+        self.used.add(parameter)
         output = x @ value.detach()
         if not output.requires_grad:
             output.requires_grad_()
@@ -201,6 +218,19 @@ class BareParameters(TorchFunctionMode):
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         with self:
             output: Tensor = x @ weight.t()
+            return output if bias is None else output + bias
+
+    def _layer_norm(
+        self,
+        x: Tensor,
+        normalized_shape: list[int],
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        with self:
+            output = F.layer_norm(x, normalized_shape, eps=eps)
+            output = output if weight is None else output * weight
             return output if bias is None else output + bias
 
     def _attention(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -180,15 +180,14 @@ class _Recorder:
         self._parameters = parameters
         self._wanted: set[Tensor] = set(parameters)
         self._names = {module: name for name, module in model.named_modules()}
-        self._layers = [
-            module
-            for module in model.modules()
-            if rule_of(module) is not None
-            and any(p in self._wanted for p in module.parameters(recurse=False))
-        ]
-        owned = {p for layer in self._layers for p in layer.parameters(recurse=False)}
-        bare = {p: name for name, p in model.named_parameters() if p in self._wanted and p not in owned}
-        self._bare = BareParameters(bare, num_groups, num_rows) if bare else None
+        rules = {module: rule_of(module) for module in model.modules()}
+        self._rules = {
+            module: rule
+            for module, rule in rules.items()
+            if rule is not None and any(p in self._wanted for p in module.parameters(recurse=False))
+        }
+        names = {p: name for name, p in model.named_parameters() if p in self._wanted}
+        self._bare = BareParameters(names, num_groups, num_rows)
         self._calls: list[_Call] = []
         self._leaves: list[Tensor] = []
         self._saved: dict[nn.Module, tuple[Tensor, ...]] = {}
@@ -199,16 +198,15 @@ class _Recorder:
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Records the forward pass; parameters take no gradient of their own meanwhile."""
-        handles = [layer.register_forward_hook(self._remember) for layer in self._layers]
-        replaced = [
-            layer for layer in self._layers if type(layer) is nn.GroupNorm and "forward" not in vars(layer)
-        ]
+        handles = [layer.register_forward_hook(self._remember) for layer in self._rules]
+        handles += [layer.register_forward_pre_hook(self._bare.enter) for layer in self._rules]
+        replaced = [layer for layer in self._rules if type(layer) is nn.GroupNorm]
         for layer in replaced:
-            layer.forward = partial(self._run, layer, layer.forward)
+            layer.forward = partial(self._run, layer, layer.forward)  # type: ignore[method-assign]
         for parameter in self._parameters:
             parameter.requires_grad_(False)
         try:
-            with torch.enable_grad(), self._bare or nullcontext():
+            with torch.enable_grad(), self._bare:
                 yield
         finally:
             for parameter in self._parameters:
@@ -219,16 +217,14 @@ class _Recorder:
                 del layer.forward
 
     def _run(self, module: nn.Module, forward: Callable[..., Tensor], *args: Tensor) -> Tensor:
-        rule = rule_of(module)
-        ran = rule.runs(module, args[0]) if rule is not None and len(args) == 1 else None
-        if ran is None:
-            return forward(*args)
-        output, self._saved[module] = ran
+        ran = self._rules[module].runs(module, args[0]) if len(args) == 1 else None
+        output, saved = ran or (forward(*args), ())
+        self._saved[module] = saved
         return output
 
     def _remember(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        rule = rule_of(module)
-        assert rule is not None
+        self._bare.leave()
+        rule = self._rules[module]
         if len(args) != 1 or len(args[0]) not in self._num_rows or len(output) != len(args[0]):
             raise NotFoldableError(
                 f"the leading axis of layer {self._names[module]!r} is not that of the inputs"
@@ -247,7 +243,7 @@ class _Recorder:
         gradients must be added before a norm is taken.
         """
         uses = Counter(p for call in self._calls for p in call.module.parameters(recurse=False))
-        self._shared = {p for p, count in uses.items() if count > 1}
+        self._shared = {p for p, count in uses.items() if count > 1} | self._bare.used
         for call in self._calls:
             if call.version != call.output._version:
                 raise NotFoldableError(
@@ -255,7 +251,7 @@ class _Recorder:
                 )
             call.output.register_hook(partial(self._arrived, call))  # type: ignore[no-untyped-call]
             del call.output  # the graph keeps it as long as it is needed
-        return self._leaves + (self._bare.leaves if self._bare else [])
+        return self._leaves + self._bare.leaves
 
     def _arrived(self, call: _Call, grad: Tensor) -> None:
         rule, module, x, n = call.rule, call.module, call.x, self._num_groups
@@ -289,8 +285,7 @@ class _Recorder:
         """Returns the result once the backward pass is over."""
         result = self._result
         result.losses = losses.detach()
-        for parameter, gradients in self._bare.gradients() if self._bare else ():
-            self._shared.add(parameter)
+        for parameter, gradients in self._bare.gradients():
             self._keep(parameter, gradients)
         for shared in self._shared & result.kept.keys():
             result.squares += squares_of(result.kept[shared])

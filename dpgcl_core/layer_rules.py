@@ -49,7 +49,7 @@ class LayerRule:
         return None
 
     def runs(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]] | None:
-        """Runs the layer itself and returns its output and what `vectors` can use again; None: it does not."""
+        """Runs the layer itself; returns its output and what `vectors` can use again. None: it does not."""
         return None
 
     def vectors(
@@ -379,8 +379,12 @@ _RULES: dict[type[nn.Module], LayerRule] = {
 
 
 def rule_of(module: nn.Module) -> LayerRule | None:
-    """Returns the rule of a layer or of the nearest class it derives from; None if there is none."""
-    for kind in type(module).__mro__:
-        if kind in _RULES:
-            return _RULES[kind]
+    """Returns the rule of a layer whose forward pass is that of a known class; None if there is none."""
+    for kind, rule in _RULES.items():
+        if (
+            isinstance(module, kind)
+            and type(module).forward is kind.forward
+            and "forward" not in vars(module)
+        ):
+            return rule
     return None
