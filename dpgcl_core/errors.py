@@ -29,6 +29,14 @@ class TrackingError(DpgclError):
     """The MLflow server cannot be reached or refuses."""
 
 
+class LedgerError(DpgclError):
+    """The budget ledger is missing, damaged, out of reach or asked for what it does not hold."""
+
+
+class BudgetExceeded(LedgerError):  # noqa: N818 (an answer, not a fault)
+    """The cap of a data set does not allow what was asked for; nothing was charged."""
+
+
 def unknown_choice(kind: str, value: str, choices: Iterable[str]) -> str:
     """Returns the message for a name that is not among `choices`, with the nearest one suggested.
 

@@ -1,0 +1,183 @@
+"""The ledger's rows: one canonical text per entry, and a hash of it and of everything before it.
+
+`hash_1 = SHA-256(GENESIS, text_1)`, `hash_k = SHA-256(hash_(k−1), text_k)`. Whoever knows the last hash and
+the number of rows can tell any other ledger of at least that many rows from this one: an edited, deleted
+or inserted row changes every later hash, a cut-off tail the number. A chain alone does not show that its
+tail was cut, or that all of it was written anew; the head that a privacy statement carries does.
+
+An entry may have a *trusted* part, such as a data set's fingerprint. The chain covers it by the hash of
+itself and a nonce, so an export without it can still be verified, and reveals nothing about it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from dpgcl_core.errors import LedgerError
+
+FORMAT = 1
+GENESIS = "0" * 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """The end of a ledger at some moment; a privacy statement carries it.
+
+    Attributes:
+      ledger_id: of the ledger.
+      num_entries: rows so far.
+      head_hash: hash of the last of them, hexadecimal.
+    """
+
+    ledger_id: str
+    num_entries: int
+    head_hash: str
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.num_entries, int) and not isinstance(self.num_entries, bool)
+        text = isinstance(self.ledger_id, str) and isinstance(self.head_hash, str)
+        if not (whole and text and self.num_entries >= 1 and len(self.head_hash) == 64):
+            raise LedgerError(
+                "a ledger's head needs ledger_id (text), num_entries (at least 1) and head_hash (64 digits); "
+                f"got {self.ledger_id!r}, {self.num_entries!r}, {self.head_hash!r}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One row.
+
+    Attributes:
+      number: 1 for the first row; the order of the ledger, whatever the clocks say.
+      text: canonical JSON of `facts`; what is hashed.
+      entry_hash: SHA-256 of the row before and of `text`, hexadecimal.
+      trusted_text: canonical JSON of what stays on the trusted side, with its nonce; None for nothing.
+      facts: what `text` says; `kind`, `time` and `number` are always there.
+    """
+
+    number: int
+    text: str
+    entry_hash: str
+    trusted_text: str | None = field(default=None, repr=False)
+    facts: Mapping[str, Any] = field(compare=False, repr=False)
+
+    @property
+    def kind(self) -> str:
+        """What the entry records, for example `reserve`."""
+        return str(self.facts["kind"])
+
+    @property
+    def time(self) -> str:
+        """When, in UTC; never before the entry before it."""
+        return str(self.facts["time"])
+
+    @property
+    def trusted(self) -> Mapping[str, Any]:
+        """The trusted part; empty where there is none."""
+        return dict(json.loads(self.trusted_text)) if self.trusted_text else {}
+
+
+def canonical(values: Mapping[str, Any]) -> str:
+    """Returns the one JSON text of `values`: sorted, without spaces, ASCII, floats by their shortest form.
+
+    >>> canonical({"b": 0.1, "a": "ε"})
+    '{"a":"\\\\u03b5","b":0.1}'
+    """
+    return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def next_entry(
+    last: Entry | None,
+    kind: str,
+    facts: Mapping[str, Any],
+    *,
+    trusted: Mapping[str, Any] | None = None,
+    now: datetime | None = None,
+) -> Entry:
+    """Returns the row that follows `last`.
+
+    A clock behind the last entry's is not believed: the entry takes over the last time and says by how
+    many seconds the clock was behind.
+    """
+    number = last.number + 1 if last else 1
+    values: dict[str, Any] = {**facts, "format": FORMAT, "kind": kind, "number": number}
+    moment = now or datetime.now(UTC)
+    if last and moment < (last_moment := datetime.fromisoformat(last.time)):
+        values["clock_behind_seconds"] = (last_moment - moment).total_seconds()
+        moment = last_moment
+    values["time"] = moment.isoformat(timespec="microseconds")
+    trusted_text = None
+    if trusted:
+        trusted_text = canonical({**trusted, "nonce": secrets.token_hex(32)})
+        values["trusted_sha256"] = hashlib.sha256(trusted_text.encode()).hexdigest()
+    text = canonical(values)
+    return Entry(
+        number=number,
+        text=text,
+        entry_hash=_hash(last.entry_hash if last else GENESIS, text),
+        trusted_text=trusted_text,
+        facts=values,
+    )
+
+
+def checked_entries(
+    rows: Iterable[tuple[int, str, str, str | None]],
+    last: Entry | None = None,
+    *,
+    with_trusted: bool = True,
+) -> Iterator[Entry]:
+    """Yields the rows after `last` as entries, each checked against the one before.
+
+    Args:
+      rows: (number, text, entry_hash, trusted_text) in order.
+      last: the entry before the first row; None from the beginning.
+      with_trusted: whether the trusted parts must be there; an export may have left them out.
+
+    Raises:
+      LedgerError: a row is missing, edited or out of place, or was written by a newer version.
+    """
+    for number, text, entry_hash, trusted_text in rows:
+        before = last.number if last else 0
+        if number != before + 1:
+            raise LedgerError(f"the ledger was tampered with: row {number} follows row {before}")
+        if entry_hash != _hash(last.entry_hash if last else GENESIS, text):
+            raise LedgerError(
+                f"the ledger was tampered with: row {number}, or one before it, is not what was written"
+            )
+        facts = _facts(number, text)
+        if with_trusted and _sha256(trusted_text) != facts.get("trusted_sha256"):
+            raise LedgerError(f"the ledger was tampered with: the trusted part of row {number} was edited")
+        last = Entry(number=number, text=text, entry_hash=entry_hash, trusted_text=trusted_text, facts=facts)
+        yield last
+
+
+def _facts(number: int, text: str) -> dict[str, Any]:
+    try:
+        facts = json.loads(text)
+        written_by = facts["format"]
+        if written_by > FORMAT:
+            raise LedgerError(
+                f"row {number} of the ledger was written in format {written_by}, and this version reads up "
+                f"to {FORMAT}; update dpgcl"
+            )
+        if facts["number"] != number or not facts["kind"] or not datetime.fromisoformat(facts["time"]):
+            raise ValueError
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, LedgerError):
+            raise
+        raise LedgerError(f"row {number} of the ledger is not an entry") from error
+    return dict(facts)
+
+
+def _hash(before: str, text: str) -> str:
+    return hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()
+
+
+def _sha256(text: str | None) -> str | None:
+    return None if text is None else hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,149 @@
+"""Which records an id stands for: copies, second ids and second ledgers."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dpgcl_core.errors import LedgerError
+from dpgcl_core.filters import StepClass
+from dpgcl_core.ledger import Ledger
+from dpgcl_core.ledger_account import PlannedTraining
+from dpgcl_core.ledger_cap import Cap
+from dpgcl_core.ledger_fingerprint import fingerprint_key, fingerprint_records, mark_path
+
+STEPS = StepClass(sampling_prob=0.01, noise_multiplier=1.0)
+CAP = Cap(epsilon=4.0, delta=1e-5, order=4.0)
+KEY = bytes(range(32))
+RECORDS = [b"first", b"second", b"third"]
+PLAN = [PlannedTraining(label="trial", step_class=STEPS, num_steps=10)]
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    created = Ledger.create(str(tmp_path / "ledger" / "ledger.db"))
+    created.register("scans", CAP, num_records_public=10_000, fingerprint=fingerprint_records(RECORDS, KEY))
+    return created
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "scans.npz"
+    path.write_bytes(b"records")
+    return path
+
+
+def register(ledger: Ledger, dataset_id: str, records: list[bytes], key: bytes = KEY) -> None:
+    prints = fingerprint_records(records, key)
+    ledger.register(dataset_id, CAP, num_records_public=10_000, fingerprint=prints)
+
+
+def test_second_id_for_the_same_records_is_refused(ledger: Ledger) -> None:
+    with pytest.raises(LedgerError, match="registered as data set 'scans', whose charges they carry"):
+        register(ledger, "scans-2", RECORDS)
+    assert ledger.dataset_ids() == ("scans",)
+
+
+def test_second_id_for_the_same_records_in_another_order_is_refused(ledger: Ledger) -> None:
+    with pytest.raises(LedgerError, match="second budget"):
+        register(ledger, "scans-2", RECORDS[::-1])
+
+
+def test_edited_copy_inherits_all_charges(ledger: Ledger) -> None:
+    ledger.reserve("scans", PLAN)
+    edited = fingerprint_records([*RECORDS, b"fourth"], KEY)
+    ledger.add_copy("scans", edited)
+    more = [PlannedTraining(label="on the copy", step_class=STEPS, num_steps=5)]
+    ledger.reserve("scans", more, fingerprint=edited)
+    assert ledger.spent("scans", with_pld=False).num_steps == {STEPS: 15}
+
+
+def test_edited_copy_cannot_get_an_id_of_its_own_later(ledger: Ledger) -> None:
+    ledger.add_copy("scans", fingerprint_records(RECORDS[:2], KEY))
+    with pytest.raises(LedgerError, match="registered as data set 'scans'"):
+        register(ledger, "scans-2", RECORDS[:2])
+
+
+def test_training_on_unregistered_records_is_refused(ledger: Ledger) -> None:
+    with pytest.raises(LedgerError, match="register them as one first"):
+        ledger.reserve("scans", PLAN, fingerprint=fingerprint_records([b"others"], KEY))
+
+
+def test_other_key_than_the_ledgers_is_refused(ledger: Ledger) -> None:
+    with pytest.raises(LedgerError, match="another key"):
+        register(ledger, "scans-2", RECORDS, key=bytes(32))
+
+
+def test_fingerprint_needs_the_key() -> None:
+    assert fingerprint_records(RECORDS, KEY).tag != fingerprint_records(RECORDS, bytes(32)).tag
+
+
+def test_fingerprint_tells_where_one_record_ends() -> None:
+    assert fingerprint_records([b"ab", b"c"], KEY) != fingerprint_records([b"a", b"bc"], KEY)
+
+
+def test_short_key_is_refused() -> None:
+    with pytest.raises(LedgerError, match="at least 32 bytes"):
+        fingerprint_records(RECORDS, b"short")
+
+
+def test_key_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    assert fingerprint_key(path) == fingerprint_key(path)
+    assert path.stat().st_mode & 0o077 == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["key"]
+
+
+def test_damaged_key_is_never_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text("abcd\n")
+    with pytest.raises(LedgerError, match="restore it"):
+        fingerprint_key(path)
+    assert path.read_text() == "abcd\n"
+
+
+def test_second_ledger_for_marked_data_is_refused(ledger: Ledger, data: Path, tmp_path: Path) -> None:
+    ledger.bind("scans", data)
+    second = Ledger.create(str(tmp_path / "second.db"))
+    second.register("scans", CAP, num_records_public=10_000)
+    with pytest.raises(LedgerError, match="made over ledger"):
+        second.bind("scans", data)
+
+
+def test_second_id_for_marked_data_is_refused(ledger: Ledger, data: Path) -> None:
+    ledger.bind("scans", data)
+    ledger.register("others", CAP, num_records_public=10_000)
+    with pytest.raises(LedgerError, match="charged as data set 'scans', not as 'others'"):
+        ledger.bind("others", data)
+
+
+def test_mark_follows_the_ledger(ledger: Ledger, data: Path) -> None:
+    ledger.bind("scans", data)
+    ledger.reserve("scans", PLAN)
+    ledger.bind("scans", data)
+
+
+def test_copy_of_a_ledger_that_went_its_own_way_is_refused(data: Path, tmp_path: Path) -> None:
+    ledger = Ledger.create(str(tmp_path / "ledger.db"))
+    ledger.register("scans", CAP, num_records_public=10_000)
+    shutil.copy(tmp_path / "ledger.db", tmp_path / "copy.db")
+    ledger.reserve("scans", PLAN)
+    ledger.bind("scans", data)
+    copy = Ledger.open(str(tmp_path / "copy.db"))
+    with pytest.raises(LedgerError, match="old copy"):
+        copy.bind("scans", data)
+    copy.reserve("scans", PLAN)
+    with pytest.raises(LedgerError, match="went its own way from a copy"):
+        copy.bind("scans", data)
+
+
+def test_mark_of_a_folder_lies_in_it(tmp_path: Path) -> None:
+    assert mark_path(tmp_path).parent == tmp_path
+
+
+def test_damaged_mark_is_refused(ledger: Ledger, data: Path) -> None:
+    mark_path(data).write_text("{}")
+    with pytest.raises(LedgerError, match="cannot be read"):
+        ledger.bind("scans", data)
