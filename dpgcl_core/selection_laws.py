@@ -1,0 +1,350 @@
+"""How many trials a sealed sweep runs: laws of K, drawn in secret.
+
+A sealed sweep draws K **first**, runs K independent trials and releases the best one alone. Its cost
+depends on the law of K through the generating function f(x) = E[x^K] and its derivative; the laws and
+their parameters are public, K never is (neither by run names, counts, run time nor bills).
+
+Sampling. K is drawn by inverse CDF: a uniform number of 256 bits from the operating system's
+cryptographic source is compared with the masses summed in decimals of 100 digits. The uniform number is
+off by at most 2^-256 and a sum of up to 10^9 masses by less than 10^-90, so the law drawn differs from
+the law stated by less than τ = 10^-60 in total variation; that moves the sweep's δ by at most (1 + e^ε)τ,
+less than one unit in the last place of any δ a float can hold beside. Summed in float64, τ would be some
+10^-13, which at ε = 15 already is a visible share of δ.
+
+The truncated negative binomial is that of Papernot and Steinke (2022), Definition 1.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Context, Decimal, localcontext
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpgcl_core.errors import ConfigError
+
+Array = NDArray[np.float64]
+
+MAX_MEAN_TRIALS = 1e6
+_BITS = 256
+_DECIMALS = Context(prec=100)
+_NEGLIGIBLE = Decimal("1e-80")
+
+
+class TrialCountLaw(ABC):
+    """Law of the number of trials K; frozen, public, and independent of the data."""
+
+    @property
+    @abstractmethod
+    def mean(self) -> float:
+        """E[K]."""
+
+    @abstractmethod
+    def generating(self, x: Array) -> Array:
+        """Returns f(x) = E[x^K] for x in [0, 1], any shape."""
+
+    @abstractmethod
+    def derivative(self, x: Array) -> Array:
+        """Returns f'(x) = E[K x^(K−1)] for x in [0, 1], any shape; f'(1) = E[K]."""
+
+    @abstractmethod
+    def parameters(self) -> dict[str, str | float]:
+        """Returns the law's name and parameters, for the report; never a draw."""
+
+    @abstractmethod
+    def _masses(self) -> Iterator[tuple[int, Decimal]]:
+        """Yields (k, P(K = k)) for ascending k, to be read in the decimal context of this module."""
+
+    def pmf(self, num_trials: int) -> float:
+        """Returns P(K = num_trials)."""
+        with localcontext(_DECIMALS):
+            for k, mass in self._masses():
+                if k >= num_trials:
+                    return float(mass) if k == num_trials else 0.0
+        return 0.0
+
+    def draw(self) -> int:
+        """Returns one secret K from the operating system's entropy; 0 means that nothing is released."""
+        return self._quantile(secrets.randbits(_BITS))
+
+    def _quantile(self, bits: int) -> int:
+        """The least k with P(K ≤ k) > (bits + ½) / 2^256."""
+        with localcontext(_DECIMALS):
+            left = (Decimal(bits) + Decimal("0.5")) / Decimal(2) ** _BITS
+            k = 0
+            for k, mass in self._masses():
+                left -= mass
+                # The second condition ends the search where rounding keeps the sum just below one.
+                if left < 0 or (mass < _NEGLIGIBLE and k > self.mean):
+                    break
+            return k
+
+    def _check_mean(self) -> None:
+        if not 1 - 1e-9 <= self.mean <= MAX_MEAN_TRIALS * (1 + 1e-9):  # rounding of the parameters
+            raise ConfigError(
+                f"the mean number of trials must be in [1, {MAX_MEAN_TRIALS:g}]; got {self.mean:.6g} from "
+                f"{self.parameters()}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TruncatedNegativeBinomial(TrialCountLaw):
+    """P(K = k) ∝ (1 − γ)^k ∏_{l<k} (l + η)/(l + 1) for k ≥ 1.
+
+    η = 1 is the geometric law, η = 0 the logarithmic one. γ = 1 is K = 1.
+
+    Attributes:
+      eta: shape, above −1.
+      gamma: in (0, 1]; the smaller, the more trials.
+
+    Raises:
+      ConfigError: a parameter is out of range, or E[K] above 10^6.
+
+    >>> law = TruncatedNegativeBinomial.from_mean(10, eta=1)
+    >>> law.gamma, round(law.pmf(2), 6)
+    (0.1, 0.09)
+    """
+
+    eta: float
+    gamma: float
+
+    def __post_init__(self) -> None:
+        if not -1 < self.eta < math.inf or 0 < abs(self.eta) < 1e-12:
+            raise ConfigError(
+                f"eta must be finite, above -1, and either 0 or at least 1e-12 in size; got {self.eta} "
+                "(1: geometric, 0: logarithmic)"
+            )
+        if not 0 < self.gamma <= 1:
+            raise ConfigError(f"gamma must be in (0, 1]; got {self.gamma}")
+        self._check_mean()
+
+    @classmethod
+    def from_mean(cls, mean: float, *, eta: float) -> TruncatedNegativeBinomial:
+        """Returns the law of shape `eta` with E[K] = `mean`.
+
+        Raises:
+          ConfigError: `mean` is below 1 or above 10^6, or `eta` out of range.
+
+        >>> round(TruncatedNegativeBinomial.from_mean(10, eta=0).gamma, 10)
+        0.0269182596
+        """
+        _check_given_mean(mean)
+        cls(eta=eta, gamma=1.0)
+        if mean == 1 or eta == 1:
+            return cls(eta=eta, gamma=1 / mean)
+        low, high = math.log(1e-300), 0.0  # of ln γ; E[K] falls as γ grows
+        while high - low > 1e-15 * max(1.0, -high):
+            middle = (low + high) / 2
+            if middle in (low, high):
+                break
+            low, high = (middle, high) if _mean(eta, math.exp(middle)) > mean else (low, middle)
+        return cls(eta=eta, gamma=math.exp((low + high) / 2))
+
+    @property
+    def mean(self) -> float:
+        """E[K] = η(1 − γ)/(γ(1 − γ^η)), and (1/γ − 1)/ln(1/γ) for η = 0."""
+        return _mean(self.eta, self.gamma)
+
+    def generating(self, x: Array) -> Array:
+        """Returns ((1 − (1 − γ)x)^−η − 1)/(γ^−η − 1)."""
+        if self.gamma == 1:
+            return np.asarray(x, dtype=np.float64)
+        log = np.log1p(-(1 - self.gamma) * np.asarray(x))
+        if self.eta == 0:
+            return np.asarray(log / math.log(self.gamma))
+        return np.asarray(np.expm1(-self.eta * log) / math.expm1(-self.eta * math.log(self.gamma)))
+
+    def derivative(self, x: Array) -> Array:
+        """Returns E[K]·(γ/(1 − (1 − γ)x))^(1 + η)."""
+        base = self.gamma + (1 - self.gamma) * (1 - np.asarray(x))
+        return np.asarray(self.mean * (self.gamma / base) ** (1 + self.eta))
+
+    def parameters(self) -> dict[str, str | float]:
+        """Returns name, η, γ and E[K]."""
+        return {"name": "tnb", "eta": self.eta, "gamma": self.gamma, "mean": self.mean}
+
+    def _masses(self) -> Iterator[tuple[int, Decimal]]:
+        eta, gamma = Decimal(self.eta), Decimal(self.gamma)
+        if gamma == 1:
+            mass = Decimal(1)
+        elif eta == 0:
+            mass = (1 - gamma) / -gamma.ln()
+        else:
+            mass = (1 - gamma) * eta / (gamma**-eta - 1)
+        k = 1
+        while True:
+            yield k, mass
+            mass *= (1 - gamma) * (k + eta) / (k + 1)
+            k += 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoissonTrials(TrialCountLaw):
+    """K ~ Poisson(mean); K = 0, with probability e^−mean, releases "no run".
+
+    Raises:
+      ConfigError: the mean is below 1 or above 10^6.
+    """
+
+    mean_trials: float
+
+    def __post_init__(self) -> None:
+        _check_given_mean(self.mean_trials)
+
+    @property
+    def mean(self) -> float:
+        """E[K]."""
+        return self.mean_trials
+
+    def generating(self, x: Array) -> Array:
+        """Returns e^(μ(x − 1))."""
+        return np.asarray(np.exp(self.mean * (np.asarray(x) - 1)))
+
+    def derivative(self, x: Array) -> Array:
+        """Returns μ e^(μ(x − 1))."""
+        return self.mean * self.generating(x)
+
+    def parameters(self) -> dict[str, str | float]:
+        """Returns name and mean."""
+        return {"name": "poisson", "mean": self.mean}
+
+    def _masses(self) -> Iterator[tuple[int, Decimal]]:
+        mean, k = Decimal(self.mean), 0
+        mass = (-mean).exp()
+        while True:
+            yield k, mass
+            k += 1
+            mass *= mean / k
+
+
+@dataclass(frozen=True, kw_only=True)
+class BinomialTrials(TrialCountLaw):
+    """K ~ Binomial(max_trials, prob); K = 0 releases "no run".
+
+    Raises:
+      ConfigError: `max_trials` is not a whole number of at least 1, `prob` is outside (0, 1), or E[K] is
+        out of range. A fixed K (`prob` = 1) has no discount over releasing every trial.
+    """
+
+    max_trials: int
+    prob: float
+
+    def __post_init__(self) -> None:
+        _check_max_trials(self.max_trials)
+        if not 0 < self.prob < 1:
+            raise ConfigError(f"prob must be in (0, 1), for a fixed K has no discount; got {self.prob}")
+        self._check_mean()
+
+    @property
+    def mean(self) -> float:
+        """E[K]."""
+        return self.max_trials * self.prob
+
+    def generating(self, x: Array) -> Array:
+        """Returns (1 − p + px)^n."""
+        return np.asarray((1 - self.prob * (1 - np.asarray(x))) ** self.max_trials)
+
+    def derivative(self, x: Array) -> Array:
+        """Returns np(1 − p + px)^(n − 1)."""
+        return np.asarray(self.mean * (1 - self.prob * (1 - np.asarray(x))) ** (self.max_trials - 1))
+
+    def parameters(self) -> dict[str, str | float]:
+        """Returns name, n, p and E[K]."""
+        return {"name": "binomial", "max_trials": self.max_trials, "prob": self.prob, "mean": self.mean}
+
+    def _masses(self) -> Iterator[tuple[int, Decimal]]:
+        n, prob = self.max_trials, Decimal(self.prob)
+        mass = (1 - prob) ** n
+        for k in range(n + 1):
+            yield k, mass
+            mass *= (n - k) * prob / ((k + 1) * (1 - prob))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TruncatedTrials(TrialCountLaw):
+    """`law` conditioned on K ≤ `max_trials`: a cap on the bill that the bounds know of.
+
+    Capping K without this law voids the bounds of the uncapped one.
+
+    Raises:
+      ConfigError: `max_trials` is not a whole number in [1, 10^4], nothing is left of the law, or
+        E[K] < 1.
+    """
+
+    law: TrialCountLaw
+    max_trials: int
+
+    def __post_init__(self) -> None:
+        _check_max_trials(self.max_trials)
+        if self.max_trials > 10_000:
+            raise ConfigError(f"max_trials must be at most 10000; got {self.max_trials}")
+        if not np.sum(self._floats) > 0:
+            raise ConfigError(f"max_trials = {self.max_trials} leaves nothing of {self.law.parameters()}")
+        self._check_mean()
+
+    @cached_property
+    def _floats(self) -> Array:
+        """P(K = k) for k = 0 … max_trials."""
+        masses = np.zeros(self.max_trials + 1)
+        with localcontext(_DECIMALS):
+            for k, mass in self._masses():
+                masses[k] = float(mass)
+        return masses
+
+    @property
+    def mean(self) -> float:
+        """E[K]."""
+        return float(np.arange(self.max_trials + 1) @ self._floats)
+
+    def generating(self, x: Array) -> Array:
+        """Returns Σ P(k) x^k."""
+        return np.asarray(np.polynomial.polynomial.polyval(np.asarray(x), self._floats))
+
+    def derivative(self, x: Array) -> Array:
+        """Returns Σ k P(k) x^(k − 1)."""
+        slopes = np.arange(1, self.max_trials + 1) * self._floats[1:]
+        return np.asarray(np.polynomial.polynomial.polyval(np.asarray(x), slopes))
+
+    def parameters(self) -> dict[str, str | float]:
+        """Returns those of the law that is capped, the cap, and E[K] under it."""
+        inner = self.law.parameters()
+        shown: dict[str, str | float] = {f"uncapped_{key}": inner[key] for key in inner if key != "name"}
+        return {
+            "name": f"truncated {inner['name']}",
+            **shown,
+            "max_trials": self.max_trials,
+            "mean": self.mean,
+        }
+
+    def _masses(self) -> Iterator[tuple[int, Decimal]]:
+        kept = []
+        for k, mass in self.law._masses():
+            if k > self.max_trials:
+                break
+            kept.append((k, mass))
+        total = sum((mass for _, mass in kept), Decimal(0))
+        yield from ((k, mass / total) for k, mass in kept)
+
+
+def _mean(eta: float, gamma: float) -> float:
+    if gamma == 1:
+        return 1.0
+    log = math.log(gamma)
+    odds = math.exp(-log) * -math.expm1(log)  # (1 − γ)/γ without cancellation
+    return odds / -log if eta == 0 else odds * eta / -math.expm1(eta * log)
+
+
+def _check_given_mean(mean: float) -> None:
+    if not 1 <= mean <= MAX_MEAN_TRIALS:
+        raise ConfigError(f"the mean number of trials must be in [1, {MAX_MEAN_TRIALS:g}]; got {mean}")
+
+
+def _check_max_trials(max_trials: int) -> None:
+    if isinstance(max_trials, bool) or not isinstance(max_trials, int) or max_trials < 1:
+        raise ConfigError(f"max_trials must be a whole number of at least 1; got {max_trials!r}")
