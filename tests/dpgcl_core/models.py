@@ -128,7 +128,7 @@ def group_losses_of(model: nn.Module, temperature: float = 0.5):  # type: ignore
 
 
 class ImageTransformer(nn.Module):
-    """A small vision transformer with everything bare: class token, positions, fused attention, projection."""
+    """A small vision transformer: bare class token, positions and projection, fused attention."""
 
     def __init__(self, *, batch_first: bool = True, need_weights: bool = False) -> None:
         super().__init__()
