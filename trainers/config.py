@@ -12,8 +12,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism import Mechanism
+
+PRECISIONS = ("float32", "bfloat16", "float16")
 
 
 def _require(condition: bool, message: str) -> None:
@@ -72,13 +74,25 @@ class NetworkConfig:
     Attributes:
       name: a name in `trainers.encoder.NETWORKS`, or `package.module:factory` for your own.
       embedding_dim: width of the unit embeddings the loss sees, after the projection head.
+      precision: of its forward and backward pass: "float32", "bfloat16" or "float16". Loss, norms,
+        clipping, sums and noise stay float32 or wider.
+      loss_scale: public constant, a power of two, that float16 gradients are multiplied by inside the
+        encoder and divided by before they are summed; unused otherwise.
     """
 
     name: str = "small_cnn"
     embedding_dim: int = 64
+    precision: str = "float32"
+    loss_scale: float = 1024.0
 
     def __post_init__(self) -> None:
         _require(self.embedding_dim >= 2, f"embedding_dim must be at least 2; got {self.embedding_dim}")
+        if self.precision not in PRECISIONS:
+            raise ConfigError(unknown_choice("precision", self.precision, PRECISIONS))
+        _require(
+            0 < self.loss_scale < math.inf and math.frexp(self.loss_scale)[0] == 0.5,
+            f"loss_scale must be a power of two, for dividing by it to be exact; got {self.loss_scale}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +155,10 @@ class PerformanceConfig:
     Attributes:
       num_workers: data-parallel workers of one training.
       threads_per_worker: CPU threads of one worker.
-      max_views_per_microbatch: images passed through the encoder at once (one group at least).
+      max_views_per_microbatch: images passed through the encoder at once (one group at least); None for
+        what is fast and fits into the memory at hand.
+      prefetch: make the views of the next microbatch in a thread beside the current one; worth it only
+        where a core has nothing else to do.
       checkpoint_every_steps: steps between checkpoints; the most that a crash makes repeat.
       device: "cpu", "cuda", or "auto" for cuda where there is one.
       worker_processes: give even a single worker a Ray Train worker group of its own process.
@@ -149,7 +166,8 @@ class PerformanceConfig:
 
     num_workers: int = 1
     threads_per_worker: int = 1
-    max_views_per_microbatch: int = 384
+    max_views_per_microbatch: int | None = None
+    prefetch: bool = False
     checkpoint_every_steps: int = 50
     device: str = "auto"
     worker_processes: bool = False
@@ -162,7 +180,7 @@ class PerformanceConfig:
             "checkpoint_every_steps",
         ):
             value = getattr(self, name)
-            _require(value >= 1, f"{name} must be at least 1; got {value}")
+            _require(value is None or value >= 1, f"{name} must be at least 1; got {value}")
         _require(
             self.device in ("auto", "cpu", "cuda"), f"device must be auto, cpu or cuda; got {self.device!r}"
         )

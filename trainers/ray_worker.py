@@ -11,6 +11,8 @@ process of a machine, never copied per trial.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,6 +45,7 @@ class RayTrial:
       code_root: the copy of the code that the driver runs, which every process must run too; None where
         nodes have copies of their own.
       gpus_per_worker: GPUs of one worker.
+      memory_share: the part of its machine's free memory that one worker may use.
     """
 
     name: str
@@ -51,6 +54,7 @@ class RayTrial:
     ray_folder: Path
     code_root: Path | None
     gpus_per_worker: float
+    memory_share: float
 
 
 def run_trial(
@@ -106,6 +110,18 @@ def train_worker(loop_config: Mapping[str, Any]) -> dict[str, Any]:
         if _lost_another_worker(error):
             raise
         raise TrainingFailed(text) from None  # the other workers wait for this one: end the group
+    finally:
+        _give_memory_back()
+
+
+def _give_memory_back() -> None:
+    """Returns freed memory to the system, where the C library can: the process runs trial after trial.
+
+    Without it the heap stays as large as the largest trial made it (`batch` on Fashion-MNIST: 906 MB
+    against 573 MB after fourteen trials).
+    """
+    with contextlib.suppress(AttributeError, OSError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _train(trial: RayTrial, data: TrainingData) -> dict[str, Any]:
@@ -118,6 +134,7 @@ def _train(trial: RayTrial, data: TrainingData) -> dict[str, Any]:
         data,
         workers=current_workers(),
         checkpoints=CheckpointFolder(trial.checkpoint_folder, every_steps=every_steps),
+        memory_share=min(1.0, trial.gpus_per_worker) or trial.memory_share,
     )
     return {"metrics": result.metrics, "series": result.series}
 

@@ -57,6 +57,10 @@ class Setting:
     """tiny_cnn, small_cnn, resnet18, or package.module:factory for your own."""
     embedding_dim: int = 64
     """Width of the unit embeddings that the loss sees."""
+    precision: str = "float32"
+    """Of the network: float32, bfloat16 or float16; norms, clipping and noise are never less than float32."""
+    loss_scale: float = 1024.0
+    """Public constant of float16 gradients, a power of two; never adapted, for that would leak."""
     optimizer: str = "adam"
     """adam, adamw, sgd or lars."""
     learning_rate: float = 2e-3
@@ -99,8 +103,10 @@ class Setting:
     """Data-parallel workers of one training."""
     threads_per_worker: int = 1
     """CPU threads of one worker."""
-    max_views_per_microbatch: int = 384
-    """Images passed through the network at once."""
+    max_views_per_microbatch: int | None = None
+    """Images passed through the network at once; what is fast and fits into memory unless given."""
+    prefetch: bool = False
+    """Make the next images' views in a thread; helps where a core has nothing else to do."""
     checkpoint_every_steps: int = 10
     """Steps between checkpoints: the most that a stop makes repeat, and charge again."""
     device: str = "auto"
@@ -131,7 +137,12 @@ class Setting:
             temperature=self.temperature,
             num_augmentations=self.num_augmentations,
             views=self._part(ViewConfig),
-            network=NetworkConfig(name=self.network, embedding_dim=self.embedding_dim),
+            network=NetworkConfig(
+                name=self.network,
+                embedding_dim=self.embedding_dim,
+                precision=self.precision,
+                loss_scale=self.loss_scale,
+            ),
             optimizer=OptimizerConfig(
                 name=self.optimizer,
                 learning_rate=self.learning_rate,

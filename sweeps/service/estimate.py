@@ -12,7 +12,8 @@ from dpgcl_core.clipping import num_trainable
 from dpgcl_core.grouping import BATCH
 from sweeps.service.plan import SweepPlan, Trial
 from trainers.encoder import build_encoder
-from trainers.loop import group_losses_of
+from trainers.microbatch import max_views
+from trainers.precision import add_clipped_sum, gradient_scale, group_losses_of, look_at_engine
 from trainers.views import make_views, normalise
 
 
@@ -53,21 +54,23 @@ def _seconds_per_record(trial: Trial, shape: tuple[int, ...]) -> float:
     config = trial.config
     torch.set_num_threads(config.performance.threads_per_worker)
     num_views = 2 + config.num_augmentations
-    records = max(2, config.performance.max_views_per_microbatch // num_views)
+    encoder = build_encoder(config.network, shape, 0)
+    records = max(2, max_views(config, encoder, shape) // num_views)
     size = config.mechanism.group_size
     group_size = records if size == BATCH else int(size)
     groups = max(1, records // group_size)
-    encoder = build_encoder(config.network, shape, 0)
+    look_at_engine(config, encoder, shape)
     total = torch.zeros(num_trainable(encoder))
     images = torch.randint(0, 256, (groups * group_size, *shape), dtype=torch.uint8)
     ids = np.arange(len(images), dtype=np.uint64)
 
-    group_losses = group_losses_of(encoder, config.temperature)
+    group_losses = group_losses_of(encoder, config.temperature, config.network)
+    scale = gradient_scale(config.network)
     for _ in range(2):
         started = time.perf_counter()
         views = make_views(images, ids, config=config.views, seed=0, step=0, num_views=num_views)
         views = views.unflatten(0, (groups, group_size))
-        config.mechanism.clipper().add_clipped_sum(total, encoder, group_losses, views)
+        add_clipped_sum(config.mechanism.clipper(), total, encoder, group_losses, views, scale)
         seconds = time.perf_counter() - started
     return seconds / len(images)
 

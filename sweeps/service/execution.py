@@ -54,10 +54,12 @@ class RaySession:
     Attributes:
       scratch: a folder for what Ray writes and nobody needs later.
       concurrent: trainings at once.
+      workers_per_machine: workers that one machine may have at once.
     """
 
     scratch: Path
     concurrent: int
+    workers_per_machine: int
 
 
 @contextmanager
@@ -73,7 +75,13 @@ def ray_session(options: SweepOptions) -> Iterator[RaySession]:
     with _scratch_folder() as scratch, _connected(scratch):
         for name in ("ray.tune", "ray.train"):  # the driver says itself what failed
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        yield RaySession(scratch, max_concurrent_trials(options, ray.cluster_resources()))
+        resources = ray.cluster_resources()
+        concurrent = max_concurrent_trials(options, resources)
+        largest = max(
+            (node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]), default=1.0
+        )
+        at_once = min(concurrent * options.num_workers, int(largest / options.threads_per_worker))
+        yield RaySession(scratch, concurrent, max(1, at_once))
 
 
 def check_this_machine(options: SweepOptions) -> None:
@@ -207,6 +215,7 @@ def _tune(
             ray_folder=folder.path / "ray" if options.num_workers > 1 else session.scratch / "train",
             code_root=None if runs_uploaded_copy() else CODE_ROOT,
             gpus_per_worker=options.gpus_per_worker,
+            memory_share=1 / max(1, session.workers_per_machine),
         )
         for trial in trials
     }

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NoReturn, TypeVar
+from typing import Annotated, Literal, NoReturn, TypeVar, get_type_hints
 
 from dpgcl_core.errors import ConfigError, DpgclError, unknown_choice
 from trainers.data import BUILTIN_DATASETS, check_dataset_name
@@ -148,7 +148,9 @@ def _typed(kind: type[Options], default: Options, description: str, arguments: l
         os.environ["COLUMNS"] = columns or str(shutil.get_terminal_size().columns)
     try:
         with contextlib.redirect_stderr(said):
-            return tyro.cli(kind, description=description, default=default, args=arguments)
+            shown = _without_varied(kind, tyro.conf.Suppress)
+            values = tyro.cli(shown, description=description, default=shown(**vars(default)), args=arguments)
+        return kind(**vars(values))
     except SystemExit as stop:
         if not stop.code:
             raise
@@ -157,6 +159,18 @@ def _typed(kind: type[Options], default: Options, description: str, arguments: l
         del os.environ["COLUMNS"]
         if columns is not None:
             os.environ["COLUMNS"] = columns
+
+
+def _without_varied(kind: type[Options], hidden: object) -> type[Options]:
+    """Returns options without those in `--help` that the sweep varies: with group_sizes, no group_size."""
+    names = {field.name for field in dataclasses.fields(kind)}
+    types = get_type_hints(kind)
+    fields = [
+        (field.name, Annotated[types[field.name], hidden], dataclasses.field(default=field.default))
+        for field in dataclasses.fields(kind)
+        if f"{field.name}s" in names
+    ]
+    return dataclasses.make_dataclass(kind.__name__, fields, bases=(kind,), frozen=True, kw_only=True)
 
 
 def _first_part(box: str) -> str:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dpgcl_core.accounting import epsilon_prv, epsilon_rdp
-from dpgcl_core.clipping import trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism import Mechanism, default_delta
 from sweeps.service.options import SweepOptions
@@ -20,7 +21,7 @@ from trainers.config import TrainingConfig
 from trainers.data import Dataset, Records, load_dataset, split_train_test
 from trainers.encoder import build_encoder, refuse_cross_record
 from trainers.loop import TrainingData
-from trainers.optimizers import build_optimizer
+from trainers.optimizers import check_optimizer
 
 TUNING_COST = "not yet accounted"
 _WEAK_DELTA = 1e-3
@@ -176,11 +177,12 @@ def _device(options: SweepOptions) -> str:
 
 
 def _check_network(config: TrainingConfig, data: TrainingData) -> None:
-    """Builds network and optimizer once, so that no worker finds them unknown or mixing records."""
+    """Builds the network once, so that no worker finds it or the optimizer unknown, or mixing records."""
+    torch.set_num_threads(config.performance.threads_per_worker)  # one per core would wait for each other
     shape = data.train.images.shape[1:]
     encoder = build_encoder(config.network, shape, config.public_seed)
     refuse_cross_record(encoder, shape)
-    build_optimizer(config.optimizer, trainable_parameters(encoder))
+    check_optimizer(config.optimizer.name)  # not built: torch's optimizers load its compiler, a second
 
 
 def _params(config: TrainingConfig, options: SweepOptions, point: Point, repeat: int) -> dict[str, Any]:

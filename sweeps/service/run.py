@@ -6,6 +6,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from sweeps.service.execution import Stopped, check_this_machine, ray_session, r
 from sweeps.service.options import SweepOptions
 from sweeps.service.plan import Point, SweepPlan, Trial, build_plan, cross_checks
 from sweeps.service.storage import (
+    CalibrationCache,
     SweepFolder,
     calibrations,
     find_folder,
@@ -23,6 +25,7 @@ from sweeps.service.storage import (
     storage_root,
     tracking_address,
 )
+from trainers.mlflow_server import DATABASE_SCHEMES, connect, is_database
 from trainers.tracking import Tracker, trial_run_name
 
 EXPERIMENT = "dpgcl"
@@ -51,6 +54,7 @@ def run_sweep(question: str, options: SweepOptions, points: Sequence[Point], fig
     root = storage_root(options.storage)
     uri = tracking_address(options.tracking_uri, root)
     say(f"storage: {root}")
+    _check_server(uri)
     say("loading the data and finding the noise …")
     with calibrations(root) as found:
         plan = build_plan(question, options, points, calibration_folder=found.folder)
@@ -59,6 +63,7 @@ def run_sweep(question: str, options: SweepOptions, points: Sequence[Point], fig
             name=options.name,
             fingerprint=plan.fingerprint,
             resume=options.resume,
+            params=plan.params(),
             prefix=f"{question}-{_short(options.dataset)}-{datetime.now():%Y%m%d-%H%M%S}",
         )
         _print_plan(plan)
@@ -71,44 +76,57 @@ def run_sweep(question: str, options: SweepOptions, points: Sequence[Point], fig
             say(_estimate_text(plan))
             return 0
         check_this_machine(options)
-        with folder.locked():
-            sweep = _Sweep(plan, folder, Tracker.open(uri, root, EXPERIMENT), uri)
-            found.keep()
-            return sweep.run(figure)
+        with folder.locked(), ThreadPoolExecutor(1) as beside:  # MLflow opens while Ray starts
+            opened = beside.submit(Tracker.open, uri, root, EXPERIMENT)
+            return _Sweep(plan, folder, found, uri).run(opened, figure)
+
+
+def _check_server(uri: str) -> None:
+    """Refuses a server that does not answer before planning takes its minutes.
+
+    A database is opened only when the plan is good, for that may write its file.
+    """
+    if not (is_database(uri) and uri.lower().startswith(DATABASE_SCHEMES)):
+        connect(uri)
 
 
 class _Sweep:
     """One sweep under way."""
 
-    def __init__(self, plan: SweepPlan, folder: SweepFolder, tracker: Tracker, uri: str) -> None:
-        self._plan, self._folder, self._tracker, self._uri = plan, folder, tracker, uri
+    _tracker: Tracker
+
+    def __init__(self, plan: SweepPlan, folder: SweepFolder, found: CalibrationCache, uri: str) -> None:
+        self._plan, self._folder, self._found, self._uri = plan, folder, found, uri
         self._trials = {trial.name: trial for trial in plan.trials}
         self._checks: dict[Any, dict[str, float]] = {}
         self._parent = ""
         self._untracked: set[str] = set()
 
-    def run(self, figure: Figure) -> int:
+    def run(self, opened: Future[Tracker], figure: Figure) -> int:
         done = self._folder.finished()
         remaining = [trial for trial in self._plan.trials if trial.name not in done]
         failed: dict[str, str] = {}
         try:
             if remaining:
                 with ray_session(self._plan.options) as session:
-                    self._begin(done)
+                    self._begin(opened, done)
                     failed = run_trials(session, self._plan, self._folder, remaining, self._on_result)
             else:
-                self._begin(done)
+                self._begin(opened, done)
         except Stopped as stopped:
             self._close("KILLED")
             name = signal.Signals(stopped.signal_number).name
             say(f"stopped by {name}; continue with --resume --name {self._folder.name}")
             every = self._plan.options.checkpoint_every_steps
-            say(f"note: an interrupted private training is charged up to {every} repeated steps on top")
+            steps = _count(every, "repeated step")
+            say(f"note: an interrupted private training is charged up to {steps} on top")
             return 128 + stopped.signal_number
         return self._end(failed, figure)
 
-    def _begin(self, done: dict[str, dict[str, Any]]) -> None:
+    def _begin(self, opened: Future[Tracker], done: dict[str, dict[str, Any]]) -> None:
         """Opens the parent run, then the folder, and sends what MLflow lacks of earlier results."""
+        self._tracker = opened.result()
+        self._found.keep()
         self._parent = self._tracker.start_sweep(
             self._folder.name, self._plan.params(), self._plan.tags(), description=_question(self._plan)
         )
@@ -116,7 +134,7 @@ class _Sweep:
             self._folder.create({"fingerprint": self._plan.fingerprint, "params": self._plan.params()})
         for name, result in done.items():
             self._track(name, result)
-        say(f"sweep: {self._folder.name} ({len(done)} of {len(self._trials)} trials done)")
+        say(f"sweep: {self._folder.name} ({len(done)} of {_count(len(self._trials), 'trial')} done)")
         self._started, self._num_before = time.monotonic(), len(done)
 
     def _on_result(self, name: str, result: dict[str, Any]) -> None:
@@ -165,7 +183,8 @@ class _Sweep:
         for name, error in failed.items():
             say(f"failed: {name} ({error})")
         if self._untracked:
-            say(f"MLflow did not take {len(self._untracked)} results; they are kept in {self._folder.path}.")
+            lost = _count(len(self._untracked), "result")
+            say(f"MLflow did not take {lost}; kept in {self._folder.path}.")
         if results and not self._untracked:
             self._draw(figure)
         again = f"continue with --resume --name {self._folder.name}"
@@ -213,7 +232,8 @@ def _print_plan(plan: SweepPlan) -> None:
         rows[key] = (
             f"  {key:<24} σ = {params['noise_multiplier']:<10.5g} ε of one trial = {epsilon:<9} {label}"
         )
-    say(f"{len(plan.trials)} trials = {len(rows)} points × {plan.options.repeats} repeats")
+    counted = _count(len(rows), "point"), _count(plan.options.repeats, "repeat")
+    say(f"{_count(len(plan.trials), 'trial')} = {counted[0]} × {counted[1]}")
     for row in rows.values():
         say(row)
     say("tuning cost not yet accounted: ε above is of one training, not of choosing among them")
@@ -221,9 +241,10 @@ def _print_plan(plan: SweepPlan) -> None:
 
 def _estimate_text(plan: SweepPlan) -> str:
     seconds = estimate_seconds(plan)
+    threads = _count(plan.options.threads_per_worker, "thread")
     return (
         f"estimate: {_clock(seconds)} of training and embedding in all on one worker at a time "
-        f"with {plan.options.threads_per_worker} threads, measured here on synthetic images; divide by the "
+        f"with {threads}, measured here on synthetic images; divide by the "
         "trials that run at once, and add start-up and probes"
     )
 
@@ -235,6 +256,15 @@ def _question(plan: SweepPlan) -> str:
 def _headline(metrics: dict[str, float]) -> list[str]:
     names = ("knn_accuracy", "linear_probe_accuracy", "view_retrieval_top1", "snr_first_step", "epsilon")
     return [f"{name} {metrics[name]:.4g}" for name in names if name in metrics] or ["done"]
+
+
+def _count(number: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> _count(1, "trial"), _count(2, "trial")
+    ('1 trial', '2 trials')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _clock(seconds: float) -> str:

@@ -12,13 +12,14 @@ Everything lies under one absolute storage folder:
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from typing import Any
 
 from dpgcl_core.errors import StorageError
 from trainers.checkpoint import sync_folder
+from trainers.config import PerformanceConfig
 
 CODE_ROOT = Path(__file__).resolve().parents[2]
 
@@ -175,7 +177,15 @@ class SweepFolder:
                             path.rmdir()
 
 
-def find_folder(root: Path, *, name: str | None, fingerprint: str, resume: bool, prefix: str) -> SweepFolder:
+def find_folder(
+    root: Path,
+    *,
+    name: str | None,
+    fingerprint: str,
+    resume: bool,
+    prefix: str,
+    params: Mapping[str, Any] | None = None,
+) -> SweepFolder:
     """Returns the folder to use for a sweep; writes nothing.
 
     Args:
@@ -184,6 +194,7 @@ def find_folder(root: Path, *, name: str | None, fingerprint: str, resume: bool,
       fingerprint: of the configuration.
       resume: continue a sweep of this configuration.
       prefix: of a new sweep's name, when none is given.
+      params: of the configuration, to tell where a folder's own differ.
 
     Raises:
       StorageError: the name is not one, the folder belongs to another configuration, exists already, or
@@ -210,7 +221,8 @@ def find_folder(root: Path, *, name: str | None, fingerprint: str, resume: bool,
         return folder
     if plan.get("fingerprint") != fingerprint:
         raise StorageError(
-            f"the sweep folder {folder.path} belongs to another configuration; "
+            f"the sweep folder {folder.path} belongs to another configuration"
+            f"{_differences(plan.get('params'), params)}; "
             "choose another --name, or the options it was started with"
         )
     if not resume:
@@ -219,6 +231,22 @@ def find_folder(root: Path, *, name: str | None, fingerprint: str, resume: bool,
             "add --resume to continue it, or choose another --name"
         )
     return folder
+
+
+def _differences(before: Any, now: Mapping[str, Any] | None) -> str:
+    """Where the params of two configurations differ, of those that decide the result.
+
+    >>> _differences({"num_steps": 5, "device": "cpu"}, {"num_steps": 7, "device": "cuda"})
+    ' (num_steps was 5, is 7)'
+    """
+    if not isinstance(before, dict) or now is None:
+        return ""
+    passing = {field.name for field in dataclasses.fields(PerformanceConfig)}
+    names = sorted((before.keys() | now.keys()) - passing)
+    known = json.loads(json.dumps(dict(now)))
+    pairs = [(name, before.get(name, "varied"), known.get(name, "varied")) for name in names]
+    told = [f"{name} was {old}, is {new}" for name, old, new in pairs if old != new]
+    return f" ({'; '.join(told)})" if told else " (another grid)"
 
 
 _NAME = re.compile(r"[^\W_][\w.+=-]{0,99}")

@@ -53,7 +53,7 @@ def test_dry_run_tells_trials_epsilon_and_time(capsys: pytest.CaptureFixture[str
     assert run_sweep("group-size", chosen, points(chosen), lambda *_: []) == 0
     shown = capsys.readouterr().out
     assert f"storage: {tmp_path / 'root'}" in shown
-    assert "4 trials = 4 points × 1 repeats" in shown
+    assert "4 trials = 4 points × 1 repeat\n" in shown
     assert len(re.findall(r"S[24]-Na1-private +σ = 1 +ε of one trial = \d+\.\d{4} +proven", shown)) == 2
     assert len(re.findall(r"S[24]-Na1-eps-inf +σ = 0 +ε of one trial = none +none", shown)) == 2
     assert "tuning cost not yet accounted" in shown

@@ -186,9 +186,16 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
         options("--help")
     assert not stop.value.code
     shown = capsys.readouterr().out
-    assert [
-        f.name for f in dataclasses.fields(GroupSizeOptions) if f.name.replace("_", "-") not in shown
-    ] == []
+    named = {f.name.replace("_", "-") for f in dataclasses.fields(GroupSizeOptions)} - {"group-size"}
+    assert [name for name in named if f"--{name} " not in shown and f"--no-{name}" not in shown] == []
+
+
+def test_help_leaves_out_what_the_sweep_varies(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit), contextlib.redirect_stderr(sys.stdout):
+        options("--help")
+    shown = capsys.readouterr().out
+    assert "--group-sizes " in shown
+    assert "--group-size " not in shown
 
 
 def test_bad_input_starts_no_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -236,6 +236,8 @@ CHANGES = {
     "--evaluate-on": "{own}",
     "--data-is": "private",
     "--sampling-prob": "0.2",
+    "--precision": "bfloat16",
+    "--loss-scale": "64",
 }
 FLAGS = ("--no-non-private", "--seeded-non-private", "--no-also-untrained")
 NO_CHANGES = {
@@ -251,7 +253,7 @@ NO_CHANGES = {
     "--max-concurrent-trials": "1",
     "--max-restarts": "0",
 }
-NO_CHANGE_FLAGS = ("--worker-processes", "--resume", "--dry-run")
+NO_CHANGE_FLAGS = ("--worker-processes", "--prefetch", "--resume", "--dry-run")
 
 
 @pytest.fixture(scope="module")

@@ -160,7 +160,7 @@ def test_failure_of_mlflow_is_told_once_with_the_place_of_the_results(
     shown = capsys.readouterr().out
     place = tmp_path / "sweeps" / "one"
     assert shown.count("warning: MLflow does not answer") == 1
-    assert f"MLflow did not take 4 results; they are kept in {place}." in shown
+    assert f"MLflow did not take 4 results; kept in {place}." in shown
     assert "continue with --resume --name one" in shown
 
 

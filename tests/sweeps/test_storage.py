@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from dpgcl_core.errors import StorageError
+from dpgcl_core.errors import StorageError, TrackingError
 from sweeps.group_size import points
+from sweeps.service import run as service_run
 from sweeps.service import storage
 from sweeps.service.run import run_sweep
 from sweeps.service.storage import SweepFolder, calibrations, find_folder, storage_root, tracking_address
@@ -178,6 +179,22 @@ def test_bad_input_leaves_an_existing_folder_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="belongs to another configuration"):
         sweep(tmp_path, "--name", "other")
     assert contents(tmp_path) == before
+
+
+def test_server_is_asked_before_planning_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(service_run, "build_plan", lambda *_, **__: pytest.fail("planned first"))
+    for address in ("http://127.0.0.1:9", "ftp://127.0.0.1/"):
+        with pytest.raises(TrackingError):
+            sweep(tmp_path / "root", "--tracking-uri", address)
+
+
+def test_resume_of_another_configuration_tells_where_it_differs(tmp_path: Path) -> None:
+    plan = {"fingerprint": "one", "params": {"num_steps": 5, "temperature": 0.5, "device": "cpu"}}
+    SweepFolder(tmp_path / "sweeps" / "a").create(plan)
+    now = {"num_steps": 7, "temperature": 0.5, "device": "cuda"}
+    with pytest.raises(StorageError) as caught:
+        find_folder(tmp_path, name="a", fingerprint="two", resume=True, prefix="x", params=now)
+    assert "(num_steps was 5, is 7)" in str(caught.value)
 
 
 def test_calibrations_are_kept_only_when_told(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor, nn
 
 from dpgcl_core.errors import DataError
@@ -125,6 +126,21 @@ def test_knn_does_not_depend_on_feature_length() -> None:
     assert knn_accuracy(index * lengths, labels, queries, labels) == knn_accuracy(
         index, labels, queries, labels
     )
+
+
+def test_knn_equals_scikit_learn_over_many_queries_and_zero_features() -> None:
+    rng = np.random.default_rng(7)
+    index, queries = (rng.normal(size=(n, 30)).astype(np.float32) for n in (90, 700))
+    index[:6] = 0  # as far from every unit feature as a cosine of 1/2
+    labels = np.array([3, 7, 20, 21])
+    index_labels, query_labels = rng.choice(labels, 90), rng.choice([*labels, 99], 700)
+    index_labels[:6] = 7  # for which of equals is nearest is anybody's choice
+    lengths = np.maximum(np.linalg.norm(index, axis=1, keepdims=True), 1e-12)
+    classifier = KNeighborsClassifier(5, algorithm="brute").fit(index / lengths, index_labels)
+    expected = classifier.predict(queries / np.linalg.norm(queries, axis=1, keepdims=True))
+    for wanted in (expected, query_labels):
+        accuracy = knn_accuracy(index, index_labels, queries, wanted, num_neighbors=5)
+        assert accuracy == np.mean(expected == wanted)
 
 
 def test_knn_uses_all_records_when_there_are_few() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -12,13 +13,14 @@ from torch import nn
 
 from dpgcl_core.clipping import num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.losses import two_view_group_loss
 from dpgcl_core.metrics import METRICS, Release
 from dpgcl_core.noise import GaussianNoise
 from dpgcl_core.randomness import SecretRandomness
 from dpgcl_core.sampling import PoissonSampler
 from tests.trainers.conftest import make_config, make_data
 from trainers import loop
-from trainers.config import EvaluationConfig, NetworkConfig, PerformanceConfig
+from trainers.config import EvaluationConfig, NetworkConfig, OptimizerConfig, PerformanceConfig
 from trainers.loop import train
 from trainers.observe import Observer
 from trainers.workers import SingleWorker
@@ -77,12 +79,88 @@ def test_public_seed_does_not_reach_sampling_permutation_or_noise(monkeypatch: p
 
 def test_microbatch_size_changes_nothing() -> None:
     results = []
-    for size in (6, 24, 4096):
+    for size in (6, 24, 4096, None):
         performance = PerformanceConfig(max_views_per_microbatch=size, device="cpu")
         config = make_config(seeded_non_private=True, performance=performance)
         results.append(_weights(train(config, make_data()).encoder))
     for other in results[1:]:
         assert float((other - results[0]).norm() / results[0].norm()) < 1e-5
+
+
+def test_prefetched_views_change_no_bit() -> None:
+    results = []
+    for prefetch in (False, True):
+        performance = PerformanceConfig(max_views_per_microbatch=24, device="cpu", prefetch=prefetch)
+        config = make_config(seeded_non_private=True, performance=performance)
+        results.append(_weights(train(config, make_data()).encoder))
+    assert torch.equal(*results)
+
+
+def test_prefetch_holds_one_microbatch_beside_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    performance = PerformanceConfig(max_views_per_microbatch=12, device="cpu", prefetch=True)
+    run = _run(performance=performance)
+    made: list[int] = []
+
+    def make(part: int) -> torch.Tensor:
+        made.append(part)
+        return torch.tensor(part)
+
+    for used, views in enumerate(loop._in_turn(run, make, range(8))):
+        run.beside.submit(lambda: None).result()
+        assert int(views) == used
+        assert len(made) <= used + 2
+    assert made == list(range(8))
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_failure_to_make_views_ends_the_training_as_it_is(
+    prefetch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: object, **named: object) -> torch.Tensor:
+        raise KeyError("a record")
+
+    monkeypatch.setattr(loop, "make_views", fail)
+    performance = PerformanceConfig(max_views_per_microbatch=24, device="cpu", prefetch=prefetch)
+    with pytest.raises(KeyError, match="a record"):
+        train(make_config(performance=performance, sampling_prob=1.0), make_data())
+
+
+def test_noise_drawn_in_a_thread_is_that_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    results, threads = [], set()
+    original = GaussianNoise.draw
+
+    def spy(self: GaussianNoise, n: int, generator: np.random.Generator) -> torch.Tensor:
+        threads.add(threading.current_thread() is threading.main_thread())
+        return original(self, n, generator)
+
+    monkeypatch.setattr(GaussianNoise, "draw", spy)
+    for long_draw in (2**40, 1):
+        monkeypatch.setattr(loop, "_LONG_DRAW", long_draw)
+        results.append(_weights(train(make_config(seeded_non_private=True), make_data()).encoder))
+    assert threads == {True, False}
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("length", [1, 2**17, 2**18 + 3])
+def test_noise_is_added_in_float64_and_rounded_once(length: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    total = torch.randn(length, generator=generator)
+    noise = torch.randn(length, generator=generator, dtype=torch.float64)
+    expected = (total.double() + noise).float()
+    loop._add_rounded_once(total, noise)
+    assert torch.equal(total, expected)
+
+
+@pytest.mark.parametrize(("name", "rate"), [("adam", 1e-3), ("adamw", 1e-3), ("lars", 1e3), ("sgd", 1e-3)])
+def test_gradient_reaches_its_own_weights_whatever_their_memory_format(name: str, rate: float) -> None:
+    """Weights of convolutions are channels-last, the flat gradient is not."""
+    run = _run(optimizer=OptimizerConfig(name=name, learning_rate=rate, momentum=0.0))
+    before = _weights(run.encoder)
+    gradient = torch.zeros(len(before))
+    gradient[1::7] = torch.randn(len(gradient[1::7])).sign()
+    loop._apply(run, gradient)
+    moved = _weights(run.encoder) - before
+    assert torch.equal(moved.sign(), -gradient.sign())
 
 
 def test_no_noise_and_infinite_clip_is_plain_gradient_descent() -> None:
@@ -95,7 +173,7 @@ def test_no_noise_and_infinite_clip_is_plain_gradient_descent() -> None:
     groups, _ = loop._draw_groups(run)
     views = loop._views(run, groups, 3)
     losses = [
-        loop.two_view_group_loss(
+        two_view_group_loss(
             run.encoder(view.flatten(0, 1)).unflatten(0, view.shape[:2])[None], temperature=0.2
         )
         for view in views

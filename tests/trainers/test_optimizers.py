@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.optim import SGD, Adam, AdamW
 
 from dpgcl_core.errors import ConfigError
 from trainers.config import OptimizerConfig
@@ -120,3 +121,31 @@ def test_adam_first_step_is_the_learning_rate() -> None:
 def test_unknown_optimizer_is_refused_with_suggestion() -> None:
     with pytest.raises(ConfigError, match="unknown optimizer 'adaw'; did you mean 'adamw'"):
         build_optimizer(OptimizerConfig(name="adaw"), [])
+
+
+PLAIN = {
+    "adam": lambda params: Adam(params, lr=1e-2, weight_decay=0.1, foreach=False, fused=False),
+    "adamw": lambda params: AdamW(params, lr=1e-2, weight_decay=0.1, foreach=False, fused=False),
+    "sgd": lambda params: SGD(params, lr=1e-2, weight_decay=0.1, momentum=0.9, foreach=False, fused=False),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_fused_optimizer_is_the_plain_one_to_rounding(name: str) -> None:
+    config = OptimizerConfig(name=name, learning_rate=1e-2, weight_decay=0.1, momentum=0.9)
+    weights = [
+        [nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4)), nn.Parameter(torch.ones(5))] for _ in range(2)
+    ]
+    before = weights[0][0].detach().clone()
+    optimizers = [build_optimizer(config, weights[0]), PLAIN[name](weights[1])]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        for pair in zip(*weights, strict=True):
+            gradient = torch.randn(pair[0].shape, generator=generator)
+            for parameter in pair:
+                parameter.grad = gradient.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    for one, other in zip(*weights, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    assert not torch.equal(weights[0][0], before)

@@ -1,0 +1,128 @@
+#!/usr/bin/env python
+"""Peak memory of one engine's step, in a process of its own.
+
+    python -m benchmarks.memory '{"engine": "ours", "views_per_microbatch": 192, "task": {…}}'
+
+On a CPU: the peak resident memory (VmHWM) of two whole steps, less the memory resident (VmRSS) once
+everything is imported, the images exist and the same engine has taken a step of a tiny network. So
+network, optimizer, gradients, activations and noise count; interpreter, libraries and data set do not. The
+peak is reset (/proc/self/clear_refs) when the network has been built and checked, so that building it does
+not count. On a GPU: `torch.cuda.max_memory_allocated` of the same two steps.
+
+glibc keeps freed memory, which would make a peak depend on history. Every measured process therefore runs
+with the same settings: one arena, blocks from 64 KiB on mapped one by one and unmapped when freed, and
+the heap's end trimmed at once (`MALLOC`). These settings slow a step down and are not used for timing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from benchmarks.engines import build_step
+from benchmarks.steps import Task
+from dpgcl_core.errors import DpgclError
+
+ROOT = Path(__file__).resolve().parents[1]
+MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+NUM_STEPS = 2
+
+
+class MeasurementError(DpgclError):
+    """A measuring process ended without a number."""
+
+
+def peak_bytes(engine: str, task: Task, views_per_microbatch: int, *, channels_last: bool = False) -> int:
+    """Returns the peak memory of `engine` in bytes, from a fresh process.
+
+    Raises:
+      MeasurementError: the process failed, for instance for want of memory.
+    """
+    order = {
+        "engine": engine,
+        "views_per_microbatch": views_per_microbatch,
+        "channels_last": channels_last,
+        "task": dataclasses.asdict(task),
+    }
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.memory", json.dumps(order)],
+        env=os.environ | MALLOC | {"PYTHONPATH": path},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or [f"signal {-done.returncode}"]
+        raise MeasurementError(f"measuring the memory of {engine} failed: {last[0]}")
+    return int(done.stdout.strip().splitlines()[-1])
+
+
+def _measure(engine: str, task: Task, views_per_microbatch: int, channels_last: bool) -> int:
+    """Returns this process's own peak, in bytes; see the module."""
+    torch.set_num_threads(task.threads)
+    _import_first(engine, task.model)
+    _take_tiny_step(engine, task)
+    task.records()  # kept, so that the step finds the images there
+    before = _status("VmRSS")
+    step = build_step(engine, task, views_per_microbatch, channels_last=channels_last)
+    if task.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    cleared = _clear_peak()
+    for _ in range(NUM_STEPS):
+        step.take()
+    if task.device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    if not cleared:
+        print("the peak could not be reset: building the network counts", file=sys.stderr)
+    return _status("VmHWM") - before
+
+
+def _import_first(engine: str, model: str) -> None:
+    """Imports what a network or an engine would import while it is built."""
+    if model.startswith("vit"):
+        from trainers.models.torchvision_import import ensure_torchvision_import
+
+        ensure_torchvision_import()
+        importlib.import_module("open_clip")
+        importlib.import_module("peft")
+    if engine.startswith("opacus"):
+        importlib.import_module("opacus.grad_sample")
+    if engine == "vmap":
+        importlib.import_module("torch._functorch.vmap")
+
+
+def _take_tiny_step(engine: str, task: Task) -> None:
+    """Has the libraries import what they import late, and set up their threads and buffers."""
+    tiny = dataclasses.replace(task, model="tiny_cnn", group_size=2, expected_batch_size=4, image_size=8)
+    build_step(engine, tiny, 12).take()
+
+
+def _status(field: str) -> int:
+    """Returns a field of /proc/self/status in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise MeasurementError(f"/proc/self/status has no {field}")
+
+
+def _clear_peak() -> bool:
+    """Sets VmHWM to VmRSS; returns whether that is permitted."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    given["task"] = Task(**given["task"])
+    print(_measure(**given))

@@ -1,0 +1,318 @@
+"""The two sides of the benchmark: our private step, and the ordinary step that knows nothing of privacy.
+
+Both use the same network, group loss, views and optimizer, and take the same number of records in every
+step: the sampling probability is 1 over exactly B records, so that no Poisson variation is in a ratio.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dpgcl_core import clipping
+from dpgcl_core.clipping import GroupLosses, trainable_parameters
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.mechanism import Mechanism, default_delta
+from trainers import loop
+from trainers.config import (
+    EvaluationConfig,
+    NetworkConfig,
+    OptimizerConfig,
+    PerformanceConfig,
+    TrainingConfig,
+    ViewConfig,
+)
+from trainers.data.dataset import Records
+from trainers.encoder import build_encoder
+from trainers.optimizers import build_optimizer
+from trainers.precision import add_clipped_sum, gradient_scale, group_losses_of
+from trainers.views import make_views
+from trainers.workers import SingleWorker, Workers
+
+CLIP_NORM = 1.0
+IMAGE_SHAPES = {
+    "tiny_cnn": (1, 28, 28),
+    "small_cnn": (1, 28, 28),
+    "resnet18": (3, 32, 32),
+    "vit_b_32_lora": (3, 224, 224),
+}
+"""(channels, height, width) on which each network is measured unless told otherwise."""
+
+MICROBATCHES = {
+    "tiny_cnn": (48, 96, 192, 384, 768, 1536),
+    "small_cnn": (48, 96, 192, 384, 768, 1536),
+    "resnet18": (24, 48, 96, 192, 384),
+    "vit_b_32_lora": (12, 24, 48, 96, 192),
+}
+"""Views passed at once that the search tries; larger ones do not fit into a workstation's memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What every engine has to do in one step.
+
+    Attributes:
+      model: a network of `trainers.encoder.NETWORKS`.
+      group_size: S.
+      expected_batch_size: B, records per step, exactly.
+      image_size: pixels of the square images; None for the model's in `IMAGE_SHAPES`.
+      threads: CPU threads.
+      device: cpu or cuda.
+      precision: of the forward and backward pass, as in `NetworkConfig`.
+    """
+
+    model: str
+    group_size: int
+    expected_batch_size: int
+    threads: int
+    image_size: int | None = None
+    device: str = "cpu"
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.group_size <= self.expected_batch_size:
+            raise ConfigError(
+                "group_size must be in [1, expected_batch_size]; got "
+                f"{self.group_size} and {self.expected_batch_size}"
+            )
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(channels, height, width)."""
+        channels, height, width = IMAGE_SHAPES[self.model]
+        return channels, self.image_size or height, self.image_size or width
+
+    @property
+    def num_views(self) -> int:
+        """Views of one record: query, key and one augmented key."""
+        return 3
+
+    def config(self, views_per_microbatch: int) -> TrainingConfig:
+        """Returns the training of which one step is measured."""
+        size = self.expected_batch_size
+        return TrainingConfig(
+            mechanism=Mechanism(
+                num_records_public=size,
+                sampling_prob=1.0,
+                group_size=self.group_size,
+                l2_clip_norm=CLIP_NORM,
+                noise_multiplier=1.0,
+                num_steps=1_000_000,
+                target_delta=default_delta(size),
+            ),
+            views=ViewConfig(min_crop_area=0.3, max_crop_area=1.0, brightness=0.4, contrast=0.4),
+            network=NetworkConfig(name=self.model, precision=self.precision),
+            optimizer=OptimizerConfig(name="adam"),
+            performance=PerformanceConfig(
+                threads_per_worker=self.threads,
+                max_views_per_microbatch=views_per_microbatch,
+                device=self.device,
+            ),
+            evaluation=EvaluationConfig(record_every_steps=0, also_untrained=False),
+        )
+
+    def records(self) -> Records:
+        """Returns B random images, the same object for every side of a measurement."""
+        return _random_records((self.expected_batch_size, *self.image_shape))
+
+    def groups(self, generator: np.random.Generator) -> NDArray[np.int64]:
+        """Returns the rows of one step, `[groups, group_size]`."""
+        order = generator.permutation(self.expected_batch_size)
+        num_groups = len(order) // self.group_size
+        return order[: num_groups * self.group_size].reshape(num_groups, self.group_size)
+
+    def groups_at_once(self, views_per_microbatch: int) -> int:
+        """Returns the whole groups of one microbatch, at least one."""
+        return max(1, views_per_microbatch // (self.group_size * self.num_views))
+
+
+@lru_cache(maxsize=1)
+def _random_records(shape: tuple[int, int, int, int]) -> Records:
+    images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    return Records(images=images, ids=np.arange(len(images), dtype=np.uint64))
+
+
+def views_of(
+    records: Records, groups: NDArray[np.int64], config: TrainingConfig, *, step: int, device: str
+) -> Tensor:
+    """Returns the views of `groups`, `[groups, group_size, views, C, H, W]`, as the training makes them."""
+    rows = groups.reshape(-1)
+    views = make_views(
+        torch.from_numpy(records.images[rows]).to(device),
+        records.ids[rows],
+        config=config.views,
+        seed=config.public_seed,
+        step=step,
+        num_views=2 + config.num_augmentations,
+    )
+    return views.unflatten(0, groups.shape)
+
+
+def synchronize(device: str) -> None:
+    """Waits for the GPU, if there is one."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+class Step(Protocol):
+    """One side of a measurement, ready to be timed."""
+
+    views_per_microbatch: int
+
+    def take(self) -> None:
+        """Takes one whole step."""
+
+
+def seconds_of(step: Step, device: str) -> float:
+    """Returns the seconds of one whole step."""
+    synchronize(device)
+    started = time.perf_counter()
+    step.take()
+    synchronize(device)
+    return time.perf_counter() - started
+
+
+class OurStep:
+    """The private step of the training loop, as trainings take it."""
+
+    def __init__(self, task: Task, views_per_microbatch: int, workers: Workers | None = None) -> None:
+        self.task, self.views_per_microbatch = task, views_per_microbatch
+        self.records = task.records()
+        data = loop.TrainingData(
+            train=self.records, index=None, queries=None, train_is_public=True, evaluation_is_public=True
+        )
+        self.run = loop._prepare(task.config(views_per_microbatch), data, workers or SingleWorker())
+        self.run.step = 1  # by-products are recorded at the first step alone
+
+    def take(self) -> None:
+        loop._step(self.run)
+        self.run.step += 1
+
+    def check(self, max_groups: int = 32, draws: int = 2) -> Check:
+        """Compares the clipped sums of a few microbatches with `exact_clipped_sum`, always in float32."""
+        config, encoder = self.run.config, self.run.encoder
+        group_losses = group_losses_of(encoder, config.temperature, config.network)
+        in_full = group_losses_of(encoder, config.temperature)
+        clipper, scale = config.mechanism.clipper(), gradient_scale(config.network)
+        size = min(max_groups, self.task.groups_at_once(self.views_per_microbatch))
+        found: list[tuple[float, float]] = []
+        for draw in range(draws):
+            groups = self.task.groups(np.random.default_rng(draw))[:size]
+            views = views_of(self.records, groups, config, step=draw, device=self.task.device)
+            actual = torch.zeros_like(self.run.total)
+            report = add_clipped_sum(clipper, actual, encoder, group_losses, views, scale)
+            exact = exact_clipped_sum(encoder, in_full, views, clipper.l2_clip_norm)
+            found.append(relative_errors(encoder, actual, exact))
+        whole, parameter = (max(errors) for errors in zip(*found, strict=True))
+        return Check(max_relative_error=whole, max_parameter_error=parameter, paths=dict(report.paths))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """How far our clipped sums are from exact ones.
+
+    Attributes:
+      max_relative_error: the largest ‖actual − exact‖ / ‖exact‖ of a clipped sum.
+      max_parameter_error: the same of a single parameter tensor's part of it, where terms that cancel
+        leave more rounding.
+      paths: how each layer's norm was taken, by layer name.
+    """
+
+    max_relative_error: float
+    max_parameter_error: float
+    paths: dict[str, str]
+
+
+def exact_clipped_sum(
+    encoder: nn.Module, group_losses: GroupLosses, views: Tensor, l2_clip_norm: float
+) -> Tensor:
+    """Σ Clip_C(∇L_G) with one exact backward pass per group; norms and the sum in float64."""
+    parameters = trainable_parameters(encoder)
+    total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64, device=views.device)
+    for group in views:
+        gradients = torch.autograd.grad(group_losses(group[None]).sum(), parameters, allow_unused=True)
+        flat = torch.cat(
+            [
+                torch.zeros_like(p).double().flatten() if g is None else g.double().flatten()
+                for g, p in zip(gradients, parameters, strict=True)
+            ]
+        )
+        # The clipper's factor keeps this margin below C for rounding; it is part of what it computes.
+        bound = l2_clip_norm * clipping._MARGIN
+        total += flat * min(1.0, bound / max(float(flat.square().sum().sqrt()), 1e-300))
+    return total
+
+
+def relative_errors(encoder: nn.Module, actual: Tensor, exact: Tensor) -> tuple[float, float]:
+    """Returns ‖actual − exact‖ / ‖exact‖ of the whole vector, and its largest value of a parameter tensor.
+
+    A tensor whose exact sum is zero but for rounding is measured against the whole vector's scale.
+    """
+    actual, length = actual.double(), float(exact.norm())
+    sizes = [parameter.numel() for parameter in trainable_parameters(encoder)]
+    errors = [
+        float((a - e).norm()) / max(float(e.norm()), 1e-6 * length)
+        for a, e in zip(actual.split(sizes), exact.split(sizes), strict=True)
+    ]
+    return float((actual - exact).norm()) / length, max(errors)
+
+
+class OrdinaryStep:
+    """One ordinary backward pass per microbatch and an optimizer step: no clipping, no noise.
+
+    Args:
+      channels_last: keep images and weights with the channels as the last axis in memory.
+    """
+
+    def __init__(self, task: Task, views_per_microbatch: int, *, channels_last: bool = False) -> None:
+        torch.set_num_threads(task.threads)
+        self.task, self.views_per_microbatch = task, views_per_microbatch
+        self.channels_last = channels_last
+        self.records = task.records()
+        self.config = task.config(views_per_microbatch)
+        self.encoder = build_encoder(self.config.network, task.image_shape, self.config.public_seed)
+        layout = torch.channels_last if channels_last else torch.preserve_format
+        self.encoder.to(device=task.device, memory_format=layout)
+        self.optimizer = build_optimizer(self.config.optimizer, trainable_parameters(self.encoder))
+        # Float16 gradients underflow without a scale that follows them, which needs no privacy here.
+        self.scaler = torch.amp.GradScaler(task.device, enabled=task.precision == "float16")
+        self.divisor = self.config.mechanism.divisor
+        self._generator = np.random.default_rng(0)
+        self._group_losses = group_losses_of(self._embed, self.config.temperature)
+        self._step = 1
+
+    def take(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.accumulate(self.task.groups(self._generator), step=self._step)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self._step += 1
+
+    def accumulate(self, groups: NDArray[np.int64], *, step: int) -> None:
+        """Adds the (scaled) gradient of the mean loss of `groups` to every parameter's `grad`."""
+        at_once = self.task.groups_at_once(self.views_per_microbatch)
+        for start in range(0, len(groups), at_once):
+            chosen = groups[start : start + at_once]
+            views = views_of(self.records, chosen, self.config, step=step, device=self.task.device)
+            loss = self._group_losses(views).sum() / self.divisor
+            self.scaler.scale(loss).backward()
+
+    def _embed(self, images: Tensor) -> Tensor:
+        if self.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        with self._cast():
+            embeddings: Tensor = self.encoder(images)
+        return embeddings.float()
+
+    def _cast(self) -> AbstractContextManager[object]:
+        if self.task.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.task.device, dtype=getattr(torch, self.task.precision))

@@ -1,0 +1,177 @@
+#!/usr/bin/env python
+"""One training step on 1 worker with 2 threads against 2 workers with 1 thread each.
+
+    python benchmarks/workers.py                          # small_cnn and resnet18, with a dated file
+    python benchmarks/workers.py --models small_cnn --expected-batch-size 256 --json
+
+Workers are processes of a `torch.distributed` gloo group, as Ray Train starts them; every step shares the
+groups, sums the clipped gradients at the first worker and shares the noisy sum. Both arrangements run in
+turn, several rounds of several steps; starting the processes is not timed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from benchmarks import reports
+from benchmarks.reports import say
+from benchmarks.steps import OurStep, Task
+from trainers.workers import current_workers
+
+BATCH_SIZES = {"tiny_cnn": 1024, "small_cnn": 1024, "resnet18": 64}
+MICROBATCH = {"tiny_cnn": 384, "small_cnn": 384, "resnet18": 96}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to measure."""
+
+    models: tuple[str, ...] = ("small_cnn", "resnet18")
+    """The networks."""
+    group_size: int = 8
+    """S."""
+    expected_batch_size: int | None = None
+    """B, records per step of all workers together; 1,024, or 64 for resnet18, unless given."""
+    threads: int = dataclasses.field(default_factory=reports.default_threads)
+    """Threads in all: W workers have a W-th each."""
+    num_workers: int = 2
+    """W, workers of the second arrangement."""
+    rounds: int = 3
+    """Rounds of each arrangement, taken in turn."""
+    steps: int = 3
+    """Timed steps in a round, after one that is not."""
+    views_per_microbatch: int | None = None
+    """Views passed at once by a worker; by model unless given."""
+    json: bool = False
+    """Print one JSON object and write no file."""
+    output: Path = reports.RESULTS
+    """Folder of the dated result file."""
+
+
+def measure(options: Options, model: str) -> dict[str, Any]:
+    """Returns the median seconds per step of both arrangements, and their ratio."""
+    arrangements = {1: options.threads, options.num_workers: max(1, options.threads // options.num_workers)}
+    times: dict[int, list[float]] = {count: [] for count in arrangements}
+    for _ in range(options.rounds):
+        for count, threads in arrangements.items():
+            task = Task(
+                model=model,
+                group_size=options.group_size,
+                expected_batch_size=options.expected_batch_size or BATCH_SIZES[model],
+                threads=threads,
+            )
+            found = _seconds(task, options.views_per_microbatch or MICROBATCH[model], count, options.steps)
+            say(f"  {model}: {count} × {threads} threads: {statistics.median(found):.3f} s")
+            times[count] += found
+    one, many = (statistics.median(times[count]) for count in (1, options.num_workers))
+    return {
+        **dataclasses.asdict(task),
+        "views_per_microbatch": options.views_per_microbatch or MICROBATCH[model],
+        "num_workers": options.num_workers,
+        "threads_of_one_worker": arrangements[1],
+        "threads_per_worker": arrangements[options.num_workers],
+        "one_worker_seconds": one,
+        "many_workers_seconds": many,
+        "all_seconds": {str(count): values for count, values in times.items()},
+        "time_ratio": many / one,
+    }
+
+
+def _seconds(task: Task, views_per_microbatch: int, count: int, steps: int) -> list[float]:
+    """Returns the seconds of each timed step, from `count` processes of their own."""
+    with tempfile.TemporaryDirectory(prefix="dpgcl-") as folder:
+        file = Path(folder) / "seconds.json"
+        arguments = (count, _free_port(), task, views_per_microbatch, steps, str(file))
+        mp.spawn(_work, args=arguments, nprocs=count)
+        found: list[float] = json.loads(file.read_text())
+    return found
+
+
+def _work(
+    rank: int, count: int, port: int, task: Task, views_per_microbatch: int, steps: int, file: str
+) -> None:
+    """One worker; the first one writes the times. A single worker has no process group, as in trainings."""
+    if count > 1:
+        dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=count)
+    step = OurStep(task, views_per_microbatch, current_workers())
+    step.take()
+    times = []
+    for _ in range(steps):
+        if count > 1:
+            dist.barrier()
+        started = time.perf_counter()
+        step.take()
+        times.append(time.perf_counter() - started)
+    if rank == 0:
+        Path(file).write_text(json.dumps(times))
+    if count > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Returns the rows as a Markdown table."""
+    first = rows[0]
+    one = f"1 worker × {first['threads_of_one_worker']} threads"
+    many = f"{first['num_workers']} workers × {first['threads_per_worker']} threads"
+    columns = ["network", "S", "B", one, many, "second over first"]
+    lines = [
+        [
+            row["model"],
+            row["group_size"],
+            row["expected_batch_size"],
+            f"{row['one_worker_seconds']:.3f} s",
+            f"{row['many_workers_seconds']:.3f} s",
+            f"**{row['time_ratio']:.2f}**",
+        ]
+        for row in rows
+    ]
+    return reports.markdown_table(columns, lines)
+
+
+def main() -> int:
+    """Measures every model."""
+    import tyro
+
+    options = tyro.cli(Options, description=__doc__)
+    facts = reports.about(device="cpu", threads=options.threads)
+    rows = [measure(options, model) for model in options.models]
+    if options.json:
+        print(json.dumps({**facts, "rows": rows}))
+        return 0
+    print(table(rows))
+    title = "Workers against threads"
+    files = reports.write("workers", title, PAGE, facts, {"rows": rows}, [table(rows)], options.output)
+    print("written: " + ", ".join(map(str, files)))
+    return 0
+
+
+PAGE = """
+Seconds of one whole private step, from the drawing of the groups to the optimizer; medians over rounds of
+both arrangements taken in turn. The processes of several workers are a gloo group on one machine.
+"""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""Every benchmark runs and says what it promises. What it measures is not tested: a time is no property."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import clipping, growth, memory, reports, workers
+from benchmarks.engines import ENGINES, PER_VIEW, EngineStep
+from benchmarks.steps import (
+    OrdinaryStep,
+    OurStep,
+    Task,
+    exact_clipped_sum,
+    relative_errors,
+    views_of,
+)
+from dpgcl_core.clipping import GroupClipper, trainable_parameters
+from dpgcl_core.errors import ConfigError
+from trainers.precision import group_losses_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _task(**changes: Any) -> Task:
+    settings: dict[str, Any] = {"model": "small_cnn", "group_size": 2, "expected_batch_size": 8, "threads": 1}
+    return Task(**(settings | changes))
+
+
+def _run(script: str, *arguments: str) -> tuple[int, str, str]:
+    """Runs a benchmark from a folder that is not the repository, as a user might."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / script), *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        cwd="/",
+        timeout=300,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def _json_of(script: str, *arguments: str) -> dict[str, Any]:
+    code, out, err = _run(script, *arguments, "--json")
+    assert code == 0, err
+    found: dict[str, Any] = json.loads(out)  # the whole output is one object
+    return found
+
+
+@pytest.mark.slow
+def test_clipping_command_prints_one_row() -> None:
+    """The names that readers of the row rely on."""
+    row = _json_of(
+        "clipping.py", "--model", "small_cnn", "--group-size", "2", "--expected-batch-size", "8",
+        "--threads", "1", "--repeats", "1", "--microbatches", "24",
+    )  # fmt: skip
+    assert min(row["time_ratio"], row["memory_ratio"]) > 0
+    assert row["time_ratio"] == pytest.approx(row["ours_seconds"] / row["non_private_seconds"])
+    assert row["memory_ratio"] == pytest.approx(row["ours_memory_bytes"] / row["non_private_memory_bytes"])
+    assert row["max_relative_error"] < 1e-5
+    assert row["paths"]
+    assert {"device", "torch", "threads", "command", "ours_views_per_microbatch"} <= set(row)
+    assert set(row["sides"]) == {"ours", "non_private"}
+
+
+def test_clipping_row_has_the_other_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those asked for are measured or say why not; ratios are over non-private."""
+    monkeypatch.setattr(clipping, "peak_bytes", lambda engine, *_, **__: 300 if engine == "loop" else 100)
+    options = clipping.Options(microbatches=(24,), repeats=1, threads=1, max_gigabytes=1e-3)
+    row = clipping.measure(options, _task(), ["loop", "opacus"])
+    assert row["sides"]["loop"]["memory_ratio"] == 3
+    assert "GB" in row["sides"]["opacus"]["not_run"]
+    assert "not run" in clipping.table([row])
+
+
+def test_clipping_command_refuses_json_of_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["clipping.py", "--model", "small_cnn", "--json"])
+    with pytest.raises(ConfigError, match="group_size"):
+        clipping.main()
+
+
+def test_growth_prints_both_axes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = "--model tiny_cnn --batch-sizes 8 16 --group-sizes 2 --group-size 2 --threads 1"
+    arguments += " --expected-batch-size 8 --repeats 1 --json"
+    monkeypatch.setattr(sys, "argv", ["growth.py", *arguments.split()])
+    monkeypatch.setattr(growth, "peak_bytes", lambda _, task, *__: task.expected_batch_size)
+    assert growth.main() == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [row["expected_batch_size"] for row in result["by_batch_size"]] == [8, 16]
+    assert [row["memory_bytes_over_smallest"] for row in result["by_batch_size"]] == [1, 2]
+    assert result["by_batch_size"][0]["seconds_per_record_over_smallest"] == 1
+    assert len(result["by_group_size"]) == 1
+
+
+@pytest.mark.slow
+def test_workers_compares_two_arrangements(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = "--models tiny_cnn --expected-batch-size 16 --group-size 2 --rounds 1 --steps 1 --threads 1"
+    monkeypatch.setattr(sys, "argv", ["workers.py", *arguments.split(), "--json"])
+    assert workers.main() == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["threads_of_one_worker"], row["num_workers"], row["threads_per_worker"]) == (1, 2, 1)
+    assert row["time_ratio"] == pytest.approx(row["many_workers_seconds"] / row["one_worker_seconds"])
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_sweep_overhead_phases_add_up_to_the_trial() -> None:
+    result = _json_of(
+        "sweep_overhead.py", "--modes", "local", "--trials", "2", "--num-steps", "2",
+        "--sweep-options=--max-index-records 100 --max-query-records 100 --network tiny_cnn",
+    )  # fmt: skip
+    (mode,) = result["modes"]
+    assert mode["empty_seconds"] > 0
+    for row in mode["trials"]:
+        phases = {name: row[name] for name in mode["phases"]}
+        assert sum(phases.values()) == pytest.approx(row["seconds"])
+        assert min(phases.values()) >= 0
+
+
+@pytest.mark.parametrize("group_size", [2, 16])
+def test_our_step_is_exact(group_size: int) -> None:
+    step = OurStep(_task(group_size=group_size, expected_batch_size=32), 192)
+    step.take()
+    check = step.check()
+    assert max(check.max_relative_error, check.max_parameter_error) < 1e-5
+
+
+def test_parameter_error_sees_a_single_number() -> None:
+    step = OurStep(_task(), 24)
+    exact = torch.ones(len(step.run.total), dtype=torch.float64)
+    actual = exact.float()
+    actual[-1] = 0  # one of the 64 numbers of the last bias
+    whole, parameter = relative_errors(step.run.encoder, actual, exact)
+    assert parameter == pytest.approx(1 / 8)
+    assert whole == pytest.approx(len(exact) ** -0.5)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_non_private_step_has_the_gradient_without_clipping(channels_last: bool) -> None:
+    """The ordinary step of the benchmark computes the mean group loss's gradient, whatever its microbatch."""
+    task = _task(expected_batch_size=16)
+    step = OrdinaryStep(task, 36, channels_last=channels_last)
+    groups = task.groups(np.random.default_rng(3))
+    views = views_of(step.records, groups, step.config, step=1, device="cpu")
+    parameters = trainable_parameters(step.encoder)
+    expected = torch.zeros(sum(p.numel() for p in parameters))
+    group_losses = group_losses_of(step.encoder, step.config.temperature)
+    GroupClipper(l2_clip_norm=math.inf).add_clipped_sum(expected, step.encoder, group_losses, views)
+    step.accumulate(groups, step=1)
+    actual = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
+    torch.testing.assert_close(actual, expected / len(groups), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "opacus_ghost"])
+def test_other_engines_compute_the_same_sum(engine: str) -> None:
+    """Opacus's ghost norms clip each view, and say so; all others have to agree with the exact sum."""
+    step = EngineStep(engine, _task(), 24)
+    views = step.views(step.task.groups(np.random.default_rng(3)))
+    plain = OrdinaryStep(step.task, 24).encoder  # the same weights, without an engine's hooks
+    exact = exact_clipped_sum(plain, group_losses_of(plain, step.config.temperature), views, 1.0)
+    actual = torch.zeros(len(exact))
+    step.add(actual, views)
+    assert float((actual.double() - exact).norm() / exact.norm()) < 3e-4  # the margin below C is 1e-4
+
+
+def test_opacus_ghost_clips_every_view() -> None:
+    """No view contributes more than C, so the sum of n views is at most n·C long: not the groups' bound."""
+    step = EngineStep("opacus_ghost", _task(), 24)
+    views = step.views(step.task.groups(np.random.default_rng(3)))
+    total = torch.zeros_like(step.total)
+    step.add(total, views)
+    assert 0 < float(total.norm()) <= views.shape[:3].numel()
+    assert PER_VIEW in clipping.PAGE
+
+
+def test_infeasible_engine_says_why() -> None:
+    options = clipping.Options(max_gigabytes=1e-6)
+    reason = clipping.infeasible("opacus", options, _task(), num_parameters=10**6)
+    assert "GB" in reason
+
+
+def test_table_covers_every_model_batch_and_group_size() -> None:
+    found = {(t.model, t.expected_batch_size, t.group_size) for t in clipping.tasks(clipping.Options())}
+    assert {size for model, _, size in found if model == "resnet18"} == {2, 4, 16, 64}
+    assert {model for model, _, _ in found} == {"small_cnn", "resnet18", "vit_b_32_lora"}
+
+
+def test_candidates_hold_different_groups() -> None:
+    """With S = 16 a group has 48 views: 24 and 48 views at once are the same microbatch."""
+    task = _task(group_size=16, expected_batch_size=32)
+    options = clipping.Options(microbatches=(24, 48, 96, 192))
+    assert clipping.candidates("ours", options, task) == [48, 96]
+
+
+def test_task_refuses_groups_larger_than_the_batch() -> None:
+    with pytest.raises(ConfigError, match="group_size must be in"):
+        _task(group_size=16)
+
+
+def test_peak_memory_sees_what_was_freed() -> None:
+    """And nothing of it after the peak is reset; a peak that only grows would measure the past."""
+    size = 2**28
+    assert memory._clear_peak()
+    before = memory._status("VmRSS")
+    held = torch.ones(size // 4)
+    del held
+    assert memory._status("VmHWM") - before > 0.9 * size
+    memory._clear_peak()
+    assert memory._status("VmHWM") - before < 0.9 * size
+
+
+def test_result_files_carry_command_and_numbers(tmp_path: Path) -> None:
+    facts = reports.about(device="cpu", threads=1)
+    result = {"model": "small_cnn", "by_batch_size": [], "by_group_size": []}
+    data, page = reports.write("growth", "Title", growth.PAGE, facts, result, ["| a |"], tmp_path)
+    assert json.loads(data.read_text())["model"] == "small_cnn"
+    assert facts["command"] in page.read_text()
+    assert data.name == f"growth-{facts['date']}.json"

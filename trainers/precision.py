@@ -1,0 +1,113 @@
+"""Mixed precision by fixed rules: a low-precision encoder, everything that protects a record in float32.
+
+Autocast covers the encoder's forward pass alone (and thereby its backward pass); embeddings leave it in
+float32, so similarities, loss, norms, clip factors and sums are float32. There is no loss scaler that
+follows the gradients: one record would move the scale of the next step, and with it every record.
+
+float16 gradients underflow below 6e-8, so with float16 the gradient is multiplied by a **public
+constant** where it enters the encoder's backward pass, and the clipped sum is divided by it. Proof that
+this is still the clipped sum: let s be the scale, g a group's gradient and g' = s·g what arrives. The
+group is clipped to s·C, so it contributes Clip_{sC}(g')/s, a vector of norm at most C **whatever** g'
+is, rounded, overflown and masked or not. And with s a power of two, multiplication by s and division by
+it are exact in float32, so it equals Clip_C(g'/s) bit for bit as long as nothing over- or underflows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpgcl_core.clipping import GroupClipper, GroupLosses, GroupReport, num_trainable
+from dpgcl_core.grouping import BATCH
+from dpgcl_core.losses import two_view_group_loss
+from trainers.config import NetworkConfig, TrainingConfig
+from trainers.encoder import Encoder
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def gradient_scale(network: NetworkConfig) -> float:
+    """Returns the public constant that multiplies gradients inside the encoder: 1 except for float16."""
+    return network.loss_scale if network.precision == "float16" else 1.0
+
+
+def group_losses_of(
+    encoder: Encoder, temperature: float, network: NetworkConfig | None = None
+) -> GroupLosses:
+    """Returns stations 5 and 6: views `[groups, group_size, views, C, H, W]` to losses `[groups]`.
+
+    Args:
+      encoder: the network.
+      temperature: τ.
+      network: its precision; float32 unless given. With float16 the losses' gradient arrives at the
+        encoder times `gradient_scale(network)`; use `add_clipped_sum` of this module.
+    """
+    network = network or NetworkConfig()
+    scale = gradient_scale(network)
+
+    def group_losses(views: Tensor) -> Tensor:
+        with _autocast(network, views.device):
+            embeddings = encoder(views.flatten(0, 2))
+        embeddings = embeddings.float().unflatten(0, views.shape[:3])
+        if scale != 1:
+            embeddings = _ScaleGradient.apply(embeddings, scale)
+        return two_view_group_loss(embeddings, temperature=temperature)
+
+    return group_losses
+
+
+def add_clipped_sum(
+    clipper: GroupClipper,
+    total: Tensor,
+    encoder: Encoder,
+    group_losses: GroupLosses,
+    views: Tensor,
+    scale: float,
+) -> GroupReport:
+    """`clipper.add_clipped_sum` for losses whose gradient arrives times `scale` (see the module)."""
+    if scale == 1:
+        return clipper.add_clipped_sum(total, encoder, group_losses, views)
+    scaled_total = torch.zeros_like(total)
+    scaled = GroupClipper(l2_clip_norm=clipper.l2_clip_norm * scale)
+    report = scaled.add_clipped_sum(scaled_total, encoder, group_losses, views)
+    total.add_(scaled_total.div_(scale))
+    return dataclasses.replace(report, norms=report.norms / scale)
+
+
+def look_at_engine(config: TrainingConfig, encoder: Encoder, image_shape: tuple[int, ...]) -> None:
+    """Lets the clipping engine compare its ways through this network once, in float32.
+
+    It does so at a network's first use, to a tolerance that low precision does not reach.
+    """
+    size, network = config.mechanism.group_size, config.network
+    if network.precision == "float32" or size == BATCH:
+        return
+    shape = (2, int(size), 2 + config.num_augmentations, *image_shape)
+    views = torch.zeros(shape, device=next(encoder.parameters()).device)
+    total = torch.zeros(num_trainable(encoder), device=views.device)
+    full = group_losses_of(encoder, config.temperature)
+    config.mechanism.clipper().add_clipped_sum(total, encoder, full, views)
+
+
+def _autocast(network: NetworkConfig, device: torch.device) -> AbstractContextManager[Any]:
+    if network.precision == "float32":
+        return nullcontext()
+    # Without the cache of cast weights: it would keep one pass's graph for the next.
+    return torch.autocast(device.type, dtype=_DTYPES[network.precision], cache_enabled=False)
+
+
+class _ScaleGradient(torch.autograd.Function):
+    """The identity, whose gradient is multiplied by a constant."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, scale: float) -> Tensor:
+        ctx.scale = scale
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0] * ctx.scale, None
