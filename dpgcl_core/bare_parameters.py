@@ -93,8 +93,8 @@ class BareParameters(TorchFunctionMode):
         self._names = names
         self._num_groups = num_groups
         self._num_rows = num_rows | {num_groups}
-        self._derived = {id(p): (p, p.detach().clone().requires_grad_()) for p in names}
-        self._sources = {p: self._derived[id(p)][1] for p in names}
+        self._watched = {id(p): p for p in names}
+        self._derived: dict[int, tuple[nn.Parameter, Tensor]] = {}
         self._alive: list[Tensor] = []
         self._gradients: list[tuple[nn.Parameter, Tensor, Tensor]] = []
 
@@ -108,12 +108,20 @@ class BareParameters(TorchFunctionMode):
         self._own = frozenset()
 
     def _is_watched(self, tensor: Tensor) -> bool:
-        return id(tensor) in self._derived and id(tensor) not in self._own
+        key = id(tensor)
+        return (key in self._watched or key in self._derived) and key not in self._own
+
+    def _value(self, tensor: Tensor) -> tuple[nn.Parameter, Tensor]:
+        """The parameter behind a watched tensor, and the tensor with its graph back to a copy of that."""
+        if id(tensor) not in self._derived:
+            parameter = self._watched[id(tensor)]
+            self._derived[id(tensor)] = (parameter, parameter.detach().clone().requires_grad_())
+        return self._derived[id(tensor)]
 
     def gradients(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
         """Yields the gradients `[groups, *shape]` after the backward pass, one per use."""
         for parameter, value, gradients in self._gradients:
-            source = self._sources[parameter]
+            source = self._value(parameter)[1]
             if value is not source:
                 (gradients,) = torch.autograd.grad(
                     value, source, gradients.to(value.dtype), retain_graph=True, is_grads_batched=True
@@ -145,18 +153,18 @@ class BareParameters(TorchFunctionMode):
             return self._derive(func, args, kwargs)
         result = func(*args, **kwargs)
         if any(True for _ in _tensors((result,))):
-            name = self._names[self._derived[id(watched[0])][0]]
+            name = self._names[self._value(watched[0])[0]]
             raise NotFoldableError(f"no rule for parameter {name!r} in {getattr(func, '__name__', func)}")
         return result
 
     def _replaced(self, args: Any) -> Any:
         if isinstance(args, Tensor):
-            return self._derived[id(args)][1] if self._is_watched(args) else args
+            return self._value(args)[1] if self._is_watched(args) else args
         return type(args)(self._replaced(each) for each in args) if isinstance(args, tuple | list) else args
 
     def _derive(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function of the parameter alone: watched on, with its graph."""
-        parameter = next(self._derived[id(v)][0] for v in _tensors(args) if self._is_watched(v))
+        parameter = next(self._value(v)[0] for v in _tensors(args) if self._is_watched(v))
         result = func(*self._replaced(args), **kwargs)
         for value in _tensors((result,)):
             self._alive.append(value)
@@ -165,7 +173,7 @@ class BareParameters(TorchFunctionMode):
 
     def _rows(self, tensor: Tensor, num_rows: int, num_axes: int) -> Tensor:
         """One copy per row of a watched tensor, aligned to `num_axes` axes as broadcasting would."""
-        parameter, value = self._derived[id(tensor)]
+        parameter, value = self._value(tensor)
         aligned = value.detach().reshape((1,) * (num_axes - value.ndim) + value.shape)
         if num_rows not in self._num_rows or num_rows % self._num_groups or aligned.shape[0] != 1:
             raise NotFoldableError(f"parameter {self._names[parameter]!r} meets no batch of rows")
@@ -199,7 +207,7 @@ class BareParameters(TorchFunctionMode):
 
     def _product(self, x: Tensor, tensor: Tensor) -> Tensor:
         """x @ W for `x` `[rows, ..., in]` and a watched `W` `[in, out]`."""
-        parameter, value = self._derived[id(tensor)]
+        parameter, value = self._value(tensor)
         if value.ndim != 2 or x.ndim < 2 or x.shape[0] not in self._num_rows:
             raise NotFoldableError(f"no rule for parameter {self._names[parameter]!r} in this product")
         self.used.add(parameter)

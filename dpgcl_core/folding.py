@@ -76,13 +76,31 @@ class Folded:
         masked = factor == 0
         mask = masked if bool(masked.any()) else None
         offset = 0
-        for parameter in parameters:
-            part = total[offset : offset + parameter.numel()].view_as(parameter)
-            if parameter in self.kept:
-                part += _weighted(self.kept[parameter], factor, mask)
-            elif parameter in self.deferred:
-                part += self.deferred[parameter].weighted(factor, mask)
-            offset += parameter.numel()
+        with full_precision(total.device.type):
+            for parameter in parameters:
+                part = total[offset : offset + parameter.numel()].view_as(parameter)
+                if parameter in self.kept:
+                    part += _weighted(self.kept[parameter], factor, mask)
+                elif parameter in self.deferred:
+                    part += self.deferred[parameter].weighted(factor, mask)
+                offset += parameter.numel()
+
+
+@contextmanager
+def full_precision(device: str) -> Iterator[None]:
+    """Products of float32 tensors in float32, whatever the caller's settings: no autocast, no TF32.
+
+    A sum of gradients rounded to ten bits would not be the sum their norms were taken of.
+    """
+    before = torch.get_float32_matmul_precision()
+    if before != "highest":
+        torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.autocast(device, enabled=False), torch.backends.cudnn.flags(allow_tf32=False):
+            yield
+    finally:
+        if before != "highest":
+            torch.set_float32_matmul_precision(before)
 
 
 @dataclass
@@ -166,7 +184,8 @@ def fold(
         raise NotFoldableError(f"losses must be [groups]; got {list(losses.shape)}")
     leaves = recorder.watch()
     if leaves:
-        torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+        with torch.autocast(losses.device.type, enabled=False):  # a caller's, which is for forward passes
+            torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
     return recorder.finish(losses)
 
 
@@ -256,7 +275,7 @@ class _Recorder:
     def _arrived(self, call: _Call, grad: Tensor) -> None:
         rule, module, x, n = call.rule, call.module, call.x, self._num_groups
         del call.x
-        with torch.no_grad():
+        with torch.no_grad(), full_precision(grad.device.type):
             for parameter, gradients in rule.vectors(module, x, grad, n, call.saved):
                 self._keep(parameter, gradients)
             matrix = rule.matrix(module)

@@ -231,6 +231,36 @@ def test_non_finite_group_is_masked_before_any_product(
     assert torch.allclose(total, others, rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.parametrize("flops_per_number", [BY_GRADIENT, BY_GRAM])
+def test_callers_autocast_and_matmul_precision_reach_no_norm_and_no_sum(
+    flops_per_number: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folding, "_FLOPS_PER_NUMBER", flops_per_number)
+    model, views = _built(TinyEncoder), 3 * _images(3, 3, 3, 0)
+    seen = []
+
+    def losses(some: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return group_losses_of(model)(some)
+
+    expected = _folded_sum(model, losses, views, 0.1)
+    weighted = folding._weighted
+    monkeypatch.setattr(
+        folding,
+        "_weighted",
+        lambda *args: (seen.append(torch.get_float32_matmul_precision()), weighted(*args))[1],
+    )
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            actual = _folded_sum(model, losses, views, 0.1)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert torch.equal(actual, expected)
+    assert set(seen) == {"highest"}
+
+
 def test_parameter_without_a_rule_is_named(caplog: pytest.LogCaptureFixture) -> None:
     class Odd(nn.Module):
         def __init__(self) -> None:
