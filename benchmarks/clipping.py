@@ -48,7 +48,7 @@ FEWER_REPEATS = {"resnet18": 3, "vit_b_32_lora": 3}
 """Timed rounds of networks whose step takes many seconds."""
 
 WORSE_BY = 1.1
-"""The search stops at a microbatch slower than the best so far by this factor."""
+"""The search stops at two microbatches in a row that are slower than the best so far by this factor."""
 
 AS_FAST = 1.03
 """Of microbatches this close to the best the smallest is taken, for every side: it needs less memory."""
@@ -173,19 +173,21 @@ def fastest(
 ) -> tuple[Step, float]:
     """Returns a side at its fastest microbatch, warmed up, and the seconds of its best step.
 
-    Sizes are tried from small to large, until one is clearly slower than the best so far. Short steps are
-    searched once more, all sizes, lest a busy moment of the machine decide.
+    Sizes are tried from small to large, until two in a row are clearly slower than the best so far. Short
+    steps are searched once more, all sizes, lest a busy moment of the machine decide.
     """
     sizes = candidates(engine, options, task, num_parameters)
     seen: dict[int, float] = {}
     for is_second in (False, True):
+        num_worse = 0
         for size in sizes:
             gc.collect()  # hooks and modules refer to each other: the last candidate is still there
             step = build_step(engine, task, size, channels_last=channels_last)
             seconds = _best_of_few(step, task, min(seen.values(), default=None))
             say(f"  {engine}: {size} views at once{', channels last' * channels_last}: {seconds:.3f} s")
             seen[size] = min(seconds, seen.get(size, seconds))
-            if seconds > WORSE_BY * min(seen.values()) and not is_second:
+            num_worse = num_worse + 1 if seconds > WORSE_BY * min(seen.values()) else 0
+            if num_worse == 2 and not is_second:
                 break
         if len(sizes) == 1 or min(seen.values()) > SHORT_SECONDS:
             break

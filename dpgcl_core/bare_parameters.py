@@ -96,6 +96,7 @@ class BareParameters(TorchFunctionMode):
         self._watched = {id(p): p for p in names}
         self._derived: dict[int, tuple[nn.Parameter, Tensor]] = {}
         self._alive: list[Tensor] = []
+        self._hooks: list[Any] = []
         self._gradients: list[tuple[nn.Parameter, Tensor, Tensor]] = []
 
     def enter(self, module: nn.Module, *_: object) -> None:
@@ -106,6 +107,12 @@ class BareParameters(TorchFunctionMode):
     def leave(self) -> None:
         """Ends `enter`."""
         self._own = frozenset()
+
+    def forget(self) -> None:
+        """Cuts the cycles between leaves and their hooks, which would keep a step's tensors alive."""
+        for hook in self._hooks:
+            hook.remove()
+        self.leaves.clear()
 
     def _is_watched(self, tensor: Tensor) -> bool:
         key = id(tensor)
@@ -178,7 +185,8 @@ class BareParameters(TorchFunctionMode):
         if num_rows not in self._num_rows or num_rows % self._num_groups or aligned.shape[0] != 1:
             raise NotFoldableError(f"parameter {self._names[parameter]!r} meets no batch of rows")
         rows = aligned.expand(num_rows, *aligned.shape[1:]).requires_grad_()
-        rows.register_hook(partial(self._rows_arrived, parameter, value))  # type: ignore[no-untyped-call]
+        hook = rows.register_hook(partial(self._rows_arrived, parameter, value))  # type: ignore[no-untyped-call]
+        self._hooks.append(hook)
         self.leaves.append(rows)
         self.used.add(parameter)
         return rows
@@ -216,7 +224,7 @@ class BareParameters(TorchFunctionMode):
             output.requires_grad_()
             self.leaves.append(output)
         hook = partial(self._product_arrived, parameter, value, x.detach())
-        output.register_hook(hook)  # type: ignore[no-untyped-call]
+        self._hooks.append(output.register_hook(hook))  # type: ignore[no-untyped-call]
         return output
 
     def _product_arrived(self, parameter: nn.Parameter, value: Tensor, x: Tensor, grad: Tensor) -> None:

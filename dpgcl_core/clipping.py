@@ -41,7 +41,7 @@ GroupLosses = Callable[[Any], Tensor]
 
 ONE_BY_ONE = "one group at a time"
 _MARGIN = 1 - 1e-4
-_MAX_FOLDED_NUMBERS = 2**27
+_MAX_FOLDED_NUMBERS = 2**26  # 256 MiB of per-group gradients at a time
 _LOOP_FROM_VIEWS = 96  # on a CPU a backward pass of this many images is as fast alone as among others
 _SELF_CHECK_TOLERANCE = 1e-3
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +40,6 @@ class _Call:
     module: nn.Module
     rule: LayerRule
     x: Tensor
-    output: Tensor
     version: int
     saved: tuple[Tensor, ...]
 
@@ -182,11 +182,11 @@ def fold(
         losses = losses_of()
     if losses.shape != (num_groups,):
         raise NotFoldableError(f"losses must be [groups]; got {list(losses.shape)}")
-    leaves = recorder.watch()
-    if leaves:
-        with torch.autocast(losses.device.type, enabled=False):  # a caller's, which is for forward passes
-            torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
-    return recorder.finish(losses)
+    try:
+        recorder.run_backward(losses)
+        return recorder.finish(losses)
+    finally:
+        recorder.forget()
 
 
 class _Recorder:
@@ -207,8 +207,9 @@ class _Recorder:
         }
         names = {p: name for name, p in model.named_parameters() if p in self._wanted}
         self._bare = BareParameters(names, num_groups, num_rows)
-        self._calls: list[_Call] = []
+        self._uses: Counter[Tensor] = Counter()
         self._leaves: list[Tensor] = []
+        self._hooks: list[Any] = []
         self._saved: dict[nn.Module, tuple[Tensor, ...]] = {}
         self._shared: set[Tensor] = set()
         squares = torch.zeros(num_groups, dtype=torch.float64, device=parameters[0].device)
@@ -251,29 +252,36 @@ class _Recorder:
         if not output.requires_grad:  # nothing before this layer needs a gradient
             output.requires_grad_()
             self._leaves.append(output)
-        saved = self._saved.pop(module, ())
-        self._calls.append(_Call(module, rule, args[0].detach(), output, output._version, saved))
+        x = args[0].detach()
+        call = _Call(module, rule, x, x._version, self._saved.pop(module, ()))
+        # The gradient of the output as it is now, also where the network changes it in place afterwards.
+        self._hooks.append(output.register_hook(partial(self._arrived, call)))  # type: ignore[no-untyped-call]
+        self._uses.update(module.parameters(recurse=False))
         return output
 
-    def watch(self) -> list[Tensor]:
-        """Registers the hooks of the backward pass; returns the tensors that it must reach.
+    def run_backward(self, losses: Tensor) -> None:
+        """Runs the backward pass, in which the layers' gradients arrive.
 
         Only now, after the forward pass, is it known which parameters were used more than once: their
         gradients must be added before a norm is taken.
         """
-        uses = Counter(p for call in self._calls for p in call.module.parameters(recurse=False))
-        self._shared = {p for p, count in uses.items() if count > 1} | self._bare.used
-        for call in self._calls:
-            if call.version != call.output._version:
-                raise NotFoldableError(
-                    f"the output of layer {self._names[call.module]!r} was changed in place"
-                )
-            call.output.register_hook(partial(self._arrived, call))  # type: ignore[no-untyped-call]
-            del call.output  # the graph keeps it as long as it is needed
-        return self._leaves + self._bare.leaves
+        self._shared = {p for p, count in self._uses.items() if count > 1} | self._bare.used
+        leaves = self._leaves + self._bare.leaves
+        if leaves:
+            with torch.autocast(losses.device.type, enabled=False):  # a caller's, which is for forward passes
+                torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+
+    def forget(self) -> None:
+        """Cuts what would keep a step's tensors alive: a leaf and its hook hold each other."""
+        for hook in self._hooks:
+            hook.remove()
+        self._leaves.clear()
+        self._bare.forget()
 
     def _arrived(self, call: _Call, grad: Tensor) -> None:
         rule, module, x, n = call.rule, call.module, call.x, self._num_groups
+        if x._version != call.version:
+            raise NotFoldableError(f"the input of layer {self._names[module]!r} was changed in place")
         del call.x
         with torch.no_grad(), full_precision(grad.device.type):
             for parameter, gradients in rule.vectors(module, x, grad, n, call.saved):

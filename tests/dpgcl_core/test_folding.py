@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 
 import pytest
@@ -244,12 +245,12 @@ def test_callers_autocast_and_matmul_precision_reach_no_norm_and_no_sum(
             return group_losses_of(model)(some)
 
     expected = _folded_sum(model, losses, views, 0.1)
-    weighted = folding._weighted
-    monkeypatch.setattr(
-        folding,
-        "_weighted",
-        lambda *args: (seen.append(torch.get_float32_matmul_precision()), weighted(*args))[1],
-    )
+
+    def noting(function):  # type: ignore[no-untyped-def]
+        return lambda *args: (seen.append(torch.get_float32_matmul_precision()), function(*args))[1]
+
+    for name in ("_weighted", "squares_of"):
+        monkeypatch.setattr(folding, name, noting(getattr(folding, name)))
     torch.set_float32_matmul_precision("medium")
     try:
         with torch.autocast("cpu", torch.bfloat16):
@@ -259,6 +260,40 @@ def test_callers_autocast_and_matmul_precision_reach_no_norm_and_no_sum(
         torch.set_float32_matmul_precision("highest")
     assert torch.equal(actual, expected)
     assert set(seen) == {"highest"}
+
+
+@pytest.mark.parametrize("name", ["every layer", "transformer"])
+def test_nothing_of_a_step_outlives_it(name: str) -> None:
+    """A cycle would keep every microbatch's gradients until the garbage collector comes by."""
+    model, views = _built(IMAGE_MODELS[name]), _images(3, 2, 3, 0)
+    _folded_sum(model, group_losses_of(model), views, 0.3)
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(isinstance(each, Tensor) for each in gc.get_objects())
+        for _ in range(3):
+            _folded_sum(model, group_losses_of(model), views, 0.3)
+        assert sum(isinstance(each, Tensor) for each in gc.get_objects()) == before
+    finally:
+        gc.enable()
+
+
+def test_input_changed_in_place_after_its_use_is_not_taken_for_what_it_was() -> None:
+    class Changed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(192, 8), nn.Linear(8, 4)
+
+        def forward(self, images: Tensor) -> Tensor:
+            hidden = self.first(images.flatten(1)).tanh()
+            out = self.second(hidden)
+            with torch.no_grad():
+                hidden.mul_(0.5)
+            return nn.functional.normalize(out, dim=-1)
+
+    model = _built(Changed)
+    with pytest.raises(NotFoldableError, match="'second' was changed in place"):
+        _folded_sum(model, group_losses_of(model), _images(3, 2, 3, 0), 0.3)
 
 
 def test_parameter_without_a_rule_is_named(caplog: pytest.LogCaptureFixture) -> None:
