@@ -69,7 +69,7 @@ class Options:
     expected_batch_size: int | None = None
     """B, records per step, exactly; every B of the table unless given."""
     others: tuple[Engine, ...] = ()
-    """Other engines to add to a row; the whole table has them all."""
+    """Other engines to add to a row; the table of all networks has them all."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to measure."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -332,7 +332,8 @@ def main() -> int:
     whole = not (options.model and options.group_size and options.expected_batch_size)
     if options.json and whole:
         raise ConfigError("--json prints one row: give model, group_size and expected_batch_size with it")
-    others = options.others or (tuple(ENGINES) if whole else ())
+    others = options.others or (() if options.model else tuple(ENGINES))
+    name = f"clipping_{options.model}" if options.model else "clipping"
     facts = reports.about(device=options.device, threads=options.threads)
     rows = []
     for task in chosen:
@@ -341,7 +342,7 @@ def main() -> int:
         say(table(rows[-1:]))
         if whole:  # after every row, for a table takes hours
             files = reports.write(
-                "clipping", "Private over non-private step", PAGE, facts, {"rows": rows}, [table(rows)],
+                name, "Private over non-private step", PAGE, facts, {"rows": rows}, [table(rows)],
                 options.output,
             )  # fmt: skip
     if options.json:

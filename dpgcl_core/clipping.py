@@ -42,7 +42,9 @@ GroupLosses = Callable[[Any], Tensor]
 ONE_BY_ONE = "one group at a time"
 _MARGIN = 1 - 1e-4
 _MAX_FOLDED_NUMBERS = 2**26  # 256 MiB of per-group gradients at a time
-_LOOP_FROM_VIEWS = 96  # on a CPU a backward pass of this many images is as fast alone as among others
+_LOOP_FROM_VIEWS = 96  # on a CPU a backward pass of this many images is as fast alone as among others,
+_LOOP_FROM_VIEWS_OF_MANY_WEIGHTS = 48  # and here it also saves the memory of the other groups' gradients
+_MANY_WEIGHTS = 2**20
 _SELF_CHECK_TOLERANCE = 1e-3
 
 
@@ -246,7 +248,9 @@ def _groups_at_once(model: nn.Module, inputs: GroupInputs) -> int:
 def _folds(model: nn.Module, group_losses: GroupLosses, inputs: GroupInputs) -> bool:
     """Whether `_fold` is exact for this model and pays for these inputs."""
     first = _each(inputs)[0]
-    if len(first) == 1 or (first.device.type == "cpu" and first.shape[1:3].numel() >= _LOOP_FROM_VIEWS):
+    if len(first) == 1 or (
+        first.device.type == "cpu" and first.shape[1:3].numel() >= _loop_from_views(model)
+    ):
         return False
     if model not in _checked:
         wrong = _refused_layer(model) or _wrongly_folded(model, group_losses, inputs)
@@ -254,6 +258,10 @@ def _folds(model: nn.Module, group_losses: GroupLosses, inputs: GroupInputs) -> 
             logger.warning("per-group gradients one by one (exact, slower): %s", wrong)
         _checked[model] = not wrong
     return _checked[model]
+
+
+def _loop_from_views(model: nn.Module) -> int:
+    return _LOOP_FROM_VIEWS if num_trainable(model) < _MANY_WEIGHTS else _LOOP_FROM_VIEWS_OF_MANY_WEIGHTS
 
 
 def _refused_layer(model: nn.Module) -> str:
