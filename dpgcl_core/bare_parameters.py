@@ -69,6 +69,13 @@ _ELEMENTWISE = _functions(
 )
 _EXPANDED = _functions("expand", "expand_as", "repeat", "tile", "broadcast_to")
 _PRODUCTS = _functions("matmul", "__matmul__", "mm")
+_ITEMS = {Tensor.__getitem__, Tensor.__setitem__}
+_BY_INDEX = _ITEMS | _functions(
+    *("index_select", "gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce"),
+    *("index_add", "index_add_", "index_copy", "index_copy_", "index_fill", "index_fill_", "index_put"),
+    *("index_put_", "masked_select", "masked_scatter", "masked_scatter_", "take", "take_along_dim", "put_"),
+)
+_BY_NAME = {F.linear, F.layer_norm, F.multi_head_attention_forward}
 _ATTENTION = inspect.signature(F.multi_head_attention_forward)
 
 
@@ -141,8 +148,16 @@ class BareParameters(TorchFunctionMode):
         kwargs = kwargs or {}
         tensors = list(_tensors((*args, *kwargs.values())))
         watched = [value for value in tensors if self._is_watched(value)]
+        if func in _BY_INDEX and not self._keeps_rows(func, args, kwargs):
+            raise NotFoldableError(
+                f"records are picked by index ({func.__name__}): their order may follow the data"
+            )
         if not watched:
             return func(*args, **kwargs)
+        if any(self._is_watched(value) for value in _tensors(kwargs.values())) and func not in _BY_NAME:
+            raise NotFoldableError(
+                f"no rule for a parameter given by name to {getattr(func, '__name__', func)}"
+            )
         if func is F.multi_head_attention_forward:
             return self._attention(**_ATTENTION.bind(*args, **kwargs).arguments)
         if func is F.linear:
@@ -159,10 +174,26 @@ class BareParameters(TorchFunctionMode):
         if func in _OF_ONE | _ELEMENTWISE and len(watched) == 1:
             return self._derive(func, args, kwargs)
         result = func(*args, **kwargs)
-        if any(True for _ in _tensors((result,))):
+        if result is None or any(True for _ in _tensors((result,))):
             name = self._names[self._value(watched[0])[0]]
             raise NotFoldableError(f"no rule for parameter {name!r} in {getattr(func, '__name__', func)}")
         return result
+
+    def _keeps_rows(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether an access by index leaves every row of a batch where it is, whatever the data."""
+        if not args or not isinstance(args[0], Tensor) or self._is_watched(args[0]) or kwargs:
+            return not kwargs
+        batch = args[0]
+        if not batch.ndim or len(batch) not in self._num_rows:
+            return True
+        if func not in _ITEMS:  # (input, dim, index, ...); `take` and its like have no axis
+            return len(args) > 2 and isinstance(args[1], int) and args[1] % batch.ndim != 0
+        first = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
+        if first is None or first is Ellipsis or isinstance(first, slice):
+            return True
+        if isinstance(first, Tensor) and first.dtype == torch.int64 and first.shape == (len(batch),):
+            return bool(torch.equal(first, torch.arange(len(batch), device=first.device)))
+        return False
 
     def _replaced(self, args: Any) -> Any:
         if isinstance(args, Tensor):
@@ -231,21 +262,21 @@ class BareParameters(TorchFunctionMode):
         x, grad = (t.detach().float().reshape(self._num_groups, -1, t.shape[-1]) for t in (x, grad))
         self._gradients.append((parameter, value, torch.bmm(x.transpose(1, 2), grad)))
 
-    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         with self:
-            output: Tensor = x @ weight.t()
+            output: Tensor = input @ weight.t()
             return output if bias is None else output + bias
 
     def _layer_norm(
         self,
-        x: Tensor,
+        input: Tensor,
         normalized_shape: list[int],
         weight: Tensor | None = None,
         bias: Tensor | None = None,
         eps: float = 1e-5,
     ) -> Tensor:
         with self:
-            output = F.layer_norm(x, normalized_shape, eps=eps)
+            output = F.layer_norm(input, normalized_shape, eps=eps)
             output = output if weight is None else output * weight
             return output if bias is None else output + bias
 
