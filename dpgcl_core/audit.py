@@ -27,10 +27,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import io
 import json
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -50,7 +48,7 @@ from dpgcl_core.audit_bounds import (
     log_ratio,
 )
 from dpgcl_core.audit_result import AuditResult, table
-from dpgcl_core.errors import ConfigError, DpgclError, unknown_choice
+from dpgcl_core.errors import ConfigError, exit_on_bad_input, unknown_choice
 from dpgcl_core.grouping import BATCH, Grouper
 from dpgcl_core.mechanism import Mechanism
 from dpgcl_core.noise import GaussianNoise
@@ -353,19 +351,5 @@ def _parser() -> _Parser:
     return parser
 
 
-def run() -> NoReturn:
-    """Runs `main` and exits; bad input becomes one line on stderr and exit code 2."""
-    for stream in (sys.stdout, sys.stderr):  # a terminal without Greek letters is no reason to stop
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
-    try:
-        sys.exit(main())
-    except DpgclError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
 if __name__ == "__main__":
-    run()
+    exit_on_bad_input(main)

@@ -15,14 +15,12 @@ Prints a table, or with `--json` one JSON object. Bad input is one line on stder
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from dpgcl_core.errors import ConfigError, DpgclError, unknown_choice
+from dpgcl_core.errors import ConfigError, exit_on_bad_input, unknown_choice
 
 _LAWS = ("tnb", "poisson", "binomial")
 _BOUNDS = ("profile", "pointwise", "ps22")
@@ -252,19 +250,5 @@ def _whole(text: str) -> int:
         raise argparse.ArgumentTypeError(f"must be a whole number; got {text!r}") from None
 
 
-def run() -> NoReturn:
-    """Runs `main` and exits; bad input becomes one line on stderr and exit code 2."""
-    for stream in (sys.stdout, sys.stderr):  # a terminal without Greek letters is no reason to stop
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
-    try:
-        sys.exit(main())
-    except DpgclError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
 if __name__ == "__main__":
-    run()
+    exit_on_bad_input(main)

@@ -6,7 +6,10 @@ Every class derives from `DpgclError`; the command lines turn it into one line o
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import io
+import sys
+from collections.abc import Callable, Iterable
+from typing import NoReturn
 
 
 class DpgclError(ValueError):
@@ -47,3 +50,17 @@ def unknown_choice(kind: str, value: str, choices: Iterable[str]) -> str:
     near = difflib.get_close_matches(value, names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return f"unknown {kind} {value!r}{hint} Valid: {', '.join(names)}"
+
+
+def exit_on_bad_input(main: Callable[[], int]) -> NoReturn:
+    """Runs `main` and exits with its code; bad input becomes one line on stderr and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal without Greek letters is no reason to stop
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        sys.exit(main())
+    except DpgclError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:  # before the trials; while they run, a signal is an ending of its own
+        sys.exit(130)

@@ -12,12 +12,12 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn, TypeVar, get_type_hints
 
-from dpgcl_core.errors import ConfigError, DpgclError, unknown_choice
+from dpgcl_core.errors import ConfigError, unknown_choice
 from trainers.data import BUILTIN_DATASETS, check_dataset_name
 from trainers.settings import Setting, named_setting
 
@@ -204,17 +204,3 @@ def _refuse_contradictions(options: SweepOptions, arguments: Sequence[str]) -> N
     if {"--sampling-prob", "--expected-batch-size"} <= set(_names(arguments)):
         raise ConfigError("give sampling_prob or expected_batch_size, not both")
     options.target_epsilon()
-
-
-def exit_on_bad_input(main: Callable[[], int]) -> None:
-    """Runs `main` and exits with its code; bad input becomes one line on stderr and exit code 2."""
-    for stream in (sys.stdout, sys.stderr):  # a terminal without Greek letters is no reason to stop
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
-    try:
-        sys.exit(main())
-    except DpgclError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:  # before the trials; while they run, a signal is an ending of its own
-        sys.exit(130)

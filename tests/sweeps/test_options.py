@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from dpgcl_core.errors import exit_on_bad_input
 from sweeps.group_size import FULL, TINY, GroupSizeOptions, points
 from sweeps.service import run as service_run
-from sweeps.service.options import exit_on_bad_input
 from tests.sweeps.support import SCRIPT, contents, environment, options
 from trainers.settings import SETTINGS
 
