@@ -44,7 +44,13 @@ class Ray:
         self.failing: dict[str, str] = {}
 
     def run_trials(
-        self, session: Any, plan: SweepPlan, folder: SweepFolder, trials: Sequence[Trial], on_result: Any
+        self,
+        session: Any,
+        plan: SweepPlan,
+        folder: SweepFolder,
+        trials: Sequence[Trial],
+        on_result: Any,
+        budget: Any = None,
     ) -> dict[str, str]:
         for trial in trials:
             if trial.name not in self.failing:
