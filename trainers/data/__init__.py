@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dpgcl_core.errors import ConfigError, DataError, unknown_choice
 from dpgcl_core.records import held_out
-from trainers.data.dataset import Dataset, Records
+from trainers.data.dataset import Dataset, Records, TrainingData
 from trainers.data.own import load_folder, load_npz, load_parquet
 from trainers.data.sources import SOURCES, RecordsError, load_builtin
 
@@ -23,8 +23,11 @@ __all__ = [
     "Dataset",
     "Records",
     "RecordsError",
+    "TrainingData",
     "check_dataset_name",
+    "is_split_held_out",
     "load_dataset",
+    "split_held_out",
     "split_train_test",
 ]
 
@@ -76,6 +79,39 @@ def load_dataset(name: str, *, image_size: int | None = None) -> Dataset:
         scheme, _, path = name.partition(":")
         train, test = _OWN[scheme](Path(path).expanduser(), image_size)
     return Dataset(name=name, train=train, test=test, is_builtin=is_builtin)
+
+
+_SCORE_SPLIT = "score-split"
+
+
+def split_held_out(records: Records, share: float) -> tuple[Records, Records | None]:
+    """Returns the records to train on, and those held out to be scored with noise; None for a share of 0.
+
+    Each record goes by a keyed hash of its own id, so the split is the same in all trials, and one record
+    more or less moves no other. An empty side is no error: to tell would depend on the records.
+
+    >>> import numpy as np
+    >>> from dpgcl_core.records import ids_from_names
+    >>> ids = ids_from_names([f"r{i}" for i in range(100)])
+    >>> records = Records(images=np.zeros((100, 1, 8, 8), dtype=np.uint8), ids=ids)
+    >>> train, scored = split_held_out(records, 0.2)
+    >>> len(train) + len(scored), len(set(train.ids) & set(scored.ids))
+    (100, 0)
+    """
+    if not 0 <= share < 1:
+        raise ConfigError(f"score_on_held_out must be a share in [0, 1); got {share}")
+    if share == 0:
+        return records, None
+    held = held_out(records.ids, share, key=_SCORE_SPLIT)
+    return records.take(~held), records.take(held)
+
+
+def is_split_held_out(train: Records, scored: Records, share: float) -> bool:
+    """Whether `train` and `scored` are the two sides of `split_held_out`, record by record."""
+    return bool(
+        held_out(scored.ids, share, key=_SCORE_SPLIT).all()
+        and not held_out(train.ids, share, key=_SCORE_SPLIT).any()
+    )
 
 
 def split_train_test(dataset: Dataset, test_fraction: float) -> tuple[Records, Records]:

@@ -307,10 +307,14 @@ def _to_splits(parts: list[_Part], image_size: int | None) -> Splits:
             f"got {shapes[0]} and {shapes[1]}"
         )
     records = [
-        Records(images=split, ids=part.ids, labels=index)
+        Records(images=split, ids=part.ids, labels=index, classes_from_data=_is_text(part.labels))
         for split, part, index in zip(images, parts, labels, strict=True)
     ]
     return records[0], records[1] if len(records) > 1 else None
+
+
+def _is_text(labels: NDArray[Any] | None) -> bool:
+    return labels is not None and labels.dtype.kind in "US"
 
 
 def _class_indices(columns: list[NDArray[Any] | None]) -> list[NDArray[np.int64] | None]:
