@@ -88,6 +88,18 @@ def open_ledger(options: SweepOptions) -> Ledger | None:
     return None if url is None else Ledger.open(url)
 
 
+def refuse_forgotten_ledger(folder: SweepFolder, ledger: Ledger | None) -> None:
+    """Refuses to go on without the ledger that a sweep was begun with: its steps would not be charged.
+
+    Raises:
+      LedgerError: as said.
+    """
+    if ledger is None and any(folder.path.glob("checkpoints/*/grant.json")):
+        raise LedgerError(
+            f"the sweep {folder.name!r} is charged to a ledger; resume it with --ledger and --dataset-id"
+        )
+
+
 @dataclass
 class SweepBudget:
     """The reservations of one open sweep.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -12,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from dpgcl_core.errors import ConfigError, DpgclError, LedgerError, TrackingError
+from dpgcl_core.selection import OPEN
 from sweeps.service.budget import (
     SweepBudget,
     check_ledger_options,
     data_path,
     open_ledger,
+    refuse_forgotten_ledger,
     sweep_budget,
 )
 from sweeps.service.estimate import estimate_seconds
@@ -24,6 +27,7 @@ from sweeps.service.execution import Stopped, check_this_machine, ray_session, r
 from sweeps.service.options import SweepOptions
 from sweeps.service.plan import Point, SweepPlan, Trial, build_plan, cross_checks
 from sweeps.service.report import build_statement, statement_text, steps_charged, write_statement
+from sweeps.service.sealed import SealedSweep
 from sweeps.service.storage import (
     CalibrationCache,
     SweepFolder,
@@ -74,9 +78,10 @@ def run_sweep(question: str, options: SweepOptions, points: Sequence[Point], fig
             fingerprint=plan.fingerprint,
             resume=options.resume,
             params=plan.params(),
-            prefix=f"{question}-{_short(options.dataset)}-{datetime.now():%Y%m%d-%H%M%S}",
+            prefix=f"{question}-{_short(options.dataset)}-{_suffix(options)}",
         )
-        budget = sweep_budget(plan, ledger, folder)
+        budget = sweep_budget(plan, ledger, folder) if options.release == OPEN else None
+        refuse_forgotten_ledger(folder, ledger)
         _print_plan(plan)
         if budget is not None:
             budget.check()
@@ -91,6 +96,8 @@ def run_sweep(question: str, options: SweepOptions, points: Sequence[Point], fig
         check_this_machine(options)
         with folder.locked(), ThreadPoolExecutor(1) as beside:  # MLflow opens while Ray starts
             opened = beside.submit(Tracker.open, uri, root, EXPERIMENT)
+            if options.release != OPEN:
+                return SealedSweep(plan, folder, ledger).run(opened.result(), ray_session, run_trials)
             return _Sweep(plan, folder, found, uri, budget).run(opened, figure)
 
 
@@ -264,7 +271,7 @@ class _Sweep:
                 self._tracker.log_artifact(self._parent, path)
                 say(f"written: {path}")
         except DpgclError as error:
-            say(f"warning: no privacy statement: {error}")
+            say(f"warning: the privacy statement: {error}")
 
     def _draw(self, figure: Figure) -> None:
         try:
@@ -304,7 +311,10 @@ def _print_plan(plan: SweepPlan) -> None:
             f"  {key:<24} σ = {params['noise_multiplier']:<10.5g} ε of one trial = {epsilon:<9} {label}"
         )
     counted = _count(len(rows), "point"), _count(plan.options.repeats, "repeat")
-    say(f"{_count(len(plan.trials), 'trial')} = {counted[0]} × {counted[1]}")
+    if plan.options.release == OPEN:
+        say(f"{_count(len(plan.trials), 'trial')} = {counted[0]} × {counted[1]}")
+    else:
+        say(f"every trial draws one of {_count(len(rows), 'setting')}; the number of trials is secret")
     for row in rows.values():
         say(row)
     say(plan.tags()["tuning_cost"])
@@ -313,8 +323,9 @@ def _print_plan(plan: SweepPlan) -> None:
 def _estimate_text(plan: SweepPlan) -> str:
     seconds = estimate_seconds(plan)
     threads = _count(plan.options.threads_per_worker, "thread")
+    what = "" if plan.options.release == OPEN else "for one trial of every setting, "
     return (
-        f"estimate: {_clock(seconds)} of training and embedding in all on one worker at a time "
+        f"estimate: {what}{_clock(seconds)} of training and embedding in all on one worker at a time "
         f"with {threads}, measured here on synthetic images; divide by the "
         "trials that run at once, and add start-up and probes"
     )
@@ -342,6 +353,13 @@ def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def _suffix(options: SweepOptions) -> str:
+    """The end of a sweep's name: its time; for a sealed one something that tells no time."""
+    if options.release == OPEN:
+        return f"{datetime.now():%Y%m%d-%H%M%S}"
+    return f"{options.release}-{secrets.token_hex(3)}"
 
 
 def _short(dataset: str) -> str:
