@@ -196,8 +196,8 @@ class SealedFolder:
             draws, lines = self._read(path)
             if ledger is not None and lines is None:
                 raise LedgerError(
-                    f"the sweep {self.folder.name!r} was begun without a ledger, and what it has drawn cannot "
-                    "be charged before it any more; resume it as it was begun"
+                    f"the sweep {self.folder.name!r} was begun without a ledger, and cannot be charged "
+                    "before it draws any more; resume it as it was begun"
                 )
             return draws
         charged = reserve(ledger, plan, self.folder.name) if ledger is not None else None
