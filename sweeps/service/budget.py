@@ -22,7 +22,7 @@ from dpgcl_core.ledger_fingerprint import read_mark
 from dpgcl_core.ledger_report import LedgerStatement
 from sweeps.service.options import SweepOptions
 from sweeps.service.plan import SweepPlan, Trial
-from sweeps.service.release import is_proven
+from sweeps.service.release import is_proven, noised_releases
 from sweeps.service.storage import SweepFolder
 from trainers.checkpoint import CheckpointFolder, Grant, read_grant, write_grant
 
@@ -136,6 +136,11 @@ class SweepBudget:
             raise ConfigError(
                 f"a ledger takes trainings with a guarantee only, and {loose[0]} has none; leave such trials "
                 "out (--no-non-private, no --seeded-non-private)"
+            )
+        if noised := noised_releases(self.trials):
+            raise ConfigError(
+                f"the ledger charges training steps, and not the noised releases of {' and '.join(noised)}; "
+                "leave them out"
             )
         try:
             self.ledger.would_admit(self.dataset_id, [self._planned(trial) for trial in self._missing()])

@@ -107,6 +107,8 @@ def check_sealed_plan(plan: SweepPlan) -> None:
     """
     if any(trial.config.guarantee_label != "proven" for trial in plan.trials):
         raise ConfigError("a sealed sweep draws among trainings with a guarantee only; give a finite epsilon")
+    if noised := noised_releases(plan.trials):
+        raise ConfigError(f"a sealed sweep takes no noised releases; leave {' and '.join(noised)} out")
     if plan.data.queries is None or not plan.data.evaluation_is_public:
         raise ConfigError(
             "a sealed sweep selects by a score on public data, for a score on private records would "
@@ -133,6 +135,12 @@ def trial_law(options: SweepOptions) -> TruncatedNegativeBinomial:
 def is_proven(trial: Trial) -> bool:
     """Whether a trial has a guarantee."""
     return trial.config.guarantee_label == "proven"
+
+
+def noised_releases(trials: Sequence[Trial]) -> list[str]:
+    """Returns which releases beside the steps are on: charged to a training's own ε, not to the sweep's."""
+    names = ("score_noise_multiplier", "snr_noise_multiplier")
+    return [name for name in names if any(trial.params.get(name) for trial in trials)]
 
 
 def delta_of(trials: Sequence[Trial]) -> float:
@@ -188,6 +196,13 @@ def cost_of(
     if not proven:
         return None
     delta = delta_of(proven)
+    if noised := noised_releases(proven):
+        return not_accounted(
+            options.release,
+            reason=f"the noised releases of {' and '.join(noised)} are not composed over the sweep",
+            delta=delta,
+            training_epsilon=max(trial.config.mechanism.epsilon() for trial in proven),
+        )
     try:
         if options.release == OPEN:
             return open_cost(trial_classes(proven, num_steps), delta=delta)

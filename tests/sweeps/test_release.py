@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,15 @@ def test_threshold_cost_is_that_of_the_halting_probability(make_plan: Plan) -> N
     expected = sealed_threshold_cost([one_trial(plan)], halting_prob=0.2, delta=delta)
     assert plan.cost is not None
     assert plan.cost.tuned_epsilon == pytest.approx(expected.tuned_epsilon, rel=1e-9)
+
+
+def test_noised_releases_are_not_passed_over(make_plan: Plan) -> None:
+    plan = make_plan("--tiny", "--noise-multiplier", "1")
+    trials = [replace(t, params=t.params | {"snr_noise_multiplier": 5.0}) for t in plan.trials]
+    cost = cost_of(plan.options, trials)
+    assert cost is not None
+    assert not cost.accounted
+    assert "snr_noise_multiplier" in str(cost.reason)
 
 
 def test_repeated_steps_raise_the_cost_of_an_open_sweep(make_plan: Plan) -> None:

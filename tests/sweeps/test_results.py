@@ -259,9 +259,9 @@ def test_resume_may_change_performance(ray: Ray, sweep: Callable[..., int]) -> N
 
 def make_ledger(path: Path, quota: int) -> tuple[str, ...]:
     """The options of a ledger whose cap holds `quota` steps of this sweep."""
-    step_class = StepClass(64 / 1437, 1.0)
+    step_class = StepClass(64 / 1445, 1.0)
     cap = Cap(epsilon=500.0, delta=9e-5, quotas=((step_class, quota),))
-    Ledger.create(str(path)).register("scans", cap, num_records_public=1437)
+    Ledger.create(str(path)).register("scans", cap, num_records_public=1445)
     return ("--no-non-private", "--ledger", str(path), "--dataset-id", "scans")
 
 

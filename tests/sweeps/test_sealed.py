@@ -80,7 +80,7 @@ def sweep(tmp_path: Path, empty_database: Path) -> Callable[..., int]:
 
 def make_ledger(path: Path, *, epsilon: float = 900.0) -> tuple[str, ...]:
     cap = Cap(epsilon=epsilon, delta=5e-5)
-    Ledger.create(str(path)).register("scans", cap, num_records_public=1437)
+    Ledger.create(str(path)).register("scans", cap, num_records_public=1445)
     return ("--ledger", str(path), "--dataset-id", "scans")
 
 
