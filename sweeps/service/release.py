@@ -201,7 +201,7 @@ def cost_of(
             options.release,
             reason=f"the noised releases of {' and '.join(noised)} are not composed over the sweep",
             delta=delta,
-            training_epsilon=max(trial.config.mechanism.epsilon() for trial in proven),
+            training_epsilon=max(trial.config.epsilon() for trial in proven),
         )
     try:
         if options.release == OPEN:

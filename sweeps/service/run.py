@@ -306,7 +306,7 @@ def _print_plan(plan: SweepPlan) -> None:
         params = trial.params
         key = trial.name.rsplit("-r", 1)[0]
         label = trial.config.guarantee_label
-        epsilon = "none" if label == "none" else f"{trial.config.mechanism.epsilon():.4f}"
+        epsilon = "none" if label == "none" else f"{trial.config.epsilon():.4f}"
         rows[key] = (
             f"  {key:<24} σ = {params['noise_multiplier']:<10.5g} ε of one trial = {epsilon:<9} {label}"
         )
