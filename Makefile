@@ -15,7 +15,7 @@ sweep: $(INSTALLED)
 	$(BIN)/python sweeps/group_size.py $(OPTIONS)
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_OPTIONS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -69,6 +69,13 @@ _ELEMENTWISE = _functions(
 )
 _EXPANDED = _functions("expand", "expand_as", "repeat", "tile", "broadcast_to")
 _PRODUCTS = _functions("matmul", "__matmul__", "mm")
+_ITEMS = {Tensor.__getitem__, Tensor.__setitem__}
+_BY_INDEX = _ITEMS | _functions(
+    *("index_select", "gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce"),
+    *("index_add", "index_add_", "index_copy", "index_copy_", "index_fill", "index_fill_", "index_put"),
+    *("index_put_", "masked_select", "masked_scatter", "masked_scatter_", "take", "take_along_dim", "put_"),
+)
+_BY_NAME = {F.linear, F.layer_norm, F.multi_head_attention_forward}
 _ATTENTION = inspect.signature(F.multi_head_attention_forward)
 
 
@@ -93,9 +100,10 @@ class BareParameters(TorchFunctionMode):
         self._names = names
         self._num_groups = num_groups
         self._num_rows = num_rows | {num_groups}
-        self._derived = {id(p): (p, p.detach().clone().requires_grad_()) for p in names}
-        self._sources = {p: self._derived[id(p)][1] for p in names}
+        self._watched = {id(p): p for p in names}
+        self._derived: dict[int, tuple[nn.Parameter, Tensor]] = {}
         self._alive: list[Tensor] = []
+        self._hooks: list[Any] = []
         self._gradients: list[tuple[nn.Parameter, Tensor, Tensor]] = []
 
     def enter(self, module: nn.Module, *_: object) -> None:
@@ -107,13 +115,27 @@ class BareParameters(TorchFunctionMode):
         """Ends `enter`."""
         self._own = frozenset()
 
+    def forget(self) -> None:
+        """Cuts the cycles between leaves and their hooks, which would keep a step's tensors alive."""
+        for hook in self._hooks:
+            hook.remove()
+        self.leaves.clear()
+
     def _is_watched(self, tensor: Tensor) -> bool:
-        return id(tensor) in self._derived and id(tensor) not in self._own
+        key = id(tensor)
+        return (key in self._watched or key in self._derived) and key not in self._own
+
+    def _value(self, tensor: Tensor) -> tuple[nn.Parameter, Tensor]:
+        """The parameter behind a watched tensor, and the tensor with its graph back to a copy of that."""
+        if id(tensor) not in self._derived:
+            parameter = self._watched[id(tensor)]
+            self._derived[id(tensor)] = (parameter, parameter.detach().clone().requires_grad_())
+        return self._derived[id(tensor)]
 
     def gradients(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
         """Yields the gradients `[groups, *shape]` after the backward pass, one per use."""
         for parameter, value, gradients in self._gradients:
-            source = self._sources[parameter]
+            source = self._value(parameter)[1]
             if value is not source:
                 (gradients,) = torch.autograd.grad(
                     value, source, gradients.to(value.dtype), retain_graph=True, is_grads_batched=True
@@ -126,8 +148,16 @@ class BareParameters(TorchFunctionMode):
         kwargs = kwargs or {}
         tensors = list(_tensors((*args, *kwargs.values())))
         watched = [value for value in tensors if self._is_watched(value)]
+        if func in _BY_INDEX and not self._keeps_rows(func, args, kwargs):
+            raise NotFoldableError(
+                f"records are picked by index ({func.__name__}): their order may follow the data"
+            )
         if not watched:
             return func(*args, **kwargs)
+        if any(self._is_watched(value) for value in _tensors(kwargs.values())) and func not in _BY_NAME:
+            raise NotFoldableError(
+                f"no rule for a parameter given by name to {getattr(func, '__name__', func)}"
+            )
         if func is F.multi_head_attention_forward:
             return self._attention(**_ATTENTION.bind(*args, **kwargs).arguments)
         if func is F.linear:
@@ -144,19 +174,35 @@ class BareParameters(TorchFunctionMode):
         if func in _OF_ONE | _ELEMENTWISE and len(watched) == 1:
             return self._derive(func, args, kwargs)
         result = func(*args, **kwargs)
-        if any(True for _ in _tensors((result,))):
-            name = self._names[self._derived[id(watched[0])][0]]
+        if result is None or any(True for _ in _tensors((result,))):
+            name = self._names[self._value(watched[0])[0]]
             raise NotFoldableError(f"no rule for parameter {name!r} in {getattr(func, '__name__', func)}")
         return result
 
+    def _keeps_rows(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether an access by index leaves every row of a batch where it is, whatever the data."""
+        if not args or not isinstance(args[0], Tensor) or self._is_watched(args[0]) or kwargs:
+            return not kwargs
+        batch = args[0]
+        if not batch.ndim or len(batch) not in self._num_rows:
+            return True
+        if func not in _ITEMS:  # (input, dim, index, ...); `take` and its like have no axis
+            return len(args) > 2 and isinstance(args[1], int) and args[1] % batch.ndim != 0
+        first = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
+        if first is None or first is Ellipsis or isinstance(first, slice):
+            return True
+        if isinstance(first, Tensor) and first.dtype == torch.int64 and first.shape == (len(batch),):
+            return bool(torch.equal(first, torch.arange(len(batch), device=first.device)))
+        return False
+
     def _replaced(self, args: Any) -> Any:
         if isinstance(args, Tensor):
-            return self._derived[id(args)][1] if self._is_watched(args) else args
+            return self._value(args)[1] if self._is_watched(args) else args
         return type(args)(self._replaced(each) for each in args) if isinstance(args, tuple | list) else args
 
     def _derive(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function of the parameter alone: watched on, with its graph."""
-        parameter = next(self._derived[id(v)][0] for v in _tensors(args) if self._is_watched(v))
+        parameter = next(self._value(v)[0] for v in _tensors(args) if self._is_watched(v))
         result = func(*self._replaced(args), **kwargs)
         for value in _tensors((result,)):
             self._alive.append(value)
@@ -165,12 +211,13 @@ class BareParameters(TorchFunctionMode):
 
     def _rows(self, tensor: Tensor, num_rows: int, num_axes: int) -> Tensor:
         """One copy per row of a watched tensor, aligned to `num_axes` axes as broadcasting would."""
-        parameter, value = self._derived[id(tensor)]
+        parameter, value = self._value(tensor)
         aligned = value.detach().reshape((1,) * (num_axes - value.ndim) + value.shape)
         if num_rows not in self._num_rows or num_rows % self._num_groups or aligned.shape[0] != 1:
             raise NotFoldableError(f"parameter {self._names[parameter]!r} meets no batch of rows")
         rows = aligned.expand(num_rows, *aligned.shape[1:]).requires_grad_()
-        rows.register_hook(partial(self._rows_arrived, parameter, value))  # type: ignore[no-untyped-call]
+        hook = rows.register_hook(partial(self._rows_arrived, parameter, value))  # type: ignore[no-untyped-call]
+        self._hooks.append(hook)
         self.leaves.append(rows)
         self.used.add(parameter)
         return rows
@@ -199,7 +246,7 @@ class BareParameters(TorchFunctionMode):
 
     def _product(self, x: Tensor, tensor: Tensor) -> Tensor:
         """x @ W for `x` `[rows, ..., in]` and a watched `W` `[in, out]`."""
-        parameter, value = self._derived[id(tensor)]
+        parameter, value = self._value(tensor)
         if value.ndim != 2 or x.ndim < 2 or x.shape[0] not in self._num_rows:
             raise NotFoldableError(f"no rule for parameter {self._names[parameter]!r} in this product")
         self.used.add(parameter)
@@ -208,28 +255,28 @@ class BareParameters(TorchFunctionMode):
             output.requires_grad_()
             self.leaves.append(output)
         hook = partial(self._product_arrived, parameter, value, x.detach())
-        output.register_hook(hook)  # type: ignore[no-untyped-call]
+        self._hooks.append(output.register_hook(hook))  # type: ignore[no-untyped-call]
         return output
 
     def _product_arrived(self, parameter: nn.Parameter, value: Tensor, x: Tensor, grad: Tensor) -> None:
         x, grad = (t.detach().float().reshape(self._num_groups, -1, t.shape[-1]) for t in (x, grad))
         self._gradients.append((parameter, value, torch.bmm(x.transpose(1, 2), grad)))
 
-    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         with self:
-            output: Tensor = x @ weight.t()
+            output: Tensor = input @ weight.t()
             return output if bias is None else output + bias
 
     def _layer_norm(
         self,
-        x: Tensor,
+        input: Tensor,
         normalized_shape: list[int],
         weight: Tensor | None = None,
         bias: Tensor | None = None,
         eps: float = 1e-5,
     ) -> Tensor:
         with self:
-            output = F.layer_norm(x, normalized_shape, eps=eps)
+            output = F.layer_norm(input, normalized_shape, eps=eps)
             output = output if weight is None else output * weight
             return output if bias is None else output + bias
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,11 @@ from dpgcl_core.layer_rules import LayerRule, rule_of
 
 PER_GROUP = "per-group gradient"
 GRAM = "Gram norm"
+
+ROUNDING_SHARE = 5e-3
+"""A group's norm counts as at least this share of its spread over the layers with a Gram norm. A float32
+product rounds by some 3e-8 of the spread (measured; 5e-7 is allowed for): with factor ≤ C/(5e-3·spread)
+that is at most 1e-4 C. It acts where gradients cancel to 1/200 of their terms, and over-clips there."""
 
 _FLOPS_PER_NUMBER = 80
 """A Gram norm is taken where it needs fewer flops than this per parameter: what writing a number of the
@@ -39,7 +45,6 @@ class _Call:
     module: nn.Module
     rule: LayerRule
     x: Tensor
-    output: Tensor
     version: int
     saved: tuple[Tensor, ...]
 
@@ -51,12 +56,14 @@ class Folded:
     Attributes:
       losses: `[groups]`.
       squares: `[groups]`, float64: each group's squared gradient norm.
+      spread: `[groups]`, float64: size of the terms that Gram norms stand for.
       paths: how each layer's norm was taken.
       numbers_per_group: numbers of the per-group gradients kept, for one group.
     """
 
     losses: Tensor
     squares: Tensor
+    spread: Tensor
     paths: dict[str, str] = field(default_factory=dict)
     kept: dict[Tensor, Tensor] = field(default_factory=dict)
     deferred: dict[Tensor, _Deferred] = field(default_factory=dict)
@@ -64,6 +71,16 @@ class Folded:
     @property
     def numbers_per_group(self) -> int:
         return sum(gradients[0].numel() for gradients in self.kept.values())
+
+    def norms(self) -> Tensor:
+        """Returns what each group is clipped by, float32 `[groups]`: its norm, or a share of its spread."""
+        return torch.maximum(self.squares.sqrt(), ROUNDING_SHARE * self.spread).float()
+
+    def check(self) -> None:
+        """Raises NotFoldableError if a tensor kept for the sum was changed since its norm was taken."""
+        for each in self.deferred.values():
+            if (each.x._version, each.grad._version) != each.versions:
+                raise NotFoldableError("a gradient was changed in place after its norm was taken")
 
     def add_weighted(self, total: Tensor, parameters: list[nn.Parameter], factor: Tensor) -> None:
         """Adds Σ factor_G ∇L_G to the flat `total`; a factor of 0 masks its group before any product.
@@ -76,13 +93,40 @@ class Folded:
         masked = factor == 0
         mask = masked if bool(masked.any()) else None
         offset = 0
-        for parameter in parameters:
-            part = total[offset : offset + parameter.numel()].view_as(parameter)
-            if parameter in self.kept:
-                part += _weighted(self.kept[parameter], factor, mask)
-            elif parameter in self.deferred:
-                part += self.deferred[parameter].weighted(factor, mask)
-            offset += parameter.numel()
+        with full_precision(total.device.type):
+            for parameter in parameters:
+                part = total[offset : offset + parameter.numel()].view_as(parameter)
+                if parameter in self.kept:
+                    part += _weighted(self.kept[parameter], factor, mask)
+                elif parameter in self.deferred:
+                    part += self.deferred[parameter].weighted(factor, mask)
+                offset += parameter.numel()
+
+
+@contextmanager
+def full_precision(device: str) -> Iterator[None]:
+    """Products of float32 tensors in float32, whatever the caller's settings: no autocast, no TF32.
+
+    A sum of gradients rounded to ten bits would not be the sum their norms were taken of.
+    """
+    before = torch.get_float32_matmul_precision()
+    if before != "highest":
+        torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.autocast(device, enabled=False), _cudnn_without_tf32(device):
+            yield
+    finally:
+        if before != "highest":
+            torch.set_float32_matmul_precision(before)
+
+
+def _cudnn_without_tf32(device: str) -> AbstractContextManager[None]:
+    if device != "cuda":
+        return nullcontext()
+    cudnn = torch.backends.cudnn
+    return cudnn.flags(
+        enabled=cudnn.enabled, benchmark=cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False
+    )
 
 
 @dataclass
@@ -93,6 +137,7 @@ class _Deferred:
     module: nn.Module
     x: Tensor
     grad: Tensor
+    versions: tuple[int, int]
 
     def weighted(self, factor: Tensor, mask: Tensor | None) -> Tensor:
         per_group = len(self.grad) // len(factor)
@@ -164,10 +209,11 @@ def fold(
         losses = losses_of()
     if losses.shape != (num_groups,):
         raise NotFoldableError(f"losses must be [groups]; got {list(losses.shape)}")
-    leaves = recorder.watch()
-    if leaves:
-        torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
-    return recorder.finish(losses)
+    try:
+        recorder.run_backward(losses)
+        return recorder.finish(losses)
+    finally:
+        recorder.forget()
 
 
 class _Recorder:
@@ -188,12 +234,13 @@ class _Recorder:
         }
         names = {p: name for name, p in model.named_parameters() if p in self._wanted}
         self._bare = BareParameters(names, num_groups, num_rows)
-        self._calls: list[_Call] = []
+        self._uses: Counter[Tensor] = Counter()
         self._leaves: list[Tensor] = []
+        self._hooks: list[Any] = []
         self._saved: dict[nn.Module, tuple[Tensor, ...]] = {}
         self._shared: set[Tensor] = set()
         squares = torch.zeros(num_groups, dtype=torch.float64, device=parameters[0].device)
-        self._result = Folded(losses=squares, squares=squares)
+        self._result = Folded(losses=squares, squares=squares, spread=torch.zeros_like(squares))
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -216,47 +263,61 @@ class _Recorder:
             for layer in replaced:
                 del layer.forward
 
-    def _run(self, module: nn.Module, forward: Callable[..., Tensor], *args: Tensor) -> Tensor:
-        ran = self._rules[module].runs(module, args[0]) if len(args) == 1 else None
-        output, saved = ran or (forward(*args), ())
+    def _run(
+        self, module: nn.Module, forward: Callable[..., Tensor], *args: Tensor, **kwargs: Tensor
+    ) -> Tensor:
+        ran = self._rules[module].runs(module, args[0]) if len(args) == 1 and not kwargs else None
+        output, saved = ran or (forward(*args, **kwargs), ())
         self._saved[module] = saved
         return output
 
     def _remember(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         self._bare.leave()
         rule = self._rules[module]
-        if len(args) != 1 or len(args[0]) not in self._num_rows or len(output) != len(args[0]):
+        if (
+            len(args) != 1
+            or not args[0].ndim
+            or not len(args[0]) == len(output)
+            or len(output) not in self._num_rows
+        ):
             raise NotFoldableError(
                 f"the leading axis of layer {self._names[module]!r} is not that of the inputs"
             )
         if not output.requires_grad:  # nothing before this layer needs a gradient
             output.requires_grad_()
             self._leaves.append(output)
-        saved = self._saved.pop(module, ())
-        self._calls.append(_Call(module, rule, args[0].detach(), output, output._version, saved))
+        x = args[0].detach()
+        call = _Call(module, rule, x, x._version, self._saved.pop(module, ()))
+        # The gradient of the output as it is now, also where the network changes it in place afterwards.
+        self._hooks.append(output.register_hook(partial(self._arrived, call)))  # type: ignore[no-untyped-call]
+        self._uses.update(module.parameters(recurse=False))
         return output
 
-    def watch(self) -> list[Tensor]:
-        """Registers the hooks of the backward pass; returns the tensors that it must reach.
+    def run_backward(self, losses: Tensor) -> None:
+        """Runs the backward pass, in which the layers' gradients arrive.
 
         Only now, after the forward pass, is it known which parameters were used more than once: their
         gradients must be added before a norm is taken.
         """
-        uses = Counter(p for call in self._calls for p in call.module.parameters(recurse=False))
-        self._shared = {p for p, count in uses.items() if count > 1} | self._bare.used
-        for call in self._calls:
-            if call.version != call.output._version:
-                raise NotFoldableError(
-                    f"the output of layer {self._names[call.module]!r} was changed in place"
-                )
-            call.output.register_hook(partial(self._arrived, call))  # type: ignore[no-untyped-call]
-            del call.output  # the graph keeps it as long as it is needed
-        return self._leaves + self._bare.leaves
+        self._shared = {p for p, count in self._uses.items() if count > 1} | self._bare.used
+        leaves = self._leaves + self._bare.leaves
+        if leaves:
+            with torch.autocast(losses.device.type, enabled=False):  # a caller's, which is for forward passes
+                torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+
+    def forget(self) -> None:
+        """Cuts what would keep a step's tensors alive: a leaf and its hook hold each other."""
+        for hook in self._hooks:
+            hook.remove()
+        self._leaves.clear()
+        self._bare.forget()
 
     def _arrived(self, call: _Call, grad: Tensor) -> None:
         rule, module, x, n = call.rule, call.module, call.x, self._num_groups
+        if x._version != call.version:
+            raise NotFoldableError(f"the input of layer {self._names[module]!r} was changed in place")
         del call.x
-        with torch.no_grad():
+        with torch.no_grad(), full_precision(grad.device.type):
             for parameter, gradients in rule.vectors(module, x, grad, n, call.saved):
                 self._keep(parameter, gradients)
             matrix = rule.matrix(module)
@@ -264,8 +325,11 @@ class _Recorder:
                 return
             by_gram = rule.gram_flops(module, x, grad, n) < _FLOPS_PER_NUMBER * matrix.numel()
             if by_gram and matrix not in self._shared:
-                self._result.squares += rule.gram(module, x, grad, n)
-                self._result.deferred[matrix] = _Deferred(rule, module, x, grad)
+                squares, spread = rule.gram(module, x, grad, n)
+                self._result.squares += squares
+                self._result.spread += spread
+                versions = (x._version, grad._version)
+                self._result.deferred[matrix] = _Deferred(rule, module, x, grad, versions)
             else:
                 self._keep(matrix, rule.per_group(module, x, grad, n))
             self._result.paths[self._names[module]] = GRAM if matrix in self._result.deferred else PER_GROUP

@@ -11,7 +11,10 @@ there are two ways to its norm:
   ordinary weight gradient of the rescaled Y ("book-keeping", Bu et al. 2023).
 
 The Gram matrices are taken in float64: their sum may cancel, and a norm that falls short by more than the
-clipper's margin would let more than C through. In float64 its error is below 1e-9 of Σ‖x‖²‖y‖².
+clipper's margin would let more than C through. The clipped sum itself is a float32 product whose rounding
+grows with the terms, not with their sum, so a group's norm is taken to be at least a small share of its
+*spread* Σ_m ‖x_m‖·‖y_m‖ (`folding.ROUNDING_SHARE`): no group's terms are then so large that their rounding
+leaves the margin.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ MANY_PATCHES, MANY_NUMBERS = 50, 2**21
 own weight gradient: copying the patches would cost more than a call per group."""
 
 PerGroup = Iterator[tuple[Tensor, Tensor]]
+GramNorms = tuple[Tensor, Tensor]
+"""Squared norms, and spreads Σ_m ‖x_m‖·‖y_m‖: the size of the terms whose sum is the gradient."""
 
 
 class LayerRule:
@@ -66,8 +71,8 @@ class LayerRule:
         """Returns the flops of one group's Gram norm."""
         raise NotImplementedError
 
-    def gram(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> Tensor:
-        """Returns the squared norms of the matrix's gradients, float64 `[groups]`."""
+    def gram(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> GramNorms:
+        """Returns the squared norms of the matrix's gradients and their spreads, float64 `[groups]` each."""
         raise NotImplementedError
 
     def total(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
@@ -79,10 +84,17 @@ def _rows(x: Tensor, num_groups: int, width: int) -> Tensor:
     return x.reshape(num_groups, -1, width)
 
 
-def _gram_norm(x: Tensor, grad: Tensor) -> Tensor:
-    """‖xᵀ grad‖² of `[groups, M, ·]` tensors, in float64."""
+def _norms(of_inputs: Tensor, of_outputs: Tensor) -> GramNorms:
+    """‖Xᵀ Y‖² and Σ_m ‖x_m‖·‖y_m‖ of the Gram matrices `[groups, M, M]` of X and Y."""
+    diagonals = (matrix.diagonal(dim1=1, dim2=2) for matrix in (of_inputs, of_outputs))
+    lengths = [diagonal.clamp_min(0).sqrt() for diagonal in diagonals]
+    return (of_inputs * of_outputs).sum((1, 2)), (lengths[0] * lengths[1]).sum(1)
+
+
+def _gram_norm(x: Tensor, grad: Tensor) -> GramNorms:
+    """`_norms` of `[groups, M, ·]` tensors, in float64."""
     x, grad = x.double(), grad.double()
-    return (torch.bmm(x, x.transpose(1, 2)) * torch.bmm(grad, grad.transpose(1, 2))).sum((1, 2))
+    return _norms(torch.bmm(x, x.transpose(1, 2)), torch.bmm(grad, grad.transpose(1, 2)))
 
 
 class LinearRule(LayerRule):
@@ -107,7 +119,7 @@ class LinearRule(LayerRule):
         length = x.shape[:-1].numel() / num_groups
         return 2 * length**2 * (x.shape[-1] + grad.shape[-1])
 
-    def gram(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> Tensor:
+    def gram(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> GramNorms:
         return _gram_norm(*(_rows(t, num_groups, t.shape[-1]) for t in (x, grad)))
 
     def total(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
@@ -166,7 +178,7 @@ class Conv2dRule(LayerRule):
         sums = 4 * taps * positions**2 * module.groups  # additions without reuse, slower than a product's
         return 2 * pixels**2 * x.shape[1] + 2 * positions**2 * grad.shape[1] + sums
 
-    def gram(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> Tensor:
+    def gram(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> GramNorms:
         """The Gram matrix of patches is a sum over kernel taps of slices of the Gram matrix of pixels."""
         assert isinstance(module, nn.Conv2d)
         blocks, rows = module.groups, len(x) // num_groups
@@ -185,8 +197,8 @@ class Conv2dRule(LayerRule):
             of_patches = part.clone() if of_patches is None else of_patches.add_(part)
         assert of_patches is not None
         of_outputs = torch.bmm(outputs, outputs.transpose(1, 2))
-        products = of_patches.reshape(of_outputs.shape) * of_outputs
-        return products.sum((1, 2)).view(num_groups, blocks).sum(1)
+        squares, spread = _norms(of_patches.reshape(of_outputs.shape), of_outputs)
+        return squares.view(num_groups, blocks).sum(1), spread.view(num_groups, blocks).sum(1)
 
     def total(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
         assert isinstance(module, nn.Conv2d)
@@ -356,11 +368,11 @@ class EmbeddingRule(LayerRule):
         length = x.numel() / num_groups
         return 2 * length**2 * grad.shape[-1]
 
-    def gram(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> Tensor:
+    def gram(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> GramNorms:
         index = x.reshape(num_groups, -1)
         outputs = _rows(self._kept(module, x, grad).double(), num_groups, grad.shape[-1])
         same = index[:, :, None] == index[:, None, :]
-        return (torch.bmm(outputs, outputs.transpose(1, 2)) * same).sum((1, 2))
+        return _norms(same.double(), torch.bmm(outputs, outputs.transpose(1, 2)))
 
     def total(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
         assert isinstance(module, nn.Embedding)

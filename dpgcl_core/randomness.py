@@ -7,7 +7,8 @@ user's seed, except in `SeededNonPrivateRandomness`, which a run must ask for an
 
 Why not `torch.Generator` on the CPU: its Mersenne Twister keeps only the low 32 bits of a seed, so the
 whole run's noise could be found by trying 2^32 seeds. numpy's PCG64DXSM is seeded here with 256 bits.
-It is a statistical generator, not a cryptographic one: see the limits in the README.
+It is a statistical generator, not a cryptographic one, and the default for public data only; private data
+get the stream of `secure_randomness`, whose `choose_randomness` holds the rule.
 """
 
 from __future__ import annotations
@@ -16,10 +17,35 @@ import secrets
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
+
+
+class Draws(Protocol):
+    """What sampling, grouping and noise draw; `np.random.Generator` has it, among much else."""
+
+    def random(self, size: int, /) -> NDArray[np.float64]:
+        """Returns independent uniform numbers in [0, 1), `[size]`."""
+
+    def permutation(self, x: NDArray[np.int64], /) -> NDArray[np.int64]:
+        """Returns the entries of `x` in uniformly random order."""
+
+    def standard_normal(self, size: int, /) -> NDArray[np.float64]:
+        """Returns independent draws from N(0, 1), `[size]`."""
+
+
+class DrawSource(Protocol):
+    """Source of fresh draws for one step and purpose."""
+
+    @property
+    def num_summed_normals(self) -> int:
+        """`GaussianNoise.num_summed` that belongs to this source: above 1 with the floating-point defence."""
+
+    def generator(self, step: int, purpose: str) -> Draws:
+        """Returns the draws of `purpose` ("sampling", "permutation" or "noise") at `step`."""
 
 
 class Randomness(Protocol):
-    """Source of one fresh generator per step and purpose."""
+    """Source of one fresh generator of numpy's per step and purpose."""
 
     def generator(self, step: int, purpose: str) -> np.random.Generator:
         """Returns the generator of `purpose` ("sampling", "permutation" or "noise") at `step`."""
@@ -37,6 +63,8 @@ class SecretRandomness:
     False
     """
 
+    num_summed_normals = 1
+
     def generator(self, step: int, purpose: str) -> np.random.Generator:
         entropy = np.random.SeedSequence(secrets.randbits(256), pool_size=8)
         return np.random.Generator(np.random.PCG64DXSM(entropy))
@@ -49,6 +77,8 @@ class SeededNonPrivateRandomness:
     >>> bool(a == b)
     True
     """
+
+    num_summed_normals = 1
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

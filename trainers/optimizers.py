@@ -134,3 +134,20 @@ def check_optimizer(name: str) -> None:
     """Raises ConfigError unless `name` is one of `OPTIMIZERS`."""
     if name not in OPTIMIZERS:
         raise ConfigError(unknown_choice("optimizer", name, OPTIMIZERS))
+
+
+def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Loads a state dictionary and gives every tensor the memory format of its weights.
+
+    Fused optimizers walk weights, gradients and state in memory order, so another format would pair the
+    wrong numbers without a word.
+
+    Args:
+      optimizer: over the weights as they lie in memory now.
+      state: what `optimizer.state_dict()` returned, in whatever format.
+    """
+    optimizer.load_state_dict(state)
+    for weights, values in optimizer.state.items():
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.shape == weights.shape:
+                values[name] = torch.empty_like(weights).copy_(value)

@@ -320,6 +320,26 @@ def test_training_learns_on_public_data_without_noise() -> None:
     assert np.mean(losses[-5:]) < np.mean(losses[:5])
 
 
+class _Viewing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, padding=1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        hidden = self.conv(images)
+        return hidden.view(hidden.size(0), -1)
+
+
+def viewing_network(image_shape: tuple[int, int, int]) -> nn.Module:
+    return _Viewing()
+
+
+def test_network_that_views_a_convolutions_output_is_trained_in_the_ordinary_layout() -> None:
+    run = _run(network=NetworkConfig(name="tests.trainers.test_loop:viewing_network"))
+    assert run.encoder.backbone.conv.weight.is_contiguous()
+    loop._step(run)
+
+
 def test_network_that_mixes_records_is_refused() -> None:
     network = NetworkConfig(name="tests.trainers.test_loop:batch_norm_network")
     with pytest.raises(ConfigError, match="BatchNorm"):

@@ -69,7 +69,7 @@ def test_microbatch_of_large_activations_is_smaller_on_a_cpu(monkeypatch: pytest
     small = automatic()
     large = automatic(network=NetworkConfig(name="resnet18"))
     shape = (3, 32, 32)
-    assert max_views(small, encoder_of(small, shape), shape) == 384
+    assert max_views(small, encoder_of(small, shape), shape) == 768
     assert 16 <= max_views(large, encoder_of(large, shape), shape) <= 64
 
 

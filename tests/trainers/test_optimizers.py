@@ -11,7 +11,7 @@ from torch.optim import SGD, Adam, AdamW
 
 from dpgcl_core.errors import ConfigError
 from trainers.config import OptimizerConfig
-from trainers.optimizers import OPTIMIZERS, Lars, build_optimizer
+from trainers.optimizers import OPTIMIZERS, Lars, build_optimizer, load_optimizer
 
 
 def _parameter(
@@ -149,3 +149,23 @@ def test_fused_optimizer_is_the_plain_one_to_rounding(name: str) -> None:
     for one, other in zip(*weights, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
     assert not torch.equal(weights[0][0], before)
+
+
+@pytest.mark.parametrize("name", ["adam", "lars", "sgd"])
+def test_loaded_state_takes_the_memory_format_of_its_weights(name: str) -> None:
+    """Saved by a network in the ordinary layout, loaded by one that is channels last."""
+    config = OptimizerConfig(name=name, learning_rate=0.1)
+    start, gradients = torch.randn(4, 3, 3, 3), [torch.randn(4, 3, 3, 3) for _ in range(2)]
+    weights = [nn.Parameter(start.clone()) for _ in range(2)]
+    optimizers = [build_optimizer(config, [each]) for each in weights]
+    for each, optimizer in zip(weights, optimizers, strict=True):
+        each.grad = gradients[0].clone()
+        optimizer.step()
+    last = nn.Parameter(weights[1].detach().clone(memory_format=torch.channels_last))
+    resumed = build_optimizer(config, [last])
+    load_optimizer(resumed, optimizers[1].state_dict())
+    weights[0].grad = gradients[1]
+    last.grad = torch.empty_like(last).copy_(gradients[1])
+    optimizers[0].step()
+    resumed.step()
+    assert torch.allclose(last, weights[0], atol=1e-6)
