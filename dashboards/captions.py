@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from trainers.tracking import TUNING_COST_NOTE
+from trainers.tracking import NO_TUNING_COST, TUNING_COST_TAG
 
 _DATASET_NAMES = {
     "fashion_mnist": "Fashion-MNIST",
@@ -138,8 +138,16 @@ def notes(
         cause = "they would be computed from private records" if private else "none was recorded"
         found.append(f"No scores: {cause}.")
     found.append(_overspent(trials))
-    found.append(f"{TUNING_COST_NOTE.capitalize()}: each ε is that of one training.")
+    found.append(_tuning_cost(trials))
     return [note for note in found if note]
+
+
+def _tuning_cost(trials: pd.DataFrame) -> str:
+    """What the choice among the trials costs, as the sweep's own runs say."""
+    if not has_values(trials, TUNING_COST_TAG):
+        return NO_TUNING_COST
+    told = list(dict.fromkeys(str(line) for line in trials[TUNING_COST_TAG].dropna()))
+    return told[0] if len(told) == 1 else NO_TUNING_COST
 
 
 def _overspent(trials: pd.DataFrame) -> str:

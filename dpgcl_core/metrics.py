@@ -2,8 +2,9 @@
 
 A metric is *releasable* when it is post-processing of the private model or of public settings; a
 *score* is releasable only when everything it is computed from besides the model (index, gallery, probe
-training data, queries) is public; everything else is *private-only*: it depends on the training
-records outside the mechanism. With private data a private-only metric never reaches MLflow, Ray's
+training data, queries) is public; a *noised* number has noise of its own and is charged in ε (see
+`dpgcl_core.scores`); everything else is *private-only*: it depends on the private records outside any
+mechanism. With private data a private-only metric never reaches MLflow, Ray's
 results, a log or a file. `visible` is the one gate, and it refuses names it does not know.
 """
 
@@ -21,6 +22,7 @@ class Release(enum.Enum):
 
     RELEASABLE = "releasable"
     SCORE = "releasable if scored on public data only"
+    NOISED = "noised and charged"
     PRIVATE_ONLY = "private-only"
 
 
@@ -40,7 +42,7 @@ class Metric:
 
 
 _DECLARED = (
-    Metric("epsilon", Release.RELEASABLE, "ε of all steps drawn, at delta, by PLD"),
+    Metric("epsilon", Release.RELEASABLE, "ε of all that is released, at delta, by PLD"),
     Metric("epsilon_rdp", Release.RELEASABLE, "the same by RDP (cross-check)"),
     Metric("epsilon_prv", Release.RELEASABLE, "the same by PRV (cross-check)"),
     Metric("num_steps_done", Release.RELEASABLE, "steps in the trained model"),
@@ -54,6 +56,9 @@ _DECLARED = (
     Metric("untrained_linear_probe_accuracy", Release.SCORE, "linear probe accuracy before training"),
     Metric("untrained_view_retrieval_top1", Release.SCORE, "view retrieval, top 1, before training"),
     Metric("untrained_view_retrieval_top10", Release.SCORE, "view retrieval, top 10, before training"),
+    Metric("noised_knn_accuracy", Release.NOISED, "k-NN accuracy on held-out private records, noised"),
+    Metric("noised_linear_probe_accuracy", Release.NOISED, "linear probe accuracy on them, noised"),
+    Metric("noised_snr_first_step", Release.NOISED, "noised ‖clipped sum‖ / (σΔ√d) at the first step"),
     Metric("snr_first_step", Release.PRIVATE_ONLY, "‖clipped sum‖ / ‖noise‖ at the first step"),
     Metric("snr_first_step_no_augmentation", Release.PRIVATE_ONLY, "the same with num_augmentations = 0"),
     Metric("snr", Release.PRIVATE_ONLY, "‖clipped sum‖ / ‖noise‖ at a step"),
@@ -94,7 +99,7 @@ def visible(
             raise ConfigError(unknown_choice("metric", name, METRICS))
         release = METRICS[name].release
         if (
-            release is Release.RELEASABLE
+            release in (Release.RELEASABLE, Release.NOISED)
             or training_data_is_public
             or (release is Release.SCORE and evaluation_data_is_public)
         ):

@@ -3,6 +3,10 @@
 After a resume sampling, permutation and noise draw fresh entropy, so a step repeated since the last
 checkpoint is an independent draw and is charged once more. How often a training was resumed is counted
 in a file of its own, written *before* the first step of each attempt: a crash cannot hide a repetition.
+
+A training that a budget ledger pays for has a *grant* beside its checkpoint: the number of steps that the
+driver has reserved. It draws no step beyond the grant, and stops at the next checkpoint once the driver,
+which has lost the ledger, has taken it back.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from typing import IO, Any
 
 import torch
 
-from dpgcl_core.errors import StorageError
+from dpgcl_core.errors import LedgerError, StorageError
 
 _WAIT_SECONDS = 60.0
 
@@ -48,11 +52,14 @@ class CheckpointFolder:
     Args:
       folder: created if missing.
       every_steps: steps between checkpoints.
+      charged: whether a ledger pays for the training, so that it needs a grant.
     """
 
-    def __init__(self, folder: Path, *, every_steps: int) -> None:
+    def __init__(self, folder: Path, *, every_steps: int, charged: bool = False) -> None:
         self.folder = folder
         self.every_steps = every_steps
+        self.charged = charged
+        self._num_steps_possible = 0
         folder.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
@@ -78,12 +85,16 @@ class CheckpointFolder:
         """Replaces the checkpoint; a crash leaves the old one or the new one, never a part.
 
         The step is noted first: should the crash fall between the two, the charge is too high, not too low.
+
+        Raises:
+          LedgerError: the grant was taken back; what has been drawn is saved.
         """
         attempt = self._read_attempts()
         if attempt is not None:
             self._write_attempts(replace(attempt, saved_step=checkpoint.step))
         with _replacing(self.folder / "checkpoint.pt") as file:
             torch.save(vars(checkpoint), file)
+        self._check_grant(self._num_steps_possible)
 
     def load(self) -> Checkpoint | None:
         """Returns the last checkpoint, or None.
@@ -113,35 +124,50 @@ class CheckpointFolder:
         between `start_step` and there are charged again. The farthest checkpoint is remembered apart
         from the checkpoint itself: a lost one makes the repetition larger, and visible.
         """
-        ledger = self._read_attempts()
-        if ledger is None and start_step > 0:
+        attempt = self._next_attempt(start_step, num_steps)
+        self._num_steps_possible = num_steps + attempt.num_steps_repeated
+        self._check_grant(self._num_steps_possible)
+        self._write_attempts(attempt)
+        return attempt
+
+    def steps_if_resumed(self, num_steps: int) -> int:
+        """Returns an upper bound on the steps drawn by all attempts, if one more began now."""
+        saved = self.load()
+        attempt = self._next_attempt(saved.step if saved is not None else 0, num_steps)
+        return num_steps + attempt.num_steps_repeated
+
+    def _next_attempt(self, start_step: int, num_steps: int) -> Attempt:
+        before = self._read_attempts()
+        if before is None and start_step > 0:
             raise StorageError(
                 f"{self.folder / 'attempts.json'} is missing beside a checkpoint, so earlier attempts cannot "
                 "be charged; restore it, or start this training in a new folder"
             )
-        if ledger is None:
-            attempt = Attempt(
+        if before is None:
+            return Attempt(
                 num_restarts=0, num_steps_repeated=0, saved_step=start_step, every_steps=self.every_steps
             )
-        else:
-            farthest = min(ledger.saved_step + ledger.every_steps, num_steps)
-            attempt = Attempt(
-                num_restarts=ledger.num_restarts + 1,
-                num_steps_repeated=ledger.num_steps_repeated + max(0, farthest - start_step),
-                saved_step=start_step,
-                every_steps=self.every_steps,
+        farthest = min(before.saved_step + before.every_steps, num_steps)
+        return Attempt(
+            num_restarts=before.num_restarts + 1,
+            num_steps_repeated=before.num_steps_repeated + max(0, farthest - start_step),
+            saved_step=start_step,
+            every_steps=self.every_steps,
+        )
+
+    def _check_grant(self, num_steps: int) -> None:
+        if not self.charged:
+            return
+        grant = read_grant(self.folder)
+        granted = grant.num_steps - grant.num_steps_lost if grant is not None else 0
+        if granted < num_steps:
+            raise LedgerError(
+                f"the budget ledger grants {max(0, granted)} steps to the training in {self.folder}, and "
+                f"{num_steps} may be drawn; see that the ledger can be reached and has room, then --resume"
             )
-        self._write_attempts(attempt)
-        return attempt
 
     def _read_attempts(self) -> Attempt | None:
-        path = self.folder / "attempts.json"
-        try:
-            return Attempt(**json.loads(path.read_text())) if path.is_file() else None
-        except (ValueError, TypeError) as error:
-            raise StorageError(
-                f"{path} is damaged; restore it, or start this training in a new folder"
-            ) from error
+        return read_attempt(self.folder)
 
     def _write_attempts(self, attempt: Attempt) -> None:
         with _replacing(self.folder / "attempts.json") as file:
@@ -163,6 +189,54 @@ class Attempt:
     num_steps_repeated: int
     saved_step: int
     every_steps: int
+
+
+def read_attempt(folder: Path) -> Attempt | None:
+    """Returns what is known of a training's attempts; None where none has begun.
+
+    Raises:
+      StorageError: the file is damaged.
+    """
+    path = folder / "attempts.json"
+    try:
+        return Attempt(**json.loads(path.read_text())) if path.is_file() else None
+    except (ValueError, TypeError) as error:
+        raise StorageError(
+            f"{path} is damaged; restore it, or start this training in a new folder"
+        ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grant:
+    """What a ledger pays for.
+
+    Attributes:
+      num_steps: steps reserved, lost ones included; 0 takes the grant back.
+      num_steps_lost: of these, steps of attempts that no file here knows of any more.
+    """
+
+    num_steps: int
+    num_steps_lost: int = 0
+
+
+def read_grant(folder: Path) -> Grant | None:
+    """Returns the grant of the training in `folder`; None without one.
+
+    Raises:
+      StorageError: the file is damaged.
+    """
+    path = folder / "grant.json"
+    try:
+        return Grant(**json.loads(path.read_text())) if path.is_file() else None
+    except (ValueError, TypeError) as error:
+        raise StorageError(f"{path} is damaged; delete it, and --resume charges the training anew") from error
+
+
+def write_grant(folder: Path, grant: Grant) -> None:
+    """Notes a grant durably, in place of an earlier one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with _replacing(folder / "grant.json") as file:
+        file.write(json.dumps(vars(grant)).encode())
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from dpgcl_core import scores
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism import Mechanism
 
@@ -133,6 +134,10 @@ class EvaluationConfig:
       num_neighbors: k of k-NN.
       also_untrained: score the network before training too.
       record_every_steps: steps between recorded SNR and loss values (public data only); 0 = first only.
+      score_on_held_out: share of the records that is never trained on but scored with noised counts
+        against the public index; 0 = none. By record id, so the same for all trials of a sweep.
+      score_noise_multiplier: standard deviation of each noised count.
+      snr_noise_multiplier: noise over sensitivity of the first step's noised SNR; None = not released.
     """
 
     max_index_records: int = 10_000
@@ -140,12 +145,30 @@ class EvaluationConfig:
     num_neighbors: int = 3
     also_untrained: bool = True
     record_every_steps: int = 10
+    score_on_held_out: float = 0.0
+    score_noise_multiplier: float | None = None
+    snr_noise_multiplier: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_index_records", "max_query_records", "num_neighbors"):
             value = getattr(self, name)
             _require(value >= 1, f"{name} must be at least 1; got {value}")
         _require(self.record_every_steps >= 0, "record_every_steps must not be negative")
+        share = self.score_on_held_out
+        _require(0 <= share < 1, f"score_on_held_out must be a share in [0, 1); got {share}")
+        _require(
+            (share > 0) == (self.score_noise_multiplier is not None),
+            "score_on_held_out and score_noise_multiplier belong together: give both or neither; "
+            f"got {share} and {self.score_noise_multiplier}",
+        )
+        for name in ("score_noise_multiplier", "snr_noise_multiplier"):
+            if getattr(self, name) is not None:
+                scores.check_noise_multiplier(name, getattr(self, name))
+
+    @property
+    def num_noised_scores(self) -> int:
+        """Noised counts of one trial: k-NN and linear probe, of the trained network alone."""
+        return 2 if self.score_on_held_out else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +247,28 @@ class TrainingConfig:
     def guarantee_label(self) -> str:
         """`proven` or `none`; a seeded run is never private."""
         return "none" if self.seeded_non_private else self.mechanism.guarantee_label
+
+    def epsilon(self, num_steps: int | None = None, *, num_restarts: int = 0) -> float:
+        """Returns ε of all that one training releases: model, noised scores and noised SNR.
+
+        Args:
+          num_steps: charged steps; all planned ones unless given.
+          num_restarts: each may have repeated the first step, whose SNR is then charged once more.
+        """
+        return scores.trial_epsilon(
+            self.mechanism,
+            self.evaluation.score_noise_multiplier,
+            self.evaluation.num_noised_scores,
+            num_steps=num_steps,
+            snr_noise_multiplier=self.evaluation.snr_noise_multiplier,
+            num_snr_steps=1 + num_restarts,
+        )
+
+    @property
+    def num_scored_public(self) -> int:
+        """The public divisor of noised counts: the held-out records to expect beside those trained on."""
+        share = self.evaluation.score_on_held_out
+        return max(1, round(self.mechanism.num_records_public * share / (1 - share)))
 
     def as_params(self) -> dict[str, Any]:
         """Returns every setting flat, by the names of the dataclass fields, for MLflow."""

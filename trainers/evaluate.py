@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ from trainers.views import make_views, normalise
 
 Features = NDArray[np.float32]
 Labels = NDArray[np.int64]
+Rule = Callable[[Features], Labels]
+"""Labels `[n]` of features `[n, feature_dim]`, each by itself."""
 
 RETRIEVAL_STEP = -1
 """The step in the views' key: no training step has it, so these views were never trained on."""
@@ -72,6 +74,7 @@ def evaluate(
     Raises:
       DataError: there is nothing to score.
     """
+    index, queries = index.one_row_each(), queries.one_row_each()
     if len(index) == 0 or len(queries) == 0:
         raise DataError(
             "scoring needs at least one index and one query record; "
@@ -191,18 +194,30 @@ def knn_accuracy(
     >>> knn_accuracy(index, np.array([0, 1]), 5 * index, np.array([0, 0]), num_neighbors=1)
     0.5
     """
+    rule = knn_rule(index_features, index_labels, num_neighbors)
+    return float(np.mean(rule(query_features) == query_labels))
+
+
+def knn_rule(index_features: Features, index_labels: Labels, num_neighbors: int = 3) -> Rule:
+    """Returns the rule of `knn_accuracy` with its index."""
     classes, class_of_row = np.unique(index_labels, return_inverse=True)
-    index, queries = (torch.from_numpy(_unit_rows(f)) for f in (index_features, query_features))
+    index = torch.from_numpy(_unit_rows(index_features))
     # Between unit rows the squared distance is 2 − 2·cosine, to a zero row 1: as to a cosine of 1/2.
     offset = torch.where(index.any(dim=1), 0.0, 0.5)
     row_classes = torch.from_numpy(class_of_row)
-    votes = torch.zeros(len(queries), len(classes), dtype=torch.int32)
-    for start in range(0, len(queries), _NEIGHBOR_ROWS):
-        nearness = torch.addmm(offset, queries[start : start + _NEIGHBOR_ROWS], index.T)
-        nearest = nearness.topk(min(num_neighbors, len(index)), dim=1, sorted=False).indices
-        ones = torch.ones_like(nearest, dtype=torch.int32)
-        votes[start : start + len(nearest)].scatter_add_(1, row_classes[nearest], ones)
-    return float(np.mean(classes[votes.argmax(dim=1).numpy()] == query_labels))  # the first of equals
+
+    def rule(query_features: Features) -> Labels:
+        queries = torch.from_numpy(_unit_rows(query_features))
+        votes = torch.zeros(len(queries), len(classes), dtype=torch.int32)
+        for start in range(0, len(queries), _NEIGHBOR_ROWS):
+            nearness = torch.addmm(offset, queries[start : start + _NEIGHBOR_ROWS], index.T)
+            nearest = nearness.topk(min(num_neighbors, len(index)), dim=1, sorted=False).indices
+            ones = torch.ones_like(nearest, dtype=torch.int32)
+            votes[start : start + len(nearest)].scatter_add_(1, row_classes[nearest], ones)
+        found: Labels = classes[votes.argmax(dim=1).numpy()]  # the first of equals
+        return found
+
+    return rule
 
 
 def linear_probe_accuracy(
@@ -219,15 +234,21 @@ def linear_probe_accuracy(
       query_features: `[num_queries, feature_dim]`.
       query_labels: `[num_queries]`.
     """
+    rule = linear_probe_rule(index_features, index_labels)
+    return float(np.mean(rule(query_features) == query_labels))
+
+
+def linear_probe_rule(index_features: Features, index_labels: Labels) -> Rule:
+    """Returns the rule of `linear_probe_accuracy`, fitted on the index."""
     if len(np.unique(index_labels)) == 1:
-        return float(np.mean(query_labels == index_labels[0]))
+        return lambda query_features: np.full(len(query_features), index_labels[0])
     scaler = StandardScaler().fit(index_features)
     probe = LogisticRegression(max_iter=_PROBE_MAX_ITERATIONS, tol=_PROBE_TOLERANCE)
     with warnings.catch_warnings():
         # Features of a poor network may not reach the tolerance; the accuracy is that of the last iterate.
         warnings.simplefilter("ignore", ConvergenceWarning)
         probe.fit(scaler.transform(index_features), index_labels)
-    return float(np.mean(probe.predict(scaler.transform(query_features)) == query_labels))
+    return lambda query_features: probe.predict(scaler.transform(query_features))
 
 
 def view_retrieval(

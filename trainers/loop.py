@@ -22,13 +22,14 @@ from dpgcl_core.errors import ConfigError
 from dpgcl_core.randomness import Randomness, SecretRandomness, SeededNonPrivateRandomness
 from trainers.checkpoint import Attempt, Checkpoint, CheckpointFolder
 from trainers.config import TrainingConfig
-from trainers.data.dataset import Records
+from trainers.data.dataset import TrainingData
 from trainers.encoder import Encoder, build_encoder, refuse_cross_record
 from trainers.evaluate import evaluate
 from trainers.microbatch import max_views
 from trainers.observe import Observer, Series
 from trainers.optimizers import build_optimizer, load_optimizer
 from trainers.precision import add_clipped_sum, gradient_scale, group_losses_of, look_at_engine
+from trainers.release import check_release, noised_scores
 from trainers.views import make_views
 from trainers.workers import SingleWorker, Workers
 
@@ -41,25 +42,6 @@ _PIECE = 2**17
 
 _THREADS_BESIDE = 2
 """One draws noise, one makes views: neither waits for the other."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingData:
-    """What one training may touch.
-
-    Attributes:
-      train: the records the guarantee is about.
-      index: labelled records for k-NN and the probe, or None: no scores.
-      queries: records that are scored, or None: no scores.
-      train_is_public: with private records only releasable metrics leave the training.
-      evaluation_is_public: whether `index` and `queries` are public.
-    """
-
-    train: Records
-    index: Records | None
-    queries: Records | None
-    train_is_public: bool
-    evaluation_is_public: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +89,9 @@ def train(
     """Trains one encoder under `config.mechanism` and scores it.
 
     Guarantee: with the label `proven`, the trained encoder and every iterate are (ε, δ)-differentially
-    private for adding or removing one record of `data.train`, at the ε reported as `epsilon`, which
-    counts the steps that a resume repeated. Scores and by-products pass through
-    `dpgcl_core.metrics.visible`, so with private records only releasable ones are returned.
+    private for adding or removing one record of `data.train` or `data.scored`, at the ε reported as
+    `epsilon`, which counts noised numbers and the steps that a resume repeated. Scores and by-products
+    pass through `dpgcl_core.metrics.visible`, so with private records only releasable ones are returned.
 
     Args:
       config: the settings.
@@ -120,7 +102,7 @@ def train(
       memory_share: the part of the machine's free memory, or of the GPU's, that this worker may use.
 
     Raises:
-      ConfigError: the network mixes records, or a name is unknown.
+      ConfigError: the network mixes records, a name is unknown, or the release policy forbids the data.
       StorageError: a checkpoint is damaged.
     """
     workers = workers or SingleWorker()
@@ -141,7 +123,8 @@ def _train(run: _Run, checkpoints: CheckpointFolder | None) -> TrainingResult:
         if checkpoints and run.step % checkpoints.every_steps == 0:
             _save(run, checkpoints)
     seconds = time.perf_counter() - started
-    if checkpoints and run.step % checkpoints.every_steps:
+    drawn = _draw_noised_scores(run)
+    if checkpoints and (drawn or run.step % checkpoints.every_steps):
         _save(run, checkpoints)
     timing = {"train_seconds": seconds, "step_seconds": seconds / max(1, run.step - first_step)}
     return _finish(run, attempt, timing)
@@ -164,6 +147,8 @@ def _step(run: _Run) -> None:
         noise = drawn()
         if recorded and mechanism.is_private:
             observer.record_snr(run.step, _norm(run.total), bare_norm, noise)
+        if observer.releases_noised_snr(run.step):
+            observer.record_noised_snr(run.total, run.randomness.generator(run.step, "snr noise"))
         _add_rounded_once(run.total, noise.to(run.device))
     run.workers.share(run.total)
     _apply(run, run.total / mechanism.divisor)
@@ -243,12 +228,12 @@ def _in_turn(run: _Run, make: Callable[[_T], Tensor], parts: Sequence[_T]) -> It
 
 def _views(run: _Run, groups: NDArray[np.int64], num_views: int) -> Tensor:
     """Returns views, float32 `[groups, group_size, num_views, channels, height, width]`."""
-    rows = groups.reshape(-1)
+    rows, seed = groups.reshape(-1), run.config.public_seed
     views = make_views(
-        torch.from_numpy(run.data.train.images[rows]).to(run.device),
+        torch.from_numpy(run.data.train.images_at(rows, seed=seed, step=run.step)).to(run.device),
         run.data.train.ids[rows],
         config=run.config.views,
-        seed=run.config.public_seed,
+        seed=seed,
         step=run.step,
         num_views=num_views,
     )
@@ -280,12 +265,7 @@ def _norm(values: Tensor) -> float:
 
 
 def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memory_share: float = 1.0) -> _Run:
-    if not data.train_is_public and config.guarantee_label == "none":
-        raise ConfigError(
-            "private records are trained on with a guarantee only; got "
-            f"noise_multiplier = {config.mechanism.noise_multiplier}, "
-            f"seeded_non_private = {config.seeded_non_private}"
-        )
+    check_release(config, data)
     torch.set_num_threads(config.performance.threads_per_worker)
     device = torch.device(_device_name(config.performance.device))
     shape = data.train.images.shape[1:]
@@ -381,6 +361,17 @@ def _scores(run: _Run, *, prefix: str = "") -> dict[str, float]:
     return run.observer.visible(scores)
 
 
+def _draw_noised_scores(run: _Run) -> bool:
+    """Draws the noised scores, once: a resume finds them in the checkpoint. Returns whether it drew."""
+    data, final = run.data, run.observer.final
+    if data.index is None or data.scored is None or run.workers.rank > 0 or "noised_knn_accuracy" in final:
+        return False
+    generator = run.randomness.generator(run.step, "score noise")
+    drawn = noised_scores(run.encoder, data.index, data.scored, run.config, generator, run.device)
+    final.update(run.observer.visible(drawn))
+    return True
+
+
 def _finish(run: _Run, attempt: Attempt, timing: dict[str, float]) -> TrainingResult:
     if run.workers.rank > 0:
         return TrainingResult(metrics={}, series={}, encoder=run.encoder)
@@ -394,6 +385,6 @@ def _finish(run: _Run, attempt: Attempt, timing: dict[str, float]) -> TrainingRe
         "num_steps_charged": num_steps_charged,
     }
     if run.config.guarantee_label == "proven":
-        charged["epsilon"] = run.config.mechanism.epsilon(num_steps_charged)
+        charged["epsilon"] = run.config.epsilon(num_steps_charged, num_restarts=attempt.num_restarts)
     metrics = run.observer.visible(charged | timing | scores | run.observer.final)
     return TrainingResult(metrics=metrics, series=run.observer.series, encoder=run.encoder)

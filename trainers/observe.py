@@ -1,16 +1,21 @@
 """What a training notes about itself on the way, behind the release policy.
 
 With private training records nothing here is even computed: these numbers depend on the records outside
-the mechanism. With public records they are what the ablation plots are drawn from.
+the mechanism. With public records they are what the ablation plots are drawn from. The one exception is
+the noised SNR of the first step, which is a mechanism of its own and charged (`dpgcl_core.scores`).
 """
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from dpgcl_core import metrics as metric_policy
 from dpgcl_core.clipping import GroupReport
+from dpgcl_core.scores import noised_norm
 from trainers.config import TrainingConfig
 from trainers.workers import Workers
 
@@ -99,3 +104,26 @@ class Observer:
                 "snr_first_step_no_augmentation": bare_norm / noise_norm,
             }
             self.final.update(self.visible(first))
+
+    def releases_noised_snr(self, step: int) -> bool:
+        """Whether the noised SNR of `step` is released: of the first, where asked for and charged."""
+        asked = self._config.evaluation.snr_noise_multiplier is not None
+        return asked and step == 0 and self._config.mechanism.is_private
+
+    def record_noised_snr(self, clean_sum: Tensor, generator: np.random.Generator) -> None:
+        """Records the noised norm of the clean clipped sum over the public σΔ√d, the noise's expected norm.
+
+        The norm of the noise that was drawn would tell more than the noisy sum does.
+
+        Args:
+          clean_sum: `[num_parameters]`.
+          generator: secret, and not that of the step's noise.
+        """
+        multiplier = self._config.evaluation.snr_noise_multiplier
+        if multiplier is None:
+            return
+        mechanism = self._config.mechanism
+        norm = float(torch.linalg.vector_norm(clean_sum.double()))
+        released = noised_norm(norm, mechanism.sensitivity, multiplier, generator)
+        expected = mechanism.noise_multiplier * mechanism.sensitivity * math.sqrt(len(clean_sum))
+        self.final.update(self.visible({"noised_snr_first_step": released / expected}))

@@ -46,6 +46,7 @@ class RayTrial:
         nodes have copies of their own.
       gpus_per_worker: GPUs of one worker.
       memory_share: the part of its machine's free memory that one worker may use.
+      charged: whether a ledger pays for it: then no step is drawn that the driver has not reserved.
     """
 
     name: str
@@ -55,6 +56,7 @@ class RayTrial:
     code_root: Path | None
     gpus_per_worker: float
     memory_share: float
+    charged: bool = False
 
 
 def run_trial(
@@ -133,7 +135,7 @@ def _train(trial: RayTrial, data: TrainingData) -> dict[str, Any]:
         trial.config,
         data,
         workers=current_workers(),
-        checkpoints=CheckpointFolder(trial.checkpoint_folder, every_steps=every_steps),
+        checkpoints=CheckpointFolder(trial.checkpoint_folder, every_steps=every_steps, charged=trial.charged),
         memory_share=min(1.0, trial.gpus_per_worker) or trial.memory_share,
     )
     return {"metrics": result.metrics, "series": result.series}

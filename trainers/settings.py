@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpgcl_core import scores
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.grouping import BATCH, GroupSize, expected_dropped_share
 from dpgcl_core.mechanism import Mechanism, default_delta
@@ -99,6 +100,12 @@ class Setting:
     """Score the network before training, too."""
     record_every_steps: int = 10
     """Steps between recorded SNR and loss values (public data only); 0 = first step only."""
+    score_on_held_out: float = 0.0
+    """Share of the records held out of training and scored with noise against the public --evaluate-on."""
+    score_noise_multiplier: float | None = None
+    """Standard deviation of the noise on each count of correct held-out records; charged in ε."""
+    snr_noise_multiplier: float | None = None
+    """Release the first step's SNR with this noise (over its sensitivity), charged in ε; else not."""
     num_workers: int = 1
     """Data-parallel workers of one training."""
     threads_per_worker: int = 1
@@ -122,7 +129,7 @@ class Setting:
         """Returns the configuration of one training, its noise calibrated.
 
         Args:
-          num_records: records in the training set; used, and then public, only if
+          num_records: records trained on and held out; used, and then public, only if
             `num_records_public` is not given.
           public_seed: governs initialisation, views and evaluation subsets.
           calibration_folder: where calibrations are kept.
@@ -172,21 +179,32 @@ class Setting:
     def _mechanism(self, num_records: int, calibration_folder: Path | None) -> Mechanism:
         target = self.target_epsilon()
         n = num_records if self.num_records_public is None else self.num_records_public
+        evaluation = self._part(EvaluationConfig)
+        trained, _ = scores.split_public(n, evaluation.score_on_held_out)
         noise = 1.0 if self.noise_multiplier is None else self.noise_multiplier
         if not noise > 0:
             raise ConfigError(
                 f"noise_multiplier must be positive; got {noise} (for a non-private trial: epsilon = inf)"
             )
         mechanism = Mechanism(
-            num_records_public=n,
-            sampling_prob=self._sampling_prob(n),
+            num_records_public=trained,
+            sampling_prob=self._sampling_prob(trained),
             group_size=self.group_size,
             l2_clip_norm=self.l2_clip_norm,
             noise_multiplier=noise,
             num_steps=self.num_steps,
             target_delta=default_delta(n) if self.delta is None else self.delta,
         )
-        return mechanism if target is None else mechanism.calibrated(target, cache_folder=calibration_folder)
+        if target is None:
+            return mechanism
+        return scores.calibrated(
+            mechanism,
+            target,
+            score_noise_multiplier=evaluation.score_noise_multiplier,
+            num_scores=evaluation.num_noised_scores,
+            snr_noise_multiplier=evaluation.snr_noise_multiplier,
+            cache_folder=calibration_folder,
+        )
 
     def _sampling_prob(self, num_records_public: int) -> float:
         if self.sampling_prob is not None:

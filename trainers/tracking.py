@@ -28,7 +28,10 @@ ROLE_TAG = "dpgcl.role"
 CHANGED_TAG = "dpgcl.changed_on_resume"
 PARENT_TAG = "mlflow.parentRunId"
 NOTE_TAG = "mlflow.note.content"
-TUNING_COST_NOTE = "tuning cost not yet accounted"
+TUNING_COST_TAG = "tuning_cost"
+NO_TUNING_COST = "The tuning cost of this sweep was not recorded; each ε is that of one training."
+# Times of a sealed run: a real one would tell how long the sweep took, and so how many trials it had.
+SEALED_TIME_MS = 1
 
 SWEEP_STATUSES = ("FINISHED", "FAILED", "KILLED")
 # One request of MLflow takes at most 100 params and 1000 params, metrics and tags together.
@@ -110,7 +113,7 @@ class Tracker:
         run_id = self.find_sweep(name)
         with server_errors(self.address, f"starting the sweep {name!r}"):
             if run_id is None:
-                own = {SWEEP_TAG: name, ROLE_TAG: "sweep", NOTE_TAG: _note(name, params, description)}
+                own = {SWEEP_TAG: name, ROLE_TAG: "sweep", NOTE_TAG: _note(name, params, tags, description)}
                 run = self.client.create_run(
                     self.experiment_id, tags={**_strings(tags), **own}, run_name=name
                 )
@@ -174,6 +177,46 @@ class Tracker:
             self._log(run.info.run_id, _strings(params), points)
             self.client.set_terminated(run.info.run_id, "FINISHED")
         return run.info.run_id
+
+    def log_sealed(
+        self,
+        name: str,
+        params: Mapping[str, Any],
+        metrics: Mapping[str, float],
+        tags: Mapping[str, Any],
+        *,
+        description: str = "",
+    ) -> str:
+        """Returns the one run of a sealed sweep, written unless it is already there.
+
+        It has no parent, no series and no times: nothing that tells how many trials there were.
+
+        Raises:
+          TrackingError: the server failed; call again.
+        """
+        with server_errors(self.address, f"publishing the sweep {name!r}"):
+            for earlier in self._search({ROLE_TAG: "sealed", SWEEP_TAG: name}):
+                if earlier.info.status == "FINISHED":
+                    return earlier.info.run_id
+                self.client.delete_run(earlier.info.run_id)
+            own = {SWEEP_TAG: name, ROLE_TAG: "sealed", NOTE_TAG: _note(name, params, tags, description)}
+            run = self.client.create_run(
+                self.experiment_id,
+                start_time=SEALED_TIME_MS,
+                tags={**_strings(tags), **own},
+                run_name=name,
+            )
+            self._log(run.info.run_id, _strings(params), _metric_points(metrics, {}, SEALED_TIME_MS))
+            self.client.set_terminated(run.info.run_id, "FINISHED", end_time=SEALED_TIME_MS)
+        return run.info.run_id
+
+    def set_tags(self, parent_run_id: str, tags: Mapping[str, Any]) -> None:
+        """Replaces tags of a sweep's parent run and of all its trials. Raises as `log_artifact`."""
+        with server_errors(self.address, "noting the tuning cost"):
+            trials = self._search({PARENT_TAG: parent_run_id})
+            for run_id in (parent_run_id, *(run.info.run_id for run in trials)):
+                for name, value in tags.items():
+                    self.client.set_tag(run_id, name, str(value))
 
     def log_artifact(self, run_id: str, path: Path, folder: str | None = None) -> None:
         """Uploads the file `path` to a run, into `folder` there; an earlier upload is overwritten.
@@ -241,18 +284,19 @@ def _chunks(items: Sequence[_T], size: int) -> list[Sequence[_T]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
-def _note(name: str, params: Mapping[str, Any], description: str) -> str:
+def _note(name: str, params: Mapping[str, Any], tags: Mapping[str, Any], description: str) -> str:
     """The parent run's description in MLflow (Markdown)."""
 
     def first(*names: str) -> str:
         return next((_plain(params[each]) for each in names if each in params), "see the trials")
 
     lines = [
-        f"**{name}**: a sweep of differentially private contrastive learning, one run per training.",
+        f"**{name}**: a sweep of differentially private contrastive learning"
+        + (", one run per training." if tags.get("release_mode", "open") == "open" else ", one run."),
         description,
         f"- ε: {first('target_epsilons', 'target_epsilon', 'epsilons')}",
         f"- δ: {first('target_delta', 'delta')}",
-        f"- {TUNING_COST_NOTE}: the ε of a run covers that training alone, not the choice among runs",
+        f"- {tags.get(TUNING_COST_TAG, NO_TUNING_COST)}",
     ]
     return "\n\n".join([*filter(None, lines[:2]), "\n".join(lines[2:])])
 
@@ -263,13 +307,13 @@ def _plain(value: Any) -> str:
     return _short(value)
 
 
-def _metric_points(metrics: Mapping[str, float], series: Series) -> list[Metric]:
+def _metric_points(metrics: Mapping[str, float], series: Series, time_ms: int | None = None) -> list[Metric]:
     from mlflow.entities import Metric
 
     both = sorted(set(metrics) & set(series))
     if both:
         raise ConfigError(f"a metric is either a final value or a series; got both for {', '.join(both)}")
-    now = int(time.time() * 1000)
+    now = int(time.time() * 1000) if time_ms is None else time_ms
     last_step = max((step for points in series.values() for step, _ in points), default=0)
     final = [Metric(name, float(value), now, last_step) for name, value in metrics.items()]
     return final + [

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from dpgcl_core.errors import ConfigError
+from sweeps.service.budget import SweepBudget
 from sweeps.service.options import SweepOptions
 from sweeps.service.plan import SweepPlan, Trial
 from sweeps.service.storage import CODE_ROOT, SweepFolder, inside_ray_job, runs_uploaded_copy
@@ -97,9 +98,16 @@ def check_this_machine(options: SweepOptions) -> None:
 
 
 def run_trials(
-    session: RaySession, plan: SweepPlan, folder: SweepFolder, trials: Sequence[Trial], on_result: OnResult
+    session: RaySession,
+    plan: SweepPlan,
+    folder: SweepFolder,
+    trials: Sequence[Trial],
+    on_result: OnResult,
+    budget: SweepBudget | None = None,
 ) -> dict[str, str]:
     """Runs `trials` and calls `on_result(name, result)` in this process as each one ends.
+
+    With a budget, the ledger is asked all along whether it still stands, and charged before a restart.
 
     Returns:
       The trials that failed for good, and why; their checkpoints stay.
@@ -110,7 +118,7 @@ def run_trials(
     import ray
 
     records = [ray.put(plan.data)]
-    return _tune(plan, folder, trials, on_result, session, records)
+    return _tune(plan, folder, trials, on_result, session, records, budget)
 
 
 def max_concurrent_trials(options: SweepOptions, resources: dict[str, float]) -> int:
@@ -201,6 +209,7 @@ def _tune(
     on_result: OnResult,
     session: RaySession,
     records: list[Any],
+    budget: SweepBudget | None,
 ) -> dict[str, str]:
     from ray import tune
 
@@ -216,12 +225,13 @@ def _tune(
             code_root=None if runs_uploaded_copy() else CODE_ROOT,
             gpus_per_worker=options.gpus_per_worker,
             memory_share=1 / max(1, session.workers_per_machine),
+            charged=budget is not None,
         )
         for trial in trials
     }
     resources = resources_of_trial_function(next(iter(ray_trials.values())))
     function = tune.with_parameters(run_trial, trials=ray_trials, records=records)
-    callback = _callback(on_result)
+    callback = _callback(on_result, budget)
     tuner = tune.Tuner(
         tune.with_resources(function, resources),
         param_space={"trial": tune.grid_search(list(ray_trials))},
@@ -241,7 +251,7 @@ def _tune(
     }
 
 
-def _callback(on_result: OnResult) -> Any:
+def _callback(on_result: OnResult, budget: SweepBudget | None) -> Any:
     from ray import tune
 
     class Hear(tune.Callback):  # type: ignore[misc]
@@ -255,6 +265,12 @@ def _callback(on_result: OnResult) -> Any:
         def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
             if self.signal_number:
                 raise Stopped(self.signal_number)
+            if budget is not None:
+                budget.confirm()
+
+        def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            if budget is not None:
+                budget.restarted(trial.config["trial"])
 
         def on_trial_result(
             self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any

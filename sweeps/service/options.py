@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Literal, NoReturn, TypeVar, get_type_hints
 
 from dpgcl_core.errors import ConfigError, unknown_choice
+from sweeps.service.release import check_release
 from trainers.data import BUILTIN_DATASETS, check_dataset_name
 from trainers.settings import Setting, named_setting
 
@@ -56,6 +57,28 @@ class SweepOptions(Setting):
     """Trainings at once; as many as the cluster's CPUs (and GPUs) hold unless given."""
     max_restarts: int = 2
     """Times a crashed training is restarted from its checkpoint; every restart is charged."""
+    release: Literal["open", "sealed", "sealed-threshold"] = "open"
+    """What leaves: every trial (open), or one trial out of a secret number (sealed, sealed-threshold)."""
+    search: str = "auto"
+    """grid (open), independent (sealed: random draws from the grid's settings), or auto."""
+    mean_trials: float = 10.0
+    """Sealed: mean of the secret number of trials."""
+    eta: float = 1.0
+    """Sealed: shape of the law of that number; 1 geometric, 0 logarithmic."""
+    bound: str = "profile"
+    """Sealed: the theorem that bounds the cost: profile, pointwise or ps22."""
+    halting_prob: float = 0.1
+    """Sealed-threshold: probability to halt after each miss; the number of trials has mean 1 over it."""
+    min_score: float | None = None
+    """Sealed-threshold: the public score that a trial must reach."""
+    select_by: str = "knn_accuracy"
+    """Sealed: the score, on public data, by which the released trial is chosen."""
+    ledger: str | None = None
+    """Budget ledger ($DPGCL_LEDGER): a path, or a SQLite or PostgreSQL URL; every step is charged to it."""
+    dataset_id: str | None = None
+    """The data set's id in the ledger."""
+    no_ledger: bool = False
+    """Train on private data with no budget ledger; the privacy statement will say so."""
     dry_run: bool = False
     """Print the trials, their ε and an estimate of time, and stop."""
     tiny: bool = False
@@ -76,6 +99,7 @@ class SweepOptions(Setting):
             raise ConfigError(f"max_concurrent_trials must be at least 1; got {self.max_concurrent_trials}")
         if self.tiny and self.full:
             raise ConfigError("give tiny or full, not both")
+        check_release(self)
 
     @property
     def data_are_private(self) -> bool:
@@ -203,4 +227,9 @@ def _names(arguments: Sequence[str]) -> list[str]:
 def _refuse_contradictions(options: SweepOptions, arguments: Sequence[str]) -> None:
     if {"--sampling-prob", "--expected-batch-size"} <= set(_names(arguments)):
         raise ConfigError("give sampling_prob or expected_batch_size, not both")
+    if options.release != "open" and "--repeats" in _names(arguments):
+        raise ConfigError(
+            f"repeats are a list of trials that anybody can see, and --release {options.release} draws their "
+            "number in secret; give --mean-trials, or --halting-prob with a threshold"
+        )
     options.target_epsilon()

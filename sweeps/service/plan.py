@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,15 @@ import torch
 from dpgcl_core.accounting import epsilon_prv, epsilon_rdp
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism import Mechanism, default_delta
+from dpgcl_core.selection import OPEN, TuningCost
 from sweeps.service.options import SweepOptions
+from sweeps.service.release import check_sealed_plan, cost_of, cost_tags
 from trainers.config import TrainingConfig
 from trainers.data import Dataset, Records, load_dataset, split_train_test
 from trainers.encoder import build_encoder, refuse_cross_record
 from trainers.loop import TrainingData
 from trainers.optimizers import check_optimizer
 
-TUNING_COST = "not yet accounted"
 _WEAK_DELTA = 1e-3
 
 
@@ -63,7 +65,7 @@ class SweepPlan:
       question: the sweep's name in scripts and folders, for example `group-size`.
       options: as given.
       data: the records.
-      trials: in the order they are started.
+      trials: in the order they are started; of a sealed sweep, the candidates that it draws from.
       notes: sentences for terminal, figure and reports.
     """
 
@@ -88,6 +90,9 @@ class SweepPlan:
         content = [[trial.name, _semantics(trial.config)] for trial in self.trials]
         content.append([self.options.dataset, self.options.image_size, self.options.evaluate_on])
         content.append([self.options.data_are_private, self.options.test_fraction, num_records])
+        if self.options.release != OPEN:
+            names = ("release", "mean_trials", "eta", "bound", "halting_prob", "min_score", "select_by")
+            content.append([getattr(self.options, name) for name in names])
         text = json.dumps(content, sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
@@ -96,12 +101,17 @@ class SweepPlan:
         shared = dict(self.trials[0].params)
         for trial in self.trials[1:]:
             shared = {k: v for k, v in shared.items() if trial.params.get(k) == v}
-        return shared | {"question": self.question, "num_trials": len(self.trials)}
+        counted = "num_trials" if self.options.release == OPEN else "num_candidates"
+        return shared | {"question": self.question, counted: len(self.trials)}
 
-    def tags(self) -> dict[str, str]:
-        """Returns the tags of every run."""
-        tags = {
-            "tuning_cost": TUNING_COST,
+    @cached_property
+    def cost(self) -> TuningCost | None:
+        """The cost of the whole sweep, set in advance; None where no trial has a guarantee."""
+        return cost_of(self.options, self.trials)
+
+    def tags(self, cost: TuningCost | None = None) -> dict[str, str]:
+        """Returns the tags of every run, with the cost in advance or the one given."""
+        tags = cost_tags(self.options, self.trials, cost or self.cost) | {
             "data_is": "private" if self.options.data_are_private else "public",
             "notes": " ".join(self.notes),
         }
@@ -136,16 +146,19 @@ def build_plan(
     configs = _configs(options, points, data, calibration_folder)
     if not configs:
         raise ConfigError(
-            "no trial is left: with private data, trials with epsilon = inf are not run; "
-            "give a finite epsilon"
+            "no trial is left: with private data, and in sealed sweeps, trials with epsilon = inf are not "
+            "run; give a finite epsilon"
         )
     trials = []
-    for repeat in range(options.repeats):
+    for repeat in range(options.repeats if options.release == OPEN else 1):
         for point, config in configs:
             config = dataclasses.replace(config, public_seed=options.seed + repeat)
             params = _params(config, options, point, repeat)
             trials.append(Trial(name=f"{point.label}-r{repeat}", config=config, params=params))
-    return SweepPlan(question=question, options=options, data=data, trials=tuple(trials), notes=tuple(notes))
+    plan = SweepPlan(question=question, options=options, data=data, trials=tuple(trials), notes=tuple(notes))
+    if options.release != OPEN:
+        check_sealed_plan(plan)
+    return plan
 
 
 def _configs(
@@ -157,7 +170,7 @@ def _configs(
     for point in points:
         setting = dataclasses.replace(options.training_setting(), **point.changes, device=device)
         if setting.epsilon == math.inf:
-            if options.data_are_private:
+            if options.data_are_private or options.release != OPEN:
                 continue
             setting = dataclasses.replace(setting, noise_multiplier=None)
         config = setting.training_config(
@@ -199,7 +212,6 @@ def _params(config: TrainingConfig, options: SweepOptions, point: Point, repeat:
         "num_records_public_source": "declared"
         if options.num_records_public is not None
         else "size of the data set, then public",
-        "tuning_cost": TUNING_COST,
     }
     if target is None:
         params["target_epsilon"] = round(mechanism.epsilon(), 4)

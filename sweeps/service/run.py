@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -11,11 +12,22 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from dpgcl_core.errors import ConfigError, DpgclError, TrackingError
+from dpgcl_core.errors import ConfigError, DpgclError, LedgerError, TrackingError
+from dpgcl_core.selection import OPEN
+from sweeps.service.budget import (
+    SweepBudget,
+    check_ledger_options,
+    data_path,
+    open_ledger,
+    refuse_forgotten_ledger,
+    sweep_budget,
+)
 from sweeps.service.estimate import estimate_seconds
 from sweeps.service.execution import Stopped, check_this_machine, ray_session, run_trials, say
 from sweeps.service.options import SweepOptions
 from sweeps.service.plan import Point, SweepPlan, Trial, build_plan, cross_checks
+from sweeps.service.report import build_statement, statement_text, steps_charged, write_statement
+from sweeps.service.sealed import SealedSweep
 from sweeps.service.storage import (
     CalibrationCache,
     SweepFolder,
@@ -51,6 +63,8 @@ def run_sweep(question: str, options: SweepOptions, points: Sequence[Point], fig
     Raises:
       DpgclError: bad input; exit code 2.
     """
+    check_ledger_options(options)
+    ledger = open_ledger(options)
     root = storage_root(options.storage)
     uri = tracking_address(options.tracking_uri, root)
     say(f"storage: {root}")
@@ -64,9 +78,13 @@ def run_sweep(question: str, options: SweepOptions, points: Sequence[Point], fig
             fingerprint=plan.fingerprint,
             resume=options.resume,
             params=plan.params(),
-            prefix=f"{question}-{_short(options.dataset)}-{datetime.now():%Y%m%d-%H%M%S}",
+            prefix=f"{question}-{_short(options.dataset)}-{_suffix(options)}",
         )
+        budget = sweep_budget(plan, ledger, folder) if options.release == OPEN else None
+        refuse_forgotten_ledger(folder, ledger)
         _print_plan(plan)
+        if budget is not None:
+            budget.check()
         if options.dry_run:
             try:
                 check_this_machine(options)
@@ -78,7 +96,9 @@ def run_sweep(question: str, options: SweepOptions, points: Sequence[Point], fig
         check_this_machine(options)
         with folder.locked(), ThreadPoolExecutor(1) as beside:  # MLflow opens while Ray starts
             opened = beside.submit(Tracker.open, uri, root, EXPERIMENT)
-            return _Sweep(plan, folder, found, uri).run(opened, figure)
+            if options.release != OPEN:
+                return SealedSweep(plan, folder, ledger).run(opened.result(), ray_session, run_trials)
+            return _Sweep(plan, folder, found, uri, budget).run(opened, figure)
 
 
 def _check_server(uri: str) -> None:
@@ -95,8 +115,16 @@ class _Sweep:
 
     _tracker: Tracker
 
-    def __init__(self, plan: SweepPlan, folder: SweepFolder, found: CalibrationCache, uri: str) -> None:
+    def __init__(
+        self,
+        plan: SweepPlan,
+        folder: SweepFolder,
+        found: CalibrationCache,
+        uri: str,
+        budget: SweepBudget | None,
+    ) -> None:
         self._plan, self._folder, self._found, self._uri = plan, folder, found, uri
+        self._budget = budget
         self._trials = {trial.name: trial for trial in plan.trials}
         self._checks: dict[Any, dict[str, float]] = {}
         self._parent = ""
@@ -109,10 +137,12 @@ class _Sweep:
         try:
             if remaining:
                 with ray_session(self._plan.options) as session:
-                    self._begin(opened, done)
-                    failed = run_trials(session, self._plan, self._folder, remaining, self._on_result)
+                    self._begin(opened, done, remaining)
+                    failed = run_trials(
+                        session, self._plan, self._folder, remaining, self._on_result, self._budget
+                    )
             else:
-                self._begin(opened, done)
+                self._begin(opened, done, remaining)
         except Stopped as stopped:
             self._close("KILLED")
             name = signal.Signals(stopped.signal_number).name
@@ -123,8 +153,13 @@ class _Sweep:
             return 128 + stopped.signal_number
         return self._end(failed, figure)
 
-    def _begin(self, opened: Future[Tracker], done: dict[str, dict[str, Any]]) -> None:
-        """Opens the parent run, then the folder, and sends what MLflow lacks of earlier results."""
+    def _begin(
+        self, opened: Future[Tracker], done: dict[str, dict[str, Any]], remaining: Sequence[Trial]
+    ) -> None:
+        """Opens the parent run and the folder, charges the ledger, and sends what MLflow lacks of results.
+
+        No worker has started yet; where the ledger refuses, none does.
+        """
         self._tracker = opened.result()
         self._found.keep()
         self._parent = self._tracker.start_sweep(
@@ -132,13 +167,33 @@ class _Sweep:
         )
         if self._folder.read_plan() is None:
             self._folder.create({"fingerprint": self._plan.fingerprint, "params": self._plan.params()})
+        self._charge(remaining)
         for name, result in done.items():
+            self._settle(name, result)
             self._track(name, result)
         say(f"sweep: {self._folder.name} ({len(done)} of {_count(len(self._trials), 'trial')} done)")
         self._started, self._num_before = time.monotonic(), len(done)
 
+    def _charge(self, remaining: Sequence[Trial]) -> None:
+        if self._budget is None:
+            return
+        try:
+            self._budget.begin(remaining, data_path(self._plan.options.dataset))
+        except LedgerError:
+            self._close("FAILED")
+            raise
+
+    def _settle(self, name: str, result: dict[str, Any]) -> None:
+        """Settles a finished trial; a ledger that is gone keeps the whole charge until a later attempt."""
+        try:
+            if self._budget is not None:
+                self._budget.settle(name, result["metrics"])
+        except LedgerError as error:
+            say(f"warning: {name} is not settled: {error}")
+
     def _on_result(self, name: str, result: dict[str, Any]) -> None:
         self._folder.keep(name, result)
+        self._settle(name, result)
         self._track(name, result)
         done = len(self._folder.finished())
         spent = time.monotonic() - self._started
@@ -185,8 +240,12 @@ class _Sweep:
         if self._untracked:
             lost = _count(len(self._untracked), "result")
             say(f"MLflow did not take {lost}; kept in {self._folder.path}.")
-        if results and not self._untracked:
-            self._draw(figure)
+        if self._budget is not None and self._budget.lost is not None:
+            say(f"the ledger is gone, and every training stopped at its next checkpoint: {self._budget.lost}")
+        if not self._untracked:
+            self._state(results)
+            if results:
+                self._draw(figure)
         again = f"continue with --resume --name {self._folder.name}"
         if failed or self._untracked:
             self._close("FAILED")
@@ -194,6 +253,25 @@ class _Sweep:
             return 1
         self._close("FINISHED")
         return 0
+
+    def _state(self, results: dict[str, dict[str, Any]]) -> None:
+        """Writes, logs and prints the privacy statement, with what restarts have repeated.
+
+        Comes before the figure, which quotes its tuning cost.
+        """
+        try:
+            num_steps = steps_charged(self._plan, self._folder, results)
+            ledger = self._budget.statement() if self._budget is not None else None
+            statement = build_statement(self._plan, self._folder.name, num_steps=num_steps, ledger=ledger)
+            if statement.cost != self._plan.cost:
+                self._tracker.set_tags(self._parent, self._plan.tags(statement.cost))
+            paths = write_statement(statement, self._folder.path)
+            say(statement_text(statement))
+            for path in paths:
+                self._tracker.log_artifact(self._parent, path)
+                say(f"written: {path}")
+        except DpgclError as error:
+            say(f"warning: the privacy statement: {error}")
 
     def _draw(self, figure: Figure) -> None:
         try:
@@ -228,22 +306,26 @@ def _print_plan(plan: SweepPlan) -> None:
         params = trial.params
         key = trial.name.rsplit("-r", 1)[0]
         label = trial.config.guarantee_label
-        epsilon = "none" if label == "none" else f"{trial.config.mechanism.epsilon():.4f}"
+        epsilon = "none" if label == "none" else f"{trial.config.epsilon():.4f}"
         rows[key] = (
             f"  {key:<24} σ = {params['noise_multiplier']:<10.5g} ε of one trial = {epsilon:<9} {label}"
         )
     counted = _count(len(rows), "point"), _count(plan.options.repeats, "repeat")
-    say(f"{_count(len(plan.trials), 'trial')} = {counted[0]} × {counted[1]}")
+    if plan.options.release == OPEN:
+        say(f"{_count(len(plan.trials), 'trial')} = {counted[0]} × {counted[1]}")
+    else:
+        say(f"every trial draws one of {_count(len(rows), 'setting')}; the number of trials is secret")
     for row in rows.values():
         say(row)
-    say("tuning cost not yet accounted: ε above is of one training, not of choosing among them")
+    say(plan.tags()["tuning_cost"])
 
 
 def _estimate_text(plan: SweepPlan) -> str:
     seconds = estimate_seconds(plan)
     threads = _count(plan.options.threads_per_worker, "thread")
+    what = "" if plan.options.release == OPEN else "for one trial of every setting, "
     return (
-        f"estimate: {_clock(seconds)} of training and embedding in all on one worker at a time "
+        f"estimate: {what}{_clock(seconds)} of training and embedding in all on one worker at a time "
         f"with {threads}, measured here on synthetic images; divide by the "
         "trials that run at once, and add start-up and probes"
     )
@@ -271,6 +353,13 @@ def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def _suffix(options: SweepOptions) -> str:
+    """The end of a sweep's name: its time; for a sealed one something that tells no time."""
+    if options.release == OPEN:
+        return f"{datetime.now():%Y%m%d-%H%M%S}"
+    return f"{options.release}-{secrets.token_hex(3)}"
 
 
 def _short(dataset: str) -> str:

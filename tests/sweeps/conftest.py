@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from dpgcl_core.errors import DpgclError
 from sweeps.service.plan import SweepPlan
 from tests.sweeps import support
+from trainers.mlflow_server import connect
 
 
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees the storage, server or cluster of whoever runs it."""
-    for name in ("DPGCL_STORAGE", "MLFLOW_TRACKING_URI", "RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR"):
+    for name in (
+        "DPGCL_STORAGE",
+        "DPGCL_LEDGER",
+        "MLFLOW_TRACKING_URI",
+        "RAY_ADDRESS",
+        "RAY_JOB_CONFIG_JSON_ENV_VAR",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -39,3 +47,11 @@ def refusal(make_plan: Callable[..., SweepPlan]) -> Callable[..., str]:
         return str(caught.value)
 
     return message
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow's tables, which take seconds to create."""
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    connect(f"sqlite:///{path}", create=True)
+    return path

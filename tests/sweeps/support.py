@@ -21,7 +21,13 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "sweeps" / "group_size.py"
 
 # What decides a sweep's place and connection must come from the test alone.
-_NOT_INHERITED = ("DPGCL_STORAGE", "MLFLOW_TRACKING_URI", "RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR")
+_NOT_INHERITED = (
+    "DPGCL_STORAGE",
+    "DPGCL_LEDGER",
+    "MLFLOW_TRACKING_URI",
+    "RAY_ADDRESS",
+    "RAY_JOB_CONFIG_JSON_ENV_VAR",
+)
 
 
 def options(*arguments: str) -> group_size.GroupSizeOptions:

@@ -56,6 +56,6 @@ def test_dry_run_tells_trials_epsilon_and_time(capsys: pytest.CaptureFixture[str
     assert "4 trials = 4 points × 1 repeat\n" in shown
     assert len(re.findall(r"S[24]-Na1-private +σ = 1 +ε of one trial = \d+\.\d{4} +proven", shown)) == 2
     assert len(re.findall(r"S[24]-Na1-eps-inf +σ = 0 +ε of one trial = none +none", shown)) == 2
-    assert "tuning cost not yet accounted" in shown
+    assert "Open release: all 2 trials together ε = " in shown
     assert re.search(r"estimate: \d+ min \d\d s of training and embedding", shown)
     assert contents(tmp_path) == []

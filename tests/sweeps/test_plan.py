@@ -12,6 +12,7 @@ import pytest
 
 from dpgcl_core import accounting
 from dpgcl_core.mechanism import default_delta
+from dpgcl_core.selection import TrialClass, open_cost
 from sweeps.service.plan import SweepPlan, cross_checks
 from tests.sweeps import support
 from tests.sweeps.support import write_npz
@@ -116,7 +117,7 @@ def test_private_data_refuse_an_infinite_epsilon(
     more: tuple[str, ...], refusal: Callable[..., str], private: str
 ) -> None:
     message = refusal("--tiny", "--dataset", private, "--epsilon", "inf", *more)
-    assert "with private data, trials with epsilon = inf are not run" in message
+    assert "with private data, and in sealed sweeps, trials with epsilon = inf are not run" in message
 
 
 def test_private_data_have_no_scores_of_their_own(make_plan: Plan, private: str) -> None:
@@ -297,7 +298,6 @@ def test_params_of_a_trial_tell_the_guarantee(make_plan: Plan) -> None:
     assert (private["target_epsilon"], bare["target_epsilon"]) == (10, math.inf)
     assert (private["guarantee_label"], bare["guarantee_label"]) == ("proven", "none")
     assert private["neighboring_relation"] == "add or remove one record"
-    assert private["tuning_cost"] == "not yet accounted"
 
 
 def test_params_show_the_epsilon_of_a_given_noise(make_plan: Plan) -> None:
@@ -309,7 +309,18 @@ def test_tags_tell_whether_data_are_private(make_plan: Plan, private: str) -> No
     public, own = make_plan(*QUICK).tags(), make_plan(*QUICK, "--dataset", private).tags()
     assert (public["data_is"], own["data_is"]) == ("public", "private")
     assert ("research" in public, "research" in own) == (True, False)
-    assert public["tuning_cost"] == own["tuning_cost"] == "not yet accounted"
+
+
+def test_tags_carry_the_cost_of_the_whole_sweep(make_plan: Plan) -> None:
+    plan = make_plan(*QUICK, "--repeats", "2")
+    tags, mechanism = plan.tags(), plan.trials[0].config.mechanism
+    planned = TrialClass(
+        sampling_prob=mechanism.sampling_prob, noise_multiplier=1.0, num_steps=mechanism.num_steps, count=2
+    )
+    cost = open_cost([planned], delta=mechanism.target_delta)
+    assert float(tags["tuned_epsilon"]) == pytest.approx(cost.tuned_epsilon, rel=1e-5)
+    assert (tags["release_mode"], tags["tuning_theorem"]) == ("open", cost.theorem)
+    assert tags["tuning_cost"].startswith("Open release: all 2 trials together ε = ")
 
 
 def test_cross_checks_agree_with_the_accountant_of_record(make_plan: Plan) -> None:

@@ -12,7 +12,11 @@ from typing import Any
 import pytest
 
 from dashboards.runs import DashboardError, load_trials
-from dpgcl_core.errors import TrackingError
+from dpgcl_core.errors import BudgetExceeded, LedgerError, TrackingError
+from dpgcl_core.filters import StepClass
+from dpgcl_core.ledger import Ledger
+from dpgcl_core.ledger_cap import Cap
+from dpgcl_core.ledger_report import read_head
 from sweeps.group_size import points
 from sweeps.service import run as service
 from sweeps.service.execution import Stopped
@@ -34,6 +38,7 @@ class Ray:
 
     Attributes:
       trained: names of the trials, in order.
+      before: called before the first trial.
       after: called with the name of each trial once its result was handed over.
       failing: trials that fail, and why.
     """
@@ -41,11 +46,19 @@ class Ray:
     def __init__(self) -> None:
         self.trained: list[str] = []
         self.after: Callable[[str], None] = lambda _: None
+        self.before: Callable[[], None] = lambda: None
         self.failing: dict[str, str] = {}
 
     def run_trials(
-        self, session: Any, plan: SweepPlan, folder: SweepFolder, trials: Sequence[Trial], on_result: Any
+        self,
+        session: Any,
+        plan: SweepPlan,
+        folder: SweepFolder,
+        trials: Sequence[Trial],
+        on_result: Any,
+        budget: Any = None,
     ) -> dict[str, str]:
+        self.before()
         for trial in trials:
             if trial.name not in self.failing:
                 self.trained.append(trial.name)
@@ -60,14 +73,6 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
     monkeypatch.setattr(service, "ray_session", lambda _: nullcontext())
     monkeypatch.setattr(service, "run_trials", stand_in.run_trials)
     return stand_in
-
-
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MLflow's tables, which take seconds to create."""
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    connect(f"sqlite:///{path}", create=True)
-    return path
 
 
 @pytest.fixture
@@ -250,6 +255,64 @@ def test_resume_of_another_configuration_trains_nothing(ray: Ray, sweep: Callabl
 def test_resume_may_change_performance(ray: Ray, sweep: Callable[..., int]) -> None:
     sweep()
     assert sweep("--resume", "--max-views-per-microbatch", "64", "--max-concurrent-trials", "1") == 0
+
+
+def make_ledger(path: Path, quota: int) -> tuple[str, ...]:
+    """The options of a ledger whose cap holds `quota` steps of this sweep."""
+    step_class = StepClass(64 / 1445, 1.0)
+    cap = Cap(epsilon=500.0, delta=9e-5, quotas=((step_class, quota),))
+    Ledger.create(str(path)).register("scans", cap, num_records_public=1445)
+    return ("--no-non-private", "--ledger", str(path), "--dataset-id", "scans")
+
+
+def test_sweep_that_the_ledger_refuses_starts_nothing(
+    ray: Ray, sweep: Callable[..., int], tmp_path: Path
+) -> None:
+    given = make_ledger(tmp_path / "ledger.db", 19)
+    with pytest.raises(BudgetExceeded, match="nothing was started"):
+        sweep(*given)
+    assert ray.trained == []
+    assert not (tmp_path / "sweeps").exists()
+
+
+def test_sweep_is_charged_before_its_first_trial_and_settled_after(
+    ray: Ray, sweep: Callable[..., int], tmp_path: Path
+) -> None:
+    seen = []
+    given = make_ledger(tmp_path / "ledger.db", 20)
+    ledger = Ledger.open(str(tmp_path / "ledger.db"))
+    ray.before = lambda: seen.append(ledger.spent("scans", with_pld=False))
+    assert sweep(*given) == 0
+    assert [(sum(spent.num_steps.values()), spent.num_open) for spent in seen] == [(20, 2)]
+    assert ledger.spent("scans", with_pld=False).num_settled == 2
+
+
+def test_sweep_with_a_ledger_does_not_go_on_without(
+    ray: Ray, sweep: Callable[..., int], tmp_path: Path
+) -> None:
+    given = make_ledger(tmp_path / "ledger.db", 20)
+    sweep(*given)
+    with pytest.raises(LedgerError, match="is charged to a ledger; resume it with"):
+        sweep("--no-non-private", "--resume")
+
+
+def test_statement_of_a_sweep_names_the_ledgers_head(
+    ray: Ray, sweep: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep(*make_ledger(tmp_path / "ledger.db", 20))
+    path = tmp_path / "sweeps/one/privacy_statement.json"
+    assert read_head(path) == Ledger.open(str(tmp_path / "ledger.db")).head()
+    assert "privacy: Research on public data" in capsys.readouterr().out
+
+
+def test_statement_is_an_artifact_of_the_sweep(ray: Ray, sweep: Callable[..., int], tmp_path: Path) -> None:
+    sweep()
+    client = connect(f"sqlite:///{tmp_path}/mlflow.db")
+    (parent,) = client.search_runs(
+        [client.get_experiment_by_name("dpgcl").experiment_id], "tags.`dpgcl.role` = 'sweep'"
+    )
+    names = {entry.path for entry in client.list_artifacts(parent.info.run_id)}
+    assert {"privacy_statement.json", "privacy_statement.md"} <= names
 
 
 def test_cluster_too_small_leaves_no_sweep(

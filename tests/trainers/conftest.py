@@ -28,14 +28,15 @@ def make_records(num_records: int, *, prefix: str = "record", labels: bool = Tru
 
 
 def make_data(*, private: bool = False, evaluation_is_public: bool | None = None) -> TrainingData:
-    """60 training and 30 test records."""
+    """60 training and 30 test records; private ones are scored on public ones or not at all."""
     train = make_records(60)
+    scored = not private if evaluation_is_public is None else evaluation_is_public
     return TrainingData(
         train=train,
-        index=train,
-        queries=make_records(30, prefix="test"),
+        index=train if scored else None,
+        queries=make_records(30, prefix="test") if scored else None,
         train_is_public=not private,
-        evaluation_is_public=not private if evaluation_is_public is None else evaluation_is_public,
+        evaluation_is_public=scored,
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from dpgcl_core.errors import ConfigError, DataError, unknown_choice
 from dpgcl_core.records import held_out
-from trainers.data.dataset import Dataset, Records
+from trainers.data.dataset import Dataset, Records, TrainingData
 from trainers.data.own import load_folder, load_npz, load_parquet
-from trainers.data.sources import SOURCES, RecordsError, load_builtin
+from trainers.data.sources import SOURCES, RecordsError, Splits, load_builtin
 
 BUILTIN_DATASETS: tuple[str, ...] = tuple(SOURCES)
 """Names of the public data sets that are downloaded when they are needed."""
@@ -16,15 +17,20 @@ BUILTIN_DATASETS: tuple[str, ...] = tuple(SOURCES)
 MAX_IMAGE_SIZE = 1024
 """Larger squares would fill the memory: all images are held in it."""
 
-_OWN = {"npz": load_npz, "parquet": load_parquet, "folder": load_folder}
+_WITH_COLUMNS = ("npz", "parquet")
+_RESERVED = ("image", "images", "label", "labels", "caption", "")
+_OWN: dict[str, Callable[..., Splits]] = {"npz": load_npz, "parquet": load_parquet, "folder": load_folder}
 
 __all__ = [
     "BUILTIN_DATASETS",
     "Dataset",
     "Records",
     "RecordsError",
+    "TrainingData",
     "check_dataset_name",
+    "is_split_held_out",
     "load_dataset",
+    "split_held_out",
     "split_train_test",
 ]
 
@@ -49,13 +55,15 @@ eurosat, fashion-mnist, folder:PATH, npz:PATH, parquet:PATH
         raise ConfigError(unknown_choice("data set", name, [*BUILTIN_DATASETS, *schemes]))
 
 
-def load_dataset(name: str, *, image_size: int | None = None) -> Dataset:
+def load_dataset(name: str, *, image_size: int | None = None, unit_column: str | None = None) -> Dataset:
     """Returns a data set with all its images in memory.
 
     Args:
       name: one of `BUILTIN_DATASETS`, or `npz:PATH`, `parquet:PATH` or `folder:PATH` for your own.
       image_size: resize every image to this many pixels square; None keeps the images' own size
         (EuroSAT: 32) and refuses data of several sizes.
+      unit_column: the column (npz: array) that names the privacy unit: all rows of one person, say, are
+        one record. None protects one row; a person with k rows then has group privacy only.
 
     Raises:
       ConfigError: the name is unknown or `image_size` is not a positive integer.
@@ -70,12 +78,52 @@ def load_dataset(name: str, *, image_size: int | None = None) -> Dataset:
     if image_size is not None and image_size > MAX_IMAGE_SIZE:
         raise ConfigError(f"image_size must be at most {MAX_IMAGE_SIZE} pixels; got {image_size}")
     is_builtin = name in BUILTIN_DATASETS
+    has_columns = not is_builtin and name.partition(":")[0] in _WITH_COLUMNS
+    if unit_column is not None and (not has_columns or unit_column in _RESERVED):
+        raise ConfigError(
+            "unit_column must name a column of npz:PATH or parquet:PATH other than image and label; "
+            f"got {unit_column!r} of {name.partition(':')[0]}"
+        )
     if is_builtin:
         train, test = load_builtin(name, image_size)
     else:
         scheme, _, path = name.partition(":")
-        train, test = _OWN[scheme](Path(path).expanduser(), image_size)
+        more = {} if unit_column is None else {"unit_column": unit_column}
+        train, test = _OWN[scheme](Path(path).expanduser(), image_size, **more)
     return Dataset(name=name, train=train, test=test, is_builtin=is_builtin)
+
+
+_SCORE_SPLIT = "score-split"
+
+
+def split_held_out(records: Records, share: float) -> tuple[Records, Records | None]:
+    """Returns the records to train on, and those held out to be scored with noise; None for a share of 0.
+
+    Each record goes by a keyed hash of its own id, so the split is the same in all trials, and one record
+    more or less moves no other. An empty side is no error: to tell would depend on the records.
+
+    >>> import numpy as np
+    >>> from dpgcl_core.records import ids_from_names
+    >>> ids = ids_from_names([f"r{i}" for i in range(100)])
+    >>> records = Records(images=np.zeros((100, 1, 8, 8), dtype=np.uint8), ids=ids)
+    >>> train, scored = split_held_out(records, 0.2)
+    >>> len(train) + len(scored), len(set(train.ids) & set(scored.ids))
+    (100, 0)
+    """
+    if not 0 <= share < 1:
+        raise ConfigError(f"score_on_held_out must be a share in [0, 1); got {share}")
+    if share == 0:
+        return records, None
+    held = held_out(records.ids, share, key=_SCORE_SPLIT)
+    return records.take(~held), records.take(held)
+
+
+def is_split_held_out(train: Records, scored: Records, share: float) -> bool:
+    """Whether `train` and `scored` are the two sides of `split_held_out`, record by record."""
+    return bool(
+        held_out(scored.ids, share, key=_SCORE_SPLIT).all()
+        and not held_out(train.ids, share, key=_SCORE_SPLIT).any()
+    )
 
 
 def split_train_test(dataset: Dataset, test_fraction: float) -> tuple[Records, Records]:

@@ -1,4 +1,10 @@
-"""What a data set is to a training: images and ids, perhaps labels, and who may see results on it."""
+"""What a data set is to a training: images and ids, perhaps labels, and who may see results on it.
+
+A record is the privacy unit. With a unit column it holds several rows (all images of one person); at a
+step **one** of them, chosen by a keyed hash of the record's id and the step, stands for the record. So a
+record is sampled as one, is one place of one group whatever its number of rows, and the sensitivity of
+the step is that of records with one row.
+"""
 
 from __future__ import annotations
 
@@ -8,44 +14,116 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
-from dpgcl_core.records import Ids
+from dpgcl_core.records import Ids, keyed_uniform
+
+_NO_STEP = -1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """Records in memory; one row is one privacy unit.
+    """Records in memory; one record is one privacy unit.
 
     Attributes:
-      images: uint8 `[num_records, channels, height, width]`.
+      images: uint8 `[num_rows, channels, height, width]`; a record's rows lie together.
       ids: uint64 `[num_records]`, stable under adding or removing other records.
-      labels: int64 `[num_records]`, or None.
+      labels: int64 `[num_rows]`, or None.
+      row_starts: int64 `[num_records + 1]`: record i has the rows from `row_starts[i]` to before
+        `row_starts[i + 1]`; None where every record has one row.
+      classes_from_data: whether labels are places in the list of this data set's own classes: one record
+        more can then change the labels of others.
     """
 
     images: NDArray[np.uint8]
     ids: Ids
     labels: NDArray[np.int64] | None = None
+    row_starts: NDArray[np.int64] | None = None
+    classes_from_data: bool = False
 
     def __post_init__(self) -> None:
         if self.images.dtype != np.uint8 or self.images.ndim != 4:
             raise DataError(
-                "images must be uint8 [num_records, channels, height, width]; "
+                "images must be uint8 [num_rows, channels, height, width]; "
                 f"got {self.images.dtype} with {self.images.ndim} axes"
             )
-        for name in ("ids", "labels"):
+        for name in ("ids", "labels") if self.row_starts is None else ("labels",):
             column = getattr(self, name)
             if column is not None and column.shape != (len(self.images),):
                 raise DataError(f"{name} must have one entry per image; got shape {column.shape}")
+        starts = self.row_starts
+        if starts is not None and (
+            starts.shape != (len(self.ids) + 1,)
+            or starts[0] != 0
+            or starts[-1] != len(self.images)
+            or (np.diff(starts) < 1).any()
+        ):
+            raise DataError("row_starts must cut the rows into one or more per record, in their order")
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.ids)
 
-    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Records:
-        """Returns the records at `rows` (indices or a mask)."""
+    def take(self, records: NDArray[np.int64] | NDArray[np.bool_]) -> Records:
+        """Returns the records at `records` (indices or a mask), with all their rows."""
+        rows: NDArray[np.int64] | NDArray[np.bool_] = records
+        starts = None
+        if self.row_starts is not None:
+            chosen = np.arange(len(self))[records]
+            firsts, ends = self.row_starts[chosen], self.row_starts[chosen + 1]
+            starts = np.concatenate([[0], np.cumsum(ends - firsts)]).astype(np.int64)
+            rows = np.arange(starts[-1]) + np.repeat(firsts - starts[:-1], ends - firsts)
         return Records(
             images=self.images[rows],
-            ids=self.ids[rows],
+            ids=self.ids[records],
             labels=None if self.labels is None else self.labels[rows],
+            row_starts=starts,
+            classes_from_data=self.classes_from_data,
         )
+
+    def images_at(self, records: NDArray[np.int64], *, seed: int, step: int) -> NDArray[np.uint8]:
+        """Returns the image that stands for each of `records` at `step`, `[n, channels, height, width]`."""
+        return self.images[self._rows_at(records, seed, step)]
+
+    def one_row_each(self) -> Records:
+        """Returns the same records with one row each, chosen by a keyed hash of the record's id."""
+        if self.row_starts is None:
+            return self
+        rows = self._rows_at(np.arange(len(self)), 0, _NO_STEP)
+        return Records(
+            images=self.images[rows],
+            ids=self.ids,
+            labels=None if self.labels is None else self.labels[rows],
+            classes_from_data=self.classes_from_data,
+        )
+
+    def _rows_at(self, records: NDArray[np.int64], seed: int, step: int) -> NDArray[np.int64]:
+        """A function of each record's own id and number of rows, of the seed and the step."""
+        if self.row_starts is None:
+            return records
+        firsts = self.row_starts[records]
+        sizes = self.row_starts[records + 1] - firsts
+        uniform = keyed_uniform(self.ids[records], "row", int(seed), int(step))
+        return firsts + np.minimum((uniform * sizes).astype(np.int64), sizes - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """What one training may touch.
+
+    Attributes:
+      train: the records the guarantee is about.
+      index: labelled records for k-NN and the probe, or None: no scores.
+      queries: records that are scored, or None: no scores.
+      train_is_public: with private records only releasable metrics leave the training.
+      evaluation_is_public: whether `index` and `queries` are public.
+      scored: records held out of `train` (`trainers.data.split_held_out`), scored with noised counts
+        against `index`; the guarantee is about them, too.
+    """
+
+    train: Records
+    index: Records | None
+    queries: Records | None
+    train_is_public: bool
+    evaluation_is_public: bool
+    scored: Records | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,34 +39,51 @@ _UNREADABLE_NPZ = (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFi
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """One split as stored: uint8 images `[num_records, channels, height, width]`, labels as given."""
+    """One split as stored: uint8 images `[num_rows, channels, height, width]`, labels as given."""
 
     images: NDArray[np.uint8]
     labels: NDArray[Any] | None
     ids: Ids
+    row_starts: NDArray[np.int64] | None = None
 
 
-def load_npz(path: Path, image_size: int | None = None) -> Splits:
+def _part_of_units(images: NDArray[np.uint8], labels: NDArray[Any] | None, units: NDArray[Any]) -> _Part:
+    """Brings the rows of a unit together: they are one record, whose id is the unit's name."""
+    names, unit_of_row, num_rows = np.unique(
+        np.array(_as_text(units), dtype=np.str_), return_inverse=True, return_counts=True
+    )
+    order = np.argsort(unit_of_row, kind="stable")
+    return _Part(
+        images=images[order],
+        labels=None if labels is None else labels[order],
+        ids=_name_ids(names.tolist()),
+        row_starts=np.concatenate([[0], np.cumsum(num_rows)]).astype(np.int64),
+    )
+
+
+def load_npz(path: Path, image_size: int | None = None, unit_column: str | None = None) -> Splits:
     """Returns the records of an `.npz` file.
 
     Args:
       path: holds `images` (uint8 `[N, H, W]`, `[N, H, W, C]` or `[N, C, H, W]` with 1 or 3 channels),
         perhaps `labels` `[N]` and `ids` `[N]`; or the same with the prefixes `train_` and `test_`.
       image_size: resize every image to this many pixels square.
+      unit_column: an array `[N]`, prefixed likewise; all rows with one value in it are one record.
 
     Raises:
       DataError: the file cannot be read, or its arrays break a rule above.
     """
-    arrays = _read_npz(path)
+    arrays = _read_npz(path, unit_column)
     prefixes = ("train_", "test_") if "train_images" in arrays else ("",)
-    parts = [_npz_part(arrays, prefix) for prefix in prefixes if f"{prefix}images" in arrays]
+    parts = [_npz_part(arrays, prefix, unit_column) for prefix in prefixes if f"{prefix}images" in arrays]
     return _to_splits(parts, image_size)
 
 
-def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
+def _read_npz(path: Path, unit_column: str | None) -> dict[str, NDArray[Any]]:
     if not path.is_file():
         raise DataError(f"npz:PATH must be an existing file; got {str(path)!r}")
-    wanted = [prefix + name for prefix in ("", "train_", "test_") for name in ("images", "labels", "ids")]
+    columns = ["images", "labels", "ids", *([unit_column] if unit_column else [])]
+    wanted = [prefix + name for prefix in ("", "train_", "test_") for name in columns]
     try:
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
@@ -82,22 +100,31 @@ def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
     if ("images" in arrays) == ("train_images" in arrays):
         raise DataError(f"an .npz must hold either images or train_images; found {_listed(found)}")
     for name in arrays:
-        if f"{name.rpartition('_')[0]}_images".lstrip("_") not in arrays:
+        prefix = name[: -len(max((c for c in columns if name.endswith(c)), key=len))]
+        if f"{prefix}images" not in arrays:
             raise DataError(
                 f"an .npz with {name} must hold the images they belong to; found {_listed(found)}"
             )
     return arrays
 
 
-def _npz_part(arrays: dict[str, NDArray[Any]], prefix: str) -> _Part:
+def _npz_part(arrays: dict[str, NDArray[Any]], prefix: str, unit_column: str | None) -> _Part:
     images = _channels_first(arrays[f"{prefix}images"], f"{prefix}images")
     labels, names = arrays.get(f"{prefix}labels"), arrays.get(f"{prefix}ids")
-    for column in ("labels", "ids"):
+    for column in ("labels", "ids", *([unit_column] if unit_column else [])):
         values = arrays.get(prefix + column)
         if values is not None and values.shape != (len(images),):
             raise DataError(
                 f"{prefix}{column} must have one entry per image, shape ({len(images)},); got {values.shape}"
             )
+    if unit_column is not None:
+        units = arrays.get(prefix + unit_column)
+        if units is None or units.dtype.kind not in "iuUS":
+            raise DataError(
+                f"unit_column must name an array of strings or integers; got {prefix + unit_column!r}, "
+                f"{'which is missing' if units is None else f'which holds {units.dtype}'}"
+            )
+        return _part_of_units(images, labels, units)
     if names is None:
         return _Part(images=images, labels=labels, ids=content_ids((i.tobytes() for i in images), labels))
     if names.dtype.kind not in "iuUS":
@@ -120,7 +147,7 @@ def _channels_first(images: NDArray[Any], name: str) -> NDArray[np.uint8]:
     return images if first else np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 
 
-def load_parquet(path: Path, image_size: int | None = None) -> Splits:
+def load_parquet(path: Path, image_size: int | None = None, unit_column: str | None = None) -> Splits:
     """Returns the records of a parquet file, or of all `*.parquet` files below a folder as one data set.
 
     Args:
@@ -128,6 +155,7 @@ def load_parquet(path: Path, image_size: int | None = None) -> Splits:
         `label` (integers or strings), `id` (unique integers or strings) and `caption` (strings; not
         used yet). Other columns are ignored.
       image_size: resize every image to this many pixels square.
+      unit_column: a column of integers or strings; all rows with one value in it are one record.
 
     Raises:
       DataError: a file cannot be read, or its columns break a rule above.
@@ -137,11 +165,13 @@ def load_parquet(path: Path, image_size: int | None = None) -> Splits:
         raise DataError(f"parquet:PATH must be a .parquet file or a folder that has some; got {str(path)!r}")
     schemas = _read_files(files, _read_schema)
     for schema in schemas:
-        _check_schema(schema, schemas[0])
-    tables = _read_files(files, _read_table)
+        _check_schema(schema, schemas[0], unit_column)
+    tables = _read_files(files, partial(_read_table, unit_column=unit_column))
     encoded = [image for table in tables for image in _encoded_images(table)]
     images = decode_images(encoded, image_size)
-    labels, names = _column(tables, "label"), _column(tables, "id")
+    labels, names = _column(tables, "label"), _column(tables, unit_column or "id")
+    if unit_column is not None and names is not None:
+        return _to_splits([_part_of_units(images, labels, names)], image_size)
     ids = content_ids(encoded, labels) if names is None else _name_ids(_as_text(names))
     return _to_splits([_Part(images=images, labels=labels, ids=ids)], image_size)
 
@@ -169,19 +199,23 @@ def _read_schema(file: Path) -> pa.Schema:
     return pq.read_schema(file)
 
 
-def _read_table(file: Path) -> pa.Table:
+def _read_table(file: Path, unit_column: str | None) -> pa.Table:
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(file) as opened:
-        wanted = {"image", "label", "id"} & set(opened.schema_arrow.names)
+        wanted = {"image", "label", "id", unit_column} & set(opened.schema_arrow.names)
         return opened.read(columns=sorted(wanted))
 
 
-def _check_schema(schema: pa.Schema, first: pa.Schema) -> None:
+def _check_schema(schema: pa.Schema, first: pa.Schema, unit_column: str | None) -> None:
     import pyarrow.types as kinds
 
     if schema.names.count("image") != 1:
         raise DataError(f"parquet data must have one column image; found {_listed(schema.names)}")
+    if unit_column is not None and schema.names.count(unit_column) != 1:
+        raise DataError(
+            f"unit_column must name one parquet column; got {unit_column!r}, found {_listed(schema.names)}"
+        )
 
     def is_text(kind: pa.DataType) -> bool:
         kind = kind.value_type if kinds.is_dictionary(kind) else kind
@@ -198,6 +232,8 @@ def _check_schema(schema: pa.Schema, first: pa.Schema) -> None:
         "id": ("integers or strings", lambda k: kinds.is_integer(k) or is_text(k)),
         "caption": ("strings", is_text),
     }
+    if unit_column is not None:
+        rules[unit_column] = rules["id"]
     for name, (rule, holds) in rules.items():
         positions, firsts = schema.get_all_field_indices(name), first.get_all_field_indices(name)
         if len(positions) > 1 or len(positions) != len(firsts):
@@ -307,7 +343,13 @@ def _to_splits(parts: list[_Part], image_size: int | None) -> Splits:
             f"got {shapes[0]} and {shapes[1]}"
         )
     records = [
-        Records(images=split, ids=part.ids, labels=index)
+        Records(
+            images=split,
+            ids=part.ids,
+            labels=index,
+            row_starts=part.row_starts,
+            classes_from_data=part.labels is not None and part.labels.dtype.kind in "US",
+        )
         for split, part, index in zip(images, parts, labels, strict=True)
     ]
     return records[0], records[1] if len(records) > 1 else None

@@ -1,0 +1,272 @@
+"""The privacy statement: what a sweep promises, on one page for people and as JSON for machines.
+
+A statement keeps the ε of one training and the ε of the whole sweep apart, names the theorem that the
+second one rests on, and says so wherever nothing can be promised. It never calls a sweep private whose
+released trainings are not all `proven`; and that of a sealed sweep holds nothing that tells how many
+trials there were.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.ledger_report import LedgerStatement
+from dpgcl_core.mechanism import Mechanism
+from dpgcl_core.selection import OPEN, TuningCost
+
+PROVEN = "proven"
+LABELS = (PROVEN, "as-published", "none")
+RESEARCH = "research: public data"
+SENSITIVITY = (
+    "adding or removing one record changes the sum of clipped group gradients by at most 2C (C for groups "
+    "of one record); proof in dpgcl_core/grouping.py"
+)
+GROUPING = "the sample is permuted in secret and cut into groups of exactly S; the short rest is dropped"
+SAMPLING = "each record joins each step independently (Poisson), drawn in secret, afresh in every training"
+_PACKAGES = ("dpgcl", "dp-accounting", "torch", "numpy", "scipy", "ray", "mlflow")
+_RELEASED = {
+    "open": "every trial: metrics, models and the tracking pages",
+    "sealed": "the best trial alone; how many trials there were is secret",
+    "sealed-threshold": "the first trial that reached the public score, or nothing; the number is secret",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenTrials:
+    """The trials of an open sweep; a sealed one has no such lines.
+
+    Attributes:
+      planned: trials set in advance.
+      without_guarantee: those of them whose label is not `proven`.
+      started: trials that may have drawn a step.
+      steps_planned: steps of all proven trials, set in advance.
+      steps_repeated: steps that restarts may have drawn once more, charged on top.
+    """
+
+    planned: int
+    without_guarantee: int
+    started: int
+    steps_planned: int
+    steps_repeated: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyStatement:
+    """What one sweep promises.
+
+    Attributes:
+      sweep, dataset: names.
+      data_are_private: False makes it `research: public data`; the numbers are computed all the same.
+      guarantee_label: `proven` only if every released training is.
+      num_records_public: n, and `num_records_source` where it comes from.
+      cost: of one training and of the whole sweep, repeated steps included; None where nothing is proven.
+      budget: the same as it was set in advance.
+      mechanisms: of the trainings, one entry per distinct one.
+      scores: how scores were evaluated.
+      versions: of the software.
+      trials: of an open sweep.
+      ledger: the ledger's lines, or None; `ledger_note` says why.
+      notes: what else a reader must know.
+
+    Raises:
+      ConfigError: the label is unknown, or a sealed statement comes with numbers of trials.
+    """
+
+    sweep: str
+    dataset: str
+    data_are_private: bool
+    guarantee_label: str
+    num_records_public: int
+    num_records_source: str
+    cost: TuningCost | None
+    budget: TuningCost | None
+    mechanisms: Sequence[Mechanism]
+    scores: str
+    mode: str = OPEN
+    versions: Mapping[str, str] = field(default_factory=lambda: software_versions())
+    trials: OpenTrials | None = None
+    ledger: LedgerStatement | None = None
+    ledger_note: str = "no ledger"
+    notes: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.guarantee_label not in LABELS:
+            raise ConfigError(unknown_choice("guarantee label", self.guarantee_label, LABELS))
+        if self.mode not in _RELEASED:
+            raise ConfigError(unknown_choice("release mode", self.mode, _RELEASED))
+        if self.mode != OPEN and self.trials is not None:
+            raise ConfigError(
+                f"a statement of a {self.mode} sweep must not tell its trials; got {self.trials}: leave "
+                "them out"
+            )
+
+    @property
+    def promises(self) -> bool:
+        """Whether the sweep as a whole has an (ε, δ) guarantee."""
+        return self.guarantee_label == PROVEN and self.cost is not None and self.cost.accounted
+
+    def headline(self) -> str:
+        """The statement in one sentence."""
+        cost = self.cost
+        if self.guarantee_label != PROVEN:
+            count = self.trials.without_guarantee if self.trials else 0
+            some = f"{count} of {self.trials.planned} trainings have" if self.trials else "the training has"
+            label = self.guarantee_label
+            rest = "; the figures below are of the others alone" if cost is not None else ""
+            return f"NO GUARANTEE for this sweep as a whole: {some} none (label `{label}`){rest}."
+        if cost is None or not cost.accounted or cost.tuned_epsilon is None:
+            reason = cost.reason if cost is not None else "nothing was trained with a guarantee"
+            return f"NO GUARANTEE for this sweep as a whole: the cost of tuning is not accounted ({reason})."
+        promise = (
+            f"(ε = {_up(cost.tuned_epsilon)}, δ = {cost.delta:.3g})-differentially private for "
+            f"{_adding(cost.neighboring_relation)}"
+        )
+        if self.data_are_private:
+            return f"All that this sweep releases together is {promise}."
+        return f"Research on public data: the numbers are those of a sweep that is {promise}."
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Returns (name, value) pairs in the order of the page."""
+        found = [
+            ("Sweep", self.sweep),
+            ("Data", f"{self.dataset} ({'private' if self.data_are_private else RESEARCH})"),
+            ("Release mode", f"{self.mode}: {_RELEASED[self.mode]}"),
+            ("Guarantee label", self.guarantee_label),
+        ]
+        found += self._cost_lines() + self._mechanism_lines()
+        found += [
+            ("Number of records", f"{self.num_records_public} ({self.num_records_source})"),
+            ("Scores", self.scores),
+            ("Ledger", self._ledger_text()),
+            ("Software", ", ".join(f"{name} {value}" for name, value in self.versions.items())),
+        ]
+        return found
+
+    def _cost_lines(self) -> list[tuple[str, str]]:
+        cost, budget = self.cost, self.budget
+        if cost is None:
+            return [("ε", "none: no training has a guarantee")]
+        others = "" if self.guarantee_label == PROVEN else " (of the trainings with a guarantee)"
+        tuned = "not accounted" if cost.tuned_epsilon is None else _up(cost.tuned_epsilon)
+        found = [
+            ("Neighbouring data sets", cost.neighboring_relation),
+            ("δ", f"{cost.delta:.4g}"),
+            (f"ε of one training{others}", _up(cost.training_epsilon)),
+            (f"ε of the whole sweep, tuning included{others}", tuned),
+            ("Theorem", cost.theorem),
+        ]
+        if cost.reason is not None:
+            found.append(("Not accounted, because", cost.reason))
+        if cost.rdp_epsilon is not None and math.isfinite(cost.rdp_epsilon):
+            found.append(("The same by RDP, as a cross-check", _up(cost.rdp_epsilon)))
+        if cost.law is not None:
+            law = ", ".join(f"{name} = {_short(value)}" for name, value in cost.law.items())
+            found.append(("Law of the number of trials", law))
+        if budget is not None and budget.tuned_epsilon is not None:
+            found.append(("Budget set in advance", f"ε = {_up(budget.tuned_epsilon)}{self._trials_text()}"))
+        return found
+
+    def _trials_text(self) -> str:
+        trials = self.trials
+        if trials is None:
+            return ""
+        return (
+            f", {trials.planned - trials.without_guarantee} trainings, {trials.steps_planned} steps in all; "
+            f"restarts repeated up to {trials.steps_repeated} steps on top"
+        )
+
+    def _mechanism_lines(self) -> list[tuple[str, str]]:
+        kinds = [
+            f"q = {m.sampling_prob:.5g}, σ = {m.noise_multiplier:.5g}, T = {m.num_steps}, "
+            f"S = {m.group_size}, C = {m.l2_clip_norm:g}, sensitivity = {m.sensitivity:g}"
+            for m in self.mechanisms
+        ]
+        found = [("Mechanism", "; ".join(dict.fromkeys(kinds)))] if kinds else []
+        return [*found, ("Sampling", SAMPLING), ("Grouping", GROUPING), ("Sensitivity", SENSITIVITY)]
+
+    def _ledger_text(self) -> str:
+        if self.ledger is None:
+            return self.ledger_note
+        head = self.ledger.head
+        return (
+            f"data set {self.ledger.dataset_id!r}: everything charged to it stays within "
+            f"(ε = {self.ledger.epsilon:g}, δ = {self.ledger.delta:.4g}) by {self.ledger.rule}; "
+            f"ledger {head.ledger_id}, {head.num_entries} rows, head {head.head_hash}"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns everything as plain values; `ledger.head` is what `ledger verify --against` reads."""
+        values = {name: value for name, value in vars(self).items() if name != "mechanisms"}
+        for name in ("cost", "budget", "trials", "ledger"):
+            if values[name] is not None:
+                values[name] = asdict(values[name])
+        return values | {
+            "headline": self.headline(),
+            "data": "private" if self.data_are_private else RESEARCH,
+            "promises": self.promises,
+            "released": _RELEASED[self.mode],
+            "sampling": SAMPLING,
+            "grouping": GROUPING,
+            "sensitivity": SENSITIVITY,
+            "versions": dict(self.versions),
+            "notes": list(self.notes),
+            "mechanisms": [asdict(m) | {"sensitivity": m.sensitivity} for m in self.mechanisms],
+        }
+
+    def to_json(self) -> str:
+        """Returns the statement as JSON; without a guarantee there is no field that speaks of one."""
+        values = self.as_dict()
+        del values["data_are_private"]
+        return json.dumps(values, indent=1, ensure_ascii=False, default=str)
+
+    def to_markdown(self) -> str:
+        """Returns the page."""
+        rows = [f"| {name} | {value.replace('|', '/')} |" for name, value in self.lines()]
+        notes = [f"- {note}" for note in self.notes]
+        parts = [
+            f"# Privacy statement: {self.sweep}",
+            f"**{self.headline()}**",
+            "\n".join(["| | |", "| --- | --- |", *rows]),
+            *(["\n".join(notes)] if notes else []),
+        ]
+        return "\n\n".join(parts) + "\n"
+
+
+def software_versions() -> dict[str, str]:
+    """Returns the versions of Python and of the packages that the numbers depend on, where installed."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _up(epsilon: float) -> str:
+    """ε to four decimals, rounded up: a statement must not promise more than was computed.
+
+    >>> _up(1.00001)
+    '1.0001'
+    """
+    return f"{math.ceil(epsilon * 1e4 - 1e-9) / 1e4:.4f}" if math.isfinite(epsilon) else "∞"
+
+
+def _adding(relation: str) -> str:
+    """The relation inside a sentence.
+
+    >>> _adding("add or remove one record")
+    'adding or removing one record'
+    """
+    return relation.replace("add or remove", "adding or removing")
+
+
+def _short(value: str | float) -> str:
+    return value if isinstance(value, str) else f"{value:.6g}"

@@ -1,0 +1,275 @@
+"""The budget ledger in a sweep: reserved before any worker starts, extended before a resume, settled after.
+
+The driver alone talks to the ledger. A worker sees its *grant*, a file beside its checkpoint that says how
+many steps are reserved (`trainers.checkpoint`): it draws no step beyond it. The driver asks the ledger
+every few seconds whether the reservations still stand; when it does not answer, all grants are taken back
+and every training stops at its next checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dpgcl_core.errors import BudgetExceeded, ConfigError, DpgclError, LedgerError
+from dpgcl_core.filters import StepClass
+from dpgcl_core.ledger import Ledger
+from dpgcl_core.ledger_account import PlannedTraining, Reservation
+from dpgcl_core.ledger_fingerprint import read_mark
+from dpgcl_core.ledger_report import LedgerStatement
+from sweeps.service.options import SweepOptions
+from sweeps.service.plan import SweepPlan, Trial
+from sweeps.service.release import is_proven, noised_releases
+from sweeps.service.storage import SweepFolder
+from trainers.checkpoint import CheckpointFolder, Grant, read_grant, write_grant
+
+CONFIRM_EVERY_SECONDS = 5.0
+NO_LEDGER = "no ledger: nothing stops other trainings on the same data from adding to this ε"
+
+
+def check_ledger_options(options: SweepOptions) -> None:
+    """Refuses private data without a decision about the ledger, and half a decision.
+
+    Raises:
+      ConfigError: the rule and the fix.
+      LedgerError: the data carry the mark of a ledger, and none is given.
+    """
+    url = ledger_url(options)
+    if url is None:
+        if options.dataset_id is not None:
+            raise ConfigError(
+                f"dataset_id = {options.dataset_id!r} is an id in a ledger: give --ledger or $DPGCL_LEDGER"
+            )
+        if options.data_are_private and not options.no_ledger and not options.dry_run:
+            raise ConfigError(
+                "training on private data is charged to a budget ledger: give --ledger URL (or "
+                "$DPGCL_LEDGER) and --dataset-id NAME, or --no-ledger, which the privacy statement will say"
+            )
+        mark = read_mark(path) if (path := data_path(options.dataset)) else None
+        if mark is not None and not options.dry_run:
+            raise LedgerError(
+                f"the data in {path} are charged as data set {mark[0]!r} to ledger {mark[1].ledger_id}; "
+                "give that ledger with --ledger and --dataset-id"
+            )
+    elif options.dataset_id is None:
+        raise ConfigError("which data set in the ledger is charged? give --dataset-id NAME")
+
+
+def ledger_url(options: SweepOptions) -> str | None:
+    """Returns the ledger's address; None without one.
+
+    `$DPGCL_LEDGER` alone does not charge public data, which need no ledger: an id decides.
+    """
+    if options.no_ledger:
+        if options.ledger is not None:
+            raise ConfigError("give a ledger or no_ledger, not both")
+        return None
+    environment = os.environ.get("DPGCL_LEDGER")
+    wanted = options.data_are_private or options.dataset_id is not None
+    return options.ledger or (environment if wanted else None)
+
+
+def data_path(dataset: str) -> Path | None:
+    """Returns the file or folder of a data set of one's own; None for a built-in one."""
+    _, colon, path = dataset.partition(":")
+    return Path(path).expanduser() if colon else None
+
+
+def open_ledger(options: SweepOptions) -> Ledger | None:
+    """Returns the sweep's ledger, opened and checked; None without one.
+
+    Raises:
+      LedgerError: it is missing, out of reach or tampered with.
+    """
+    url = ledger_url(options)
+    return None if url is None else Ledger.open(url)
+
+
+def refuse_forgotten_ledger(folder: SweepFolder, ledger: Ledger | None) -> None:
+    """Refuses to go on without the ledger that a sweep was begun with: its steps would not be charged.
+
+    Raises:
+      LedgerError: as said.
+    """
+    if ledger is None and any(folder.path.glob("checkpoints/*/grant.json")):
+        raise LedgerError(
+            f"the sweep {folder.name!r} is charged to a ledger; resume it with --ledger and --dataset-id"
+        )
+
+
+@dataclass
+class SweepBudget:
+    """The reservations of one open sweep.
+
+    Attributes:
+      ledger: the ledger.
+      dataset_id: whose budget.
+      sweep: the sweep's name; labels are `sweep/trial`.
+      trials: all trials of the sweep.
+      checkpoint_folder: of a trial, by name.
+      lost: why the ledger is out of reach; None while it answers.
+      refused: trials that may not start again, and why.
+    """
+
+    ledger: Ledger
+    dataset_id: str
+    sweep: str
+    trials: Sequence[Trial]
+    checkpoint_folder: Callable[[str], Path]
+    lost: str | None = None
+    refused: dict[str, str] = field(default_factory=dict)
+    _open: dict[str, Reservation] = field(default_factory=dict)
+    _confirmed: float = 0.0
+
+    def check(self) -> None:
+        """Refuses a sweep that the ledger would not admit, before anything is started or charged.
+
+        Raises:
+          ConfigError: a trial has no guarantee.
+          BudgetExceeded, LedgerError: as `Ledger.reserve`.
+        """
+        loose = [trial.name for trial in self.trials if not is_proven(trial)]
+        if loose:
+            raise ConfigError(
+                f"a ledger takes trainings with a guarantee only, and {loose[0]} has none; leave such trials "
+                "out (--no-non-private, no --seeded-non-private)"
+            )
+        if noised := noised_releases(self.trials):
+            raise ConfigError(
+                f"the ledger charges training steps, and not the noised releases of {' and '.join(noised)}; "
+                "leave them out"
+            )
+        try:
+            self.ledger.would_admit(self.dataset_id, [self._planned(trial) for trial in self._missing()])
+        except BudgetExceeded as error:
+            raise BudgetExceeded(
+                f"{error}. The whole sweep of {len(self.trials)} trials is reserved before it starts, and "
+                "nothing was started: take fewer points or repeats, fewer steps, or a smaller epsilon"
+            ) from error
+
+    def begin(self, remaining: Sequence[Trial], data: Path | None) -> None:
+        """Charges all planned steps and those that resumed trainings may repeat, then writes the grants.
+
+        All new trainings are reserved in one transaction. A training that has a reservation already is
+        extended to the largest number of steps that all its attempts may have drawn.
+
+        Args:
+          remaining: the trials that are about to run.
+          data: where the records lie, to leave the ledger's mark there.
+
+        Raises:
+          BudgetExceeded, LedgerError: nothing may start.
+        """
+        if data is not None:
+            self.ledger.bind(self.dataset_id, data)
+        missing = self._missing()
+        for trial in missing:  # from here on a missing grant tells that a folder was lost
+            write_grant(self.checkpoint_folder(trial.name), Grant(num_steps=0))
+        if missing:
+            for reservation in self.ledger.reserve(self.dataset_id, [self._planned(t) for t in missing]):
+                self._open[reservation.label.removeprefix(f"{self.sweep}/")] = reservation
+        for trial in remaining:
+            self._extend(trial, self._open.get(trial.name) or self._found(trial))
+        self._confirmed = time.monotonic()
+
+    def restarted(self, name: str) -> None:
+        """Charges what a training repeats whose process has died, before it starts again.
+
+        Where the ledger refuses, the grant is taken back, and the training ends at its first look at it.
+        """
+        trial = next(trial for trial in self.trials if trial.name == name)
+        try:
+            self._extend(trial, self._open[name])
+        except DpgclError as error:
+            self._take_back(name)
+            self.refused[name] = str(error)
+
+    def confirm(self, *, every_seconds: float = CONFIRM_EVERY_SECONDS) -> None:
+        """Asks the ledger whether the reservations stand; if it does not say so, takes all grants back."""
+        if self.lost is not None or time.monotonic() - self._confirmed < every_seconds:
+            return
+        try:
+            for reservation in self._open.values():
+                self.ledger.confirm(reservation)
+        except LedgerError as error:
+            self.lost = str(error)
+            for name in self._open:
+                self._take_back(name)
+        self._confirmed = time.monotonic()
+
+    def settle(self, name: str, metrics: Mapping[str, float]) -> None:
+        """Returns what a finished training did not draw to where it came from.
+
+        Trainings that failed or never started keep their whole charge: nobody knows how far they came.
+
+        Raises:
+          LedgerError: the ledger is out of reach (settle again later), or the training overdrew.
+        """
+        trial = next(trial for trial in self.trials if trial.name == name)
+        reservation = self._open.get(name) or self._found(trial)
+        if reservation.num_steps_executed is None:
+            grant = read_grant(self.checkpoint_folder(name))
+            executed = reservation.num_steps
+            if grant is not None:
+                executed = int(metrics["num_steps_charged"]) + grant.num_steps_lost
+            self.ledger.settle(reservation, executed)
+        self._open.pop(name, None)
+
+    def statement(self) -> LedgerStatement:
+        """Returns the ledger's lines of the privacy statement."""
+        return self.ledger.statement(self.dataset_id)
+
+    def _missing(self) -> list[Trial]:
+        """The trials without a reservation."""
+        return [t for t in self.trials if self.ledger.reservation(self.dataset_id, self._label(t)) is None]
+
+    def _found(self, trial: Trial) -> Reservation:
+        found = self.ledger.reservation(self.dataset_id, self._label(trial))
+        if found is None:
+            raise LedgerError(f"the ledger holds no reservation {self._label(trial)!r}; it is another ledger")
+        return found
+
+    def _extend(self, trial: Trial, reservation: Reservation) -> None:
+        """Reserves what one more attempt may draw in all, and grants it."""
+        path = self.checkpoint_folder(trial.name)
+        before, num_steps = read_grant(path), trial.config.mechanism.num_steps
+        # Reserved, and no trace of what came of it: all of it may have been drawn.
+        lost = reservation.num_steps if before is None else before.num_steps_lost
+        every = trial.config.performance.checkpoint_every_steps
+        needed = lost + CheckpointFolder(path, every_steps=every).steps_if_resumed(num_steps)
+        extended = self.ledger.extend(reservation, max(0, needed - reservation.num_steps))
+        self._open[trial.name] = extended
+        write_grant(path, Grant(num_steps=extended.num_steps, num_steps_lost=lost))
+
+    def _take_back(self, name: str) -> None:
+        path = self.checkpoint_folder(name)
+        before = read_grant(path)
+        write_grant(path, Grant(num_steps=0, num_steps_lost=before.num_steps_lost if before else 0))
+
+    def _planned(self, trial: Trial) -> PlannedTraining:
+        mechanism = trial.config.mechanism
+        return PlannedTraining(
+            label=self._label(trial),
+            step_class=StepClass(mechanism.sampling_prob, mechanism.noise_multiplier),
+            num_steps=mechanism.num_steps,
+            delta=mechanism.target_delta,
+        )
+
+    def _label(self, trial: Trial) -> str:
+        return f"{self.sweep}/{trial.name}"
+
+
+def sweep_budget(plan: SweepPlan, ledger: Ledger | None, folder: SweepFolder) -> SweepBudget | None:
+    """Returns the budget of an open sweep; None without a ledger."""
+    if ledger is None or plan.options.dataset_id is None:
+        return None
+    return SweepBudget(
+        ledger=ledger,
+        dataset_id=plan.options.dataset_id,
+        sweep=folder.name,
+        trials=plan.trials,
+        checkpoint_folder=folder.checkpoint_folder,
+    )

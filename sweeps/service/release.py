@@ -1,0 +1,291 @@
+"""Release modes: what a sweep may do in each, and what the whole of it costs in privacy.
+
+*Open* is the default, for a tracking page that shows trials is a release of them. *Sealed* and
+*sealed-threshold* publish one trial; how many there were stays secret (`sealed`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.metrics import METRICS, Release
+from dpgcl_core.selection import (
+    OPEN,
+    SEALED,
+    SEALED_THRESHOLD,
+    THEOREMS,
+    TrialClass,
+    TuningCost,
+    not_accounted,
+    open_cost,
+    sealed_cost,
+    sealed_threshold_cost,
+)
+from dpgcl_core.selection_laws import TruncatedNegativeBinomial
+from dpgcl_core.statement import OpenTrials
+
+if TYPE_CHECKING:
+    from sweeps.service.options import SweepOptions
+    from sweeps.service.plan import SweepPlan, Trial
+
+MODES = (OPEN, SEALED, SEALED_THRESHOLD)
+GRID, INDEPENDENT = "grid", "independent"
+_FORBIDDEN_WHEN_SEALED = {
+    GRID: "a grid runs a fixed list of trials, and the best of a fixed number costs as much as all of them",
+    "tpe": "TPE proposes each trial by looking at earlier ones, so the draws are not independent",
+    "bayesian": "it proposes each trial by looking at earlier ones, so the draws are not independent",
+    "asha": "ASHA compares running trials with each other and stops some of them",
+    "hyperband": "Hyperband compares running trials with each other and stops some of them",
+    "median": "the median rule compares running trials with each other and stops some of them",
+}
+
+
+def check_search(mode: str, search: str) -> str:
+    """Returns the search to use, or refuses one that the release mode forbids.
+
+    >>> check_search("open", "auto"), check_search("sealed", "auto")
+    ('grid', 'independent')
+
+    Raises:
+      ConfigError: the mode or the search is unknown, or forbidden in this mode.
+    """
+    if mode not in MODES:
+        raise ConfigError(unknown_choice("release mode", mode, MODES))
+    if search == "auto":
+        return GRID if mode == OPEN else INDEPENDENT
+    if mode != OPEN and search in _FORBIDDEN_WHEN_SEALED:
+        raise ConfigError(
+            f"search {search!r} is forbidden with --release {mode}: {_FORBIDDEN_WHEN_SEALED[search]}; use "
+            "--search independent, which draws settings at random from the same values, or --release open"
+        )
+    if mode == OPEN and search == INDEPENDENT:
+        raise ConfigError(
+            "search 'independent' is for sealed sweeps, which draw their number of trials, too; "
+            "use --search grid, or --release sealed"
+        )
+    if search not in (GRID, INDEPENDENT):
+        raise ConfigError(unknown_choice("search", search, ("auto", GRID, INDEPENDENT)))
+    return search
+
+
+def check_release(options: SweepOptions) -> None:
+    """Refuses options that contradict the release mode.
+
+    Raises:
+      ConfigError: as `check_search`; or the selection's law, bound or score breaks a rule.
+    """
+    check_search(options.release, options.search)
+    threshold = options.release == SEALED_THRESHOLD
+    if threshold != (options.min_score is not None):
+        raise ConfigError(
+            "min_score is the public score that ends a sealed-threshold sweep: give it with --release "
+            f"{SEALED_THRESHOLD} and with no other; got {options.min_score} with --release {options.release}"
+        )
+    if options.release == OPEN:
+        return
+    if options.bound not in THEOREMS:
+        raise ConfigError(unknown_choice("bound", options.bound, THEOREMS))
+    trial_law(options)
+    metric = METRICS.get(options.select_by)
+    scores = [name for name, m in METRICS.items() if m.release is Release.SCORE and "untrained" not in name]
+    if metric is None or options.select_by not in scores:
+        raise ConfigError(unknown_choice("score to select by", options.select_by, scores))
+    if options.seeded_non_private:
+        raise ConfigError(
+            f"--release {options.release} needs trainings with a guarantee; leave seeded_non_private out"
+        )
+
+
+def check_sealed_plan(plan: SweepPlan) -> None:
+    """Refuses candidates without a guarantee, or without a public score to select by.
+
+    Raises:
+      ConfigError: as said.
+    """
+    if any(trial.config.guarantee_label != "proven" for trial in plan.trials):
+        raise ConfigError("a sealed sweep draws among trainings with a guarantee only; give a finite epsilon")
+    if noised := noised_releases(plan.trials):
+        raise ConfigError(f"a sealed sweep takes no noised releases; leave {' and '.join(noised)} out")
+    if plan.data.queries is None or not plan.data.evaluation_is_public:
+        raise ConfigError(
+            "a sealed sweep selects by a score on public data, for a score on private records would "
+            "release them through the choice; give --evaluate-on a public labelled data set"
+        )
+
+
+def trial_law(options: SweepOptions) -> TruncatedNegativeBinomial:
+    """Returns the public law of the secret number of trials.
+
+    For a threshold, halting with probability γ after each miss is a geometric number of trials of which
+    the first good one is released: the number can be drawn first.
+
+    Raises:
+      ConfigError: a parameter is out of range.
+    """
+    if options.release == SEALED_THRESHOLD:
+        if not 0 < options.halting_prob < 1:
+            raise ConfigError(f"halting_prob must be in (0, 1); got {options.halting_prob}")
+        return TruncatedNegativeBinomial(eta=1.0, gamma=options.halting_prob)
+    return TruncatedNegativeBinomial.from_mean(options.mean_trials, eta=options.eta)
+
+
+def is_proven(trial: Trial) -> bool:
+    """Whether a trial has a guarantee."""
+    return trial.config.guarantee_label == "proven"
+
+
+def noised_releases(trials: Sequence[Trial]) -> list[str]:
+    """Returns which releases beside the steps are on: charged to a training's own ε, not to the sweep's."""
+    names = ("score_noise_multiplier", "snr_noise_multiplier")
+    return [name for name in names if any(trial.params.get(name) for trial in trials)]
+
+
+def delta_of(trials: Sequence[Trial]) -> float:
+    """Returns the δ of the whole sweep: the smallest one of its trials."""
+    return min(trial.config.mechanism.target_delta for trial in trials)
+
+
+def trial_classes(trials: Sequence[Trial], num_steps: Mapping[str, int] | None = None) -> list[TrialClass]:
+    """Returns the proven trials, those that cost the same together.
+
+    Args:
+      trials: of an open sweep.
+      num_steps: steps charged by trial name, where more than planned.
+    """
+    charged = num_steps or {}
+    counts: Counter[tuple[float, float, int]] = Counter()
+    for trial in filter(is_proven, trials):
+        mechanism = trial.config.mechanism
+        steps = max(mechanism.num_steps, charged.get(trial.name, 0))
+        counts[mechanism.sampling_prob, mechanism.noise_multiplier, steps] += 1
+    return [
+        TrialClass(sampling_prob=q, noise_multiplier=sigma, num_steps=steps, count=count)
+        for (q, sigma, steps), count in counts.items()
+    ]
+
+
+def candidates_of(trials: Sequence[Trial]) -> tuple[list[TrialClass], list[float]]:
+    """Returns the distinct candidates of a sealed sweep and the probability of each."""
+    classes = trial_classes(trials)
+    total = sum(each.count for each in classes)
+    candidates = [
+        TrialClass(
+            sampling_prob=each.sampling_prob,
+            noise_multiplier=each.noise_multiplier,
+            num_steps=each.num_steps,
+        )
+        for each in classes
+    ]
+    return candidates, [each.count / total for each in classes]
+
+
+def cost_of(
+    options: SweepOptions, trials: Sequence[Trial], num_steps: Mapping[str, int] | None = None
+) -> TuningCost | None:
+    """Returns what the whole sweep costs; None where no trial has a guarantee.
+
+    Args:
+      options: the sweep's.
+      trials: all trials of an open sweep, or the candidates of a sealed one, equally probable.
+      num_steps: steps charged by trial name, where more than planned; for open sweeps.
+    """
+    proven = [trial for trial in trials if is_proven(trial)]
+    if not proven:
+        return None
+    delta = delta_of(proven)
+    if noised := noised_releases(proven):
+        return not_accounted(
+            options.release,
+            reason=f"the noised releases of {' and '.join(noised)} are not composed over the sweep",
+            delta=delta,
+            training_epsilon=max(trial.config.epsilon() for trial in proven),
+        )
+    try:
+        if options.release == OPEN:
+            return open_cost(trial_classes(proven, num_steps), delta=delta)
+        candidates, probabilities = candidates_of(proven)
+        if options.release == SEALED:
+            return sealed_cost(
+                candidates,
+                law=trial_law(options),
+                delta=delta,
+                bound=options.bound,
+                probabilities=probabilities,
+            )
+        return sealed_threshold_cost(
+            candidates, halting_prob=options.halting_prob, delta=delta, probabilities=probabilities
+        )
+    except ConfigError as error:  # so much that no finite ε holds: said, never hidden
+        worst = max(trial.config.mechanism.epsilon() for trial in proven)
+        return not_accounted(options.release, reason=str(error), delta=delta, training_epsilon=worst)
+
+
+def cost_tags(options: SweepOptions, trials: Sequence[Trial], cost: TuningCost | None) -> dict[str, str]:
+    """Returns what every run says of the tuning cost."""
+    tags = {
+        "release_mode": options.release,
+        "tuning_cost": cost_line(options.release, cost, sum(not is_proven(trial) for trial in trials)),
+        "tuned_epsilon": "none",
+        "tuning_theorem": "none",
+    }
+    if cost is not None:
+        tuned = "not accounted" if cost.tuned_epsilon is None else f"{cost.tuned_epsilon:.6g}"
+        tags |= {"tuned_epsilon": tuned, "tuned_delta": f"{cost.delta:.6g}", "tuning_theorem": cost.theorem}
+    return tags
+
+
+def cost_line(mode: str, cost: TuningCost | None, num_without_guarantee: int) -> str:
+    """Returns the tuning cost in one sentence, for figures, tags and the terminal."""
+    if cost is None:
+        return "Tuning cost: none, for no trial has a guarantee."
+    if cost.tuned_epsilon is None:
+        return f"Tuning cost not accounted: {cost.reason}."
+    tuned, delta = f"{cost.tuned_epsilon:.4g}", f"{cost.delta:.3g}"
+    if mode != OPEN:
+        return (
+            f"{mode.capitalize()} release: with the choice among secret trials ε = {tuned} at δ = {delta} "
+            f"({cost.theorem}); one trial alone ε = {cost.training_epsilon:.4g}."
+        )
+    count = sum(planned["count"] for planned in cost.planned)
+    everything = f"all {count} trials together" if count > 1 else "its one trial"
+    others = f", {num_without_guarantee} more without any guarantee" if num_without_guarantee else ""
+    return (
+        f"Open release: {everything} ε = {tuned} at δ = {delta} ({cost.theorem}{others}); "
+        "each ε shown is that of one training."
+    )
+
+
+def open_trials(trials: Sequence[Trial], num_steps: Mapping[str, int], num_started: int) -> OpenTrials:
+    """Returns the numbers of an open sweep's statement.
+
+    Args:
+      trials: all that were planned.
+      num_steps: steps charged by trial name, where more than planned.
+      num_started: trials that may have drawn a step.
+    """
+    proven = [trial for trial in trials if is_proven(trial)]
+    planned = {trial.name: trial.config.mechanism.num_steps for trial in proven}
+    repeated = sum(max(0, num_steps.get(name, 0) - steps) for name, steps in planned.items())
+    return OpenTrials(
+        planned=len(trials),
+        without_guarantee=len(trials) - len(proven),
+        started=num_started,
+        steps_planned=sum(planned.values()),
+        steps_repeated=repeated,
+    )
+
+
+def score_text(plan: SweepPlan) -> str:
+    """Returns how scores were evaluated, for the statement."""
+    options = plan.options
+    if plan.data.queries is None:
+        return "none were computed"
+    where = options.evaluate_on or f"the held-out part of {options.dataset}"
+    kind = "public data" if plan.data.evaluation_is_public else "no public data"
+    chosen = "" if options.release == OPEN else f"; the score that selects is {options.select_by}"
+    if options.release == SEALED_THRESHOLD:
+        chosen += f", at least {options.min_score:g}"
+    return f"on {where} ({kind}), without noise{chosen}"

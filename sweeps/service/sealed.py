@@ -1,0 +1,323 @@
+"""Sealed sweeps: K trials in secret, of which one is published.
+
+The order is what the theorems of `dpgcl_core.selection_bounds` need: the tuned cost is charged, K and all
+draws are made from the operating system's entropy and written down, then the trials run, each a fresh
+independent draw of (setting, training); the best one alone is published, with ties broken by coins drawn
+beforehand. A trial that fails, or that a crash interrupts, counts as the worst score and is never repeated.
+
+Who sees what. Trusted are the operator, the terminal, the cluster's logs and `trusted/` in the sweep's
+folder, where K and the progress lie. Readers of MLflow, of the statement, of the ledger and of `release/`
+find one run, without its place among the others and without times.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import secrets
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from dp_accounting import NeighboringRelation
+from dp_accounting.rdp import RdpAccountant
+
+from dpgcl_core.errors import LedgerError, StorageError
+from dpgcl_core.filters import FILTER_ORDERS, composed_event
+from dpgcl_core.ledger import Ledger
+from dpgcl_core.ledger_chain import Head
+from dpgcl_core.ledger_report import LedgerStatement
+from dpgcl_core.metrics import METRICS, Release
+from dpgcl_core.selection import SEALED, SEALED_THRESHOLD, TrialClass
+from dpgcl_core.selection_bounds import papernot_steinke_rdp
+from dpgcl_core.selection_laws import TrialCountLaw
+from sweeps.service.budget import data_path
+from sweeps.service.execution import Stopped, say
+from sweeps.service.plan import SweepPlan, Trial
+from sweeps.service.release import candidates_of, trial_law
+from sweeps.service.report import build_statement, statement_text, write_statement
+from sweeps.service.storage import SweepFolder, write_json
+from trainers.checkpoint import CheckpointFolder, read_attempt
+from trainers.tracking import SEALED_TIME_MS, Tracker
+
+_HIDDEN_PARAMS = ("repeat", "num_candidates")
+_HIDDEN_METRICS = ("epsilon", "epsilon_rdp", "epsilon_prv", "num_restarts")
+RunTrials = Callable[..., dict[str, str]]
+Session = Callable[..., AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """One trial as it was drawn, before any trial ran.
+
+    Attributes:
+      candidate: which setting.
+      public_seed: of its initialisation and views; drawn too, for a counted one would tell its place.
+      coin: breaks ties.
+    """
+
+    candidate: int
+    public_seed: int
+    coin: int
+
+
+def draw_trials(law: TrialCountLaw, num_candidates: int) -> tuple[Draw, ...]:
+    """Returns K independent draws, K from `law` and all from the operating system's entropy."""
+    return tuple(
+        Draw(
+            candidate=secrets.randbelow(num_candidates),
+            public_seed=secrets.randbelow(2**31),
+            coin=secrets.randbits(62),
+        )
+        for _ in range(law.draw())
+    )
+
+
+def drawn_trials(candidates: Sequence[Trial], draws: Sequence[Draw]) -> tuple[Trial, ...]:
+    """Returns the trials of the draws; their names number them, and stay on the trusted side."""
+    found = []
+    for number, draw in enumerate(draws):
+        candidate = candidates[draw.candidate]
+        config = dataclasses.replace(candidate.config, public_seed=draw.public_seed)
+        params = {k: v for k, v in candidate.params.items() if k not in _HIDDEN_PARAMS}
+        params |= {"public_seed": draw.public_seed}
+        found.append(Trial(name=f"draw-{number}", config=config, params=params))
+    return tuple(found)
+
+
+def choose(
+    trials: Sequence[Trial],
+    draws: Sequence[Draw],
+    results: Mapping[str, Mapping[str, Any]],
+    *,
+    select_by: str,
+    min_score: float | None,
+) -> Trial | None:
+    """Returns the trial to publish; None where none has a score (or none reaches `min_score`).
+
+    Without a threshold it is the one with the best score, with it the first one that reaches it.
+    """
+    scored = []
+    for trial, draw in zip(trials, draws, strict=True):
+        score = results.get(trial.name, {}).get("metrics", {}).get(select_by)
+        if score is not None and np.isfinite(score):
+            scored.append((score, draw.coin, trial))
+    if min_score is not None:
+        return next((trial for score, _, trial in scored if score >= min_score), None)
+    return max(scored, key=lambda each: each[:2])[2] if scored else None
+
+
+def tuned_rdp(plan: SweepPlan) -> Callable[[float], float]:
+    """Returns the RDP curve of the published trial by Papernot and Steinke (2022), for the ledger."""
+    candidates, weights = candidates_of(plan.trials)
+    law = trial_law(plan.options)
+
+    def curve(order: float) -> float:
+        orders = np.array(sorted({*FILTER_ORDERS, order}))
+        moments = [
+            np.log(weight) + (orders - 1) * _rdp(each, orders)
+            for each, weight in zip(candidates, weights, strict=True)
+        ]
+        one = np.logaddexp.reduce(moments, axis=0) / (orders - 1)
+        return float(papernot_steinke_rdp(orders, one, law)[np.searchsorted(orders, order)])
+
+    return curve
+
+
+def _rdp(candidate: TrialClass, orders: Any) -> Any:
+    accountant = RdpAccountant(orders.tolist(), NeighboringRelation.ADD_OR_REMOVE_ONE)
+    accountant.compose(composed_event(candidate.steps_of_one))
+    rdp = np.asarray(accountant.rdp, dtype=np.float64)
+    return np.where(rdp > 0, rdp, np.inf)  # what overflowed must not look free
+
+
+def reserve(ledger: Ledger, plan: SweepPlan, label: str) -> LedgerStatement:
+    """Charges the tuned bound once, before K is drawn; returns the ledger's lines at that moment.
+
+    By its RDP curve where the cap has an order and the mode a theorem, by basic composition otherwise. A
+    later head would stand among rows with times, and tell how long the sweep took.
+
+    Raises:
+      BudgetExceeded, LedgerError: as `Ledger.reserve_sealed`; or the cost is not accounted.
+    """
+    cost, dataset_id = plan.cost, str(plan.options.dataset_id)
+    if cost is None or cost.tuned_epsilon is None:
+        reason = cost.reason if cost is not None else "no candidate has a guarantee"
+        raise LedgerError(f"a sealed sweep whose cost is not accounted cannot be charged: {reason}")
+    path = data_path(plan.options.dataset)
+    if path is not None:
+        ledger.bind(dataset_id, path)
+    has_curve = plan.options.release == SEALED and not ledger.spent(dataset_id, with_pld=False).cap.quotas
+    ledger.reserve_sealed(
+        dataset_id,
+        label=label,
+        epsilon=cost.tuned_epsilon,
+        delta=cost.delta,
+        rdp_curve=tuned_rdp(plan) if has_curve else None,
+    )
+    return ledger.statement(dataset_id)
+
+
+@dataclass(frozen=True)
+class SealedFolder:
+    """A sealed sweep's folder: `trusted/` stays, `release/` may leave.
+
+    Attributes:
+      folder: of the sweep; it holds the lock and the plan, without K.
+    """
+
+    folder: SweepFolder
+
+    @property
+    def trusted(self) -> SweepFolder:
+        """Where trials and checkpoints lie."""
+        return SweepFolder(self.folder.path / "trusted")
+
+    @property
+    def release(self) -> Path:
+        """What may be handed on: the statement, the published run and its weights."""
+        return self.folder.path / "release"
+
+    def begin(self, plan: SweepPlan, ledger: Ledger | None) -> tuple[Draw, ...]:
+        """Returns the draws: new ones, charged before they are made, or those of the resumed sweep.
+
+        Raises:
+          LedgerError: it cannot be charged; nothing was drawn.
+          StorageError: a resumed sweep has lost its draws. A new one is charged in full again.
+        """
+        path = self.trusted.path / "sealed.json"
+        if self.folder.read_plan() is not None:
+            draws, lines = self._read(path)
+            if ledger is not None and lines is None:
+                raise LedgerError(
+                    f"the sweep {self.folder.name!r} was begun without a ledger, and cannot be charged "
+                    "before it draws any more; resume it as it was begun"
+                )
+            return draws
+        charged = reserve(ledger, plan, self.folder.name) if ledger is not None else None
+        draws = draw_trials(trial_law(plan.options), len(plan.trials))
+        (self.trusted.path / "trials").mkdir(parents=True, exist_ok=True)
+        self.trusted.path.chmod(0o700)
+        ledger_lines = dataclasses.asdict(charged) if charged is not None else None
+        write_json(path, {"draws": [vars(draw) for draw in draws], "ledger": ledger_lines})
+        path.chmod(0o600)
+        self.folder.create({"fingerprint": plan.fingerprint, "params": plan.params()})
+        (self.folder.path / "trials").rmdir()
+        return draws
+
+    def ledger_lines(self) -> LedgerStatement | None:
+        """Returns the ledger's lines from the moment of the charge; None without a ledger."""
+        return self._read(self.trusted.path / "sealed.json")[1]
+
+    def _read(self, path: Path) -> tuple[tuple[Draw, ...], LedgerStatement | None]:
+        try:
+            values = json.loads(path.read_text())
+            draws = tuple(Draw(**draw) for draw in values["draws"])
+            lines = values["ledger"]
+            return draws, LedgerStatement(**{**lines, "head": Head(**lines["head"])}) if lines else None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StorageError(
+                f"{path} is gone or damaged, and with it the secret number of trials: this sweep cannot "
+                "go on, and its charge stays; start another one under a new --name, which is charged in full "
+                "again"
+            ) from error
+
+
+class SealedSweep:
+    """One sealed sweep under way.
+
+    Args:
+      plan: its candidates.
+      folder: of the sweep, held by this process.
+      ledger: that is charged; None without one.
+    """
+
+    def __init__(self, plan: SweepPlan, folder: SweepFolder, ledger: Ledger | None) -> None:
+        self._plan, self._folder, self._ledger = plan, SealedFolder(folder), ledger
+        self._name = folder.name
+
+    def run(self, tracker: Tracker, session: Session, run_trials: RunTrials) -> int:
+        """Runs what is left of the trials, publishes one, and returns the exit code."""
+        draws = self._folder.begin(self._plan, self._ledger)
+        trials = drawn_trials(self._plan.trials, draws)
+        say(f"sealed sweep: {self._name}; what is printed here tells the number of trials: keep it")
+        self._count_interrupted(trials)
+        done = self._folder.trusted.finished()
+        remaining = [trial for trial in trials if trial.name not in done]
+        options = dataclasses.replace(self._plan.options, max_restarts=0)
+        plan = dataclasses.replace(self._plan, options=options, trials=trials)
+        try:
+            if remaining:
+                with session(options) as opened:
+                    failed = run_trials(opened, plan, self._folder.trusted, remaining, self._on_result)
+                for name, error in failed.items():
+                    say(f"failed: {name} ({error}); it counts as the worst score")
+                    self._folder.trusted.keep(name, {"failed": error})
+        except Stopped as stopped:
+            name = signal.Signals(stopped.signal_number).name
+            say(f"stopped by {name}; continue with --resume --name {self._name}")
+            say("note: trials that had begun count as the worst score; the number of trials stays")
+            return 128 + stopped.signal_number
+        return self._publish(tracker, trials, draws)
+
+    def _on_result(self, name: str, result: dict[str, Any]) -> None:
+        self._folder.trusted.keep(name, result)
+        say(f"done: {name}")
+
+    def _count_interrupted(self, trials: Sequence[Trial]) -> None:
+        """Keeps a worst score for each trial that had begun when an earlier process ended."""
+        trusted = self._folder.trusted
+        done = trusted.finished()
+        for trial in trials:
+            if trial.name not in done and read_attempt(trusted.checkpoint_folder(trial.name)) is not None:
+                trusted.keep(trial.name, {"failed": "interrupted; a repetition would not be independent"})
+
+    def _publish(self, tracker: Tracker, trials: Sequence[Trial], draws: Sequence[Draw]) -> int:
+        options, release = self._plan.options, self._folder.release
+        chosen = choose(
+            trials,
+            draws,
+            self._folder.trusted.finished(),
+            select_by=options.select_by,
+            min_score=options.min_score if options.release == SEALED_THRESHOLD else None,
+        )
+        outcome = "one model" if chosen is not None else "no model"
+        metrics = self._visible(chosen)
+        params = chosen.params if chosen is not None else {}
+        statement = build_statement(self._plan, self._name, ledger=self._folder.ledger_lines())
+        paths = [*write_statement(statement, release), release / "result.json"]
+        write_json(paths[-1], {"outcome": outcome, "params": params, "metrics": metrics})
+        if chosen is not None:
+            self._copy_model(chosen)
+        tags = self._plan.tags() | {"outcome": outcome, "guarantee_label": statement.guarantee_label}
+        run = tracker.log_sealed(self._name, params, metrics, tags)
+        for path in paths:
+            tracker.log_artifact(run, path)
+        for path in (*release.iterdir(), release):  # a file's time is that of the sweep's end
+            os.utime(path, ns=(SEALED_TIME_MS * 10**6,) * 2)
+        say(statement_text(statement))
+        say(f"published: {outcome} in {release}")
+        return 0
+
+    def _visible(self, chosen: Trial | None) -> dict[str, float]:
+        """The metrics of the published trial that the bound covers; its own ε is not the sweep's."""
+        if chosen is None:
+            return {}
+        metrics = self._folder.trusted.finished()[chosen.name]["metrics"]
+        return {
+            name: value
+            for name, value in metrics.items()
+            if METRICS[name].release is not Release.PRIVATE_ONLY and name not in _HIDDEN_METRICS
+        }
+
+    def _copy_model(self, chosen: Trial) -> None:
+        path = self._folder.trusted.checkpoint_folder(chosen.name)
+        saved = CheckpointFolder(path, every_steps=1).load() if path.is_dir() else None
+        if saved is not None:
+            torch.save(saved.model, self._folder.release / "model.pt")

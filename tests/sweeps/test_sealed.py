@@ -1,0 +1,281 @@
+"""Sealed sweeps: one run is published, and nothing tells how many there were."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpgcl_core.errors import BudgetExceeded, StorageError
+from dpgcl_core.ledger import Ledger
+from dpgcl_core.ledger_cap import Cap
+from dpgcl_core.ledger_command import main as ledger_command
+from dpgcl_core.selection_laws import TruncatedNegativeBinomial
+from sweeps.group_size import points
+from sweeps.service import run as service
+from sweeps.service.execution import Stopped
+from sweeps.service.plan import SweepPlan, Trial
+from sweeps.service.sealed import Draw, choose, draw_trials, drawn_trials, tuned_rdp
+from tests.sweeps.support import options, run
+from trainers.checkpoint import CheckpointFolder
+from trainers.mlflow_server import connect
+
+SEALED = ("--tiny", "--noise-multiplier", "1", "--release", "sealed", "--name", "one")
+LAW = TruncatedNegativeBinomial.from_mean(20, eta=1)
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.setattr(TruncatedNegativeBinomial, "draw", lambda _: number)
+
+
+class Ray:
+    """Stands in for Ray: a trial's score is its seed's last digits; `stop_after` trials a signal comes."""
+
+    def __init__(self) -> None:
+        self.trained: list[str] = []
+        self.stop_after: int | None = None
+
+    def run_trials(
+        self, session: Any, plan: SweepPlan, folder: Any, trials: Sequence[Trial], on_result: Any
+    ) -> dict[str, str]:
+        for trial in trials:
+            attempts = CheckpointFolder(folder.checkpoint_folder(trial.name), every_steps=10)
+            attempts.begin_attempt(0, 10)
+            self.trained.append(trial.name)
+            if self.stop_after == len(self.trained):
+                raise Stopped(15)
+            metrics = {"epsilon": 1.0, "num_steps_charged": 10, "knn_accuracy": 0.5, "train_seconds": 3.0}
+            on_result(trial.name, {"metrics": metrics, "series": {"snr": [(0, 0.1)]}})
+        return {}
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
+    stand_in = Ray()
+    monkeypatch.setattr(service, "ray_session", lambda _: nullcontext())
+    monkeypatch.setattr(service, "run_trials", stand_in.run_trials)
+    return stand_in
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, empty_database: Path) -> Callable[..., int]:
+    """Runs the sealed sweep `one` in a storage folder."""
+
+    def start(*more: str, storage: str = "a") -> int:
+        root = tmp_path / storage
+        if not root.exists():
+            root.mkdir()
+            shutil.copy(empty_database, root)
+        chosen = options(*SEALED, "--storage", str(root), *more)
+        return service.run_sweep("group-size", chosen, points(chosen), lambda *_: [])
+
+    return start
+
+
+def make_ledger(path: Path, *, epsilon: float = 900.0) -> tuple[str, ...]:
+    cap = Cap(epsilon=epsilon, delta=5e-5)
+    Ledger.create(str(path)).register("scans", cap, num_records_public=1445)
+    return ("--ledger", str(path), "--dataset-id", "scans")
+
+
+def published(root: Path) -> list[Any]:
+    client = connect(f"sqlite:///{root}/mlflow.db")
+    experiment = client.get_experiment_by_name("dpgcl")
+    return list(client.search_runs([experiment.experiment_id]))
+
+
+def secret(root: Path) -> list[dict[str, int]]:
+    return list(json.loads((root / "sweeps/one/trusted/sealed.json").read_text())["draws"])
+
+
+def everything_readable(root: Path, ledger: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """All that a reader of MLflow, the release folder and the ledger finds, without ids and seeds."""
+    (only,) = published(root)
+    client = connect(f"sqlite:///{root}/mlflow.db")
+    info = [only.info.run_name, only.info.status, only.info.start_time, only.info.end_time]
+    history = [
+        [(m.value, m.timestamp, m.step) for m in client.get_metric_history(only.info.run_id, name)]
+        for name in sorted(only.data.metrics)
+    ]
+    artifacts = sorted(entry.path for entry in client.list_artifacts(only.info.run_id))
+    runs = [info, sorted(only.data.params.items()), sorted(only.data.tags.items()), history, artifacts]
+    release = root / "sweeps/one/release"
+    files = [(path.name, path.stat().st_mtime, path.read_text()) for path in sorted(release.iterdir())]
+    capsys.readouterr()
+    ledger_command(["show", "--ledger", str(ledger)])
+    text = json.dumps([runs, files, release.stat().st_mtime, capsys.readouterr().out], ensure_ascii=False)
+    text = re.sub(r"public_seed\W+\d+", "public_seed", text)
+    return re.sub(r"\b[0-9a-f]{16,64}\b", "hash", text)
+
+
+def test_nothing_readable_tells_the_number_of_trials(
+    ray: Ray,
+    sweep: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    texts = []
+    for storage, number in (("a", 2), ("b", 7)):
+        drawn(monkeypatch, number)
+        given = make_ledger(tmp_path / f"{storage}.db")
+        assert sweep(*given, storage=storage) == 0
+        texts.append(everything_readable(tmp_path / storage, tmp_path / f"{storage}.db", capsys))
+    assert len(ray.trained) == 9
+    assert texts[0] == texts[1]
+
+
+def test_sealed_sweep_publishes_exactly_one_run_with_the_tuned_epsilon(
+    ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawn(monkeypatch, 3)
+    assert [sweep(), sweep("--resume")] == [0, 0]
+    (only,) = published(tmp_path / "a")
+    assert only.data.tags["release_mode"] == "sealed"
+    assert float(only.data.tags["tuned_epsilon"]) > 1
+    assert set(only.data.metrics) == {"knn_accuracy", "num_steps_charged"}
+
+
+def test_crashed_sweep_resumes_with_the_same_number_and_draws(
+    ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawn(monkeypatch, 4)
+    ray.stop_after = 2
+    assert sweep() == 128 + 15
+    before = secret(tmp_path / "a")
+    drawn(monkeypatch, 9)
+    ray.stop_after = None
+    assert sweep("--resume") == 0
+    assert secret(tmp_path / "a") == before
+    assert len(before) == 4
+    assert ray.trained == ["draw-0", "draw-1", "draw-2", "draw-3"]
+
+
+def test_interrupted_trial_counts_as_the_worst_score(
+    ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawn(monkeypatch, 1)
+    ray.stop_after = 1
+    sweep()
+    ray.stop_after = None
+    assert sweep("--resume") == 0
+    assert ray.trained == ["draw-0"]
+    assert json.loads((tmp_path / "a/sweeps/one/release/result.json").read_text())["outcome"] == "no model"
+
+
+def test_sweep_that_lost_its_number_is_charged_again_in_full(
+    ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawn(monkeypatch, 2)
+    given = make_ledger(tmp_path / "ledger.db")
+    sweep(*given)
+    (tmp_path / "a/sweeps/one/trusted/sealed.json").unlink()
+    with pytest.raises(StorageError, match="charged in full again"):
+        sweep(*given, "--resume")
+    assert Ledger.open(str(tmp_path / "ledger.db")).spent("scans", with_pld=False).num_sealed == 1
+
+
+def test_sealed_sweep_is_charged_once_whatever_its_number(
+    ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawn(monkeypatch, 5)
+    sweep(*make_ledger(tmp_path / "ledger.db"))
+    kinds = [entry.kind for entry in Ledger.open(str(tmp_path / "ledger.db")).entries()]
+    assert kinds == ["ledger", "register", "seal"]
+
+
+def test_sealed_sweep_that_the_cap_refuses_draws_nothing(
+    ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(BudgetExceeded):
+        sweep(*make_ledger(tmp_path / "ledger.db", epsilon=0.5))
+    assert ray.trained == []
+    assert not (tmp_path / "a/sweeps/one/trusted").exists()
+
+
+def test_default_name_of_a_sealed_sweep_tells_no_time() -> None:
+    name = service._suffix(options("--tiny", "--release", "sealed"))
+    assert re.fullmatch(r"sealed-[0-9a-f]{6}", name)
+
+
+@pytest.fixture(scope="module")
+def planned(make_plan: Callable[..., SweepPlan]) -> SweepPlan:
+    return make_plan(*SEALED[:-2], "--group-sizes", "2", "4")
+
+
+def test_draws_follow_the_law_and_take_every_setting() -> None:
+    draws = [draw_trials(LAW, 3) for _ in range(400)]
+    mean = sum(map(len, draws)) / len(draws)
+    assert 15 < mean < 25  # five standard deviations of the mean on either side
+    candidates = [draw.candidate for some in draws for draw in some]
+    assert all(0.3 < candidates.count(each) / len(candidates) < 0.37 for each in range(3))
+
+
+def test_drawn_trials_have_their_own_seeds_and_no_place_in_their_params(planned: SweepPlan) -> None:
+    draws = [Draw(candidate=1, public_seed=seed, coin=0) for seed in (5, 6)]
+    trials = drawn_trials(planned.trials, draws)
+    assert [trial.config.public_seed for trial in trials] == [5, 6]
+    assert [trial.params["public_seed"] for trial in trials] == [5, 6]
+    assert all(trial.config.mechanism.group_size == 4 and "repeat" not in trial.params for trial in trials)
+
+
+def chosen(planned: SweepPlan, scores: list[float | None], **threshold: float) -> str | None:
+    draws = [Draw(candidate=0, public_seed=n, coin=coin) for n, coin in enumerate((1, 9, 5))]
+    trials = drawn_trials(planned.trials, draws)
+    results = {
+        trial.name: {"failed": "x"} if score is None else {"metrics": {"knn_accuracy": score}}
+        for trial, score in zip(trials, scores, strict=True)
+    }
+    found = choose(trials, draws, results, select_by="knn_accuracy", min_score=threshold.get("min_score"))
+    return found.name if found is not None else None
+
+
+def test_best_trial_is_chosen(planned: SweepPlan) -> None:
+    assert chosen(planned, [0.1, 0.2, 0.3]) == "draw-2"
+
+
+def test_tie_is_broken_by_the_coins(planned: SweepPlan) -> None:
+    assert chosen(planned, [0.3, 0.3, 0.3]) == "draw-1"
+
+
+@pytest.mark.parametrize("worst", [None, float("nan")])
+def test_failed_trial_is_the_worst(planned: SweepPlan, worst: float | None) -> None:
+    assert chosen(planned, [worst, worst, 0.0]) == "draw-2"
+    assert chosen(planned, [worst, worst, worst]) is None
+
+
+def test_first_trial_above_the_threshold_is_chosen(planned: SweepPlan) -> None:
+    assert chosen(planned, [0.4, 0.6, 0.9], min_score=0.5) == "draw-1"
+    assert chosen(planned, [0.4, 0.4, None], min_score=0.5) is None
+
+
+def test_curve_for_the_ledger_meets_the_published_bound(make_plan: Callable[..., SweepPlan]) -> None:
+    """Converted at its best order, the curve is the Papernot-Steinke ε of the statement."""
+    import math
+
+    plan = make_plan(*SEALED[:-2], "--bound", "ps22")
+    curve, cost = tuned_rdp(plan), plan.cost
+    assert cost is not None
+    epsilons = [
+        curve(order) + math.log1p(-1 / order) - math.log(cost.delta * order) / (order - 1)
+        for order in (2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0)
+    ]
+    assert min(epsilons) == pytest.approx(cost.tuned_epsilon, rel=0.02)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_real_sealed_sweep_publishes_one_model(tmp_path: Path) -> None:
+    storage = tmp_path / "storage"
+    code, driver = run(*SEALED, "--mean-trials", "1.5", "--storage", str(storage), home=tmp_path / "home")
+    assert code == 0, driver.stderr
+    release = storage / "sweeps/one/release"
+    names = {"model.pt", "privacy_statement.json", "privacy_statement.md", "result.json"}
+    assert {path.name for path in release.iterdir()} == names
+    assert len(published(storage)) == 1

@@ -1,0 +1,86 @@
+"""A unit column: all rows of one person are one record, added, removed, split and sampled as one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dpgcl_core.errors import ConfigError, DataError
+from tests.trainers.test_data import encoded
+from trainers.data import load_dataset, split_held_out
+
+PERSONS = np.array(["ann", "bob", "ann", "cid", "bob", "ann"])
+SCHEMES = pytest.mark.parametrize("scheme", ["npz", "parquet"])
+
+
+def _write(scheme: str, folder: Path, persons: np.ndarray, rows: np.ndarray) -> str:
+    """Row i is an image of brightness 10·i with the label i."""
+    folder.mkdir(exist_ok=True)
+    images = np.broadcast_to((10 * rows)[:, None, None], (len(rows), 8, 8)).astype(np.uint8)
+    path = folder / f"own.{scheme}"
+    if scheme == "npz":
+        np.savez(path, images=images, labels=rows, person=persons)
+    else:
+        table = {"image": [encoded(image) for image in images], "label": rows, "person": persons.tolist()}
+        pq.write_table(pa.table(table), path)
+    return f"{scheme}:{path}"
+
+
+def _rows_by_id(name: str) -> dict[int, list[int]]:
+    records = load_dataset(name, unit_column="person").train
+    assert records.row_starts is not None
+    return {
+        int(unit): (records.images[first:end, 0, 0, 0] // 10).tolist()
+        for unit, first, end in zip(records.ids, records.row_starts, records.row_starts[1:], strict=False)
+    }
+
+
+@SCHEMES
+def test_rows_of_one_unit_are_one_record(scheme: str, tmp_path: Path) -> None:
+    units = _rows_by_id(_write(scheme, tmp_path, PERSONS, np.arange(6)))
+    assert sorted(units.values()) == [[0, 2, 5], [1, 4], [3]]
+
+
+@SCHEMES
+def test_removing_a_unit_leaves_the_others_as_they_are(scheme: str, tmp_path: Path) -> None:
+    whole = _rows_by_id(_write(scheme, tmp_path / "whole", PERSONS, np.arange(6)))
+    for person in np.unique(PERSONS):
+        kept = person != PERSONS
+        rest = _rows_by_id(_write(scheme, tmp_path / person, PERSONS[kept], np.arange(6)[kept]))
+        assert rest.items() < whole.items()
+
+
+@SCHEMES
+def test_labels_stay_with_their_rows(scheme: str, tmp_path: Path) -> None:
+    records = load_dataset(_write(scheme, tmp_path, PERSONS, np.arange(6)), unit_column="person").train
+    assert records.labels is not None
+    assert (records.images[:, 0, 0, 0] // 10).tolist() == records.labels.tolist()
+
+
+@SCHEMES
+def test_split_cuts_no_unit(scheme: str, tmp_path: Path) -> None:
+    persons = np.repeat([f"p{i}" for i in range(20)], 2)
+    name = _write(scheme, tmp_path, persons, np.arange(40) % 25)
+    train, scored = split_held_out(load_dataset(name, unit_column="person").train, 0.5)
+    assert scored is not None
+    assert (len(train) + len(scored), len(train.images)) == (20, 2 * len(train))
+    assert 0 < len(train) < 20
+
+
+@SCHEMES
+def test_missing_unit_column_is_refused(scheme: str, tmp_path: Path) -> None:
+    name = _write(scheme, tmp_path, PERSONS, np.arange(6))
+    with pytest.raises(DataError, match="unit_column must name"):
+        load_dataset(name, unit_column="patient")
+
+
+@pytest.mark.parametrize(
+    ("name", "column"), [("digits", "person"), ("folder:x", "person"), ("npz:x", "label")]
+)
+def test_unit_column_of_data_without_such_is_refused(name: str, column: str) -> None:
+    with pytest.raises(ConfigError, match="unit_column must name a column of npz:PATH or parquet:PATH"):
+        load_dataset(name, unit_column=column)

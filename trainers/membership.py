@@ -1,0 +1,355 @@
+"""Membership inference on a trained encoder, with and without privacy: what an attacker finds in practice.
+
+    python -m trainers.membership
+    python -m trainers.membership --dataset fashion-mnist --num-members 2000 --num-steps 400
+    python -m trainers.membership --epsilon 1 --json
+
+A non-private and a private encoder are trained on the same few records. The attacker holds the encoder and
+a record, and asks whether it was trained on: contrastive training pulls the views of its own records
+together, so the score is the mean cosine similarity between the embeddings of many fresh views of the
+record (EncoderMI; Liu et al. 2021). Reported is the share of members found while 1 % of the non-members
+are accused (TPR at 1 % FPR, the measure of DP-GCL's Table 12), and the area under the curve.
+
+An attack can fail for want of skill: a low figure is no proof of privacy, and ε is the guarantee. The
+members and non-members are a random split of one public source, so the two differ by the training alone.
+Private data are refused: the attack reads single records, and one of the encoders is not private.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import io
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from scipy import stats
+from torch import Tensor
+
+from dpgcl_core.errors import ConfigError, DataError, DpgclError
+from trainers.config import ViewConfig
+from trainers.data import BUILTIN_DATASETS, Records, check_dataset_name, load_dataset
+from trainers.encoder import Encoder, build_encoder
+from trainers.evaluate import first_by_hash
+from trainers.loop import TrainingData, train
+from trainers.settings import Setting, named_setting
+from trainers.views import make_views
+
+Scores = NDArray[np.float64]
+
+ATTACK_STEP = -2
+"""The step in the views' key: neither a training step nor that of view retrieval."""
+
+MAX_FALSE_POSITIVE_RATE = 0.01
+_CONFIDENCE = 0.95
+_RECORDS_AT_ONCE = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackResult:
+    """How well members are told from non-members.
+
+    Attributes:
+      true_positive_rate: share of members above the threshold that accuses at most 1 % of non-members.
+      lowest_true_positive_rate, highest_true_positive_rate: 95 % Clopper-Pearson interval, of the
+        threshold as it was found.
+      false_positive_rate: share of non-members above that threshold.
+      auc: chance that a member scores above a non-member; 0.5 is guessing.
+      num_members, num_non_members: records scored.
+    """
+
+    true_positive_rate: float
+    lowest_true_positive_rate: float
+    highest_true_positive_rate: float
+    false_positive_rate: float
+    auc: float
+    num_members: int
+    num_non_members: int
+
+
+def attack(member_scores: Scores, non_member_scores: Scores) -> AttackResult:
+    """Returns the rates of the attack that calls a record a member if it scores above a threshold.
+
+    The threshold is the lowest that accuses at most 1 % of the non-members, found on those themselves:
+    what an attacker with good shadow models would come near to. Equal scores count as non-members for
+    the rates and as half for the area, so an encoder that maps all to one point gives 0 and 0.5.
+
+    Args:
+      member_scores: `[num_members]`.
+      non_member_scores: `[num_non_members]`.
+
+    Raises:
+      DataError: there are fewer than 100 non-members, of which none could be 1 %, or no members.
+
+    >>> found = attack(np.arange(100.0) + 50, np.arange(100.0))
+    >>> found.true_positive_rate, found.false_positive_rate, found.auc
+    (0.51, 0.01, 0.875)
+    """
+    members, others = len(member_scores), len(non_member_scores)
+    if members == 0 or others < round(1 / MAX_FALSE_POSITIVE_RATE):
+        raise DataError(
+            "TPR at 1 % FPR needs at least one member and 100 non-members; "
+            f"got {members} and {others}. Use a larger data set or fewer members"
+        )
+    allowed = math.floor(MAX_FALSE_POSITIVE_RATE * others + 1e-9)
+    threshold = np.sort(non_member_scores)[others - allowed - 1]
+    found = int((member_scores > threshold).sum())
+    tail = (1 - _CONFIDENCE) / 2
+    low = float(stats.beta.ppf(tail, found, members - found + 1)) if found else 0.0
+    high = float(stats.beta.isf(tail, found + 1, members - found)) if found < members else 1.0
+    ranks = stats.rankdata(np.concatenate([member_scores, non_member_scores]))[:members]
+    return AttackResult(
+        true_positive_rate=found / members,
+        lowest_true_positive_rate=low,
+        highest_true_positive_rate=high,
+        false_positive_rate=float((non_member_scores > threshold).mean()),
+        auc=float((ranks.sum() - members * (members + 1) / 2) / (members * others)),
+        num_members=members,
+        num_non_members=others,
+    )
+
+
+def view_alignment(
+    encoder: Encoder, records: Records, *, view_config: ViewConfig, seed: int, num_views: int
+) -> Scores:
+    """Returns each record's mean cosine similarity between its views' embeddings, `[num_records]`.
+
+    The views are fresh ones of the training's own augmentation. A record's score depends on that record
+    and the encoder alone; embeddings that are not finite count as zero.
+
+    Args:
+      encoder: the network, on any device; left as it was.
+      records: to be scored.
+      view_config: augmentation.
+      seed: public seed of the views.
+      num_views: at least 2; more give a steadier score.
+
+    Raises:
+      ConfigError: fewer than two views.
+    """
+    if num_views < 2:
+        raise ConfigError(f"num_views must be at least 2, for views to be compared; got {num_views}")
+    device = next(encoder.parameters()).device
+    was_training, scores = encoder.training, [np.zeros(0)]
+    encoder.eval()
+    with torch.no_grad():
+        for start in range(0, len(records), _RECORDS_AT_ONCE):
+            some = slice(start, start + _RECORDS_AT_ONCE)
+            views = make_views(
+                torch.as_tensor(records.images[some]).to(device),
+                records.ids[some],
+                config=view_config,
+                seed=seed,
+                step=ATTACK_STEP,
+                num_views=num_views,
+            )
+            embedded = encoder(views.flatten(0, 1)).double().nan_to_num(0, 0, 0)
+            scores.append(_mean_similarity(embedded.unflatten(0, views.shape[:2])))
+    encoder.train(was_training)
+    return np.concatenate(scores)
+
+
+def _mean_similarity(embedded: Tensor) -> Scores:
+    """Mean over the pairs of different views, `[records]`, of embeddings `[records, views, dim]`."""
+    unit = F.normalize(embedded, dim=2, eps=1e-6)
+    num_views = unit.shape[1]
+    of_pairs = unit.sum(1).square().sum(1) - unit.square().sum((1, 2))
+    mean: Scores = (of_pairs / (num_views * (num_views - 1))).cpu().numpy()
+    return mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembershipOptions:
+    """What is attacked.
+
+    Attributes:
+      dataset: a public data set, or your own if `data_is` says that it is public.
+      data_is: "auto" (built-in data sets are public, others private) or "public".
+      setting: name of the training setting; its network, views and optimizer are used.
+      epsilon: of the private encoder.
+      num_members: records that are trained on; few, for those are remembered best.
+      num_steps: of each training.
+      expected_batch_size: records a step expects.
+      group_size: S of both trainings.
+      num_views: fresh views per record for the attack.
+      public_seed: of the split, initialisation and views.
+    """
+
+    dataset: str = "digits"
+    data_is: str = "auto"
+    setting: str = "auto"
+    epsilon: float = 10.0
+    num_members: int = 200
+    num_steps: int = 300
+    expected_batch_size: float = 64
+    group_size: int = 8
+    num_views: int = 16
+    public_seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_dataset_name(self.dataset)
+        if self.data_is not in ("auto", "public", "private"):
+            raise ConfigError(f"data_is must be auto, public or private; got {self.data_is!r}")
+        if self.data_is == "private" or (self.data_is == "auto" and self.dataset not in BUILTIN_DATASETS):
+            raise ConfigError(
+                f"membership inference is refused on private data; got {self.dataset!r}: it trains without "
+                "privacy and reads single records. Use a built-in data set, or --data-is public if it is"
+            )
+        if not 0 < self.epsilon < math.inf:
+            raise ConfigError(f"epsilon must be positive and finite; got {self.epsilon}")
+        for name in ("num_members", "num_steps"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if self.num_views < 2:
+            raise ConfigError(f"num_views must be at least 2; got {self.num_views}")
+
+
+def infer_membership(options: MembershipOptions) -> dict[str, AttackResult]:
+    """Returns the attack on the untrained, the private and the non-private encoder, by name.
+
+    The untrained one is the control: what it shows is chance.
+
+    Raises:
+      ConfigError: an option breaks a rule.
+      DataError: the data set has too few records.
+    """
+    members, others = _members_and_others(options)
+    base = dataclasses.replace(
+        named_setting(options.setting, dataset=options.dataset),
+        num_steps=options.num_steps,
+        expected_batch_size=options.expected_batch_size,
+        sampling_prob=None,
+        group_size=options.group_size,
+        epsilon=options.epsilon,
+        noise_multiplier=None,
+        also_untrained=False,
+        record_every_steps=0,
+    )
+    config = base.training_config(num_records=len(members), public_seed=options.public_seed)
+    encoders = {
+        "untrained": build_encoder(config.network, members.images.shape[1:], options.public_seed),
+        "private": _trained(base, members, options),
+        "non-private": _trained(dataclasses.replace(base, epsilon=math.inf), members, options),
+    }
+    attacks = {}
+    for name, encoder in encoders.items():
+        member_scores, other_scores = (
+            view_alignment(
+                encoder,
+                records,
+                view_config=config.views,
+                seed=options.public_seed,
+                num_views=options.num_views,
+            )
+            for records in (members, others)
+        )
+        attacks[name] = attack(member_scores, other_scores)
+    return attacks
+
+
+def _trained(setting: Setting, members: Records, options: MembershipOptions) -> Encoder:
+    config = setting.training_config(num_records=len(members), public_seed=options.public_seed)
+    data = TrainingData(
+        train=members, index=None, queries=None, train_is_public=True, evaluation_is_public=True
+    )
+    return train(config, data).encoder
+
+
+def _members_and_others(options: MembershipOptions) -> tuple[Records, Records]:
+    """Both from the training part of the source, split by keyed hash, without repeated images."""
+    records = load_dataset(options.dataset).train
+    _, firsts = np.unique([image.tobytes() for image in records.images], return_index=True)
+    records = records.take(np.sort(firsts))
+    order = first_by_hash(records.ids, len(records), seed=options.public_seed)
+    if len(records) < options.num_members + 100:
+        raise DataError(
+            f"{options.num_members} members leave too few non-members of {len(records)} different records; "
+            "at least 100 are needed. Give a smaller num_members"
+        )
+    most = options.num_members + max(10_000, options.num_members)
+    return records.take(order[: options.num_members]), records.take(order[options.num_members : most])
+
+
+def table(attacks: dict[str, AttackResult], epsilon: float) -> str:
+    """Returns one row for each encoder."""
+    head = ("encoder", "TPR at 1 % FPR", "95 % interval", "AUC", "members", "non-members")
+    rows = [head] + [
+        (
+            f"{name}, ε = {epsilon:g}" if name == "private" else name,
+            f"{100 * each.true_positive_rate:.1f} %",
+            f"{100 * each.lowest_true_positive_rate:.1f} to {100 * each.highest_true_positive_rate:.1f} %",
+            f"{each.auc:.3f}",
+            str(each.num_members),
+            str(each.num_non_members),
+        )
+        for name, each in attacks.items()
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    return "\n".join(
+        "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose complaints are configuration errors."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns 0.
+
+    Raises:
+      ConfigError: an option is unknown or breaks a rule, or the data are private.
+      DataError: the data set is missing or too small.
+    """
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = _Parser(
+        prog="python -m trainers.membership",
+        description=__doc__,
+        formatter_class=formatter,
+        allow_abbrev=False,
+    )
+    for field in dataclasses.fields(MembershipOptions):
+        kind = {"str": str, "int": int, "float": float}[str(field.type)]
+        name = "--" + field.name.replace("_", "-")
+        parser.add_argument(name, type=kind, default=field.default, help=f"({field.default})")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    given = vars(parser.parse_args(arguments))
+    as_json = given.pop("json")
+    options = MembershipOptions(**given)
+    attacks = infer_membership(options)
+    if as_json:
+        found = {name: dataclasses.asdict(each) for name, each in attacks.items()}
+        print(json.dumps(dataclasses.asdict(options) | {"attacks": found}))
+    else:
+        print(table(attacks, options.epsilon))
+    return 0
+
+
+def run() -> NoReturn:
+    """Runs `main` and exits; bad input becomes one line on stderr and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal without Greek letters is no reason to stop
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        sys.exit(main())
+    except DpgclError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    run()
