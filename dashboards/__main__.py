@@ -26,12 +26,13 @@ def default_tracking_uri() -> str:
 
 
 def list_command(tracking_uri: str | None = None) -> None:
-    """Lists the sweeps, newest first.
+    """Lists the sweeps, newest first; sealed ones last, without when they ran and how many trials they had.
 
     Args:
       tracking_uri: MLflow server or database; default $MLFLOW_TRACKING_URI, else the results folder's.
     """
-    print(list_sweeps(tracking_uri or default_tracking_uri()).to_string(index=False))
+    sweeps = list_sweeps(tracking_uri or default_tracking_uri())
+    print(sweeps.astype(object).where(sweeps.notna(), "sealed").to_string(index=False))
 
 
 def group_size_command(

@@ -9,7 +9,7 @@ import pandas as pd
 
 from dpgcl_core.errors import DpgclError, unknown_choice
 from trainers.mlflow_server import connect, search_runs, server_errors, without_credentials
-from trainers.tracking import PARENT_TAG, ROLE_TAG, SWEEP_TAG
+from trainers.tracking import PARENT_TAG, ROLE_TAG, SEALED_ROLE, SWEEP_ROLE, SWEEP_TAG
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -37,7 +37,7 @@ def load_trials(tracking_uri: str, sweep: str | None = None) -> pd.DataFrame:
 
     Raises:
       TrackingError: the server does not answer or the database does not exist.
-      DashboardError: there is no such sweep, or none of its trials has finished.
+      DashboardError: there is no such sweep, it is sealed, or none of its trials has finished.
     """
     client = connect(tracking_uri)
     address = without_credentials(tracking_uri)
@@ -59,7 +59,10 @@ def load_trials(tracking_uri: str, sweep: str | None = None) -> pd.DataFrame:
 
 
 def list_sweeps(tracking_uri: str) -> pd.DataFrame:
-    """Returns one row per sweep, newest first: sweep, status, started, num_finished_trials, experiment.
+    """Returns one row per sweep, newest first, sealed ones last: they keep when they ran and how often.
+
+    Columns: `sweep`, `release_mode`, `status`, `started`, `num_finished_trials`, `tuned_epsilon` (of the
+    whole sweep, as recorded), `experiment`. Of a sealed sweep `started` and the number are missing.
 
     Raises:
       TrackingError: the server does not answer or the database does not exist.
@@ -70,18 +73,25 @@ def list_sweeps(tracking_uri: str) -> pd.DataFrame:
     with server_errors(address, "listing the sweeps"):
         experiments = _experiments(client)
         rows = []
-        for parent in _parents(client, list(experiments), address):
-            trials = search_runs(client, [parent.info.experiment_id], {PARENT_TAG: parent.info.run_id})
+        for run in _parents(client, list(experiments), address):
+            started, num_finished = pd.NaT, None
+            if run.data.tags[ROLE_TAG] == SWEEP_ROLE:
+                trials = search_runs(client, [run.info.experiment_id], {PARENT_TAG: run.info.run_id})
+                started = pd.Timestamp(run.info.start_time, unit="ms", tz="UTC").floor("s")
+                num_finished = sum(trial.info.status == "FINISHED" for trial in trials)
             rows.append(
                 {
-                    "sweep": parent.data.tags[SWEEP_TAG],
-                    "status": parent.info.status,
-                    "started": pd.Timestamp(parent.info.start_time, unit="ms", tz="UTC").floor("s"),
-                    "num_finished_trials": sum(run.info.status == "FINISHED" for run in trials),
-                    "experiment": experiments[parent.info.experiment_id],
+                    "sweep": run.data.tags[SWEEP_TAG],
+                    "release_mode": run.data.tags.get("release_mode", "open"),
+                    "status": run.info.status,
+                    "started": started,
+                    "num_finished_trials": num_finished,
+                    "tuned_epsilon": run.data.tags.get("tuned_epsilon", "none"),
+                    "experiment": experiments[run.info.experiment_id],
                 }
             )
-    return pd.DataFrame(rows)
+    frame = pd.DataFrame(rows)
+    return frame.astype({"num_finished_trials": "Int64"})
 
 
 def group_size_order(group_size: int | str) -> float:
@@ -123,7 +133,12 @@ def _experiments(client: MlflowClient) -> dict[str, str]:
 
 
 def _parents(client: MlflowClient, experiment_ids: list[str], address: str) -> list[Run]:
-    parents = search_runs(client, experiment_ids, {ROLE_TAG: "sweep"})
+    parents = [
+        run
+        for role in (SWEEP_ROLE, SEALED_ROLE)
+        for run in search_runs(client, experiment_ids, {ROLE_TAG: role})
+        if role == SWEEP_ROLE or run.info.status == "FINISHED"
+    ]
     if not parents:
         raise DashboardError(f"no sweep in MLflow at {address}; run one first, or give another address")
     return parents
@@ -134,11 +149,15 @@ def _find_parent(client: MlflowClient, address: str, sweep: str | None) -> Run:
     by_name: dict[str, Run] = {}
     for run in parents:
         by_name.setdefault(run.data.tags[SWEEP_TAG], run)
-    if sweep is None:
-        return parents[0]
-    if sweep not in by_name:
+    if sweep is not None and sweep not in by_name:
         raise DashboardError(unknown_choice("sweep", sweep, by_name))
-    return by_name[sweep]
+    found = parents[0] if sweep is None else by_name[sweep]
+    if found.data.tags[ROLE_TAG] == SEALED_ROLE:
+        raise DashboardError(
+            f"the sweep {found.data.tags[SWEEP_TAG]!r} is sealed: it published one run with its privacy "
+            "statement, and no trials to draw"
+        )
+    return found
 
 
 def _own_tags(run: Run) -> dict[str, str]:

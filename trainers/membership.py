@@ -19,10 +19,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import io
 import json
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -34,7 +32,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from dpgcl_core.errors import ConfigError, DataError, DpgclError
+from dpgcl_core.errors import ConfigError, DataError, exit_on_bad_input
 from trainers.config import ViewConfig
 from trainers.data import BUILTIN_DATASETS, Records, check_dataset_name, load_dataset
 from trainers.encoder import Encoder, build_encoder
@@ -337,19 +335,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run() -> NoReturn:
-    """Runs `main` and exits; bad input becomes one line on stderr and exit code 2."""
-    for stream in (sys.stdout, sys.stderr):  # a terminal without Greek letters is no reason to stop
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
-    try:
-        sys.exit(main())
-    except DpgclError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
 if __name__ == "__main__":
-    run()
+    exit_on_bad_input(main)

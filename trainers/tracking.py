@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SWEEP_TAG = "dpgcl.sweep"
 TRIAL_TAG = "dpgcl.trial"
 ROLE_TAG = "dpgcl.role"
+SWEEP_ROLE, TRIAL_ROLE, SEALED_ROLE = "sweep", "trial", "sealed"
 CHANGED_TAG = "dpgcl.changed_on_resume"
 PARENT_TAG = "mlflow.parentRunId"
 NOTE_TAG = "mlflow.note.content"
@@ -90,7 +91,7 @@ class Tracker:
     def find_sweep(self, name: str) -> str | None:
         """Returns the parent run of the sweep `name`, or None."""
         with server_errors(self.address, f"looking for the sweep {name!r}"):
-            runs = self._search({ROLE_TAG: "sweep", SWEEP_TAG: name})
+            runs = self._search({ROLE_TAG: SWEEP_ROLE, SWEEP_TAG: name})
         return runs[0].info.run_id if runs else None
 
     def start_sweep(
@@ -113,7 +114,11 @@ class Tracker:
         run_id = self.find_sweep(name)
         with server_errors(self.address, f"starting the sweep {name!r}"):
             if run_id is None:
-                own = {SWEEP_TAG: name, ROLE_TAG: "sweep", NOTE_TAG: _note(name, params, tags, description)}
+                own = {
+                    SWEEP_TAG: name,
+                    ROLE_TAG: SWEEP_ROLE,
+                    NOTE_TAG: _note(name, params, tags, description),
+                }
                 run = self.client.create_run(
                     self.experiment_id, tags={**_strings(tags), **own}, run_name=name
                 )
@@ -167,7 +172,7 @@ class Tracker:
                 PARENT_TAG: parent_run_id,
                 SWEEP_TAG: parent.data.tags[SWEEP_TAG],
                 TRIAL_TAG: trial_name,
-                ROLE_TAG: "trial",
+                ROLE_TAG: TRIAL_ROLE,
             }
             run = self.client.create_run(
                 self.experiment_id,
@@ -195,11 +200,11 @@ class Tracker:
           TrackingError: the server failed; call again.
         """
         with server_errors(self.address, f"publishing the sweep {name!r}"):
-            for earlier in self._search({ROLE_TAG: "sealed", SWEEP_TAG: name}):
+            for earlier in self._search({ROLE_TAG: SEALED_ROLE, SWEEP_TAG: name}):
                 if earlier.info.status == "FINISHED":
                     return earlier.info.run_id
                 self.client.delete_run(earlier.info.run_id)
-            own = {SWEEP_TAG: name, ROLE_TAG: "sealed", NOTE_TAG: _note(name, params, tags, description)}
+            own = {SWEEP_TAG: name, ROLE_TAG: SEALED_ROLE, NOTE_TAG: _note(name, params, tags, description)}
             run = self.client.create_run(
                 self.experiment_id,
                 start_time=SEALED_TIME_MS,

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from dashboards.__main__ import main
 from dashboards.runs import DashboardError, list_sweeps, load_trials
 from dpgcl_core.errors import TrackingError
 from trainers.tracking import PARENT_TAG, Tracker, search_runs
@@ -90,6 +91,34 @@ def test_list_sweeps_has_the_newest_first_with_its_finished_trials(tracking):
     sweeps = list_sweeps(tracking[0])
     assert list(sweeps["sweep"]) == ["new", "old", "empty"]
     assert list(sweeps["num_finished_trials"]) == [len(tracking[1]), 1, 0]
+
+
+@pytest.fixture
+def with_sealed(tmp_path):
+    """An open sweep without trials, and a sealed one, whose run has no time."""
+    tracker = Tracker.open(None, tmp_path, "experiment")
+    tracker.start_sweep("visible", {}, {})
+    tags = {"release_mode": "sealed", "tuned_epsilon": "2.87"}
+    tracker.log_sealed("hidden", {}, {"knn_accuracy": 0.8}, tags)
+    return f"sqlite:///{tmp_path}/mlflow.db"
+
+
+def test_list_sweeps_shows_a_sealed_sweep_without_time_and_number(with_sealed):
+    sweeps = list_sweeps(with_sealed).set_index("sweep")
+    assert list(sweeps["release_mode"]) == ["open", "sealed"]
+    assert sweeps.loc["hidden", "tuned_epsilon"] == "2.87"
+    assert sweeps.loc["hidden", ["started", "num_finished_trials"]].isna().all()
+
+
+def test_load_trials_of_a_sealed_sweep_says_why_there_are_none(with_sealed):
+    with pytest.raises(DashboardError, match="sealed: it published one run"):
+        load_trials(with_sealed, "hidden")
+
+
+def test_list_command_prints_a_sealed_sweep(with_sealed, capsys):
+    assert main(["list", "--tracking-uri", with_sealed]) == 0
+    row = capsys.readouterr().out.splitlines()[-1].split()
+    assert row == ["hidden", "sealed", "FINISHED", "sealed", "sealed", "2.87", "experiment"]
 
 
 def test_list_sweeps_without_any_is_an_error(tmp_path):
