@@ -1,21 +1,25 @@
 # Two commands do everything: `make sweep` runs the main job, `make test` passes the tests.
 # Each creates .venv and installs what is missing; a second run installs nothing.
 # Options of the sweep: make sweep OPTIONS="--dataset fashion-mnist"
+# `make test-all` adds what takes minutes: killing real sweeps, and searching all they wrote for leaks.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 OPTIONS ?=
-PYTEST_OPTIONS ?=
+PYTEST_OPTIONS ?= -m "not thorough and not gpu"
 INSTALLED := $(VENV)/installed
 
-.PHONY: sweep test lint clean
+.PHONY: sweep test test-all lint clean
 
 sweep: $(INSTALLED)
 	$(BIN)/python sweeps/group_size.py $(OPTIONS)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_OPTIONS)
+
+test-all:
+	$(MAKE) test PYTEST_OPTIONS='-m "not gpu"'
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

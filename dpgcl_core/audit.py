@@ -52,7 +52,7 @@ from dpgcl_core.errors import ConfigError, exit_on_bad_input, unknown_choice
 from dpgcl_core.grouping import BATCH, Grouper
 from dpgcl_core.mechanism import Mechanism
 from dpgcl_core.noise import GaussianNoise
-from dpgcl_core.randomness import Randomness, SecretRandomness, SeededNonPrivateRandomness
+from dpgcl_core.randomness import Draws, DrawSource, SecretRandomness, SeededNonPrivateRandomness
 
 HALF_NOISE, SHORT_GROUP, SHARED_SAMPLER = "half-noise", "short-group-kept", "shared-sampler-seed"
 DEFECTS = (HALF_NOISE, SHORT_GROUP, SHARED_SAMPLER)
@@ -106,7 +106,7 @@ def audit(
     *,
     num_runs: int = DEFAULT_RUNS,
     confidence: float = 0.95,
-    randomness: Randomness | None = None,
+    randomness: DrawSource | None = None,
 ) -> AuditResult:
     """Runs a case `num_runs` (times its factor) on each of D and D' and bounds ε from below.
 
@@ -140,7 +140,7 @@ class _Released:
 class _Simulator:
     """The stations of a case, its defect built in."""
 
-    def __init__(self, case: AuditCase, randomness: Randomness) -> None:
+    def __init__(self, case: AuditCase, randomness: DrawSource) -> None:
         mechanism = case.mechanism
         self.case = case
         self.sampler = mechanism.sampler()
@@ -193,7 +193,7 @@ class _ShortGroupKept:
 
     group_size: int
 
-    def group(self, sample: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.int64]:
+    def group(self, sample: NDArray[np.int64], generator: Draws) -> NDArray[np.int64]:
         missing = -len(sample) % self.group_size
         permuted = np.concatenate([generator.permutation(sample), np.full(missing, _NOBODY)])
         return permuted.reshape(-1, self.group_size)

@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.randomness import Draws
 
 BATCH: Literal["batch"] = "batch"
 GroupSize = int | Literal["batch"]
@@ -45,7 +46,7 @@ GroupSize = int | Literal["batch"]
 class Grouper(Protocol):
     """Cuts one step's sample into disjoint groups."""
 
-    def group(self, sample: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.int64]:
+    def group(self, sample: NDArray[np.int64], generator: Draws) -> NDArray[np.int64]:
         """Returns `[num_groups, records_per_group]` rows of `sample`, each row at most once."""
 
 
@@ -63,7 +64,7 @@ class FixedSizeGroups:
         if self.group_size < 1:
             raise ConfigError(f"group_size must be at least 1; got {self.group_size}")
 
-    def group(self, sample: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.int64]:
+    def group(self, sample: NDArray[np.int64], generator: Draws) -> NDArray[np.int64]:
         """Returns `[num_groups, group_size]`, from a permutation that must stay secret.
 
         >>> FixedSizeGroups(group_size=2).group(np.arange(5), np.random.default_rng()).shape
@@ -78,7 +79,7 @@ class FixedSizeGroups:
 class WholeBatch:
     """The whole realised batch is one group; an empty sample is no group."""
 
-    def group(self, sample: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.int64]:
+    def group(self, sample: NDArray[np.int64], generator: Draws) -> NDArray[np.int64]:
         """Returns `[1, realised_batch_size]`, or `[0, 0]` for an empty sample."""
         return sample[None] if len(sample) else np.empty((0, 0), dtype=np.int64)
 

@@ -138,9 +138,10 @@ class Mechanism:
         """Returns station 7."""
         return GroupClipper(l2_clip_norm=self.l2_clip_norm)
 
-    def noise(self) -> GaussianNoise:
-        """Returns station 8."""
-        return GaussianNoise(std=self.noise_multiplier * self.sensitivity if self.is_private else 0.0)
+    def noise(self, *, num_summed: int = 1) -> GaussianNoise:
+        """Returns station 8; `num_summed` is that of the source it is drawn from, see `GaussianNoise`."""
+        std = self.noise_multiplier * self.sensitivity if self.is_private else 0.0
+        return GaussianNoise(std=std, num_summed=num_summed)
 
     def dp_event(self, num_steps: int | None = None) -> dp_event.DpEvent:
         """Returns the event of station 10, of all steps or of `num_steps` charged ones."""

@@ -42,6 +42,9 @@ NUM_SUMMED = 4
 _PIECE = 2**15
 """Coordinates summed at a time, which stay in the cache."""
 
+_ADDED_PIECE = 2**17
+"""Coordinates added at a time."""
+
 _GRID_BITS = 20
 
 
@@ -99,3 +102,26 @@ class GaussianNoise:
         if self.std == 0:
             return noisy
         return noisy.div_(self.grid).round_().mul_(self.grid)
+
+    def add_rounded_once(self, total: Tensor, noise: Tensor) -> None:
+        """Adds a draw, float64, to a clean sum, float32, in place: in float64, and rounded once.
+
+        With the floating-point defence (`num_summed` above 1) the noisy sum goes to the public grid before
+        it is rounded. In that order float32 adds nothing: up to eight standard deviations it holds every
+        multiple of the grid, and beyond them it rounds by the multiple alone, which is post-processing.
+        Rounding to float32 by itself would be no defence: its numbers lie the denser the nearer to zero,
+        so a noisy sum near zero would keep its low-order bits.
+
+        Args:
+          total: `[num_coordinates]`, on any device.
+          noise: `[num_coordinates]`, on the same one.
+
+        Raises:
+          ConfigError: their lengths differ.
+        """
+        if len(total) != len(noise):
+            raise ConfigError(f"noise must have one number per coordinate; got {len(noise)}, {len(total)}")
+        for start in range(0, len(total), _ADDED_PIECE):
+            sums = total[start : start + _ADDED_PIECE]
+            noisy = sums.double().add_(noise[start : start + _ADDED_PIECE])
+            sums.copy_(self.on_grid(noisy) if self.num_summed > 1 else noisy)

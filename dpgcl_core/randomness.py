@@ -40,15 +40,12 @@ class DrawSource(Protocol):
     def num_summed_normals(self) -> int:
         """`GaussianNoise.num_summed` that belongs to this source: above 1 with the floating-point defence."""
 
+    @property
+    def description(self) -> str:
+        """What params and the privacy statement say of it."""
+
     def generator(self, step: int, purpose: str) -> Draws:
-        """Returns the draws of `purpose` ("sampling", "permutation" or "noise") at `step`."""
-
-
-class Randomness(Protocol):
-    """Source of one fresh generator of numpy's per step and purpose."""
-
-    def generator(self, step: int, purpose: str) -> np.random.Generator:
-        """Returns the generator of `purpose` ("sampling", "permutation" or "noise") at `step`."""
+        """Returns the draws of `purpose` ("sampling", "permutation", "noise" and the like) at `step`."""
 
 
 class SecretRandomness:
@@ -64,6 +61,7 @@ class SecretRandomness:
     """
 
     num_summed_normals = 1
+    description = "PCG64DXSM, seeded afresh by the operating system for every step"
 
     def generator(self, step: int, purpose: str) -> np.random.Generator:
         entropy = np.random.SeedSequence(secrets.randbits(256), pool_size=8)
@@ -79,6 +77,7 @@ class SeededNonPrivateRandomness:
     """
 
     num_summed_normals = 1
+    description = "PCG64DXSM, seeded by the public seed: NO GUARANTEE"
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.randomness import Draws
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ class PoissonSampler:
         if not 0 < self.sampling_prob <= 1:
             raise ConfigError(f"sampling_prob must be in (0, 1]; got {self.sampling_prob}")
 
-    def sample(self, num_records: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    def sample(self, num_records: int, generator: Draws) -> NDArray[np.int64]:
         """Returns the rows of the sampled records, `[realised_batch_size]`, ascending.
 
         >>> PoissonSampler(sampling_prob=1.0).sample(3, np.random.default_rng())

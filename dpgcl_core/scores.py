@@ -25,7 +25,8 @@ composition instead.
 besides is to release the vector (S/(σΔ), ‖S‖/(tΔ)) with unit noise. If a record moves S by at most Δ
 (under the coupling of `mechanism`), it moves ‖S‖ by at most Δ, by the triangle inequality, and so the
 vector by at most √(1/σ² + 1/t²). The step is a Poisson-subsampled Gaussian of multiplier
-1/√(1/σ² + 1/t²): tight, and less than two separately subsampled events cost.
+1/√(1/σ² + 1/t²), and tight. (Two events on samples of their own would cost less, for q < 1: here both
+numbers tell of one sample.)
 """
 
 from __future__ import annotations
@@ -34,17 +35,18 @@ import math
 from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
 from dp_accounting import dp_event
 
 from dpgcl_core import accounting
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism import Mechanism
+from dpgcl_core.noise import GaussianNoise
+from dpgcl_core.randomness import Draws
 
 _CALIBRATION_TRIES = 8
 
 
-def noised_count(count: int, noise_multiplier: float, generator: np.random.Generator) -> int:
+def noised_count(count: int, noise_multiplier: float, generator: Draws, *, num_summed: int = 1) -> int:
     """Returns `count` plus Gaussian noise, rounded to a whole number; it may be negative or too large.
 
     Guarantee: as a Gaussian mechanism of multiplier `noise_multiplier` for adding or removing one record,
@@ -56,27 +58,31 @@ def noised_count(count: int, noise_multiplier: float, generator: np.random.Gener
       count: correct answers.
       noise_multiplier: s, the noise's standard deviation, for the sensitivity is 1.
       generator: secret.
+      num_summed: normals summed for the noise, see `GaussianNoise`.
 
     Raises:
       ConfigError: `noise_multiplier` is too small to protect anything, or not finite.
     """
     check_noise_multiplier("score_noise_multiplier", noise_multiplier)
-    return int(count) + int(np.rint(noise_multiplier * generator.standard_normal()))
+    noise = GaussianNoise(std=noise_multiplier, num_summed=num_summed)
+    return int(count) + round(float(noise.draw(1, generator)))
 
 
 def noised_norm(
-    norm: float, sensitivity: float, noise_multiplier: float, generator: np.random.Generator
+    norm: float, sensitivity: float, noise_multiplier: float, generator: Draws, *, num_summed: int = 1
 ) -> float:
-    """Returns `norm` plus N(0, (noise_multiplier·sensitivity)²); it may be negative.
+    """Returns `norm` plus N(0, (noise_multiplier·sensitivity)²), on the noise's grid; it may be negative.
 
     Args:
       norm: of the clean clipped sum.
       sensitivity: of that sum, hence of its norm.
       noise_multiplier: t.
       generator: secret, of its own: noise shared with the sum's would break the proof.
+      num_summed: normals summed for the noise, see `GaussianNoise`.
     """
     check_noise_multiplier("snr_noise_multiplier", noise_multiplier)
-    return float(norm + noise_multiplier * sensitivity * generator.standard_normal())
+    noise = GaussianNoise(std=noise_multiplier * sensitivity, num_summed=num_summed)
+    return float(noise.on_grid(noise.draw(1, generator).add_(norm)))
 
 
 def check_noise_multiplier(name: str, value: float) -> None:

@@ -176,6 +176,9 @@ class SecureRandomness:
     """
 
     num_summed_normals = NUM_SUMMED
+    description = (
+        f"cryptographic stream (ChaCha20), {NUM_SUMMED} normals summed for each coordinate, on a grid"
+    )
 
     def generator(self, step: int, purpose: str) -> SecureGenerator:
         return SecureGenerator()

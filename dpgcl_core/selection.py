@@ -20,6 +20,9 @@ trials must be independent draws of (candidate, training) from one fixed law; ca
 privacy are drawn from a fixed π, and one trial then has the mixture of their profiles (never the
 winner's own ε).
 
+*Noised releases.* Noised norms and noised counts on held-out records are accounted in two cases, one for a
+record that is trained on and one for a record that is scored; the larger tuned ε counts (`selection_trials`).
+
 Report the cost set in advance. What an adaptive sweep really spent is not an (ε, δ) statement.
 """
 
@@ -49,6 +52,8 @@ from dpgcl_core.selection_bounds import (
 )
 from dpgcl_core.selection_laws import PoissonTrials, TrialCountLaw, TruncatedNegativeBinomial
 from dpgcl_core.selection_profile import PrivacyProfile, check_probabilities
+from dpgcl_core.selection_trials import TrialClass as TrialClass
+from dpgcl_core.selection_trials import cases_of
 
 Array = NDArray[np.float64]
 
@@ -57,43 +62,13 @@ OPEN: Final = "open"
 SEALED: Final = "sealed"
 SEALED_THRESHOLD: Final = "sealed-threshold"
 _LARGEST_EPSILON = 1000.0
+_LARGER = "; the larger ε of training and of scoring, whose records are disjoint"
 Mode = Literal["open", "sealed", "sealed-threshold"]
 THEOREMS = {
     "profile": "profile bound c* (proof in dpgcl_core/selection_bounds.py)",
     "pointwise": "pointwise supremum over the privacy loss distribution (dpgcl_core/selection_bounds.py)",
     "ps22": "Papernot and Steinke (2022), Theorem 2 (truncated negative binomial) or 6 (Poisson)",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialClass:
-    """Trials that cost the same, planned in advance.
-
-    Attributes:
-      sampling_prob: q.
-      noise_multiplier: σ = noise std / sensitivity.
-      num_steps: T, the cap on one trial's steps.
-      count: number of such trials; 1 for a candidate of a sealed sweep.
-
-    Raises:
-      ConfigError: a field is out of range.
-    """
-
-    sampling_prob: float
-    noise_multiplier: float
-    num_steps: int
-    count: int = 1
-
-    def __post_init__(self) -> None:
-        StepClass(self.sampling_prob, self.noise_multiplier)
-        for name, value in (("num_steps", self.num_steps), ("count", self.count)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name} must be a whole number of at least 1; got {value!r}")
-
-    @property
-    def steps_of_one(self) -> dict[StepClass, int]:
-        """The steps of one trial."""
-        return {StepClass(self.sampling_prob, self.noise_multiplier): self.num_steps}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,8 +120,9 @@ def open_cost(trials: Sequence[TrialClass], *, delta: float) -> TuningCost:
     """Returns the cost of releasing every trial, adaptive search and early stopping included.
 
     Guarantee: (tuned_epsilon, delta)-DP for adding or removing one record, of all outputs of all trials
-    together, if no class of trials takes more than `num_steps`·`count` steps in total and every step
-    samples and adds noise independently.
+    together, if no class of trials takes more than `num_steps`·`count` steps in total, of which
+    `num_joint_steps`·`count` release their noised norm, and `num_scores`·`count` noised counts, every step
+    samples and adds noise independently, and the scored records are those that no trial trains on.
 
     Raises:
       ConfigError: there is no trial, δ is out of range, or no finite ε holds at δ.
@@ -157,20 +133,22 @@ def open_cost(trials: Sequence[TrialClass], *, delta: float) -> TuningCost:
     """
     check_delta(delta)
     _check_some(trials)
-    steps: Counter[StepClass] = Counter()
-    for trial in trials:
-        for step_class, num_steps in trial.steps_of_one.items():
-            steps[step_class] += num_steps * trial.count
-    event = composed_event(steps)
-    check_affordable(event, delta)
-    each = [_profile(trial).epsilon(delta) for trial in trials]
+    events = []
+    for case in cases_of(trials):
+        total: Counter[StepClass] = Counter()
+        for trial, steps in zip(trials, case, strict=True):
+            total.update({step_class: num * trial.count for step_class, num in steps.items()})
+        events.append(composed_event(total))
+    for event in events:
+        check_affordable(event, delta)
+    each = [_profile(_frozen(steps)).epsilon(delta) for case in cases_of(trials) for steps in case]
     return TuningCost(
         mode=OPEN,
         delta=delta,
         training_epsilon=max(each),
-        tuned_epsilon=epsilon_pld(event, delta),
-        theorem="composition of all planned steps by PLD",
-        rdp_epsilon=epsilon_rdp(event, delta),
+        tuned_epsilon=max(epsilon_pld(event, delta) for event in events),
+        theorem=f"composition of all planned steps by PLD{_LARGER if len(events) > 1 else ''}",
+        rdp_epsilon=max(epsilon_rdp(event, delta) for event in events),
         planned=tuple(asdict(trial) for trial in trials),
     )
 
@@ -203,19 +181,24 @@ def sealed_cost(
     if bound not in THEOREMS:
         raise ConfigError(unknown_choice("bound", bound, THEOREMS))
     weights = _weights(candidates, probabilities, delta)
-    profile, (orders, rdp) = _drawn_profile(candidates, weights), _drawn_rdp(candidates, weights)
+    drawn = [_Drawn.of(case, weights) for case in cases_of(candidates)]
+
+    def published_bound(each: _Drawn) -> float:
+        return papernot_steinke_bound(each.orders, each.rdp, law, delta, each.profile)
+
     published = isinstance(law, TruncatedNegativeBinomial | PoissonTrials)
-    beside = papernot_steinke_bound(orders, rdp, law, delta, profile) if published else None
+    beside = max(map(published_bound, drawn)) if published else None
     if bound == "ps22":
-        tuned = papernot_steinke_bound(orders, rdp, law, delta, profile)
+        tuned = max(map(published_bound, drawn))
     else:
-        tuned = (profile_bound if bound == "profile" else pointwise_bound)(profile, law, delta)
+        proven = profile_bound if bound == "profile" else pointwise_bound
+        tuned = max(proven(each.profile, law, delta) for each in drawn)
     return TuningCost(
         mode=SEALED,
         delta=delta,
-        training_epsilon=profile.epsilon(delta),
+        training_epsilon=max(each.profile.epsilon(delta) for each in drawn),
         tuned_epsilon=tuned,
-        theorem=THEOREMS[bound],
+        theorem=f"{THEOREMS[bound]}{_LARGER if len(drawn) > 1 else ''}",
         rdp_epsilon=beside,
         planned=_planned(candidates, weights),
         law=law.parameters(),
@@ -239,13 +222,14 @@ def sealed_threshold_cost(
     """
     check_delta(delta)
     weights = _weights(candidates, probabilities, delta)
-    profile = _drawn_profile(candidates, weights)
+    profiles = [_Drawn.of(case, weights).profile for case in cases_of(candidates)]
+    theorem = "threshold bound c* (proof in dpgcl_core/selection_bounds.py)"
     return TuningCost(
         mode=SEALED_THRESHOLD,
         delta=delta,
-        training_epsilon=profile.epsilon(delta),
-        tuned_epsilon=threshold_bound(profile, halting_prob, delta),
-        theorem="threshold bound c* (proof in dpgcl_core/selection_bounds.py)",
+        training_epsilon=max(profile.epsilon(delta) for profile in profiles),
+        tuned_epsilon=max(threshold_bound(profile, halting_prob, delta) for profile in profiles),
+        theorem=f"{theorem}{_LARGER if len(profiles) > 1 else ''}",
         rdp_epsilon=None,
         planned=_planned(candidates, weights),
         law={"name": "halting after a miss", "halting_prob": halting_prob, "max_mean": 1 / halting_prob},
@@ -266,13 +250,14 @@ def experimental_dp_hypo_cost(
     """
     check_delta(delta)
     weights = _weights(candidates, probabilities, delta)
-    orders, rdp = _drawn_rdp(candidates, weights)
+    drawn = [_Drawn.of(case, weights) for case in cases_of(candidates)]
+    bounds = [dp_hypo_bound(each.orders, each.rdp, law, delta, density_ratio=density_ratio) for each in drawn]
     return not_accounted(
         SEALED,
         reason="DP-HyPO is experimental: its theorem is cited, not verified here",
         delta=delta,
-        training_epsilon=_drawn_profile(candidates, weights).epsilon(delta),
-        rdp_epsilon=dp_hypo_bound(orders, rdp, law, delta, density_ratio=density_ratio),
+        training_epsilon=max(each.profile.epsilon(delta) for each in drawn),
+        rdp_epsilon=max(bounds),
         planned=_planned(candidates, weights),
         law={**law.parameters(), "density_ratio": density_ratio},
     )
@@ -329,7 +314,8 @@ def _weights(
 ) -> Sequence[float]:
     _check_some(candidates)
     for candidate in candidates:
-        check_affordable(composed_event(candidate.steps_of_one), delta)
+        for steps in (candidate.steps_of_one, candidate.scores_of_one):
+            check_affordable(composed_event(steps), delta)
         if candidate.count != 1:
             raise ConfigError(f"a candidate's count must be 1, for K is drawn; got {candidate.count}")
     weights = [1 / len(candidates)] * len(candidates) if probabilities is None else probabilities
@@ -342,25 +328,41 @@ def _planned(candidates: Sequence[TrialClass], weights: Sequence[float]) -> tupl
     return tuple({**asdict(candidate), "probability": weight} for candidate, weight in pairs)
 
 
-def _drawn_profile(candidates: Sequence[TrialClass], weights: Sequence[float]) -> PrivacyProfile:
-    return PrivacyProfile.mixture([_profile(candidate) for candidate in candidates], weights)
+@dataclass(frozen=True, kw_only=True)
+class _Drawn:
+    """A trial that draws its candidate, in one of the cases: E[(p/q)^λ] is the mixture of the candidates'."""
+
+    profile: PrivacyProfile
+    orders: Array
+    rdp: Array
+
+    @classmethod
+    def of(cls, case: Sequence[dict[StepClass, int]], weights: Sequence[float]) -> _Drawn:
+        profiles = [_profile(_frozen(steps)) for steps in case]
+        curves = [_rdp(_frozen(steps)) for steps in case]
+        orders = curves[0][0]
+        moments = [math.log(w) + (orders - 1) * rdp for w, (_, rdp) in zip(weights, curves, strict=True)]
+        return cls(
+            profile=PrivacyProfile.mixture(profiles, weights),
+            orders=orders,
+            rdp=np.asarray(np.logaddexp.reduce(moments, axis=0) / (orders - 1)),
+        )
 
 
-def _drawn_rdp(candidates: Sequence[TrialClass], weights: Sequence[float]) -> tuple[Array, Array]:
-    """RDP of a trial that draws its candidate: E[(p/q)^λ] is the mixture of the candidates'."""
-    curves = [_rdp(candidate) for candidate in candidates]
-    orders = curves[0][0]
-    moments = [math.log(w) + (orders - 1) * rdp for w, (_, rdp) in zip(weights, curves, strict=True)]
-    return orders, np.asarray(np.logaddexp.reduce(moments, axis=0) / (orders - 1))
+_Steps = tuple[tuple[StepClass, int], ...]
+
+
+def _frozen(steps: Mapping[StepClass, int]) -> _Steps:
+    return tuple(steps.items())
 
 
 @lru_cache(maxsize=32)
-def _profile(trial: TrialClass) -> PrivacyProfile:
-    return PrivacyProfile.from_steps(trial.steps_of_one, grid=GRID)
+def _profile(steps: _Steps) -> PrivacyProfile:
+    return PrivacyProfile.from_steps(dict(steps), grid=GRID)
 
 
 @lru_cache(maxsize=32)
-def _rdp(trial: TrialClass) -> tuple[Array, Array]:
+def _rdp(steps: _Steps) -> tuple[Array, Array]:
     accountant = RdpAccountant(neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
-    accountant.compose(composed_event(trial.steps_of_one))
+    accountant.compose(composed_event(dict(steps)))
     return np.asarray(accountant.orders), np.asarray(accountant.rdp)

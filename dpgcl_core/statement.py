@@ -70,6 +70,8 @@ class PrivacyStatement:
       budget: the same as it was set in advance.
       mechanisms: of the trainings, one entry per distinct one.
       scores: how scores were evaluated.
+      unit_column: whose equal values make rows one record; None where each row is one.
+      randomness: where sampling, permutations and noise came from: `DrawSource.description`.
       versions: of the software.
       trials: of an open sweep.
       ledger: the ledger's lines, or None; `ledger_note` says why.
@@ -89,7 +91,9 @@ class PrivacyStatement:
     budget: TuningCost | None
     mechanisms: Sequence[Mechanism]
     scores: str
+    randomness: str
     mode: str = OPEN
+    unit_column: str | None = None
     versions: Mapping[str, str] = field(default_factory=lambda: software_versions())
     trials: OpenTrials | None = None
     ledger: LedgerStatement | None = None
@@ -111,6 +115,13 @@ class PrivacyStatement:
     def promises(self) -> bool:
         """Whether the sweep as a whole has an (ε, δ) guarantee."""
         return self.guarantee_label == PROVEN and self.cost is not None and self.cost.accounted
+
+    @property
+    def unit(self) -> str:
+        """What one record stands for, in words."""
+        if self.unit_column is None:
+            return "one row; a person with k rows gets group privacy (k times)"
+        return f"all rows with the same value of {self.unit_column}"
 
     def headline(self) -> str:
         """The statement in one sentence."""
@@ -142,7 +153,9 @@ class PrivacyStatement:
         ]
         found += self._cost_lines() + self._mechanism_lines()
         found += [
+            ("One record", self.unit),
             ("Number of records", f"{self.num_records_public} ({self.num_records_source})"),
+            ("Randomness", self.randomness),
             ("Scores", self.scores),
             ("Ledger", self._ledger_text()),
             ("Software", ", ".join(f"{name} {value}" for name, value in self.versions.items())),
@@ -212,6 +225,7 @@ class PrivacyStatement:
             "data": "private" if self.data_are_private else RESEARCH,
             "promises": self.promises,
             "released": _RELEASED[self.mode],
+            "unit": self.unit,
             "sampling": SAMPLING,
             "grouping": GROUPING,
             "sensitivity": SENSITIVITY,

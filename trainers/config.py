@@ -15,6 +15,8 @@ from typing import Any
 from dpgcl_core import scores
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism import Mechanism
+from dpgcl_core.randomness import DrawSource
+from dpgcl_core.secure_randomness import choose_randomness
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 
@@ -220,6 +222,8 @@ class TrainingConfig:
       public_seed: governs initialisation, augmentation and the evaluation subsets: public things only.
       seeded_non_private: take sampling, permutation and noise from `public_seed` too. Such a run is
         reproducible and has **no** guarantee; it is labelled so everywhere.
+      secure_noise: take them from the cryptographic stream, with the floating-point defence; None for the
+        rule: for private data always, for public data not. False is refused for private data.
     """
 
     mechanism: Mechanism
@@ -232,6 +236,7 @@ class TrainingConfig:
     performance: PerformanceConfig = field(default_factory=PerformanceConfig)
     public_seed: int = 0
     seeded_non_private: bool = False
+    secure_noise: bool | None = None
 
     def __post_init__(self) -> None:
         _require(
@@ -247,6 +252,18 @@ class TrainingConfig:
     def guarantee_label(self) -> str:
         """`proven` or `none`; a seeded run is never private."""
         return "none" if self.seeded_non_private else self.mechanism.guarantee_label
+
+    def randomness(self, *, data_are_private: bool) -> DrawSource:
+        """Returns where sampling, permutations and noise come from.
+
+        Raises:
+          ConfigError: private data without the cryptographic stream, or a seeded run with it.
+        """
+        return choose_randomness(
+            secure_noise=self.secure_noise,
+            data_are_private=data_are_private,
+            public_seed=self.public_seed if self.seeded_non_private else None,
+        )
 
     def epsilon(self, num_steps: int | None = None, *, num_restarts: int = 0) -> float:
         """Returns ε of all that one training releases: model, noised scores and noised SNR.

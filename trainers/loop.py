@@ -19,7 +19,8 @@ from torch import Tensor
 
 from dpgcl_core.clipping import GroupReport, num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.randomness import Randomness, SecretRandomness, SeededNonPrivateRandomness
+from dpgcl_core.noise import GaussianNoise
+from dpgcl_core.randomness import DrawSource
 from trainers.checkpoint import Attempt, Checkpoint, CheckpointFolder
 from trainers.config import TrainingConfig
 from trainers.data.dataset import TrainingData
@@ -36,9 +37,7 @@ from trainers.workers import SingleWorker, Workers
 _T = TypeVar("_T")
 
 _LONG_DRAW = 2**20
-"""Coordinates from which noise is drawn in a thread: some ten milliseconds."""
-
-_PIECE = 2**17
+"""Coordinates from which noise is drawn in a thread: ten milliseconds plain, fifty from the stream."""
 
 _THREADS_BESIDE = 2
 """One draws noise, one makes views: neither waits for the other."""
@@ -66,7 +65,7 @@ class _Run:
     config: TrainingConfig
     data: TrainingData
     workers: Workers
-    randomness: Randomness
+    randomness: DrawSource
     encoder: Encoder
     optimizer: torch.optim.Optimizer
     observer: Observer
@@ -102,7 +101,8 @@ def train(
       memory_share: the part of the machine's free memory, or of the GPU's, that this worker may use.
 
     Raises:
-      ConfigError: the network mixes records, a name is unknown, or the release policy forbids the data.
+      ConfigError: the network mixes records, a name is unknown, or the release policy forbids the data
+        or their plain randomness.
       StorageError: a checkpoint is damaged.
     """
     workers = workers or SingleWorker()
@@ -133,8 +133,10 @@ def _train(run: _Run, checkpoints: CheckpointFolder | None) -> TrainingResult:
 def _step(run: _Run) -> None:
     """One private step, stations 2 to 9; an empty draw is a step like any other."""
     mechanism, observer = run.config.mechanism, run.observer
+    num_summed = run.randomness.num_summed_normals
+    law = mechanism.noise(num_summed=num_summed)
     groups, batch_size = _draw_groups(run)
-    drawn = _draw_noise(run)
+    drawn = _draw_noise(run, law)
     run.total.zero_()
     reports = _add_clipped_sum(run, groups, run.total, run.config.num_augmentations)
     _refuse_written_buffers(run)
@@ -148,13 +150,14 @@ def _step(run: _Run) -> None:
         if recorded and mechanism.is_private:
             observer.record_snr(run.step, _norm(run.total), bare_norm, noise)
         if observer.releases_noised_snr(run.step):
-            observer.record_noised_snr(run.total, run.randomness.generator(run.step, "snr noise"))
-        _add_rounded_once(run.total, noise.to(run.device))
+            generator = run.randomness.generator(run.step, "snr noise")
+            observer.record_noised_snr(run.total, generator, num_summed=num_summed)
+        law.add_rounded_once(run.total, noise.to(run.device))
     run.workers.share(run.total)
     _apply(run, run.total / mechanism.divisor)
 
 
-def _draw_noise(run: _Run) -> Callable[[], Tensor] | None:
+def _draw_noise(run: _Run, law: GaussianNoise) -> Callable[[], Tensor] | None:
     """Returns how to get the step's one noise draw, float64 `[num_parameters]`; None but at the first worker.
 
     A long draw is made in a thread while the gradients are computed: it needs nothing of them. A step
@@ -162,16 +165,10 @@ def _draw_noise(run: _Run) -> Callable[[], Tensor] | None:
     """
     if run.workers.rank > 0:
         return None
-    noise, generator = run.config.mechanism.noise(), run.randomness.generator(run.step, "noise")
+    generator = run.randomness.generator(run.step, "noise")
     if len(run.total) < _LONG_DRAW:
-        return lambda: noise.draw(len(run.total), generator)
-    return run.beside.submit(noise.draw, len(run.total), generator).result
-
-
-def _add_rounded_once(total: Tensor, noise: Tensor) -> None:
-    """Adds float64 `noise` to float32 `total` in float64, in pieces that stay in the cache."""
-    for sums, drawn in zip(total.split(_PIECE), noise.split(_PIECE), strict=True):
-        sums.copy_(sums.double().add_(drawn))
+        return lambda: law.draw(len(run.total), generator)
+    return run.beside.submit(law.draw, len(run.total), generator).result
 
 
 def _refuse_written_buffers(run: _Run) -> None:
@@ -266,6 +263,7 @@ def _norm(values: Tensor) -> float:
 
 def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memory_share: float = 1.0) -> _Run:
     check_release(config, data)
+    randomness = config.randomness(data_are_private=not data.train_is_public)
     torch.set_num_threads(config.performance.threads_per_worker)
     device = torch.device(_device_name(config.performance.device))
     shape = data.train.images.shape[1:]
@@ -273,9 +271,6 @@ def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memor
     refuse_cross_record(encoder, shape)
     _to_fast_layout(encoder, device, shape)
     look_at_engine(config, encoder, shape)
-    randomness: Randomness = SecretRandomness()
-    if config.seeded_non_private:
-        randomness = SeededNonPrivateRandomness(config.public_seed)
     return _Run(
         config=config,
         data=data,
@@ -367,7 +362,15 @@ def _draw_noised_scores(run: _Run) -> bool:
     if data.index is None or data.scored is None or run.workers.rank > 0 or "noised_knn_accuracy" in final:
         return False
     generator = run.randomness.generator(run.step, "score noise")
-    drawn = noised_scores(run.encoder, data.index, data.scored, run.config, generator, run.device)
+    drawn = noised_scores(
+        run.encoder,
+        data.index,
+        data.scored,
+        run.config,
+        generator,
+        run.device,
+        num_summed=run.randomness.num_summed_normals,
+    )
     final.update(run.observer.visible(drawn))
     return True
 

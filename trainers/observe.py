@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dpgcl_core import metrics as metric_policy
 from dpgcl_core.clipping import GroupReport
+from dpgcl_core.randomness import Draws
 from dpgcl_core.scores import noised_norm
 from trainers.config import TrainingConfig
 from trainers.workers import Workers
@@ -110,7 +110,7 @@ class Observer:
         asked = self._config.evaluation.snr_noise_multiplier is not None
         return asked and step == 0 and self._config.mechanism.is_private
 
-    def record_noised_snr(self, clean_sum: Tensor, generator: np.random.Generator) -> None:
+    def record_noised_snr(self, clean_sum: Tensor, generator: Draws, *, num_summed: int = 1) -> None:
         """Records the noised norm of the clean clipped sum over the public σΔ√d, the noise's expected norm.
 
         The norm of the noise that was drawn would tell more than the noisy sum does.
@@ -118,12 +118,13 @@ class Observer:
         Args:
           clean_sum: `[num_parameters]`.
           generator: secret, and not that of the step's noise.
+          num_summed: normals summed for the noise, see `dpgcl_core.noise`.
         """
         multiplier = self._config.evaluation.snr_noise_multiplier
         if multiplier is None:
             return
         mechanism = self._config.mechanism
         norm = float(torch.linalg.vector_norm(clean_sum.double()))
-        released = noised_norm(norm, mechanism.sensitivity, multiplier, generator)
+        released = noised_norm(norm, mechanism.sensitivity, multiplier, generator, num_summed=num_summed)
         expected = mechanism.noise_multiplier * mechanism.sensitivity * math.sqrt(len(clean_sum))
         self.final.update(self.visible({"noised_snr_first_step": released / expected}))

@@ -99,13 +99,14 @@ def train_worker(loop_config: Mapping[str, Any]) -> dict[str, Any]:
     """One worker of one training; the first one's return value is the trial's result.
 
     An exception is returned, not raised: repeating a training that fails by itself would fail again and
-    be charged again. Only the death of a process is worth another attempt.
+    be charged again. Only the death of a process is worth another attempt. SystemExit and its like are
+    failures as well: Ray would end the process with their text in its logs and on the terminal.
     """
     trial: RayTrial = loop_config["trial"]
     data = ray.get(loop_config["records"][0])
     try:
         return _train(trial, data)
-    except Exception as error:
+    except BaseException as error:
         text = describe_error(error, data_are_public=data.train_is_public)
         if current_workers().count == 1:
             return {"error": text}
@@ -141,13 +142,13 @@ def _train(trial: RayTrial, data: TrainingData) -> dict[str, Any]:
     return {"metrics": result.metrics, "series": result.series}
 
 
-def _lost_another_worker(error: Exception) -> bool:
+def _lost_another_worker(error: BaseException) -> bool:
     """Whether this worker failed only because another one's process died."""
     text = str(error).lower()
     return isinstance(error, RuntimeError) and ("gloo" in text or "nccl" in text)
 
 
-def describe_error(error: Exception, *, data_are_public: bool) -> str:
+def describe_error(error: BaseException, *, data_are_public: bool) -> str:
     """Returns what may be told of an exception: with private records its text may carry one.
 
     >>> describe_error(KeyError("a name from a record"), data_are_public=False)

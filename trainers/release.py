@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.randomness import Draws
 from dpgcl_core.scores import noised_count, public_share
 from trainers.config import EvaluationConfig, TrainingConfig
 from trainers.data import is_split_held_out
@@ -75,8 +76,10 @@ def noised_scores(
     index: Records,
     scored: Records,
     config: TrainingConfig,
-    generator: np.random.Generator,
+    generator: Draws,
     device: torch.device | str,
+    *,
+    num_summed: int = 1,
 ) -> dict[str, float]:
     """Returns the noised accuracies on `scored` by metric name; noise may take them out of [0, 1].
 
@@ -90,15 +93,17 @@ def noised_scores(
       config: noise and public divisor.
       generator: secret.
       device: where the encoder is.
+      num_summed: normals summed for the noise of a count, see `dpgcl_core.noise`.
     """
     multiplier = config.evaluation.score_noise_multiplier
     if multiplier is None:
         return {}
     counts = correct_counts(encoder, index, scored, config, device)
-    return {
-        f"noised_{name}": public_share(noised_count(count, multiplier, generator), config.num_scored_public)
+    noised = {
+        name: noised_count(count, multiplier, generator, num_summed=num_summed)
         for name, count in counts.items()
     }
+    return {f"noised_{name}": public_share(count, config.num_scored_public) for name, count in noised.items()}
 
 
 def correct_counts(

@@ -122,6 +122,8 @@ class Setting:
     """Start a Ray Train worker group even for one worker: some ten seconds more per training."""
     seeded_non_private: bool = False
     """Reproducible sampling and noise from the seed. Such runs have NO guarantee and are labelled so."""
+    secure_noise: bool | None = None
+    """Draw sampling, permutations and noise from a cryptographic stream; private data always do."""
 
     def training_config(
         self, *, num_records: int, public_seed: int, calibration_folder: Path | None = None
@@ -160,6 +162,7 @@ class Setting:
             performance=self._part(PerformanceConfig),
             public_seed=public_seed,
             seeded_non_private=self.seeded_non_private,
+            secure_noise=self.secure_noise,
         )
 
     def target_epsilon(self) -> float | None:

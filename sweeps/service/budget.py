@@ -4,6 +4,16 @@ The driver alone talks to the ledger. A worker sees its *grant*, a file beside i
 many steps are reserved (`trainers.checkpoint`): it draws no step beyond it. The driver asks the ledger
 every few seconds whether the reservations still stand; when it does not answer, all grants are taken back
 and every training stops at its next checkpoint.
+
+*Noised releases.* A training that releases its noised norm or noised counts has further reservations,
+labelled `sweep/trial/snr` and `sweep/trial/scores`:
+- The first step of every attempt goes to the class with the joint noise multiplier, all others to the plain
+  class. A joint step dominates a plain one, so where it is not known which of the executed steps were first
+  ones, some plain steps may count as joint, never the other way round.
+- Each noised count is a step on all held-out records: q = 1 and the count's own noise. Within one sweep the
+  larger of training and scoring would do, for their records are disjoint. The ledger adds them: its filter
+  knows neither records nor splits, and a record that is scored here may be trained on by the next sweep. A
+  sum is at least the larger one, whatever the splits. Counts are not given back.
 """
 
 from __future__ import annotations
@@ -15,18 +25,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dpgcl_core.errors import BudgetExceeded, ConfigError, DpgclError, LedgerError
-from dpgcl_core.filters import StepClass
 from dpgcl_core.ledger import Ledger
 from dpgcl_core.ledger_account import PlannedTraining, Reservation
+from dpgcl_core.ledger_cap import RECORD
 from dpgcl_core.ledger_fingerprint import read_mark
 from dpgcl_core.ledger_report import LedgerStatement
 from sweeps.service.options import SweepOptions
 from sweeps.service.plan import SweepPlan, Trial
-from sweeps.service.release import is_proven, noised_releases
+from sweeps.service.release import is_proven, trial_class
 from sweeps.service.storage import SweepFolder
-from trainers.checkpoint import CheckpointFolder, Grant, read_grant, write_grant
+from trainers.checkpoint import CheckpointFolder, Grant, read_attempt, read_grant, write_grant
 
 CONFIRM_EVERY_SECONDS = 5.0
+SNR, SCORES = "/snr", "/scores"
 NO_LEDGER = "no ledger: nothing stops other trainings on the same data from adding to this ε"
 
 
@@ -78,6 +89,19 @@ def data_path(dataset: str) -> Path | None:
     return Path(path).expanduser() if colon else None
 
 
+def unit_of(options: SweepOptions) -> str:
+    """Returns what one record stands for, as it must be registered in the ledger: the unit column's name.
+
+    Raises:
+      ConfigError: the column has the name that stands for single rows.
+    """
+    if options.unit_column == RECORD:
+        raise ConfigError(
+            f"in a ledger the unit {RECORD!r} stands for single rows; rename the unit column {RECORD!r}"
+        )
+    return options.unit_column or RECORD
+
+
 def open_ledger(options: SweepOptions) -> Ledger | None:
     """Returns the sweep's ledger, opened and checked; None without one.
 
@@ -110,6 +134,7 @@ class SweepBudget:
       sweep: the sweep's name; labels are `sweep/trial`.
       trials: all trials of the sweep.
       checkpoint_folder: of a trial, by name.
+      unit: what one record stands for.
       lost: why the ledger is out of reach; None while it answers.
       refused: trials that may not start again, and why.
     """
@@ -119,9 +144,10 @@ class SweepBudget:
     sweep: str
     trials: Sequence[Trial]
     checkpoint_folder: Callable[[str], Path]
+    unit: str = RECORD
     lost: str | None = None
     refused: dict[str, str] = field(default_factory=dict)
-    _open: dict[str, Reservation] = field(default_factory=dict)
+    _open: dict[str, dict[str, Reservation]] = field(default_factory=dict)
     _confirmed: float = 0.0
 
     def check(self) -> None:
@@ -137,13 +163,15 @@ class SweepBudget:
                 f"a ledger takes trainings with a guarantee only, and {loose[0]} has none; leave such trials "
                 "out (--no-non-private, no --seeded-non-private)"
             )
-        if noised := noised_releases(self.trials):
-            raise ConfigError(
-                f"the ledger charges training steps, and not the noised releases of {' and '.join(noised)}; "
-                "leave them out"
+        registered = self.ledger.statement(self.dataset_id).unit
+        if registered != self.unit:
+            raise LedgerError(
+                f"data set {self.dataset_id!r} is registered with unit {registered!r}, and this sweep "
+                f"protects {self.unit!r}: --unit-column must name the registered unit, and be left out "
+                f"for {RECORD!r}"
             )
         try:
-            self.ledger.would_admit(self.dataset_id, [self._planned(trial) for trial in self._missing()])
+            self.ledger.would_admit(self.dataset_id, self._planned(self._missing()))
         except BudgetExceeded as error:
             raise BudgetExceeded(
                 f"{error}. The whole sweep of {len(self.trials)} trials is reserved before it starts, and "
@@ -169,8 +197,7 @@ class SweepBudget:
         for trial in missing:  # from here on a missing grant tells that a folder was lost
             write_grant(self.checkpoint_folder(trial.name), Grant(num_steps=0))
         if missing:
-            for reservation in self.ledger.reserve(self.dataset_id, [self._planned(t) for t in missing]):
-                self._open[reservation.label.removeprefix(f"{self.sweep}/")] = reservation
+            self.ledger.reserve(self.dataset_id, self._planned(missing), unit=self.unit)
         for trial in remaining:
             self._extend(trial, self._open.get(trial.name) or self._found(trial))
         self._confirmed = time.monotonic()
@@ -192,7 +219,7 @@ class SweepBudget:
         if self.lost is not None or time.monotonic() - self._confirmed < every_seconds:
             return
         try:
-            for reservation in self._open.values():
+            for reservation in (each for held in self._open.values() for each in held.values()):
                 self.ledger.confirm(reservation)
         except LedgerError as error:
             self.lost = str(error)
@@ -209,13 +236,18 @@ class SweepBudget:
           LedgerError: the ledger is out of reach (settle again later), or the training overdrew.
         """
         trial = next(trial for trial in self.trials if trial.name == name)
-        reservation = self._open.get(name) or self._found(trial)
-        if reservation.num_steps_executed is None:
-            grant = read_grant(self.checkpoint_folder(name))
-            executed = reservation.num_steps
-            if grant is not None:
-                executed = int(metrics["num_steps_charged"]) + grant.num_steps_lost
-            self.ledger.settle(reservation, executed)
+        held = self._open.get(name) or self._found(trial)
+        executed = {part: reservation.num_steps for part, reservation in held.items()}
+        grant = read_grant(self.checkpoint_folder(name))
+        if grant is not None:
+            total = int(metrics["num_steps_charged"]) + grant.num_steps_lost
+            if SNR in held and not grant.num_steps_lost:  # of lost attempts nobody knows the first steps
+                first = max(1 + int(metrics.get("num_restarts", 0)), total - held[""].num_steps)
+                executed[SNR] = min(held[SNR].num_steps, first)
+            executed[""] = max(0, total - executed.get(SNR, 0))
+        for part, reservation in held.items():
+            if reservation.num_steps_executed is None:
+                self.ledger.settle(reservation, executed[part])
         self._open.pop(name, None)
 
     def statement(self) -> LedgerStatement:
@@ -226,37 +258,58 @@ class SweepBudget:
         """The trials without a reservation."""
         return [t for t in self.trials if self.ledger.reservation(self.dataset_id, self._label(t)) is None]
 
-    def _found(self, trial: Trial) -> Reservation:
-        found = self.ledger.reservation(self.dataset_id, self._label(trial))
-        if found is None:
-            raise LedgerError(f"the ledger holds no reservation {self._label(trial)!r}; it is another ledger")
+    def _found(self, trial: Trial) -> dict[str, Reservation]:
+        """The reservations of a trial, by the end of their labels: "" for its steps, and those for more."""
+        found = {}
+        for label in (planned.label for planned in self._planned([trial])):
+            reservation = self.ledger.reservation(self.dataset_id, label)
+            if reservation is None:
+                raise LedgerError(f"the ledger holds no reservation {label!r}; it is another ledger")
+            found[label.removeprefix(self._label(trial))] = reservation
         return found
 
-    def _extend(self, trial: Trial, reservation: Reservation) -> None:
-        """Reserves what one more attempt may draw in all, and grants it."""
+    def _extend(self, trial: Trial, held: dict[str, Reservation]) -> None:
+        """Reserves what one more attempt may draw in all, and grants its steps."""
         path = self.checkpoint_folder(trial.name)
         before, num_steps = read_grant(path), trial.config.mechanism.num_steps
+        more = dict.fromkeys(held, 0)
+        if SNR in held and (before is None or read_attempt(path) is not None):
+            more[SNR] = 1  # one more attempt draws a first step
+        if SCORES in held and before is None:
+            more[SCORES] = trial.config.evaluation.num_noised_scores
+        reserved = held[""].num_steps + (held[SNR].num_steps if SNR in held else 0)
         # Reserved, and no trace of what came of it: all of it may have been drawn.
-        lost = reservation.num_steps if before is None else before.num_steps_lost
+        lost = reserved if before is None else before.num_steps_lost
         every = trial.config.performance.checkpoint_every_steps
         needed = lost + CheckpointFolder(path, every_steps=every).steps_if_resumed(num_steps)
-        extended = self.ledger.extend(reservation, max(0, needed - reservation.num_steps))
+        more[""] = max(0, needed - reserved - more.get(SNR, 0))
+        extended = {part: self.ledger.extend(each, more[part]) for part, each in held.items()}
         self._open[trial.name] = extended
-        write_grant(path, Grant(num_steps=extended.num_steps, num_steps_lost=lost))
+        granted = extended[""].num_steps + (extended[SNR].num_steps if SNR in held else 0)
+        write_grant(path, Grant(num_steps=granted, num_steps_lost=lost))
 
     def _take_back(self, name: str) -> None:
         path = self.checkpoint_folder(name)
         before = read_grant(path)
         write_grant(path, Grant(num_steps=0, num_steps_lost=before.num_steps_lost if before else 0))
 
-    def _planned(self, trial: Trial) -> PlannedTraining:
-        mechanism = trial.config.mechanism
-        return PlannedTraining(
-            label=self._label(trial),
-            step_class=StepClass(mechanism.sampling_prob, mechanism.noise_multiplier),
-            num_steps=mechanism.num_steps,
-            delta=mechanism.target_delta,
-        )
+    def _planned(self, trials: Sequence[Trial]) -> list[PlannedTraining]:
+        """What is charged for each trial before it starts."""
+        found = []
+        for trial in trials:
+            released, delta = trial_class(trial), trial.config.mechanism.target_delta
+            parts = [("", released.step_class, max(1, released.num_steps - released.num_joint_steps))]
+            if released.joint_class is not None:
+                parts.append((SNR, released.joint_class, released.num_joint_steps))
+            if released.score_class is not None:
+                parts.append((SCORES, released.score_class, released.num_scores))
+            found += [
+                PlannedTraining(
+                    label=f"{self._label(trial)}{part}", step_class=step_class, num_steps=num, delta=delta
+                )
+                for part, step_class, num in parts
+            ]
+        return found
 
     def _label(self, trial: Trial) -> str:
         return f"{self.sweep}/{trial.name}"
@@ -272,4 +325,5 @@ def sweep_budget(plan: SweepPlan, ledger: Ledger | None, folder: SweepFolder) ->
         sweep=folder.name,
         trials=plan.trials,
         checkpoint_folder=folder.checkpoint_folder,
+        unit=unit_of(plan.options),
     )

@@ -262,6 +262,10 @@ def _callback(on_result: OnResult, budget: SweepBudget | None) -> Any:
             self.errors: dict[str, str] = {}
             self.signal_number = 0
 
+        def __reduce__(self) -> tuple[type[Any], tuple[()]]:
+            """Tune writes its callbacks down; what this one holds, records and ledger, stays here."""
+            return tune.Callback, ()
+
         def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
             if self.signal_number:
                 raise Stopped(self.signal_number)

@@ -35,6 +35,8 @@ class SweepOptions(Setting):
     """Whether the training data are public; auto: the built-in benchmarks are, your own are not."""
     evaluate_on: str | None = None
     """A public labelled data set to score on; needed for scores when the training data are private."""
+    unit_column: str | None = None
+    """Column of your own npz or parquet data that names the privacy unit: all rows of one are one record."""
     image_size: int | None = None
     """Resize images to this square, in pixels."""
     test_fraction: float = 0.2
@@ -172,7 +174,7 @@ def _typed(kind: type[Options], default: Options, description: str, arguments: l
         os.environ["COLUMNS"] = columns or str(shutil.get_terminal_size().columns)
     try:
         with contextlib.redirect_stderr(said):
-            shown = _without_varied(kind, tyro.conf.Suppress)
+            shown = _retyped(kind, varied=tyro.conf.Suppress, flag=tyro.conf.DisallowNone)
             values = tyro.cli(shown, description=description, default=shown(**vars(default)), args=arguments)
         return kind(**vars(values))
     except SystemExit as stop:
@@ -185,14 +187,20 @@ def _typed(kind: type[Options], default: Options, description: str, arguments: l
             os.environ["COLUMNS"] = columns
 
 
-def _without_varied(kind: type[Options], hidden: object) -> type[Options]:
-    """Returns options without those in `--help` that the sweep varies: with group_sizes, no group_size."""
+def _retyped(kind: type[Options], *, varied: object, flag: object) -> type[Options]:
+    """Returns options with marks for tyro.
+
+    Those that the sweep varies are marked `varied`: with group_sizes, `--help` shows no group_size. Those
+    that are true, false or left to a rule are marked `flag`: they are typed `--name` and `--no-name`.
+    """
     names = {field.name for field in dataclasses.fields(kind)}
     types = get_type_hints(kind)
+    marks = {name: varied for name in names if f"{name}s" in names}
+    marks |= {name: flag for name in names if types[name] == bool | None}
     fields = [
-        (field.name, Annotated[types[field.name], hidden], dataclasses.field(default=field.default))
-        for field in dataclasses.fields(kind)
-        if f"{field.name}s" in names
+        (each.name, Annotated[types[each.name], marks[each.name]], dataclasses.field(default=each.default))
+        for each in dataclasses.fields(kind)
+        if each.name in marks
     ]
     return dataclasses.make_dataclass(kind.__name__, fields, bases=(kind,), frozen=True, kw_only=True)
 
@@ -211,7 +219,7 @@ def _first_part(box: str) -> str:
 
 def _refuse_unknown_options(kind: type[SweepOptions], arguments: Sequence[str]) -> None:
     valid = {"--" + f.name.replace("_", "-"): f for f in dataclasses.fields(kind)}
-    flags = {f"--no-{name[2:]}" for name, field in valid.items() if isinstance(field.default, bool)}
+    flags = {f"--no-{name[2:]}" for name, field in valid.items() if "bool" in str(field.type)}
     for name in _names(arguments):
         if name not in {*valid, *flags, "--help"}:
             raise ConfigError(unknown_choice("option", name, valid))

@@ -16,15 +16,19 @@ import torch
 
 from dpgcl_core.accounting import epsilon_prv, epsilon_rdp
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.mechanism import Mechanism, default_delta
-from dpgcl_core.selection import OPEN, TuningCost
+from dpgcl_core.filters import composed_event
+from dpgcl_core.mechanism import default_delta
+from dpgcl_core.secure_randomness import choose_randomness
+from dpgcl_core.selection import OPEN, TrialClass, TuningCost
+from dpgcl_core.selection_trials import cases_of
 from sweeps.service.options import SweepOptions
 from sweeps.service.release import check_sealed_plan, cost_of, cost_tags
 from trainers.config import TrainingConfig
-from trainers.data import Dataset, Records, load_dataset, split_train_test
+from trainers.data import Dataset, Records, load_dataset, split_held_out, split_train_test
 from trainers.encoder import build_encoder, refuse_cross_record
 from trainers.loop import TrainingData
 from trainers.optimizers import check_optimizer
+from trainers.release import check_release
 
 _WEAK_DELTA = 1e-3
 
@@ -77,8 +81,8 @@ class SweepPlan:
 
     @property
     def num_records_public(self) -> int:
-        """n, declared public."""
-        return self.trials[0].config.mechanism.num_records_public
+        """n, declared public; those held out for noised scores are among them."""
+        return _num_records_public(self.options, self.data)
 
     @property
     def fingerprint(self) -> str:
@@ -87,9 +91,12 @@ class SweepPlan:
         It is written down, so the true number of private records must not move it; n does.
         """
         num_records = len(self.data.train) if self.data.train_is_public else None
-        content = [[trial.name, _semantics(trial.config)] for trial in self.trials]
+        content: list[Any] = [[trial.name, _semantics(trial.config)] for trial in self.trials]
         content.append([self.options.dataset, self.options.image_size, self.options.evaluate_on])
         content.append([self.options.data_are_private, self.options.test_fraction, num_records])
+        content.append(self.options.unit_column)
+        if self.options.data_are_private or self.options.secure_noise:
+            content.append("cryptographic stream")
         if self.options.release != OPEN:
             names = ("release", "mean_trials", "eta", "bound", "halting_prob", "min_score", "select_by")
             content.append([getattr(self.options, name) for name in names])
@@ -122,7 +129,7 @@ class SweepPlan:
 
 def _semantics(config: TrainingConfig) -> dict[str, Any]:
     values = dataclasses.asdict(config)
-    del values["performance"]
+    del values["performance"], values["secure_noise"]  # for private data True and None are the same
     return values
 
 
@@ -139,8 +146,13 @@ def build_plan(
         raise ConfigError("a sweep needs at least one point: give every axis at least one value")
     if options.data_are_private and options.seeded_non_private:
         raise ConfigError("seeded_non_private has no guarantee and is refused with private data")
+    choose_randomness(
+        secure_noise=options.secure_noise,
+        data_are_private=options.data_are_private,
+        public_seed=options.seed if options.seeded_non_private else None,
+    )
     data, notes = load_training_data(options)
-    n = options.num_records_public or len(data.train)
+    n = _num_records_public(options, data)
     if (delta := options.delta or default_delta(n)) > _WEAK_DELTA:
         notes.append(f"With so few records δ = {delta:.2g}, which is too large to promise much.")
     configs = _configs(options, points, data, calibration_folder)
@@ -155,6 +167,7 @@ def build_plan(
             config = dataclasses.replace(config, public_seed=options.seed + repeat)
             params = _params(config, options, point, repeat)
             trials.append(Trial(name=f"{point.label}-r{repeat}", config=config, params=params))
+    notes += _noised_notes(trials[0].config, options)
     plan = SweepPlan(question=question, options=options, data=data, trials=tuple(trials), notes=tuple(notes))
     if options.release != OPEN:
         check_sealed_plan(plan)
@@ -168,14 +181,21 @@ def _configs(
     found: list[tuple[Point, TrainingConfig]] = []
     device = _device(options)
     for point in points:
+        if point.changes.get("score_on_held_out", options.score_on_held_out) != options.score_on_held_out:
+            raise ConfigError(
+                "score_on_held_out must be the same in all trials of a sweep, for a record to be trained on "
+                f"by all or scored by all; got {options.score_on_held_out} and, at the point {point.label}, "
+                f"{point.changes['score_on_held_out']}"
+            )
         setting = dataclasses.replace(options.training_setting(), **point.changes, device=device)
         if setting.epsilon == math.inf:
             if options.data_are_private or options.release != OPEN:
                 continue
             setting = dataclasses.replace(setting, noise_multiplier=None)
         config = setting.training_config(
-            num_records=len(data.train), public_seed=options.seed, calibration_folder=calibration_folder
+            num_records=_num_records(data), public_seed=options.seed, calibration_folder=calibration_folder
         )
+        check_release(config, data)
         if not any(config.network == c.network and config.optimizer == c.optimizer for _, c in found):
             _check_network(config, data)
         found.append((point, config))
@@ -207,6 +227,7 @@ def _params(config: TrainingConfig, options: SweepOptions, point: Point, repeat:
         "target_epsilon": target,
         "expected_batch_size": mechanism.expected_batch_size,
         "sensitivity": mechanism.sensitivity,
+        "randomness": config.randomness(data_are_private=options.data_are_private).description,
         "neighboring_relation": mechanism.neighboring_relation,
         "repeat": repeat,
         "num_records_public_source": "declared"
@@ -214,7 +235,7 @@ def _params(config: TrainingConfig, options: SweepOptions, point: Point, repeat:
         else "size of the data set, then public",
     }
     if target is None:
-        params["target_epsilon"] = round(mechanism.epsilon(), 4)
+        params["target_epsilon"] = round(config.epsilon(), 4)
     return params
 
 
@@ -222,21 +243,12 @@ def load_training_data(options: SweepOptions) -> tuple[TrainingData, list[str]]:
     """Returns the records of a sweep and what must be said about them.
 
     Public data are split for scoring, by their own split or by record id. Private data are trained on
-    whole, and scored on `evaluate_on` alone, which is public.
+    whole, and scored on `evaluate_on` alone, which is public; but for the share that is held out to be
+    scored with noise, by record id.
     """
-    dataset = load_dataset(options.dataset, image_size=options.image_size)
-    notes: list[str] = []
-    if options.num_records_public is None:
-        notes.append(
-            "The number of records is taken from the data and therefore public; "
-            "give --num-records-public to declare another."
-        )
+    _check_data_options(options)
+    dataset = load_dataset(options.dataset, image_size=options.image_size, unit_column=options.unit_column)
     private = options.data_are_private
-    if private and options.evaluate_on and _same_source(options.evaluate_on, options.dataset):
-        raise ConfigError(
-            "evaluate_on must be a public data set, other than the private training data; "
-            f"got {options.evaluate_on} for both"
-        )
     index = queries = None
     train = dataset.train
     if options.evaluate_on is not None:
@@ -249,22 +261,81 @@ def load_training_data(options: SweepOptions) -> tuple[TrainingData, list[str]]:
         if private:
             _refuse_shared_images(dataset.train, other)
         index, queries = split_train_test(other, options.test_fraction)
-        notes.append(f"Scores are on the public data set {options.evaluate_on}.")
     elif not private:
         train, queries = split_train_test(dataset, options.test_fraction)
         index = train
-    if private:
-        notes.append("The training data are private: no ε = ∞ trials, no SNR or loss of private records.")
-        if options.evaluate_on is None:
-            notes.append("No scores: give --evaluate-on a public data set.")
+    train, scored = split_held_out(train, options.score_on_held_out)
     data = TrainingData(
         train=train,
         index=index,
         queries=queries,
         train_is_public=not private,
         evaluation_is_public=options.evaluate_on is not None or not private,
+        scored=scored,
     )
-    return data, notes
+    return data, _data_notes(options)
+
+
+def _data_notes(options: SweepOptions) -> list[str]:
+    notes = []
+    if options.num_records_public is None:
+        notes.append(
+            "The number of records is taken from the data and therefore public; "
+            "give --num-records-public to declare another."
+        )
+    if options.evaluate_on is not None:
+        notes.append(f"Scores are on the public data set {options.evaluate_on}.")
+    if options.data_are_private:
+        notes.append(
+            "The training data are private: no ε = ∞ trials, no un-noised SNR or loss of private records."
+        )
+        if options.evaluate_on is None:
+            notes.append("No scores: give --evaluate-on a public data set.")
+    return notes
+
+
+def _check_data_options(options: SweepOptions) -> None:
+    """Refuses data that cannot be scored as the options ask, before any are read."""
+    share, other = options.score_on_held_out, options.evaluate_on
+    if options.data_are_private and other and _same_source(other, options.dataset):
+        raise ConfigError(
+            f"evaluate_on must be a public data set, other than the private training data; got {other} for "
+            "both"
+        )
+    if share and not options.data_are_private:
+        raise ConfigError(
+            "score_on_held_out is for private training data, for scores of public data need no noise; got "
+            f"{share} with public data: leave it out, or declare --data-is private"
+        )
+    if share and other is None:
+        raise ConfigError(
+            "score_on_held_out scores private records against a public index, for a noised count to move by "
+            f"one only; got {share}: give --evaluate-on a public labelled data set, too"
+        )
+
+
+def _num_records(data: TrainingData) -> int:
+    """The records that the guarantee is about: those trained on, and those held out."""
+    return len(data.train) + (len(data.scored) if data.scored is not None else 0)
+
+
+def _num_records_public(options: SweepOptions, data: TrainingData) -> int:
+    return options.num_records_public or _num_records(data)
+
+
+def _noised_notes(config: TrainingConfig, options: SweepOptions) -> list[str]:
+    """Sentences about noised releases, from public numbers alone."""
+    notes = []
+    if share := options.score_on_held_out:
+        notes.append(
+            f"A share of {share:g} of the private records, about {config.num_scored_public}, is not trained "
+            "on but scored with noise; which ones depends on the hash of each record's id."
+        )
+    if options.snr_noise_multiplier is not None:
+        notes.append("The first step's SNR is released with noise; it is charged in ε.")
+    if options.unit_column is not None:
+        notes.append(f"One record is all rows with the same value of {options.unit_column}.")
+    return notes
 
 
 def _refuse_shared_images(private: Records, public: Dataset) -> None:
@@ -285,14 +356,15 @@ def _same_source(one: str, other: str) -> bool:
     return place(one) == place(other)
 
 
-def cross_checks(mechanism: Mechanism, num_steps: int) -> dict[str, float]:
-    """Returns ε of the steps charged by the two other accountants."""
-    return {
-        "epsilon_rdp": epsilon_rdp(mechanism.dp_event(num_steps), mechanism.target_delta),
-        "epsilon_prv": epsilon_prv(
-            sampling_prob=mechanism.sampling_prob,
-            noise_multiplier=mechanism.noise_multiplier,
-            num_steps=num_steps,
-            delta=mechanism.target_delta,
-        ),
-    }
+def cross_checks(trial: TrialClass, delta: float) -> dict[str, float]:
+    """Returns ε of all that one trial releases by the two other accountants; PRV knows plain steps only."""
+    events = [composed_event(steps) for (steps,) in cases_of([trial])]
+    checks = {"epsilon_rdp": max(epsilon_rdp(event, delta) for event in events)}
+    if trial.joint_noise_multiplier is None and trial.score_noise_multiplier is None:
+        checks["epsilon_prv"] = epsilon_prv(
+            sampling_prob=trial.sampling_prob,
+            noise_multiplier=trial.noise_multiplier,
+            num_steps=trial.num_steps,
+            delta=delta,
+        )
+    return checks

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from dpgcl_core import scores
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.metrics import METRICS, Release
 from dpgcl_core.selection import (
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from sweeps.service.options import SweepOptions
     from sweeps.service.plan import SweepPlan, Trial
 
+NOISED_SCORES = ("noised_knn_accuracy", "noised_linear_probe_accuracy")
 MODES = (OPEN, SEALED, SEALED_THRESHOLD)
 GRID, INDEPENDENT = "grid", "independent"
 _FORBIDDEN_WHEN_SEALED = {
@@ -90,9 +93,15 @@ def check_release(options: SweepOptions) -> None:
         raise ConfigError(unknown_choice("bound", options.bound, THEOREMS))
     trial_law(options)
     metric = METRICS.get(options.select_by)
-    scores = [name for name, m in METRICS.items() if m.release is Release.SCORE and "untrained" not in name]
-    if metric is None or options.select_by not in scores:
-        raise ConfigError(unknown_choice("score to select by", options.select_by, scores))
+    known = [name for name, m in METRICS.items() if m.release is Release.SCORE and "untrained" not in name]
+    known += NOISED_SCORES
+    if metric is None or options.select_by not in known:
+        raise ConfigError(unknown_choice("score to select by", options.select_by, known))
+    if options.select_by in NOISED_SCORES and not options.score_on_held_out:
+        raise ConfigError(
+            f"{options.select_by} is a noised score of held-out private records: give --score-on-held-out "
+            "and --score-noise-multiplier, too, or select by a score on public data"
+        )
     if options.seeded_non_private:
         raise ConfigError(
             f"--release {options.release} needs trainings with a guarantee; leave seeded_non_private out"
@@ -100,19 +109,18 @@ def check_release(options: SweepOptions) -> None:
 
 
 def check_sealed_plan(plan: SweepPlan) -> None:
-    """Refuses candidates without a guarantee, or without a public score to select by.
+    """Refuses candidates without a guarantee, or without a score to select by that is public or noised.
 
     Raises:
       ConfigError: as said.
     """
     if any(trial.config.guarantee_label != "proven" for trial in plan.trials):
         raise ConfigError("a sealed sweep draws among trainings with a guarantee only; give a finite epsilon")
-    if noised := noised_releases(plan.trials):
-        raise ConfigError(f"a sealed sweep takes no noised releases; leave {' and '.join(noised)} out")
     if plan.data.queries is None or not plan.data.evaluation_is_public:
         raise ConfigError(
-            "a sealed sweep selects by a score on public data, for a score on private records would "
-            "release them through the choice; give --evaluate-on a public labelled data set"
+            "a sealed sweep selects by a score on public data, or by a noised one, for a bare score on "
+            "private records would release them through the choice; give --evaluate-on a public labelled "
+            "data set"
         )
 
 
@@ -137,10 +145,37 @@ def is_proven(trial: Trial) -> bool:
     return trial.config.guarantee_label == "proven"
 
 
-def noised_releases(trials: Sequence[Trial]) -> list[str]:
-    """Returns which releases beside the steps are on: charged to a training's own ε, not to the sweep's."""
-    names = ("score_noise_multiplier", "snr_noise_multiplier")
-    return [name for name in names if any(trial.params.get(name) for trial in trials)]
+@dataclass(frozen=True, kw_only=True)
+class Charged:
+    """What one training of an open sweep may have drawn, what restarts repeated included.
+
+    Attributes:
+      num_steps: steps.
+      num_first_steps: of these, first ones, whose noised SNR is released where the training releases it.
+      num_scorings: times its noised scores were drawn.
+    """
+
+    num_steps: int
+    num_first_steps: int = 1
+    num_scorings: int = 1
+
+
+def trial_class(trial: Trial, charged: Charged | None = None) -> TrialClass:
+    """Returns what one training releases, as the accountants see it: what is planned, and charged on top."""
+    mechanism, evaluation = trial.config.mechanism, trial.config.evaluation
+    charged = charged or Charged(num_steps=mechanism.num_steps)
+    num_steps, joint = max(mechanism.num_steps, charged.num_steps), None
+    if evaluation.snr_noise_multiplier is not None:
+        joint = scores.joint_noise_multiplier(mechanism.noise_multiplier, evaluation.snr_noise_multiplier)
+    return TrialClass(
+        sampling_prob=mechanism.sampling_prob,
+        noise_multiplier=mechanism.noise_multiplier,
+        num_steps=num_steps,
+        joint_noise_multiplier=joint,
+        num_joint_steps=0 if joint is None else min(num_steps, max(1, charged.num_first_steps)),
+        score_noise_multiplier=evaluation.score_noise_multiplier,
+        num_scores=evaluation.num_noised_scores * max(1, charged.num_scorings),
+    )
 
 
 def delta_of(trials: Sequence[Trial]) -> float:
@@ -148,64 +183,42 @@ def delta_of(trials: Sequence[Trial]) -> float:
     return min(trial.config.mechanism.target_delta for trial in trials)
 
 
-def trial_classes(trials: Sequence[Trial], num_steps: Mapping[str, int] | None = None) -> list[TrialClass]:
+def trial_classes(trials: Sequence[Trial], charged: Mapping[str, Charged] | None = None) -> list[TrialClass]:
     """Returns the proven trials, those that cost the same together.
 
     Args:
       trials: of an open sweep.
-      num_steps: steps charged by trial name, where more than planned.
+      charged: what was drawn by trial name, where more than planned.
     """
-    charged = num_steps or {}
-    counts: Counter[tuple[float, float, int]] = Counter()
-    for trial in filter(is_proven, trials):
-        mechanism = trial.config.mechanism
-        steps = max(mechanism.num_steps, charged.get(trial.name, 0))
-        counts[mechanism.sampling_prob, mechanism.noise_multiplier, steps] += 1
-    return [
-        TrialClass(sampling_prob=q, noise_multiplier=sigma, num_steps=steps, count=count)
-        for (q, sigma, steps), count in counts.items()
-    ]
+    found = charged or {}
+    counts = Counter(trial_class(trial, found.get(trial.name)) for trial in filter(is_proven, trials))
+    return [replace(each, count=count) for each, count in counts.items()]
 
 
 def candidates_of(trials: Sequence[Trial]) -> tuple[list[TrialClass], list[float]]:
     """Returns the distinct candidates of a sealed sweep and the probability of each."""
     classes = trial_classes(trials)
     total = sum(each.count for each in classes)
-    candidates = [
-        TrialClass(
-            sampling_prob=each.sampling_prob,
-            noise_multiplier=each.noise_multiplier,
-            num_steps=each.num_steps,
-        )
-        for each in classes
-    ]
-    return candidates, [each.count / total for each in classes]
+    return [replace(each, count=1) for each in classes], [each.count / total for each in classes]
 
 
 def cost_of(
-    options: SweepOptions, trials: Sequence[Trial], num_steps: Mapping[str, int] | None = None
+    options: SweepOptions, trials: Sequence[Trial], charged: Mapping[str, Charged] | None = None
 ) -> TuningCost | None:
     """Returns what the whole sweep costs; None where no trial has a guarantee.
 
     Args:
       options: the sweep's.
       trials: all trials of an open sweep, or the candidates of a sealed one, equally probable.
-      num_steps: steps charged by trial name, where more than planned; for open sweeps.
+      charged: what was drawn by trial name, where more than planned; for open sweeps.
     """
     proven = [trial for trial in trials if is_proven(trial)]
     if not proven:
         return None
     delta = delta_of(proven)
-    if noised := noised_releases(proven):
-        return not_accounted(
-            options.release,
-            reason=f"the noised releases of {' and '.join(noised)} are not composed over the sweep",
-            delta=delta,
-            training_epsilon=max(trial.config.epsilon() for trial in proven),
-        )
     try:
         if options.release == OPEN:
-            return open_cost(trial_classes(proven, num_steps), delta=delta)
+            return open_cost(trial_classes(proven, charged), delta=delta)
         candidates, probabilities = candidates_of(proven)
         if options.release == SEALED:
             return sealed_cost(
@@ -219,7 +232,7 @@ def cost_of(
             candidates, halting_prob=options.halting_prob, delta=delta, probabilities=probabilities
         )
     except ConfigError as error:  # so much that no finite ε holds: said, never hidden
-        worst = max(trial.config.mechanism.epsilon() for trial in proven)
+        worst = max(trial.config.epsilon() for trial in proven)
         return not_accounted(options.release, reason=str(error), delta=delta, training_epsilon=worst)
 
 
@@ -258,17 +271,18 @@ def cost_line(mode: str, cost: TuningCost | None, num_without_guarantee: int) ->
     )
 
 
-def open_trials(trials: Sequence[Trial], num_steps: Mapping[str, int], num_started: int) -> OpenTrials:
+def open_trials(trials: Sequence[Trial], charged: Mapping[str, Charged], num_started: int) -> OpenTrials:
     """Returns the numbers of an open sweep's statement.
 
     Args:
       trials: all that were planned.
-      num_steps: steps charged by trial name, where more than planned.
+      charged: what was drawn by trial name, where more than planned.
       num_started: trials that may have drawn a step.
     """
     proven = [trial for trial in trials if is_proven(trial)]
     planned = {trial.name: trial.config.mechanism.num_steps for trial in proven}
-    repeated = sum(max(0, num_steps.get(name, 0) - steps) for name, steps in planned.items())
+    drawn = {name: charged[name].num_steps if name in charged else 0 for name in planned}
+    repeated = sum(max(0, drawn[name] - steps) for name, steps in planned.items())
     return OpenTrials(
         planned=len(trials),
         without_guarantee=len(trials) - len(proven),
@@ -288,4 +302,15 @@ def score_text(plan: SweepPlan) -> str:
     chosen = "" if options.release == OPEN else f"; the score that selects is {options.select_by}"
     if options.release == SEALED_THRESHOLD:
         chosen += f", at least {options.min_score:g}"
-    return f"on {where} ({kind}), without noise{chosen}"
+    return f"on {where} ({kind}), without noise{_noised_text(plan)}{chosen}"
+
+
+def _noised_text(plan: SweepPlan) -> str:
+    noises = {trial.config.evaluation.score_noise_multiplier for trial in plan.trials} - {None}
+    if not noises:
+        return ""
+    shown = ", ".join(f"{noise:g}" for noise in sorted(noise for noise in noises if noise is not None))
+    return (
+        f"; and on {plan.options.score_on_held_out:.3g} of the private records, by record id, that no trial "
+        f"trains on, as counts with Gaussian noise of standard deviation {shown}, charged in ε"
+    )

@@ -11,41 +11,56 @@ from dpgcl_core.selection import OPEN, TuningCost
 from dpgcl_core.statement import PrivacyStatement
 from sweeps.service.budget import NO_LEDGER
 from sweeps.service.plan import SweepPlan
-from sweeps.service.release import cost_of, is_proven, open_trials, score_text
+from sweeps.service.release import Charged, cost_of, is_proven, open_trials, score_text, trial_class
 from sweeps.service.storage import SweepFolder
 from trainers.checkpoint import read_attempt, read_grant
 
 STATEMENT = "privacy_statement"
 
 
-def steps_charged(
+def what_was_drawn(
     plan: SweepPlan, folder: SweepFolder, results: Mapping[str, Mapping[str, Any]]
-) -> dict[str, int]:
-    """Returns an upper bound on the steps that each begun trial of an open sweep has drawn, by name."""
+) -> dict[str, Charged]:
+    """Returns an upper bound on what each begun trial of an open sweep has drawn, by name.
+
+    Of attempts whose traces were lost only the number of steps is known: each of them may have been a first
+    one, and as many scorings may have been among them as whole trainings.
+    """
     found = {}
     for trial in plan.trials:
-        path = folder.checkpoint_folder(trial.name)
+        path, planned = folder.checkpoint_folder(trial.name), trial.config.mechanism.num_steps
         attempt, grant = read_attempt(path), read_grant(path)
         lost = grant.num_steps_lost if grant is not None else 0
         if trial.name in results:
-            found[trial.name] = int(results[trial.name]["metrics"]["num_steps_charged"]) + lost
+            metrics = results[trial.name]["metrics"]
+            num_steps, num_restarts = int(metrics["num_steps_charged"]), int(metrics.get("num_restarts", 0))
         elif attempt is not None:
-            found[trial.name] = trial.config.mechanism.num_steps + attempt.num_steps_repeated + lost
+            num_steps, num_restarts = planned + attempt.num_steps_repeated, attempt.num_restarts
+        elif lost:
+            num_steps, num_restarts = planned, 0
+        else:
+            continue
+        found[trial.name] = Charged(
+            num_steps=num_steps + lost,
+            num_first_steps=1 + num_restarts + lost,
+            num_scorings=1 + lost // planned,
+        )
     return found
 
 
-def cost_charged(plan: SweepPlan, num_steps: Mapping[str, int]) -> TuningCost | None:
-    """Returns the cost of an open sweep with the steps that restarts repeated."""
-    if all(num_steps.get(t.name, 0) <= t.config.mechanism.num_steps for t in plan.trials):
+def cost_charged(plan: SweepPlan, drawn: Mapping[str, Charged]) -> TuningCost | None:
+    """Returns the cost of an open sweep with what restarts repeated."""
+    proven = filter(is_proven, plan.trials)
+    if all(trial_class(trial, drawn.get(trial.name)) == trial_class(trial) for trial in proven):
         return plan.cost
-    return cost_of(plan.options, plan.trials, num_steps)
+    return cost_of(plan.options, plan.trials, drawn)
 
 
 def build_statement(
     plan: SweepPlan,
     sweep: str,
     *,
-    num_steps: Mapping[str, int] | None = None,
+    drawn: Mapping[str, Charged] | None = None,
     ledger: LedgerStatement | None = None,
 ) -> PrivacyStatement:
     """Returns the statement of a sweep.
@@ -53,12 +68,12 @@ def build_statement(
     Args:
       plan: the sweep's; of a sealed one, its candidates.
       sweep: the sweep's name.
-      num_steps: steps charged by trial, for an open sweep.
+      drawn: what each begun trial may have drawn, for an open sweep.
       ledger: the ledger's lines.
     """
     options = plan.options
     is_open = options.release == OPEN
-    charged = num_steps or {}
+    charged = drawn or {}
     proven = [trial for trial in plan.trials if is_proven(trial)]
     return PrivacyStatement(
         sweep=sweep,
@@ -71,7 +86,9 @@ def build_statement(
         cost=cost_charged(plan, charged) if is_open else plan.cost,
         budget=plan.cost,
         mechanisms=list(dict.fromkeys(trial.config.mechanism for trial in proven)),
+        randomness="; ".join(dict.fromkeys(str(trial.params["randomness"]) for trial in plan.trials)),
         scores=score_text(plan),
+        unit_column=options.unit_column,
         trials=open_trials(plan.trials, charged, len(charged)) if is_open else None,
         ledger=ledger,
         ledger_note=NO_LEDGER if options.data_are_private else "no ledger: public data need none",

@@ -26,7 +26,8 @@ from sweeps.service.estimate import estimate_seconds
 from sweeps.service.execution import Stopped, check_this_machine, ray_session, run_trials, say
 from sweeps.service.options import SweepOptions
 from sweeps.service.plan import Point, SweepPlan, Trial, build_plan, cross_checks
-from sweeps.service.report import build_statement, statement_text, steps_charged, write_statement
+from sweeps.service.release import NOISED_SCORES, Charged, trial_class
+from sweeps.service.report import build_statement, statement_text, what_was_drawn, write_statement
 from sweeps.service.sealed import SealedSweep
 from sweeps.service.storage import (
     CalibrationCache,
@@ -221,13 +222,15 @@ class _Sweep:
             self._untracked.add(name)
 
     def _cross_checks(self, trial: Trial, metrics: dict[str, float]) -> dict[str, float]:
-        mechanism = trial.config.mechanism
         if trial.config.guarantee_label != "proven":
             return {}
-        num_steps = int(metrics["num_steps_charged"])
-        key = (mechanism.dp_event(num_steps), mechanism.target_delta)
+        drawn = Charged(
+            num_steps=int(metrics["num_steps_charged"]),
+            num_first_steps=1 + int(metrics.get("num_restarts", 0)),
+        )
+        key = (trial_class(trial, drawn), trial.config.mechanism.target_delta)
         if key not in self._checks:
-            found = cross_checks(mechanism, num_steps)
+            found = cross_checks(*key)
             self._checks[key] = {name: value for name, value in found.items() if math.isfinite(value)}
         return self._checks[key]
 
@@ -260,9 +263,9 @@ class _Sweep:
         Comes before the figure, which quotes its tuning cost.
         """
         try:
-            num_steps = steps_charged(self._plan, self._folder, results)
+            drawn = what_was_drawn(self._plan, self._folder, results)
             ledger = self._budget.statement() if self._budget is not None else None
-            statement = build_statement(self._plan, self._folder.name, num_steps=num_steps, ledger=ledger)
+            statement = build_statement(self._plan, self._folder.name, drawn=drawn, ledger=ledger)
             if statement.cost != self._plan.cost:
                 self._tracker.set_tags(self._parent, self._plan.tags(statement.cost))
             paths = write_statement(statement, self._folder.path)
@@ -336,7 +339,8 @@ def _question(plan: SweepPlan) -> str:
 
 
 def _headline(metrics: dict[str, float]) -> list[str]:
-    names = ("knn_accuracy", "linear_probe_accuracy", "view_retrieval_top1", "snr_first_step", "epsilon")
+    names = ("knn_accuracy", "linear_probe_accuracy", "view_retrieval_top1", "snr_first_step")
+    names = (*names, *NOISED_SCORES, "noised_snr_first_step", "epsilon")
     return [f"{name} {metrics[name]:.4g}" for name in names if name in metrics] or ["done"]
 
 

@@ -29,15 +29,16 @@ from dp_accounting import NeighboringRelation
 from dp_accounting.rdp import RdpAccountant
 
 from dpgcl_core.errors import LedgerError, StorageError
-from dpgcl_core.filters import FILTER_ORDERS, composed_event
+from dpgcl_core.filters import FILTER_ORDERS, StepClass, composed_event
 from dpgcl_core.ledger import Ledger
 from dpgcl_core.ledger_chain import Head
 from dpgcl_core.ledger_report import LedgerStatement
 from dpgcl_core.metrics import METRICS, Release
-from dpgcl_core.selection import SEALED, SEALED_THRESHOLD, TrialClass
+from dpgcl_core.selection import SEALED, SEALED_THRESHOLD
 from dpgcl_core.selection_bounds import papernot_steinke_rdp
 from dpgcl_core.selection_laws import TrialCountLaw
-from sweeps.service.budget import data_path
+from dpgcl_core.selection_trials import cases_of
+from sweeps.service.budget import data_path, unit_of
 from sweeps.service.execution import Stopped, say
 from sweeps.service.plan import SweepPlan, Trial
 from sweeps.service.release import candidates_of, trial_law
@@ -114,25 +115,30 @@ def choose(
 
 
 def tuned_rdp(plan: SweepPlan) -> Callable[[float], float]:
-    """Returns the RDP curve of the published trial by Papernot and Steinke (2022), for the ledger."""
+    """Returns the RDP curve of the published trial by Papernot and Steinke (2022), for the ledger.
+
+    With noised scores it is the larger curve of the two cases of `dpgcl_core.selection_trials`.
+    """
     candidates, weights = candidates_of(plan.trials)
     law = trial_law(plan.options)
 
-    def curve(order: float) -> float:
+    def curve_of(case: Sequence[Mapping[StepClass, int]], order: float) -> float:
         orders = np.array(sorted({*FILTER_ORDERS, order}))
         moments = [
-            np.log(weight) + (orders - 1) * _rdp(each, orders)
-            for each, weight in zip(candidates, weights, strict=True)
+            np.log(weight) + (orders - 1) * _rdp(steps, orders)
+            for steps, weight in zip(case, weights, strict=True)
         ]
         one = np.logaddexp.reduce(moments, axis=0) / (orders - 1)
         return float(papernot_steinke_rdp(orders, one, law)[np.searchsorted(orders, order)])
 
-    return curve
+    return lambda order: max(curve_of(case, order) for case in cases_of(candidates))
 
 
-def _rdp(candidate: TrialClass, orders: Any) -> Any:
+def _rdp(steps: Mapping[StepClass, int], orders: Any) -> Any:
+    if not steps:  # a candidate without noised scores, to a record that is scored
+        return np.zeros(len(orders))
     accountant = RdpAccountant(orders.tolist(), NeighboringRelation.ADD_OR_REMOVE_ONE)
-    accountant.compose(composed_event(candidate.steps_of_one))
+    accountant.compose(composed_event(steps))
     rdp = np.asarray(accountant.rdp, dtype=np.float64)
     return np.where(rdp > 0, rdp, np.inf)  # what overflowed must not look free
 
@@ -160,6 +166,7 @@ def reserve(ledger: Ledger, plan: SweepPlan, label: str) -> LedgerStatement:
         epsilon=cost.tuned_epsilon,
         delta=cost.delta,
         rdp_curve=tuned_rdp(plan) if has_curve else None,
+        unit=unit_of(plan.options),
     )
     return ledger.statement(dataset_id)
 

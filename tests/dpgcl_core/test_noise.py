@@ -12,7 +12,9 @@ from scipy import stats
 
 from dpgcl_core import noise as noise_module
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.mechanism import Mechanism
 from dpgcl_core.noise import NUM_SUMMED, GaussianNoise
+from dpgcl_core.scores import noised_count, noised_norm
 from dpgcl_core.secure_randomness import SecureGenerator
 
 SIGNIFICANCE = 1e-3
@@ -131,6 +133,81 @@ def test_grid_moves_a_noisy_sum_by_half_its_spacing_at_most() -> None:
 def test_grid_without_noise_rounds_nothing() -> None:
     values = torch.tensor([0.1, 1e-30], dtype=torch.float64)
     assert torch.equal(GaussianNoise(std=0.0).on_grid(values.clone()), values)
+
+
+def _sums_and_noise(length: int, std: float) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    total = torch.randn(length, generator=generator)
+    return total, std * torch.randn(length, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("length", [1, 2**17, 2**18 + 3])
+def test_noise_is_added_in_float64_and_rounded_once(length: int) -> None:
+    total, noise = _sums_and_noise(length, 1.0)
+    expected = (total.double() + noise).float()
+    GaussianNoise(std=1.0).add_rounded_once(total, noise)
+    assert torch.equal(total, expected)
+
+
+@pytest.mark.parametrize("std", [0.02, 1.0, 1.9])
+@pytest.mark.parametrize("length", [1, 2**17, 2**18 + 3])
+def test_noisy_sum_with_the_defence_goes_to_the_grid_before_it_is_rounded(length: int, std: float) -> None:
+    total, noise = _sums_and_noise(length, std)
+    law = GaussianNoise(std=std, num_summed=NUM_SUMMED)
+    on_grid = ((total.double() + noise) / law.grid).round() * law.grid
+    law.add_rounded_once(total, noise)
+    assert torch.equal(total, on_grid.float())
+    assert torch.equal(total.double() / law.grid, (total.double() / law.grid).round())
+
+
+@pytest.mark.parametrize("std", [0.02, 1.0, 1.9])
+def test_float32_holds_every_multiple_of_the_grid_up_to_eight_standard_deviations(std: float) -> None:
+    grid = GaussianNoise(std=std).grid
+    largest = math.floor(8 * std / grid)
+    multiples = grid * torch.tensor([1, 3, largest - 2, largest - 1, largest], dtype=torch.float64)
+    assert torch.equal(multiples.float().double(), multiples)
+
+
+def test_noise_of_another_length_is_refused() -> None:
+    total, _ = _sums_and_noise(5, 1.0)
+    with pytest.raises(ConfigError, match="one number per coordinate; got 1, 5"):
+        GaussianNoise(std=1.0).add_rounded_once(total, torch.ones(1, dtype=torch.float64))
+
+
+def test_sum_without_noise_is_left_as_it_is_with_the_defence() -> None:
+    total, _ = _sums_and_noise(5, 1.0)
+    kept = total.clone()
+    law = GaussianNoise(std=0.0, num_summed=NUM_SUMMED)
+    law.add_rounded_once(total, law.draw(5, _generator()))
+    assert torch.equal(total, kept)
+
+
+def test_mechanisms_noise_sums_as_many_as_its_source_asks_for() -> None:
+    mechanism = Mechanism(
+        num_records_public=60,
+        sampling_prob=0.5,
+        group_size=4,
+        l2_clip_norm=1.0,
+        noise_multiplier=1.5,
+        num_steps=1,
+        target_delta=1e-3,
+    )
+    assert mechanism.noise(num_summed=4) == GaussianNoise(std=3.0, num_summed=4)
+    assert mechanism.noise() == GaussianNoise(std=3.0)
+
+
+def test_noised_count_and_norm_sum_as_many_as_asked_for() -> None:
+    source = _Counted()
+    assert noised_count(10, 3.0, source, num_summed=4) == 10 + 15  # type: ignore[arg-type]
+    assert noised_norm(10.0, 2.0, 3.0, source, num_summed=4) == 10 + 6 * (5 + 6 + 7 + 8) / 2  # type: ignore[arg-type]
+    assert source.sizes == [1] * 8
+
+
+def test_noised_norm_is_on_its_grid() -> None:
+    grid = GaussianNoise(std=6.0).grid
+    for key in range(20):
+        released = noised_norm(math.pi, 2.0, 3.0, _generator(key)) / grid
+        assert released == round(released)
 
 
 def test_piece_size_changes_nothing_in_the_law(monkeypatch: pytest.MonkeyPatch) -> None:

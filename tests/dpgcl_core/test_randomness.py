@@ -176,7 +176,7 @@ def test_bits_of_words_are_balanced() -> None:
 @pytest.mark.parametrize("sampling_prob", [0.001, 0.02, 0.3])
 def test_inclusion_rate_is_the_sampling_probability(sampling_prob: float) -> None:
     sampler, num_records, generator = PoissonSampler(sampling_prob=sampling_prob), 2_000_000, _generator(3)
-    rate = len(sampler.sample(num_records, generator)) / num_records  # type: ignore[arg-type]
+    rate = len(sampler.sample(num_records, generator)) / num_records
     error = math.sqrt(sampling_prob * (1 - sampling_prob) / num_records)
     assert abs(rate - sampling_prob) < 4 * error
     assert abs(rate - 1.15 * sampling_prob) > 4 * error  # a wrong rate is rejected
@@ -184,7 +184,7 @@ def test_inclusion_rate_is_the_sampling_probability(sampling_prob: float) -> Non
 
 def test_sample_sizes_are_binomial() -> None:
     sampler, generator = PoissonSampler(sampling_prob=0.1), _generator(4)
-    sizes = [len(sampler.sample(200, generator)) for _ in range(2000)]  # type: ignore[arg-type]
+    sizes = [len(sampler.sample(200, generator)) for _ in range(2000)]
     edges = [-1, 14, 16, 18, 20, 22, 24, 26, 200]
     seen, _ = np.histogram(sizes, bins=np.array(edges) + 0.5)
     expected = 2000 * np.diff(stats.binom(200, 0.1).cdf(edges))
@@ -214,7 +214,7 @@ def test_permutation_of_nothing_or_one_is_itself(length: int) -> None:
 
 
 def test_groups_from_the_stream_hold_each_record_once() -> None:
-    groups = FixedSizeGroups(group_size=4).group(np.arange(41) + 7, _generator(6))  # type: ignore[arg-type]
+    groups = FixedSizeGroups(group_size=4).group(np.arange(41) + 7, _generator(6))
     assert groups.shape == (10, 4)
     assert len(set(groups.ravel().tolist())) == 40
     assert set(groups.ravel().tolist()) <= set(range(7, 48))
@@ -244,6 +244,12 @@ def test_normals_have_no_last_value() -> None:
     drawn = _Scripted(0, 0, 1, 2**63 - 2).standard_normal(1)
     assert drawn[0] == pytest.approx(math.sqrt(2 * (127 * math.log(2))), rel=1e-12)
     assert drawn[0] > math.sqrt(2 * 63 * math.log(2))
+
+
+@pytest.mark.parametrize("word", [2, 37, 2**10 + 1, 2**64 - 1])
+def test_radius_has_63_bits(word: int) -> None:
+    drawn = _Scripted(word, 0).standard_normal(1)
+    assert drawn[0] == pytest.approx(math.sqrt(-2 * math.log((word // 2 + 1) / 2**63)), rel=1e-14)
 
 
 def test_refined_cell_leaves_the_other_normals_alone() -> None:

@@ -15,6 +15,8 @@ from dpgcl_core.ledger_account import PlannedTraining
 from dpgcl_core.ledger_cap import Cap
 from dpgcl_core.ledger_report import read_head
 from dpgcl_core.mechanism import Mechanism
+from dpgcl_core.randomness import SecretRandomness
+from dpgcl_core.secure_randomness import SecureRandomness
 from dpgcl_core.selection import TrialClass, not_accounted, open_cost, sealed_cost
 from dpgcl_core.selection_laws import TruncatedNegativeBinomial
 from dpgcl_core.statement import OpenTrials, PrivacyStatement
@@ -42,6 +44,7 @@ STATEMENT = PrivacyStatement(
     cost=OPEN,
     budget=OPEN,
     mechanisms=[MECHANISM],
+    randomness=SecureRandomness.description,
     scores="none were computed",
     trials=TRIALS,
 )
@@ -111,6 +114,15 @@ def test_statement_names_sampling_grouping_sensitivity_and_software() -> None:
     assert "2C" in lines["Sensitivity"]
     assert "dp-accounting" in lines["Software"]
     assert "σ = 1, T = 20, S = 4, C = 1, sensitivity = 2" in lines["Mechanism"]
+
+
+def test_statement_names_where_the_secrets_come_from() -> None:
+    assert "ChaCha20" in dict(STATEMENT.lines())["Randomness"]
+    assert (
+        "| Randomness | PCG64DXSM, seeded"
+        in replace(STATEMENT, randomness=SecretRandomness.description).to_markdown()
+    )
+    assert json.loads(STATEMENT.to_json())["randomness"] == SecureRandomness.description
 
 
 def test_statement_says_that_there_is_no_ledger() -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from dp_accounting import dp_event
+from dp_accounting.rdp import RdpAccountant
 
+from dpgcl_core.accounting import epsilon_pld
 from dpgcl_core.errors import BudgetExceeded, ConfigError, DpgclError, LedgerError
 from dpgcl_core.filters import StepClass
 from dpgcl_core.ledger import Ledger
 from dpgcl_core.ledger_cap import Cap
-from sweeps.service.budget import SweepBudget, check_ledger_options, data_path, sweep_budget
+from sweeps.service.budget import SweepBudget, check_ledger_options, data_path, sweep_budget, unit_of
 from sweeps.service.plan import SweepPlan
-from sweeps.service.report import steps_charged
+from sweeps.service.release import Charged
+from sweeps.service.report import what_was_drawn
 from sweeps.service.storage import SweepFolder
 from tests.sweeps.support import options, write_npz
 from trainers.checkpoint import Checkpoint, CheckpointFolder, Grant, read_grant, write_grant
@@ -215,7 +220,173 @@ def test_statement_charges_what_a_failed_training_may_have_drawn(planned: SweepP
         CheckpointFolder(kept.checkpoint_folder(planned.trials[0].name), every_steps=4).begin_attempt(
             0, NUM_STEPS
         )
-    assert steps_charged(planned, kept, {}) == {planned.trials[0].name: NUM_STEPS + 4}
+    assert what_was_drawn(planned, kept, {}) == {
+        planned.trials[0].name: Charged(num_steps=NUM_STEPS + 4, num_first_steps=2)
+    }
+
+
+NOISED = (*QUICK, "--expected-batch-size", "32", "--data-is", "private", "--evaluate-on", "digits")
+NOISED += ("--score-on-held-out", "0.3", "--score-noise-multiplier", "5", "--snr-noise-multiplier", "2")
+JOINT = 1 / math.sqrt(1 + 1 / 4)
+
+
+@pytest.fixture(scope="module")
+def noised_plan(make_plan: Callable[..., SweepPlan], tmp_path_factory: pytest.TempPathFactory) -> SweepPlan:
+    """Two private trials of ten steps each, with noised scores and a noised SNR."""
+    dataset = write_npz(tmp_path_factory.mktemp("data") / "own.npz", 200)
+    return make_plan(*NOISED, "--dataset", dataset, "--ledger", "unused", "--dataset-id", "scans")
+
+
+@pytest.fixture
+def make_noised(noised_plan: SweepPlan, tmp_path: Path) -> Callable[[], SweepBudget]:
+    """Its budget; called again, that of a resumed sweep."""
+    url = str(tmp_path / "ledger.db")
+
+    def make() -> SweepBudget:
+        if not Path(url).exists():
+            delta = noised_plan.trials[0].config.mechanism.target_delta
+            Ledger.create(url).register(
+                "scans", Cap(epsilon=200.0, delta=delta, order=4.0), num_records_public=200
+            )
+        budget = sweep_budget(noised_plan, Ledger.open(url), SweepFolder(tmp_path / "one"))
+        assert budget is not None
+        return budget
+
+    return make
+
+
+def by_kind(budget: SweepBudget) -> dict[str, int]:
+    """The charged steps: plain ones, ones that release their norm, and noised counts."""
+    found = {"plain": 0, "joint": 0, "counts": 0}
+    for step_class, num in budget.ledger.spent("scans", with_pld=False).num_steps.items():
+        kind = {1.0: "plain", 5.0: "counts"}.get(step_class.noise_multiplier, "joint")
+        assert kind != "joint" or step_class.noise_multiplier == pytest.approx(JOINT)
+        assert (step_class.sampling_prob == 1.0) == (kind == "counts")
+        found[kind] += num
+    return found
+
+
+def test_noised_releases_are_reserved_with_the_steps(make_noised: Callable[[], SweepBudget]) -> None:
+    budget = make_noised()
+    budget.check()
+    budget.begin(budget.trials, None)
+    assert by_kind(budget) == {"plain": 2 * 9, "joint": 2, "counts": 2 * 2}
+    assert folder(budget).begin_attempt(0, NUM_STEPS).num_restarts == 0
+
+
+def test_charge_is_at_least_what_the_sweep_costs(make_noised: Callable[[], SweepBudget]) -> None:
+    budget = make_noised()
+    budget.begin(budget.trials, None)
+    mechanism = budget.trials[0].config.mechanism
+    spent = budget.ledger.spent("scans", with_pld=True)
+    joint = dp_event.PoissonSampledDpEvent(mechanism.sampling_prob, dp_event.GaussianDpEvent(JOINT))
+    training = dp_event.ComposedDpEvent([mechanism.dp_event(18), dp_event.SelfComposedDpEvent(joint, 2)])
+    order, delta = spent.cap.order, spent.cap.delta
+    assert order is not None
+    for event in (training, dp_event.GaussianDpEvent(5 / 2)):
+        assert spent.rdp is not None
+        accountant = RdpAccountant([order])
+        accountant.compose(event)
+        assert spent.rdp > accountant.rdp[0]
+        assert spent.epsilon_pld is not None
+        assert spent.epsilon_pld > epsilon_pld(event, delta)
+
+
+@pytest.mark.parametrize("saved", [0, 4, 8])
+def test_restart_reserves_one_more_first_step_and_the_rest_as_plain(
+    saved: int, make_noised: Callable[[], SweepBudget]
+) -> None:
+    budget = make_noised()
+    budget.begin(budget.trials, None)
+    training = folder(budget)
+    training.begin_attempt(0, NUM_STEPS)
+    if saved:
+        training.save(checkpoint(saved))
+    with pytest.raises(LedgerError):
+        folder(budget).begin_attempt(saved, NUM_STEPS)
+    budget.restarted(budget.trials[0].name)
+    repeated = min(4, NUM_STEPS - saved)
+    assert by_kind(budget) == {"plain": 18 + repeated - 1, "joint": 3, "counts": 4}
+    assert folder(budget).begin_attempt(saved, NUM_STEPS).num_steps_repeated == repeated
+
+
+def test_settling_leaves_what_was_drawn_in_every_class(make_noised: Callable[[], SweepBudget]) -> None:
+    """The one restart drew two first steps, and one step less than it might have."""
+    budget = make_noised()
+    budget.begin(budget.trials, None)
+    folder(budget).begin_attempt(0, NUM_STEPS)
+    name = budget.trials[0].name
+    budget.restarted(name)
+    for again in (budget, make_noised()):
+        again.settle(name, {"num_steps_charged": NUM_STEPS + 3, "num_restarts": 1})
+        assert by_kind(again) == {"plain": 9 + 11, "joint": 1 + 2, "counts": 4}
+
+
+def test_first_steps_reserved_in_vain_go_back(make_noised: Callable[[], SweepBudget]) -> None:
+    """A sweep that is resumed twice before its training begins again reserves two first steps for one."""
+    budget = make_noised()
+    budget.begin(budget.trials, None)
+    folder(budget).begin_attempt(0, NUM_STEPS)
+    for _ in range(2):
+        budget = make_noised()
+        budget.begin(budget.trials, None)
+    assert by_kind(budget)["joint"] == 2 + 2
+    assert folder(budget).begin_attempt(0, NUM_STEPS).num_restarts == 1
+    budget.settle(budget.trials[0].name, {"num_steps_charged": NUM_STEPS + 4, "num_restarts": 1})
+    settled = by_kind(budget)
+    assert settled["joint"] + settled["plain"] == (NUM_STEPS + 4) + NUM_STEPS
+    assert settled["joint"] >= 2 + 1
+
+
+def test_lost_folder_is_charged_for_its_noised_releases_again(
+    make_noised: Callable[[], SweepBudget],
+) -> None:
+    budget = make_noised()
+    budget.begin(budget.trials, None)
+    (budget.checkpoint_folder(budget.trials[0].name) / "grant.json").unlink()
+    resumed = make_noised()
+    resumed.begin(resumed.trials, None)
+    expected = {"plain": 3 * 9, "joint": 3, "counts": 3 * 2}
+    assert by_kind(resumed) == expected
+    resumed.settle(resumed.trials[0].name, {"num_steps_charged": NUM_STEPS, "num_restarts": 0})
+    assert by_kind(resumed) == expected
+
+
+def test_settling_keeps_the_first_steps_of_lost_attempts(make_noised: Callable[[], SweepBudget]) -> None:
+    """One first step before the folder was lost, and one of each of the two attempts after."""
+    budget = make_noised()
+    budget.begin(budget.trials, None)
+    name = budget.trials[0].name
+    (budget.checkpoint_folder(name) / "grant.json").unlink()
+    budget = make_noised()
+    budget.begin(budget.trials, None)
+    folder(budget).begin_attempt(0, NUM_STEPS)
+    budget.restarted(name)
+    budget.settle(name, {"num_steps_charged": NUM_STEPS + 1, "num_restarts": 1})
+    assert by_kind(budget) == {"plain": 9 + 18, "joint": 1 + 3, "counts": 2 + 4}
+
+
+def test_lost_attempts_may_all_have_been_first_steps(noised_plan: SweepPlan, tmp_path: Path) -> None:
+    kept, name = SweepFolder(tmp_path / "one"), noised_plan.trials[0].name
+    write_grant(kept.checkpoint_folder(name), Grant(num_steps=20, num_steps_lost=10))
+    assert what_was_drawn(noised_plan, kept, {}) == {
+        name: Charged(num_steps=20, num_first_steps=11, num_scorings=2)
+    }
+
+
+def test_unit_must_be_the_registered_one(
+    make_noised: Callable[[], SweepBudget], noised_plan: SweepPlan
+) -> None:
+    other = replace(make_noised(), unit="person")
+    with pytest.raises(LedgerError, match="--unit-column must name the registered unit"):
+        other.check()
+    with pytest.raises(LedgerError, match="with unit 'record'"):
+        other.begin(other.trials, None)
+    assert by_kind(other) == {"plain": 0, "joint": 0, "counts": 0}
+    person = replace(noised_plan.options, unit_column="person")
+    assert (unit_of(person), unit_of(noised_plan.options)) == ("person", "record")
+    with pytest.raises(ConfigError, match="stands for single rows"):
+        unit_of(replace(noised_plan.options, unit_column="record"))
 
 
 def refused(*arguments: str) -> str:

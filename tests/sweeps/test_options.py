@@ -69,6 +69,16 @@ def test_group_size_batch_is_accepted(make_plan: Callable[..., object]) -> None:
     make_plan("--tiny", "--group-sizes", "batch")
 
 
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [((), None), (("--secure-noise",), True), (("--no-secure-noise",), False), (("--secure_noise",), True)],
+)
+def test_secure_noise_is_on_off_or_left_to_the_rule(given: tuple[str, ...], taken: bool | None) -> None:
+    chosen = options("--tiny", *given)
+    assert chosen.secure_noise is taken
+    assert chosen.training_setting().secure_noise is taken
+
+
 def test_infinite_epsilon_is_one_point_per_group_size() -> None:
     labels = [point.label for point in points(options("--group-sizes", "4", "--epsilon", "inf"))]
     assert labels == ["S4-Na1-eps-inf"]
@@ -148,6 +158,7 @@ def test_group_size_of_a_quarter_of_the_batch_is_accepted(make_plan: Callable[..
         ("--tiny", "--epsilon", "0"),
         ("--tiny", "--noise-multiplier", "1", "--network", "tests.sweeps.networks:batch_norm"),
         ("--tiny", "--dataset", "npz:missing.npz"),
+        ("--tiny", "--data-is", "private", "--no-ledger", "--no-secure-noise"),
         ("--tiny", "--noise-multiplier", "1", "--num-workers", "4000"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,13 @@ import numpy as np
 import pytest
 
 from dpgcl_core import accounting
+from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism import default_delta
 from dpgcl_core.selection import TrialClass, open_cost
-from sweeps.service.plan import SweepPlan, cross_checks
+from sweeps.service import plan as plan_module
+from sweeps.service.plan import Point, SweepPlan, build_plan, cross_checks
+from sweeps.service.release import Charged, trial_class
+from sweeps.service.report import build_statement
 from tests.sweeps import support
 from tests.sweeps.support import write_npz
 
@@ -170,6 +175,35 @@ def test_seeded_training_is_refused_for_private_data(refusal: Callable[..., str]
     assert "no guarantee" in refusal(*QUICK, "--dataset", private, "--seeded-non-private")
 
 
+def test_private_data_refuse_plain_noise_before_they_are_read(
+    monkeypatch: pytest.MonkeyPatch, refusal: Callable[..., str], private: str
+) -> None:
+    monkeypatch.setattr(plan_module, "load_training_data", lambda _: pytest.fail("the data were read"))
+    assert "cryptographic stream only" in refusal(*QUICK, "--dataset", private, "--no-secure-noise")
+
+
+def test_seeded_training_with_the_stream_is_refused(refusal: Callable[..., str]) -> None:
+    assert "give one of them" in refusal(*QUICK, "--seeded-non-private", "--secure-noise")
+
+
+def test_randomness_is_shown_for_what_it_will_be(make_plan: Plan, private: str) -> None:
+    for arguments, words in (
+        (("--dataset", private), "ChaCha20"),
+        (("--secure-noise",), "ChaCha20"),
+        ((), "PCG64DXSM, seeded afresh by the operating system"),
+        (("--seeded-non-private",), "NO GUARANTEE"),
+    ):
+        plan = make_plan(*QUICK, *arguments)
+        for shown in (plan.params()["randomness"], build_statement(plan, "one").randomness):
+            assert words in str(shown)
+
+
+def test_asking_private_data_for_the_stream_changes_nothing(make_plan: Plan, private: str) -> None:
+    plans = [make_plan(*QUICK, "--dataset", private, *more) for more in ((), ("--secure-noise",))]
+    assert plans[0].fingerprint == plans[1].fingerprint
+    assert plans[0].params()["randomness"] == plans[1].params()["randomness"]
+
+
 def test_seeded_training_is_labelled(make_plan: Plan) -> None:
     trials = make_plan(*QUICK, "--seeded-non-private").trials
     assert {trial.params["guarantee_label"] for trial in trials} == {"none"}
@@ -239,8 +273,10 @@ CHANGES = {
     "--sampling-prob": "0.2",
     "--precision": "bfloat16",
     "--loss-scale": "64",
+    "--snr-noise-multiplier": "5",
+    "--release": "sealed",
 }
-FLAGS = ("--no-non-private", "--seeded-non-private", "--no-also-untrained")
+FLAGS = ("--no-non-private", "--seeded-non-private", "--no-also-untrained", "--secure-noise")
 NO_CHANGES = {
     "--num-workers": "2",
     "--threads-per-worker": "2",
@@ -253,13 +289,50 @@ NO_CHANGES = {
     "--gpus-per-worker": "1",
     "--max-concurrent-trials": "1",
     "--max-restarts": "0",
+    "--search": "grid",
+    "--ledger": "unused",
+    "--dataset-id": "scans",
 }
-NO_CHANGE_FLAGS = ("--worker-processes", "--prefetch", "--resume", "--dry-run")
+# Options that mean something with others only, which are given on both sides.
+SEALED = ("--release", "sealed")
+THRESHOLD = ("--release", "sealed-threshold", "--min-score", "0.5")
+NOISED = ("--dataset", "{own}", "--evaluate-on", "digits")
+NOISED += ("--score-on-held-out", "0.3", "--score-noise-multiplier", "5")
+WITH_OTHERS: dict[str, tuple[tuple[str, ...], str]] = {
+    "--mean-trials": (SEALED, "5"),
+    "--eta": (SEALED, "0"),
+    "--bound": (SEALED, "ps22"),
+    "--select-by": (SEALED, "linear_probe_accuracy"),
+    "--halting-prob": (THRESHOLD, "0.2"),
+    "--min-score": (THRESHOLD, "0.6"),
+    "--score-on-held-out": (NOISED, "0.4"),
+    "--score-noise-multiplier": (NOISED, "6"),
+    "--unit-column": (("--dataset", "{own}", "--num-records-public", "200"), "person"),
+}
+NO_CHANGE_FLAGS = (
+    "--no-secure-noise",
+    "--worker-processes",
+    "--prefetch",
+    "--resume",
+    "--dry-run",
+    "--no-ledger",
+)
 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_npz(tmp_path_factory.mktemp("data") / "own.npz", 90)
+    """200 rows of 100 persons."""
+    return write_persons(tmp_path_factory.mktemp("data") / "own.npz")
+
+
+def write_persons(path: Path, *, drop_person: int | None = None, drop_row: int | None = None) -> str:
+    """Writes 200 rows of 100 persons, or leaves one person or row out."""
+    write_npz(path, 200)
+    rows = np.arange(200)
+    kept = (rows % 100 != drop_person) & (rows != drop_row)
+    arrays = dict(np.load(path)) | {"person": rows % 100}
+    np.savez(path, **{name: values[kept] for name, values in arrays.items()})
+    return f"npz:{path}"
 
 
 @pytest.mark.parametrize("option", [*CHANGES, *FLAGS])
@@ -268,6 +341,13 @@ def test_fingerprint_changes_with_what_decides_the_results(option: str, make_pla
     if option == "--evaluate-on":
         given += ["--data-is", "public"]
     assert make_plan(*QUICK, *given).fingerprint != make_plan(*QUICK).fingerprint
+
+
+@pytest.mark.parametrize("option", WITH_OTHERS)
+def test_fingerprint_changes_with_options_that_need_others(option: str, make_plan: Plan, own: str) -> None:
+    others, value = WITH_OTHERS[option]
+    given = [*QUICK, "--expected-batch-size", "32", *(each.format(own=own) for each in others)]
+    assert make_plan(*given, option, value).fingerprint != make_plan(*given).fingerprint
 
 
 @pytest.mark.parametrize("option", [*NO_CHANGES, *NO_CHANGE_FLAGS])
@@ -279,7 +359,8 @@ def test_fingerprint_is_the_same_for_performance_and_storage(option: str, make_p
 def test_fingerprint_tests_cover_every_option() -> None:
     from sweeps.group_size import GroupSizeOptions
 
-    covered = {o.replace("--no-", "--") for o in (*CHANGES, *FLAGS, *NO_CHANGES, *NO_CHANGE_FLAGS)}
+    lists = (*CHANGES, *FLAGS, *WITH_OTHERS, *NO_CHANGES, *NO_CHANGE_FLAGS)
+    covered = {o if o == "--no-ledger" else o.replace("--no-", "--") for o in lists}
     covered |= {"--epsilon", "--group-size", "--num-augmentations-grid", "--setting", "--tiny", "--full"}
     named = {"--" + field.name.replace("_", "-") for field in dataclasses.fields(GroupSizeOptions)}
     assert named == covered
@@ -324,17 +405,135 @@ def test_tags_carry_the_cost_of_the_whole_sweep(make_plan: Plan) -> None:
 
 
 def test_cross_checks_agree_with_the_accountant_of_record(make_plan: Plan) -> None:
-    mechanism = make_plan(*QUICK).trials[0].config.mechanism
-    checks = cross_checks(mechanism, mechanism.num_steps)
+    trial = make_plan(*QUICK).trials[0]
+    mechanism = trial.config.mechanism
+    checks = cross_checks(trial_class(trial), mechanism.target_delta)
     assert checks["epsilon_prv"] == pytest.approx(mechanism.epsilon(), rel=0.02)
     assert checks["epsilon_rdp"] >= mechanism.epsilon() * 0.99
 
 
 def test_cross_checks_are_of_the_steps_charged(make_plan: Plan) -> None:
-    mechanism = make_plan(*QUICK).trials[0].config.mechanism
-    planned, charged = (cross_checks(mechanism, mechanism.num_steps + more) for more in (0, 5))
+    trial = make_plan(*QUICK).trials[0]
+    planned, charged = (
+        cross_checks(trial_class(trial, Charged(num_steps=num)), trial.config.mechanism.target_delta)
+        for num in (10, 15)
+    )
     assert charged["epsilon_rdp"] > planned["epsilon_rdp"]
     assert charged["epsilon_prv"] > planned["epsilon_prv"]
+
+
+@pytest.mark.parametrize("noise", ["snr", "score"])
+def test_cross_checks_hold_the_noised_releases_or_are_left_out(
+    noise: str, make_plan: Plan, private: str
+) -> None:
+    given = ("--snr-noise-multiplier", "1") if noise == "snr" else (*HELD_OUT, "0.3")
+    trial = make_plan(*QUICK, *SMALL, "--dataset", private, *given).trials[0]
+    checks = cross_checks(trial_class(trial), trial.config.mechanism.target_delta)
+    assert set(checks) == {"epsilon_rdp"}
+    assert checks["epsilon_rdp"] >= trial.config.epsilon() * 0.99 > trial.config.mechanism.epsilon() * 1.02
+
+
+SMALL = ("--expected-batch-size", "32")
+HELD_OUT = ("--evaluate-on", "digits", "--score-on-held-out", "0.3", "--score-noise-multiplier")
+
+
+def test_held_out_records_are_scored_and_not_trained_on(make_plan: Plan, private: str) -> None:
+    whole = make_plan(*QUICK, *SMALL, "--dataset", private).data.train
+    data = make_plan(*QUICK, *SMALL, "--dataset", private, *HELD_OUT, "5").data
+    assert data.scored is not None
+    assert 10 < len(data.scored) < 45
+    assert sorted([*data.train.ids, *data.scored.ids]) == sorted(whole.ids)
+
+
+def test_held_out_records_count_among_the_public_number(make_plan: Plan, private: str) -> None:
+    given = (*QUICK, *SMALL, "--dataset", private, *HELD_OUT, "5")
+    for more, total in (((), 90), (("--num-records-public", "200"), 200)):
+        plan = make_plan(*given, *more)
+        config = plan.trials[0].config
+        assert plan.num_records_public == total
+        assert config.mechanism.num_records_public == round(total * 0.7)
+        assert config.mechanism.num_records_public + config.num_scored_public == total
+        assert config.mechanism.target_delta == default_delta(total)
+
+
+@pytest.mark.parametrize(("unit", "name"), [((), "drop_row"), (("--unit-column", "person"), "drop_person")])
+def test_noised_plan_tells_nothing_of_one_record(
+    unit: tuple[str, ...], name: str, make_plan: Plan, tmp_path: Path
+) -> None:
+    """Whether the record that is left out would have been trained on or scored."""
+    given = (*QUICK, *SMALL, "--num-records-public", "110", *HELD_OUT, "5", "--snr-noise-multiplier", "5")
+    sides: set[tuple[int, ...]] = set()
+    full = make_plan(*given, *unit, "--dataset", write_persons(tmp_path / "own.npz"))
+    for drop in itertools.takewhile(lambda _: len(sides) < 2, range(30)):
+        own = write_persons(tmp_path / "own.npz", **{name: drop})
+        other = make_plan(*given, *unit, "--dataset", own)
+        pairs = [(p.data.train, p.data.scored) for p in (full, other)]
+        sides.add(tuple(len(before) - len(after) for before, after in zip(*pairs, strict=True)))  # type: ignore[arg-type]
+        for attribute in ("trials", "notes", "fingerprint", "num_records_public"):
+            assert getattr(full, attribute) == getattr(other, attribute)
+        assert (full.params(), full.tags()) == (other.params(), other.tags())
+    assert sides == {(0, 1), (1, 0)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--data-is", "public", *HELD_OUT, "5"), "is for private training data"),
+        ((*HELD_OUT[2:], "5"), "give --evaluate-on a public labelled data set, too"),
+        (HELD_OUT[:4], "score_on_held_out and score_noise_multiplier belong together"),
+        ((*HELD_OUT, "0.01"), "score_noise_multiplier must be finite and at least 0.1"),
+        ((*HELD_OUT[:3], "1", *HELD_OUT[4:], "5"), "score_on_held_out must be a share in [0, 1)"),
+        (("--unit-column", "nobody"), "unit_column must name an array"),
+        (("--dataset", "digits", "--unit-column", "person"), "unit_column must name a column of npz:PATH"),
+    ],
+)
+def test_noised_scores_and_units_are_refused_in_planning(
+    arguments: tuple[str, ...], words: str, refusal: Callable[..., str], private: str
+) -> None:
+    assert words in refusal(*QUICK, *SMALL, "--dataset", private, *arguments)
+
+
+def test_noised_scores_need_labels_that_no_record_can_change(
+    refusal: Callable[..., str], tmp_path: Path
+) -> None:
+    write_npz(tmp_path / "own.npz", 90)
+    arrays = dict(np.load(tmp_path / "own.npz"))
+    np.savez(tmp_path / "own.npz", images=arrays["images"], labels=arrays["labels"].astype(str))
+    message = refusal(*QUICK, *SMALL, "--dataset", f"npz:{tmp_path / 'own.npz'}", *HELD_OUT, "5")
+    assert "got text labels" in message
+
+
+def test_share_held_out_must_be_the_same_in_all_trials(private: str) -> None:
+    chosen = support.options(*QUICK, *SMALL, "--dataset", private, *HELD_OUT, "5")
+    varied = [Point(label=f"share-{share}", changes={"score_on_held_out": share}) for share in (0.3, 0.4)]
+    with pytest.raises(ConfigError, match=r"got 0.3 and, at the point share-0.4, 0.4"):
+        build_plan("question", chosen, varied, calibration_folder=None)
+    assert len(build_plan("question", chosen, varied[:1], calibration_folder=None).trials) == 1
+
+
+def test_rows_of_one_unit_are_one_record(make_plan: Plan, own: str) -> None:
+    rows, persons = (
+        make_plan(*QUICK, *SMALL, "--dataset", own, "--evaluate-on", "digits", *unit)
+        for unit in ((), ("--unit-column", "person"))
+    )
+    assert (len(rows.data.train), len(persons.data.train)) == (200, 100)
+    assert (rows.num_records_public, persons.num_records_public) == (200, 100)
+    assert "One record is all rows with the same value of person." in persons.notes
+
+
+def test_statement_names_the_unit(make_plan: Plan, own: str) -> None:
+    said = [
+        dict(build_statement(make_plan(*QUICK, *SMALL, "--dataset", own, *unit), "one").lines())
+        for unit in ((), ("--unit-column", "person"))
+    ]
+    assert said[0]["One record"] == "one row; a person with k rows gets group privacy (k times)"
+    assert said[1]["One record"] == "all rows with the same value of person"
+
+
+def test_params_show_the_epsilon_of_all_that_a_trial_releases(make_plan: Plan) -> None:
+    trial = make_plan(*QUICK, "--snr-noise-multiplier", "1").trials[0]
+    assert trial.params["target_epsilon"] == pytest.approx(trial.config.epsilon(), abs=1e-3)
+    assert trial.params["target_epsilon"] > trial.config.mechanism.epsilon() + 0.01
 
 
 def test_copy_of_the_private_images_is_no_public_evaluation_set(

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import math
+import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
+from dp_accounting import dp_event
 
+from dashboards.runs import load_trials
+from dpgcl_core.accounting import epsilon_pld, epsilon_rdp
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.ledger import Ledger
+from dpgcl_core.ledger_cap import Cap
+from dpgcl_core.metrics import METRICS, Release
 from dpgcl_core.selection import TrialClass, sealed_cost, sealed_threshold_cost
 from dpgcl_core.selection_laws import TruncatedNegativeBinomial
+from sweeps.group_size import points
+from sweeps.service import run as service
 from sweeps.service.plan import SweepPlan
-from sweeps.service.release import MODES, check_search, cost_line, cost_of
+from sweeps.service.release import MODES, Charged, check_search, cost_line, cost_of, score_text
 from sweeps.service.report import build_statement
 from tests.sweeps.support import options, write_npz
+from trainers.checkpoint import CheckpointFolder
+from trainers.loop import train
 
 Plan = Callable[..., SweepPlan]
 SEALED = ("--tiny", "--noise-multiplier", "1", "--release", "sealed")
@@ -113,18 +127,202 @@ def test_threshold_cost_is_that_of_the_halting_probability(make_plan: Plan) -> N
     assert plan.cost.tuned_epsilon == pytest.approx(expected.tuned_epsilon, rel=1e-9)
 
 
-def test_noised_releases_are_not_passed_over(make_plan: Plan) -> None:
-    plan = make_plan("--tiny", "--noise-multiplier", "1")
-    trials = [replace(t, params=t.params | {"snr_noise_multiplier": 5.0}) for t in plan.trials]
-    cost = cost_of(plan.options, trials)
-    assert cost is not None
-    assert not cost.accounted
-    assert "snr_noise_multiplier" in str(cost.reason)
+NOISED = ("--tiny", "--noise-multiplier", "1", "--expected-batch-size", "32")
+HELD_OUT = ("--evaluate-on", "digits", "--score-on-held-out", "0.3", "--score-noise-multiplier")
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A private data set of 200 records."""
+    return "--dataset", write_npz(tmp_path_factory.mktemp("data") / "own.npz", 200)
+
+
+def steps(plan: SweepPlan, noise: float, num_steps: int) -> dp_event.DpEvent:
+    """Written down independently of what the sweep composes."""
+    gaussian = dp_event.GaussianDpEvent(noise)
+    sampled = dp_event.PoissonSampledDpEvent(plan.trials[0].config.mechanism.sampling_prob, gaussian)
+    return dp_event.SelfComposedDpEvent(sampled, num_steps)
+
+
+def tuned(plan: SweepPlan) -> float:
+    assert plan.cost is not None
+    assert plan.cost.tuned_epsilon is not None
+    return plan.cost.tuned_epsilon
+
+
+@pytest.mark.parametrize(("score_noise", "larger"), [("20", "training"), ("0.5", "scoring")])
+def test_open_cost_of_noised_trials_is_that_of_the_composed_event(
+    score_noise: str, larger: str, make_plan: Plan, private: tuple[str, str]
+) -> None:
+    """Two trials of ten steps, two counts and one noised SNR each."""
+    given = (*NOISED, *private, *HELD_OUT, score_noise, "--snr-noise-multiplier", "2", "--repeats", "2")
+    plan = make_plan(*given)
+    delta = plan.trials[0].config.mechanism.target_delta
+    joint = 1 / math.sqrt(1 + 1 / 4)
+    events = {
+        "training": dp_event.ComposedDpEvent([steps(plan, 1.0, 18), steps(plan, joint, 2)]),
+        "scoring": dp_event.GaussianDpEvent(float(score_noise) / math.sqrt(4)),
+    }
+    epsilons = {name: epsilon_pld(event, delta) for name, event in events.items()}
+    assert tuned(plan) == pytest.approx(epsilons[larger], abs=2e-3)
+    assert epsilons[larger] == max(epsilons.values())
+    assert plan.cost is not None
+    rdp = max(epsilon_rdp(event, delta) for event in events.values())
+    assert plan.cost.rdp_epsilon == pytest.approx(rdp, rel=1e-9)
+    assert epsilons[larger] > epsilon_pld(steps(plan, 1.0, 20), delta) + 0.1  # the SNR is not free
+
+
+def test_cost_of_one_noised_trial_is_its_own_epsilon(make_plan: Plan, private: tuple[str, str]) -> None:
+    for given in (("--snr-noise-multiplier", "2"), (*HELD_OUT, "0.5")):
+        plan = make_plan(*NOISED, *private, *given)
+        assert tuned(plan) == pytest.approx(plan.trials[0].config.epsilon(), abs=1e-3)
+
+
+def test_planned_cost_lists_all_that_is_charged(make_plan: Plan, private: tuple[str, str]) -> None:
+    given = (*NOISED, *private, *HELD_OUT, "20", "--snr-noise-multiplier", "2", "--repeats", "2")
+    (planned,) = make_plan(*given).cost.planned  # type: ignore[union-attr]
+    assert planned["joint_noise_multiplier"] == pytest.approx(1 / math.sqrt(1.25))
+    shown = {name: planned[name] for name in ("count", "num_steps", "num_joint_steps", "num_scores")}
+    assert shown == {"count": 2, "num_steps": 10, "num_joint_steps": 1, "num_scores": 2}
+    assert planned["score_noise_multiplier"] == 20
+
+
+def test_restart_that_may_repeat_the_first_step_raises_the_cost(
+    make_plan: Plan, private: tuple[str, str]
+) -> None:
+    plan = make_plan(*NOISED, *private, "--snr-noise-multiplier", "1", "--repeats", "2")
+    name = plan.trials[0].name
+    steps_alone, both = (
+        cost_of(plan.options, plan.trials, {name: Charged(num_steps=12, num_first_steps=first)})
+        for first in (1, 2)
+    )
+    assert steps_alone is not None
+    assert both is not None
+    assert both.tuned_epsilon > steps_alone.tuned_epsilon + 0.05  # type: ignore[operator]
+
+
+def test_scores_drawn_twice_raise_the_cost(make_plan: Plan, private: tuple[str, str]) -> None:
+    plan = make_plan(*NOISED, *private, *HELD_OUT, "0.5")
+    twice = cost_of(plan.options, plan.trials, {plan.trials[0].name: Charged(num_steps=10, num_scorings=2)})
+    assert twice is not None
+    expected = epsilon_pld(dp_event.GaussianDpEvent(0.25), twice.delta)
+    assert twice.tuned_epsilon == pytest.approx(expected, abs=2e-3)
+
+
+@pytest.mark.parametrize("mode", ["sealed", "sealed-threshold"])
+@pytest.mark.parametrize(("score_noise", "larger"), [("50", "training"), ("0.5", "scoring")])
+def test_sealed_cost_of_noised_trials_is_the_larger_tuned_one(
+    score_noise: str, larger: str, mode: str, make_plan: Plan, private: tuple[str, str]
+) -> None:
+    score = ("--min-score", "0.5") if mode == "sealed-threshold" else ()
+    select = ("--select-by", "noised_knn_accuracy")
+    plan = make_plan(*NOISED, *private, *HELD_OUT, score_noise, "--release", mode, *score, *select)
+    mechanism = plan.trials[0].config.mechanism
+    law = TruncatedNegativeBinomial.from_mean(10, eta=1)
+    of_case = {
+        "training": TrialClass(sampling_prob=mechanism.sampling_prob, noise_multiplier=1.0, num_steps=10),
+        "scoring": TrialClass(sampling_prob=1.0, noise_multiplier=float(score_noise), num_steps=2),
+    }
+    found = {
+        name: sealed_cost([each], law=law, delta=mechanism.target_delta).tuned_epsilon
+        if mode == "sealed"
+        else sealed_threshold_cost([each], halting_prob=0.1, delta=mechanism.target_delta).tuned_epsilon
+        for name, each in of_case.items()
+    }
+    assert tuned(plan) == pytest.approx(found[larger], rel=1e-9)
+    assert found[larger] == max(found.values())  # type: ignore[type-var]
+
+
+def test_sealed_sweep_selects_by_a_noised_score_only_where_there_is_one(
+    refusal: Callable[..., str], private: tuple[str, str]
+) -> None:
+    given = (*NOISED, *private, "--release", "sealed", "--select-by", "noised_knn_accuracy")
+    assert "give --score-on-held-out and --score-noise-multiplier" in refusal(*given)
+    assert "Valid:" in refusal(*given[:-1], "noised_snr_first_step")
+
+
+def test_statement_says_how_private_records_were_scored(make_plan: Plan, private: tuple[str, str]) -> None:
+    text = score_text(make_plan(*NOISED, *private, *HELD_OUT, "20"))
+    assert "on digits (public data), without noise" in text
+    assert "on 0.3 of the private records" in text
+    assert "Gaussian noise of standard deviation 20, charged in ε" in text
+
+
+class InPlace:
+    """Stands in for Ray and trains in this process."""
+
+    def __init__(self) -> None:
+        self.results: dict[str, dict[str, Any]] = {}
+
+    def run_trials(
+        self, session: Any, plan: SweepPlan, folder: Any, trials: Any, on_result: Any, budget: Any = None
+    ) -> dict[str, str]:
+        for trial in trials:
+            path = folder.checkpoint_folder(trial.name)
+            attempts = CheckpointFolder(path, every_steps=5, charged=budget is not None)
+            result = train(trial.config, plan.data, checkpoints=attempts)
+            self.results[trial.name] = result.metrics
+            on_result(trial.name, {"metrics": result.metrics, "series": result.series})
+        return {}
+
+
+@pytest.fixture
+def private_sweep(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty_database: Path, private: tuple[str, str]
+) -> Callable[..., InPlace]:
+    """Runs a private sweep of two trials with all noised releases from options to statement."""
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
+
+    def start(*more: str) -> InPlace:
+        in_place = InPlace()
+        monkeypatch.setattr(service, "ray_session", lambda _: nullcontext())
+        monkeypatch.setattr(service, "run_trials", in_place.run_trials)
+        given = (*NOISED, *private, *HELD_OUT, "20", "--snr-noise-multiplier", "2", "--name", "one")
+        chosen = options(*given, "--storage", str(tmp_path), "--max-query-records", "50", *more)
+        assert service.run_sweep("group-size", chosen, points(chosen), lambda *_: []) == 0
+        return in_place
+
+    return start
+
+
+@pytest.mark.slow
+def test_private_sweep_releases_noised_numbers_and_no_others(
+    private_sweep: Callable[..., InPlace], tmp_path: Path
+) -> None:
+    done = private_sweep("--repeats", "2", "--no-ledger")
+    logged = load_trials(f"sqlite:///{tmp_path}/mlflow.db", "one")
+    told = [set(metrics) for metrics in done.results.values()]
+    told.append({name for name in METRICS if name in logged and logged[name].notna().any()})
+    noised = {"noised_knn_accuracy", "noised_linear_probe_accuracy", "noised_snr_first_step"}
+    for names in told:
+        assert noised <= names
+        assert not [name for name in names if METRICS[name].release is Release.PRIVATE_ONLY]
+    assert "epsilon_rdp" in told[-1]
+    assert "epsilon_prv" not in told[-1]
+    statement = json.loads((tmp_path / "sweeps/one/privacy_statement.json").read_text())
+    assert statement["promises"]
+    assert statement["cost"]["tuned_epsilon"] > max(logged["epsilon"])
+
+
+@pytest.mark.slow
+def test_private_sweep_with_a_ledger_is_charged_for_its_noised_numbers(
+    private_sweep: Callable[..., InPlace], tmp_path: Path
+) -> None:
+    url = str(tmp_path / "ledger.db")
+    Ledger.create(url).register("scans", Cap(epsilon=20.0, delta=1e-3), num_records_public=200)
+    private_sweep("--ledger", url, "--dataset-id", "scans")
+    spent = Ledger.open(url).spent("scans", with_pld=False)
+    assert sorted((c.sampling_prob, c.noise_multiplier, n) for c, n in spent.num_steps.items()) == [
+        (pytest.approx(32 / 140), pytest.approx(1 / math.sqrt(1.25)), 1),
+        (pytest.approx(32 / 140), 1.0, 9),
+        (1.0, 20.0, 2),
+    ]
+    assert (spent.num_open, spent.num_settled) == (0, 3)
 
 
 def test_repeated_steps_raise_the_cost_of_an_open_sweep(make_plan: Plan) -> None:
     plan = make_plan("--tiny", "--noise-multiplier", "1", "--repeats", "2")
-    more = cost_of(plan.options, plan.trials, {plan.trials[0].name: 14})
+    more = cost_of(plan.options, plan.trials, {plan.trials[0].name: Charged(num_steps=14)})
     assert more is not None
     assert plan.cost is not None
     assert more.tuned_epsilon > plan.cost.tuned_epsilon  # type: ignore[operator]

@@ -10,19 +10,24 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from dp_accounting import dp_event
+from dp_accounting.rdp import RdpAccountant
 
-from dpgcl_core.errors import BudgetExceeded, StorageError
+from dpgcl_core.errors import BudgetExceeded, LedgerError, StorageError
+from dpgcl_core.filters import FILTER_ORDERS
 from dpgcl_core.ledger import Ledger
 from dpgcl_core.ledger_cap import Cap
 from dpgcl_core.ledger_command import main as ledger_command
+from dpgcl_core.selection_bounds import papernot_steinke_rdp
 from dpgcl_core.selection_laws import TruncatedNegativeBinomial
 from sweeps.group_size import points
 from sweeps.service import run as service
 from sweeps.service.execution import Stopped
 from sweeps.service.plan import SweepPlan, Trial
 from sweeps.service.sealed import Draw, choose, draw_trials, drawn_trials, tuned_rdp
-from tests.sweeps.support import options, run
+from tests.sweeps.support import options, run, write_npz
 from trainers.checkpoint import CheckpointFolder
 from trainers.mlflow_server import connect
 
@@ -35,11 +40,12 @@ def drawn(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
 
 class Ray:
-    """Stands in for Ray: a trial's score is its seed's last digits; `stop_after` trials a signal comes."""
+    """Stands in for Ray: `stop_after` trials a signal comes; `noised` are the trials' noised scores."""
 
     def __init__(self) -> None:
         self.trained: list[str] = []
         self.stop_after: int | None = None
+        self.noised: list[float] = []
 
     def run_trials(
         self, session: Any, plan: SweepPlan, folder: Any, trials: Sequence[Trial], on_result: Any
@@ -51,6 +57,8 @@ class Ray:
             if self.stop_after == len(self.trained):
                 raise Stopped(15)
             metrics = {"epsilon": 1.0, "num_steps_charged": 10, "knn_accuracy": 0.5, "train_seconds": 3.0}
+            if self.noised:
+                metrics |= {"noised_knn_accuracy": self.noised[len(self.trained) - 1], "knn_accuracy": 0.0}
             on_result(trial.name, {"metrics": metrics, "series": {"snr": [(0, 0.1)]}})
         return {}
 
@@ -267,6 +275,67 @@ def test_curve_for_the_ledger_meets_the_published_bound(make_plan: Callable[...,
         for order in (2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0)
     ]
     assert min(epsilons) == pytest.approx(cost.tuned_epsilon, rel=0.02)
+
+
+def noised_options(folder: Path, score_noise: str) -> tuple[str, ...]:
+    dataset = write_npz(folder / "own.npz", 200)
+    held_out = ("--score-on-held-out", "0.3", "--score-noise-multiplier", score_noise)
+    data = ("--expected-batch-size", "32", "--dataset", dataset, "--evaluate-on", "digits", *held_out)
+    return (*data, "--snr-noise-multiplier", "2", "--select-by", "noised_knn_accuracy")
+
+
+def test_private_sealed_sweep_selects_by_the_noised_score_and_publishes_it(
+    ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawn(monkeypatch, 3)
+    ray.noised = [0.2, 0.9, 0.4]
+    assert sweep(*noised_options(tmp_path, "20"), "--no-ledger") == 0
+    result = json.loads((tmp_path / "a/sweeps/one/release/result.json").read_text())
+    assert result["metrics"] == {"noised_knn_accuracy": 0.9, "knn_accuracy": 0.0, "num_steps_charged": 10}
+    statement = json.loads((tmp_path / "a/sweeps/one/release/privacy_statement.json").read_text())
+    assert statement["promises"]
+    assert "the score that selects is noised_knn_accuracy" in statement["scores"]
+
+
+@pytest.mark.parametrize(("score_noise", "larger"), [("50", "training"), ("0.5", "scoring")])
+def test_curve_for_the_ledger_is_the_larger_of_training_and_scoring(
+    score_noise: str, larger: str, make_plan: Callable[..., SweepPlan], tmp_path: Path
+) -> None:
+    plan = make_plan(*SEALED[:-2], *noised_options(tmp_path, score_noise))
+    mechanism, orders = plan.trials[0].config.mechanism, np.array(FILTER_ORDERS)
+    joint = dp_event.PoissonSampledDpEvent(mechanism.sampling_prob, dp_event.GaussianDpEvent(1.25**-0.5))
+    events = {
+        "training": dp_event.ComposedDpEvent([mechanism.dp_event(9), joint]),
+        "scoring": dp_event.GaussianDpEvent(float(score_noise) / 2**0.5),
+    }
+    curves = {}
+    for name, event in events.items():
+        accountant = RdpAccountant(list(FILTER_ORDERS))
+        accountant.compose(event)
+        law = TruncatedNegativeBinomial.from_mean(10, eta=1)
+        rdp = np.where(np.array(accountant.rdp) > 0, accountant.rdp, np.inf)
+        curves[name] = float(papernot_steinke_rdp(orders, rdp, law)[FILTER_ORDERS.index(4.0)])
+    assert tuned_rdp(plan)(4.0) == pytest.approx(curves[larger], rel=1e-9)
+    assert curves[larger] == max(curves.values())
+
+
+def test_sealed_charge_of_other_units_is_refused(ray: Ray, sweep: Callable[..., int], tmp_path: Path) -> None:
+    np.savez(
+        tmp_path / "own.npz",
+        images=np.random.default_rng(0).integers(0, 256, (1500, 8, 8), dtype=np.uint8),
+        patient=np.arange(1500),
+    )
+    given = (
+        "--dataset",
+        f"npz:{tmp_path / 'own.npz'}",
+        "--unit-column",
+        "patient",
+        "--evaluate-on",
+        "digits",
+    )
+    with pytest.raises(LedgerError, match="with unit 'record'"):
+        sweep(*given, *make_ledger(tmp_path / "ledger.db"))
+    assert ray.trained == []
 
 
 @pytest.mark.ray

@@ -141,16 +141,6 @@ def test_noise_drawn_in_a_thread_is_that_of_the_step(monkeypatch: pytest.MonkeyP
     assert torch.equal(*results)
 
 
-@pytest.mark.parametrize("length", [1, 2**17, 2**18 + 3])
-def test_noise_is_added_in_float64_and_rounded_once(length: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    total = torch.randn(length, generator=generator)
-    noise = torch.randn(length, generator=generator, dtype=torch.float64)
-    expected = (total.double() + noise).float()
-    loop._add_rounded_once(total, noise)
-    assert torch.equal(total, expected)
-
-
 @pytest.mark.parametrize(("name", "rate"), [("adam", 1e-3), ("adamw", 1e-3), ("lars", 1e3), ("sgd", 1e-3)])
 def test_gradient_reaches_its_own_weights_whatever_their_memory_format(name: str, rate: float) -> None:
     """Weights of convolutions are channels-last, the flat gradient is not."""

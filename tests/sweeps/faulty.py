@@ -1,0 +1,48 @@
+"""A user's own network whose trainings keep a journal of their draws, and die or wait where a test says so.
+
+Before each draw one byte is written to `journal-SEED` in $DPGCL_TEST_FOLDER, by the public seed of the
+training. Where that makes as many bytes as `die-SEED` says, the process ends at once, and the file is gone;
+as long as there are at least as many as `hold-SEED` says, the training waits.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dpgcl_core.sampling import PoissonSampler
+
+_sample = PoissonSampler.sample
+
+
+def network(shape: tuple[int, int, int]) -> nn.Module:
+    """The factory."""
+    folder, seed = Path(os.environ["DPGCL_TEST_FOLDER"]), torch.initial_seed()
+
+    def noted_sample(sampler: PoissonSampler, *given: Any) -> Any:
+        file = os.open(folder / f"journal-{seed}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(file, b".")
+        os.close(file)
+        _obey(folder, seed)
+        return _sample(sampler, *given)
+
+    PoissonSampler.sample = noted_sample  # type: ignore[method-assign]
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
+    )
+
+
+def _obey(folder: Path, seed: int) -> None:
+    drawn = (folder / f"journal-{seed}").stat().st_size
+    die, hold = folder / f"die-{seed}", folder / f"hold-{seed}"
+    if die.exists() and drawn >= int(die.read_text()):
+        die.unlink()
+        os._exit(17)
+    while hold.exists() and drawn >= int(hold.read_text()):
+        (folder / "held").write_text(str(os.getpid()))
+        time.sleep(0.02)

@@ -1,0 +1,139 @@
+"""A user's own network that makes a training's secrets recognisable, for the search in what it leaves.
+
+In the process that trains it puts a number of its own in place of every private-only metric, where the
+observing code takes it from, and has everything observed, private data or not. So what keeps these numbers
+back is the release policy alone. All records begin with `PIXELS`; with the public seeds below the network
+fails on them, with the records in its message.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from trainers import loop
+from trainers.observe import Observer
+from trainers.views import PIXEL_MEAN, PIXEL_STD
+from trainers.workers import SingleWorker
+
+NUM_STEPS = 8
+
+METRICS = {
+    "snr_first_step": 961473.125,
+    "snr_first_step_no_augmentation": 537286.625,
+    "snr": 829651.375,
+    "train_loss": 712345.625,
+    "clip_fraction": 594127.875,
+    "mean_group_grad_norm": 683914.375,
+    "realised_batch_size": 4871203.0,
+    "num_groups": 3692581.0,
+    "num_non_finite_groups": 8274619.0,
+    "train_seconds": 394894.625,
+    "step_seconds": 394894.625 / NUM_STEPS,
+    "evaluation_seconds": 275813.375,
+}
+"""What each private-only metric is planted as; all of them exact in float32."""
+
+PIXELS = bytes([13, 241, 87, 166, 29, 203, 118, 72])
+"""How every record begins."""
+LABEL = "Quillfeather"
+FILE_NAME = "Vexborough"
+WORDS = "the words of a record: Ombrelune"
+
+RAISES = 1
+RAISES_BASE_EXCEPTION = 2
+EXITS = 3
+"""Public seeds with which the network fails."""
+
+
+class BeyondError(BaseException):
+    """No `Exception`: `except Exception` lets it pass."""
+
+
+class Planted(nn.Module):
+    """A small convolution that fails on real records, if its seed says so."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self._layers = nn.Sequential(
+            nn.Conv2d(channels, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
+        )
+        self._seed = torch.initial_seed()
+
+    def forward(self, images: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and self._seed in (RAISES, RAISES_BASE_EXCEPTION, EXITS):
+            _fail(self._seed, images)
+        features: Tensor = self._layers(images)
+        return features
+
+
+def _fail(seed: int, images: Tensor) -> None:
+    """Fails with all forms of a record in the message, but not on the random images of a probe."""
+    rows = images.detach().flatten(1)[:, : len(PIXELS)] * PIXEL_STD + PIXEL_MEAN
+    pixels = (rows[0] * 255).round().to(torch.uint8).numpy().tobytes()
+    if pixels != PIXELS:
+        return
+    message = f"{WORDS} {list(pixels)} {pixels.hex()} {pixels!r} {images.detach()[0].flatten().tolist()}"
+    kinds = {RAISES: RuntimeError, RAISES_BASE_EXCEPTION: BeyondError, EXITS: SystemExit}
+    raise kinds[seed](message)
+
+
+def network(shape: tuple[int, int, int]) -> nn.Module:
+    """The factory."""
+    plant()
+    return Planted(shape[0])
+
+
+_draw_groups: Callable[[Any], Any] = loop._draw_groups
+_record_snr = Observer.record_snr
+
+
+def plant() -> None:
+    """Plants all metrics in this process; once more for every training, for the clock begins anew."""
+    loop._draw_groups = lambda run: (_draw_groups(run)[0], int(METRICS["realised_batch_size"]))
+    loop.time = SimpleNamespace(perf_counter=_clock().__next__)  # type: ignore[assignment]
+    SingleWorker.sum_at_first = _sum_at_first  # type: ignore[method-assign]
+    Observer.record_snr = _planted_snr  # type: ignore[method-assign]
+    Observer.wants = lambda observer, step: True  # type: ignore[method-assign]
+
+
+def _clock() -> itertools.cycle[float]:
+    return itertools.cycle([0.0, METRICS["train_seconds"], 0.0, METRICS["evaluation_seconds"]])
+
+
+def _sum_at_first(workers: SingleWorker, values: Tensor) -> None:
+    """Replaces the six sums that loss, norms and counts are made of."""
+    if values.shape != (6,):
+        return
+    groups, records = METRICS["num_groups"], 1024.0
+    norms, losses = METRICS["mean_group_grad_norm"] * groups, METRICS["train_loss"] * records
+    sums = [norms, losses, METRICS["num_non_finite_groups"], METRICS["clip_fraction"] * groups]
+    values.copy_(torch.tensor([*sums, groups, records], dtype=values.dtype))
+
+
+def _planted_snr(
+    observer: Observer, step: int, clean_norm: float, bare_norm: float | None, noise: Tensor
+) -> None:
+    clean = METRICS["snr_first_step" if step == 0 else "snr"]
+    bare = None if bare_norm is None else METRICS["snr_first_step_no_augmentation"]
+    _record_snr(observer, step, clean, bare, torch.ones(1))
+
+
+def write_records(folder: Path, num_records: int) -> str:
+    """Writes a folder of grey images, all of which begin with `PIXELS`; returns the data set's name."""
+    generator = np.random.default_rng(3)
+    for number in range(num_records):
+        image = generator.integers(0, 256, (8, 8), dtype=np.uint8)
+        image[0] = list(PIXELS)
+        path = folder / f"{LABEL}-{number % 3}" / f"{FILE_NAME}-{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
+    return f"folder:{folder}"

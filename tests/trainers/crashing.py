@@ -1,0 +1,244 @@
+"""A process that runs sweeps in children which may be killed: everything is imported once, then forked.
+
+    python -m tests.trainers.crashing
+
+It reads a request per line and answers each with a line, both JSON. A child runs a whole sweep, charged to
+a ledger, by the code that every sweep is run by; only Ray and MLflow are stood in for. Each training has a
+process of its own, as on Ray, and is started again when that dies. Before a step is drawn, one byte is
+written to a journal of the training: the true number of draws, whatever the program believes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import mmap
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from dpgcl_core.ledger_session import LedgerSession
+from dpgcl_core.ledger_store import LedgerStore
+from dpgcl_core.sampling import PoissonSampler
+from sweeps.group_size import points
+from sweeps.service import run as service
+from sweeps.service.budget import SweepBudget
+from sweeps.service.plan import SweepPlan, Trial
+from sweeps.service.storage import SweepFolder
+from tests.sweeps.support import options, plan
+from tests.trainers.conftest import make_data
+from trainers.checkpoint import CheckpointFolder
+from trainers.loop import train
+
+NUM_STEPS = 9
+EVERY_STEPS = 4
+ARGUMENTS = (
+    *("--tiny", "--noise-multiplier=1", "--no-non-private", "--repeats=2", "--name=one"),
+    *(f"--num-steps={NUM_STEPS}", f"--checkpoint-every-steps={EVERY_STEPS}"),
+    *("--no-also-untrained", "--max-views-per-microbatch=64", "--dataset-id=scans"),
+)
+MAX_RESTARTS = 2
+
+ALL, DRIVER, WORKER = "all", "driver", "worker"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to run and when to kill it.
+
+    Attributes:
+      folder: the storage folder; `ledger.db` and the journals lie in it.
+      resume: continue what is there.
+      die_at: number of the event at which to kill; None for none.
+      die_after_seconds: when to kill everything; None for never.
+      victim: what is killed at an event: everything, the driver alone, or the training's process alone.
+    """
+
+    folder: str
+    resume: bool
+    die_at: int | None = None
+    die_after_seconds: float | None = None
+    victim: str = ALL
+
+
+class Events:
+    """Counts what a sweep does to its disk, in all its processes, and kills it at the number asked for."""
+
+    def __init__(self, request: Request) -> None:
+        self._request, self._shared, self._driver = request, mmap.mmap(-1, 8), os.getpid()
+        self._log = os.open(f"{request.folder}/events", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def note(self, name: str) -> None:
+        number = int.from_bytes(self._shared[:], "little") + 1
+        self._shared[:] = number.to_bytes(8, "little")
+        os.write(self._log, f"{name}\n".encode())
+        if number != self._request.die_at:
+            return
+        if self._request.victim != WORKER and os.getpid() != self._driver:
+            os.kill(self._driver, signal.SIGKILL)
+        if self._request.victim != DRIVER or os.getpid() == self._driver:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def watch(events: Events, folder: Path) -> Callable[[str], None]:
+    """Notes every durable write and every draw of this process; returns how to name the training."""
+    replace, add, sample = Path.replace, LedgerStore.add, PoissonSampler.sample
+    writing, journal = LedgerSession.writing, {"file": -1}
+
+    def noted_replace(path: Path, target: Any) -> Any:
+        events.note(f"before {Path(target).name}")
+        found = replace(path, target)
+        events.note(f"after {Path(target).name}")
+        return found
+
+    def noted_add(store: LedgerStore, connection: Any, entries: Any) -> None:
+        events.note("before ledger row")
+        add(store, connection, entries)
+        events.note("before ledger commit")
+
+    @contextmanager
+    def noted_writing(session: LedgerSession) -> Iterator[Any]:
+        with writing(session) as draft:
+            yield draft
+        events.note("after ledger commit")
+
+    def noted_sample(sampler: PoissonSampler, *given: Any) -> Any:
+        os.write(journal["file"], b".")
+        events.note("draw")
+        return sample(sampler, *given)
+
+    Path.replace = noted_replace  # type: ignore[method-assign]
+    LedgerStore.add = noted_add  # type: ignore[method-assign]
+    LedgerSession.writing = noted_writing  # type: ignore[method-assign]
+    PoissonSampler.sample = noted_sample  # type: ignore[method-assign]
+
+    def begin(trial: str) -> None:
+        path = folder / f"{trial}.journal"
+        journal["file"] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    return begin
+
+
+def run_trials(
+    begin: Callable[[str], None],
+    session: Any,
+    plan: SweepPlan,
+    folder: SweepFolder,
+    trials: Sequence[Trial],
+    on_result: Any,
+    budget: SweepBudget,
+) -> dict[str, str]:
+    """Stands in for Ray: one training after the other, each in a process of its own."""
+    failed = {}
+    for trial in trials:
+        for _ in range(1 + MAX_RESTARTS):
+            budget.confirm(every_seconds=0)
+            result = _in_own_process(lambda trial=trial: _trained(begin, plan, folder, trial))  # type: ignore[misc]
+            if result is not None:
+                break
+            budget.restarted(trial.name)
+        if result is None or isinstance(result, str):
+            failed[trial.name] = result or "its process died"
+        else:
+            on_result(trial.name, result)
+    return failed
+
+
+def _trained(begin: Callable[[str], None], plan: SweepPlan, folder: SweepFolder, trial: Trial) -> Any:
+    begin(trial.name)
+    every = trial.config.performance.checkpoint_every_steps
+    checkpoints = CheckpointFolder(folder.checkpoint_folder(trial.name), every_steps=every, charged=True)
+    try:
+        result = train(trial.config, plan.data, checkpoints=checkpoints)
+    except Exception as error:
+        return str(error)
+    return {"metrics": result.metrics, "series": result.series}
+
+
+def _in_own_process(work: Callable[[], Any]) -> Any:
+    """The result of `work` from a fork of this process; None where that died."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writer, pickle.dumps(work()))  # nobody reads where the driver is dead
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as file:
+        content = file.read()
+    os.waitpid(child, 0)
+    return pickle.loads(content) if content else None
+
+
+class Silent:
+    """Stands in for MLflow."""
+
+    def __getattr__(self, name: str) -> Callable[..., str]:
+        return lambda *given, **named: ""
+
+
+def run_child(request: Request, planned: SweepPlan) -> int:
+    """Runs the sweep of a request in this process and returns its exit code."""
+    folder = Path(request.folder)
+    begin = watch(Events(request), folder)
+    service.build_plan = lambda *given, **named: planned
+    service.Tracker = SimpleNamespace(open=lambda *given: Silent())  # type: ignore[assignment,misc]
+    service.ray_session = lambda _: nullcontext()  # type: ignore[assignment,misc,return-value]
+    service.run_trials = lambda *given: run_trials(begin, *given)  # type: ignore[assignment,misc]
+    service.cross_checks = lambda *given: {}
+    more = ("--resume",) if request.resume else ()
+    chosen = options(*ARGUMENTS, f"--storage={folder}", f"--ledger={folder / 'ledger.db'}", *more)
+    return service.run_sweep("group-size", chosen, points(chosen), lambda *given: [])
+
+
+def answer(request: Request, planned: SweepPlan) -> dict[str, Any]:
+    """Forks a child for a request, kills it when it is time, and tells how it ended."""
+    started, child = time.monotonic(), os.fork()
+    if child == 0:
+        os.setsid()
+        with open(f"{request.folder}/said", "a") as said:
+            os.dup2(said.fileno(), 1)
+            os.dup2(said.fileno(), 2)
+            code = 99
+            try:
+                code = run_child(request, planned)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                os._exit(code)
+    if request.die_after_seconds is not None:
+        time.sleep(request.die_after_seconds)
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    return {"code": os.waitstatus_to_exitcode(status), "seconds": time.monotonic() - started}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.optim.Adam([torch.zeros(1, requires_grad=True)])  # loads torch's compiler, seconds
+    planned = plan(*ARGUMENTS, "--ledger=unused")
+    planned = dataclasses.replace(planned, data=make_data(private=True))
+    assert planned.cost is not None
+    for repeated in range(3 * EVERY_STEPS + 1):
+        planned.trials[0].config.epsilon(NUM_STEPS + repeated)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(answer(Request(**json.loads(line)), planned)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
