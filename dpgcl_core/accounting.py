@@ -156,7 +156,7 @@ def calibrate_noise_multiplier(
     if cached is not None and low_enough <= (reached := epsilon(cached)) <= target_epsilon:
         return Calibration(noise_multiplier=cached, epsilon=reached)
     for grid in (_COARSE_GRID, GRID):
-        noise = _search(partial(epsilon, grid=grid), low_enough, target_epsilon)
+        noise = search_noise_multiplier(partial(epsilon, grid=grid), low_enough, target_epsilon)
         reached = epsilon(noise)
         if low_enough <= reached <= target_epsilon:
             break
@@ -166,7 +166,7 @@ def calibrate_noise_multiplier(
     return Calibration(noise_multiplier=noise, epsilon=reached)
 
 
-def _search(epsilon: Callable[[float], float], low: float, high: float) -> float:
+def search_noise_multiplier(epsilon: Callable[[float], float], low: float, high: float) -> float:
     """Returns a σ with ε(σ) in the upper half of [low, high], by bisection of ln σ."""
     small = large = 1.0
     while epsilon(large) > high:

@@ -155,7 +155,7 @@ def _plain(
 ) -> GroupReport:
     """The plain gradient of all groups at once, for runs without clipping."""
     losses = group_losses(inputs)
-    flat = _flat(torch.autograd.grad(losses.sum(), parameters, allow_unused=True), parameters)
+    flat = flat_gradient(torch.autograd.grad(losses.sum(), parameters, allow_unused=True), parameters)
     finite = torch.isfinite(flat).all()
     total += torch.where(finite, flat, torch.zeros_like(flat))
     return GroupReport(
@@ -176,9 +176,9 @@ def _loop(
     norms, losses = [], []
     for index in range(_num_groups(inputs)):
         loss = group_losses(_groups(inputs, index, index + 1))
-        flat = _flat(torch.autograd.grad(loss.sum(), parameters, allow_unused=True), parameters)
+        flat = flat_gradient(torch.autograd.grad(loss.sum(), parameters, allow_unused=True), parameters)
         norm = squares_of(flat[None])[0].sqrt().float()
-        factor, finite = _clip_factor(norm, l2_clip_norm)
+        factor, finite = clip_factor(norm, l2_clip_norm)
         total += torch.where(finite, flat, torch.zeros_like(flat)) * factor
         norms.append(norm)
         losses.append(loss.detach())
@@ -191,7 +191,8 @@ def _loop(
     )
 
 
-def _flat(gradients: tuple[Tensor | None, ...], parameters: list[nn.Parameter]) -> Tensor:
+def flat_gradient(gradients: tuple[Tensor | None, ...], parameters: list[nn.Parameter]) -> Tensor:
+    """Returns gradients as one float32 vector in the order of `parameters`, zero where there is none."""
     return torch.cat(
         [
             torch.zeros_like(p).flatten() if g is None else g.flatten().float()
@@ -200,7 +201,7 @@ def _flat(gradients: tuple[Tensor | None, ...], parameters: list[nn.Parameter]) 
     )
 
 
-def _clip_factor(norm: Tensor, l2_clip_norm: float) -> tuple[Tensor, Tensor]:
+def clip_factor(norm: Tensor, l2_clip_norm: float) -> tuple[Tensor, Tensor]:
     """Returns the factors and which groups count: not those of infinite norm, nor of one so large that the
     factor has lost its digits."""
     tiny = torch.finfo(norm.dtype).tiny
@@ -226,7 +227,7 @@ def _fold(
         num_rows=frozenset(each.shape[:3].numel() for each in _each(inputs)),
     )
     norms = folded.norms()
-    factor, finite = _clip_factor(norms, l2_clip_norm)
+    factor, finite = clip_factor(norms, l2_clip_norm)
     folded.check()
     folded.add_weighted(total, parameters, factor)
     _folded_numbers.setdefault(model, {})[_shape(inputs)] = folded.numbers_per_group

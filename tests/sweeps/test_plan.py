@@ -78,8 +78,9 @@ def test_noise_is_calibrated_once_for_all_sizes_and_repeats(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     searched = []
-    search = accounting._search
-    monkeypatch.setattr(accounting, "_search", lambda *given: searched.append(given) or search(*given))
+    search = accounting.search_noise_multiplier
+    noted = lambda *given: searched.append(given) or search(*given)  # noqa: E731
+    monkeypatch.setattr(accounting, "search_noise_multiplier", noted)
     arguments = ("--tiny", "--epsilon", "2", "--group-sizes", "2", "4", "batch", "--repeats", "2")
     trials = support.plan(*arguments, calibrations=tmp_path).trials
     assert len(searched) == 1

@@ -1,0 +1,65 @@
+"""Station 6, another group loss: pairwise sigmoid inside one group (SigLIP; Zhai et al. 2023).
+
+Every pair of a query and a key is a classification of its own, "same record or not", so no softmax couples
+the pairs. Inside groups that changes the optimisation, not the privacy: the loss of a group depends on that
+group alone, and the sensitivity is that of the grouping (2C for groups of at least two records, C for one).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def group_sigmoid(
+    queries: Tensor,
+    keys: Tensor,
+    augmented_keys: Tensor | None = None,
+    *,
+    temperature: float | Tensor,
+    bias: float | Tensor,
+) -> Tensor:
+    """L_G = Σ_{i,j∈G} Σ_k −log σ( y_ij·(s^k_ij/τ + b) ), with y_ij = 1 for i = j and −1 otherwise.
+
+    k runs over key j and its augmented copies, and the label is that of the record: a query's own copies are
+    positives. (In the InfoNCE of `losses` they stand in the denominator; as negatives here they would ask
+    for the opposite of what the key itself asks for.) The loss is the same with queries and keys exchanged.
+
+    Args:
+      queries: `[groups, group_size, dim]` unit embeddings.
+      keys: `[groups, group_size, dim]` unit embeddings; key i belongs to query i.
+      augmented_keys: `[groups, group_size, num_augmentations, dim]`, or None for none.
+      temperature: τ > 0; SigLIP starts at 0.1.
+      bias: b; SigLIP starts at −10, for most pairs are negative. With small groups less is enough: at
+        b = −τ⁻¹·s − ln(S − 1) positives and negatives of similarity s weigh the same.
+
+    Returns:
+      `[groups]`, summed over its pairs.
+
+    >>> z = torch.nn.functional.normalize(torch.randn(3, 4, 8), dim=-1)
+    >>> group_sigmoid(z, z, temperature=0.1, bias=-10.0).shape
+    torch.Size([3])
+    """
+    candidates = keys[:, :, None]
+    if augmented_keys is not None:
+        candidates = torch.cat([candidates, augmented_keys], dim=2)
+    logits = torch.einsum("gid,gjkd->gijk", queries, candidates) / temperature + bias
+    same = torch.eye(queries.shape[1], dtype=torch.bool, device=queries.device)[None, :, :, None]
+    return F.softplus(torch.where(same, -logits, logits)).flatten(1).sum(1)
+
+
+def two_view_sigmoid_loss(embeddings: Tensor, *, temperature: float | Tensor, bias: float | Tensor) -> Tensor:
+    """`group_sigmoid` of views that one encoder embedded together.
+
+    Args:
+      embeddings: `[groups, group_size, 2 + num_augmentations, dim]`: the query, its key, and copies of it.
+      temperature: τ > 0.
+      bias: b.
+
+    Returns:
+      `[groups]`.
+    """
+    return group_sigmoid(
+        embeddings[:, :, 0], embeddings[:, :, 1], embeddings[:, :, 2:], temperature=temperature, bias=bias
+    )
