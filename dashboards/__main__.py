@@ -1,7 +1,7 @@
 """`python -m dashboards`: tables and figures from MLflow alone.
 
 python -m dashboards list
-python -m dashboards group-size --sweep NAME --output FOLDER
+python -m dashboards figure --question batch-size --sweep NAME --output FOLDER
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import sys
 from pathlib import Path
 
-from dashboards.runs import DashboardError, list_sweeps, load_trials
+from dashboards.runs import DashboardError, list_sweeps
 from dpgcl_core.errors import DpgclError
 
 
@@ -35,25 +35,37 @@ def list_command(tracking_uri: str | None = None) -> None:
     print(sweeps.astype(object).where(sweeps.notna(), "sealed").to_string(index=False))
 
 
-def group_size_command(
-    tracking_uri: str | None = None, sweep: str | None = None, output: Path | None = None
+def figure_command(
+    question: str,
+    tracking_uri: str | None = None,
+    sweep: str | None = None,
+    output: Path | None = None,
+    axis: str | None = None,
 ) -> None:
-    """Draws accuracy and gradient SNR against group size (the paper's Figure 4).
+    """Draws the figure of a question, and writes its tables.
 
-    Writes group_size.png, .html, .csv and .md.
+    Writes QUESTION.png, .html, .csv and .md.
 
     Args:
+      question: group-size, batch-size, num-augmentations, clip-norm, noise-multiplier, privacy-budget,
+        temperature, methods, convergence, search, lora-layers, architectures, augmentations, transfer or
+        ablation.
       tracking_uri: MLflow server or database; default $MLFLOW_TRACKING_URI, else the results folder's.
       sweep: name of the sweep; default the one started last.
       output: folder to write; default `figures/SWEEP` in the results folder.
+      axis: param to draw against, in place of the question's own.
     """
-    from dashboards.figures import write_group_size_figure, write_summary_table
+    from dashboards.asking import load_for
+    from dashboards.figures import write_figure, write_table
+    from dashboards.questions import find_question
 
-    trials = load_trials(tracking_uri or default_tracking_uri(), sweep)
+    asked = find_question(question)
+    asked = asked if axis is None else asked.along(axis)
+    trials = load_for(asked, tracking_uri or default_tracking_uri(), sweep)
     name = re.sub(r"[^\w.-]+", "_", str(trials["sweep"].iloc[0])).strip(".") or "sweep"
     folder = output or storage_folder() / "figures" / name
     try:
-        paths = [*write_group_size_figure(trials, folder), *write_summary_table(trials, folder)]
+        paths = [*write_figure(trials, folder, asked), *write_table(trials, folder, asked)]
     except OSError as error:
         raise DashboardError(
             f"{folder} cannot be written ({error.strerror}); give another --output"
@@ -62,11 +74,26 @@ def group_size_command(
         print(path)
 
 
+def group_size_command(
+    tracking_uri: str | None = None, sweep: str | None = None, output: Path | None = None
+) -> None:
+    """Draws accuracy and gradient SNR against group size (the paper's Figure 4).
+
+    The same as `figure --question group-size`.
+
+    Args:
+      tracking_uri: MLflow server or database; default $MLFLOW_TRACKING_URI, else the results folder's.
+      sweep: name of the sweep; default the one started last.
+      output: folder to write; default `figures/SWEEP` in the results folder.
+    """
+    figure_command("group-size", tracking_uri, sweep, output)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command; returns the exit code: 2 when the user can put something right."""
     import tyro
 
-    commands = {"group-size": group_size_command, "list": list_command}
+    commands = {"figure": figure_command, "group-size": group_size_command, "list": list_command}
     try:
         tyro.extras.subcommand_cli_from_dict(commands, prog="python -m dashboards", args=arguments)
     except DpgclError as error:

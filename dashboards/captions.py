@@ -6,101 +6,126 @@ import math
 
 import pandas as pd
 
+from dashboards.axes import Axis, ticks_of
+from dashboards.content import Table
+from dashboards.curves import split
+from dashboards.methods import without_guarantee
+from dashboards.names import DATASET_NAMES, has_values, natural_key, value_text
+from dashboards.questions import Question
+from dashboards.trials import AS_PUBLISHED, PROVEN, num_trials
 from trainers.tracking import NO_TUNING_COST, TUNING_COST_TAG
 
-_DATASET_NAMES = {
-    "fashion_mnist": "Fashion-MNIST",
-    "mnist": "MNIST",
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-    "digits": "Digits",
-}
+_BEYOND_TARGET = 1.001
 
 
-def has_values(trials: pd.DataFrame, name: str) -> bool:
-    """Whether a column exists and holds anything."""
-    return name in trials and bool(trials[name].notna().any())
-
-
-def _values(trials: pd.DataFrame, name: str, form: str = "g") -> str:
+def _values(trials: pd.DataFrame, name: str, form: str = ".4g") -> str:
     """The distinct values of a column, for example "3, 10"; empty without such a column."""
     if not has_values(trials, name):
         return ""
-    found = sorted(trials[name].dropna().unique())
-    shown = list(dict.fromkeys(value if isinstance(value, str) else format(value, form) for value in found))
+    found = sorted(trials[name].dropna().unique(), key=lambda value: natural_key(str(value)))
+    if trials[name].dtype.kind in "if":
+        found = sorted(found)
+    shown = list(
+        dict.fromkeys(value_text(value) if isinstance(value, str) else format(value, form) for value in found)
+    )
     return ", ".join(shown) if len(shown) <= 3 else f"{shown[0]} to {shown[-1]}"
 
 
-def title(trials: pd.DataFrame) -> str:
-    """Returns data set, ε, δ and the neighbouring relation, or that there is no guarantee."""
-    finite = trials[trials["target_epsilon"] < math.inf]
-    dataset = _values(trials, "dataset").replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
-    name = _DATASET_NAMES.get(dataset, dataset)
-    head = f"{name}: DP-GCL" if name else "DP-GCL"
-    if finite.empty:
-        return f"{head}, ε = ∞ (non-private: no guarantee)"
-    delta = _values(finite, "target_delta", ".2g") or "not recorded"
-    relation = "add or remove one record"
-    if has_values(finite, "neighboring_relation"):
-        relation = _values(finite, "neighboring_relation")
-    if _not_proven(finite):
-        relation = "NO GUARANTEE: seeded, non-private trials"
-    epsilon = _values(finite, "target_epsilon")
-    epsilon = f"ε ∈ {{{epsilon}}}" if finite["target_epsilon"].nunique() > 1 else f"ε = {epsilon}"
+def title(shown: pd.DataFrame, question: Question) -> str:
+    """Returns data set, method, ε, δ and the neighbouring relation, or that there is no guarantee.
+
+    ε, δ and the relation are those of trials with a proven guarantee alone.
+    """
+    dataset = _values(shown, "dataset").replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
+    methods = "DP-GCL"
+    if has_values(shown, "method"):
+        many = shown["method"].nunique() > 1
+        methods = f"{question.heading} compared" if many else value_text(shown["method"].iloc[0])
+        if many and question.axis.column != "method":
+            methods = f"{question.heading}, {shown['method'].nunique()} methods"
+    name = DATASET_NAMES.get(dataset, dataset)
+    head = f"{name}: {methods}" if name else methods
+    private = shown[shown["guarantee"] == PROVEN]
+    aimed = shown[(shown["guarantee"] != PROVEN) & (shown["target_epsilon"] < math.inf)]
+    if private.empty:
+        if aimed.empty:
+            return f"{head}, ε = ∞ (non-private: no guarantee)"
+        why = "as published" if set(aimed["guarantee"]) == {AS_PUBLISHED} else "seeded, non-private"
+        return f"{head}, NO GUARANTEE: {why} trials, aimed at ε = {_values(aimed, 'target_epsilon')}"
+    delta = _values(private, "target_delta", ".2g") or "not recorded"
+    relation = _values(private, "neighboring_relation") or "add or remove one record"
+    epsilon = _values(private, "target_epsilon")
+    epsilon = (
+        f"ε from {epsilon}"
+        if " to " in epsilon
+        else f"ε ∈ {{{epsilon}}}"
+        if "," in epsilon
+        else f"ε = {epsilon}"
+    )
     return f"{head}, {epsilon}, δ = {delta} ({relation})"
 
 
-def _not_proven(finite: pd.DataFrame) -> bool:
-    return "guarantee_label" in finite and bool((finite["guarantee_label"] != "proven").any())
-
-
-def subtitle(trials: pd.DataFrame) -> str:
-    """Returns σ, expected batch size, steps, temperature and network."""
-    finite = trials[trials["target_epsilon"] < math.inf]
+def subtitle(shown: pd.DataFrame, question: Question) -> str:
+    """Returns σ, expected batch size, steps, temperature and network, without what is on the axis."""
+    private = shown[shown["guarantee"] == PROVEN]
     parts = []
-    if has_values(finite, "noise_multiplier"):
+    if has_values(private, "noise_multiplier") and question.axis.column != "noise_multiplier":
         noise = [
-            (f"{_values(rows, 'noise_multiplier', '.3g')}", f"{epsilon:g}")
-            for epsilon, rows in finite.groupby("target_epsilon")
+            (f"{_values(rows, 'noise_multiplier', '.3g')}", value_text(epsilon))
+            for epsilon, rows in private.groupby("target_epsilon")
         ]
-        many = len(noise) > 1
-        parts.append("σ = " + "; ".join(f"{s} at ε = {e}" if many else s for s, e in noise))
-    if {"sampling_prob", "num_records_public"} <= set(trials):
-        batch = trials.assign(batch=(trials["sampling_prob"] * trials["num_records_public"]).round(1))
+        if 1 < len(noise) <= 3:
+            parts.append("σ = " + "; ".join(f"{s} at ε = {e}" for s, e in noise))
+        else:
+            parts.append("σ = " + _values(private, "noise_multiplier", ".3g"))
+    if {"sampling_prob", "num_records_public"} <= set(
+        shown
+    ) and question.axis.column != "expected_batch_size":
+        batch = shown.assign(batch=(shown["sampling_prob"] * shown["num_records_public"]).round(1))
         parts.append(f"B = {_values(batch, 'batch')} expected")
-    for name, sign in (("num_steps", "T"), ("temperature", "τ"), ("network_name", "network")):
-        if has_values(trials, name):
-            parts.append(f"{sign} = {_values(trials, name)}")
+    settings = (
+        *(("num_steps", "T"), ("group_size", "S"), ("temperature", "τ"), ("l2_clip_norm", "C")),
+        ("network_name", "network"),
+    )
+    for name, sign in settings:
+        if has_values(shown, name) and name != question.axis.column:
+            rows = private if name == "l2_clip_norm" and len(private) else shown
+            parts.append(f"{sign} = {_values(rows, name)}")
     return ", ".join(parts)
 
 
-def facts(trials: pd.DataFrame) -> list[list[str]]:
-    """Returns a table, heading first: what was trained and spent for each ε and num_augmentations."""
-    rows = [["target ε", "Nₐ", "group sizes S", "trials", "ε spent", "σ", "steps"]]
-    for (epsilon, count), cell in trials.groupby(["target_epsilon", "num_augmentations"]):
+def facts(shown: pd.DataFrame, question: Question) -> Table:
+    """Returns what was trained and spent, a row for each curve."""
+    heading = ["", question.axis.label, "trials", "ε spent", "σ", "steps"]
+    rows = []
+    for style, cell in split(shown, question):
+        private = cell[cell["guarantee"] == PROVEN]
         rows.append(
             [
-                "∞" if math.isinf(epsilon) else f"{epsilon:g}",
-                f"{count:g}",
-                _group_sizes(cell),
-                str(len(cell)),
-                _values(cell, "epsilon", ".4g").replace("inf", "∞") or "–",
+                style.label,
+                _along(cell, question.axis),
+                str(num_trials(cell)),
+                _values(private, "epsilon", ".4g") or "–",
                 _values(cell, "noise_multiplier", ".3g") or "–",
                 _values(cell, "num_steps_done") or _values(cell, "num_steps") or "–",
             ]
         )
-    return rows
+    return Table(heading=heading, rows=rows)
 
 
-def _group_sizes(trials: pd.DataFrame) -> str:
-    orders = sorted(trials["group_size_order"].unique())
-    sizes = [f"{order:g}" for order in orders if order < math.inf]
-    shown = ", ".join(sizes) if len(sizes) <= 3 else f"{sizes[0]} to {sizes[-1]}"
-    return ", ".join(filter(None, [shown, "batch" if math.inf in orders else ""]))
+def _along(cell: pd.DataFrame, axis: Axis) -> str:
+    names = ticks_of(axis, cell[axis.column]).names
+    attached = [name for order, name in names.items() if not axis.is_detached(order)]
+    apart = [name for order, name in names.items() if axis.is_detached(order)]
+    shown = ", ".join(attached) if len(attached) <= 3 else f"{attached[0]} to {attached[-1]}"
+    if axis.scale == "categorical" and len(attached) > 3:
+        shown = f"{len(attached)} values"
+    return ", ".join(filter(None, [shown, *apart]))
 
 
 def notes(
-    trials: pd.DataFrame,
+    shown: pd.DataFrame,
+    question: Question,
     *,
     num_repeats: list[int],
     num_untrained: int,
@@ -110,25 +135,25 @@ def notes(
     """Returns what the reader must know, one sentence each; the tuning cost comes last.
 
     Args:
-      trials: those shown.
+      shown: the trials.
+      question: of the figure.
       num_repeats: the distinct numbers of repeats of the points, ascending.
       num_untrained: networks behind the line of the untrained network; 0 = no such line.
       private: whether the training data are private.
-      has_scores: whether any score is shown.
+      has_scores: whether any panel is shown.
     """
-    found = []
-    if num_repeats and num_repeats[-1] > 1:
-        fewest, most = num_repeats[0], num_repeats[-1]
-        span = f"{most}" if fewest == most else f"{fewest} to {most}"
-        missing = "" if fewest == most else " (some trials are missing)"
-        found.append(f"Points and error bars: mean ± standard error over {span} repeats{missing}.")
-    elif num_repeats:
-        found.append("One repeat: no error bars.")
+    found = [_repeats(num_repeats, question)] if num_repeats and question.kind != "search" else []
+    if question.kind == "search" and has_scores:
+        found.append(
+            "Every dot is one training. Only trials with a proven guarantee can be best or on the front."
+        )
     if num_untrained:
         band = f", band: ± standard error over {num_untrained} initialisations" if num_untrained > 1 else ""
         found.append(f"Grey line: untrained network{band}.")
-    if trials["num_augmentations"].nunique() == 1:
-        found.append(f"Extra augmented copies of every key: Nₐ = {trials['num_augmentations'].iloc[0]:g}.")
+    if has_values(shown, "num_augmentations") and shown["num_augmentations"].nunique() == 1:
+        count = value_text(shown["num_augmentations"].iloc[0])
+        found.append(f"Extra augmented copies of every key: Nₐ = {count}.")
+    found += _not_private(shown, question)
     if private:
         found.append(
             "The training data are private: trials with ε = ∞, un-noised scores on private records and the "
@@ -137,9 +162,29 @@ def notes(
     if not has_scores:
         cause = "they would be computed from private records" if private else "none was recorded"
         found.append(f"No scores: {cause}.")
-    found.append(_overspent(trials))
-    found.append(_tuning_cost(trials))
+    found.append(_overspent(shown))
+    found.append(_tuning_cost(shown))
     return [note for note in found if note]
+
+
+def _repeats(num_repeats: list[int], question: Question) -> str:
+    fewest, most = num_repeats[0], num_repeats[-1]
+    if most == 1:
+        return "One repeat: no error bars."
+    span = f"{most}" if fewest == most else f"{fewest} to {most}"
+    missing = "" if fewest == most else " (some trials are missing)"
+    what = "Lines and bands" if question.axis.dense else "Points and error bars"
+    return f"{what}: mean ± standard error over {span} repeats{missing}."
+
+
+def _not_private(shown: pd.DataFrame, question: Question) -> list[str]:
+    """Names of what has no guarantee, where it stands beside what has one."""
+    column = question.axis.column if question.kind == "methods" else "method"
+    named = without_guarantee(shown, column) if column in shown and shown[column].nunique() > 1 else []
+    aimed = shown[(shown["guarantee"] != PROVEN) & (shown["target_epsilon"] < math.inf)]
+    if named or aimed.empty or (shown["guarantee"] != PROVEN).all():
+        return named
+    return [f"{num_trials(aimed)} of {num_trials(shown)} trials aimed at a finite ε but have NO GUARANTEE."]
 
 
 def _tuning_cost(trials: pd.DataFrame) -> str:
@@ -150,15 +195,15 @@ def _tuning_cost(trials: pd.DataFrame) -> str:
     return told[0] if len(told) == 1 else NO_TUNING_COST
 
 
-def _overspent(trials: pd.DataFrame) -> str:
+def _overspent(shown: pd.DataFrame) -> str:
     """A note when restarts repeated steps and the spent ε passed the target."""
-    if not has_values(trials, "epsilon"):
+    if not has_values(shown, "epsilon"):
         return ""
-    finite = trials[trials["target_epsilon"] < math.inf]
-    over = finite[finite["epsilon"] > 1.001 * finite["target_epsilon"]]
+    private = shown[shown["guarantee"] == PROVEN]
+    over = private[private["epsilon"] > _BEYOND_TARGET * private["target_epsilon"]]
     if over.empty:
         return ""
     return (
-        f"{len(over)} of {len(finite)} private trials spent more than their target ε, up to "
+        f"{num_trials(over)} of {num_trials(private)} private trials spent more than their target ε, up to "
         f"{over['epsilon'].max():.3g}: steps repeated after restarts are charged."
     )

@@ -1,4 +1,4 @@
-"""Which differences between group sizes are resolved: paired over repeats, against twice their error.
+"""Which differences are resolved: paired over repeats, against twice their error.
 
 Two trials of one repeat start from the same network and are scored on the same records, so their
 difference has far less spread than either score. A difference below two standard errors is reported as
@@ -11,46 +11,63 @@ import math
 
 import pandas as pd
 
-from dashboards.captions import has_values
-from dashboards.panels import LABEL_SCORES, VIEW_SCORES, shown_trials
-from dpgcl_core.grouping import BATCH
+from dashboards.axes import Ticks, ticks_of
+from dashboards.names import UNTRAINED, has_values, score_names, value_text
+from dashboards.questions import Question
+from dashboards.trials import ORDER, cell_columns, shown_trials
 
-UNTRAINED = "untrained"
 RESOLVED_AT = 2.0
-_COLUMNS = ["score", "target_epsilon", "num_augmentations", "group_size", "minus"]
 
 
-def differences_table(trials: pd.DataFrame) -> pd.DataFrame:
-    """Returns the paired difference of every point to the untrained network, to `batch` and to the best S.
+def differences_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
+    """Returns the paired difference of every point to the untrained network, each reference and the best.
 
-    Columns: the score, ε, N_a and S of the point, what is subtracted (`minus`), the mean difference, its
-    standard error, the number of repeats, and `verdict`: "higher", "lower" or "not resolved". The best S
-    is the numeric one with the highest mean.
+    Columns: the score, what tells the curve apart, the point on the axis, what is subtracted (`minus`), the
+    mean difference, its standard error, the number of repeats, and `verdict`: "higher", "lower" or "not
+    resolved". The best is the point with the highest mean that is neither a reference nor apart from the
+    numbers.
 
     Raises:
-      DashboardError: as `dashboards.panels.shown_trials`.
+      DashboardError: as `dashboards.trials.shown_trials`.
     """
-    shown = shown_trials(trials)
+    shown = shown_trials(trials, question)
+    if "repeat" not in shown:
+        return pd.DataFrame()
+    ticks = ticks_of(question.axis, shown[question.axis.column])
+    column = question.axis.column
+    by = cell_columns(shown, question)[1:]
+    values = shown.drop_duplicates(ORDER).set_index(ORDER)[column].to_dict()
     rows = []
-    for score in [name for name in (*LABEL_SCORES, *VIEW_SCORES) if has_values(shown, name)]:
-        for (epsilon, count), cell in shown.groupby(["target_epsilon", "num_augmentations"]):
-            wide = cell.pivot_table(index="repeat", columns="group_size", values=score, sort=False)
-            references = {}
-            if has_values(cell, f"{UNTRAINED}_{score}"):
-                references[UNTRAINED] = cell.groupby("repeat")[f"{UNTRAINED}_{score}"].mean()
-            if BATCH in wide:
-                references[BATCH] = wide[BATCH]
-            numeric = [size for size in wide if size != BATCH]
-            if len(numeric) > 1:
-                best = max(numeric, key=lambda size: wide[size].mean())
-                references[f"best, S = {best}"] = wide[best]
-            for size in wide:
-                for name, reference in references.items():
-                    if name not in (str(size), f"best, S = {size}"):
-                        point = (score, epsilon, count, size, name)
-                        difference = (wide[size] - reference).dropna()
-                        rows.append(dict(zip(_COLUMNS, point, strict=True)) | _verdict(difference))
+    for score in score_names(shown):
+        for key, cell in shown.groupby(by):
+            wide = cell.pivot_table(index="repeat", columns=ORDER, values=score)
+            references = _references(cell, wide, score, question, ticks)
+            for order in wide:
+                for name, (own, reference) in references.items():
+                    if own != order:
+                        point = dict(zip(by, key, strict=True)) | {column: values[order]}
+                        difference = _verdict((wide[order] - reference).dropna())
+                        rows.append({"score": score, **point, "minus": name} | difference)
     return pd.DataFrame(rows)
+
+
+def _references(
+    cell: pd.DataFrame, wide: pd.DataFrame, score: str, question: Question, ticks: Ticks
+) -> dict[str, tuple[float | None, pd.Series]]:
+    """What is subtracted within one curve, by name, with its own place on the axis."""
+    found: dict[str, tuple[float | None, pd.Series]] = {}
+    if has_values(cell, f"{UNTRAINED}_{score}"):
+        found[UNTRAINED] = None, cell.groupby("repeat")[f"{UNTRAINED}_{score}"].mean()
+    for order in wide:
+        if ticks.names[order] in map(value_text, question.references):
+            found[ticks.names[order]] = order, wide[order]
+    attached = [order for order in wide if not question.axis.is_detached(order)]
+    if len(attached) > 1:
+        best = max(attached, key=lambda order: wide[order].mean())
+        if all(own != best for own, _ in found.values()):
+            sign = "" if question.axis.scale == "categorical" else f"{question.axis.symbol} = "
+            found[f"best, {sign}{ticks.names[best]}"] = best, wide[best]
+    return found
 
 
 def _verdict(difference: pd.Series) -> dict[str, float | int | str]:

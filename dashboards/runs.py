@@ -58,6 +58,34 @@ def load_trials(tracking_uri: str, sweep: str | None = None) -> pd.DataFrame:
     return trials.sort_values([key for key in keys if key in trials], ignore_index=True)
 
 
+def load_series(tracking_uri: str, sweep: str | None, metric: str) -> pd.DataFrame:
+    """Returns one row per finished trial and recorded step of a metric; none where nothing was recorded.
+
+    Columns: those of `load_trials`, `step`, and the value in a column of the metric's name.
+
+    Args:
+      tracking_uri: as for `trainers.tracking.connect`.
+      sweep: the sweep's name; None is the one started last.
+      metric: name of a series, for example `train_loss`.
+
+    Raises:
+      TrackingError, DashboardError: as `load_trials`.
+    """
+    trials = load_trials(tracking_uri, sweep)
+    if metric not in trials:
+        return trials[:0].assign(step=pd.Series(dtype=float), **{metric: pd.Series(dtype=float)})
+    client = connect(tracking_uri)
+    points = []
+    with server_errors(without_credentials(tracking_uri), f"reading the history of {metric}"):
+        for run_id in trials.loc[trials[metric].notna(), "run_id"]:
+            for point in client.get_metric_history(run_id, metric):
+                points.append(
+                    {"run_id": run_id, "step": point.step, metric: _finite_or_infinite(point.value)}
+                )
+    history = pd.DataFrame(points).sort_values(["run_id", "step"], kind="stable")
+    return trials.drop(columns=metric).merge(history, on="run_id")
+
+
 def list_sweeps(tracking_uri: str) -> pd.DataFrame:
     """Returns one row per sweep, newest first, sealed ones last: they keep when they ran and how often.
 
@@ -173,9 +201,10 @@ def _typed_params(run: Run) -> dict[str, Any]:
 
 
 def _row(run: Run) -> dict[str, Any]:
-    metrics = {
-        name: math.copysign(math.inf, value) if abs(value) > _STORED_INFINITY else value
-        for name, value in run.data.metrics.items()
-    }
+    metrics = {name: _finite_or_infinite(value) for name, value in run.data.metrics.items()}
     names = {"run_id": run.info.run_id, "run_name": run.info.run_name}
     return {**_own_tags(run), **_typed_params(run), **metrics, **names}
+
+
+def _finite_or_infinite(value: float) -> float:
+    return math.copysign(math.inf, value) if abs(value) > _STORED_INFINITY else value

@@ -20,6 +20,11 @@ def make_trials():
 
 
 @pytest.fixture(scope="session")
+def make_sweep():
+    return _make_sweep
+
+
+@pytest.fixture(scope="session")
 def tracking(tmp_path_factory, make_trials):
     """(URI, trials) of a database with two finished sweeps, `old` and then `new`, and one without trials."""
     folder = tmp_path_factory.mktemp("mlflow")
@@ -82,4 +87,14 @@ def _make_trials(
         rows.append(row | changes)
     trials = pd.DataFrame(rows)
     trials["group_size"] = trials["group_size"].astype(object)
+    return trials
+
+
+def _make_sweep(column, values, follow=lambda value: {}, **options):
+    """Trials that differ in one column; `follow` gives what else a value decides."""
+    options = {"sizes": (8,), "snr": False} | options
+    parts = [_make_trials(**options, **({column: value} | follow(value))) for value in values]
+    trials = pd.concat(parts, ignore_index=True)
+    trials["knn_accuracy"] = np.random.default_rng(1).uniform(0.6, 0.9, len(trials))
+    trials["run_id"] = [f"run{i}" for i in range(len(trials))]
     return trials

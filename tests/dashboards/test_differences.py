@@ -7,7 +7,8 @@ import math
 import pandas as pd
 import pytest
 
-from dashboards.differences import differences_table
+from dashboards import differences
+from dashboards.questions import QUESTIONS
 
 
 def _trials(scores: dict[object, list[float]], untrained: list[float]) -> pd.DataFrame:
@@ -25,6 +26,10 @@ def _trials(scores: dict[object, list[float]], untrained: list[float]) -> pd.Dat
         for repeat, value in enumerate(values)
     ]
     return pd.DataFrame(rows)
+
+
+def differences_table(trials: pd.DataFrame) -> pd.DataFrame:
+    return differences.differences_table(trials, QUESTIONS["group-size"])
 
 
 def _row(table: pd.DataFrame, size: object, minus: str) -> pd.Series:

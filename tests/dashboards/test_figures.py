@@ -13,16 +13,37 @@ from matplotlib.table import Cell
 from matplotlib.text import Text
 
 from dashboards.__main__ import main
-from dashboards.figures import (
-    group_size_figure,
-    interactive_group_size_figure,
-    write_group_size_figure,
-    write_summary_table,
-)
-from dashboards.panels import NON_PRIVATE_COLOUR, group_size_content, summary_table
+from dashboards.asking import content_of
+from dashboards.curves import NON_PRIVATE_COLOUR
+from dashboards.figures import write_group_size_figure, write_summary_table
+from dashboards.interactive import interactive_figure
+from dashboards.panels import GRADIENT_SNR, SCORES
+from dashboards.printed import printed_figure
+from dashboards.questions import QUESTIONS
 from dashboards.runs import DashboardError, load_trials
+from dashboards.tables import summary_table
 
 TUNING_COST = "Open release: all 12 trials together ε = 40 at δ = 1.5e-06"
+
+
+def group_size_content(trials):
+    return content_of(trials, "group-size")
+
+
+def group_size_figure(trials):
+    return printed_figure(group_size_content(trials))
+
+
+def interactive_group_size_figure(trials):
+    return interactive_figure(group_size_content(trials))
+
+
+def score_panels(content):
+    return [panel for panel in content.panels if panel.legend == SCORES]
+
+
+def snr_panel(content):
+    return next((panel for panel in content.panels if panel.legend == GRADIENT_SNR), None)
 
 
 def words(figure):
@@ -34,7 +55,7 @@ def words(figure):
 
 def curve_of(content, epsilon, panel=0):
     label = "ε = ∞ (non-private)" if math.isinf(epsilon) else f"ε = {epsilon:g}"
-    return next(curve for curve in content.scores[panel].curves if curve.label == label)
+    return next(curve for curve in score_panels(content)[panel].curves if curve.style.label == label)
 
 
 def by_hand(trials, metric, size, epsilon):
@@ -62,7 +83,9 @@ def test_figure_from_mlflow_alone_has_the_means_and_errors_computed_by_hand(trac
 
 def test_figure_snr_panel_has_the_means_computed_by_hand(make_trials):
     trials = make_trials()
-    curve = next(c for c in group_size_content(trials).snr.curves if c.label.startswith("with aug"))
+    curve = next(
+        c for c in snr_panel(group_size_content(trials)).curves if c.style.label.startswith("with aug")
+    )
     wanted = [by_hand(trials, "snr_first_step", size, 10.0)[0] for size in (2, 8, 64, "batch")]
     np.testing.assert_allclose(curve.mean, wanted)
 
@@ -77,7 +100,9 @@ def test_figure_draws_snr_with_and_without_augmentation_on_a_log_scale(make_tria
 
 def test_figure_snr_of_unaugmented_trials_counts_as_without_augmentation(make_trials):
     trials = make_trials(augmentations=(0,)).drop(columns="snr_first_step_no_augmentation")
-    assert [curve.label for curve in group_size_content(trials).snr.curves] == ["without augmentation"]
+    assert [curve.style.label for curve in snr_panel(group_size_content(trials)).curves] == [
+        "without augmentation"
+    ]
 
 
 def test_figure_has_batch_last(make_trials):
@@ -89,8 +114,8 @@ def test_figure_has_batch_last(make_trials):
 
 
 def test_figure_axis_is_logarithmic_in_the_group_size(make_trials):
-    positions = group_size_content(make_trials(sizes=(2, 8, 64))).tick_positions
-    assert positions == [1.0, 3.0, 6.0]
+    axis = group_size_content(make_trials(sizes=(2, 8, 64))).panels[0].axis
+    assert list(axis.positions.values()) == [1.0, 3.0, 6.0]
 
 
 def test_figure_states_epsilon_delta_and_the_relation(make_trials):
@@ -112,7 +137,7 @@ def test_figure_states_what_the_error_bars_are(make_trials):
 
 
 def test_figure_draws_the_untrained_network_with_its_band(make_trials):
-    reference = group_size_content(make_trials()).scores[0].reference
+    reference = score_panels(group_size_content(make_trials()))[0].reference
     assert reference.mean == pytest.approx(51.0)
     assert reference.standard_error == pytest.approx(1 / math.sqrt(3))
 
@@ -129,17 +154,19 @@ def test_figure_without_labels_shows_view_retrieval(make_trials):
 
 
 def test_figure_tells_numbers_of_augmentations_apart_by_dashes(make_trials):
-    curves = group_size_content(make_trials(augmentations=(1, 4))).scores[0].curves
-    assert len({(curve.colour, curve.dash) for curve in curves}) == len(curves) == 4
+    curves = score_panels(group_size_content(make_trials(augmentations=(1, 4))))[0].curves
+    assert len({(curve.style.colour, curve.style.dash) for curve in curves}) == len(curves) == 4
 
 
 def test_figure_of_private_data_has_no_curve_without_noise(make_trials):
     content = group_size_content(make_trials(data_is="private"))
-    assert all(curve.colour != NON_PRIVATE_COLOUR for panel in content.scores for curve in panel.curves)
+    assert all(
+        curve.style.colour != NON_PRIVATE_COLOUR for panel in score_panels(content) for curve in panel.curves
+    )
 
 
 def test_figure_of_private_data_has_no_snr(make_trials):
-    assert group_size_content(make_trials(data_is="private")).snr is None
+    assert snr_panel(group_size_content(make_trials(data_is="private"))) is None
 
 
 def test_figure_of_private_data_says_what_is_withheld(make_trials):
@@ -149,7 +176,7 @@ def test_figure_of_private_data_says_what_is_withheld(make_trials):
 
 def test_figure_counts_untagged_data_as_private(make_trials):
     content = group_size_content(make_trials().drop(columns="data_is"))
-    assert content.snr is None
+    assert snr_panel(content) is None
 
 
 def test_figure_without_scores_shows_the_facts_and_why(make_trials):
@@ -183,8 +210,8 @@ def test_figure_leaves_out_a_point_without_trials(make_trials):
     trials = make_trials()
     gone = (trials["group_size"] == 8) & (trials["target_epsilon"] == 10.0)
     content = group_size_content(trials[~gone])
-    assert curve_of(content, 10.0).group_sizes == ["2", "64", "batch"]
-    assert curve_of(content, math.inf).group_sizes == ["2", "8", "64", "batch"]
+    assert curve_of(content, 10.0).names == ["2", "64", "batch"]
+    assert curve_of(content, math.inf).names == ["2", "8", "64", "batch"]
 
 
 def test_figure_says_when_restarts_spent_more_than_the_target(make_trials):
@@ -247,8 +274,7 @@ def test_html_contains_numbers_notes_and_needs_no_network(make_trials, tmp_path)
     _, page = write_group_size_figure(trials, tmp_path)
     text = page.read_text(encoding="utf-8")
     mean, error = by_hand(trials, "knn_accuracy", 8, 10.0)
-    assert f"{mean:.4g}" in text
-    assert f"{error:.4g}" in text
+    assert f"{100 * mean:.2f} ± {100 * error:.2f}" in text
     assert TUNING_COST in text
     assert 'script src="http' not in text
 
@@ -268,7 +294,7 @@ def test_png_is_written_at_print_resolution(make_trials, tmp_path):
 
 def test_summary_table_has_mean_error_and_n_of_each_cell(make_trials):
     trials = make_trials()
-    table = summary_table(trials)
+    table = summary_table(trials, QUESTIONS["group-size"])
     row = table[(table["group_size"] == 64) & (table["target_epsilon"] == math.inf)].iloc[0]
     mean, error = by_hand(trials, "linear_probe_accuracy", 64, math.inf)
     assert row["linear_probe_accuracy_mean"] == pytest.approx(mean)
@@ -277,7 +303,7 @@ def test_summary_table_has_mean_error_and_n_of_each_cell(make_trials):
 
 
 def test_summary_table_of_private_data_withholds_snr_and_unnoised_trials(make_trials):
-    table = summary_table(make_trials(data_is="private"))
+    table = summary_table(make_trials(data_is="private"), QUESTIONS["group-size"])
     assert not [name for name in table if name.startswith("snr")]
     assert set(table["target_epsilon"]) == {10.0}
 
@@ -286,7 +312,8 @@ def test_summary_csv_keeps_every_digit(make_trials, tmp_path):
     trials = make_trials()
     csv, _ = write_summary_table(trials, tmp_path)
     np.testing.assert_array_equal(
-        pd.read_csv(csv)["knn_accuracy_mean"], summary_table(trials)["knn_accuracy_mean"]
+        pd.read_csv(csv)["knn_accuracy_mean"],
+        summary_table(trials, QUESTIONS["group-size"])["knn_accuracy_mean"],
     )
 
 

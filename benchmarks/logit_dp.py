@@ -1,0 +1,341 @@
+#!/usr/bin/env python
+"""What Logit-DP costs: against one gradient per pair, and against a DP-GCL step, side by side in one run.
+
+    python benchmarks/logit_dp.py                          # everything, with a dated file
+    python benchmarks/logit_dp.py --model tiny_cnn --two-tower-records 64 --json
+
+One thread. The reference takes one gradient for each of the n² similarities, by one backward pass per pair
+and by `vmap`, for as many whole rows of pairs as asked for, and its time is scaled to n rows: every pair
+costs the same. Ratios are of processor seconds, which other work on the machine disturbs less than the
+clock's; both are in the file. Errors are relative: of the norms of the rows that the reference took, and of
+the whole clipped sum for few records.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks import reports
+from benchmarks.reports import say, seconds_text
+from benchmarks.steps import IMAGE_SHAPES
+from dpgcl_core.clipping import GroupClipper, num_trainable, trainable_parameters
+from dpgcl_core.errors import ConfigError, exit_on_bad_input
+from dpgcl_core.logit_dp import LogitClipper, LogitReport
+from dpgcl_core.losses import two_view_group_loss
+from trainers.config import NetworkConfig
+from trainers.encoder import build_encoder
+
+CLIP_NORM = 1.0
+TEMPERATURE = 0.5
+GROUP_SIZE = 16
+SUM_RECORDS = 24
+"""Records of the check of a whole clipped sum."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to measure."""
+
+    model: Literal["tiny_cnn", "small_cnn"] = "small_cnn"
+    """The network of every tower."""
+    dim: int = 32
+    """Width of the embeddings in the comparison with one gradient per pair."""
+    step_dims: tuple[int, ...] = (8, 16, 32)
+    """Widths of the embeddings in the comparison with a DP-GCL step."""
+    two_tower_records: int = 256
+    """n with two towers."""
+    shared_records: int = 64
+    """n with one shared encoder and exact norms."""
+    step_records: int = 512
+    """n of the comparison with a DP-GCL step: shared encoder, upper bound."""
+    reference_rows: int = 8
+    """Rows of n pairs each that the reference takes."""
+    repeats: int = 5
+    """Timed rounds of our side and of DP-GCL."""
+    json: bool = False
+    """Print one JSON object and write no file."""
+    output: Path = reports.RESULTS
+    """Folder of the dated result file."""
+
+    def __post_init__(self) -> None:
+        most = min(self.two_tower_records, self.shared_records)
+        if not 1 <= self.reference_rows <= most:
+            raise ConfigError(f"reference_rows must be in [1, {most}]; got {self.reference_rows}")
+        if self.step_records % GROUP_SIZE:
+            raise ConfigError(f"step_records must be a multiple of {GROUP_SIZE}; got {self.step_records}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seconds:
+    """Of a processor, and of the clock."""
+
+    processor: float
+    clock: float
+
+
+def timed(take: Callable[[], Any], repeats: int = 1, scale: float = 1.0) -> Seconds:
+    """Returns the medians over `repeats` calls, times `scale`."""
+    found = []
+    for _ in range(repeats):
+        clock, processor = time.perf_counter(), time.process_time()
+        take()
+        found.append((time.process_time() - processor, time.perf_counter() - clock))
+    processor, clock = (scale * statistics.median(column) for column in zip(*found, strict=True))
+    return Seconds(processor=processor, clock=clock)
+
+
+class Setting:
+    """Random images, one encoder for both views or one for each, and our step on them."""
+
+    def __init__(self, options: Options, num_records: int, dim: int, *, towers: int, norms: str) -> None:
+        shape = IMAGE_SHAPES[options.model]
+        config = NetworkConfig(name=options.model, embedding_dim=dim)
+        self.model = nn.ModuleList(build_encoder(config, shape, seed) for seed in range(towers))
+        self.model.to(memory_format=torch.channels_last)  # as the training loop does
+        self.dim, self.num_records = dim, num_records
+        self.inputs = torch.randn(1, num_records, 2, *shape, generator=torch.Generator().manual_seed(0))
+        self.clipper = LogitClipper(logit_clip_norm=CLIP_NORM, temperature=TEMPERATURE, norms=norms)  # type: ignore[arg-type]
+
+    def embed(self, tower: int) -> Callable[[Tensor], Tensor]:
+        """Returns one tower."""
+
+        def embed(inputs: Tensor) -> Tensor:
+            embeddings: Tensor = self.model[tower](inputs.flatten(0, 2))
+            return embeddings.unflatten(0, inputs.shape[:3])
+
+        return embed
+
+    def ours(self, num_records: int | None = None) -> tuple[Tensor, LogitReport]:
+        """Takes our clipped sum."""
+        total, inputs = torch.zeros(num_trainable(self.model)), self.inputs[:, :num_records]
+        if len(self.model) == 1:
+            return total, self.clipper.add_clipped_sum(total, self.model, self.embed(0), inputs)
+        pair = (inputs[:, :, :1], inputs[:, :, 1:])
+        embeds = (self.embed(0), self.embed(1))
+        return total, self.clipper.add_clipped_sum(total, self.model, embeds, pair)
+
+    def dp_gcl(self) -> None:
+        """Takes DP-GCL's clipped sum of the same views, in groups, all at once: its fastest way here."""
+        embed = self.embed(0)
+        groups = self.inputs[0].unflatten(0, (-1, GROUP_SIZE))
+        GroupClipper(l2_clip_norm=CLIP_NORM).add_clipped_sum(
+            torch.zeros(num_trainable(self.model)),
+            self.model,
+            lambda views: two_view_group_loss(embed(views), temperature=TEMPERATURE),
+            groups,
+        )
+
+    def record_embeddings(self, num_records: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Queries and keys, each with a graph of its own, so that a pair's backward pass is no larger."""
+        towers = self.model[0], self.model[-1]
+        records = self.inputs[0, :num_records]
+        queries, keys = (
+            [tower(record[v : v + 1])[0] for record in records] for v, tower in enumerate(towers)
+        )
+        return queries, keys
+
+    def gradients(self, rows: int, num_records: int) -> Tensor:
+        """One `autograd.grad` per pair: `[rows, n, num_parameters]`."""
+        parameters = trainable_parameters(self.model)
+        queries, keys = self.record_embeddings(num_records)
+        found = []
+        for query in queries[:rows]:
+            for key in keys:
+                pair = torch.autograd.grad(query @ key, parameters, retain_graph=True)
+                found.append(torch.cat([gradient.flatten() for gradient in pair]))
+        return torch.stack(found).view(rows, num_records, -1)
+
+    def norms_by_loop(self, rows: int) -> Tensor:
+        """Norms `[rows, n]`, a row of gradients at a time: no more would fit."""
+        parameters = trainable_parameters(self.model)
+        queries, keys = self.record_embeddings(self.num_records)
+        norms = torch.zeros(rows, self.num_records, dtype=torch.float64)
+        for i, query in enumerate(queries[:rows]):
+            for j, key in enumerate(keys):
+                pair = torch.autograd.grad(query @ key, parameters, retain_graph=True)
+                norms[i, j] = sum(g.double().square().sum() for g in pair).sqrt()
+        return norms
+
+    def norms_by_vmap(self, rows: int, at_once: int = 64) -> Tensor:
+        """The same norms, a vectorised gradient of `at_once` pairs at a time."""
+        weights = {name: weight.detach() for name, weight in self.model.named_parameters()}
+
+        def similarity(weights: dict[str, Tensor], query: Tensor, key: Tensor) -> Tensor:
+            z = torch.func.functional_call(_Pair(self.model), _named(weights), (query, key))
+            return z[0] @ z[1]
+
+        gradient = torch.func.vmap(torch.func.grad(similarity), (None, None, 0))
+        norms = []
+        for query in self.inputs[0, :rows, 0]:
+            for keys in self.inputs[0, :, 1].split(at_once):
+                found = gradient(weights, query, keys)
+                norms.append(sum(g.double().flatten(1).square().sum(1) for g in found.values()).sqrt())
+        return torch.cat(norms).view(rows, -1)
+
+
+class _Pair(nn.Module):
+    """Both towers as one module, which is what a functional call takes."""
+
+    def __init__(self, towers: nn.ModuleList) -> None:
+        super().__init__()
+        self.towers = towers
+
+    def forward(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        return self.towers[0](query[None])[0], self.towers[-1](key[None])[0]
+
+
+def _named(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"towers.{name}": value for name, value in weights.items()}
+
+
+def sum_error(setting: Setting) -> float:
+    """Relative error of the clipped sum of a few records against one gradient per pair, added in float64."""
+    n = min(SUM_RECORDS, setting.num_records)
+    queries, keys = setting.record_embeddings(n)
+    z = (torch.stack(queries) @ torch.stack(keys).T).detach().double()
+    coefficients = ((z / TEMPERATURE).softmax(1) - torch.eye(n)) / TEMPERATURE
+    gradients = setting.gradients(n, n).double()
+    factor = (CLIP_NORM * (1 - 1e-4) / gradients.norm(dim=2)).clamp_max(1)
+    exact = torch.einsum("ij,ijp->p", coefficients * factor, gradients)
+    return float((setting.ours(n)[0].double() - exact).norm() / exact.norm())
+
+
+def against_pairs(options: Options, *, towers: int, num_records: int) -> dict[str, Any]:
+    """Returns one row: our step against one gradient per pair."""
+    setting = Setting(options, num_records, options.dim, towers=towers, norms="exact")
+    _, report = setting.ours()
+    rows, norms = options.reference_rows, {}
+    sides = {"ours": timed(setting.ours, options.repeats)}
+    for name, take in (("loop", setting.norms_by_loop), ("vmap", setting.norms_by_vmap)):
+        take(1)
+        sides[name] = timed(
+            lambda take=take, name=name: norms.update({name: take(rows)}), 1, num_records / rows
+        )
+        say(f"  {name}: {sides[name].processor:.1f} s for n = {num_records}")
+    exact = norms["loop"]
+    error = float(((report.norms[:rows] - exact) / exact).abs().max())
+    fastest = min(sides["loop"].processor, sides["vmap"].processor)
+    return {
+        "towers": towers,
+        "num_records": num_records,
+        "dim": options.dim,
+        "speedup": fastest / sides["ours"].processor,
+        "max_norm_error": error,
+        "max_vmap_norm_error": float(((norms["vmap"] - exact) / exact).abs().max()),
+        "sum_error": sum_error(setting),
+        "sides": {name: vars(seconds) for name, seconds in sides.items()},
+    }
+
+
+def against_dp_gcl(options: Options, dim: int) -> dict[str, Any]:
+    """Returns one row: our step against DP-GCL's, sides in turn."""
+    n = options.step_records
+    settings = {
+        "shared, upper bound": Setting(options, n, dim, towers=1, norms="upper_bound"),
+        "two towers, exact": Setting(options, n, dim, towers=2, norms="exact"),
+    }
+    takes: dict[str, Callable[[], Any]] = {name: setting.ours for name, setting in settings.items()}
+    takes["dp_gcl"] = settings["shared, upper bound"].dp_gcl
+    found: dict[str, list[Seconds]] = {name: [] for name in takes}
+    for index in range(options.repeats + 1):
+        for name in list(takes)[:: -1 if index % 2 else 1]:
+            found[name].append(timed(takes[name]))
+    medians = {name: statistics.median(s.processor for s in all_[1:]) for name, all_ in found.items()}
+    return {
+        "num_records": n,
+        "dim": dim,
+        "group_size": GROUP_SIZE,
+        "ratios": {name: medians[name] / medians["dp_gcl"] for name in settings},
+        "processor_seconds": medians,
+        "clock_seconds": {name: statistics.median(s.clock for s in all_[1:]) for name, all_ in found.items()},
+        "all_processor_seconds": {name: [s.processor for s in all_[1:]] for name, all_ in found.items()},
+    }
+
+
+def measure(options: Options) -> dict[str, Any]:
+    """Returns all rows."""
+    torch.set_num_threads(1)
+    pairs = []
+    for towers, n in ((2, options.two_tower_records), (1, options.shared_records)):
+        say(f"{towers} tower(s), n = {n}")
+        pairs.append(against_pairs(options, towers=towers, num_records=n))
+    steps = []
+    for dim in options.step_dims:
+        say(f"against DP-GCL, dim {dim}")
+        steps.append(against_dp_gcl(options, dim))
+    return {"model": options.model, "pairs": pairs, "steps": steps}
+
+
+def tables(result: dict[str, Any]) -> list[str]:
+    """Returns both tables in Markdown."""
+    columns = ["encoders", "n", "dim", "ours", "loop", "vmap", "faster than both", "error: norms", "sum"]
+    pairs = [
+        [
+            "two towers" if row["towers"] == 2 else "shared, exact",
+            row["num_records"],
+            row["dim"],
+            *(f"{seconds_text(row['sides'][side]['processor'])} s" for side in ("ours", "loop", "vmap")),
+            f"**{row['speedup']:.0f}×**",
+            f"{row['max_norm_error']:.0e}",
+            f"{row['sum_error']:.0e}",
+        ]
+        for row in result["pairs"]
+    ]
+    names = ["shared, upper bound", "two towers, exact"]
+    steps = [
+        [
+            row["num_records"],
+            row["dim"],
+            *(f"{seconds_text(row['processor_seconds'][n])} s, **{row['ratios'][n]:.1f}×**" for n in names),
+            f"{seconds_text(row['processor_seconds']['dp_gcl'])} s",
+        ]
+        for row in result["steps"]
+    ]
+    return [
+        reports.markdown_table(columns, pairs),
+        reports.markdown_table(["n", "dim", *names, f"DP-GCL, S = {GROUP_SIZE}"], steps),
+    ]
+
+
+def main() -> int:
+    """Measures everything."""
+    import tyro
+
+    options = tyro.cli(Options, description=__doc__)
+    facts = reports.about(device="cpu", threads=1)
+    result = measure(options)
+    if options.json:
+        print(json.dumps({**facts, **result}))
+        return 0
+    for text in tables(result):
+        print(text)
+    name, title = f"logit_dp_{options.model}", "Logit-DP without n² gradients"
+    files = reports.write(name, title, PAGE, facts, result, tables(result), options.output)
+    print("written: " + ", ".join(map(str, files)))
+    return 0
+
+
+PAGE = f"""
+Processor seconds of one thread, medians, all sides in one process. Above: norms of all n² similarity
+gradients and their clipped sum, against one gradient per pair (`loop`: `autograd.grad`; `vmap`), of which a
+few rows of n pairs were taken and scaled to n rows. `error`: relative, of those rows' norms, and of the
+clipped sum of {SUM_RECORDS} records against float64. Below: one clipped sum over n records with two views
+each, against DP-GCL's (`GroupClipper`) of the same views and network; two towers have a network for each
+view.
+"""
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)

@@ -1,0 +1,125 @@
+"""Trials → the content of a question's figure: the one place where questions of different kinds meet."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from dashboards import captions
+from dashboards.content import Content, Table
+from dashboards.differences import RESOLVED_AT, differences_table
+from dashboards.methods import guarantee_table, score_table
+from dashboards.panels import axis_rows, series_rows, with_relative_loss
+from dashboards.questions import Question, find_question
+from dashboards.runs import DashboardError, load_series, load_trials
+from dashboards.search import number_trials, search_rows, trials_table
+from dashboards.tables import differences_for_readers, for_readers, summary_table
+from dashboards.trials import data_are_private, shown_trials
+
+_STEPS_SHOWN = 10
+PAIRED = (
+    f"A difference counts as resolved above {RESOLVED_AT:g} standard errors; trials of one repeat share the "
+    "network's initial values and the scored records."
+)
+
+
+def load_for(question: Question | str, tracking_uri: str, sweep: str | None = None) -> pd.DataFrame:
+    """Returns what a question is drawn from: trials, or for convergence a row per trial and recorded step.
+
+    Raises:
+      TrackingError: the server does not answer or the database does not exist.
+      DashboardError: as `dashboards.runs.load_trials`, or no series was recorded.
+    """
+    asked = find_question(question)
+    if asked.kind != "convergence":
+        return load_trials(tracking_uri, sweep)
+    name = sweep or str(load_trials(tracking_uri)["sweep"].iloc[0])
+    found = [load_series(tracking_uri, name, metric) for metric in asked.series]
+    # Each frame has the last values of the other series, which belong to no step of its own.
+    found = [
+        frame.drop(columns=[other for other in asked.series if other != metric and other in frame])
+        for metric, frame in zip(asked.series, found, strict=True)
+        if len(frame)
+    ]
+    if not found:
+        raise DashboardError(
+            f"no trial of the sweep {name!r} recorded any of {', '.join(asked.series)} on the way; train on "
+            "public data with record_every_steps above 0"
+        )
+    return pd.concat(found, ignore_index=True)
+
+
+def content_of(trials: pd.DataFrame, question: Question | str) -> Content:
+    """Returns everything that the figure of a question shows.
+
+    Args:
+      trials: from `load_for`.
+      question: or its name.
+
+    Raises:
+      DashboardError: the trials do not make one figure, see `dashboards.trials.shown_trials`.
+    """
+    asked = find_question(question)
+    trials = _prepared(trials, asked)
+    shown = shown_trials(trials, asked)
+    draw = {"search": search_rows, "convergence": series_rows}.get(asked.kind, axis_rows)
+    rows = draw(shown, asked)
+    panels = [panel for row in rows for panel in row]
+    facts = captions.facts(shown, asked)
+    return Content(
+        title=captions.title(shown, asked),
+        subtitle=captions.subtitle(shown, asked),
+        rows=rows,
+        facts=facts,
+        tables=_tables(trials, shown, asked),
+        notes=captions.notes(
+            shown,
+            asked,
+            num_repeats=sorted({n for panel in panels for curve in panel.curves for n in curve.num_repeats}),
+            num_untrained=max((p.reference.num_repeats for p in panels if p.reference), default=0),
+            private=data_are_private(trials),
+            has_scores=any(panel.y_label.endswith("(%)") for panel in panels),
+        ),
+    )
+
+
+def numbers_of(trials: pd.DataFrame, question: Question | str) -> pd.DataFrame:
+    """Returns the numbers of a figure at full precision: a row per point, or per trial of a search.
+
+    Raises:
+      DashboardError: as `content_of`.
+    """
+    asked = find_question(question)
+    trials = _prepared(trials, asked)
+    if asked.kind == "search":
+        return shown_trials(trials, asked).drop(columns="axis_order")
+    return summary_table(trials, asked)
+
+
+def _prepared(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
+    """The trials with the columns that the question draws and no trial records."""
+    if question.kind == "search":
+        return number_trials(trials)
+    return with_relative_loss(trials) if question.kind == "convergence" else trials
+
+
+def _tables(trials: pd.DataFrame, shown: pd.DataFrame, question: Question) -> list[tuple[str, Table]]:
+    if question.kind == "search":
+        return [("Trials, the best first", trials_table(shown))]
+    found = []
+    if question.kind == "methods":
+        found.append(("Scores; bold: the best private one of each column", score_table(shown, question)))
+        found.append(("What each guarantee rests on", guarantee_table(shown, question)))
+    elif question.kind == "convergence":
+        numbers = summary_table(trials, question)
+        recorded = [numbers.dropna(subset=[name]) for name in numbers if str(name).endswith("_mean")]
+        steps = sorted(min(recorded, key=len)["step"].unique())
+        some = [steps[round(i * (len(steps) - 1) / _STEPS_SHOWN)] for i in range(_STEPS_SHOWN + 1)]
+        heading = f"Numbers at some steps, all of them in {question.stem}.csv"
+        found.append((heading, for_readers(numbers[numbers["step"].isin(some)], "step")))
+    else:
+        found.append(("Numbers", for_readers(summary_table(trials, question), question.axis.column)))
+    if question.kind != "convergence":
+        differences = differences_table(trials, question)
+        if len(differences):
+            found.append(("Differences, paired over repeats", differences_for_readers(differences)))
+    return found

@@ -1,0 +1,159 @@
+"""Names for readers: of data sets, methods, scores, columns and values."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pandas as pd
+
+LABEL_SCORES = {"knn_accuracy": "k-NN accuracy", "linear_probe_accuracy": "Linear probe accuracy"}
+VIEW_SCORES = {
+    "view_retrieval_top1": "View retrieval, top 1",
+    "view_retrieval_top10": "View retrieval, top 10",
+}
+NOISED_SCORES = {
+    "noised_knn_accuracy": "Noised k-NN accuracy",
+    "noised_linear_probe_accuracy": "Noised linear probe accuracy",
+}
+SNR = "snr_first_step"
+SNR_PLAIN = "snr_first_step_no_augmentation"
+DURING = "_during"
+UNTRAINED = "untrained"
+
+DATASET_NAMES = {
+    "fashion_mnist": "Fashion-MNIST",
+    "fashion-mnist": "Fashion-MNIST",
+    "mnist": "MNIST",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "digits": "Digits",
+    "eurosat": "EuroSAT",
+}
+# In the order of tables and figures.
+METHOD_NAMES = {
+    "dp_gcl": "DP-GCL",
+    "dp_clip": "DP-CLIP",
+    "dp_sgd": "DP-SGD",
+    "group_clip": "Group clipping, batch negatives",
+    "logit_dp": "Logit-DP",
+    "logit_dp_spread_out": "Logit-DP, spread-out loss",
+    "siglip_groups": "SigLIP in groups",
+    "byol_groups": "BYOL in groups",
+    "dpcl_simclr": "DPCL, SimCLR",
+    "dpcl_barlow": "DPCL, Barlow Twins",
+    "non_private": "Non-private",
+    "base": "Base, not trained",
+}
+_COLUMN_NAMES = {
+    "group_size": "Group size S",
+    "expected_batch_size": "Expected batch size B",
+    "num_augmentations": "Augmented copies Nₐ",
+    "l2_clip_norm": "Clip norm C",
+    "noise_multiplier": "Noise multiplier σ",
+    "target_epsilon": "Target ε",
+    "temperature": "Temperature τ",
+    "sampling_prob": "Sampling probability q",
+    "num_steps": "Steps T",
+    "learning_rate": "Learning rate",
+    "weight_decay": "Weight decay",
+    "embedding_dim": "Embedding width",
+    "network_name": "Network",
+    "optimizer_name": "Optimizer",
+    "lora_layers": "Adapted layers",
+    "lora_rank": "LoRA rank",
+    "probe_dataset": "Probing data set",
+    "method": "Method",
+    "guarantee": "Guarantee",
+    "num_trials": "Trials",
+    "epsilon": "ε",
+    "epsilon_max": "ε spent, at most",
+    "step": "Step",
+    "relative_loss": "Relative loss",
+    "train_loss": "Training loss",
+    SNR: "Gradient SNR, first step",
+    SNR_PLAIN: "Gradient SNR without augmentation",
+}
+_SYMBOLS = {
+    "group_size": "S",
+    "expected_batch_size": "B",
+    "num_augmentations": "Nₐ",
+    "l2_clip_norm": "C",
+    "noise_multiplier": "σ",
+    "target_epsilon": "ε",
+    "temperature": "τ",
+    "num_steps": "T",
+}
+_RECALL = re.compile(r"(image_to_text|text_to_image)_(?:recall_at_|retrieval_top|top)(\d+)")
+_DIRECTIONS = {"image_to_text": "I→T", "text_to_image": "T→I"}
+
+
+def has_values(trials: pd.DataFrame, name: str) -> bool:
+    """Whether a column exists and holds anything."""
+    return name in trials and bool(trials[name].notna().any())
+
+
+def score_title(name: str) -> str | None:
+    """Returns the title of a score, a fraction drawn in per cent, or None for any other column.
+
+    >>> score_title("image_to_text_recall_at_10"), score_title("knn_accuracy_during"), score_title("snr")
+    ('I→T recall@10', 'k-NN accuracy', None)
+    """
+    base = name.removesuffix(DURING)
+    if found := _RECALL.fullmatch(base):
+        return f"{_DIRECTIONS[found[1]]} recall@{found[2]}"
+    return {**LABEL_SCORES, **VIEW_SCORES, **NOISED_SCORES}.get(base)
+
+
+def score_names(trials: pd.DataFrame) -> dict[str, str]:
+    """Returns the final scores to draw and their titles; those of view retrieval only where alone."""
+    found = {name: title for name in trials if (title := score_title(name)) and has_values(trials, name)}
+    found = {name: title for name, title in found.items() if not name.endswith(DURING)}
+    others = {name: title for name, title in found.items() if name not in VIEW_SCORES}
+    known = [*LABEL_SCORES, *NOISED_SCORES, *VIEW_SCORES]
+    rank = {name: i for i, name in enumerate([*known, *sorted(set(found) - set(known), key=natural_key)])}
+    return dict(sorted((others or found).items(), key=lambda item: rank[item[0]]))
+
+
+def column_title(column: str) -> str:
+    """Returns a column's name for readers.
+
+    >>> column_title("l2_clip_norm"), column_title("some_new_option")
+    ('Clip norm C', 'Some new option')
+    """
+    if title := score_title(column) or _COLUMN_NAMES.get(column):
+        return title
+    return column.replace("_", " ").capitalize()
+
+
+def symbol(column: str) -> str:
+    """Returns the sign of a column in labels such as "S = 8"."""
+    return _SYMBOLS.get(column, column.replace("_", " "))
+
+
+def value_text(value: Any) -> str:
+    """Returns a value for readers.
+
+    >>> [value_text(value) for value in (1024.0, 0.0707107, float("inf"), "dp_gcl", "batch", None)]
+    ['1024', '0.0707107', '∞', 'DP-GCL', 'batch', 'none']
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "none"
+    if isinstance(value, str):
+        return METHOD_NAMES.get(value) or DATASET_NAMES.get(value) or value
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    if math.isinf(value):
+        return "∞"
+    return str(int(value)) if value == int(value) and abs(value) < 1e7 else f"{value:.6g}"
+
+
+def natural_key(text: str) -> list[tuple[int, float | str]]:
+    """Sorts text with its numbers as numbers.
+
+    >>> sorted(["t10", "t9", "b"], key=natural_key)
+    ['b', 't9', 't10']
+    """
+    parts = re.split(r"(\d+)", text)
+    return [(0, float(part)) if part.isdigit() else (1, part) for part in parts if part]
