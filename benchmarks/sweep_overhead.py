@@ -32,6 +32,7 @@ from benchmarks.reports import say
 from dpgcl_core.errors import DpgclError
 from sweeps import group_size
 from sweeps.service import execution, run
+from sweeps.service.budget import SweepBudget
 from sweeps.service.execution import OnResult, RaySession
 from sweeps.service.options import parse_options
 from sweeps.service.plan import SweepPlan, Trial
@@ -138,6 +139,7 @@ def _listening(heard: _Heard) -> Iterator[None]:
         folder: SweepFolder,
         trials: Sequence[Trial],
         on_result: OnResult,
+        budget: SweepBudget | None = None,
     ) -> dict[str, str]:
         from benchmarks import trial_marks  # imports Ray, whose settings are made by now
         from trainers import ray_worker
@@ -154,7 +156,7 @@ def _listening(heard: _Heard) -> Iterator[None]:
 
         ray_worker.run_trial = trial_marks.marked_run_trial
         try:
-            return original(session, plan, folder, trials, noting)
+            return original(session, plan, folder, trials, noting, budget)
         finally:
             ray_worker.run_trial = trial_marks.run_trial
 

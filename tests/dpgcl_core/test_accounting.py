@@ -120,7 +120,9 @@ def test_calibration_inverts_epsilon() -> None:
 def test_calibration_cache_is_used(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     options = {"sampling_prob": 0.01, "num_steps": 100, "target_epsilon": 2.0, "target_delta": 1e-5}
     first = calibrate_noise_multiplier(**options, cache_folder=tmp_path)
-    monkeypatch.setattr(accounting, "_search", lambda *_: pytest.fail("searched in spite of the cache"))
+    monkeypatch.setattr(
+        accounting, "search_noise_multiplier", lambda *_: pytest.fail("searched in spite of the cache")
+    )
     assert calibrate_noise_multiplier(**options, cache_folder=tmp_path) == first
 
 
