@@ -16,7 +16,7 @@ sweep: $(INSTALLED)
 	$(BIN)/python sweeps/group_size.py $(OPTIONS)
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_OPTIONS)
 
 test-all:
 	$(MAKE) test PYTEST_OPTIONS='-m "not gpu"'

@@ -16,17 +16,6 @@ for name in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS", "DPGCL_STORAGE"):
 torch.set_num_threads(1)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `-n 2 --dist loadgroup`, what `make test` runs: all tests that start a Ray stay in one process.
-
-    So never two Rays compete for the cores; all other tests are dealt out file by file.
-    """
-    for item in items:
-        starts_ray = item.get_closest_marker("ray") is not None
-        item.add_marker(pytest.mark.xdist_group("ray" if starts_ray else item.nodeid.split("::")[0]))
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  # type: ignore[no-untyped-def]
     """With `DPGCL_NO_SKIPS`, which .ci/run sets, a skipped test is a failed one."""
