@@ -31,7 +31,6 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 import numpy as np
 import torch
@@ -48,7 +47,7 @@ from dpgcl_core.audit_bounds import (
     log_ratio,
 )
 from dpgcl_core.audit_result import AuditResult, table
-from dpgcl_core.errors import ConfigError, exit_on_bad_input, unknown_choice
+from dpgcl_core.errors import ConfigError, StrictParser, exit_on_bad_input, unknown_choice
 from dpgcl_core.grouping import BATCH, Grouper
 from dpgcl_core.mechanism import Mechanism
 from dpgcl_core.noise import GaussianNoise
@@ -330,16 +329,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if all(result.as_expected for result in results) else 1
 
 
-class _Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints are configuration errors."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
-
-
-def _parser() -> _Parser:
+def _parser() -> StrictParser:
     formatter = argparse.RawDescriptionHelpFormatter
-    parser = _Parser(
+    parser = StrictParser(
         prog="python -m dpgcl_core.audit", description=__doc__, formatter_class=formatter, allow_abbrev=False
     )
     add = parser.add_argument

@@ -18,9 +18,9 @@ import argparse
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-from dpgcl_core.errors import ConfigError, exit_on_bad_input, unknown_choice
+from dpgcl_core.errors import ConfigError, StrictParser, exit_on_bad_input, unknown_choice
 
 _LAWS = ("tnb", "poisson", "binomial")
 _BOUNDS = ("profile", "pointwise", "ps22")
@@ -31,13 +31,6 @@ _OPTIONS_OF_MODE = {
     "sealed": ("law", "eta", "mean_trials", "max_trials", "bound"),
     "sealed-threshold": ("halting_prob",),
 }
-
-
-class _Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints are configuration errors."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -188,9 +181,9 @@ def _shown(value: object) -> str:
     return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _parsers() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
+def _parsers() -> tuple[StrictParser, dict[str, argparse.ArgumentParser]]:
     formatter = argparse.RawDescriptionHelpFormatter
-    parser = _Parser(
+    parser = StrictParser(
         prog="python -m dpgcl_core.calculator",
         description=__doc__,
         formatter_class=formatter,

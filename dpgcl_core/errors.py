@@ -5,6 +5,7 @@ Every class derives from `DpgclError`; the command lines turn it into one line o
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import io
 import sys
@@ -64,3 +65,10 @@ def exit_on_bad_input(main: Callable[[], int]) -> NoReturn:
         sys.exit(2)
     except KeyboardInterrupt:  # before the trials; while they run, a signal is an ending of its own
         sys.exit(130)
+
+
+class StrictParser(argparse.ArgumentParser):
+    """An argument parser whose complaints are configuration errors."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)

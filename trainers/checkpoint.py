@@ -46,6 +46,11 @@ class Checkpoint:
     final: dict[str, float]
 
 
+def holds_noised_scores(final: dict[str, float]) -> bool:
+    """Whether a training's final values have its noised scores, which are drawn together."""
+    return "noised_knn_accuracy" in final
+
+
 class CheckpointFolder:
     """The durable state of one training in one folder.
 
@@ -189,9 +194,7 @@ class CheckpointFolder:
     def scorings_if_resumed(self) -> int:
         """Returns an upper bound on the drawings of noised scores by all attempts, if one more began now."""
         saved = self.load()
-        drawn = saved is not None and any(
-            name.startswith("noised_") for name in saved.final if "snr" not in name
-        )
+        drawn = saved is not None and holds_noised_scores(saved.final)
         return self.num_scorings() + (0 if drawn else 1)
 
     def _check_grant(self, num_steps: int) -> None:

@@ -21,7 +21,7 @@ from dpgcl_core.clipping import GroupReport, num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.noise import GaussianNoise
 from dpgcl_core.randomness import DrawSource
-from trainers.checkpoint import Attempt, Checkpoint, CheckpointFolder
+from trainers.checkpoint import Attempt, Checkpoint, CheckpointFolder, holds_noised_scores
 from trainers.config import TrainingConfig
 from trainers.data.dataset import TrainingData
 from trainers.encoder import Encoder, build_encoder, refuse_cross_record
@@ -359,7 +359,7 @@ def _scores(run: _Run, *, prefix: str = "") -> dict[str, float]:
 def _draw_noised_scores(run: _Run, checkpoints: CheckpointFolder | None) -> bool:
     """Draws the noised scores, once: a resume finds them in the checkpoint. Returns whether it drew."""
     data, final = run.data, run.observer.final
-    if data.index is None or data.scored is None or run.workers.rank > 0 or "noised_knn_accuracy" in final:
+    if data.index is None or data.scored is None or run.workers.rank > 0 or holds_noised_scores(final):
         return False
     if checkpoints:
         checkpoints.begin_scoring()

@@ -23,7 +23,6 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 import numpy as np
 import torch
@@ -32,7 +31,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from dpgcl_core.errors import ConfigError, DataError, exit_on_bad_input
+from dpgcl_core.errors import ConfigError, DataError, StrictParser, exit_on_bad_input
 from trainers.config import ViewConfig
 from trainers.data import BUILTIN_DATASETS, Records, check_dataset_name, load_dataset
 from trainers.encoder import Encoder, build_encoder
@@ -311,13 +310,6 @@ def table(attacks: dict[str, AttackResult], epsilon: float) -> str:
     )
 
 
-class _Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints are configuration errors."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns 0.
 
@@ -326,7 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       DataError: the data set is missing or too small.
     """
     formatter = argparse.RawDescriptionHelpFormatter
-    parser = _Parser(
+    parser = StrictParser(
         prog="python -m trainers.membership",
         description=__doc__,
         formatter_class=formatter,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import io
@@ -15,9 +14,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn, TypeVar, get_type_hints
+from typing import Annotated, Literal, TypeVar, get_type_hints
 
-from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.errors import ConfigError, StrictParser, unknown_choice
 from sweeps.service.release import check_release
 from trainers.data import BUILTIN_DATASETS, check_dataset_name
 from trainers.settings import Setting, named_setting
@@ -139,7 +138,7 @@ def parse_options(
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     _refuse_unknown_options(kind, arguments)
-    first = _FirstPass(add_help=False, allow_abbrev=False)
+    first = StrictParser(add_help=False, allow_abbrev=False)
     first.add_argument("--dataset")
     first.add_argument("--setting", default="auto")
     first.add_argument("--tiny", action="store_true")
@@ -155,13 +154,6 @@ def parse_options(
     options = _typed(kind, kind(**values), description, arguments)
     _refuse_contradictions(options, arguments)
     return options
-
-
-class _FirstPass(argparse.ArgumentParser):
-    """Reads the few options that choose the defaults of all others."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
 
 
 def _typed(kind: type[Options], default: Options, description: str, arguments: list[str]) -> Options:
