@@ -103,6 +103,7 @@ class Method:
       clip_unit: what is clipped to C: "group", "batch", "record's own path", "pair", …
       sensitivity_formula: for the statement.
       label: of the guarantee.
+      takes_augmented_keys: whether N_a > 0 has a place in the loss.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Method:
     clip_unit: str
     sensitivity_formula: str
     label: GuaranteeLabel = "proven"
+    takes_augmented_keys: bool = True
 
     @property
     def neighboring_relation(self) -> str:

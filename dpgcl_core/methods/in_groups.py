@@ -37,7 +37,6 @@ class InGroups(Method):
         return GroupRule(
             clipper=GroupClipper(l2_clip_norm=mechanism.l2_clip_norm),
             loss=self.loss(loss),
-            whole_batch=mechanism.group_size == BATCH,
         )
 
 

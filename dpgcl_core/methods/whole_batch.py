@@ -235,6 +235,7 @@ LOGIT_DP = LogitMethod(
     title="Logit-DP",
     source="Logit-DP, Eq. 5, with our bound",
     clip_unit="pair",
+    takes_augmented_keys=False,
     sensitivity_formula="(2C/τ)(1 + (cap − 1)·a/(a + cap − 1)), a = e^(2/τ)",
 )
 LOGIT_DP_SPREAD_OUT = LogitMethod(
@@ -242,6 +243,7 @@ LOGIT_DP_SPREAD_OUT = LogitMethod(
     title="Logit-DP with spread-out loss",
     source="Logit-DP, Eq. 5 and Lemma 4.6",
     clip_unit="pair",
+    takes_augmented_keys=False,
     sensitivity_formula="that of logit_dp + 6C",
     spread_out=1.0,
 )
