@@ -153,7 +153,46 @@ class CheckpointFolder:
             num_steps_repeated=before.num_steps_repeated + max(0, farthest - start_step),
             saved_step=start_step,
             every_steps=self.every_steps,
+            num_scorings=before.num_scorings,
         )
+
+    def begin_scoring(self) -> int:
+        """Counts one more drawing of noised scores, before it is made; returns how many there may have been.
+
+        Scores that a lost checkpoint held are drawn again, with other noise, and cost as much again.
+
+        Raises:
+          LedgerError: the grant does not cover it.
+        """
+        attempt = self._read_attempts()
+        if attempt is None:
+            raise StorageError(
+                f"{self.folder / 'attempts.json'} is missing; start this training in a new folder"
+            )
+        attempt = replace(attempt, num_scorings=attempt.num_scorings + 1)
+        if self.charged:
+            grant = read_grant(self.folder)
+            if grant is None or grant.num_scorings < attempt.num_scorings:
+                raise LedgerError(
+                    f"the budget ledger grants {grant.num_scorings if grant else 0} drawings of noised "
+                    f"scores to the training in {self.folder}, and this would be number "
+                    f"{attempt.num_scorings}; --resume charges it"
+                )
+        self._write_attempts(attempt)
+        return attempt.num_scorings
+
+    def num_scorings(self) -> int:
+        """Returns how often noised scores may have been drawn so far."""
+        attempt = self._read_attempts()
+        return attempt.num_scorings if attempt is not None else 0
+
+    def scorings_if_resumed(self) -> int:
+        """Returns an upper bound on the drawings of noised scores by all attempts, if one more began now."""
+        saved = self.load()
+        drawn = saved is not None and any(
+            name.startswith("noised_") for name in saved.final if "snr" not in name
+        )
+        return self.num_scorings() + (0 if drawn else 1)
 
     def _check_grant(self, num_steps: int) -> None:
         if not self.charged:
@@ -183,12 +222,14 @@ class Attempt:
       num_steps_repeated: upper bound on the steps drawn more than once so far.
       saved_step: the farthest step a checkpoint was written for.
       every_steps: steps between checkpoints of this attempt; a later one may use another number.
+      num_scorings: times that noised scores may have been drawn; noted before each drawing.
     """
 
     num_restarts: int
     num_steps_repeated: int
     saved_step: int
     every_steps: int
+    num_scorings: int = 0
 
 
 def read_attempt(folder: Path) -> Attempt | None:
@@ -213,10 +254,12 @@ class Grant:
     Attributes:
       num_steps: steps reserved, lost ones included; 0 takes the grant back.
       num_steps_lost: of these, steps of attempts that no file here knows of any more.
+      num_scorings: drawings of noised scores, where the training draws any.
     """
 
     num_steps: int
     num_steps_lost: int = 0
+    num_scorings: int = 1
 
 
 def read_grant(folder: Path) -> Grant | None:

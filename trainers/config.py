@@ -289,17 +289,18 @@ class TrainingConfig:
             public_seed=self.public_seed if self.seeded_non_private else None,
         )
 
-    def epsilon(self, num_steps: int | None = None, *, num_restarts: int = 0) -> float:
+    def epsilon(self, num_steps: int | None = None, *, num_restarts: int = 0, num_scorings: int = 1) -> float:
         """Returns ε of all that one training releases: model, noised scores and noised SNR.
 
         Args:
           num_steps: charged steps; all planned ones unless given.
           num_restarts: each may have repeated the first step, whose SNR is then charged once more.
+          num_scorings: times that the noised scores may have been drawn.
         """
         return scores.trial_epsilon(
             self.mechanism,
             self.evaluation.score_noise_multiplier,
-            self.evaluation.num_noised_scores,
+            self.evaluation.num_noised_scores * max(1, num_scorings),
             num_steps=num_steps,
             snr_noise_multiplier=self.evaluation.snr_noise_multiplier,
             num_snr_steps=1 + num_restarts,

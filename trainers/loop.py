@@ -123,11 +123,11 @@ def _train(run: _Run, checkpoints: CheckpointFolder | None) -> TrainingResult:
         if checkpoints and run.step % checkpoints.every_steps == 0:
             _save(run, checkpoints)
     seconds = time.perf_counter() - started
-    drawn = _draw_noised_scores(run)
+    drawn = _draw_noised_scores(run, checkpoints)
     if checkpoints and (drawn or run.step % checkpoints.every_steps):
         _save(run, checkpoints)
     timing = {"train_seconds": seconds, "step_seconds": seconds / max(1, run.step - first_step)}
-    return _finish(run, attempt, timing)
+    return _finish(run, attempt, timing, checkpoints.num_scorings() if checkpoints else 1)
 
 
 def _step(run: _Run) -> None:
@@ -358,11 +358,13 @@ def _scores(run: _Run, *, prefix: str = "") -> dict[str, float]:
     return run.observer.visible(scores)
 
 
-def _draw_noised_scores(run: _Run) -> bool:
+def _draw_noised_scores(run: _Run, checkpoints: CheckpointFolder | None) -> bool:
     """Draws the noised scores, once: a resume finds them in the checkpoint. Returns whether it drew."""
     data, final = run.data, run.observer.final
     if data.index is None or data.scored is None or run.workers.rank > 0 or "noised_knn_accuracy" in final:
         return False
+    if checkpoints:
+        checkpoints.begin_scoring()
     generator = run.randomness.generator(run.step, "score noise")
     drawn = noised_scores(
         run.encoder,
@@ -377,7 +379,7 @@ def _draw_noised_scores(run: _Run) -> bool:
     return True
 
 
-def _finish(run: _Run, attempt: Attempt, timing: dict[str, float]) -> TrainingResult:
+def _finish(run: _Run, attempt: Attempt, timing: dict[str, float], num_scorings: int) -> TrainingResult:
     if run.workers.rank > 0:
         return TrainingResult(metrics={}, series={}, encoder=run.encoder)
     started = time.perf_counter()
@@ -390,6 +392,8 @@ def _finish(run: _Run, attempt: Attempt, timing: dict[str, float]) -> TrainingRe
         "num_steps_charged": num_steps_charged,
     }
     if run.config.guarantee_label == "proven":
-        charged["epsilon"] = run.config.epsilon(num_steps_charged, num_restarts=attempt.num_restarts)
+        charged["epsilon"] = run.config.epsilon(
+            num_steps_charged, num_restarts=attempt.num_restarts, num_scorings=num_scorings
+        )
     metrics = run.observer.visible(charged | timing | scores | run.observer.final)
     return TrainingResult(metrics=metrics, series=run.observer.series, encoder=run.encoder)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import re
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
+import torch.distributed as dist
 from ray import tune
 from ray.train import RunConfig, ScalingConfig, WorkerGroupError
 from ray.train.torch import TorchTrainer
@@ -31,6 +33,9 @@ from trainers.workers import current_workers
 
 if TYPE_CHECKING:
     from trainers.loop import TrainingData
+
+# "[…/gloo/transport/tcp/pair.cc:547] Connection closed by peer"; or a class of its own.
+_FROM_GLOO = re.compile(r"^\[[^\]\n]*gloo/[^\]\n]*\]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +100,10 @@ class TrainingFailed(Exception):  # noqa: N818
     """One of several workers failed by itself; carries what may be told of it."""
 
 
+class WorkerLost(Exception):  # noqa: N818
+    """Another worker's process died: the training is worth another attempt."""
+
+
 def train_worker(loop_config: Mapping[str, Any]) -> dict[str, Any]:
     """One worker of one training; the first one's return value is the trial's result.
 
@@ -111,7 +120,7 @@ def train_worker(loop_config: Mapping[str, Any]) -> dict[str, Any]:
         if current_workers().count == 1:
             return {"error": text}
         if _lost_another_worker(error):
-            raise
+            raise WorkerLost("a worker of this training was lost") from None  # its text goes to Ray's logs
         raise TrainingFailed(text) from None  # the other workers wait for this one: end the group
     finally:
         _give_memory_back()
@@ -143,9 +152,10 @@ def _train(trial: RayTrial, data: TrainingData) -> dict[str, Any]:
 
 
 def _lost_another_worker(error: BaseException) -> bool:
-    """Whether this worker failed only because another one's process died."""
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and ("gloo" in text or "nccl" in text)
+    """Whether this worker failed only because another one's process died: what torch itself says then."""
+    return isinstance(error, dist.DistBackendError) or (
+        type(error) is RuntimeError and _FROM_GLOO.match(str(error)) is not None
+    )
 
 
 def describe_error(error: BaseException, *, data_are_public: bool) -> str:

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from dpgcl_core import metrics as metric_policy
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, LedgerError
 from dpgcl_core.metrics import METRICS, Release
 from dpgcl_core.records import ids_from_names
 from dpgcl_core.scores import noised_count
 from tests.trainers.conftest import make_config, make_data, make_records
 from trainers import loop, release
-from trainers.checkpoint import CheckpointFolder
+from trainers.checkpoint import CheckpointFolder, Grant, write_grant
 from trainers.config import EvaluationConfig, TrainingConfig
 from trainers.data import is_split_held_out, split_held_out
 from trainers.data.dataset import Records, TrainingData
@@ -178,6 +178,57 @@ def test_noised_scores_are_drawn_once_whatever_the_restarts(tmp_path: Path) -> N
     )
     for name in ("noised_knn_accuracy", "noised_linear_probe_accuracy", "noised_snr_first_step"):
         assert first[name] == second[name]
+
+
+def test_scores_drawn_again_after_a_lost_checkpoint_are_charged_again(tmp_path: Path) -> None:
+    config, data = _config(), _data()
+    found = []
+    for _ in range(3):
+        found.append(train(config, data, checkpoints=CheckpointFolder(tmp_path, every_steps=2)).metrics)
+        (tmp_path / "checkpoint.pt").unlink()
+    assert len({each["noised_knn_accuracy"] for each in found}) > 1
+    for number, each in enumerate(found, start=1):
+        steps = int(each["num_steps_charged"])
+        truth = config.epsilon(steps, num_restarts=number - 1, num_scorings=number)
+        assert each["epsilon"] == pytest.approx(truth)
+    assert found[2]["epsilon"] > found[0]["epsilon"]
+
+
+def test_scoring_is_noted_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(*given: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "noised_scores", die)
+    folder = CheckpointFolder(tmp_path, every_steps=2)
+    with pytest.raises(KeyboardInterrupt):
+        train(_config(), _data(), checkpoints=folder)
+    assert (folder.num_scorings(), folder.scorings_if_resumed()) == (1, 2)
+
+
+def test_scoring_beyond_the_grant_is_refused(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, every_steps=2, charged=True)
+    write_grant(tmp_path, Grant(num_steps=100, num_scorings=1))
+    config = _config()
+    train(config, _data(), checkpoints=folder)
+    (tmp_path / "checkpoint.pt").unlink()
+    with pytest.raises(LedgerError, match="grants 1 drawings of noised scores"):
+        train(config, _data(), checkpoints=CheckpointFolder(tmp_path, every_steps=2, charged=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_lost"),
+    [
+        (
+            "[/w/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1",
+            True,
+        ),
+        ("cannot use record igloo/OMBRELUNE-17.png", False),
+        ("cannot use [OMBRELUNE] of gloo/nccl", False),
+    ],
+)
+def test_lost_worker_is_told_by_torchs_own_words(text: str, is_lost: bool) -> None:
+    ray_worker = pytest.importorskip("trainers.ray_worker")
+    assert ray_worker._lost_another_worker(RuntimeError(text)) is is_lost
 
 
 def test_restart_charges_the_noised_snr_again() -> None:
