@@ -165,7 +165,7 @@ class Mechanism:
         return self.rules.dp_event(self, self.num_steps if num_steps is None else num_steps)
 
     def epsilon(self, num_steps: int | None = None) -> float:
-        """Returns ε at `target_delta` by the method's accountant (PLD), of all steps or of `num_steps` charged ones.
+        """Returns ε at `target_delta` by the method's accountant, of all or of `num_steps` charged steps.
 
         >>> round(Mechanism(num_records_public=60_000, sampling_prob=2048 / 60_000, group_size=16,
         ...     l2_clip_norm=1.0, noise_multiplier=0.97, num_steps=1200,

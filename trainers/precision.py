@@ -62,7 +62,7 @@ def embed_of(encoder: Encoder, network: NetworkConfig | None = None) -> Embed:
 def group_losses_of(
     encoder: Encoder, temperature: float, network: NetworkConfig | None = None
 ) -> GroupLosses:
-    """Returns stations 5 and 6 of DP-GCL: views `[groups, group_size, views, C, H, W]` to losses `[groups]`."""
+    """Returns stations 5 and 6 of DP-GCL: views `[groups, group_size, views, C, H, W]` to `[groups]`."""
     embed = embed_of(encoder, network)
     return lambda views: two_view_group_loss(embed(views), temperature=temperature)
 

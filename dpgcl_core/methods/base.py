@@ -1,4 +1,4 @@
-"""What a method is: how records are drawn, what is clipped, how far one record moves the sum, what that costs.
+"""What a method is: how records are drawn, what is clipped, how far one record moves the sum, the cost.
 
 A `Mechanism` holds the public numbers of one training and asks its method for everything that depends on the
 method: sampler, groups, the rule that makes the clipped sum, sensitivity, neighbouring relation, accounting
@@ -62,7 +62,7 @@ class GradientRule(Protocol):
 
     @property
     def whole_batch(self) -> bool:
-        """Whether it must see all groups of a step in one call; otherwise any partition gives the same sum."""
+        """Whether it must see all groups of a step in one call; otherwise any partition will do."""
 
     def add_clipped_sum(
         self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, generator: Draws
@@ -104,6 +104,8 @@ class Method:
       sensitivity_formula: for the statement.
       label: of the guarantee.
       takes_augmented_keys: whether N_a > 0 has a place in the loss.
+      needs_cap: whether the sensitivity needs a public cap on the batch.
+      takes_group_size: whether S has a meaning; otherwise the batch is one group.
     """
 
     name: str
@@ -113,6 +115,8 @@ class Method:
     sensitivity_formula: str
     label: GuaranteeLabel = "proven"
     takes_augmented_keys: bool = True
+    needs_cap: bool = False
+    takes_group_size: bool = True
 
     @property
     def neighboring_relation(self) -> str:

@@ -73,6 +73,7 @@ DP_CLIP = WholeBatchClipping(
     title="DP-CLIP",
     source="Huang et al. 2023; DP-GCL, section 2.3",
     clip_unit="whole batch",
+    takes_group_size=False,
     sensitivity_formula="2C",
 )
 SIGLIP_GROUPS = SigmoidInGroups(

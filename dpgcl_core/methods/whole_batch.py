@@ -4,8 +4,8 @@
 batch, a record that truncation exchanges included, so the plain Poisson event holds at every number of
 records (proof in `dpgcl_core.path_clipping`).
 
-`logit_dp`: Δ(cap) of `dpgcl_core.logit_dp` is for one record that joins or leaves. Where the sample reaches the
-cap, a record that joins may push another out and move the sum by 2Δ. The probability of that, for data
+`logit_dp`: Δ(cap) of `dpgcl_core.logit_dp` is for one record that joins or leaves. Where the sample reaches
+the cap, a record that joins may push another out and move the sum by 2Δ. The probability of that, for data
 sets of at most `max_records`, is added to δ for the whole run (`dpgcl_core.capped_sampling`, way 2), so that
 ε is that of the plain Poisson event at what is left of δ. With a cap of 1.25·q·n nothing noticeable is added.
 """
@@ -221,6 +221,8 @@ DP_SGD = PathMethod(
     title="DP-SGD",
     source="DP-GCL, section 2.3, as per-sample hooks compute it",
     clip_unit="record's own path",
+    needs_cap=True,
+    takes_group_size=False,
     sensitivity_formula="2·cap·C",
 )
 GROUP_CLIP = FullBatchGroups(
@@ -228,6 +230,7 @@ GROUP_CLIP = FullBatchGroups(
     title="Group clipping, negatives of the whole batch",
     source="DP-GCL, Eq. 8 (Eq. 6 for groups of one)",
     clip_unit="group, through the whole batch",
+    needs_cap=True,
     sensitivity_formula="2·⌊cap/S⌋·C",
 )
 LOGIT_DP = LogitMethod(
@@ -236,6 +239,8 @@ LOGIT_DP = LogitMethod(
     source="Logit-DP, Eq. 5, with our bound",
     clip_unit="pair",
     takes_augmented_keys=False,
+    needs_cap=True,
+    takes_group_size=False,
     sensitivity_formula="(2C/τ)(1 + (cap − 1)·a/(a + cap − 1)), a = e^(2/τ)",
 )
 LOGIT_DP_SPREAD_OUT = LogitMethod(
@@ -244,6 +249,8 @@ LOGIT_DP_SPREAD_OUT = LogitMethod(
     source="Logit-DP, Eq. 5 and Lemma 4.6",
     clip_unit="pair",
     takes_augmented_keys=False,
+    needs_cap=True,
+    takes_group_size=False,
     sensitivity_formula="that of logit_dp + 6C",
     spread_out=1.0,
 )

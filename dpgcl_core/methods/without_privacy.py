@@ -30,6 +30,7 @@ NON_PRIVATE = WithoutPrivacy(
     title="without privacy",
     source="InfoNCE",
     clip_unit="nothing",
+    takes_group_size=False,
     sensitivity_formula="none",
     label="none",
 )
@@ -38,6 +39,7 @@ BASE = WithoutPrivacy(
     title="untrained network",
     source="",
     clip_unit="nothing",
+    takes_group_size=False,
     sensitivity_formula="none",
     label="none",
 )
