@@ -21,7 +21,6 @@ from dpgcl_core import clipping
 from dpgcl_core.clipping import GroupLosses, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism import Mechanism, default_delta
-from dpgcl_core.randomness import SecretRandomness
 from trainers import loop
 from trainers.config import (
     EvaluationConfig,
@@ -200,7 +199,7 @@ class OurStep:
     def check(self, max_groups: int = 32, draws: int = 2) -> Check:
         """Compares the clipped sums of a few microbatches with `exact_clipped_sum`, always in float32."""
         config, encoder = self.run.config, self.run.encoder
-        embed, draws = embed_of(encoder, config.network), SecretRandomness().generator(0, "statistics")
+        embed = embed_of(encoder, config.network)
         in_full = group_losses_of(encoder, config.temperature)
         rule, scale = config.rule(), gradient_scale(config.network)
         size = min(max_groups, self.task.groups_at_once(self.views_per_microbatch))
@@ -209,7 +208,7 @@ class OurStep:
             groups = self.task.groups(np.random.default_rng(draw))[:size]
             views = views_of(self.records, groups, config, step=draw, device=self.task.device)
             actual = torch.zeros_like(self.run.total)
-            report = add_clipped_sum(rule, actual, encoder, embed, views, scale, draws)
+            report = add_clipped_sum(rule, actual, encoder, embed, views, scale, None)
             exact = exact_clipped_sum(encoder, in_full, views, config.mechanism.l2_clip_norm)
             found.append(relative_errors(encoder, actual, exact))
         whole, parameter = (max(errors) for errors in zip(*found, strict=True))

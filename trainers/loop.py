@@ -202,7 +202,8 @@ def _add_clipped_sum(
     if not groups.size:
         return []
     rule, scale = config.rule(), gradient_scale(config.network)
-    embed, draws = embed_of(run.encoder, config.network), run.randomness.generator(run.step, "statistics")
+    embed = embed_of(run.encoder, config.network)
+    draws = run.randomness.generator(run.step, "statistics") if rule.needs_draws else None
     at_once = max(1, run.max_views // (groups.shape[1] * num_views))
     if rule.whole_batch:
         at_once = len(groups)

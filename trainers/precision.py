@@ -27,7 +27,7 @@ from dpgcl_core.losses import two_view_group_loss
 from dpgcl_core.methods import GradientRule
 from dpgcl_core.methods.base import GroupRule
 from dpgcl_core.path_clipping import Embed
-from dpgcl_core.randomness import Draws, SecretRandomness
+from dpgcl_core.randomness import Draws
 from trainers.config import NetworkConfig, TrainingConfig
 from trainers.encoder import Encoder
 
@@ -74,7 +74,7 @@ def add_clipped_sum(
     embed: Embed,
     views: Tensor,
     scale: float,
-    draws: Draws,
+    draws: Draws | None,
 ) -> GroupReport:
     """`rule.add_clipped_sum` for embeddings whose gradient arrives times `scale` (see the module)."""
     if scale == 1:
@@ -98,8 +98,7 @@ def look_at_engine(config: TrainingConfig, encoder: Encoder, image_shape: tuple[
     shape = (2, int(size), 2 + config.num_augmentations, *image_shape)
     views = torch.zeros(shape, device=next(encoder.parameters()).device)
     total = torch.zeros(num_trainable(encoder), device=views.device)
-    rule, draws = config.rule(), SecretRandomness().generator(0, "statistics")
-    rule.add_clipped_sum(total, encoder, embed_of(encoder), views, draws)
+    config.rule().add_clipped_sum(total, encoder, embed_of(encoder), views, None)
 
 
 def _autocast(network: NetworkConfig, device: torch.device) -> AbstractContextManager[Any]:

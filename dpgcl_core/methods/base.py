@@ -64,8 +64,12 @@ class GradientRule(Protocol):
     def whole_batch(self) -> bool:
         """Whether it must see all groups of a step in one call; otherwise any partition will do."""
 
+    @property
+    def needs_draws(self) -> bool:
+        """Whether it releases something besides the sum, with noise of its own."""
+
     def add_clipped_sum(
-        self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, generator: Draws
+        self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, generator: Draws | None
     ) -> GroupReport:
         """Adds the method's clipped sum to the flat float32 `total`, in place.
 
@@ -74,7 +78,7 @@ class GradientRule(Protocol):
           model: the network that `embed` calls.
           embed: views `[groups, group_size, views, ...]` to unit embeddings.
           inputs: views `[groups, group_size, views, ...]`.
-          generator: secret draws, for methods that release something besides the sum.
+          generator: secret draws, where it needs them.
         """
 
 
@@ -85,9 +89,10 @@ class GroupRule:
     clipper: GroupClipper
     loss: GroupLoss
     whole_batch: bool = False
+    needs_draws: bool = False
 
     def add_clipped_sum(
-        self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, generator: Draws
+        self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, generator: Draws | None
     ) -> GroupReport:
         return self.clipper.add_clipped_sum(total, model, lambda views: self.loss(embed(views)), inputs)
 

@@ -38,10 +38,12 @@ class _TwoViews:
 
     inner: DpSimClr | DpBarlowTwins
     whole_batch: bool = True
+    needs_draws: bool = True
 
     def add_clipped_sum(
-        self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, generator: Draws
+        self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, generator: Draws | None
     ) -> GroupReport:
+        assert generator is not None
         return self.inner.add_clipped_sum(total, model, embed, inputs, generator=generator)
 
 

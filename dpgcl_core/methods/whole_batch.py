@@ -41,9 +41,10 @@ class _OfOneBatch:
 
     inner: PathClipping | FullBatchGroupClipping | LogitClipper
     whole_batch: bool = True
+    needs_draws: bool = False
 
     def add_clipped_sum(
-        self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, generator: Draws
+        self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, generator: Draws | None
     ) -> GroupReport:
         report = self.inner.add_clipped_sum(total, model, embed, inputs)
         if isinstance(report, GroupReport):
