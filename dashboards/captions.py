@@ -156,8 +156,8 @@ def notes(
     found += _not_private(shown, question)
     if private:
         found.append(
-            "The training data are private: trials with ε = ∞, un-noised scores on private records and the "
-            "SNR are not shown."
+            "The training data are private: trials with ε = ∞, scores on private records and the SNR "
+            "without noise are not shown."
         )
     if not has_scores:
         cause = "they would be computed from private records" if private else "none was recorded"

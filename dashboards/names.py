@@ -19,6 +19,7 @@ NOISED_SCORES = {
 }
 SNR = "snr_first_step"
 SNR_PLAIN = "snr_first_step_no_augmentation"
+SNR_NOISED = "noised_snr_first_step"
 DURING = "_during"
 UNTRAINED = "untrained"
 
@@ -74,6 +75,7 @@ _COLUMN_NAMES = {
     "train_loss": "Training loss",
     SNR: "Gradient SNR, first step",
     SNR_PLAIN: "Gradient SNR without augmentation",
+    SNR_NOISED: "Noised gradient SNR, first step",
 }
 _SYMBOLS = {
     "group_size": "S",

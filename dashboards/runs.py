@@ -90,7 +90,8 @@ def list_sweeps(tracking_uri: str) -> pd.DataFrame:
     """Returns one row per sweep, newest first, sealed ones last: they keep when they ran and how often.
 
     Columns: `sweep`, `release_mode`, `status`, `started`, `num_finished_trials`, `tuned_epsilon` (of the
-    whole sweep, as recorded), `experiment`. Of a sealed sweep `started` and the number are missing.
+    whole sweep, as recorded; of its proven trials alone where others finished), `experiment`. Of a sealed
+    sweep `started` and the number are missing.
 
     Raises:
       TrackingError: the server does not answer or the database does not exist.
@@ -102,7 +103,7 @@ def list_sweeps(tracking_uri: str) -> pd.DataFrame:
         experiments = _experiments(client)
         rows = []
         for run in _parents(client, list(experiments), address):
-            started, num_finished = pd.NaT, None
+            started, num_finished, trials = pd.NaT, None, []
             if run.data.tags[ROLE_TAG] == SWEEP_ROLE:
                 trials = search_runs(client, [run.info.experiment_id], {PARENT_TAG: run.info.run_id})
                 started = pd.Timestamp(run.info.start_time, unit="ms", tz="UTC").floor("s")
@@ -114,12 +115,25 @@ def list_sweeps(tracking_uri: str) -> pd.DataFrame:
                     "status": run.info.status,
                     "started": started,
                     "num_finished_trials": num_finished,
-                    "tuned_epsilon": run.data.tags.get("tuned_epsilon", "none"),
+                    "tuned_epsilon": _tuned_epsilon(run, trials),
                     "experiment": experiments[run.info.experiment_id],
                 }
             )
     frame = pd.DataFrame(rows)
     return frame.astype({"num_finished_trials": "Int64"})
+
+
+def _tuned_epsilon(sweep: Run, trials: list[Run]) -> str:
+    """The ε of the whole sweep as recorded, and what it is of where it is not of everything released."""
+    tuned = str(sweep.data.tags.get("tuned_epsilon", "none"))
+    finished = [trial for trial in trials if trial.info.status == "FINISHED"]
+    if tuned == "none" or sweep.data.tags[ROLE_TAG] == SEALED_ROLE:
+        return tuned
+    if not finished:
+        return f"{tuned} planned"
+    if any(trial.data.tags.get("guarantee_label", "none") != "proven" for trial in finished):
+        return f"{tuned}, proven trials alone"
+    return tuned
 
 
 def group_size_order(group_size: int | str) -> float:

@@ -12,6 +12,7 @@ import pandas as pd
 from dashboards.content import Table
 from dashboards.names import (
     SNR,
+    SNR_NOISED,
     SNR_PLAIN,
     column_title,
     has_values,
@@ -30,7 +31,7 @@ def summary_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     Scores are fractions, not per cent. Raises as `dashboards.trials.shown_trials`.
     """
     shown = shown_trials(trials, question)
-    metrics = [*score_names(shown), *((SNR, SNR_PLAIN) if question.snr else ())]
+    metrics = [*score_names(shown), *((SNR, SNR_PLAIN, SNR_NOISED) if question.snr else ())]
     present = [name for name in metrics if has_values(shown, name)]
     if question.kind == "convergence":
         present = [name for name in (*question.series, "relative_loss") if has_values(shown, name)]

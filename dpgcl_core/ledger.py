@@ -45,17 +45,16 @@ everything and finds no statement to be compared with.
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dpgcl_core.errors import ConfigError, LedgerError
+from dpgcl_core.errors import ConfigError, LedgerError, exit_on_bad_input
 from dpgcl_core.ledger_account import PlannedTraining, Reservation, SealedReservation
 from dpgcl_core.ledger_cap import RECORD, Cap, check_registration
 from dpgcl_core.ledger_chain import Entry, Head, checked_entries, next_entry
-from dpgcl_core.ledger_fingerprint import Fingerprint, read_mark, write_mark
+from dpgcl_core.ledger_fingerprint import Fingerprint, heads_of_marks, write_mark
 from dpgcl_core.ledger_report import (
     LedgerStatement,
     Spent,
@@ -66,7 +65,7 @@ from dpgcl_core.ledger_report import (
 )
 from dpgcl_core.ledger_session import LedgerSession
 from dpgcl_core.ledger_store import LedgerStore
-from dpgcl_core.mechanism import ADD_OR_REMOVE_ONE
+from dpgcl_core.mechanism import ADD_OR_REMOVE_ONE, check_delta
 
 
 @dataclass(frozen=True)
@@ -189,15 +188,15 @@ class Ledger:
         """Leaves a mark beside a data file or folder that names this ledger and its head.
 
         Raises:
-          LedgerError: the mark names another ledger or id, or a head that this ledger does not have: an
-            old or a separate copy of the ledger. Or the mark cannot be read or written.
+          LedgerError: a mark on the data, on a folder above or on anything in them names another ledger or
+            id, or a head that this ledger does not have: an old or a separate copy of the ledger. Or a
+            mark cannot be read or written.
         """
         with self._session.reading() as books:
             books.account(dataset_id)
-        mark = read_mark(data)
-        if mark is not None and mark[0] != dataset_id:
-            raise LedgerError(f"{data} is charged as data set {mark[0]!r}, not as {dataset_id!r}")
-        write_mark(data, dataset_id, self.verify(against=mark[1] if mark else None).head)
+        for head in heads_of_marks(data, dataset_id):
+            self.verify(against=head)
+        write_mark(data, dataset_id, self.verify().head)
 
     def reserve(
         self,
@@ -322,7 +321,8 @@ class Ledger:
         Args:
           dataset_id, unit, neighboring_relation, fingerprint: as in `reserve`.
           label: the sweep's name.
-          epsilon, delta: the tuned bound. Without a curve they are what is charged.
+          epsilon, delta: the tuned bound; δ is at most one over the registered number of records. Without
+            a curve they are what is charged.
           rdp_curve: the tuned release's RDP at any order (Papernot and Steinke 2022); charged at the
             filter's order.
 
@@ -336,6 +336,7 @@ class Ledger:
             order = account.cap.order or 2.0  # quotas refuse a curve, whatever it says
             rdp = None if rdp_curve is None else float(rdp_curve(order))
             account.label_is_free(label)
+            check_delta(delta, account.num_records_public)
             account.admit_sealed(epsilon=epsilon, delta=delta, rdp=rdp)
             entry = draft.add(
                 "seal", dataset_id=dataset_id, label=label, epsilon=epsilon, delta=delta, rdp=rdp
@@ -396,4 +397,4 @@ class Ledger:
 if __name__ == "__main__":
     from dpgcl_core.ledger_command import main
 
-    sys.exit(main())
+    exit_on_bad_input(main)

@@ -197,8 +197,9 @@ class Account:
         if not budget.admits(self.rdp_spent(), cost):
             raise BudgetExceeded(
                 f"{self._cap_text()} does not hold {num_steps} more steps of {_class_text(step_class)}: "
-                f"RDP {self.rdp_spent():.4g} at order {budget.order:g} is charged, they need {cost:.4g}, and "
-                f"{budget.rdp_budget:.4g} is the budget; take fewer steps, more noise or a smaller "
+                f"RDP {self.rdp_spent():.4g} at order {budget.order:g} is taken, by this request's earlier "
+                f"parts, too; they need {cost:.4g}, and {budget.rdp_budget:.4g} is the budget; take fewer "
+                "steps, fewer trainings, more noise or a smaller "
                 "sampling_prob, or settle what did not run"
             )
 

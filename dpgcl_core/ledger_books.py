@@ -41,7 +41,11 @@ class Books:
     def account(self, dataset_id: str) -> Account:
         """Returns the account, or raises LedgerError with the registered ids."""
         if dataset_id not in self.accounts:
-            raise LedgerError(unknown_choice("data set in the ledger", str(dataset_id), self.accounts))
+            raise LedgerError(
+                unknown_choice("data set in the ledger", str(dataset_id), self.accounts)
+                + " (register it: python -m dpgcl_core.ledger cap --dataset NAME --epsilon E --delta D "
+                "--num-records-public N)"
+            )
         return self.accounts[dataset_id]
 
     def reservation(self, number: int) -> Reservation:

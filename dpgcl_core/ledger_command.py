@@ -5,19 +5,20 @@ The ledger is `--ledger`, else `$DPGCL_LEDGER`: a path, or a SQLite or PostgreSQ
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from dpgcl_core.errors import ConfigError, DpgclError, LedgerError
+from dpgcl_core.errors import ConfigError, LedgerError
 from dpgcl_core.filters import StepClass
 from dpgcl_core.ledger import Ledger
 from dpgcl_core.ledger_cap import RECORD, Cap
 from dpgcl_core.ledger_chain import Entry, Head, checked_entries
 from dpgcl_core.ledger_report import Spent, Verification, read_head, verified
+from dpgcl_core.mechanism import check_delta
+
+_LARGE_EPSILON = 50.0
 
 
 def show_command(
@@ -96,9 +97,9 @@ def cap_command(
       create: make the ledger where there is none.
     """
     url = _url(ledger)
-    opened = Ledger.create(url) if create else Ledger.open(url)
     new_only = [delta, num_records_public, order, planned or None, quota or None]
-    if dataset in opened.dataset_ids():
+    opened = None if create else Ledger.open(url)
+    if opened is not None and dataset in opened.dataset_ids():
         if any(value is not None for value in new_only):
             raise ConfigError(
                 f"data set {dataset!r} is registered: only epsilon can change; leave the other options out"
@@ -115,9 +116,13 @@ def cap_command(
         else:
             quotas = tuple((StepClass(prob, noise), num_steps) for prob, noise, num_steps in quota)
             cap = Cap(epsilon=epsilon, delta=delta, order=order, quotas=quotas, **sealed)
+        check_delta(delta, num_records_public)
+        opened = opened or Ledger.create(url)  # only when nothing is wrong: no empty ledger is left behind
         opened.register(dataset, cap, num_records_public=num_records_public, unit=unit)
     for line in _lines(opened.spent(dataset, with_pld=False)):
         print(line)
+    if epsilon > _LARGE_EPSILON:
+        print(f"note: ε = {epsilon:g} promises next to nothing")
 
 
 def export_command(output: Path, ledger: str | None = None, with_trusted: bool = False) -> None:
@@ -173,16 +178,19 @@ def _lines(spent: Spent) -> Iterator[str]:
             f"  q = {step_class.sampling_prob:.6g}, σ = {step_class.noise_multiplier:.6g}: "
             f"{spent.num_steps.get(step_class, 0)}{of} steps"
         )
-    if cap.sealed_epsilon or spent.num_sealed:
+    if spent.num_sealed:
+        how = "by their RDP curves, in the RDP above" if spent.rdp is not None else "by basic composition"
+        yield f"  sealed sweeps: {spent.num_sealed}, charged {how}"
+    if cap.sealed_epsilon:
         yield (
-            f"  sealed sweeps: {spent.num_sealed}; ({spent.sealed_epsilon:g}, {spent.sealed_delta:g}) of "
-            f"({cap.sealed_epsilon:g}, {cap.sealed_delta:g}) by basic composition"
+            f"  set aside for sealed sweeps by basic composition: ({spent.sealed_epsilon:g}, "
+            f"{spent.sealed_delta:g}) of ({cap.sealed_epsilon:g}, {cap.sealed_delta:g})"
         )
-    yield f"  trainings: {spent.num_open} open, {spent.num_settled} settled"
+    yield f"  reservations: {spent.num_open} open, {spent.num_settled} settled"
     information = f"ε = {spent.epsilon_filter:.6g} by the filter"
     if spent.epsilon_pld is not None:
         information += f", {spent.epsilon_pld:.6g} by PLD"
-    yield f"  for information, no guarantee: {information}"
+    yield f"  charged so far, for information: {information}, at δ = {cap.delta:.4g}; the promise is the cap"
 
 
 def _head_line(head: Head) -> str:
@@ -190,7 +198,7 @@ def _head_line(head: Head) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command; returns the exit code: 2 when the user can put something right."""
+    """Runs one command; returns the exit code. What a user can put right is raised: `exit_on_bad_input`."""
     import tyro
 
     commands = {
@@ -199,12 +207,5 @@ def main(arguments: list[str] | None = None) -> int:
         "cap": cap_command,
         "export": export_command,
     }
-    for stream in (sys.stdout, sys.stderr):  # a terminal without Greek letters is no reason to stop
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
-    try:
-        tyro.extras.subcommand_cli_from_dict(commands, prog="python -m dpgcl_core.ledger", args=arguments)
-    except DpgclError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+    tyro.extras.subcommand_cli_from_dict(commands, prog="python -m dpgcl_core.ledger", args=arguments)
     return 0

@@ -4,6 +4,9 @@ A plain hash of a data set lets anybody confirm a guess of its records. These fi
 key that stays on the trusted side, and they themselves leave it in no export or statement. A fingerprint
 does not depend on the order of the records. It recognises the same records, not similar ones: an edited
 copy must be registered, by its owner, under the id of the original, and then inherits every charge.
+
+A mark holds for what it lies beside under every path that leads there: through links, from the folders above,
+and for every folder that holds the marked data. It does not hold for a copy, and a hard link is one.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import hmac
 import json
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +24,7 @@ from dpgcl_core.errors import LedgerError
 from dpgcl_core.ledger_chain import Head
 
 _KEY_BYTES = 32
+_MARK = ".dpgcl-ledger.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,24 +95,93 @@ def fingerprint_key(path: Path) -> bytes:
 
 
 def mark_path(data: Path) -> Path:
-    """Returns where the mark of a data file or folder lies."""
-    return data / ".dpgcl-ledger.json" if data.is_dir() else data.with_name(data.name + ".dpgcl-ledger.json")
+    """Returns where the mark of a data file or folder lies: beside the data themselves, never beside a link.
+
+    Raises:
+      LedgerError: the path leads in a circle.
+    """
+    return _mark_beside(_resolved(data))
 
 
 def read_mark(data: Path) -> tuple[str, Head] | None:
-    """Returns the data-set id and the head that the mark names; None where there is no mark.
+    """Returns the data-set id and the head that a mark on the data names, the nearest one's; None without.
 
     Raises:
-      LedgerError: the mark cannot be read.
+      LedgerError: a mark cannot be read, or the path leads in a circle.
     """
-    path = mark_path(data)
+    return next(_marks_on(data), None)
+
+
+def heads_of_marks(data: Path, dataset_id: str) -> list[Head]:
+    """Returns the heads that the marks on the data name, each once.
+
+    Raises:
+      LedgerError: a mark names another id, or cannot be read; or the path leads in a circle.
+    """
+    heads: dict[Head, None] = {}
+    for owner, head in _marks_on(data):
+        if owner != dataset_id:
+            raise LedgerError(f"{data} is charged as data set {owner!r}, not as {dataset_id!r}")
+        heads[head] = None
+    return list(heads)
+
+
+def check_unmarked(data: Path) -> None:
+    """Refuses data that a ledger charges where public data are wanted.
+
+    Raises:
+      LedgerError: as said; or a mark cannot be read, or the path leads in a circle.
+    """
+    mark = read_mark(data)
+    if mark is not None:
+        raise LedgerError(
+            f"the data in {data} are private, charged as data set {mark[0]!r} to ledger {mark[1].ledger_id}; "
+            "give public data, for nothing here would be charged"
+        )
+
+
+def _marks_on(data: Path) -> Iterator[tuple[str, Head]]:
+    """The marks of the data, of the folders above them, and of everything in them; some more than once."""
+    real = _resolved(data)
+    for path in dict.fromkeys((real, data.absolute())):  # a link may lie in a marked folder, too
+        yield from _marks_above(path)
+    for root, folders, files in os.walk(real):
+        for name in folders + files:
+            path = Path(root, name)
+            if name.endswith(_MARK):
+                mark = _read(path)
+                if mark is not None:
+                    yield mark
+            elif path.is_symlink():
+                yield from _marks_above(_resolved(path))
+
+
+def _marks_above(path: Path) -> Iterator[tuple[str, Head]]:
+    for place in (_mark_beside(path), *(parent / _MARK for parent in path.parents)):
+        mark = _read(place)
+        if mark is not None:
+            yield mark
+
+
+def _read(path: Path) -> tuple[str, Head] | None:
     try:
         values = json.loads(path.read_text())
         return str(values.pop("dataset_id")), Head(**values)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise LedgerError(f"{path} cannot be read ({type(error).__name__}); restore it") from error
+
+
+def _mark_beside(path: Path) -> Path:
+    return path / _MARK if path.is_dir() else path.with_name(path.name + _MARK)
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError) as error:
+        raise LedgerError(f"{path} leads nowhere ({type(error).__name__}); give the data's path") from error
 
 
 def write_mark(data: Path, dataset_id: str, head: Head) -> None:

@@ -103,7 +103,7 @@ class LedgerStore:
             self._create_file()
         with self.writing() as connection:
             if sqlalchemy.inspect(connection).has_table(TABLE):
-                raise LedgerError(f"there is a ledger at {self.name} already; open it")
+                raise LedgerError(f"there is a ledger at {self.name} already; leave create out")
             for statement in (_CREATE_TABLE, *_TRIGGERS[self.url.get_backend_name()]):
                 connection.exec_driver_sql(statement)
             self.add(connection, [first])

@@ -13,6 +13,7 @@ import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from decimal import ROUND_CEILING, Context, Decimal
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -136,8 +137,8 @@ class PrivacyStatement:
             reason = cost.reason if cost is not None else "nothing was trained with a guarantee"
             return f"NO GUARANTEE for this sweep as a whole: the cost of tuning is not accounted ({reason})."
         promise = (
-            f"(ε = {_up(cost.tuned_epsilon)}, δ = {cost.delta:.3g})-differentially private for "
-            f"{_adding(cost.neighboring_relation)}"
+            f"(ε = {epsilon_text(cost.tuned_epsilon)}, δ = {rounded_up(cost.delta, 3)})-differentially "
+            f"private for {_adding(cost.neighboring_relation)}"
         )
         if self.data_are_private:
             return f"All that this sweep releases together is {promise}."
@@ -167,23 +168,25 @@ class PrivacyStatement:
         if cost is None:
             return [("ε", "none: no training has a guarantee")]
         others = "" if self.guarantee_label == PROVEN else " (of the trainings with a guarantee)"
-        tuned = "not accounted" if cost.tuned_epsilon is None else _up(cost.tuned_epsilon)
+        tuned = "not accounted" if cost.tuned_epsilon is None else epsilon_text(cost.tuned_epsilon)
         found = [
             ("Neighbouring data sets", cost.neighboring_relation),
-            ("δ", f"{cost.delta:.4g}"),
-            (f"ε of one training{others}", _up(cost.training_epsilon)),
+            ("δ", rounded_up(cost.delta, 4)),
+            (f"ε of one training{others}", epsilon_text(cost.training_epsilon)),
             (f"ε of the whole sweep, tuning included{others}", tuned),
             ("Theorem", cost.theorem),
         ]
         if cost.reason is not None:
             found.append(("Not accounted, because", cost.reason))
         if cost.rdp_epsilon is not None and math.isfinite(cost.rdp_epsilon):
-            found.append(("The same by RDP, as a cross-check", _up(cost.rdp_epsilon)))
+            found.append(("The same by RDP, as a cross-check", epsilon_text(cost.rdp_epsilon)))
         if cost.law is not None:
             law = ", ".join(f"{name} = {_short(value)}" for name, value in cost.law.items())
             found.append(("Law of the number of trials", law))
         if budget is not None and budget.tuned_epsilon is not None:
-            found.append(("Budget set in advance", f"ε = {_up(budget.tuned_epsilon)}{self._trials_text()}"))
+            found.append(
+                ("Budget set in advance", f"ε = {epsilon_text(budget.tuned_epsilon)}{self._trials_text()}")
+            )
         return found
 
     def _trials_text(self) -> str:
@@ -202,15 +205,25 @@ class PrivacyStatement:
             for m in self.mechanisms
         ]
         found = [("Mechanism", "; ".join(dict.fromkeys(kinds)))] if kinds else []
+        planned = self.cost.planned if self.cost is not None else ()
+        joint = sorted(
+            {each["joint_noise_multiplier"] for each in planned if each.get("joint_noise_multiplier")}
+        )
+        if joint:
+            shown = ", ".join(f"{noise:.5g}" for noise in joint)
+            found.append(("Noised SNR", f"the first step, which releases it, counts with σ = {shown}"))
         return [*found, ("Sampling", SAMPLING), ("Grouping", GROUPING), ("Sensitivity", SENSITIVITY)]
 
     def _ledger_text(self) -> str:
         if self.ledger is None:
             return self.ledger_note
-        head = self.ledger.head
+        head, num_raised = self.ledger.head, self.ledger.num_raised
+        times = "once" if num_raised == 1 else f"{num_raised} times"
+        raised = f"; the cap was raised {times}, a decision outside the guarantee" if num_raised else ""
         return (
             f"data set {self.ledger.dataset_id!r}: everything charged to it stays within "
-            f"(ε = {self.ledger.epsilon:g}, δ = {self.ledger.delta:.4g}) by {self.ledger.rule}; "
+            f"(ε = {rounded_up(self.ledger.epsilon, 6)}, δ = {rounded_up(self.ledger.delta, 4)}) by "
+            f"{self.ledger.rule}{raised}; "
             f"ledger {head.ledger_id}, {head.num_entries} rows, head {head.head_hash}"
         )
 
@@ -220,6 +233,8 @@ class PrivacyStatement:
         for name in ("cost", "budget", "trials", "ledger"):
             if values[name] is not None:
                 values[name] = asdict(values[name])
+        if self.ledger is not None:
+            values["ledger_note"] = None
         return values | {
             "headline": self.headline(),
             "data": "private" if self.data_are_private else RESEARCH,
@@ -264,13 +279,25 @@ def software_versions() -> dict[str, str]:
     return found
 
 
-def _up(epsilon: float) -> str:
-    """ε to four decimals, rounded up: a statement must not promise more than was computed.
+def rounded_up(value: float, num_digits: int) -> str:
+    """Returns ε or δ to so many significant digits, rounded up: nothing may promise more than was computed.
 
-    >>> _up(1.00001)
-    '1.0001'
+    >>> rounded_up(0.0015151, 3), rounded_up(1e-05, 3), rounded_up(9.9999, 4), rounded_up(math.inf, 4)
+    ('0.00152', '1e-05', '10', 'inf')
     """
-    return f"{math.ceil(epsilon * 1e4 - 1e-9) / 1e4:.4f}" if math.isfinite(epsilon) else "∞"
+    context = Context(prec=num_digits, rounding=ROUND_CEILING)
+    return f"{float(context.create_decimal(repr(float(value)))):.{num_digits}g}"
+
+
+def epsilon_text(epsilon: float) -> str:
+    """ε to four decimals, rounded up.
+
+    >>> epsilon_text(1.00001), epsilon_text(3.0000000000000004)
+    ('1.0001', '3.0001')
+    """
+    if not math.isfinite(epsilon):
+        return "∞"
+    return str(Decimal(repr(float(epsilon))).quantize(Decimal("0.0001"), rounding=ROUND_CEILING))
 
 
 def _adding(relation: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from dpgcl_core import scores
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.grouping import BATCH, GroupSize, expected_dropped_share
-from dpgcl_core.mechanism import Mechanism, default_delta
+from dpgcl_core.mechanism import Mechanism, check_delta, default_delta
 from dpgcl_core.methods import method_named
 from dpgcl_core.methods.whole_batch import default_cap
 from trainers.config import (
@@ -211,6 +211,7 @@ class Setting:
             num_steps=self.num_steps,
             target_delta=default_delta(n) if self.delta is None else self.delta,
         )
+        check_delta(mechanism.target_delta, n)  # those held out are scored: the promise is to them, too
         if target is None:
             return mechanism
         return scores.calibrated(

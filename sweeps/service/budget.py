@@ -5,30 +5,41 @@ many steps are reserved (`trainers.checkpoint`): it draws no step beyond it. The
 every few seconds whether the reservations still stand; when it does not answer, all grants are taken back
 and every training stops at its next checkpoint.
 
+*Whose charge.* Labels are `sweep-id/trial`. The id is random, drawn with the sweep's folder and kept in its
+plan, so that a sweep of the same name elsewhere, or one begun anew, neither extends nor settles the charges
+of this one. What a deleted folder had charged stays charged. The plan also keeps the ledger's id and the data
+set's, and a resume with others is refused.
+
+*Lost checkpoints.* The sweep's folder counts the starts of every trial (`SweepFolder.mark_start`). A start
+without a trace among the checkpoints may have drawn everything: all planned steps are charged once more.
+
 *Noised releases.* A training that releases its noised norm or noised counts has further reservations,
-labelled `sweep/trial/snr` and `sweep/trial/scores`:
+labelled `sweep-id/trial/snr` and `sweep-id/trial/scores`:
 - The first step of every attempt goes to the class with the joint noise multiplier, all others to the plain
   class. A joint step dominates a plain one, so where it is not known which of the executed steps were first
   ones, some plain steps may count as joint, never the other way round.
 - Each noised count is a step on all held-out records: q = 1 and the count's own noise. Within one sweep the
   larger of training and scoring would do, for their records are disjoint. The ledger adds them: its filter
   knows neither records nor splits, and a record that is scored here may be trained on by the next sweep. A
-  sum is at least the larger one, whatever the splits. Counts are not given back.
+  sum is at least the larger one, whatever the splits. A restart that may draw them again reserves them
+  again. Counts are not given back.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from dpgcl_core.errors import BudgetExceeded, ConfigError, DpgclError, LedgerError
 from dpgcl_core.ledger import Ledger
 from dpgcl_core.ledger_account import PlannedTraining, Reservation
 from dpgcl_core.ledger_cap import RECORD
-from dpgcl_core.ledger_fingerprint import read_mark
+from dpgcl_core.ledger_fingerprint import check_unmarked, read_mark
 from dpgcl_core.ledger_report import LedgerStatement
 from sweeps.service.options import SweepOptions
 from sweeps.service.plan import SweepPlan, Trial
@@ -46,8 +57,10 @@ def check_ledger_options(options: SweepOptions) -> None:
 
     Raises:
       ConfigError: the rule and the fix.
-      LedgerError: the data carry the mark of a ledger, and none is given.
+      LedgerError: the data carry the mark of a ledger, and none is given; or `evaluate_on` carries one.
     """
+    if path := data_path(options.evaluate_on or ""):
+        check_unmarked(path)
     url = ledger_url(options)
     if url is None:
         if options.dataset_id is not None:
@@ -112,16 +125,34 @@ def open_ledger(options: SweepOptions) -> Ledger | None:
     return None if url is None else Ledger.open(url)
 
 
-def refuse_forgotten_ledger(folder: SweepFolder, ledger: Ledger | None) -> None:
-    """Refuses to go on without the ledger that a sweep was begun with: its steps would not be charged.
+def account_of(ledger: Ledger | None, options: SweepOptions) -> dict[str, Any] | None:
+    """Returns what a sweep's plan keeps of where it is charged: the ids of ledger and data set."""
+    if ledger is None:
+        return None
+    return {"ledger_id": ledger.head().ledger_id, "dataset_id": options.dataset_id}
+
+
+def check_account(folder: SweepFolder, ledger: Ledger | None, options: SweepOptions) -> None:
+    """Refuses to resume a sweep with another ledger or data set than it was begun with, or without any.
+
+    Earlier steps would not be charged where later ones are.
 
     Raises:
       LedgerError: as said.
     """
-    if ledger is None and any(folder.path.glob("checkpoints/*/grant.json")):
+    plan = folder.read_plan()
+    if plan is None or plan.get("account") == account_of(ledger, options):
+        return
+    before = plan.get("account")
+    if before is None:
         raise LedgerError(
-            f"the sweep {folder.name!r} is charged to a ledger; resume it with --ledger and --dataset-id"
+            f"the sweep {folder.name!r} was begun without a ledger, and cannot be charged before it draws "
+            "any more; resume it as it was begun, or start another one under a new --name"
         )
+    raise LedgerError(
+        f"the sweep {folder.name!r} is charged to a ledger; resume it with --ledger and --dataset-id of "
+        f"ledger {before['ledger_id']} and data set {before['dataset_id']!r}"
+    )
 
 
 @dataclass
@@ -131,9 +162,9 @@ class SweepBudget:
     Attributes:
       ledger: the ledger.
       dataset_id: whose budget.
-      sweep: the sweep's name; labels are `sweep/trial`.
+      sweep_id: random; labels are `name-id/trial`.
       trials: all trials of the sweep.
-      checkpoint_folder: of a trial, by name.
+      folder: of the sweep; its plan must hold the id before anything is charged.
       unit: what one record stands for.
       lost: why the ledger is out of reach; None while it answers.
       refused: trials that may not start again, and why.
@@ -141,14 +172,18 @@ class SweepBudget:
 
     ledger: Ledger
     dataset_id: str
-    sweep: str
+    sweep_id: str
     trials: Sequence[Trial]
-    checkpoint_folder: Callable[[str], Path]
+    folder: SweepFolder
     unit: str = RECORD
     lost: str | None = None
     refused: dict[str, str] = field(default_factory=dict)
     _open: dict[str, dict[str, Reservation]] = field(default_factory=dict)
     _confirmed: float = 0.0
+
+    def checkpoint_folder(self, name: str) -> Path:
+        """Returns where a trial's checkpoints and its grant lie."""
+        return self.folder.checkpoint_folder(name)
 
     def check(self) -> None:
         """Refuses a sweep that the ledger would not admit, before anything is started or charged.
@@ -191,11 +226,13 @@ class SweepBudget:
         Raises:
           BudgetExceeded, LedgerError: nothing may start.
         """
+        if (self.folder.read_plan() or {}).get("sweep_id") != self.sweep_id:
+            raise LedgerError(f"{self.folder.path} does not hold this sweep's id: a resume would not find it")
         if data is not None:
             self.ledger.bind(self.dataset_id, data)
         missing = self._missing()
         for trial in missing:  # from here on a missing grant tells that a folder was lost
-            write_grant(self.checkpoint_folder(trial.name), Grant(num_steps=0))
+            self._take_back(trial.name)
         if missing:
             self.ledger.reserve(self.dataset_id, self._planned(missing), unit=self.unit)
         for trial in remaining:
@@ -270,28 +307,44 @@ class SweepBudget:
 
     def _extend(self, trial: Trial, held: dict[str, Reservation]) -> None:
         """Reserves what one more attempt may draw in all, and grants its steps."""
-        path = self.checkpoint_folder(trial.name)
-        before, num_steps = read_grant(path), trial.config.mechanism.num_steps
+        path, num_steps = self.checkpoint_folder(trial.name), trial.config.mechanism.num_steps
+        before, starts = read_grant(path), self.folder.starts(trial.name)
+        begun = read_attempt(path) is not None or starts.num_starts > 0
         more = dict.fromkeys(held, 0)
-        if SNR in held and (before is None or read_attempt(path) is not None):
+        if SNR in held and (before is None or begun):
             more[SNR] = 1  # one more attempt draws a first step
-        if SCORES in held and before is None:
-            more[SCORES] = trial.config.evaluation.num_noised_scores
         reserved = held[""].num_steps + (held[SNR].num_steps if SNR in held else 0)
-        # Reserved, and no trace of what came of it: all of it may have been drawn.
-        lost = reserved if before is None else before.num_steps_lost
-        every = trial.config.performance.checkpoint_every_steps
-        needed = lost + CheckpointFolder(path, every_steps=every).steps_if_resumed(num_steps)
+        # Reserved or started, and no trace of what came of it: all of it may have been drawn.
+        lost = max(starts.num_lost * num_steps, reserved if before is None else before.num_steps_lost)
+        needed = lost + self._checkpoints(trial).steps_if_resumed(num_steps)
         more[""] = max(0, needed - reserved - more.get(SNR, 0))
+        grant = Grant(num_steps=0, num_steps_lost=lost)
+        if SCORES in held:
+            more[SCORES], num_scorings = self._more_scores(trial, held[SCORES], lost)
+            grant = replace(grant, num_scorings=num_scorings)
         extended = {part: self.ledger.extend(each, more[part]) for part, each in held.items()}
         self._open[trial.name] = extended
         granted = extended[""].num_steps + (extended[SNR].num_steps if SNR in held else 0)
-        write_grant(path, Grant(num_steps=granted, num_steps_lost=lost))
+        write_grant(path, replace(grant, num_steps=granted))
+
+    def _more_scores(self, trial: Trial, held: Reservation, num_steps_lost: int) -> tuple[int, int]:
+        """Returns how many noised counts one more attempt needs on top, and the scorings to grant."""
+        per_scoring, planned = trial.config.evaluation.num_noised_scores, trial.config.mechanism.num_steps
+        grant, starts = read_grant(self.checkpoint_folder(trial.name)), self.folder.starts(trial.name)
+        reserved = held.num_steps // per_scoring
+        unknown = reserved - (grant.num_scorings if grant is not None else 0)
+        lost = max(starts.num_lost, num_steps_lost // planned, unknown)
+        wanted = max(reserved, lost + self._checkpoints(trial).scorings_if_resumed())
+        return (wanted - reserved) * per_scoring, wanted - lost
+
+    def _checkpoints(self, trial: Trial) -> CheckpointFolder:
+        every = trial.config.performance.checkpoint_every_steps
+        return CheckpointFolder(self.checkpoint_folder(trial.name), every_steps=every)
 
     def _take_back(self, name: str) -> None:
+        """Grants no step; what is known to be lost, and the scorings that are paid for, stay."""
         path = self.checkpoint_folder(name)
-        before = read_grant(path)
-        write_grant(path, Grant(num_steps=0, num_steps_lost=before.num_steps_lost if before else 0))
+        write_grant(path, replace(read_grant(path) or Grant(num_steps=0), num_steps=0))
 
     def _planned(self, trials: Sequence[Trial]) -> list[PlannedTraining]:
         """What is charged for each trial before it starts."""
@@ -312,18 +365,29 @@ class SweepBudget:
         return found
 
     def _label(self, trial: Trial) -> str:
-        return f"{self.sweep}/{trial.name}"
+        return f"{self.folder.name}-{self.sweep_id}/{trial.name}"
+
+
+def new_sweep_id() -> str:
+    """Returns a random id, by which a sweep is told from another one of the same name."""
+    return secrets.token_hex(6)
 
 
 def sweep_budget(plan: SweepPlan, ledger: Ledger | None, folder: SweepFolder) -> SweepBudget | None:
-    """Returns the budget of an open sweep; None without a ledger."""
+    """Returns the budget of an open sweep; None without a ledger.
+
+    Raises:
+      LedgerError: the folder's sweep was begun otherwise.
+    """
+    check_account(folder, ledger, plan.options)
     if ledger is None or plan.options.dataset_id is None:
         return None
+    known = folder.read_plan()
     return SweepBudget(
         ledger=ledger,
         dataset_id=plan.options.dataset_id,
-        sweep=folder.name,
+        sweep_id=known["sweep_id"] if known is not None else new_sweep_id(),
         trials=plan.trials,
-        checkpoint_folder=folder.checkpoint_folder,
+        folder=folder,
         unit=unit_of(plan.options),
     )

@@ -107,7 +107,8 @@ def run_trials(
 ) -> dict[str, str]:
     """Runs `trials` and calls `on_result(name, result)` in this process as each one ends.
 
-    With a budget, the ledger is asked all along whether it still stands, and charged before a restart.
+    Every start is counted in `folder` before it can draw. With a budget, the ledger is asked all along
+    whether it still stands, and charged before a restart.
 
     Returns:
       The trials that failed for good, and why; their checkpoints stay.
@@ -231,7 +232,7 @@ def _tune(
     }
     resources = resources_of_trial_function(next(iter(ray_trials.values())))
     function = tune.with_parameters(run_trial, trials=ray_trials, records=records)
-    callback = _callback(on_result, budget)
+    callback = _callback(on_result, budget, folder)
     tuner = tune.Tuner(
         tune.with_resources(function, resources),
         param_space={"trial": tune.grid_search(list(ray_trials))},
@@ -251,7 +252,7 @@ def _tune(
     }
 
 
-def _callback(on_result: OnResult, budget: SweepBudget | None) -> Any:
+def _callback(on_result: OnResult, budget: SweepBudget | None, folder: SweepFolder) -> Any:
     from ray import tune
 
     class Hear(tune.Callback):  # type: ignore[misc]
@@ -267,10 +268,10 @@ def _callback(on_result: OnResult, budget: SweepBudget | None) -> Any:
             return tune.Callback, ()
 
         def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-            if self.signal_number:
-                raise Stopped(self.signal_number)
-            if budget is not None:
-                budget.confirm()
+            _go_on(self.signal_number, budget)
+
+        def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            folder.mark_start(trial.config["trial"])  # Tune asks the process to train only after this
 
         def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
             if budget is not None:
@@ -292,6 +293,14 @@ def _callback(on_result: OnResult, budget: SweepBudget | None) -> Any:
             )
 
     return Hear()
+
+
+def _go_on(signal_number: int, budget: SweepBudget | None) -> None:
+    """Ends the sweep where a signal came, and asks the ledger whether it stands."""
+    if signal_number:
+        raise Stopped(signal_number)
+    if budget is not None:
+        budget.confirm()
 
 
 @contextmanager

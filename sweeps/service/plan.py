@@ -23,6 +23,7 @@ from dpgcl_core.selection import OPEN, TrialClass, TuningCost
 from dpgcl_core.selection_trials import cases_of
 from sweeps.service.options import SweepOptions
 from sweeps.service.release import check_sealed_plan, cost_of, cost_tags
+from sweeps.service.storage import config_hash
 from trainers.config import TrainingConfig
 from trainers.data import Dataset, Records, load_dataset, split_held_out, split_train_test
 from trainers.encoder import build_encoder, refuse_cross_record
@@ -31,6 +32,7 @@ from trainers.optimizers import check_optimizer
 from trainers.release import check_release
 
 _WEAK_DELTA = 1e-3
+_LARGE_SCORE_ERROR = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +93,7 @@ class SweepPlan:
         It is written down, so the true number of private records must not move it; n does.
         """
         num_records = len(self.data.train) if self.data.train_is_public else None
-        content: list[Any] = [[trial.name, _semantics(trial.config)] for trial in self.trials]
+        content: list[Any] = [[trial.name, config_hash(trial.config)] for trial in self.trials]
         content.append([self.options.dataset, self.options.image_size, self.options.evaluate_on])
         content.append([self.options.data_are_private, self.options.test_fraction, num_records])
         content.append(self.options.unit_column)
@@ -127,12 +129,6 @@ class SweepPlan:
         return tags
 
 
-def _semantics(config: TrainingConfig) -> dict[str, Any]:
-    values = dataclasses.asdict(config)
-    del values["performance"], values["secure_noise"]  # for private data True and None are the same
-    return values
-
-
 def build_plan(
     question: str, options: SweepOptions, points: Sequence[Point], *, calibration_folder: Path | None
 ) -> SweepPlan:
@@ -161,6 +157,7 @@ def build_plan(
             "no trial is left: with private data, and in sealed sweeps, trials with epsilon = inf are not "
             "run; give a finite epsilon"
         )
+    notes += _noise_of_scores([config for _, config in configs])
     trials = []
     for repeat in range(options.repeats if options.release == OPEN else 1):
         for point, config in configs:
@@ -172,6 +169,20 @@ def build_plan(
     if options.release != OPEN:
         check_sealed_plan(plan)
     return plan
+
+
+def _noise_of_scores(configs: Sequence[TrainingConfig]) -> list[str]:
+    """Returns what the noise does to the noised scores, so that nobody pays for noise alone."""
+    errors = [
+        noise / config.num_scored_public
+        for config in configs
+        if (noise := config.evaluation.score_noise_multiplier) is not None
+    ]
+    if not errors:
+        return []
+    error = max(errors)
+    warning = "; more records held out, or less noise, would tell more" if error > _LARGE_SCORE_ERROR else ""
+    return [f"A noised accuracy has noise of standard deviation {error:.2g} in it{warning}."]
 
 
 def _configs(
@@ -290,7 +301,9 @@ def _data_notes(options: SweepOptions) -> list[str]:
             "The training data are private: no ε = ∞ trials, no un-noised SNR or loss of private records."
         )
         if options.evaluate_on is None:
-            notes.append("No scores: give --evaluate-on a public data set.")
+            notes.append(
+                "No scores: give --evaluate-on a public data set, or nothing tells the trials apart."
+            )
     return notes
 
 

@@ -27,7 +27,7 @@ from dpgcl_core.selection import (
     sealed_threshold_cost,
 )
 from dpgcl_core.selection_laws import TruncatedNegativeBinomial
-from dpgcl_core.statement import OpenTrials
+from dpgcl_core.statement import OpenTrials, rounded_up
 
 if TYPE_CHECKING:
     from sweeps.service.options import SweepOptions
@@ -245,8 +245,9 @@ def cost_tags(options: SweepOptions, trials: Sequence[Trial], cost: TuningCost |
         "tuning_theorem": "none",
     }
     if cost is not None:
-        tuned = "not accounted" if cost.tuned_epsilon is None else f"{cost.tuned_epsilon:.6g}"
-        tags |= {"tuned_epsilon": tuned, "tuned_delta": f"{cost.delta:.6g}", "tuning_theorem": cost.theorem}
+        tuned = "not accounted" if cost.tuned_epsilon is None else rounded_up(cost.tuned_epsilon, 6)
+        delta = rounded_up(cost.delta, 6)
+        tags |= {"tuned_epsilon": tuned, "tuned_delta": delta, "tuning_theorem": cost.theorem}
     return tags
 
 
@@ -256,11 +257,11 @@ def cost_line(mode: str, cost: TuningCost | None, num_without_guarantee: int) ->
         return "Tuning cost: none, for no trial has a guarantee."
     if cost.tuned_epsilon is None:
         return f"Tuning cost not accounted: {cost.reason}."
-    tuned, delta = f"{cost.tuned_epsilon:.4g}", f"{cost.delta:.3g}"
+    tuned, delta = rounded_up(cost.tuned_epsilon, 4), rounded_up(cost.delta, 3)
     if mode != OPEN:
         return (
             f"{mode.capitalize()} release: with the choice among secret trials ε = {tuned} at δ = {delta} "
-            f"({cost.theorem}); one trial alone ε = {cost.training_epsilon:.4g}."
+            f"({cost.theorem}); one trial alone ε = {rounded_up(cost.training_epsilon, 4)}."
         )
     count = sum(planned["count"] for planned in cost.planned)
     everything = f"all {count} trials together" if count > 1 else "its one trial"

@@ -10,7 +10,7 @@ from dpgcl_core.ledger_report import LedgerStatement
 from dpgcl_core.selection import OPEN, TuningCost
 from dpgcl_core.statement import PrivacyStatement
 from sweeps.service.budget import NO_LEDGER
-from sweeps.service.plan import SweepPlan
+from sweeps.service.plan import SweepPlan, Trial
 from sweeps.service.release import Charged, cost_of, is_proven, open_trials, score_text, trial_class
 from sweeps.service.storage import SweepFolder
 from trainers.checkpoint import read_attempt, read_grant
@@ -21,31 +21,36 @@ STATEMENT = "privacy_statement"
 def what_was_drawn(
     plan: SweepPlan, folder: SweepFolder, results: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Charged]:
-    """Returns an upper bound on what each begun trial of an open sweep has drawn, by name.
+    """Returns an upper bound on what each begun trial of an open sweep has drawn, by name."""
+    drawn = {t.name: what_one_drew(t, folder, results.get(t.name)) for t in plan.trials}
+    return {name: charged for name, charged in drawn.items() if charged is not None}
+
+
+def what_one_drew(trial: Trial, folder: SweepFolder, result: Mapping[str, Any] | None) -> Charged | None:
+    """Returns an upper bound on what a trial has drawn; None where it has not begun.
 
     Of attempts whose traces were lost only the number of steps is known: each of them may have been a first
-    one, and as many scorings may have been among them as whole trainings.
+    one, and as many scorings may have been among them as starts or as whole trainings.
     """
-    found = {}
-    for trial in plan.trials:
-        path, planned = folder.checkpoint_folder(trial.name), trial.config.mechanism.num_steps
-        attempt, grant = read_attempt(path), read_grant(path)
-        lost = grant.num_steps_lost if grant is not None else 0
-        if trial.name in results:
-            metrics = results[trial.name]["metrics"]
-            num_steps, num_restarts = int(metrics["num_steps_charged"]), int(metrics.get("num_restarts", 0))
-        elif attempt is not None:
-            num_steps, num_restarts = planned + attempt.num_steps_repeated, attempt.num_restarts
-        elif lost:
-            num_steps, num_restarts = planned, 0
-        else:
-            continue
-        found[trial.name] = Charged(
-            num_steps=num_steps + lost,
-            num_first_steps=1 + num_restarts + lost,
-            num_scorings=1 + lost // planned,
-        )
-    return found
+    path, planned = folder.checkpoint_folder(trial.name), trial.config.mechanism.num_steps
+    attempt, grant, starts = read_attempt(path), read_grant(path), folder.starts(trial.name)
+    lost_by_grant = grant.num_steps_lost if grant is not None else 0
+    lost = max(lost_by_grant, starts.num_lost * planned)
+    if result is not None:
+        metrics = result["metrics"]
+        num_steps, num_restarts = int(metrics["num_steps_charged"]), int(metrics.get("num_restarts", 0))
+    elif attempt is not None:
+        num_steps, num_restarts = planned + attempt.num_steps_repeated, attempt.num_restarts
+    elif lost:  # a grant says that another attempt may have begun since
+        num_steps, num_restarts = planned if lost_by_grant else 0, 0
+    else:
+        return None
+    num_scorings = max(1, attempt.num_scorings) if attempt is not None else 1 + num_restarts
+    return Charged(
+        num_steps=num_steps + lost,
+        num_first_steps=min(num_steps + lost, 1 + num_restarts + lost),
+        num_scorings=num_scorings + max(starts.num_lost, lost // planned),
+    )
 
 
 def cost_charged(plan: SweepPlan, drawn: Mapping[str, Charged]) -> TuningCost | None:

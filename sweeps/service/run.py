@@ -12,14 +12,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from dpgcl_core.errors import ConfigError, DpgclError, LedgerError, TrackingError
+from dpgcl_core.errors import ConfigError, DpgclError, LedgerError, StorageError, TrackingError
 from dpgcl_core.selection import OPEN
+from dpgcl_core.statement import epsilon_text, rounded_up
 from sweeps.service.budget import (
     SweepBudget,
+    account_of,
+    check_account,
     check_ledger_options,
     data_path,
+    new_sweep_id,
     open_ledger,
-    refuse_forgotten_ledger,
     sweep_budget,
 )
 from sweeps.service.estimate import estimate_seconds
@@ -27,12 +30,19 @@ from sweeps.service.execution import Stopped, check_this_machine, ray_session, r
 from sweeps.service.options import SweepOptions
 from sweeps.service.plan import Point, SweepPlan, Trial, build_plan, cross_checks
 from sweeps.service.release import NOISED_SCORES, Charged, trial_class
-from sweeps.service.report import build_statement, statement_text, what_was_drawn, write_statement
+from sweeps.service.report import (
+    build_statement,
+    statement_text,
+    what_one_drew,
+    what_was_drawn,
+    write_statement,
+)
 from sweeps.service.sealed import SealedSweep
 from sweeps.service.storage import (
     CalibrationCache,
     SweepFolder,
     calibrations,
+    config_hash,
     find_folder,
     fit_for_name,
     storage_root,
@@ -82,7 +92,7 @@ def run_sweep(question: str, options: SweepOptions, points: Sequence[Point], fig
             prefix=f"{question}-{_short(options.dataset)}-{_suffix(options)}",
         )
         budget = sweep_budget(plan, ledger, folder) if options.release == OPEN else None
-        refuse_forgotten_ledger(folder, ledger)
+        check_account(folder, ledger, options)
         _print_plan(plan)
         if budget is not None:
             budget.check()
@@ -95,11 +105,14 @@ def run_sweep(question: str, options: SweepOptions, points: Sequence[Point], fig
             say(_estimate_text(plan))
             return 0
         check_this_machine(options)
+        known = folder.read_plan()
         with folder.locked(), ThreadPoolExecutor(1) as beside:  # MLflow opens while Ray starts
+            if folder.read_plan() != known:
+                raise StorageError(f"the sweep {folder.name!r} was started by another process meanwhile")
             opened = beside.submit(Tracker.open, uri, root, EXPERIMENT)
             if options.release != OPEN:
                 return SealedSweep(plan, folder, ledger).run(opened.result(), ray_session, run_trials)
-            return _Sweep(plan, folder, found, uri, budget).run(opened, figure)
+            return _Sweep(plan, folder, found, uri, budget, account_of(ledger, options)).run(opened, figure)
 
 
 def _check_server(uri: str) -> None:
@@ -123,16 +136,18 @@ class _Sweep:
         found: CalibrationCache,
         uri: str,
         budget: SweepBudget | None,
+        account: dict[str, Any] | None,
     ) -> None:
         self._plan, self._folder, self._found, self._uri = plan, folder, found, uri
-        self._budget = budget
+        self._budget, self._account = budget, account
         self._trials = {trial.name: trial for trial in plan.trials}
+        self._hashes = {trial.name: config_hash(trial.config) for trial in plan.trials}
         self._checks: dict[Any, dict[str, float]] = {}
         self._parent = ""
         self._untracked: set[str] = set()
 
     def run(self, opened: Future[Tracker], figure: Figure) -> int:
-        done = self._folder.finished()
+        done = self._folder.finished(self._hashes)
         remaining = [trial for trial in self._plan.trials if trial.name not in done]
         failed: dict[str, str] = {}
         try:
@@ -167,7 +182,9 @@ class _Sweep:
             self._folder.name, self._plan.params(), self._plan.tags(), description=_question(self._plan)
         )
         if self._folder.read_plan() is None:
-            self._folder.create({"fingerprint": self._plan.fingerprint, "params": self._plan.params()})
+            sweep_id = self._budget.sweep_id if self._budget is not None else new_sweep_id()
+            facts = {"fingerprint": self._plan.fingerprint, "params": self._plan.params()}
+            self._folder.create(facts | {"sweep_id": sweep_id, "account": self._account})
         self._charge(remaining)
         for name, result in done.items():
             self._settle(name, result)
@@ -193,10 +210,10 @@ class _Sweep:
             say(f"warning: {name} is not settled: {error}")
 
     def _on_result(self, name: str, result: dict[str, Any]) -> None:
-        self._folder.keep(name, result)
+        self._folder.keep(name, result | {"config_hash": self._hashes[name]})
         self._settle(name, result)
         self._track(name, result)
-        done = len(self._folder.finished())
+        done = len(self._folder.finished(self._hashes))
         spent = time.monotonic() - self._started
         left = spent / max(1, done - self._num_before) * (len(self._trials) - done)
         shown = ", ".join(_headline(result["metrics"]))
@@ -224,18 +241,15 @@ class _Sweep:
     def _cross_checks(self, trial: Trial, metrics: dict[str, float]) -> dict[str, float]:
         if trial.config.guarantee_label != "proven":
             return {}
-        drawn = Charged(
-            num_steps=int(metrics["num_steps_charged"]),
-            num_first_steps=1 + int(metrics.get("num_restarts", 0)),
-        )
+        drawn = what_one_drew(trial, self._folder, {"metrics": metrics})
         key = (trial_class(trial, drawn), trial.config.mechanism.target_delta)
         if key not in self._checks:
             found = cross_checks(*key)
             self._checks[key] = {name: value for name, value in found.items() if math.isfinite(value)}
-        return self._checks[key]
+        return self._checks[key] | _with_lost(trial, metrics, drawn)
 
     def _end(self, failed: dict[str, str], figure: Figure) -> int:
-        results = self._folder.finished()
+        results = self._folder.finished(self._hashes)
         for name in list(self._untracked):
             self._track(name, results[name])
         for name, error in failed.items():
@@ -291,6 +305,16 @@ class _Sweep:
             say(f"warning: {error}")
 
 
+def _with_lost(trial: Trial, metrics: dict[str, float], drawn: Charged | None) -> dict[str, float]:
+    """The metrics of a training that differ once attempts count of which its checkpoints know nothing."""
+    if drawn is None or drawn.num_steps <= metrics["num_steps_charged"]:
+        return {}
+    epsilon = trial.config.epsilon(
+        drawn.num_steps, num_restarts=drawn.num_first_steps - 1, num_scorings=drawn.num_scorings
+    )
+    return {"num_steps_charged": float(drawn.num_steps), "epsilon": epsilon}
+
+
 def _run_name(trial: Trial) -> str:
     name = trial_run_name(trial.params)
     return f"{name}, seeded: no guarantee" if trial.config.seeded_non_private else name
@@ -302,14 +326,14 @@ def _print_plan(plan: SweepPlan) -> None:
     mechanism = plan.trials[0].config.mechanism
     say(
         f"n = {plan.num_records_public}, q = {mechanism.sampling_prob:.5g}, T = {mechanism.num_steps}, "
-        f"δ = {mechanism.target_delta:.3g}, adding or removing one record"
+        f"δ = {rounded_up(mechanism.target_delta, 4)}, adding or removing one record"
     )
     rows = {}
     for trial in plan.trials:
         params = trial.params
         key = trial.name.rsplit("-r", 1)[0]
         label = trial.config.guarantee_label
-        epsilon = "none" if label == "none" else f"{trial.config.epsilon():.4f}"
+        epsilon = "none" if label == "none" else epsilon_text(trial.config.epsilon())
         rows[key] = (
             f"  {key:<24} σ = {params['noise_multiplier']:<10.5g} ε of one trial = {epsilon:<9} {label}"
         )

@@ -38,12 +38,12 @@ from dpgcl_core.selection import SEALED, SEALED_THRESHOLD
 from dpgcl_core.selection_bounds import papernot_steinke_rdp
 from dpgcl_core.selection_laws import TrialCountLaw
 from dpgcl_core.selection_trials import cases_of
-from sweeps.service.budget import data_path, unit_of
+from sweeps.service.budget import account_of, data_path, new_sweep_id, unit_of
 from sweeps.service.execution import Stopped, say
 from sweeps.service.plan import SweepPlan, Trial
 from sweeps.service.release import candidates_of, trial_law
 from sweeps.service.report import build_statement, statement_text, write_statement
-from sweeps.service.storage import SweepFolder, write_json
+from sweeps.service.storage import SweepFolder, config_hash, write_json
 from trainers.checkpoint import CheckpointFolder, read_attempt
 from trainers.tracking import SEALED_TIME_MS, Tracker
 
@@ -214,8 +214,8 @@ class SealedFolder:
         ledger_lines = dataclasses.asdict(charged) if charged is not None else None
         write_json(path, {"draws": [vars(draw) for draw in draws], "ledger": ledger_lines})
         path.chmod(0o600)
-        self.folder.create({"fingerprint": plan.fingerprint, "params": plan.params()})
-        (self.folder.path / "trials").rmdir()
+        facts = {"fingerprint": plan.fingerprint, "params": plan.params(), "sweep_id": new_sweep_id()}
+        self.folder.create(facts | {"account": account_of(ledger, plan.options)})
         return draws
 
     def ledger_lines(self) -> LedgerStatement | None:
@@ -254,8 +254,9 @@ class SealedSweep:
         draws = self._folder.begin(self._plan, self._ledger)
         trials = drawn_trials(self._plan.trials, draws)
         say(f"sealed sweep: {self._name}; what is printed here tells the number of trials: keep it")
+        self._hashes = {trial.name: config_hash(trial.config) for trial in trials}
         self._count_interrupted(trials)
-        done = self._folder.trusted.finished()
+        done = self._finished()
         remaining = [trial for trial in trials if trial.name not in done]
         options = dataclasses.replace(self._plan.options, max_restarts=0)
         plan = dataclasses.replace(self._plan, options=options, trials=trials)
@@ -265,7 +266,7 @@ class SealedSweep:
                     failed = run_trials(opened, plan, self._folder.trusted, remaining, self._on_result)
                 for name, error in failed.items():
                     say(f"failed: {name} ({error}); it counts as the worst score")
-                    self._folder.trusted.keep(name, {"failed": error})
+                    self._keep(name, {"failed": error})
         except Stopped as stopped:
             name = signal.Signals(stopped.signal_number).name
             say(f"stopped by {name}; continue with --resume --name {self._name}")
@@ -274,23 +275,33 @@ class SealedSweep:
         return self._publish(tracker, trials, draws)
 
     def _on_result(self, name: str, result: dict[str, Any]) -> None:
-        self._folder.trusted.keep(name, result)
+        self._keep(name, result)
         say(f"done: {name}")
 
+    def _keep(self, name: str, result: dict[str, Any]) -> None:
+        self._folder.trusted.keep(name, result | {"config_hash": self._hashes[name]})
+
+    def _finished(self) -> dict[str, dict[str, Any]]:
+        return self._folder.trusted.finished(self._hashes)
+
     def _count_interrupted(self, trials: Sequence[Trial]) -> None:
-        """Keeps a worst score for each trial that had begun when an earlier process ended."""
-        trusted = self._folder.trusted
-        done = trusted.finished()
+        """Keeps a worst score for each trial that had begun when an earlier process ended.
+
+        Begun is what was started: its checkpoints may be lost.
+        """
+        trusted, done = self._folder.trusted, self._finished()
         for trial in trials:
-            if trial.name not in done and read_attempt(trusted.checkpoint_folder(trial.name)) is not None:
-                trusted.keep(trial.name, {"failed": "interrupted; a repetition would not be independent"})
+            attempt = read_attempt(trusted.checkpoint_folder(trial.name))
+            begun = attempt is not None or trusted.starts(trial.name).num_starts > 0
+            if begun and trial.name not in done:
+                self._keep(trial.name, {"failed": "interrupted; a repetition would not be independent"})
 
     def _publish(self, tracker: Tracker, trials: Sequence[Trial], draws: Sequence[Draw]) -> int:
         options, release = self._plan.options, self._folder.release
         chosen = choose(
             trials,
             draws,
-            self._folder.trusted.finished(),
+            self._finished(),
             select_by=options.select_by,
             min_score=options.min_score if options.release == SEALED_THRESHOLD else None,
         )
@@ -299,24 +310,31 @@ class SealedSweep:
         params = chosen.params if chosen is not None else {}
         statement = build_statement(self._plan, self._name, ledger=self._folder.ledger_lines())
         paths = [*write_statement(statement, release), release / "result.json"]
+        self._hide_times()
         write_json(paths[-1], {"outcome": outcome, "params": params, "metrics": metrics})
+        self._hide_times()
         if chosen is not None:
             self._copy_model(chosen)
+            self._hide_times()
         tags = self._plan.tags() | {"outcome": outcome, "guarantee_label": statement.guarantee_label}
         run = tracker.log_sealed(self._name, params, metrics, tags)
         for path in paths:
             tracker.log_artifact(run, path)
-        for path in (*release.iterdir(), release):  # a file's time is that of the sweep's end
-            os.utime(path, ns=(SEALED_TIME_MS * 10**6,) * 2)
         say(statement_text(statement))
         say(f"published: {outcome} in {release}")
         return 0
+
+    def _hide_times(self) -> None:
+        """Takes the times from what is in `release/`, after every write: they tell when the sweep ended."""
+        release = self._folder.release
+        for path in (*release.iterdir(), release):
+            os.utime(path, ns=(SEALED_TIME_MS * 10**6,) * 2)
 
     def _visible(self, chosen: Trial | None) -> dict[str, float]:
         """The metrics of the published trial that the bound covers; its own ε is not the sweep's."""
         if chosen is None:
             return {}
-        metrics = self._folder.trusted.finished()[chosen.name]["metrics"]
+        metrics = self._finished()[chosen.name]["metrics"]
         return {
             name: value
             for name, value in metrics.items()

@@ -4,9 +4,10 @@ Everything lies under one absolute storage folder:
 
     mlflow.db, mlartifacts/      the embedded tracking store
     calibration/                 noise multipliers found before (verified again when used)
-    sweeps/NAME/plan.json        the configuration this folder belongs to
+    sweeps/NAME/plan.json        the configuration this folder belongs to, its id and its account in a ledger
     sweeps/NAME/trials/*.json    one file per finished trial: the truth a resume starts from
     sweeps/NAME/checkpoints/     one folder per trial
+    sweeps/NAME/started/*.json   how often each trial was started: what tells that its checkpoints are lost
     sweeps/NAME/*.png *.html …   the figure and its table
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -26,10 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from dpgcl_core.errors import StorageError
-from trainers.checkpoint import sync_folder
-from trainers.config import PerformanceConfig
+from trainers.checkpoint import read_attempt, sync_folder
+from trainers.config import PerformanceConfig, TrainingConfig
 
 CODE_ROOT = Path(__file__).resolve().parents[2]
+_TRACES = ("trials", "checkpoints", "started", "trusted", "release")
 
 
 def inside_ray_job() -> bool:
@@ -93,6 +96,19 @@ def _in_throw_away_copy(path: Path) -> bool:
     return "_ray_pkg_" in str(resolved) or (runs_uploaded_copy() and resolved.is_relative_to(CODE_ROOT))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Starts:
+    """How often a trial was started, by the sweep's own count.
+
+    Attributes:
+      num_starts: processes that were let train.
+      num_lost: of these, ones of which the checkpoints know nothing any more; each may have drawn all steps.
+    """
+
+    num_starts: int = 0
+    num_lost: int = 0
+
+
 @dataclass(frozen=True)
 class SweepFolder:
     """The folder of one sweep."""
@@ -107,7 +123,7 @@ class SweepFolder:
     def create(self, plan: dict[str, Any]) -> None:
         """Creates the folder with its plan; `plan["fingerprint"]` identifies the configuration."""
         with _storage_errors(self.path):
-            (self.path / "trials").mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
             write_json(self.path / "plan.json", plan)
 
     def read_plan(self) -> dict[str, Any] | None:
@@ -129,11 +145,35 @@ class SweepFolder:
         """Returns the folder of a trial's checkpoints."""
         return self.path / "checkpoints" / trial
 
-    def finished(self) -> dict[str, dict[str, Any]]:
+    def starts(self, trial: str) -> Starts:
+        """Returns how often a trial was started, and how many of these starts left no trace.
+
+        A StorageError tells that the count is damaged.
+        """
+        path = self._starts_file(trial)
+        try:
+            known = Starts(**json.loads(path.read_text())) if path.is_file() else Starts()
+        except (ValueError, TypeError) as error:
+            raise StorageError(f"{path} is damaged; restore it, or choose another --name") from error
+        traces = read_attempt(self.checkpoint_folder(trial)) is not None or self._result_file(trial).exists()
+        return known if traces else dataclasses.replace(known, num_lost=known.num_starts)
+
+    def mark_start(self, trial: str) -> None:
+        """Counts one more start of a trial, durably, before it can draw a step."""
+        known, path = self.starts(trial), self._starts_file(trial)
+        with _storage_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            sync_folder(self.path)
+            write_json(path, vars(dataclasses.replace(known, num_starts=known.num_starts + 1)))
+
+    def finished(self, hashes: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
         """Returns the results of the finished trials by name.
 
+        Args:
+          hashes: `config_hash` of every trial, by name; without them any result is taken.
+
         Raises:
-          StorageError: one is damaged; running its trial again silently would hide a spend.
+          StorageError: one is damaged (running its trial again would hide a spend), or another plan's.
         """
         results = {}
         for file in sorted((self.path / "trials").glob("*.json")):
@@ -143,11 +183,23 @@ class SweepFolder:
                 raise StorageError(
                     f"{file} is damaged; restore it, or delete it to finish that training again"
                 ) from error
+            if hashes is not None and results[file.stem].get("config_hash") != hashes.get(file.stem, ""):
+                raise StorageError(
+                    f"{file} is the result of another configuration; move the folder {self.path} away, or "
+                    "choose another --name"
+                )
         return results
 
     def keep(self, trial: str, result: dict[str, Any]) -> None:
         """Keeps a finished trial's result, durably and at once."""
-        write_json(self.path / "trials" / f"{trial}.json", result)
+        self._result_file(trial).parent.mkdir(parents=True, exist_ok=True)
+        write_json(self._result_file(trial), result)
+
+    def _result_file(self, trial: str) -> Path:
+        return self.path / f"trials/{trial}.json"
+
+    def _starts_file(self, trial: str) -> Path:
+        return self.path / f"started/{trial}.json"
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -197,8 +249,8 @@ def find_folder(
       params: of the configuration, to tell where a folder's own differ.
 
     Raises:
-      StorageError: the name is not one, the folder belongs to another configuration, exists already, or
-        there is nothing to resume.
+      StorageError: the name is not one, the folder belongs to another configuration, exists already or
+        has lost its plan, or there is nothing to resume.
     """
     sweeps = root / "sweeps"
     if name is not None and not _NAME.fullmatch(name):
@@ -216,6 +268,7 @@ def find_folder(
     folder = SweepFolder(sweeps / name)
     plan = folder.read_plan()
     if plan is None:
+        _refuse_traces(folder)
         if resume:
             raise StorageError(f"nothing to resume: there is no sweep {name!r} in {sweeps}")
         return folder
@@ -231,6 +284,24 @@ def find_folder(
             "add --resume to continue it, or choose another --name"
         )
     return folder
+
+
+def _refuse_traces(folder: SweepFolder) -> None:
+    """Refuses a folder with trials and without a plan: nobody knows any more with what settings they ran."""
+    traces = [name for name in _TRACES if (found := folder.path / name).is_dir() and any(found.iterdir())]
+    if traces:
+        raise StorageError(
+            f"the sweep folder {folder.path} has no plan.json, but {' and '.join(traces)} of an earlier "
+            "sweep: move it away, or choose another --name"
+        )
+
+
+def config_hash(config: TrainingConfig) -> str:
+    """Returns what tells a trial's configuration from others in its kept result; performance does not."""
+    values = dataclasses.asdict(config)
+    del values["performance"], values["secure_noise"]  # for private data True and None are the same
+    text = json.dumps(values, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 def _differences(before: Any, now: Mapping[str, Any] | None) -> str:

@@ -110,6 +110,18 @@ def test_list_sweeps_shows_a_sealed_sweep_without_time_and_number(with_sealed):
     assert sweeps.loc["hidden", ["started", "num_finished_trials"]].isna().all()
 
 
+@pytest.mark.parametrize(
+    ("labels", "shown"),
+    [(["proven"], "3.5"), (["proven", "none"], "3.5, proven trials alone"), ([], "3.5 planned")],
+)
+def test_list_sweeps_says_what_its_epsilon_is_of(tmp_path, labels, shown):
+    tracker = Tracker.open(None, tmp_path, "experiment")
+    parent = tracker.start_sweep("sweep", {}, {"tuned_epsilon": "3.5"})
+    for number, label in enumerate(labels):
+        tracker.log_trial(parent, f"t{number}", {}, {}, {}, {"guarantee_label": label})
+    assert list(list_sweeps(f"sqlite:///{tmp_path}/mlflow.db")["tuned_epsilon"]) == [shown]
+
+
 def test_load_trials_of_a_sealed_sweep_says_why_there_are_none(with_sealed):
     with pytest.raises(DashboardError, match="sealed: it published one run"):
         load_trials(with_sealed, "hidden")

@@ -260,6 +260,13 @@ def test_sealed_sweep_is_charged_anew_under_another_label_only(ledger: Ledger) -
         ledger.reserve_sealed("quotas", label="sealed", epsilon=0.1, delta=1e-9)
 
 
+def test_sealed_delta_above_one_over_the_records_is_refused(ledger: Ledger) -> None:
+    before = ledger.head()
+    with pytest.raises(ConfigError, match="at most 1/num_records_public"):
+        ledger.reserve_sealed("scans", label="sealed", epsilon=1.0, delta=2e-4, rdp_curve=lambda _: 0.01)
+    assert ledger.head() == before
+
+
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
 def test_sealed_sweep_with_a_nonsense_curve_is_refused(ledger: Ledger, value: float) -> None:
     with pytest.raises(DpgclError):

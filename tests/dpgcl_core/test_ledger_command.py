@@ -9,14 +9,22 @@ from pathlib import Path
 
 import pytest
 
+from dpgcl_core import ledger_command
+from dpgcl_core.errors import exit_on_bad_input
 from dpgcl_core.filters import StepClass
 from dpgcl_core.ledger import Ledger
 from dpgcl_core.ledger_account import PlannedTraining
-from dpgcl_core.ledger_command import main
 from dpgcl_core.ledger_fingerprint import fingerprint_records
 
 NEW = ["--delta", "1e-5", "--num-records-public", "10000"]
 PRINT = fingerprint_records([b"a"], bytes(range(32)))
+
+
+def main(arguments: list[str]) -> object:
+    """The exit code of `python -m dpgcl_core.ledger`."""
+    with pytest.raises(SystemExit) as ended:
+        exit_on_bad_input(lambda: ledger_command.main(arguments))
+    return ended.value.code
 
 
 @pytest.fixture
@@ -62,7 +70,27 @@ def test_show_calls_the_pld_total_information(url: str, capsys: pytest.CaptureFi
     assert main(["show"]) == 0
     spent = Ledger.open(url).spent("scans")
     totals = f"ε = {spent.epsilon_filter:.6g} by the filter, {spent.epsilon_pld:.6g} by PLD"
-    assert f"for information, no guarantee: {totals}" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"charged so far, for information: {totals}, at δ = 1e-05; the promise is the cap" in shown
+
+
+def test_show_tells_how_a_sealed_sweep_was_charged(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = Ledger.open(url)
+    ledger.reserve_sealed("scans", label="s", epsilon=1.0, delta=1e-6, rdp_curve=lambda order: 0.1)
+    assert main(["show"]) == 0
+    shown = capsys.readouterr().out
+    assert "sealed sweeps: 1, charged by their RDP curves, in the RDP above" in shown
+    assert "basic composition" not in shown
+
+
+@pytest.mark.parametrize("bad", [["--delta", "0.5"], ["--delta", "1e-5", "--order", "1"]])
+def test_refused_cap_leaves_no_new_ledger(
+    bad: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DPGCL_LEDGER", str(tmp_path / "new.db"))
+    new = ["cap", "--dataset", "d", "--epsilon", "4", "--num-records-public", "1000", "--create"]
+    assert main([*new, *bad]) == 2
+    assert not (tmp_path / "new.db").exists()
 
 
 def test_statement_verifies_the_ledger(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,13 @@ from dpgcl_core.filters import StepClass
 from dpgcl_core.ledger import Ledger
 from dpgcl_core.ledger_account import PlannedTraining
 from dpgcl_core.ledger_cap import Cap
-from dpgcl_core.ledger_fingerprint import fingerprint_key, fingerprint_records, mark_path
+from dpgcl_core.ledger_fingerprint import (
+    check_unmarked,
+    fingerprint_key,
+    fingerprint_records,
+    mark_path,
+    read_mark,
+)
 
 STEPS = StepClass(sampling_prob=0.01, noise_multiplier=1.0)
 CAP = Cap(epsilon=4.0, delta=1e-5, order=4.0)
@@ -147,3 +153,113 @@ def test_damaged_mark_is_refused(ledger: Ledger, data: Path) -> None:
     mark_path(data).write_text("{}")
     with pytest.raises(LedgerError, match="cannot be read"):
         ledger.bind("scans", data)
+
+
+@pytest.fixture
+def folder(ledger: Ledger, tmp_path: Path) -> Path:
+    """A marked folder with a file and a sub-folder; the ledger has a second data set, `others`."""
+    path = tmp_path / "marked"
+    (path / "inner").mkdir(parents=True)
+    (path / "inner" / "one.parquet").write_bytes(b"records")
+    ledger.bind("scans", path)
+    ledger.register("others", CAP, num_records_public=10_000)
+    return path
+
+
+def ways_to(kind: str, folder: Path) -> Path:
+    """A path that leads to marked data, or to data of which some are marked."""
+    beside = folder.parent / "beside"
+    beside.mkdir()
+    link = beside / "link"
+    if kind == "link":
+        link.symlink_to(folder)
+    elif kind == "link to a link":
+        (beside / "first").symlink_to(folder)
+        link.symlink_to(beside / "first")
+    elif kind == "link to a file":
+        link.symlink_to(folder / "inner" / "one.parquet")
+    elif kind == "folder with a link":
+        link.symlink_to(folder / "inner" / "one.parquet")
+        return beside
+    elif kind == "link in the folder":
+        (beside / "other.parquet").write_bytes(b"others")
+        (folder / "inside").symlink_to(beside / "other.parquet")
+        return folder / "inside"
+    else:
+        return {"sub-folder": folder / "inner", "file": folder / "inner/one.parquet", "above": folder.parent}[
+            kind
+        ]
+    return link
+
+
+WAYS = pytest.mark.parametrize(
+    "kind",
+    [
+        "link",
+        "link to a link",
+        "link to a file",
+        "folder with a link",
+        "link in the folder",
+        "sub-folder",
+        "file",
+        "above",
+    ],
+)
+
+
+@WAYS
+def test_mark_is_found_on_every_way_to_the_data(folder: Path, kind: str) -> None:
+    mark = read_mark(ways_to(kind, folder))
+    assert mark is not None
+    assert mark[0] == "scans"
+
+
+@WAYS
+def test_second_id_is_refused_on_every_way_to_marked_data(ledger: Ledger, folder: Path, kind: str) -> None:
+    with pytest.raises(LedgerError, match="charged as data set 'scans', not as 'others'"):
+        ledger.bind("others", ways_to(kind, folder))
+
+
+@WAYS
+def test_marked_data_are_not_taken_for_public_on_any_way(folder: Path, kind: str) -> None:
+    with pytest.raises(LedgerError, match="private, charged as data set 'scans'"):
+        check_unmarked(ways_to(kind, folder))
+
+
+def test_file_beside_a_marked_one_has_no_mark(ledger: Ledger, data: Path) -> None:
+    ledger.bind("scans", data)
+    other = data.with_name("other.npz")
+    other.write_bytes(b"others")
+    assert read_mark(other) is None
+    check_unmarked(other)
+
+
+def test_marked_file_is_found_through_a_link(ledger: Ledger, data: Path) -> None:
+    ledger.bind("scans", data)
+    link = data.with_name("link.npz")
+    link.symlink_to(data)
+    assert mark_path(link) == mark_path(data)
+    assert read_mark(link) == read_mark(data)
+
+
+def test_every_mark_in_a_folder_must_be_the_ledgers(ledger: Ledger, tmp_path: Path) -> None:
+    folder, second = tmp_path / "folder", Ledger.create(str(tmp_path / "second.db"))
+    second.register("scans", CAP, num_records_public=10_000)
+    for name, owner in (("a", ledger), ("b", second)):
+        (folder / name).mkdir(parents=True)
+        owner.bind("scans", folder / name)
+    with pytest.raises(LedgerError, match="made over ledger"):
+        ledger.bind("scans", folder)
+
+
+def test_same_id_is_bound_again_on_the_way_up(ledger: Ledger, folder: Path) -> None:
+    ledger.bind("scans", folder / "inner")
+    ledger.bind("scans", folder.parent)
+    assert mark_path(folder.parent).exists()
+
+
+def test_path_in_a_circle_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(LedgerError, match="leads nowhere"):
+        read_mark(tmp_path / "a")

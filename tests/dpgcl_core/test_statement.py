@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from dpgcl_core.randomness import SecretRandomness
 from dpgcl_core.secure_randomness import SecureRandomness
 from dpgcl_core.selection import TrialClass, not_accounted, open_cost, sealed_cost
 from dpgcl_core.selection_laws import TruncatedNegativeBinomial
-from dpgcl_core.statement import OpenTrials, PrivacyStatement
+from dpgcl_core.statement import OpenTrials, PrivacyStatement, rounded_up
 
 MECHANISM = Mechanism(
     num_records_public=1000,
@@ -68,6 +69,33 @@ def test_statement_has_training_and_tuning_on_separate_lines() -> None:
 
 def test_statement_rounds_epsilon_up() -> None:
     shown = replace(STATEMENT, cost=replace(OPEN, tuned_epsilon=3.00001)).headline()
+    assert "ε = 3.0001" in shown
+
+
+def test_statement_rounds_delta_up() -> None:
+    rounded = replace(STATEMENT, cost=replace(OPEN, delta=1.51515e-6))
+    assert "δ = 1.52e-06" in rounded.headline()
+    assert dict(rounded.lines())["δ"] == "1.516e-06"
+
+
+def test_statement_keeps_exact_values_in_json() -> None:
+    exact = replace(STATEMENT, cost=replace(OPEN, tuned_epsilon=3.00001, delta=1.51515e-6))
+    values = json.loads(exact.to_json())
+    assert (values["cost"]["tuned_epsilon"], values["cost"]["delta"]) == (3.00001, 1.51515e-6)
+
+
+@pytest.mark.parametrize("num_digits", [3, 4, 6])
+def test_rounded_number_is_never_below_the_exact_one(num_digits: int) -> None:
+    generator = random.Random(0)
+    for _ in range(2000):
+        value = 10 ** generator.uniform(-12, 3)
+        shown = float(rounded_up(value, num_digits))
+        assert value <= shown <= value * (1 + 1.01 * 10 ** (1 - num_digits))
+        assert rounded_up(shown, num_digits) == rounded_up(value, num_digits)
+
+
+def test_epsilon_a_hair_above_its_decimals_is_rounded_up() -> None:
+    shown = replace(STATEMENT, cost=replace(OPEN, tuned_epsilon=3.0000000000000004)).headline()
     assert "ε = 3.0001" in shown
 
 
@@ -138,6 +166,45 @@ def test_statement_is_what_verify_reads_the_ledgers_head_from(tmp_path: Path) ->
     (tmp_path / "statement.json").write_text(statement.to_json())
     assert read_head(tmp_path / "statement.json") == ledger.head()
     assert f"{ledger.head().num_entries} rows, head {ledger.head().head_hash}" in statement.to_markdown()
+
+
+@pytest.mark.parametrize(
+    ("epsilons", "said"),
+    [
+        ([], "filter at order 4; ledger"),
+        ([9.0], "; the cap was raised once, a decision outside the guarantee; ledger"),
+        ([9.0, 8.5, 9.1], "; the cap was raised 2 times, a decision outside the guarantee; ledger"),
+    ],
+)
+def test_statement_says_how_often_the_cap_was_raised(
+    epsilons: list[float], said: str, tmp_path: Path
+) -> None:
+    ledger = Ledger.create(str(tmp_path / "ledger.db"))
+    ledger.register("scans", Cap(epsilon=8.0, delta=1e-4, order=4.0), num_records_public=1000)
+    for epsilon in epsilons:
+        ledger.change_cap("scans", epsilon, allow_raise=True)
+    assert said in dict(replace(STATEMENT, ledger=ledger.statement("scans")).lines())["Ledger"]
+
+
+def test_ledgers_line_rounds_the_cap_up(tmp_path: Path) -> None:
+    ledger = Ledger.create(str(tmp_path / "ledger.db"))
+    ledger.register("scans", Cap(epsilon=8.0000001, delta=1.00001e-4), num_records_public=1000)
+    line = dict(replace(STATEMENT, ledger=ledger.statement("scans")).lines())["Ledger"]
+    assert "(ε = 8.00001, δ = 0.0001001)" in line
+
+
+def test_step_that_releases_its_noised_norm_is_named() -> None:
+    joint = replace(TRIAL, joint_noise_multiplier=0.8, num_joint_steps=1)
+    lines = dict(replace(STATEMENT, cost=open_cost([joint], delta=1e-4)).lines())
+    assert "counts with σ = 0.8" in lines["Noised SNR"]
+    assert "Noised SNR" not in dict(STATEMENT.lines())
+
+
+def test_statement_with_a_ledger_has_no_word_of_none(tmp_path: Path) -> None:
+    ledger = Ledger.create(str(tmp_path / "ledger.db"))
+    ledger.register("scans", Cap(epsilon=8.0, delta=1e-4, order=4.0), num_records_public=1000)
+    with_ledger = replace(STATEMENT, ledger=ledger.statement("scans"), ledger_note="no ledger")
+    assert json.loads(with_ledger.to_json())["ledger_note"] is None
 
 
 def test_unknown_label_is_refused() -> None:

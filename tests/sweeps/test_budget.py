@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,15 @@ from dpgcl_core.errors import BudgetExceeded, ConfigError, DpgclError, LedgerErr
 from dpgcl_core.filters import StepClass
 from dpgcl_core.ledger import Ledger
 from dpgcl_core.ledger_cap import Cap
-from sweeps.service.budget import SweepBudget, check_ledger_options, data_path, sweep_budget, unit_of
+from sweeps.service.budget import (
+    SweepBudget,
+    account_of,
+    check_account,
+    check_ledger_options,
+    data_path,
+    sweep_budget,
+    unit_of,
+)
 from sweeps.service.plan import SweepPlan
 from sweeps.service.release import Charged
 from sweeps.service.report import what_was_drawn
@@ -26,6 +35,15 @@ from trainers.checkpoint import Checkpoint, CheckpointFolder, Grant, read_grant,
 
 QUICK = ("--tiny", "--noise-multiplier", "1", "--no-non-private", "--repeats", "2")
 NUM_STEPS = 10
+
+
+def open_budget(plan: SweepPlan, ledger: Ledger, kept: SweepFolder) -> SweepBudget:
+    """The budget of a sweep whose folder is created where it is new."""
+    budget = sweep_budget(plan, ledger, kept)
+    assert budget is not None
+    if kept.read_plan() is None:
+        kept.create({"sweep_id": budget.sweep_id, "account": account_of(ledger, plan.options)})
+    return budget
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +63,7 @@ def make_budget(planned: SweepPlan, tmp_path: Path) -> Callable[..., SweepBudget
             quotas = ((StepClass(mechanism.sampling_prob, 1.0), quota),)
             cap = Cap(epsilon=500.0, delta=mechanism.target_delta, quotas=quotas)
             Ledger.create(url).register("scans", cap, num_records_public=mechanism.num_records_public)
-        budget = sweep_budget(planned, Ledger.open(url), SweepFolder(tmp_path / "one"))
-        assert budget is not None
-        return budget
+        return open_budget(planned, Ledger.open(url), SweepFolder(tmp_path / "one"))
 
     return make
 
@@ -71,7 +87,7 @@ def test_sweep_reserves_all_its_trials_at_once(make_budget: Callable[..., SweepB
     budget = make_budget()
     budget.begin(budget.trials, None)
     assert charged(budget) == 2 * NUM_STEPS
-    labels = [f"one/{trial.name}" for trial in budget.trials]
+    labels = [f"one-{budget.sweep_id}/{trial.name}" for trial in budget.trials]
     assert all(budget.ledger.reservation("scans", label) for label in labels)
 
 
@@ -248,9 +264,7 @@ def make_noised(noised_plan: SweepPlan, tmp_path: Path) -> Callable[[], SweepBud
             Ledger.create(url).register(
                 "scans", Cap(epsilon=200.0, delta=delta, order=4.0), num_records_public=200
             )
-        budget = sweep_budget(noised_plan, Ledger.open(url), SweepFolder(tmp_path / "one"))
-        assert budget is not None
-        return budget
+        return open_budget(noised_plan, Ledger.open(url), SweepFolder(tmp_path / "one"))
 
     return make
 
@@ -430,3 +444,142 @@ def test_grant_that_was_taken_back_keeps_the_lost_steps(tmp_path: Path) -> None:
     assert paid.begin_attempt(0, NUM_STEPS).num_restarts == 0
     with pytest.raises(LedgerError):
         paid.begin_attempt(0, NUM_STEPS)
+
+
+def open_elsewhere(planned: SweepPlan, tmp_path: Path) -> SweepBudget:
+    """The budget of a sweep of the same name in another storage folder, on the same ledger."""
+    return open_budget(planned, Ledger.open(str(tmp_path / "ledger.db")), SweepFolder(tmp_path / "b" / "one"))
+
+
+def test_sweep_of_the_same_name_elsewhere_keeps_its_own_charge(
+    make_budget: Callable[..., SweepBudget], planned: SweepPlan, tmp_path: Path
+) -> None:
+    """Both draw all their steps; either settles its own."""
+    ours = make_budget()
+    ours.begin(ours.trials, None)
+    theirs = open_elsewhere(planned, tmp_path)
+    theirs.begin(theirs.trials, None)
+    assert charged(ours) == 4 * NUM_STEPS
+    for budget in (ours, theirs):
+        budget.settle(budget.trials[0].name, {"num_steps_charged": NUM_STEPS - 1})
+    assert charged(ours) == 4 * NUM_STEPS - 2
+
+
+def test_sweep_begun_anew_under_the_same_name_leaves_the_old_charge(
+    make_budget: Callable[..., SweepBudget],
+) -> None:
+    old = make_budget()
+    old.begin(old.trials, None)
+    shutil.rmtree(old.folder.path)
+    new = make_budget()
+    new.begin(new.trials, None)
+    new.settle(new.trials[0].name, {"num_steps_charged": 1})
+    assert charged(new) == 2 * NUM_STEPS + NUM_STEPS + 1
+
+
+def test_nothing_is_charged_under_an_id_that_is_not_on_disk(make_budget: Callable[..., SweepBudget]) -> None:
+    budget = replace(make_budget(), sweep_id="another")
+    with pytest.raises(LedgerError, match="does not hold this sweep's id"):
+        budget.begin(budget.trials, None)
+    assert charged(budget) == 0
+
+
+def test_sweep_does_not_go_on_with_another_account(
+    make_budget: Callable[..., SweepBudget], planned: SweepPlan, tmp_path: Path
+) -> None:
+    budget = make_budget()
+    other = Ledger.create(str(tmp_path / "other.db"))
+    with pytest.raises(LedgerError, match="is charged to a ledger; resume it with"):
+        sweep_budget(planned, other, budget.folder)
+    elsewhere = replace(planned, options=replace(planned.options, dataset_id="others"))
+    with pytest.raises(LedgerError, match="and data set 'scans'"):
+        sweep_budget(elsewhere, budget.ledger, budget.folder)
+    (tmp_path / "free").mkdir()
+    free = SweepFolder(tmp_path / "free")
+    free.create({"account": None})
+    with pytest.raises(LedgerError, match="was begun without a ledger"):
+        check_account(free, budget.ledger, planned.options)
+
+
+def test_new_reservation_keeps_the_lost_steps(make_budget: Callable[..., SweepBudget]) -> None:
+    budget = make_budget()
+    write_grant(budget.checkpoint_folder(budget.trials[0].name), Grant(num_steps=20, num_steps_lost=10))
+    budget.begin(budget.trials, None)
+    assert charged(budget) == 3 * NUM_STEPS
+
+
+def test_started_training_without_a_trace_is_charged_in_full_again(
+    make_budget: Callable[..., SweepBudget],
+) -> None:
+    budget = make_budget()
+    budget.begin(budget.trials, None)
+    budget.folder.mark_start(budget.trials[0].name)
+    for _ in range(2):  # resumed twice, it was started once
+        budget = make_budget()
+        budget.begin(budget.trials, None)
+        assert charged(budget) == 3 * NUM_STEPS
+    assert folder(budget).begin_attempt(0, NUM_STEPS).num_restarts == 0
+
+
+def test_lost_checkpoints_are_stated_without_a_ledger(planned: SweepPlan, tmp_path: Path) -> None:
+    kept, name = SweepFolder(tmp_path / "one"), planned.trials[0].name
+    result = {name: {"metrics": {"num_steps_charged": NUM_STEPS}}}
+    kept.mark_start(name)
+    CheckpointFolder(kept.checkpoint_folder(name), every_steps=4).begin_attempt(0, NUM_STEPS)
+    assert what_was_drawn(planned, kept, {})[name].num_steps == NUM_STEPS
+    shutil.rmtree(tmp_path / "one" / "checkpoints")
+    assert what_was_drawn(planned, kept, {})[name].num_steps == NUM_STEPS
+    kept.mark_start(name)
+    CheckpointFolder(kept.checkpoint_folder(name), every_steps=4).begin_attempt(0, NUM_STEPS)
+    assert what_was_drawn(planned, kept, {})[name].num_steps == 2 * NUM_STEPS
+    kept.keep(name, result[name])
+    shutil.rmtree(tmp_path / "one" / "checkpoints")
+    assert what_was_drawn(planned, kept, result)[name].num_steps == 2 * NUM_STEPS
+
+
+def test_scores_that_a_restart_may_draw_again_are_reserved(
+    make_noised: Callable[[], SweepBudget], noised_plan: SweepPlan
+) -> None:
+    budget = make_noised()
+    budget.begin(budget.trials, None)
+    training, name = folder(budget), budget.trials[0].name
+    training.begin_attempt(0, NUM_STEPS)
+    training.save(checkpoint(8))
+    training.begin_scoring()
+    with pytest.raises(LedgerError):
+        training.begin_scoring()
+    budget.restarted(name)
+    assert by_kind(budget)["counts"] == 2 * 2 + 2
+    training.begin_attempt(8, NUM_STEPS)
+    assert training.begin_scoring() == 2
+    drawn = what_was_drawn(noised_plan, budget.folder, {})
+    assert drawn[name].num_scorings == 2
+
+
+def test_scores_that_are_saved_are_not_reserved_again(make_noised: Callable[[], SweepBudget]) -> None:
+    budget = make_noised()
+    budget.begin(budget.trials, None)
+    training = folder(budget)
+    training.begin_attempt(0, NUM_STEPS)
+    training.begin_scoring()
+    training.save(replace(checkpoint(NUM_STEPS), final={"noised_knn_accuracy": 0.5}))
+    budget.restarted(budget.trials[0].name)
+    assert by_kind(budget)["counts"] == 2 * 2
+
+
+def test_lost_scorings_stay_charged_beside_the_next_ones(make_noised: Callable[[], SweepBudget]) -> None:
+    """One start was lost; of the attempt after it the scores are drawn twice."""
+    budget = make_noised()
+    budget.begin(budget.trials, None)
+    name = budget.trials[0].name
+    budget.folder.mark_start(name)
+    budget = make_noised()
+    budget.begin(budget.trials, None)
+    budget.folder.mark_start(name)
+    training = folder(budget)
+    training.begin_attempt(0, NUM_STEPS)
+    training.begin_scoring()
+    budget.restarted(name)
+    training.begin_attempt(0, NUM_STEPS)
+    assert training.begin_scoring() == 2
+    assert by_kind(budget)["counts"] == 2 + 3 * 2

@@ -78,9 +78,11 @@ class Faults:
         """Reads the journals first: what is drawn meanwhile was charged before."""
         drawn = [self.drawn(seed) for seed in (0, 1)]
         ledger = Ledger.open(str(self.ledger if self.ledger.exists() else self.away))
+        plan = self.top / "storage/sweeps/one/plan.json"
+        sweep_id = json.loads(plan.read_text())["sweep_id"] if plan.exists() else ""
         now = []
         for seed in (0, 1):
-            reservation = ledger.reservation("scans", f"one/{self.trial(seed)}")
+            reservation = ledger.reservation("scans", f"one-{sweep_id}/{self.trial(seed)}")
             charged = reservation.num_steps_charged if reservation is not None else 0
             now.append(Seen(seed, drawn[seed], charged))
         self.moments += now

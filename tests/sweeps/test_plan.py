@@ -131,7 +131,13 @@ def test_private_data_have_no_scores_of_their_own(make_plan: Plan, private: str)
     assert plan.data.index is None
     assert plan.data.queries is None
     assert len(plan.data.train) == 90
-    assert "No scores: give --evaluate-on a public data set." in plan.notes
+    assert any(note.startswith("No scores: give --evaluate-on a public data set") for note in plan.notes)
+
+
+def test_noise_of_scores_is_said_in_advance(make_plan: Plan, private: str) -> None:
+    held_out = ("--evaluate-on", "digits", "--score-on-held-out", "0.2", "--score-noise-multiplier", "9")
+    plan = make_plan(*QUICK, "--dataset", private, *held_out)
+    assert any("has noise of standard deviation 0.5 in it; more records" in note for note in plan.notes)
 
 
 def test_builtin_data_declared_private_are_treated_so(make_plan: Plan) -> None:

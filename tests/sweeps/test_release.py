@@ -7,6 +7,7 @@ import math
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,22 @@ from dp_accounting import dp_event
 
 from dashboards.runs import load_trials
 from dpgcl_core.accounting import epsilon_pld, epsilon_rdp
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, LedgerError
 from dpgcl_core.ledger import Ledger
 from dpgcl_core.ledger_cap import Cap
 from dpgcl_core.metrics import METRICS, Release
-from dpgcl_core.selection import TrialClass, sealed_cost, sealed_threshold_cost
+from dpgcl_core.selection import TrialClass, open_cost, sealed_cost, sealed_threshold_cost
 from dpgcl_core.selection_laws import TruncatedNegativeBinomial
 from sweeps.group_size import points
 from sweeps.service import run as service
+from sweeps.service.budget import check_ledger_options
 from sweeps.service.plan import SweepPlan
-from sweeps.service.release import MODES, Charged, check_search, cost_line, cost_of, score_text
+from sweeps.service.release import MODES, Charged, check_search, cost_line, cost_of, cost_tags, score_text
 from sweeps.service.report import build_statement
 from tests.sweeps.support import options, write_npz
 from trainers.checkpoint import CheckpointFolder
 from trainers.loop import train
+from trainers.settings import Setting
 
 Plan = Callable[..., SweepPlan]
 SEALED = ("--tiny", "--noise-multiplier", "1", "--release", "sealed")
@@ -338,3 +341,42 @@ def test_statement_of_a_sweep_with_loose_trials_promises_nothing(make_plan: Plan
 @pytest.mark.parametrize("mode", MODES)
 def test_sweep_without_guarantee_has_no_tuning_cost(mode: str) -> None:
     assert cost_line(mode, None, 3) == "Tuning cost: none, for no trial has a guarantee."
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_tuning_cost_is_rounded_up(mode: str) -> None:
+    cost = open_cost([TrialClass(sampling_prob=0.1, noise_multiplier=1.0, num_steps=5)], delta=1.51515e-6)
+    cost = replace(cost, tuned_epsilon=3.00001, training_epsilon=2.00001)
+    line = cost_line(mode, cost, 0)
+    assert "ε = 3.001 at δ = 1.52e-06" in line
+    assert ("one trial alone ε = 2.001" in line) == (mode != "open")
+
+
+def test_tags_of_the_tuning_cost_are_rounded_up() -> None:
+    cost = open_cost([TrialClass(sampling_prob=0.1, noise_multiplier=1.0, num_steps=5)], delta=1.5151511e-6)
+    tags = cost_tags(options("--tiny"), [], replace(cost, tuned_epsilon=3.0000001))
+    assert (tags["tuned_epsilon"], tags["tuned_delta"]) == ("3.00001", "1.51516e-06")
+
+
+@pytest.mark.parametrize("share", ["0", "0.9"])
+def test_delta_is_held_against_all_declared_records(share: str) -> None:
+    setting = Setting(
+        noise_multiplier=1.0,
+        delta=0.0011,
+        num_records_public=1000,
+        expected_batch_size=50,
+        score_on_held_out=float(share),
+        score_noise_multiplier=10.0 if float(share) else None,
+    )
+    with pytest.raises(ConfigError, match=r"at most 1/num_records_public = 0\.001 "):
+        setting.training_config(num_records=1000, public_seed=0)
+
+
+@pytest.mark.parametrize("more", [(), ("--ledger", "ledger.db", "--dataset-id", "own")])
+def test_charged_data_are_no_public_data_to_evaluate_on(more: tuple[str, ...], tmp_path: Path) -> None:
+    dataset = write_npz(tmp_path / "own.npz", 60)
+    ledger = Ledger.create(str(tmp_path / "ledger.db"))
+    ledger.register("scans", Cap(epsilon=8.0, delta=1e-3), num_records_public=60)
+    ledger.bind("scans", tmp_path / "own.npz")
+    with pytest.raises(LedgerError, match="private, charged as data set 'scans'"):
+        check_ledger_options(options("--tiny", "--evaluate-on", dataset, *more))

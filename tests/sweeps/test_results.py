@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dashboards.runs import DashboardError, load_trials
-from dpgcl_core.errors import BudgetExceeded, LedgerError, TrackingError
+from dpgcl_core.errors import BudgetExceeded, LedgerError, StorageError, TrackingError
 from dpgcl_core.filters import StepClass
 from dpgcl_core.ledger import Ledger
 from dpgcl_core.ledger_cap import Cap
@@ -294,6 +294,16 @@ def test_sweep_with_a_ledger_does_not_go_on_without(
     sweep(*given)
     with pytest.raises(LedgerError, match="is charged to a ledger; resume it with"):
         sweep("--no-non-private", "--resume")
+
+
+def test_resume_of_a_trial_with_another_noise_is_refused(
+    ray: Ray, sweep: Callable[..., int], tmp_path: Path
+) -> None:
+    """The plan is gone, and the results of a weaker noise would be stated at the stronger one's ε."""
+    sweep("--no-non-private")
+    (tmp_path / "sweeps/one/plan.json").unlink()
+    with pytest.raises(StorageError, match="move it away, or choose another --name"):
+        sweep("--no-non-private", "--noise-multiplier", "2")
 
 
 def test_statement_of_a_sweep_names_the_ledgers_head(

@@ -115,7 +115,11 @@ def test_sweep_writes_nothing_to_the_home_folder(whole: Whole) -> None:
 def test_sweep_keeps_all_in_the_storage_folder(whole: Whole) -> None:
     kept = {path.split("/")[0] for path in contents(whole.folder.parents[1])}
     assert kept == {"mlartifacts", "mlflow.db", "sweeps"}
-    assert {path.name for path in whole.folder.iterdir() if path.is_dir()} == {"checkpoints", "trials"}
+    assert {path.name for path in whole.folder.iterdir() if path.is_dir()} == {
+        "checkpoints",
+        "started",
+        "trials",
+    }
 
 
 def test_resume_of_a_finished_sweep_trains_nothing(whole: Whole) -> None:

@@ -15,7 +15,7 @@ import pytest
 from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 
-from dpgcl_core.errors import BudgetExceeded, LedgerError, StorageError
+from dpgcl_core.errors import BudgetExceeded, LedgerError, StorageError, TrackingError
 from dpgcl_core.filters import FILTER_ORDERS
 from dpgcl_core.ledger import Ledger
 from dpgcl_core.ledger_cap import Cap
@@ -30,6 +30,7 @@ from sweeps.service.sealed import Draw, choose, draw_trials, drawn_trials, tuned
 from tests.sweeps.support import options, run, write_npz
 from trainers.checkpoint import CheckpointFolder
 from trainers.mlflow_server import connect
+from trainers.tracking import SEALED_TIME_MS, Tracker
 
 SEALED = ("--tiny", "--noise-multiplier", "1", "--release", "sealed", "--name", "one")
 LAW = TruncatedNegativeBinomial.from_mean(20, eta=1)
@@ -51,6 +52,7 @@ class Ray:
         self, session: Any, plan: SweepPlan, folder: Any, trials: Sequence[Trial], on_result: Any
     ) -> dict[str, str]:
         for trial in trials:
+            folder.mark_start(trial.name)
             attempts = CheckpointFolder(folder.checkpoint_folder(trial.name), every_steps=10)
             attempts.begin_attempt(0, 10)
             self.trained.append(trial.name)
@@ -175,6 +177,45 @@ def test_interrupted_trial_counts_as_the_worst_score(
     assert sweep("--resume") == 0
     assert ray.trained == ["draw-0"]
     assert json.loads((tmp_path / "a/sweeps/one/release/result.json").read_text())["outcome"] == "no model"
+
+
+def test_trial_whose_checkpoints_are_lost_is_not_repeated(
+    ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawn(monkeypatch, 2)
+    ray.stop_after = 1
+    sweep()
+    shutil.rmtree(tmp_path / "a/sweeps/one/trusted/checkpoints")
+    ray.stop_after = None
+    assert sweep("--resume") == 0
+    assert ray.trained == ["draw-0", "draw-1"]
+
+
+def test_sealed_sweep_that_lost_its_plan_draws_no_other_number(
+    ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawn(monkeypatch, 2)
+    sweep()
+    before = secret(tmp_path / "a")
+    (tmp_path / "a/sweeps/one/plan.json").unlink()
+    with pytest.raises(StorageError, match=r"has no plan\.json"):
+        sweep()
+    assert secret(tmp_path / "a") == before
+
+
+def test_released_files_tell_no_time_where_mlflow_fails(
+    ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(*_: Any) -> None:
+        raise TrackingError("MLflow does not answer")
+
+    drawn(monkeypatch, 1)
+    monkeypatch.setattr(Tracker, "log_sealed", fail)
+    with pytest.raises(TrackingError):
+        sweep()
+    release = tmp_path / "a/sweeps/one/release"
+    assert {path.stat().st_mtime_ns for path in (*release.iterdir(), release)} == {SEALED_TIME_MS * 10**6}
+    assert (release / "result.json").exists()
 
 
 def test_sweep_that_lost_its_number_is_charged_again_in_full(

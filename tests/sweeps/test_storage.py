@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dpgcl_core.errors import StorageError, TrackingError
 from sweeps.group_size import points
+from sweeps.service import execution, storage
 from sweeps.service import run as service_run
-from sweeps.service import storage
+from sweeps.service.plan import SweepPlan
 from sweeps.service.run import run_sweep
-from sweeps.service.storage import SweepFolder, calibrations, find_folder, storage_root, tracking_address
+from sweeps.service.storage import (
+    Starts,
+    SweepFolder,
+    calibrations,
+    config_hash,
+    find_folder,
+    storage_root,
+    tracking_address,
+)
 from tests.sweeps.support import ROOT, contents, options
+from trainers.checkpoint import CheckpointFolder
 
 QUICK = ("--tiny", "--noise-multiplier", "1")
 
@@ -290,6 +302,57 @@ def test_sweep_name_cannot_leave_the_storage_folder(name: str, tmp_path: Path) -
 @pytest.mark.parametrize("name", ["one", "group-size-digits-20261121-062312-2", "S=8_v1.0", "größe"])
 def test_ordinary_sweep_name_is_accepted(name: str, tmp_path: Path) -> None:
     assert find(tmp_path, name).path == tmp_path / "sweeps" / name
+
+
+@pytest.mark.parametrize("trace", ["trials/a.json", "checkpoints/a/grant.json", "trusted/sealed.json"])
+@pytest.mark.parametrize("resume", [False, True])
+def test_folder_with_trials_and_without_a_plan_is_refused(trace: str, resume: bool, tmp_path: Path) -> None:
+    path = tmp_path / "sweeps" / "one" / trace
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    with pytest.raises(StorageError, match=r"no plan\.json, .* move it away, or choose another --name"):
+        find(tmp_path, "one", resume=resume)
+
+
+def test_result_of_another_configuration_is_refused(tmp_path: Path) -> None:
+    folder = create(tmp_path, "one")
+    folder.keep("a", {"metrics": {}, "config_hash": "weaker"})
+    assert list(folder.finished({"a": "weaker"})) == ["a"]
+    for hashes in ({"a": "stronger"}, {}):
+        with pytest.raises(StorageError, match="is the result of another configuration"):
+            folder.finished(hashes)
+
+
+def test_config_hash_tells_what_decides_the_result(make_plan: Callable[..., SweepPlan]) -> None:
+    def found(*more: str) -> str:
+        return config_hash(make_plan("--tiny", *more).trials[0].config)
+
+    assert found("--noise-multiplier", "1") != found("--noise-multiplier", "2")
+    assert found("--noise-multiplier", "1") == found(
+        "--noise-multiplier", "1", "--max-views-per-microbatch", "64"
+    )
+
+
+def test_starts_are_counted_and_those_without_a_trace(tmp_path: Path) -> None:
+    folder = create(tmp_path, "one")
+    assert folder.starts("a") == Starts()
+    folder.mark_start("a")
+    assert folder.starts("a") == Starts(num_starts=1, num_lost=1)
+    CheckpointFolder(folder.checkpoint_folder("a"), every_steps=4).begin_attempt(0, 10)
+    folder.mark_start("a")
+    assert folder.starts("a") == Starts(num_starts=2, num_lost=0)
+    shutil.rmtree(folder.path / "checkpoints")
+    folder.mark_start("a")
+    CheckpointFolder(folder.checkpoint_folder("a"), every_steps=4).begin_attempt(0, 10)
+    assert folder.starts("a") == Starts(num_starts=3, num_lost=2)
+
+
+def test_tune_starts_no_training_that_is_not_counted(tmp_path: Path) -> None:
+    """Tune calls this before it asks the trial's process to train."""
+    folder = create(tmp_path, "one")
+    heard = execution._callback(lambda *_: None, None, folder)
+    heard.on_trial_start(0, [], SimpleNamespace(config={"trial": "a"}))
+    assert folder.starts("a").num_starts == 1
 
 
 # Who holds it

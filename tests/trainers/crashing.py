@@ -144,6 +144,7 @@ def run_trials(
     for trial in trials:
         for _ in range(1 + MAX_RESTARTS):
             budget.confirm(every_seconds=0)
+            folder.mark_start(trial.name)
             result = _in_own_process(lambda trial=trial: _trained(begin, plan, folder, trial))  # type: ignore[misc]
             if result is not None:
                 break

@@ -45,6 +45,12 @@ def test_rows_of_one_unit_are_one_record(scheme: str, tmp_path: Path) -> None:
     assert sorted(units.values()) == [[0, 2, 5], [1, 4], [3]]
 
 
+def test_units_that_differ_by_a_nul_at_the_end_are_two_records(tmp_path: Path) -> None:
+    persons = np.array(["a", "a\0", "a", "a\0\0"], dtype=object)
+    units = _rows_by_id(_write("parquet", tmp_path, persons, np.arange(4)))
+    assert sorted(units.values()) == [[0, 2], [1], [3]]
+
+
 @SCHEMES
 def test_removing_a_unit_leaves_the_others_as_they_are(scheme: str, tmp_path: Path) -> None:
     whole = _rows_by_id(_write(scheme, tmp_path / "whole", PERSONS, np.arange(6)))

@@ -47,17 +47,17 @@ class _Part:
     row_starts: NDArray[np.int64] | None = None
 
 
-def _part_of_units(images: NDArray[np.uint8], labels: NDArray[Any] | None, units: NDArray[Any]) -> _Part:
+def _part_of_units(images: NDArray[np.uint8], labels: NDArray[Any] | None, units: list[str]) -> _Part:
     """Brings the rows of a unit together: they are one record, whose id is the unit's name."""
-    names, unit_of_row, num_rows = np.unique(
-        np.array(_as_text(units), dtype=np.str_), return_inverse=True, return_counts=True
-    )
+    names = sorted(set(units))  # no array of strings: it would cut trailing NULs off, and merge two units
+    place = {name: number for number, name in enumerate(names)}
+    unit_of_row = np.array([place[unit] for unit in units], dtype=np.int64)
     order = np.argsort(unit_of_row, kind="stable")
     return _Part(
         images=images[order],
         labels=None if labels is None else labels[order],
-        ids=_name_ids(names.tolist()),
-        row_starts=np.concatenate([[0], np.cumsum(num_rows)]).astype(np.int64),
+        ids=_name_ids(names),
+        row_starts=np.concatenate([[0], np.cumsum(np.bincount(unit_of_row))]).astype(np.int64),
     )
 
 
@@ -124,7 +124,7 @@ def _npz_part(arrays: dict[str, NDArray[Any]], prefix: str, unit_column: str | N
                 f"unit_column must name an array of strings or integers; got {prefix + unit_column!r}, "
                 f"{'which is missing' if units is None else f'which holds {units.dtype}'}"
             )
-        return _part_of_units(images, labels, units)
+        return _part_of_units(images, labels, _as_text(units))
     if names is None:
         return _Part(images=images, labels=labels, ids=content_ids((i.tobytes() for i in images), labels))
     if names.dtype.kind not in "iuUS":
@@ -171,7 +171,7 @@ def load_parquet(path: Path, image_size: int | None = None, unit_column: str | N
     images = decode_images(encoded, image_size)
     labels, names = _column(tables, "label"), _column(tables, unit_column or "id")
     if unit_column is not None and names is not None:
-        return _to_splits([_part_of_units(images, labels, names)], image_size)
+        return _to_splits([_part_of_units(images, labels, _as_text(names))], image_size)
     ids = content_ids(encoded, labels) if names is None else _name_ids(_as_text(names))
     return _to_splits([_Part(images=images, labels=labels, ids=ids)], image_size)
 
@@ -258,6 +258,7 @@ def _encoded_images(table: pa.Table) -> list[bytes | None]:
 
 
 def _column(tables: list[pa.Table], name: str) -> NDArray[Any] | None:
+    """Integers, or Python strings: numpy's own would lose the NULs at their ends."""
     import pyarrow.types as kinds
 
     if name not in tables[0].column_names:
@@ -267,9 +268,7 @@ def _column(tables: list[pa.Table], name: str) -> NDArray[Any] | None:
     if missing:
         raise RecordsError(f"parquet column {name} must have a value in every row; {missing} have none")
     numeric = kinds.is_integer(columns[0].type) or kinds.is_boolean(columns[0].type)
-    return np.concatenate(
-        [c.to_numpy() if numeric else np.array(c.to_pylist(), dtype=np.str_) for c in columns]
-    )
+    return np.concatenate([c.to_numpy() if numeric else np.array(c.to_pylist(), object) for c in columns])
 
 
 def load_folder(path: Path, image_size: int | None = None) -> Splits:
@@ -348,7 +347,7 @@ def _to_splits(parts: list[_Part], image_size: int | None) -> Splits:
             ids=part.ids,
             labels=index,
             row_starts=part.row_starts,
-            classes_from_data=part.labels is not None and part.labels.dtype.kind in "US",
+            classes_from_data=part.labels is not None and part.labels.dtype.kind in "USO",
         )
         for split, part, index in zip(images, parts, labels, strict=True)
     ]
@@ -363,7 +362,7 @@ def _class_indices(columns: list[NDArray[Any] | None]) -> list[NDArray[np.int64]
     if len(given) < len(columns):
         raise DataError("labels must be given for training and test records, or for neither; got one of them")
     kinds = {
-        "integer" if c.dtype.kind in "iub" else "text" if c.dtype.kind in "US" else "other" for c in given
+        "integer" if c.dtype.kind in "iub" else "text" if c.dtype.kind in "USO" else "other" for c in given
     }
     if len(kinds) > 1 or "other" in kinds:
         types = ", ".join(str(column.dtype) for column in given)
