@@ -33,7 +33,7 @@ from trainers.config import (
 from trainers.data.dataset import Records
 from trainers.encoder import build_encoder
 from trainers.optimizers import build_optimizer
-from trainers.precision import add_clipped_sum, gradient_scale, group_losses_of
+from trainers.precision import add_clipped_sum, embed_of, gradient_scale, group_losses_of
 from trainers.views import make_views
 from trainers.workers import SingleWorker, Workers
 
@@ -199,17 +199,17 @@ class OurStep:
     def check(self, max_groups: int = 32, draws: int = 2) -> Check:
         """Compares the clipped sums of a few microbatches with `exact_clipped_sum`, always in float32."""
         config, encoder = self.run.config, self.run.encoder
-        group_losses = group_losses_of(encoder, config.temperature, config.network)
+        embed = embed_of(encoder, config.network)
         in_full = group_losses_of(encoder, config.temperature)
-        clipper, scale = config.mechanism.clipper(), gradient_scale(config.network)
+        rule, scale = config.rule(), gradient_scale(config.network)
         size = min(max_groups, self.task.groups_at_once(self.views_per_microbatch))
         found: list[tuple[float, float]] = []
         for draw in range(draws):
             groups = self.task.groups(np.random.default_rng(draw))[:size]
             views = views_of(self.records, groups, config, step=draw, device=self.task.device)
             actual = torch.zeros_like(self.run.total)
-            report = add_clipped_sum(clipper, actual, encoder, group_losses, views, scale)
-            exact = exact_clipped_sum(encoder, in_full, views, clipper.l2_clip_norm)
+            report = add_clipped_sum(rule, actual, encoder, embed, views, scale, None)
+            exact = exact_clipped_sum(encoder, in_full, views, config.mechanism.l2_clip_norm)
             found.append(relative_errors(encoder, actual, exact))
         whole, parameter = (max(errors) for errors in zip(*found, strict=True))
         return Check(max_relative_error=whole, max_parameter_error=parameter, paths=dict(report.paths))

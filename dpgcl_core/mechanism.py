@@ -24,11 +24,12 @@ from dp_accounting import dp_event
 from dpgcl_core import accounting
 from dpgcl_core.clipping import GroupClipper
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.grouping import BATCH, Grouper, GroupSize, build_grouper, expected_num_groups
+from dpgcl_core.grouping import BATCH, Grouper, GroupSize
+from dpgcl_core.methods import GradientRule, LossSettings, Method, method_named
+from dpgcl_core.methods.base import ADD_OR_REMOVE_ONE as ADD_OR_REMOVE_ONE
+from dpgcl_core.methods.base import GuaranteeLabel, Sampler
 from dpgcl_core.noise import GaussianNoise
 from dpgcl_core.sampling import PoissonSampler
-
-ADD_OR_REMOVE_ONE = "add or remove one record"
 
 
 def default_delta(num_records_public: int) -> float:
@@ -54,9 +55,12 @@ class Mechanism:
       noise_multiplier: σ = noise std / sensitivity; 0 for non-private runs.
       num_steps: T.
       target_delta: δ at which ε is stated.
+      method: name in `dpgcl_core.methods.METHODS`.
+      batch_cap: public cap on the records of a step, for methods whose sensitivity needs one.
+      temperature: τ, for methods whose sensitivity depends on it.
 
     Raises:
-      ConfigError: a field is outside its range, or δ exceeds 1/n.
+      ConfigError: a field is outside its range, δ exceeds 1/n, or the method cannot use the numbers.
     """
 
     num_records_public: int
@@ -66,6 +70,9 @@ class Mechanism:
     noise_multiplier: float
     num_steps: int
     target_delta: float
+    method: str = "dp_gcl"
+    batch_cap: int | None = None
+    temperature: float | None = None
 
     def __post_init__(self) -> None:
         n = self.num_records_public
@@ -90,6 +97,7 @@ class Mechanism:
         if self.num_steps < 1:
             raise ConfigError(f"num_steps must be at least 1; got {self.num_steps}")
         check_delta(self.target_delta, n)
+        self.rules.check(self)
         if self.divisor < 0.1:
             raise ConfigError(
                 "the expected number of groups in a step must be at least 0.1; got "
@@ -97,24 +105,29 @@ class Mechanism:
             )
 
     @property
+    def rules(self) -> Method:
+        """The method."""
+        return method_named(self.method)
+
+    @property
     def is_private(self) -> bool:
         """Whether noise protects the records at all."""
         return self.noise_multiplier > 0
 
     @property
-    def guarantee_label(self) -> str:
-        """`proven` (see the module) or `none` for a run without noise."""
-        return "proven" if self.is_private else "none"
+    def guarantee_label(self) -> GuaranteeLabel:
+        """That of the method; `none` for a run without noise."""
+        return self.rules.label if self.is_private else "none"
 
     @property
     def neighboring_relation(self) -> str:
         """The relation that the sensitivity and the accounting share."""
-        return ADD_OR_REMOVE_ONE
+        return self.rules.neighboring_relation
 
     @property
     def sensitivity(self) -> float:
-        """Largest change of the clipped sum when one record is added or removed (see `grouping`)."""
-        return self.l2_clip_norm * (1 if self.group_size == 1 else 2)
+        """Largest change of the clipped sum between neighbouring data sets (proof: see the method)."""
+        return self.rules.sensitivity(self)
 
     @property
     def expected_batch_size(self) -> float:
@@ -123,19 +136,23 @@ class Mechanism:
 
     @property
     def divisor(self) -> float:
-        """The public constant that divides the noisy sum: the expected number of groups."""
-        return expected_num_groups(self.num_records_public, self.sampling_prob, self.group_size)
+        """The public constant that divides the noisy sum, for groups their expected number."""
+        return self.rules.divisor(self)
 
-    def sampler(self) -> PoissonSampler:
+    def sampler(self) -> Sampler:
         """Returns station 2."""
-        return PoissonSampler(sampling_prob=self.sampling_prob)
+        return self.rules.sampler(self)
 
     def grouper(self) -> Grouper:
         """Returns station 3."""
-        return build_grouper(self.group_size)
+        return self.rules.grouper(self)
+
+    def rule(self, loss: LossSettings) -> GradientRule:
+        """Returns stations 6 and 7."""
+        return self.rules.rule(self, loss)
 
     def clipper(self) -> GroupClipper:
-        """Returns station 7."""
+        """Returns the clipper of the methods that clip disjoint groups."""
         return GroupClipper(l2_clip_norm=self.l2_clip_norm)
 
     def noise(self, *, num_summed: int = 1) -> GaussianNoise:
@@ -145,27 +162,17 @@ class Mechanism:
 
     def dp_event(self, num_steps: int | None = None) -> dp_event.DpEvent:
         """Returns the event of station 10, of all steps or of `num_steps` charged ones."""
-        return accounting.poisson_gaussian_event(
-            sampling_prob=self.sampling_prob,
-            noise_multiplier=self.noise_multiplier,
-            num_steps=self.num_steps if num_steps is None else num_steps,
-        )
+        return self.rules.dp_event(self, self.num_steps if num_steps is None else num_steps)
 
     def epsilon(self, num_steps: int | None = None) -> float:
-        """Returns ε at `target_delta` by PLD, of all steps or of `num_steps` charged ones.
+        """Returns ε at `target_delta` by the method's accountant, of all or of `num_steps` charged steps.
 
         >>> round(Mechanism(num_records_public=60_000, sampling_prob=2048 / 60_000, group_size=16,
         ...     l2_clip_norm=1.0, noise_multiplier=0.97, num_steps=1200,
         ...     target_delta=default_delta(60_000)).epsilon(), 2)
         9.14
         """
-        return accounting.epsilon_of_steps(
-            sampling_prob=self.sampling_prob,
-            noise_multiplier=self.noise_multiplier,
-            num_steps=self.num_steps if num_steps is None else num_steps,
-            delta=self.target_delta,
-            grid=accounting.GRID,
-        )
+        return self.rules.epsilon(self, self.num_steps if num_steps is None else num_steps)
 
     def calibrated(self, target_epsilon: float, *, cache_folder: Path | None = None) -> Mechanism:
         """Returns this mechanism with the noise multiplier that meets `target_epsilon` (inf: none).
@@ -175,14 +182,8 @@ class Mechanism:
         """
         if math.isinf(target_epsilon):
             return dataclasses.replace(self, noise_multiplier=0.0, l2_clip_norm=math.inf)
-        found = accounting.calibrate_noise_multiplier(
-            sampling_prob=self.sampling_prob,
-            num_steps=self.num_steps,
-            target_epsilon=target_epsilon,
-            target_delta=self.target_delta,
-            cache_folder=cache_folder,
-        )
-        return dataclasses.replace(self, noise_multiplier=found.noise_multiplier)
+        noise = self.rules.calibrated(self, target_epsilon, cache_folder)
+        return dataclasses.replace(self, noise_multiplier=noise)
 
 
 def check_delta(delta: float, num_records_public: int) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 from dpgcl_core import scores
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism import Mechanism
+from dpgcl_core.methods import GradientRule, LossSettings
+from dpgcl_core.methods.base import GroupRule
 from dpgcl_core.randomness import DrawSource
 from dpgcl_core.secure_randomness import choose_randomness
 
@@ -247,6 +249,28 @@ class TrainingConfig:
             self.num_augmentations >= 0,
             f"num_augmentations must not be negative; got {self.num_augmentations}",
         )
+        self._check_method()
+
+    def _check_method(self) -> None:
+        method, rule = self.mechanism.rules, self.rule()
+        if self.num_augmentations and not method.takes_augmented_keys:
+            raise ConfigError(
+                f"{method.name} has no place for augmented keys: give num_augmentations = 0; got "
+                f"{self.num_augmentations}"
+            )
+        if rule.whole_batch and self.performance.num_workers > 1:
+            raise ConfigError(
+                f"{method.name} compares all records of a step, so one worker must hold them: give "
+                f"num_workers = 1; got {self.performance.num_workers}"
+            )
+        if self.network.precision == "float16" and not isinstance(rule, GroupRule):
+            raise ConfigError(
+                f"float16 is for methods that clip groups; {method.name} does not: give float32 or bfloat16"
+            )
+
+    def rule(self) -> GradientRule:
+        """Returns how one step's clipped sum is made."""
+        return self.mechanism.rule(LossSettings(temperature=self.temperature))
 
     @property
     def guarantee_label(self) -> str:

@@ -29,7 +29,7 @@ from trainers.evaluate import evaluate
 from trainers.microbatch import max_views
 from trainers.observe import Observer, Series
 from trainers.optimizers import build_optimizer, load_optimizer
-from trainers.precision import add_clipped_sum, gradient_scale, group_losses_of, look_at_engine
+from trainers.precision import add_clipped_sum, embed_of, gradient_scale, look_at_engine
 from trainers.release import check_release, noised_scores
 from trainers.views import make_views
 from trainers.workers import SingleWorker, Workers
@@ -201,12 +201,15 @@ def _add_clipped_sum(
     config, num_views = run.config, 2 + num_augmentations
     if not groups.size:
         return []
-    clipper, scale = config.mechanism.clipper(), gradient_scale(config.network)
-    group_losses = group_losses_of(run.encoder, config.temperature, config.network)
+    rule, scale = config.rule(), gradient_scale(config.network)
+    embed = embed_of(run.encoder, config.network)
+    draws = run.randomness.generator(run.step, "statistics") if rule.needs_draws else None
     at_once = max(1, run.max_views // (groups.shape[1] * num_views))
+    if rule.whole_batch:
+        at_once = len(groups)
     microbatches = [groups[start : start + at_once] for start in range(0, len(groups), at_once)]
     return [
-        add_clipped_sum(clipper, total, run.encoder, group_losses, views, scale)
+        add_clipped_sum(rule, total, run.encoder, embed, views, scale, draws)
         for views in _in_turn(run, lambda some: _views(run, some, num_views), microbatches)
     ]
 

@@ -24,6 +24,10 @@ from torch import Tensor
 from dpgcl_core.clipping import GroupClipper, GroupLosses, GroupReport, num_trainable
 from dpgcl_core.grouping import BATCH
 from dpgcl_core.losses import two_view_group_loss
+from dpgcl_core.methods import GradientRule
+from dpgcl_core.methods.base import GroupRule
+from dpgcl_core.path_clipping import Embed
+from dpgcl_core.randomness import Draws
 from trainers.config import NetworkConfig, TrainingConfig
 from trainers.encoder import Encoder
 
@@ -35,45 +39,50 @@ def gradient_scale(network: NetworkConfig) -> float:
     return network.loss_scale if network.precision == "float16" else 1.0
 
 
-def group_losses_of(
-    encoder: Encoder, temperature: float, network: NetworkConfig | None = None
-) -> GroupLosses:
-    """Returns stations 5 and 6: views `[groups, group_size, views, C, H, W]` to losses `[groups]`.
+def embed_of(encoder: Encoder, network: NetworkConfig | None = None) -> Embed:
+    """Returns station 5: views `[groups, group_size, views, C, H, W]` to unit embeddings `[..., dim]`.
 
     Args:
       encoder: the network.
-      temperature: τ.
-      network: its precision; float32 unless given. With float16 the losses' gradient arrives at the
+      network: its precision; float32 unless given. With float16 the embeddings' gradient arrives at the
         encoder times `gradient_scale(network)`; use `add_clipped_sum` of this module.
     """
     network = network or NetworkConfig()
     scale = gradient_scale(network)
 
-    def group_losses(views: Tensor) -> Tensor:
+    def embed(views: Tensor) -> Tensor:
         with _autocast(network, views.device):
             embeddings = encoder(views.flatten(0, 2))
         embeddings = embeddings.float().unflatten(0, views.shape[:3])
-        if scale != 1:
-            embeddings = _ScaleGradient.apply(embeddings, scale)
-        return two_view_group_loss(embeddings, temperature=temperature)
+        return _ScaleGradient.apply(embeddings, scale) if scale != 1 else embeddings
 
-    return group_losses
+    return embed
+
+
+def group_losses_of(
+    encoder: Encoder, temperature: float, network: NetworkConfig | None = None
+) -> GroupLosses:
+    """Returns stations 5 and 6 of DP-GCL: views `[groups, group_size, views, C, H, W]` to `[groups]`."""
+    embed = embed_of(encoder, network)
+    return lambda views: two_view_group_loss(embed(views), temperature=temperature)
 
 
 def add_clipped_sum(
-    clipper: GroupClipper,
+    rule: GradientRule,
     total: Tensor,
     encoder: Encoder,
-    group_losses: GroupLosses,
+    embed: Embed,
     views: Tensor,
     scale: float,
+    draws: Draws | None,
 ) -> GroupReport:
-    """`clipper.add_clipped_sum` for losses whose gradient arrives times `scale` (see the module)."""
+    """`rule.add_clipped_sum` for embeddings whose gradient arrives times `scale` (see the module)."""
     if scale == 1:
-        return clipper.add_clipped_sum(total, encoder, group_losses, views)
+        return rule.add_clipped_sum(total, encoder, embed, views, draws)
+    assert isinstance(rule, GroupRule)  # `TrainingConfig` refuses the others
+    scaled = dataclasses.replace(rule, clipper=GroupClipper(l2_clip_norm=rule.clipper.l2_clip_norm * scale))
     scaled_total = torch.zeros_like(total)
-    scaled = GroupClipper(l2_clip_norm=clipper.l2_clip_norm * scale)
-    report = scaled.add_clipped_sum(scaled_total, encoder, group_losses, views)
+    report = scaled.add_clipped_sum(scaled_total, encoder, embed, views, draws)
     total.add_(scaled_total.div_(scale))
     return dataclasses.replace(report, norms=report.norms / scale)
 
@@ -84,13 +93,12 @@ def look_at_engine(config: TrainingConfig, encoder: Encoder, image_shape: tuple[
     It does so at a network's first use, to a tolerance that low precision does not reach.
     """
     size, network = config.mechanism.group_size, config.network
-    if network.precision == "float32" or size == BATCH:
+    if network.precision == "float32" or size == BATCH or config.rule().whole_batch:
         return
     shape = (2, int(size), 2 + config.num_augmentations, *image_shape)
     views = torch.zeros(shape, device=next(encoder.parameters()).device)
     total = torch.zeros(num_trainable(encoder), device=views.device)
-    full = group_losses_of(encoder, config.temperature)
-    config.mechanism.clipper().add_clipped_sum(total, encoder, full, views)
+    config.rule().add_clipped_sum(total, encoder, embed_of(encoder), views, None)
 
 
 def _autocast(network: NetworkConfig, device: torch.device) -> AbstractContextManager[Any]:

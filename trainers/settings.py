@@ -16,6 +16,8 @@ from dpgcl_core import scores
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.grouping import BATCH, GroupSize, expected_dropped_share
 from dpgcl_core.mechanism import Mechanism, check_delta, default_delta
+from dpgcl_core.methods import method_named
+from dpgcl_core.methods.whole_batch import default_cap
 from trainers.config import (
     EvaluationConfig,
     NetworkConfig,
@@ -32,6 +34,10 @@ DEFAULT_EPSILON = 10.0
 class Setting:
     """One training's knobs."""
 
+    method: str = "dp_gcl"
+    """Method; `python -m dpgcl_core.methods` lists them with what each guarantees."""
+    batch_cap: int | None = None
+    """Public cap on the records of a step, for methods that need one; out of reach unless given."""
     epsilon: float | None = None
     """Target ε by PLD for adding or removing one record; 10 unless a noise multiplier is given."""
     noise_multiplier: float | None = None
@@ -189,10 +195,17 @@ class Setting:
             raise ConfigError(
                 f"noise_multiplier must be positive; got {noise} (for a non-private trial: epsilon = inf)"
             )
+        method, sampling_prob = method_named(self.method), self._sampling_prob(trained)
+        cap = self.batch_cap
+        if cap is None and method.needs_cap:
+            cap = default_cap(sampling_prob * trained)
         mechanism = Mechanism(
+            method=self.method,
+            batch_cap=cap,
+            temperature=self.temperature,
             num_records_public=trained,
-            sampling_prob=self._sampling_prob(trained),
-            group_size=self.group_size,
+            sampling_prob=sampling_prob,
+            group_size=self.group_size if method.takes_group_size else BATCH,
             l2_clip_norm=self.l2_clip_norm,
             noise_multiplier=noise,
             num_steps=self.num_steps,

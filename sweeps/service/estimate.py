@@ -10,10 +10,11 @@ import torch
 
 from dpgcl_core.clipping import num_trainable
 from dpgcl_core.grouping import BATCH
+from dpgcl_core.randomness import SecretRandomness
 from sweeps.service.plan import SweepPlan, Trial
 from trainers.encoder import build_encoder
 from trainers.microbatch import max_views
-from trainers.precision import add_clipped_sum, gradient_scale, group_losses_of, look_at_engine
+from trainers.precision import add_clipped_sum, embed_of, gradient_scale, look_at_engine
 from trainers.views import make_views, normalise
 
 
@@ -56,21 +57,23 @@ def _seconds_per_record(trial: Trial, shape: tuple[int, ...]) -> float:
     num_views = 2 + config.num_augmentations
     encoder = build_encoder(config.network, shape, 0)
     records = max(2, max_views(config, encoder, shape) // num_views)
-    size = config.mechanism.group_size
-    group_size = records if size == BATCH else int(size)
+    rule, size = config.rule(), config.mechanism.group_size
+    if rule.whole_batch:  # such a rule takes no part of a batch
+        records = round(config.mechanism.expected_batch_size)
+    group_size = records if rule.whole_batch or size == BATCH else int(size)
     groups = max(1, records // group_size)
     look_at_engine(config, encoder, shape)
     total = torch.zeros(num_trainable(encoder))
     images = torch.randint(0, 256, (groups * group_size, *shape), dtype=torch.uint8)
     ids = np.arange(len(images), dtype=np.uint64)
 
-    group_losses = group_losses_of(encoder, config.temperature, config.network)
-    scale = gradient_scale(config.network)
+    embed, scale = embed_of(encoder, config.network), gradient_scale(config.network)
+    draws = SecretRandomness().generator(0, "statistics") if rule.needs_draws else None
     for _ in range(2):
         started = time.perf_counter()
         views = make_views(images, ids, config=config.views, seed=0, step=0, num_views=num_views)
         views = views.unflatten(0, (groups, group_size))
-        add_clipped_sum(config.mechanism.clipper(), total, encoder, group_losses, views, scale)
+        add_clipped_sum(rule, total, encoder, embed, views, scale, draws)
         seconds = time.perf_counter() - started
     return seconds / len(images)
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from dpgcl_core.clipping import GroupClipper, GroupReport, num_trainable
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.losses import two_view_group_loss
+from dpgcl_core.methods.base import GroupRule
 from tests.trainers.conftest import make_config, make_data
 from trainers import loop, precision
 from trainers.config import NetworkConfig
 from trainers.encoder import Encoder, build_encoder
 from trainers.loop import train
-from trainers.precision import add_clipped_sum, gradient_scale, group_losses_of, look_at_engine
+from trainers.precision import add_clipped_sum, embed_of, gradient_scale, group_losses_of, look_at_engine
 from trainers.workers import SingleWorker
 
 LOW = ("bfloat16", "float16")
@@ -39,9 +43,11 @@ def clipped_sum(
     encoder: Encoder, views: Tensor, config: NetworkConfig, l2_clip_norm: float = 1.0
 ) -> tuple[Tensor, GroupReport]:
     total = torch.zeros(num_trainable(encoder))
-    group_losses = group_losses_of(encoder, 0.2, config)
-    clipper = GroupClipper(l2_clip_norm=l2_clip_norm)
-    return total, add_clipped_sum(clipper, total, encoder, group_losses, views, gradient_scale(config))
+    rule = GroupRule(
+        clipper=GroupClipper(l2_clip_norm=l2_clip_norm), loss=partial(two_view_group_loss, temperature=0.2)
+    )
+    embed, scale = embed_of(encoder, config), gradient_scale(config)
+    return total, add_clipped_sum(rule, total, encoder, embed, views, scale, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("name", LOW)

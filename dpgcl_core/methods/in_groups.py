@@ -1,0 +1,85 @@
+"""Methods that clip one gradient per disjoint group of records: DP-GCL, DP-CLIP, and sigmoid loss in groups.
+
+A record touches one group only and the loss of a group sees nothing else, so all of them have the
+sensitivity of `dpgcl_core.grouping`: 2C for groups of at least two records and for the whole batch, C for
+groups of one. Their losses differ, and the guarantee does not depend on the loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dpgcl_core.clipping import GroupClipper
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.grouping import BATCH
+from dpgcl_core.losses import two_view_group_loss
+from dpgcl_core.methods.base import GroupLoss, GroupRule, LossSettings, Method
+from dpgcl_core.sigmoid_loss import two_view_sigmoid_loss
+
+if TYPE_CHECKING:
+    from dpgcl_core.mechanism import Mechanism
+
+
+@dataclass(frozen=True, kw_only=True)
+class InGroups(Method):
+    """A loss inside disjoint groups, each group's gradient clipped to C."""
+
+    def loss(self, settings: LossSettings) -> GroupLoss:
+        """Returns station 6."""
+        return partial(two_view_group_loss, temperature=settings.temperature)
+
+    def sensitivity(self, mechanism: Mechanism) -> float:
+        return mechanism.l2_clip_norm * (1 if mechanism.group_size == 1 else 2)
+
+    def rule(self, mechanism: Mechanism, loss: LossSettings) -> GroupRule:
+        return GroupRule(
+            clipper=GroupClipper(l2_clip_norm=mechanism.l2_clip_norm),
+            loss=self.loss(loss),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeBatchClipping(InGroups):
+    """The whole batch is the one group."""
+
+    def check(self, mechanism: Mechanism) -> None:
+        super().check(mechanism)
+        if mechanism.group_size != BATCH:
+            raise ConfigError(
+                f'{self.name} clips the whole batch at once: give group_size = "batch"; '
+                f"got {mechanism.group_size}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SigmoidInGroups(InGroups):
+    """Pairwise sigmoid in place of the softmax."""
+
+    def loss(self, settings: LossSettings) -> GroupLoss:
+        return partial(two_view_sigmoid_loss, temperature=settings.temperature, bias=settings.bias)
+
+
+DP_GCL = InGroups(
+    name="dp_gcl",
+    title="DP-GCL",
+    source="DP-GCL, Eq. 9 and 12",
+    clip_unit="group",
+    sensitivity_formula="2C",
+)
+DP_CLIP = WholeBatchClipping(
+    name="dp_clip",
+    title="DP-CLIP",
+    source="Huang et al. 2023; DP-GCL, section 2.3",
+    clip_unit="whole batch",
+    takes_group_size=False,
+    sensitivity_formula="2C",
+)
+SIGLIP_GROUPS = SigmoidInGroups(
+    name="siglip_groups",
+    title="Sigmoid loss in groups",
+    source="Zhai et al. 2023, inside the groups of DP-GCL",
+    clip_unit="group",
+    sensitivity_formula="2C",
+)

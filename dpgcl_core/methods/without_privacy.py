@@ -1,0 +1,45 @@
+"""Rows of a comparison that are not private: ordinary training, and none at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.methods.in_groups import InGroups
+
+if TYPE_CHECKING:
+    from dpgcl_core.mechanism import Mechanism
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithoutPrivacy(InGroups):
+    """InfoNCE over the whole batch, without clipping and noise."""
+
+    def check(self, mechanism: Mechanism) -> None:
+        super().check(mechanism)
+        if mechanism.is_private:
+            raise ConfigError(
+                f"{self.name} adds no noise: give epsilon = inf; got noise_multiplier = "
+                f"{mechanism.noise_multiplier:g}"
+            )
+
+
+NON_PRIVATE = WithoutPrivacy(
+    name="non_private",
+    title="without privacy",
+    source="InfoNCE",
+    clip_unit="nothing",
+    takes_group_size=False,
+    sensitivity_formula="none",
+    label="none",
+)
+BASE = WithoutPrivacy(
+    name="base",
+    title="untrained network",
+    source="",
+    clip_unit="nothing",
+    takes_group_size=False,
+    sensitivity_formula="none",
+    label="none",
+)

@@ -1,0 +1,50 @@
+#!/usr/bin/env python
+"""What does privacy cost? Sweeps the target ε (the paper's Figure 6).
+
+    python sweeps/privacy_budget.py --dataset fashion-mnist
+    ray job submit --working-dir . -- python sweeps/privacy_budget.py --dataset fashion-mnist
+
+Ends in accuracy against ε, with ε = ∞ beside it on public data.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
+
+from dashboards.figures import draw
+from dpgcl_core.errors import exit_on_bad_input
+from sweeps.service.options import SweepOptions, parse_options
+from sweeps.service.plan import Point
+from sweeps.service.run import run_sweep
+
+TINY = {"epsilons": (10.0,), "repeats": 1, "num_steps": 10, "expected_batch_size": 64}
+TINY |= {"max_index_records": 500, "max_query_records": 500}
+FULL = {"dataset": "fashion-mnist", "repeats": 5}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyBudgetOptions(SweepOptions):
+    """The axes of this sweep."""
+
+    epsilons: tuple[float, ...] = (0.2, 1.0, 5.0, 10.0, 15.0, 20.0)
+    """Values of the target ε; inf trains without noise and clipping, on public data only."""
+    non_private: bool = True
+    """Also run every point without noise and clipping (ε = ∞); public data only."""
+
+
+def main() -> int:
+    """Runs the sweep."""
+    options = parse_options(PrivacyBudgetOptions, description=__doc__, tiny=TINY, full=FULL, by_dataset={})
+    values = dict.fromkeys([*options.epsilons, *((math.inf,) if options.non_private else ())])
+    points = [Point(label=f"eps{value:g}", changes={"epsilon": value}) for value in values]
+    return run_sweep("privacy-budget", options, points, partial(draw, "privacy-budget"))
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)
