@@ -151,7 +151,7 @@ def views_of(
         config=config.views,
         seed=config.public_seed,
         step=step,
-        num_views=2 + config.num_augmentations,
+        num_views=config.views_per_record,
     )
     return views.unflatten(0, groups.shape)
 

@@ -58,7 +58,7 @@ def marked_train_worker(loop_config: Mapping[str, Any]) -> dict[str, Any]:
     ray.get(loop_config["records"][0])
     mark(trial, "data")
     with (
-        _TimedCalls(loop, "evaluate") as evaluations,
+        _TimedCalls(loop, "all_scores") as evaluations,
         _TimedCalls(Mechanism, "epsilon") as accounting,
         _TimedCalls(CheckpointFolder, "save") as checkpoints,
     ):

@@ -13,6 +13,7 @@ from dashboards.questions import Question, find_question
 from dashboards.runs import DashboardError, load_series, load_trials
 from dashboards.search import number_trials, search_rows, trials_table
 from dashboards.tables import differences_for_readers, for_readers, summary_table
+from dashboards.transfer import PROBE, by_probe
 from dashboards.trials import data_are_private, shown_trials
 
 _STEPS_SHOWN = 10
@@ -99,6 +100,8 @@ def _prepared(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     """The trials with the columns that the question draws and no trial records."""
     if question.kind == "search":
         return number_trials(trials)
+    if question.axis.column == PROBE and PROBE not in trials:
+        return by_probe(trials)
     return with_relative_loss(trials) if question.kind == "convergence" else trials
 
 

@@ -22,6 +22,8 @@ RESOLVED_AT = 2.0
 def differences_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     """Returns the paired difference of every point to the untrained network, each reference and the best.
 
+    Where scores along the axis are not to be compared, to the untrained network alone.
+
     Columns: the score, what tells the curve apart, the point on the axis, what is subtracted (`minus`), the
     mean difference, its standard error, the number of repeats, and `verdict`: "higher", "lower" or "not
     resolved". The best is the point with the highest mean that is neither a reference nor apart from the
@@ -43,7 +45,8 @@ def differences_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
             wide = cell.pivot_table(index="repeat", columns=ORDER, values=score)
             references = _references(cell, wide, score, question, ticks)
             for order in wide:
-                for name, (own, reference) in references.items():
+                untrained = _untrained(cell, score, question, float(order))
+                for name, (own, reference) in (untrained | references).items():
                     if own != order:
                         point = dict(zip(by, key, strict=True)) | {column: values[order]}
                         difference = _verdict((wide[order] - reference).dropna())
@@ -54,10 +57,10 @@ def differences_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
 def _references(
     cell: pd.DataFrame, wide: pd.DataFrame, score: str, question: Question, ticks: Ticks
 ) -> dict[str, tuple[float | None, pd.Series]]:
-    """What is subtracted within one curve, by name, with its own place on the axis."""
+    """What is subtracted everywhere within one curve, by name, with its own place on the axis."""
     found: dict[str, tuple[float | None, pd.Series]] = {}
-    if has_values(cell, f"{UNTRAINED}_{score}"):
-        found[UNTRAINED] = None, cell.groupby("repeat")[f"{UNTRAINED}_{score}"].mean()
+    if not question.compared:
+        return found
     for order in wide:
         if ticks.names[order] in map(value_text, question.references):
             found[ticks.names[order]] = order, wide[order]
@@ -68,6 +71,17 @@ def _references(
             sign = "" if question.axis.scale == "categorical" else f"{question.axis.symbol} = "
             found[f"best, {sign}{ticks.names[best]}"] = best, wide[best]
     return found
+
+
+def _untrained(
+    cell: pd.DataFrame, score: str, question: Question, order: float
+) -> dict[str, tuple[None, pd.Series]]:
+    """The untrained network's scores, of the place on the axis where they differ along it."""
+    name = f"{UNTRAINED}_{score}"
+    if not has_values(cell, name):
+        return {}
+    rows = cell[cell[ORDER] == order] if question.untrained_along else cell
+    return {UNTRAINED: (None, rows.groupby("repeat")[name].mean())}
 
 
 def _verdict(difference: pd.Series) -> dict[str, float | int | str]:

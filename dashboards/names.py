@@ -44,6 +44,8 @@ METHOD_NAMES = {
     "byol_groups": "BYOL in groups",
     "dpcl_simclr": "DPCL, SimCLR",
     "dpcl_barlow": "DPCL, Barlow Twins",
+    "dpcl_simclr_rigorous": "DPCL, SimCLR, at 4|B|C",
+    "dpcl_barlow_rigorous": "DPCL, Barlow Twins, at 4|B|C",
     "non_private": "Non-private",
     "base": "Base, not trained",
 }

@@ -8,7 +8,7 @@ import math
 import pandas as pd
 
 from dashboards.axes import Ticks, ticks_of
-from dashboards.content import Panel, Reference
+from dashboards.content import REFERENCE_COLOUR, Panel, Reference, Style
 from dashboards.curves import curve, split
 from dashboards.names import (
     DURING,
@@ -26,6 +26,9 @@ from dashboards.trials import mean_and_error
 SCORES, GRADIENT_SNR = "Scores", "Gradient SNR"
 RELATIVE_LOSS = "relative_loss"
 _PANELS_IN_A_ROW = 2
+_UNTRAINED_POINTS = Style(
+    label="untrained network", colour=REFERENCE_COLOUR, dash="", marker="circle", hollow=True
+)
 
 
 def axis_rows(shown: pd.DataFrame, question: Question) -> list[list[Panel]]:
@@ -99,13 +102,16 @@ def _score_panel(shown: pd.DataFrame, metric: str, question: Question, ticks: Ti
         curve(rows, metric, ticks, style, scale=100, dense=question.axis.dense)
         for style, rows in split(shown, question)
     ]
+    untrained = f"{UNTRAINED}_{metric.removesuffix(DURING)}"
+    if question.untrained_along and has_values(shown, untrained):
+        curves.append(curve(shown, untrained, ticks, _UNTRAINED_POINTS, scale=100, dense=False))
     panel = Panel(
         legend=SCORES,
         y_label=f"{score_title(metric)} (%)",
         axis=ticks,
         axis_symbol=question.axis.symbol,
         curves=[drawn for drawn in curves if drawn.x],
-        reference=_untrained(shown, f"{UNTRAINED}_{metric.removesuffix(DURING)}"),
+        reference=None if question.untrained_along else _untrained(shown, untrained),
     )
     return beside(panel)
 

@@ -10,9 +10,12 @@ from typing import Literal
 from dashboards.axes import Axis, Scale
 from dashboards.names import METHOD_NAMES, column_title, symbol
 from dashboards.runs import DashboardError
+from dashboards.transfer import PROBE
 from dpgcl_core.errors import unknown_choice
 
 Kind = Literal["axis", "methods", "convergence", "search"]
+PLAIN = "plain"
+OPTION_NAMES = (PLAIN, "ema", "view-draws", "schedule", "automatic-clipping", "warm-start", "all")
 SPLITS = ("method", "target_epsilon", "num_augmentations")
 
 
@@ -29,6 +32,8 @@ class Question:
       kind: how the content is made: "axis" for all that is scores against a column.
       references: values of the axis that all others are compared with, besides the best.
       series: metrics whose histories are drawn, for "convergence".
+      untrained_along: the untrained network's scores differ along the axis: points instead of a line.
+      compared: scores at different values of the axis may be compared.
     """
 
     name: str
@@ -39,6 +44,8 @@ class Question:
     kind: Kind = "axis"
     references: Sequence[str] = ()
     series: Sequence[str] = ()
+    untrained_along: bool = False
+    compared: bool = True
 
     @property
     def stem(self) -> str:
@@ -112,10 +119,27 @@ _ASKED = (
         kind="search",
     ),
     Question(name="lora-layers", heading="adapted layers", axis=_axis("lora_layers", "categorical")),
-    Question(name="architectures", heading="architectures", axis=_axis("network_name", "categorical")),
+    Question(
+        name="architectures",
+        heading="architectures",
+        axis=_axis("network_name", "categorical"),
+        untrained_along=True,
+    ),
     Question(name="augmentations", heading="augmentations", axis=_axis("augmentation", "categorical")),
-    Question(name="transfer", heading="transfer", axis=_axis("probe_dataset", "categorical")),
-    Question(name="ablation", heading="ablation", axis=_axis("option", "categorical")),
+    Question(
+        name="transfer",
+        heading="transfer",
+        axis=_axis(PROBE, "categorical"),
+        untrained_along=True,
+        compared=False,
+    ),
+    Question(
+        name="ablation",
+        heading="ablation",
+        axis=_axis("option", "categorical", OPTION_NAMES),
+        references=(PLAIN,),
+        untrained_along=True,  # a warm start is none
+    ),
 )
 QUESTIONS = {question.name: question for question in _ASKED}
 

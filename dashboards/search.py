@@ -22,7 +22,7 @@ from dashboards.names import (
 from dashboards.panels import beside
 from dashboards.questions import Question
 from dashboards.trials import PROVEN
-from dpgcl_core.metrics import METRICS
+from dpgcl_core.metrics import find_metric
 
 TRIALS, FRONT = "Trials", "Pareto front"
 _FRONT_COLOUR = "#222222"
@@ -37,7 +37,12 @@ _NOT_SEARCHED = (
 
 
 def number_trials(trials: pd.DataFrame) -> pd.DataFrame:
-    """Returns the trials in the order of their names, numbered from 1 in `trial_number`."""
+    """Returns the trials in the order they were proposed, by number in `trial_number`.
+
+    Where a sweep records no number it is the place among their names, from 1.
+    """
+    if "trial_number" in trials and trials["trial_number"].notna().all():
+        return trials.sort_values("trial_number", ignore_index=True)
     if "trial" in trials:
         names = sorted(range(len(trials)), key=lambda i: natural_key(str(trials["trial"].iloc[i])))
         trials = trials.iloc[names].reset_index(drop=True)
@@ -54,7 +59,7 @@ def searched_columns(shown: pd.DataFrame) -> list[str]:
         str(name)
         for name in shown
         if name not in _NOT_SEARCHED
-        and name not in METRICS
+        and find_metric(str(name)) is None
         and not score_title(str(name).removeprefix("untrained_"))
         if not str(name).startswith("epsilon_") and shown[name].map(str).nunique() > 1
     ]

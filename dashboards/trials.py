@@ -9,7 +9,7 @@ import pandas as pd
 from dashboards.names import DURING, value_text
 from dashboards.questions import Question
 from dashboards.runs import DashboardError
-from dpgcl_core.metrics import METRICS, Release
+from dpgcl_core.metrics import Release, find_metric
 
 PROVEN, AS_PUBLISHED, NO_GUARANTEE = "proven", "as-published", "none"
 ORDER = "axis_order"
@@ -107,8 +107,8 @@ def means_and_errors(trials: pd.DataFrame, by: list[str], metric: str) -> pd.Dat
 
 
 def num_trials(rows: pd.DataFrame) -> int:
-    """The trials behind rows; a series has many rows of one trial."""
-    return int(rows["run_id"].nunique()) if "step" in rows and "run_id" in rows else len(rows)
+    """The trials behind rows; a series, and a trial scored on several data sets, have many rows of one."""
+    return int(rows["run_id"].nunique()) if "run_id" in rows else len(rows)
 
 
 def _is_withheld(name: str) -> bool:
@@ -117,7 +117,7 @@ def _is_withheld(name: str) -> bool:
     >>> [_is_withheld(name) for name in ("snr_first_step", "relative_loss", "knn_accuracy_during", "epsilon")]
     [True, True, False, False]
     """
-    metric = METRICS.get(name) or METRICS.get(name.removesuffix(DURING))
+    metric = find_metric(name) or find_metric(name.removesuffix(DURING))
     return metric.release is Release.PRIVATE_ONLY if metric else name.endswith(("loss", DURING))
 
 

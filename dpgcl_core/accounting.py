@@ -29,6 +29,7 @@ _COARSE_GRID = 1e-3
 # dp_accounting says through absl which RDP orders it left out: safe, and nothing the user can act on.
 logging.getLogger("absl").setLevel(logging.ERROR)
 MIN_NOISE_MULTIPLIER, _MAX_NOISE = 0.1, 1e5
+_GRIDS_IN_EPSILON = 500
 CALIBRATION_TOLERANCE = 0.005
 
 
@@ -133,22 +134,28 @@ def calibrate_noise_multiplier(
     """Returns the smallest noise multiplier found that meets (target_epsilon, target_delta) in PLD.
 
     The returned ε is computed with the grid of record and never exceeds the target. A cached σ saves
-    the search, not the check: it is verified again, so a damaged cache cannot weaken a guarantee.
+    the search, not the check: it is verified again, so a damaged cache cannot weaken a guarantee. Far above
+    a small target a coarser grid says so; no ε within the target comes from one.
 
     Raises:
-      ConfigError: the target is not positive, or no σ in [0.1, 1e5] meets it.
+      ConfigError: the target is not positive, or no σ in [0.1, 1e5] meets it; says the smallest ε reached.
     """
     if not target_epsilon > 0 or math.isinf(target_epsilon):
         raise ConfigError(f"target_epsilon must be positive and finite; got {target_epsilon}")
 
     def epsilon(noise: float, grid: float = GRID) -> float:
-        return epsilon_of_steps(
-            sampling_prob=sampling_prob,
-            noise_multiplier=noise,
-            num_steps=num_steps,
-            delta=target_delta,
-            grid=min(grid, target_epsilon / 500),
-        )
+        fine = min(grid, target_epsilon / _GRIDS_IN_EPSILON)
+        while True:
+            value = epsilon_of_steps(
+                sampling_prob=sampling_prob,
+                noise_multiplier=noise,
+                num_steps=num_steps,
+                delta=target_delta,
+                grid=grid,
+            )
+            if grid <= fine or value > _GRIDS_IN_EPSILON * grid:
+                return value
+            grid = max(grid / 10, fine)
 
     low_enough = target_epsilon * (1 - CALIBRATION_TOLERANCE)
     path = _cache_path(cache_folder, sampling_prob, num_steps, target_epsilon, target_delta)
@@ -161,7 +168,10 @@ def calibrate_noise_multiplier(
         if low_enough <= reached <= target_epsilon:
             break
     if reached > target_epsilon:
-        raise ConfigError(f"no noise multiplier verified for target_epsilon = {target_epsilon}; raise it")
+        raise ConfigError(
+            f"no noise multiplier verified for target_epsilon = {target_epsilon}: the best found reaches "
+            f"{reached:.6g}; give at least that"
+        )
     _write_cached(path, noise)
     return Calibration(noise_multiplier=noise, epsilon=reached)
 
@@ -169,12 +179,13 @@ def calibrate_noise_multiplier(
 def search_noise_multiplier(epsilon: Callable[[float], float], low: float, high: float) -> float:
     """Returns a σ with ε(σ) in the upper half of [low, high], by bisection of ln σ."""
     small = large = 1.0
-    while epsilon(large) > high:
+    while (reached := epsilon(large)) > high:
         small, large = large, large * 2
         if large > _MAX_NOISE:
             raise ConfigError(
-                f"target_epsilon = {high:g} cannot be met by any noise_multiplier up to {_MAX_NOISE:g}; "
-                "raise it, or take fewer steps or a smaller sampling_prob"
+                f"target_epsilon = {high:g} cannot be met by any noise_multiplier up to {_MAX_NOISE:g}: the "
+                f"smallest epsilon reachable is {reached:.3g}, at noise_multiplier = {small:g}; give at "
+                "least that, or take fewer steps or a smaller sampling_prob"
             )
     while epsilon(small) <= high:  # downwards in steps: small noise is slow to account for
         if small <= MIN_NOISE_MULTIPLIER:
@@ -187,7 +198,7 @@ def search_noise_multiplier(epsilon: Callable[[float], float], low: float, high:
     while True:
         noise = math.sqrt(small * large)
         value = epsilon(noise)
-        if middle <= value <= high or large / small < 1 + 1e-9:
+        if middle <= value <= high or large / small < 1 + 1e-5:  # ε jumps to 0 where δ alone is enough
             return noise if value <= high else large
         small, large = (noise, large) if value > high else (small, noise)
 

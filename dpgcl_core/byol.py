@@ -12,7 +12,8 @@ Poisson event: each record adds one vector of norm at most C or none. Larger gro
 grouping's 2C, for no gain.
 
 The targets' embeddings enter as data, beside the views: `inputs = (views, targets)`, both with the leading
-axes `[groups, group_size, views]`, so that the engine of `dpgcl_core.clipping` cuts them alike.
+axes `[groups, group_size, views]`, so that the engine of `dpgcl_core.clipping` cuts them alike. (The method
+`byol_groups` has them computed where the views are embedded, beside the predictions, which is the same.)
 
     views                                    # [groups, 1, 2, ...]
     targets = target_embeddings(target, views)
@@ -96,4 +97,5 @@ def update_target(target: nn.Module, online: nn.Module, *, decay: float) -> None
         raise ConfigError(f"the target's parameters must be the online network's; it lacks {missing}")
     with torch.no_grad():
         for name, value in target.named_parameters():
-            value.lerp_(weights[name].to(value), 1 - decay)
+            if value is not weights[name]:  # a frozen weight that both share
+                value.lerp_(weights[name].to(value), 1 - decay)

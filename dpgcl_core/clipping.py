@@ -12,6 +12,13 @@ better whatever the precision of the network. Norms are exact to 4e-5 of themsel
 covers: squares are summed in short runs, then in float64, and Gram norms in float64 throughout. A group
 whose gradient is not finite contributes exactly zero and is masked *before* the product that sums groups,
 because 0·inf is not 0. No other group changes by a bit.
+
+*Automatic clipping* ("Automatic clipping", Bu et al. 2023) takes C(1 − 1e-4)/(norm + γ) instead, γ a public
+constant: short gradients are lengthened, so C and the learning rate act as one. The contribution's norm is
+C(1 − 1e-4)·norm/(norm + γ), again below C whatever the gradient is, and every proof of a sensitivity asks
+for no more than that. A factor may reach C/γ here, so an absolute error e of a short gradient's norm, as a
+Gram norm's cancellation leaves, grows with it: the contribution stays below C as long as e ≤ γ. A gradient
+of zero gives zero, for the factor is finite. Without a bound (C = inf) neither law does anything.
 """
 
 from __future__ import annotations
@@ -27,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from dpgcl_core.bare_parameters import NotFoldableError
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.folding import fold, squares_of
 from dpgcl_core.layer_rules import rule_of
 
@@ -40,6 +47,9 @@ GroupLosses = Callable[[Any], Tensor]
 """Maps `GroupInputs` to losses `[groups]`."""
 
 ONE_BY_ONE = "one group at a time"
+FLAT, AUTOMATIC = "flat", "automatic"
+GAMMA = 0.01
+"""γ of automatic clipping: public, and the same for every training."""
 _MARGIN = 1 - 1e-4
 _MAX_FOLDED_NUMBERS = 2**26  # 256 MiB of per-group gradients at a time
 _LOOP_FROM_VIEWS = 96  # on a CPU a backward pass of this many images is as fast alone as among others,
@@ -79,15 +89,26 @@ def num_trainable(model: nn.Module) -> int:
 class GroupClipper:
     """Per-group clipping to `l2_clip_norm`.
 
+    Attributes:
+      l2_clip_norm: C; inf for the plain gradient (non-private).
+      gamma: γ of automatic clipping, see `gamma_of`; None for flat clipping.
+
     Raises:
-      ConfigError: `l2_clip_norm` is not positive.
+      ConfigError: a field is outside its range.
     """
 
     l2_clip_norm: float
+    gamma: float | None = None
 
     def __post_init__(self) -> None:
         if not self.l2_clip_norm > 0:
             raise ConfigError(f"l2_clip_norm must be positive; got {self.l2_clip_norm}")
+        check_gamma(self.gamma)
+
+    def scaled(self, scale: float) -> GroupClipper:
+        """Returns the clipper of gradients that arrive times `scale`: its sum is `scale` times this one's."""
+        gamma = None if self.gamma is None else self.gamma * scale
+        return GroupClipper(l2_clip_norm=self.l2_clip_norm * scale, gamma=gamma)
 
     def add_clipped_sum(
         self, total: Tensor, model: nn.Module, group_losses: GroupLosses, inputs: GroupInputs
@@ -112,15 +133,16 @@ class GroupClipper:
         if math.isinf(self.l2_clip_norm):
             return _plain(total, parameters, group_losses, inputs)
         if not _folds(model, group_losses, inputs):
-            return _loop(total, parameters, group_losses, inputs, self.l2_clip_norm)
+            return _loop(total, parameters, group_losses, inputs, self.l2_clip_norm, self.gamma)
         reports, start, num_groups = [], 0, _num_groups(inputs)
         while start < num_groups:
             some = _groups(inputs, start, start + _groups_at_once(model, inputs))
             start += _num_groups(some)
+            rest = (parameters, group_losses, some, self.l2_clip_norm, self.gamma)
             try:
-                report = _fold(total, model, parameters, group_losses, some, self.l2_clip_norm)
+                report = _fold(total, model, *rest)
             except NotFoldableError:  # these inputs took another way through the network
-                report = _loop(total, parameters, group_losses, some, self.l2_clip_norm)
+                report = _loop(total, *rest)
             reports.append(report)
         return _joined(reports)
 
@@ -171,6 +193,7 @@ def _loop(
     group_losses: GroupLosses,
     inputs: GroupInputs,
     l2_clip_norm: float,
+    gamma: float | None = None,
 ) -> GroupReport:
     """One backward pass per group: exact for any network."""
     norms, losses = [], []
@@ -178,7 +201,7 @@ def _loop(
         loss = group_losses(_groups(inputs, index, index + 1))
         flat = flat_gradient(torch.autograd.grad(loss.sum(), parameters, allow_unused=True), parameters)
         norm = squares_of(flat[None])[0].sqrt().float()
-        factor, finite = clip_factor(norm, l2_clip_norm)
+        factor, finite = clip_factor(norm, l2_clip_norm, gamma)
         total += torch.where(finite, flat, torch.zeros_like(flat)) * factor
         norms.append(norm)
         losses.append(loss.detach())
@@ -201,11 +224,46 @@ def flat_gradient(gradients: tuple[Tensor | None, ...], parameters: list[nn.Para
     )
 
 
-def clip_factor(norm: Tensor, l2_clip_norm: float) -> tuple[Tensor, Tensor]:
-    """Returns the factors and which groups count: not those of infinite norm, nor of one so large that the
-    factor has lost its digits."""
-    tiny = torch.finfo(norm.dtype).tiny
-    factor = (l2_clip_norm * _MARGIN / norm.clamp_min(tiny)).clamp_max(1.0)
+def gamma_of(clipping: str) -> float | None:
+    """Returns γ of a clipping law by its name; None for flat clipping.
+
+    Raises:
+      ConfigError: there is no such law.
+
+    >>> gamma_of("automatic"), gamma_of("flat")
+    (0.01, None)
+    """
+    if clipping not in (FLAT, AUTOMATIC):
+        raise ConfigError(unknown_choice("clipping", clipping, (FLAT, AUTOMATIC)))
+    return GAMMA if clipping == AUTOMATIC else None
+
+
+def check_gamma(gamma: float | None) -> None:
+    """Raises ConfigError unless γ is None, or positive and finite."""
+    if gamma is not None and not (gamma > 0 and math.isfinite(gamma)):
+        raise ConfigError(f"gamma must be positive and finite, or None for flat clipping; got {gamma}")
+
+
+def clip_factor(
+    norm: Tensor, l2_clip_norm: float, gamma: float | None = None, *, tiny: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """The law of every clipper: the factors of gradients by their norms, of any shape, for finite C.
+
+    Args:
+      norm: norms, not negative.
+      l2_clip_norm: C, finite.
+      gamma: γ of automatic clipping; None for flat clipping.
+      tiny: smallest usable factor and norm; of the norms' precision unless given.
+
+    Returns:
+      The factors, and which gradients count: not those of infinite norm, nor of one so large that the
+      factor has lost its digits.
+    """
+    tiny = torch.finfo(norm.dtype).tiny if tiny is None else tiny
+    if gamma is None:
+        factor = (l2_clip_norm * _MARGIN / norm.clamp_min(tiny)).clamp_max(1.0)
+    else:
+        factor = l2_clip_norm * _MARGIN / (norm + gamma)
     counts = torch.isfinite(norm) & (factor >= tiny)
     return torch.where(counts, factor, torch.zeros_like(factor)), counts
 
@@ -217,6 +275,7 @@ def _fold(
     group_losses: GroupLosses,
     inputs: GroupInputs,
     l2_clip_norm: float,
+    gamma: float | None = None,
 ) -> GroupReport:
     """One forward and one backward pass; every layer's gradient separated by group."""
     folded = fold(
@@ -227,7 +286,7 @@ def _fold(
         num_rows=frozenset(each.shape[:3].numel() for each in _each(inputs)),
     )
     norms = folded.norms()
-    factor, finite = clip_factor(norms, l2_clip_norm)
+    factor, finite = clip_factor(norms, l2_clip_norm, gamma)
     folded.check()
     folded.add_weighted(total, parameters, factor)
     _folded_numbers.setdefault(model, {})[_shape(inputs)] = folded.numbers_per_group

@@ -39,7 +39,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.clipping import GroupReport
+from dpgcl_core.clipping import GroupClipper, GroupReport, check_gamma
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.noise import GaussianNoise
 from dpgcl_core.path_clipping import Embed, add_clipped_paths, embed_without_graph, finite_rows
@@ -62,6 +62,7 @@ class _TwoViewRule:
       guarantee_label: "as-published" for the paper's 4C, "proven" for 4|B|C.
       max_records_at_once: records in one pass through the network; changes no result.
       num_summed: that of the source the statistics' noise is drawn from, see `GaussianNoise`.
+      gamma: γ of automatic clipping; None for flat clipping.
     """
 
     l2_clip_norm: float
@@ -69,8 +70,10 @@ class _TwoViewRule:
     guarantee_label: GuaranteeLabel
     max_records_at_once: int = 256
     num_summed: int = 1
+    gamma: float | None = None
 
     def __post_init__(self) -> None:
+        check_gamma(self.gamma)
         if not (self.l2_clip_norm > 0 and math.isfinite(self.l2_clip_norm)):
             raise ConfigError(f"l2_clip_norm must be positive and finite; got {self.l2_clip_norm}")
         if self.batch_size < 2:
@@ -117,7 +120,7 @@ class _TwoViewRule:
             cotangents.flatten(0, 1)[kept_views][:, None].to(total.dtype),
             losses=terms.detach()[kept_views],
             kept=kept_views,
-            l2_clip_norm=self.l2_clip_norm,
+            clipper=GroupClipper(l2_clip_norm=self.l2_clip_norm, gamma=self.gamma),
             max_at_once=NUM_VIEWS * self.max_records_at_once,
         )
 

@@ -40,9 +40,10 @@ of different rows.
 - *A learnt temperature* has a gradient that is no sum of clipped ∇Z, and *augmented keys* other rows of
   logits: both are refused.
 
-Precision. Pair norms are taken in float64 from float32 passes; the factor is B(1 − 1e-4)/norm, and the margin
-covers the rounding of the last backward pass, which is float32, too (see `logit_norms` for pairs whose terms
-cancel). Low precision is refused: its second pass would not be the one the norms were taken of.
+Precision. Pair norms are taken in float64 from float32 passes; the factor is B(1 − 1e-4)/norm, or that of
+automatic clipping (`clipping.clip_factor`) by the same norms, and the margin covers the rounding of the last
+backward pass, which is float32, too (see `logit_norms` for pairs whose terms cancel). Low precision is
+refused: its second pass would not be the one the norms were taken of.
 """
 
 from __future__ import annotations
@@ -56,14 +57,13 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.clipping import GroupInputs, trainable_parameters
+from dpgcl_core.clipping import GroupInputs, check_gamma, clip_factor, trainable_parameters
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.folding import full_precision
 from dpgcl_core.logit_jacobians import Embed, flat_gradient
 from dpgcl_core.logit_norms import ROUNDING_SHARE, Jacobians, cross_terms
 
 Norms = Literal["exact", "upper_bound"]
-_MARGIN = 1 - 1e-4
 _MAX_KEPT_NUMBERS = 2**27  # 512 MiB of the keys' Jacobians, which every block of queries needs
 
 
@@ -96,6 +96,7 @@ class LogitClipper:
         no parameter are exact either way.
       spread_out: weight of the spread-out loss; 0 for none.
       symmetric: whether the loss of keys against queries is added.
+      gamma: γ of automatic clipping; None for flat clipping.
 
     Raises:
       ConfigError: a field is outside its range, or the temperature is learnt.
@@ -106,8 +107,10 @@ class LogitClipper:
     norms: Norms = "exact"
     spread_out: float = 0.0
     symmetric: bool = False
+    gamma: float | None = None
 
     def __post_init__(self) -> None:
+        check_gamma(self.gamma)
         if not self.logit_clip_norm > 0:
             raise ConfigError(f"logit_clip_norm must be positive; got {self.logit_clip_norm}")
         if isinstance(self.temperature, Tensor):
@@ -204,11 +207,11 @@ class LogitClipper:
         if self.spread_out and len(z) > 1:
             coefficients = coefficients + self.spread_out * 2 * z * (1 - identity) / (len(z) - 1)
             losses = losses + self.spread_out * (z.square() * (1 - identity)).sum(1) / (len(z) - 1)
-        factor = torch.ones_like(z)
+        factor, usable = torch.ones_like(z), batch.usable
         if math.isfinite(self.logit_clip_norm):
             tiny = torch.finfo(torch.float32).tiny
-            factor = (self.logit_clip_norm * _MARGIN / batch.norms.clamp_min(tiny)).clamp_max(1.0)
-        usable = batch.usable & (factor >= torch.finfo(torch.float32).tiny)
+            factor, counts = clip_factor(batch.norms, self.logit_clip_norm, self.gamma, tiny=tiny)
+            usable = usable & counts
         return torch.where(usable, coefficients * factor, 0.0), losses
 
 

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -157,36 +158,75 @@ def _recording(
         raise NotFoldableError("a parameter is used outside its layer, or more than once")
 
 
-def by_layer(
-    model: nn.Module, parameters: Sequence[nn.Parameter], embed: Embed, inputs: Tensor, partners: int
-) -> Rows:
-    """All records' Jacobians by one backward pass per cotangent.
+def _watched(
+    model: nn.Module, parameters: Sequence[nn.Parameter], embed: Embed, inputs: Tensor
+) -> tuple[Tensor, list[_Call]]:
+    """Embeddings `[rows, dim]` with their graph, and the layers' calls.
 
     Raises:
       NotFoldableError: a parameter is used in a way that no rule knows.
     """
     views = inputs.shape[2]
-    num_rows = inputs.shape[1] * views
-    with _recording(model, parameters, num_rows, views) as recording:
+    with _recording(model, parameters, inputs.shape[1] * views, views) as recording:
         z = embed(inputs).flatten(0, 2)
-    calls = recording.calls
-    for call in calls:
+    for call in recording.calls:
         if (call.x._version, call.output._version) != call.versions:
             raise NotFoldableError("a layer's input or output was changed in place")
-    spread = torch.zeros(num_rows, dtype=torch.float64, device=z.device)
+    return z, recording.calls
+
+
+def _axes(z: Tensor) -> Tensor:
+    """Every row's cotangents along the axes of the embedding, `[dim, rows, dim]`."""
+    return torch.eye(z.shape[1], device=z.device)[:, None].expand(-1, len(z), -1)
+
+
+def ranks(
+    model: nn.Module, parameters: Sequence[nn.Parameter], embed: Embed, inputs: Tensor
+) -> Tensor | None:
+    """How many cotangents of each row go through the front of the network, `[rows]`; None: all, of every row.
+
+    Raises:
+      NotFoldableError: a parameter is used in a way that no rule knows.
+    """
+    z, calls = _watched(model, parameters, embed, inputs)
+    neck = _neck(z, calls)
+    return _spectrum(_pull(z, [], _axes(z), calls[neck].x)).ranks if neck else None
+
+
+def by_layer(
+    model: nn.Module,
+    parameters: Sequence[nn.Parameter],
+    embed: Embed,
+    inputs: Tensor,
+    partners: int,
+    cotangents: Tensor | None = None,
+) -> Rows:
+    """All rows' Jacobians by one backward pass per cotangent.
+
+    Args:
+      model, parameters, embed: the network.
+      inputs: `[1, records, views, ...]`.
+      partners: how many rows of the other tower each row meets in cross terms.
+      cotangents: `[k, rows, dim]`, of which the shares hold the gradients; None: the embedding's axes.
+
+    Raises:
+      NotFoldableError: a parameter is used in a way that no rule knows.
+    """
+    z, calls = _watched(model, parameters, embed, inputs)
+    spread = torch.zeros(len(z), dtype=torch.float64, device=z.device)
     if not calls:
         return Rows(z=z.detach(), shares=[], spread=spread)
-    wanted = set(parameters)
+    cotangents = _axes(z) if cotangents is None else cotangents
+    wanted, num = set(parameters), len(cotangents)
     neck = _neck(z, calls)
     early, late = (
-        [_Layer(call, wanted, z.shape[1], partners) for call in some] for some in (calls[:neck], calls[neck:])
+        [_Layer(call, wanted, num, partners) for call in some] for some in (calls[:neck], calls[neck:])
     )
-    axes = torch.eye(z.shape[1], device=z.device)[:, None].expand(-1, num_rows, -1)
-    at_neck = _pull(z, late, axes, calls[neck].x if early else None)
+    at_neck = _pull(z, late, cotangents, calls[neck].x if early else None)
     basis = None
     if early:
-        basis, cotangents = _narrowed(at_neck)
-        _pull(calls[neck].x, early, cotangents, None)
+        basis, narrowed = _narrowed(at_neck)
+        _pull(calls[neck].x, early, narrowed, None)
     for layer in (*early, *late):
         spread += layer.spread()
     shares = [share for layer in early for share in layer.shares(basis)]
@@ -282,16 +322,31 @@ def _is_cut(z: Tensor, x: Tensor, before: Sequence[Tensor]) -> bool:
     return True
 
 
+class _Spectrum(NamedTuple):
+    """Matrices `h`, float64 `[rows, k, width]`, zero where not `finite`; eigenvectors of h hᵀ, and ranks."""
+
+    h: Tensor
+    finite: Tensor
+    vectors: Tensor
+    ranks: Tensor
+
+
+def _spectrum(gradients: Tensor) -> _Spectrum:
+    finite = torch.isfinite(gradients).all(2).all(1)
+    h = torch.where(finite[:, None, None], gradients, 0.0).double()
+    values, vectors = torch.linalg.eigh(h @ h.transpose(1, 2))
+    left_out = values.clamp_min(0).cumsum(1)  # ascending: the squared length of all up to here
+    num = (left_out > _LEFT_OUT * left_out[:, -1:]).sum(1)
+    return _Spectrum(h, finite, vectors, num)
+
+
 def _narrowed(gradients: Tensor) -> tuple[Tensor, Tensor]:
     """A basis `[rows, dim, k]` of every row's cotangents `[rows, dim, width]`, and these, `[k, rows, width]`.
 
     The matrices of rows that are not finite are replaced by zeros; they are masked by their own gradients.
     """
-    finite = torch.isfinite(gradients).all((1, 2))
-    h = torch.where(finite[:, None, None], gradients, 0.0).double()
-    values, vectors = torch.linalg.eigh(h @ h.transpose(1, 2))
-    left_out = values.clamp_min(0).cumsum(1)  # ascending: the squared length of all up to here
-    rank = max(1, int((left_out > _LEFT_OUT * left_out[:, -1:]).sum(1).max()))
+    h, finite, vectors, num = _spectrum(gradients)
+    rank = max(1, int(num.max()))
     basis = torch.where(finite[:, None, None], vectors[:, :, -rank:], torch.nan)
     cotangents = (vectors[:, :, -rank:].transpose(1, 2) @ h).float()
     return basis, cotangents.transpose(0, 1).contiguous()

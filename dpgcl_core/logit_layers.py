@@ -72,9 +72,12 @@ class Part:
             return False
         out, length = b.shape[1] // self.blocks, b.shape[2]
         width = self.a.shape[2]
-        formed = num * out * width * (length + num) + partners * 2 * num * out * width
-        kept = length**2 * (width + num * out) + num**2 * out * length
-        return bool(formed <= kept + partners * (2 * num * out * length + length**2 * (width + out)))
+        formed = num * out * width * (length + 2 * num)  # what is float64 counts twice
+        kept = 2 * (length**2 * (width + num * out) + num**2 * out * length)
+        if partners:
+            formed += 2 * partners * 2 * num * out * width
+            kept += 2 * partners * (2 * num * out * length + length**2 * (width + out))
+        return bool(formed <= kept)
 
     def gradient(self, b: Tensor) -> Tensor:
         """Gradients `[rows, numbers]` of one cotangent, for b `[rows, out, positions]`."""
@@ -125,6 +128,34 @@ class Share:
         if not self.formed:
             right = _through(_by_block(left, self.part.blocks), kernel(self.part.a))
         return torch.bmm(left.flatten(2), right.flatten(2).transpose(1, 2))
+
+    def combined(self, coefficients: Tensor) -> Tensor:
+        """Σ_i Σ_k c_gik ∇_ik of the parameter for several g, float32 `[g, numbers]`.
+
+        Args:
+          coefficients: c, float32 `[g, rows, dim]`.
+        """
+        c = coefficients.transpose(0, 1)  # [rows, g, dim]
+        c = c if self.basis is None else c @ self.basis.float()
+        if self.formed:
+            return c.transpose(0, 1).flatten(1) @ self.values.flatten(0, 1)
+        total = c.new_zeros(c.shape[1], self.part.parameter.numel())
+        at_once = max(1, 4 * MAX_NUMBERS // max(1, c.shape[1] * self.values[0, 0].numel()))
+        for start in range(0, len(c), at_once):
+            some = slice(start, start + at_once)
+            total += self.rows(some)._combined(c[some])
+        return total
+
+    def _combined(self, c: Tensor) -> Tensor:
+        """The same of few rows that are not formed, for c `[rows, g, k]`."""
+        a, num = self.part.a, c.shape[1]
+        b = (c @ self.values.flatten(2)).reshape(len(c), num, *self.values.shape[2:])
+        if self.part.is_index:
+            table = c.new_zeros(self.part.parameter.shape[0], num, b.shape[2])
+            used = a >= 0
+            table.index_add_(0, a[used], b.permute(0, 3, 1, 2)[used])
+            return table.transpose(0, 1).flatten(1)
+        return torch.einsum("rgbom,rbim->gboi", _by_block(b, self.part.blocks), a).flatten(1)
 
     def as_formed(self) -> Share:
         """Returns the same as gradients, for a partner that has no other form."""
@@ -247,7 +278,9 @@ def _linear(module: nn.Module, x: Tensor) -> Tensor:
 def _convolution(module: nn.Module, x: Tensor) -> Tensor:
     assert isinstance(module, nn.Conv2d)
     patches = _patches(module, x)
-    return patches.reshape(len(x), module.groups, -1, patches.shape[2])
+    a = patches.reshape(len(x), module.groups, -1, patches.shape[2])
+    # A position's numbers lie side by side, as those of a gradient in channels last do: faster products.
+    return a.transpose(2, 3).contiguous().transpose(2, 3)
 
 
 def _patches(module: nn.Conv2d, x: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ With unit embeddings z_i of the queries and z'_j of the keys, of dimension d, an
 The first two terms need one d × d Gram matrix per record and tower. d backward passes of many rows at once
 bring the output gradients of every layer, from which `logit_layers` takes the matrices. The cross term is
 exactly zero where the towers share no parameter. Where they do it is taken pair by pair, layer by layer, or
-bounded: ‖∇Z_ij‖ ≤ ‖J_iᵀ z'_j‖ + ‖J'_jᵀ z_i‖.
+bounded: ‖∇Z_ij‖ ≤ ‖J_iᵀ z'_j‖ + ‖J'_jᵀ z_i‖. Without cross terms rows need not stand in the records' order:
+passes hold rows of similar rank (see `logit_jacobians`), for a pass costs what its largest rank costs.
 
 *No norm falls short.* All products of gradients with each other are float64. What remains is float32
 rounding in the backward passes and in the gradients themselves, which grows with the terms and not with
@@ -22,8 +23,8 @@ A network with a part that no rule knows has the Jacobian of each row taken by i
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
@@ -33,7 +34,7 @@ from torch import Tensor, nn
 from dpgcl_core.bare_parameters import NotFoldableError
 from dpgcl_core.clipping import trainable_parameters
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.logit_jacobians import Embed, Rows, by_layer, row_by_row
+from dpgcl_core.logit_jacobians import Embed, Rows, by_layer, ranks, row_by_row
 from dpgcl_core.logit_layers import cross, has_parts
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,10 @@ class Side:
 
     def every(self, start: int, step: int) -> Side:
         """Returns every `step`-th row from `start` on."""
-        chosen = slice(start, None, step)
+        return self.at(slice(start, None, step))
+
+    def at(self, chosen: slice | Tensor) -> Side:
+        """Returns these rows."""
         return Side(
             z=self.z[chosen],
             gram=self.gram[chosen],
@@ -157,10 +161,15 @@ class Jacobians:
     @cached_property
     def ranges(self) -> list[tuple[int, int]]:
         """The records of every pass."""
+        return self._cut(self.rows_at_once)
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows of one pass along all axes."""
         numbers = self._activations
         if self.path == ROW_BY_ROW:
             numbers = sum(p.numel() for p in self._parameters)
-        return self._cut(min(_MAX_ROWS, _MAX_PASS_NUMBERS // max(1, numbers * self._dim)))
+        return max(1, min(_MAX_ROWS, _MAX_PASS_NUMBERS // max(1, numbers * self._dim)))
 
     @property
     def backward_ranges(self) -> list[tuple[int, int]]:
@@ -175,7 +184,9 @@ class Jacobians:
         """Returns the rows of some records."""
         if (start, stop) in self._kept:
             return self._kept[start, stop]
-        inputs = self.inputs[:, start:stop]
+        return self._rows_of(self.inputs[:, start:stop])
+
+    def _rows_of(self, inputs: Tensor) -> Rows:
         if self.path == BY_LAYER:
             try:
                 return by_layer(self._model, self._parameters, self.embed, inputs, self._partners)
@@ -183,8 +194,49 @@ class Jacobians:
                 pass
         return row_by_row(self._parameters, self.embed, inputs)
 
+    def of_similar_rank(self, inputs: Tensor) -> Iterator[tuple[Tensor, Rows]]:
+        """Yields rows in passes of similar rank, with their places: a pass costs what its largest rank costs.
+
+        Args:
+          inputs: `[1, rows, 1, ...]`, views of any records of this tower.
+        """
+        order = torch.arange(inputs.shape[1], device=inputs.device)
+        found = self._ranks(inputs)
+        if found is not None:
+            order = found.argsort(stable=True)
+        for chosen in torch.split(order, self.rows_at_once) if len(order) else ():
+            yield chosen, self._rows_of(inputs[:, chosen])
+
+    def _ranks(self, inputs: Tensor) -> Tensor | None:
+        if self.path == ROW_BY_ROW or inputs.shape[1] <= self.rows_at_once:
+            return None
+        found = []
+        try:
+            for some in torch.split(inputs, self.rows_at_once, dim=1):
+                found.append(ranks(self._model, self._parameters, self.embed, some))
+        except NotFoldableError:
+            return None
+        known = [each for each in found if each is not None]
+        return torch.cat(known) if len(known) == len(found) else None
+
+    def along(self, inputs: Tensor, cotangents: Tensor) -> Rows:
+        """Returns the gradients of ⟨z_r, c_r⟩ of rows `[1, rows, 1, ...]`, for c `[rows, dim]`."""
+        try:
+            return by_layer(self._model, self._parameters, self.embed, inputs, 0, cotangents[None])
+        except NotFoldableError:  # these inputs took another way through the network
+            rows = row_by_row(self._parameters, self.embed, inputs)
+            shares = [
+                replace(share, values=torch.einsum("rk,rkn->rn", cotangents, share.values)[:, None])
+                for share in rows.shares
+            ]
+            return replace(rows, shares=shares)
+
     def side(self, max_kept: int = 0) -> Side:
         """Returns Gram matrices and spreads of all rows, and keeps up to `max_kept` numbers of Jacobians."""
+        if not self._partners:
+            passes = self.of_similar_rank(self.inputs.flatten(1, 2)[:, :, None])
+            places, found = zip(*((at, summary(rows, self.path)) for at, rows in passes), strict=True)
+            return joined(found).at(torch.cat(places).argsort())
         sides = []
         for start, stop in self.ranges:
             rows = self.rows(start, stop)
@@ -228,7 +280,7 @@ def _goes_by_layer(model: nn.Module, embed: Embed, inputs: Tensor, tower: int, p
     if key not in known:
         wrong = _self_check(model, embed, inputs, partners)
         if wrong:
-            logger.warning("Logit-DP takes the Jacobian of one row at a time (exact, slower): %s", wrong)
+            logger.warning("Jacobians are taken one row at a time (exact, slower): %s", wrong)
         known[key] = not wrong
     return known[key]
 
@@ -250,8 +302,8 @@ def _self_check(model: nn.Module, embed: Embed, inputs: Tensor, partners: int) -
             first, second = embed(synthetic), embed(synthetic)
         if not torch.equal(first, second):
             raise ConfigError(
-                "Logit-DP takes norms and sum in two passes, which must agree, but this network draws random "
-                "numbers: set its dropout to 0 or call eval()"
+                "embeddings and gradients are taken in two passes, which must agree, but this network draws "
+                "random numbers: set its dropout to 0 or call eval()"
             )
         return _compare(model, embed, synthetic, partners)
     finally:

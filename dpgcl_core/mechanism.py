@@ -22,7 +22,7 @@ from pathlib import Path
 from dp_accounting import dp_event
 
 from dpgcl_core import accounting
-from dpgcl_core.clipping import GroupClipper
+from dpgcl_core.clipping import FLAT, GroupClipper, gamma_of
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.grouping import BATCH, Grouper, GroupSize
 from dpgcl_core.methods import GradientRule, LossSettings, Method, method_named
@@ -53,11 +53,12 @@ class Mechanism:
       group_size: S, or "batch" for the whole realised batch as one group.
       l2_clip_norm: C, bound on one group's gradient; inf for non-private runs.
       noise_multiplier: σ = noise std / sensitivity; 0 for non-private runs.
-      num_steps: T.
+      num_steps: T; 0 for a method that trains nothing.
       target_delta: δ at which ε is stated.
       method: name in `dpgcl_core.methods.METHODS`.
       batch_cap: public cap on the records of a step, for methods whose sensitivity needs one.
       temperature: τ, for methods whose sensitivity depends on it.
+      clipping: "flat", or "automatic" for C/(norm + γ) (see `dpgcl_core.clipping`).
 
     Raises:
       ConfigError: a field is outside its range, δ exceeds 1/n, or the method cannot use the numbers.
@@ -73,8 +74,10 @@ class Mechanism:
     method: str = "dp_gcl"
     batch_cap: int | None = None
     temperature: float | None = None
+    clipping: str = FLAT
 
     def __post_init__(self) -> None:
+        gamma_of(self.clipping)
         n = self.num_records_public
         if n < 3:
             raise ConfigError(f"num_records_public must be at least 3; got {n}")
@@ -94,8 +97,10 @@ class Mechanism:
             )
         if self.noise_multiplier > 0 and math.isinf(self.l2_clip_norm):
             raise ConfigError("noise without clipping protects nothing: give a finite l2_clip_norm; got inf")
-        if self.num_steps < 1:
+        if self.rules.trains and self.num_steps < 1:
             raise ConfigError(f"num_steps must be at least 1; got {self.num_steps}")
+        if not self.rules.trains and self.num_steps != 0:
+            raise ConfigError(f"{self.method} trains nothing: give num_steps = 0; got {self.num_steps}")
         check_delta(self.target_delta, n)
         self.rules.check(self)
         if self.divisor < 0.1:
@@ -153,7 +158,7 @@ class Mechanism:
 
     def clipper(self) -> GroupClipper:
         """Returns the clipper of the methods that clip disjoint groups."""
-        return GroupClipper(l2_clip_norm=self.l2_clip_norm)
+        return GroupClipper(l2_clip_norm=self.l2_clip_norm, gamma=gamma_of(self.clipping))
 
     def noise(self, *, num_summed: int = 1) -> GaussianNoise:
         """Returns station 8; `num_summed` is that of the source it is drawn from, see `GaussianNoise`."""

@@ -52,6 +52,9 @@ _DECLARED = (
     Metric("linear_probe_accuracy", Release.SCORE, "linear probe accuracy on frozen features"),
     Metric("view_retrieval_top1", Release.SCORE, "a record's other view found first among all"),
     Metric("view_retrieval_top10", Release.SCORE, "a record's other view found among the first ten"),
+    Metric("knn_accuracy_during", Release.SCORE, "k-NN accuracy after a number of steps"),
+    Metric("linear_probe_accuracy_during", Release.SCORE, "linear probe accuracy after a number of steps"),
+    Metric("view_retrieval_top1_during", Release.SCORE, "view retrieval, top 1, after a number of steps"),
     Metric("untrained_knn_accuracy", Release.SCORE, "k-NN accuracy of the same network before training"),
     Metric("untrained_linear_probe_accuracy", Release.SCORE, "linear probe accuracy before training"),
     Metric("untrained_view_retrieval_top1", Release.SCORE, "view retrieval, top 1, before training"),
@@ -73,7 +76,28 @@ _DECLARED = (
     Metric("evaluation_seconds", Release.PRIVATE_ONLY, "wall-clock seconds of all evaluations"),
 )
 
+_DECLARED_PER_DATASET = (
+    Metric("transfer_knn_accuracy", Release.SCORE, "k-NN accuracy on a probing data set"),
+    Metric("transfer_linear_probe_accuracy", Release.SCORE, "linear probe accuracy on a probing data set"),
+    Metric("untrained_transfer_knn_accuracy", Release.SCORE, "the same before training"),
+    Metric("untrained_transfer_linear_probe_accuracy", Release.SCORE, "the same before training"),
+)
+
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _DECLARED}
+METRICS_PER_DATASET: dict[str, Metric] = {metric.name: metric for metric in _DECLARED_PER_DATASET}
+"""Metrics with a value for each probing data set, named metric/data set: `transfer_knn_accuracy/digits`."""
+
+
+def find_metric(name: str) -> Metric | None:
+    """Returns the declared metric of a name, or None.
+
+    >>> [find_metric(name) is not None for name in ("knn_accuracy", "transfer_knn_accuracy/digits")]
+    [True, True]
+    >>> [find_metric(name) is not None for name in ("transfer_knn_accuracy", "knn_accuracy/digits", "loss")]
+    [False, False, False]
+    """
+    base, _, dataset = name.partition("/")
+    return METRICS_PER_DATASET.get(base) if dataset else METRICS.get(name)
 
 
 def visible(
@@ -95,9 +119,11 @@ def visible(
     """
     shown = {}
     for name, value in values.items():
-        if name not in METRICS:
-            raise ConfigError(unknown_choice("metric", name, METRICS))
-        release = METRICS[name].release
+        metric = find_metric(name)
+        if metric is None:
+            per_dataset = (f"{each}/DATASET" for each in METRICS_PER_DATASET)
+            raise ConfigError(unknown_choice("metric", name, [*METRICS, *per_dataset]))
+        release = metric.release
         if (
             release in (Release.RELEASABLE, Release.NOISED)
             or training_data_is_public

@@ -9,11 +9,9 @@ whole batch, which must be in one place: there are no groups to deal out to work
   cotangents c_i come from detached embeddings, and <z_i(w), c_i> is a loss of record i alone, so the engine
   of `dpgcl_core.clipping` takes it, at the price of one more forward pass.
 - `FullBatchGroupClipping` clips Σ_{i∈G} ∇ℓ_i with each ∇ℓ_i taken **through the whole batch** (Eq. 8; with
-  groups of one, Eq. 6 as printed). A step costs K backward passes through the whole batch where the plain
-  gradient costs one, and one forward pass for as many groups as `max_gradient_numbers` lets keep a
-  gradient. Ghost norms do not help: a group's gradient has terms from all n records, so its norm would take
-  n × n Gram matrices of every layer for every group, and the output gradients they are made of take the
-  backward passes all the same.
+  groups of one, Eq. 6 as printed). A group's gradient has terms from all n records, so that ghost norms do
+  not help: `batch_gradients` takes one backward pass for each of few groups, and for more groups than the
+  embedding has axes the Jacobians of every key, whose passes do not grow with the number of groups.
 
 Sensitivity of both, for adding or removing one record: 2·M·C, where M is a public cap on the number of
 clipped terms of a batch (records for `PathClipping`, groups for `FullBatchGroupClipping`).
@@ -44,13 +42,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from dpgcl_core.batch_gradients import gradients_through_batch
 from dpgcl_core.clipping import (
     GroupClipper,
     GroupReport,
+    check_gamma,
     clip_factor,
-    flat_gradient,
     num_trainable,
-    trainable_parameters,
 )
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.folding import squares_of
@@ -62,7 +60,7 @@ OWN_PATH = "own path"
 WHOLE_BATCH = "through the whole batch"
 
 
-def record_info_nce(embeddings: Tensor, *, temperature: float) -> Tensor:
+def record_info_nce(embeddings: Tensor, *, temperature: float, rows: Tensor | None = None) -> Tensor:
     """Each record's term of InfoNCE over a whole batch, with augmented keys as more negatives (Eq. 4).
 
     ℓ_i = −log( e^{s_ii/τ} / Σ_j ( e^{s_ij/τ} + Σ_m e^{s^m_ij/τ} ) ); their sum is
@@ -71,17 +69,19 @@ def record_info_nce(embeddings: Tensor, *, temperature: float) -> Tensor:
     Args:
       embeddings: `[records, 2 + num_augmentations, dim]`: query, key and copies of the key.
       temperature: τ > 0.
+      rows: numbers of the records whose terms are wanted; None: all.
 
     Returns:
-      `[records]`.
+      `[records]`, or as many as `rows`.
 
     >>> z = torch.nn.functional.normalize(torch.randn(5, 3, 8), dim=-1)
     >>> record_info_nce(z, temperature=0.5).shape
     torch.Size([5])
     """
     candidates = embeddings[:, 1:].transpose(0, 1).flatten(0, 1)  # keys first, then the copies
-    logits = embeddings[:, 0] @ candidates.T / temperature
-    return torch.logsumexp(logits, dim=1) - torch.diagonal(logits)
+    rows = torch.arange(len(embeddings), device=embeddings.device) if rows is None else rows
+    logits = embeddings[rows, 0] @ candidates.T / temperature
+    return torch.logsumexp(logits, dim=1) - logits.gather(1, rows[:, None])[:, 0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +96,7 @@ class PathClipping:
       batch_cap: public cap on the number of records of a batch.
       temperature: τ, a constant: a learned one has no record's path.
       max_records_at_once: records in one pass through the network; changes no result.
+      gamma: γ of automatic clipping; None for flat clipping.
 
     Raises:
       ConfigError: a field is outside its range.
@@ -105,9 +106,10 @@ class PathClipping:
     batch_cap: int
     temperature: float
     max_records_at_once: int = 256
+    gamma: float | None = None
 
     def __post_init__(self) -> None:
-        _check(self.l2_clip_norm, self.temperature)
+        _check(self.l2_clip_norm, self.temperature, self.gamma)
         _check_counts(batch_cap=self.batch_cap, max_records_at_once=self.max_records_at_once)
 
     @property
@@ -147,7 +149,7 @@ class PathClipping:
             cotangents,
             losses=losses.detach(),
             kept=kept,
-            l2_clip_norm=self.l2_clip_norm,
+            clipper=GroupClipper(l2_clip_norm=self.l2_clip_norm, gamma=self.gamma),
             max_at_once=self.max_records_at_once,
         )
 
@@ -161,7 +163,7 @@ def add_clipped_paths(
     *,
     losses: Tensor,
     kept: Tensor,
-    l2_clip_norm: float,
+    clipper: GroupClipper,
     max_at_once: int,
 ) -> GroupReport:
     """Adds Σ_i Clip_C(J_iᵀ c_i) over the kept records to `total`, in place.
@@ -173,7 +175,7 @@ def add_clipped_paths(
       cotangents: `[kept, views, dim]`, c_i of the kept records.
       losses: `[kept]`, for the report.
       kept: `[records]`, which records take part.
-      l2_clip_norm: C.
+      clipper: of one record's gradient.
       max_at_once: records in one pass.
 
     Returns:
@@ -187,7 +189,7 @@ def add_clipped_paths(
     if not kept.any():
         return report
     report.losses[kept] = losses.to(report.losses)
-    clipper, found = GroupClipper(l2_clip_norm=l2_clip_norm), []
+    found = []
     for some, their in zip(
         torch.split(records[kept], max_at_once), torch.split(cotangents, max_at_once), strict=True
     ):  # each record is a group of one; its cotangent travels beside it
@@ -227,6 +229,7 @@ class FullBatchGroupClipping:
       temperature: τ, a constant.
       max_records_at_once: records in one pass through the network; changes no result.
       max_gradient_numbers: numbers of per-group gradients kept at a time; changes no result.
+      gamma: γ of automatic clipping; None for flat clipping.
 
     Raises:
       ConfigError: a field is outside its range.
@@ -237,9 +240,10 @@ class FullBatchGroupClipping:
     temperature: float
     max_records_at_once: int = 256
     max_gradient_numbers: int = 2**26
+    gamma: float | None = None
 
     def __post_init__(self) -> None:
-        _check(self.l2_clip_norm, self.temperature)
+        _check(self.l2_clip_norm, self.temperature, self.gamma)
         _check_counts(
             num_groups_cap=self.num_groups_cap,
             max_records_at_once=self.max_records_at_once,
@@ -252,7 +256,7 @@ class FullBatchGroupClipping:
         return 2 * self.num_groups_cap * self.l2_clip_norm
 
     def add_clipped_sum(self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor) -> GroupReport:
-        """Adds Σ_G Clip_C(Σ_{i∈G} ∇ℓ_i) to `total`, in place, by one backward pass per group.
+        """Adds Σ_G Clip_C(Σ_{i∈G} ∇ℓ_i) to `total`, in place.
 
         Args:
           total: float32 `[num_trainable(model)]`, in the order of `trainable_parameters`.
@@ -278,44 +282,36 @@ class FullBatchGroupClipping:
         group_of = torch.arange(len(records), device=inputs.device).div(
             inputs.shape[1], rounding_mode="floor"
         )
-        leaf = embeddings[kept].requires_grad_()
-        with torch.enable_grad():
-            terms = record_info_nce(leaf, temperature=self.temperature)
-            losses = torch.zeros(num_groups, dtype=terms.dtype, device=terms.device)
-            losses = losses.index_add(0, group_of[kept], terms)
+        embeddings, group_of = embeddings[kept], group_of[kept]
+        terms = record_info_nce(embeddings, temperature=self.temperature)
+        losses = torch.zeros(num_groups, dtype=terms.dtype, device=terms.device)
+        losses = losses.index_add(0, group_of, terms)
         norms = []
-        at_once = max(1, self.max_gradient_numbers // num_trainable(model))
-        for groups in torch.split(torch.arange(num_groups), at_once):
-            cotangents = [
-                torch.autograd.grad(losses[group], leaf, retain_graph=True)[0] for group in groups.tolist()
-            ]
-            gradients = self._through_the_batch(model, embed, records[kept], cotangents)
-            norms.append(_add_clipped(total, gradients, self.l2_clip_norm))
+        numbers = max(num_trainable(model), embeddings.numel())
+        for groups in torch.split(torch.arange(num_groups), max(1, self.max_gradient_numbers // numbers)):
+            gradients = gradients_through_batch(
+                model,
+                embed,
+                records[kept],
+                self._cotangents(embeddings, [(group_of == group).nonzero()[:, 0] for group in groups]),
+                max_records_at_once=self.max_records_at_once,
+            )
+            norms.append(_add_clipped(total, gradients, self.l2_clip_norm, self.gamma))
         return GroupReport(
             norms=torch.cat(norms),
-            losses=losses.detach(),
+            losses=losses,
             non_finite=~torch.isfinite(torch.cat(norms)),
             paths={"": WHOLE_BATCH},
         )
 
-    def _through_the_batch(
-        self, model: nn.Module, embed: Embed, records: Tensor, cotangents: list[Tensor]
-    ) -> Tensor:
-        """Returns Σ_j J_jᵀ c_j for each of several cotangents, float32 `[cotangents, num_trainable]`."""
-        parameters = trainable_parameters(model)
-        gradients = torch.zeros(len(cotangents), num_trainable(model), device=records.device)
-        start = 0
-        for some in torch.split(records, self.max_records_at_once):
-            with torch.enable_grad():
-                embeddings = embed(some[None])[0]
-            for gradient, cotangent in zip(gradients, cotangents, strict=True):
-                part = cotangent[start : start + len(some)].to(embeddings.dtype)
-                found = torch.autograd.grad(
-                    embeddings, parameters, part, retain_graph=True, allow_unused=True
-                )
-                gradient += flat_gradient(found, parameters)
-            start += len(some)
-        return gradients
+    def _cotangents(self, embeddings: Tensor, members: list[Tensor]) -> Tensor:
+        """∂L_G/∂z of groups given by their members' numbers, `[groups, records, views, dim]`."""
+        found, leaf = [], embeddings.detach().requires_grad_()
+        with torch.enable_grad():
+            for rows in members:
+                loss = record_info_nce(leaf, temperature=self.temperature, rows=rows).sum()
+                found.append(torch.autograd.grad(loss, leaf)[0])
+        return torch.stack(found)
 
 
 def _nothing(count: int, device: torch.device, path: str) -> GroupReport:
@@ -324,13 +320,13 @@ def _nothing(count: int, device: torch.device, path: str) -> GroupReport:
     return GroupReport(norms=none, losses=none, non_finite=torch.isnan(none), paths={"": path})
 
 
-def _add_clipped(total: Tensor, gradients: Tensor, l2_clip_norm: float) -> Tensor:
+def _add_clipped(total: Tensor, gradients: Tensor, l2_clip_norm: float, gamma: float | None) -> Tensor:
     """Adds the clipped rows to `total` and returns their norms; a row that is not finite adds zero."""
     norms = squares_of(gradients).sqrt().float()
     if math.isinf(l2_clip_norm):
         factor, finite = torch.ones_like(norms), torch.isfinite(norms)
     else:
-        factor, finite = clip_factor(norms, l2_clip_norm)
+        factor, finite = clip_factor(norms, l2_clip_norm, gamma)
     for gradient, each, counts in zip(gradients, factor, finite, strict=True):
         total += torch.where(counts, gradient, torch.zeros_like(gradient)) * each
     return norms
@@ -365,7 +361,8 @@ def _refuse_more(count: int, cap: int, name: str) -> None:
         )
 
 
-def _check(l2_clip_norm: float, temperature: float) -> None:
+def _check(l2_clip_norm: float, temperature: float, gamma: float | None) -> None:
+    check_gamma(gamma)
     if not l2_clip_norm > 0:
         raise ConfigError(f"l2_clip_norm must be positive; got {l2_clip_norm}")
     if not (temperature > 0 and math.isfinite(temperature)):

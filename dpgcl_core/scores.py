@@ -161,6 +161,7 @@ def trial_epsilon(
     """
     if not mechanism.is_private:
         return math.inf
+    _check_event(mechanism, score_noise_multiplier, snr_noise_multiplier)
     training = training_event(
         mechanism,
         num_steps=num_steps,
@@ -195,6 +196,7 @@ def calibrated(
     found = mechanism.calibrated(target_epsilon, cache_folder=cache_folder)
     if not found.is_private:
         return found
+    _check_event(mechanism, score_noise_multiplier, snr_noise_multiplier)
     if score_noise_multiplier is not None:
         scoring = accounting.epsilon_pld(
             scoring_event(score_noise_multiplier, num_scores), mechanism.target_delta
@@ -218,6 +220,15 @@ def calibrated(
         f"no noise multiplier verified for target_epsilon = {target_epsilon:g} with "
         f"snr_noise_multiplier = {snr_noise_multiplier:g}; raise one of them, or leave the SNR out"
     )
+
+
+def _check_event(mechanism: Mechanism, *noises: float | None) -> None:
+    """Refuses noised releases beside steps that the proofs above do not cover."""
+    if not mechanism.rules.plain_event and any(noise is not None for noise in noises):
+        raise ConfigError(
+            "noised scores and a noised SNR are accounted beside Poisson-sampled Gaussian steps for adding "
+            f"or removing one record; {mechanism.method} has others: leave them out"
+        )
 
 
 def public_share(noised: int, num_scored_public: int) -> float:

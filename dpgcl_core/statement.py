@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from decimal import ROUND_CEILING, Context, Decimal
 from importlib.metadata import PackageNotFoundError, version
@@ -20,17 +20,13 @@ from typing import Any
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.ledger_report import LedgerStatement
 from dpgcl_core.mechanism import Mechanism
+from dpgcl_core.methods import Method
 from dpgcl_core.selection import OPEN, TuningCost
 
 PROVEN = "proven"
 LABELS = (PROVEN, "as-published", "none")
 RESEARCH = "research: public data"
-SENSITIVITY = (
-    "adding or removing one record changes the sum of clipped group gradients by at most 2C (C for groups "
-    "of one record); proof in dpgcl_core/grouping.py"
-)
-GROUPING = "the sample is permuted in secret and cut into groups of exactly S; the short rest is dropped"
-SAMPLING = "each record joins each step independently (Poisson), drawn in secret, afresh in every training"
+POISSON = "each record joins each step independently (Poisson), drawn in secret, afresh in every training"
 _PACKAGES = ("dpgcl", "dp-accounting", "torch", "numpy", "scipy", "ray", "mlflow")
 _RELEASED = {
     "open": "every trial: metrics, models and the tracking pages",
@@ -200,8 +196,8 @@ class PrivacyStatement:
 
     def _mechanism_lines(self) -> list[tuple[str, str]]:
         kinds = [
-            f"q = {m.sampling_prob:.5g}, σ = {m.noise_multiplier:.5g}, T = {m.num_steps}, "
-            f"S = {m.group_size}, C = {m.l2_clip_norm:g}, sensitivity = {m.sensitivity:g}"
+            f"{m.rules.title}: q = {m.sampling_prob:.5g}, σ = {m.noise_multiplier:.5g}, T = {m.num_steps}, "
+            f"S = {m.group_size}, C = {m.l2_clip_norm:g}, sensitivity = {m.sensitivity:g}{_cap_text(m)}"
             for m in self.mechanisms
         ]
         found = [("Mechanism", "; ".join(dict.fromkeys(kinds)))] if kinds else []
@@ -212,7 +208,20 @@ class PrivacyStatement:
         if joint:
             shown = ", ".join(f"{noise:.5g}" for noise in joint)
             found.append(("Noised SNR", f"the first step, which releases it, counts with σ = {shown}"))
-        return [*found, ("Sampling", SAMPLING), ("Grouping", GROUPING), ("Sensitivity", SENSITIVITY)]
+        return found + [
+            (name, text)
+            for name in ("Sampling", "Grouping", "Sensitivity")
+            if (text := self._of_methods(name.lower()))
+        ]
+
+    def _of_methods(self, name: str) -> str:
+        """Returns what the methods say of sampling, grouping or sensitivity; by method if they differ."""
+        texts: dict[str, list[str]] = {}
+        for method in dict.fromkeys(m.rules for m in self.mechanisms):
+            texts.setdefault(_METHOD_TEXTS[name](method), []).append(method.title)
+        if len(texts) <= 1:
+            return "".join(texts)
+        return "; ".join(f"{', '.join(titles)}: {text}" for text, titles in texts.items())
 
     def _ledger_text(self) -> str:
         if self.ledger is None:
@@ -241,9 +250,7 @@ class PrivacyStatement:
             "promises": self.promises,
             "released": _RELEASED[self.mode],
             "unit": self.unit,
-            "sampling": SAMPLING,
-            "grouping": GROUPING,
-            "sensitivity": SENSITIVITY,
+            **{name: self._of_methods(name) for name in _METHOD_TEXTS},
             "versions": dict(self.versions),
             "notes": list(self.notes),
             "mechanisms": [asdict(m) | {"sensitivity": m.sensitivity} for m in self.mechanisms],
@@ -300,13 +307,35 @@ def epsilon_text(epsilon: float) -> str:
     return str(Decimal(repr(float(epsilon))).quantize(Decimal("0.0001"), rounding=ROUND_CEILING))
 
 
+def _cap_text(mechanism: Mechanism) -> str:
+    return "" if mechanism.batch_cap is None else f", batch cap = {mechanism.batch_cap}"
+
+
+def _sampling_text(method: Method) -> str:
+    return POISSON if method.sampling == "Poisson" else f"{method.sampling}, drawn in secret"
+
+
+def _sensitivity_text(method: Method) -> str:
+    return (
+        f"{_adding(method.neighboring_relation)} changes the clipped sum by at most "
+        f"{method.sensitivity_formula}; proof in {method.proof}"
+    )
+
+
+_METHOD_TEXTS: Mapping[str, Callable[[Method], str]] = {
+    "sampling": _sampling_text,
+    "grouping": lambda method: method.grouping,
+    "sensitivity": _sensitivity_text,
+}
+
+
 def _adding(relation: str) -> str:
     """The relation inside a sentence.
 
     >>> _adding("add or remove one record")
     'adding or removing one record'
     """
-    return relation.replace("add or remove", "adding or removing")
+    return relation.replace("add or remove", "adding or removing").replace("replace one", "replacing one")
 
 
 def _short(value: str | float) -> str:

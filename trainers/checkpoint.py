@@ -1,4 +1,4 @@
-"""Checkpoints: model, optimizer and step, written atomically, and **no** random state.
+"""Checkpoints: model, optimizer, average and step, written atomically, and **no** random state.
 
 After a resume sampling, permutation and noise draw fresh entropy, so a step repeated since the last
 checkpoint is an independent draw and is charged once more. How often a training was resumed is counted
@@ -37,6 +37,7 @@ class Checkpoint:
       model, optimizer: state dictionaries.
       series: the per-step metrics recorded so far that may leave the training.
       final: values that exist once (scores of the untrained network, SNR of the first step), likewise.
+      average: averaged weights by name, where the training keeps an average; older files hold none.
     """
 
     step: int
@@ -44,6 +45,7 @@ class Checkpoint:
     optimizer: dict[str, Any]
     series: dict[str, list[tuple[int, float]]]
     final: dict[str, float]
+    average: dict[str, Any] | None = None
 
 
 def holds_noised_scores(final: dict[str, float]) -> bool:

@@ -17,10 +17,15 @@ from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism import Mechanism
 from dpgcl_core.methods import GradientRule, LossSettings
 from dpgcl_core.methods.base import GroupRule
+from dpgcl_core.methods.view_draws import over_view_draws
 from dpgcl_core.randomness import DrawSource
 from dpgcl_core.secure_randomness import choose_randomness
+from trainers.weights import WarmStart
 
 PRECISIONS = ("float32", "bfloat16", "float16")
+DECAYS = ("none", "cosine", "linear")
+TARGET_DECAY = 0.99
+"""Of the average that a method regresses onto, where no `ema_decay` is given."""
 
 
 def _require(condition: bool, message: str) -> None:
@@ -83,12 +88,14 @@ class NetworkConfig:
         clipping, sums and noise stay float32 or wider.
       loss_scale: public constant, a power of two, that float16 gradients are multiplied by inside the
         encoder and divided by before they are summed; unused otherwise.
+      predictor: put a predictor behind the projection head, for methods that regress onto a target network.
     """
 
     name: str = "small_cnn"
     embedding_dim: int = 64
     precision: str = "float32"
     loss_scale: float = 1024.0
+    predictor: bool = False
 
     def __post_init__(self) -> None:
         _require(self.embedding_dim >= 2, f"embedding_dim must be at least 2; got {self.embedding_dim}")
@@ -109,12 +116,19 @@ class OptimizerConfig:
       learning_rate: positive.
       weight_decay: non-negative; decoupled for AdamW, added to the gradient otherwise.
       momentum: of SGD and LARS.
+      warmup_steps: steps in which the learning rate rises to its value, see `trainers.optimizers`.
+      learning_rate_decay: how it falls afterwards, towards 0 at the last step: "none", "cosine" or "linear".
+      ema_decay: of the average of the iterates that is scored and returned, see `trainers.averaging`; 0 =
+        the last iterate itself.
     """
 
     name: str = "adam"
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
     momentum: float = 0.9
+    warmup_steps: int = 0
+    learning_rate_decay: str = "none"
+    ema_decay: float = 0.0
 
     def __post_init__(self) -> None:
         _require(
@@ -126,6 +140,10 @@ class OptimizerConfig:
             f"weight_decay must be finite and not negative; got {self.weight_decay}",
         )
         _require(0 <= self.momentum < 1, f"momentum must be in [0, 1); got {self.momentum}")
+        _require(self.warmup_steps >= 0, f"warmup_steps must not be negative; got {self.warmup_steps}")
+        if self.learning_rate_decay not in DECAYS:
+            raise ConfigError(unknown_choice("learning_rate_decay", self.learning_rate_decay, DECAYS))
+        _require(0 <= self.ema_decay < 1, f"ema_decay must be in [0, 1); got {self.ema_decay}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +156,8 @@ class EvaluationConfig:
       num_neighbors: k of k-NN.
       also_untrained: score the network before training too.
       record_every_steps: steps between recorded SNR and loss values (public data only); 0 = first only.
+      score_every_steps: steps between scores on the way, the first before training; 0 = none. They are
+        scores of released iterates, and seen where the final ones are.
       score_on_held_out: share of the records that is never trained on but scored with noised counts
         against the public index; 0 = none. By record id, so the same for all trials of a sweep.
       score_noise_multiplier: standard deviation of each noised count.
@@ -149,6 +169,7 @@ class EvaluationConfig:
     num_neighbors: int = 3
     also_untrained: bool = True
     record_every_steps: int = 10
+    score_every_steps: int = 0
     score_on_held_out: float = 0.0
     score_noise_multiplier: float | None = None
     snr_noise_multiplier: float | None = None
@@ -157,7 +178,8 @@ class EvaluationConfig:
         for name in ("max_index_records", "max_query_records", "num_neighbors"):
             value = getattr(self, name)
             _require(value >= 1, f"{name} must be at least 1; got {value}")
-        _require(self.record_every_steps >= 0, "record_every_steps must not be negative")
+        for name in ("record_every_steps", "score_every_steps"):
+            _require(getattr(self, name) >= 0, f"{name} must not be negative; got {getattr(self, name)}")
         share = self.score_on_held_out
         _require(0 <= share < 1, f"score_on_held_out must be a share in [0, 1); got {share}")
         _require(
@@ -221,16 +243,20 @@ class TrainingConfig:
       mechanism: the private step and its accounting.
       temperature: τ of the loss.
       num_augmentations: N_a, extra augmented copies of every key.
+      num_view_draws: K, independent draws of all of a record's views, whose gradients are averaged, see
+        `dpgcl_core.methods.view_draws`.
       public_seed: governs initialisation, augmentation and the evaluation subsets: public things only.
       seeded_non_private: take sampling, permutation and noise from `public_seed` too. Such a run is
         reproducible and has **no** guarantee; it is labelled so everywhere.
       secure_noise: take them from the cryptographic stream, with the floating-point defence; None for the
         rule: for private data always, for public data not. False is refused for private data.
+      warm_start: public weights to start from; None for a random draw.
     """
 
     mechanism: Mechanism
     temperature: float = 0.2
     num_augmentations: int = 1
+    num_view_draws: int = 1
     views: ViewConfig = field(default_factory=ViewConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -239,6 +265,7 @@ class TrainingConfig:
     public_seed: int = 0
     seeded_non_private: bool = False
     secure_noise: bool | None = None
+    warm_start: WarmStart | None = None
 
     def __post_init__(self) -> None:
         _require(
@@ -249,7 +276,9 @@ class TrainingConfig:
             self.num_augmentations >= 0,
             f"num_augmentations must not be negative; got {self.num_augmentations}",
         )
+        _require(self.num_view_draws >= 1, f"num_view_draws must be at least 1; got {self.num_view_draws}")
         self._check_method()
+        self._check_schedule()
 
     def _check_method(self) -> None:
         method, rule = self.mechanism.rules, self.rule()
@@ -267,10 +296,40 @@ class TrainingConfig:
             raise ConfigError(
                 f"float16 is for methods that clip groups; {method.name} does not: give float32 or bfloat16"
             )
+        if self.network.predictor != method.needs_target:
+            raise ConfigError(
+                "a network has a predictor exactly where its method regresses onto a target, and "
+                f"{method.name} {'does' if method.needs_target else 'does not'}: give predictor = "
+                f"{method.needs_target}"
+            )
+
+    def _check_schedule(self) -> None:
+        warmup, num_steps = self.optimizer.warmup_steps, self.mechanism.num_steps
+        _require(
+            not warmup or not num_steps or warmup < num_steps,
+            "warmup_steps must be below num_steps, for the learning rate to be reached; got "
+            f"{warmup} of {num_steps}",
+        )
 
     def rule(self) -> GradientRule:
         """Returns how one step's clipped sum is made."""
-        return self.mechanism.rule(LossSettings(temperature=self.temperature))
+        rule = self.mechanism.rule(LossSettings(temperature=self.temperature))
+        return over_view_draws(rule, self.num_view_draws)
+
+    @property
+    def views_per_record(self) -> int:
+        """Views of a record in one step: a query, a key and its copies, `num_view_draws` times."""
+        return self.num_view_draws * (2 + self.num_augmentations)
+
+    @property
+    def average_decay(self) -> float:
+        """Decay of the average of the iterates that is kept; 0 where none is."""
+        return self.optimizer.ema_decay or (TARGET_DECAY if self.mechanism.rules.needs_target else 0.0)
+
+    @property
+    def warm_start_sha256(self) -> str | None:
+        """What identifies the weights that the training starts from, wherever they lie."""
+        return self.warm_start.sha256 if self.warm_start is not None else None
 
     @property
     def guarantee_label(self) -> str:
@@ -331,5 +390,4 @@ class TrainingConfig:
                         type(part).__name__, ""
                     )
                     params[prefix + item.name if item.name == "name" else item.name] = value
-        params["guarantee_label"] = self.guarantee_label
-        return params
+        return params | {"guarantee_label": self.guarantee_label, "warm_start": self.warm_start_sha256}

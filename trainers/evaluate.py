@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from dpgcl_core.errors import DataError
 from dpgcl_core.records import Ids, keyed_uniform
-from trainers.config import EvaluationConfig, ViewConfig
-from trainers.data.dataset import Records
+from trainers.config import EvaluationConfig, TrainingConfig, ViewConfig
+from trainers.data.dataset import Records, TrainingData
 from trainers.encoder import Encoder
 from trainers.views import make_views, normalise
 
@@ -41,6 +41,54 @@ _PROBE_MAX_ITERATIONS = 500
 # On 10,000 Fashion-MNIST records of an untrained network the accuracy is that of 1e-4 to four digits,
 # for a fifth of the iterations (73 instead of 362).
 _PROBE_TOLERANCE = 1e-3
+
+
+def all_scores(
+    encoder: Encoder,
+    data: TrainingData,
+    config: TrainingConfig,
+    *,
+    device: torch.device | str,
+    prefix: str = "",
+    with_probes: bool = True,
+) -> dict[str, float]:
+    """Returns the scores that may be seen by metric name; none are computed where none may.
+
+    Those of `data.queries` as `evaluate` names them; those of every data set in `data.probes` as
+    `transfer_knn_accuracy/NAME` and `transfer_linear_probe_accuracy/NAME`.
+
+    Args:
+      encoder: the network, already on `device`.
+      data: what the training may touch.
+      config: subset sizes, k, augmentation and the public seed.
+      device: where the encoder is.
+      prefix: put before each name, such as "untrained_".
+      with_probes: whether `data.probes` are scored, too.
+
+    Raises:
+      DataError: there is nothing to score.
+    """
+    if not (data.train_is_public or data.evaluation_is_public):
+        return {}
+
+    def scores_of(index: Records, queries: Records) -> dict[str, float]:
+        return evaluate(
+            encoder,
+            index,
+            queries,
+            config.evaluation,
+            view_config=config.views,
+            seed=config.public_seed,
+            device=device,
+        )
+
+    found = {}
+    if data.index is not None and data.queries is not None:
+        found = {prefix + name: score for name, score in scores_of(data.index, data.queries).items()}
+    for probe in data.probes if with_probes else ():
+        for name, score in scores_of(probe.index, probe.queries).items():
+            found[f"{prefix}transfer_{name}/{probe.name}"] = score
+    return found
 
 
 def evaluate(

@@ -6,11 +6,10 @@ Stations 2 to 9 stand in `_step`, in order. See ARCHITECTURE.md for the file of 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,23 +17,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpgcl_core.clipping import GroupReport, num_trainable, trainable_parameters
-from dpgcl_core.errors import ConfigError
 from dpgcl_core.noise import GaussianNoise
 from dpgcl_core.randomness import DrawSource
+from trainers.averaging import WeightAverage, average_of
 from trainers.checkpoint import Attempt, Checkpoint, CheckpointFolder, holds_noised_scores
 from trainers.config import TrainingConfig
 from trainers.data.dataset import TrainingData
-from trainers.encoder import Encoder, build_encoder, refuse_cross_record
-from trainers.evaluate import evaluate
-from trainers.microbatch import max_views
+from trainers.encoder import (
+    Encoder,
+    device_named,
+    refuse_cross_record,
+    refuse_written_buffers,
+    to_fast_layout,
+)
+from trainers.evaluate import all_scores
+from trainers.microbatch import in_turn, max_views
 from trainers.observe import Observer, Series
-from trainers.optimizers import build_optimizer, load_optimizer
+from trainers.optimizers import build_optimizer, learning_rate_at, load_optimizer, take_step
 from trainers.precision import add_clipped_sum, embed_of, gradient_scale, look_at_engine
 from trainers.release import check_release, noised_scores
 from trainers.views import make_views
+from trainers.warm_start import starting_encoder
 from trainers.workers import SingleWorker, Workers
-
-_T = TypeVar("_T")
 
 _LONG_DRAW = 2**20
 """Coordinates from which noise is drawn in a thread: ten milliseconds plain, fifty from the stream."""
@@ -50,7 +54,7 @@ class TrainingResult:
     Attributes:
       metrics: final values by declared name.
       series: per-step values by declared name, as (step, value).
-      encoder: the trained network.
+      encoder: the trained network, or with `ema_decay` the average of its iterates.
     """
 
     metrics: dict[str, float]
@@ -68,6 +72,7 @@ class _Run:
     randomness: DrawSource
     encoder: Encoder
     optimizer: torch.optim.Optimizer
+    average: WeightAverage | None
     observer: Observer
     device: torch.device
     total: Tensor
@@ -75,6 +80,12 @@ class _Run:
     max_views: int
     beside: ThreadPoolExecutor
     step: int = 0
+    seconds_scoring: float = 0.0
+
+    @property
+    def released(self) -> Encoder:
+        """The network that is scored and returned."""
+        return self.average.network if self.average and self.config.optimizer.ema_decay else self.encoder
 
 
 def train(
@@ -87,10 +98,11 @@ def train(
 ) -> TrainingResult:
     """Trains one encoder under `config.mechanism` and scores it.
 
-    Guarantee: with the label `proven`, the trained encoder and every iterate are (ε, δ)-differentially
-    private for adding or removing one record of `data.train` or `data.scored`, at the ε reported as
-    `epsilon`, which counts noised numbers and the steps that a resume repeated. Scores and by-products
-    pass through `dpgcl_core.metrics.visible`, so with private records only releasable ones are returned.
+    Guarantee: with the label `proven`, the trained encoder and every iterate, and so all averages of them,
+    are (ε, δ)-differentially private for adding or removing one record of `data.train` or `data.scored`, at
+    the ε reported as `epsilon`, which counts noised numbers and the steps that a resume repeated. Scores and
+    by-products pass through `dpgcl_core.metrics.visible`, so with private records only releasable ones are
+    returned.
 
     Args:
       config: the settings.
@@ -116,13 +128,16 @@ def _train(run: _Run, checkpoints: CheckpointFolder | None) -> TrainingResult:
     attempt = _resume(run, checkpoints)
     if run.step == 0 and config.evaluation.also_untrained:
         run.observer.final.update(_scores(run, prefix="untrained_"))
-    started, first_step = time.perf_counter(), run.step
+    if run.step == 0:
+        _score_on_the_way(run)
+    run.seconds_scoring, started, first_step = 0.0, time.perf_counter(), run.step
     while run.step < config.mechanism.num_steps:
         _step(run)
         run.step += 1
+        _score_on_the_way(run)
         if checkpoints and run.step % checkpoints.every_steps == 0:
             _save(run, checkpoints)
-    seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - started - run.seconds_scoring
     drawn = _draw_noised_scores(run, checkpoints)
     if checkpoints and (drawn or run.step % checkpoints.every_steps):
         _save(run, checkpoints)
@@ -139,7 +154,7 @@ def _step(run: _Run) -> None:
     drawn = _draw_noise(run, law)
     run.total.zero_()
     reports = _add_clipped_sum(run, groups, run.total, run.config.num_augmentations)
-    _refuse_written_buffers(run)
+    refuse_written_buffers(run.encoder, run.buffers)
     run.workers.sum_at_first(run.total)
     recorded, bare_norm = observer.wants(run.step), None
     if recorded:
@@ -171,13 +186,6 @@ def _draw_noise(run: _Run, law: GaussianNoise) -> Callable[[], Tensor] | None:
     return run.beside.submit(law.draw, len(run.total), generator).result
 
 
-def _refuse_written_buffers(run: _Run) -> None:
-    """A buffer that follows the data would be released without noise; the first look was at random images."""
-    for name, buffer in run.encoder.named_buffers():
-        if not torch.equal(buffer, run.buffers[name]):
-            raise ConfigError(f"the network wrote its buffer {name!r} during training; keep no such state")
-
-
 def _draw_groups(run: _Run) -> tuple[NDArray[np.int64], int]:
     """Returns this worker's share of the step's groups, `[groups, group_size]` rows of the records.
 
@@ -198,32 +206,23 @@ def _add_clipped_sum(
     run: _Run, groups: NDArray[np.int64], total: Tensor, num_augmentations: int
 ) -> list[GroupReport]:
     """Adds the clipped gradients of `groups` to `total`, a microbatch of whole groups at a time."""
-    config, num_views = run.config, 2 + num_augmentations
+    config = run.config
+    num_views = config.num_view_draws * (2 + num_augmentations)
     if not groups.size:
         return []
     rule, scale = config.rule(), gradient_scale(config.network)
-    embed = embed_of(run.encoder, config.network)
+    target = run.average.network if run.average and config.mechanism.rules.needs_target else None
+    embed = embed_of(run.encoder, config.network, target)
     draws = run.randomness.generator(run.step, "statistics") if rule.needs_draws else None
     at_once = max(1, run.max_views // (groups.shape[1] * num_views))
     if rule.whole_batch:
         at_once = len(groups)
+    beside = run.beside if config.performance.prefetch else None
     microbatches = [groups[start : start + at_once] for start in range(0, len(groups), at_once)]
     return [
         add_clipped_sum(rule, total, run.encoder, embed, views, scale, draws)
-        for views in _in_turn(run, lambda some: _views(run, some, num_views), microbatches)
+        for views in in_turn(lambda some: _views(run, some, num_views), microbatches, beside)
     ]
-
-
-def _in_turn(run: _Run, make: Callable[[_T], Tensor], parts: Sequence[_T]) -> Iterator[Tensor]:
-    """Yields `make(part)` of each part; with `prefetch` the next one is made while one is used."""
-    if not run.config.performance.prefetch:
-        yield from map(make, parts)
-        return
-    coming: Future[Tensor] = run.beside.submit(make, parts[0])
-    for part in parts[1:]:
-        made, coming = coming.result(), run.beside.submit(make, part)
-        yield made
-    yield coming.result()
 
 
 def _views(run: _Run, groups: NDArray[np.int64], num_views: int) -> Tensor:
@@ -242,12 +241,10 @@ def _views(run: _Run, groups: NDArray[np.int64], num_views: int) -> Tensor:
 
 def _apply(run: _Run, gradient: Tensor) -> None:
     """Hands the private gradient `[num_parameters]` to the optimizer: post-processing from here on."""
-    offset = 0
-    for parameter in trainable_parameters(run.encoder):
-        part = gradient[offset : offset + parameter.numel()].view_as(parameter)
-        parameter.grad = torch.empty_like(parameter).copy_(part)  # in the parameter's own memory format
-        offset += parameter.numel()
-    run.optimizer.step()
+    rate = learning_rate_at(run.config.optimizer, run.step, run.config.mechanism.num_steps)
+    take_step(run.optimizer, trainable_parameters(run.encoder), gradient, learning_rate=rate)
+    if run.average:
+        run.average.update(run.encoder, run.step)
 
 
 def _norm_without_augmentation(run: _Run, groups: NDArray[np.int64]) -> float | None:
@@ -268,11 +265,11 @@ def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memor
     check_release(config, data)
     randomness = config.randomness(data_are_private=not data.train_is_public)
     torch.set_num_threads(config.performance.threads_per_worker)
-    device = torch.device(_device_name(config.performance.device))
+    device = device_named(config.performance.device)
     shape = data.train.images.shape[1:]
-    encoder = build_encoder(config.network, shape, config.public_seed)
+    encoder = starting_encoder(config, shape)
     refuse_cross_record(encoder, shape)
-    _to_fast_layout(encoder, device, shape)
+    to_fast_layout(encoder, device, shape)
     look_at_engine(config, encoder, shape)
     return _Run(
         config=config,
@@ -281,6 +278,7 @@ def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memor
         randomness=randomness,
         encoder=encoder,
         optimizer=build_optimizer(config.optimizer, trainable_parameters(encoder)),
+        average=average_of(config, encoder),
         observer=Observer(
             config, train_is_public=data.train_is_public, evaluation_is_public=data.evaluation_is_public
         ),
@@ -292,25 +290,6 @@ def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memor
     )
 
 
-def _to_fast_layout(encoder: Encoder, device: torch.device, image_shape: tuple[int, ...]) -> None:
-    """Moves the network to the device, channels last where it runs so.
-
-    On CPUs convolutions are faster by a quarter, and the clipping engine reads patches so. A network that
-    calls `view` on a convolution's output or weight runs in the ordinary layout only.
-    """
-    encoder.to(device, memory_format=torch.channels_last)
-    try:
-        encoder(torch.zeros(2, *image_shape, device=device))
-    except RuntimeError:
-        encoder.to(memory_format=torch.contiguous_format)
-
-
-def _device_name(name: str) -> str:
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return name
-
-
 def _resume(run: _Run, checkpoints: CheckpointFolder | None) -> Attempt:
     if checkpoints is None:
         return Attempt(num_restarts=0, num_steps_repeated=0, saved_step=0, every_steps=0)
@@ -318,6 +297,8 @@ def _resume(run: _Run, checkpoints: CheckpointFolder | None) -> Attempt:
     if saved is not None:
         run.encoder.load_state_dict(saved.model)
         load_optimizer(run.optimizer, saved.optimizer)
+        if run.average:
+            run.average.load(saved.average)
         run.step = saved.step
         run.observer.series, run.observer.final = saved.series, saved.final
     if run.workers.rank > 0:
@@ -333,30 +314,30 @@ def _save(run: _Run, checkpoints: CheckpointFolder) -> None:
             step=run.step,
             model=run.encoder.state_dict(),
             optimizer=run.optimizer.state_dict(),
+            average=run.average.state() if run.average else None,
             series=run.observer.series,
             final=run.observer.final,
         )
     )
 
 
-def _scores(run: _Run, *, prefix: str = "") -> dict[str, float]:
+def _scores(run: _Run, *, prefix: str = "", with_probes: bool = True) -> dict[str, float]:
     """Returns the scores that may be seen; none are computed where none may."""
-    data = run.data
-    if data.index is None or data.queries is None or run.workers.rank > 0:
+    if run.workers.rank > 0:
         return {}
-    if not (data.train_is_public or data.evaluation_is_public):
-        return {}
-    scores = evaluate(
-        run.encoder,
-        data.index,
-        data.queries,
-        run.config.evaluation,
-        view_config=run.config.views,
-        seed=run.config.public_seed,
-        device=run.device,
-        prefix=prefix,
+    return run.observer.visible(
+        all_scores(
+            run.released, run.data, run.config, device=run.device, prefix=prefix, with_probes=with_probes
+        )
     )
-    return run.observer.visible(scores)
+
+
+def _score_on_the_way(run: _Run) -> None:
+    """Notes the scores after `step` steps: functions of released iterates, seen where final scores are."""
+    if run.observer.wants_scores(run.step):
+        started = time.perf_counter()
+        run.observer.note_during(run.step, _scores(run, with_probes=False))
+        run.seconds_scoring += time.perf_counter() - started
 
 
 def _draw_noised_scores(run: _Run, checkpoints: CheckpointFolder | None) -> bool:
@@ -368,7 +349,7 @@ def _draw_noised_scores(run: _Run, checkpoints: CheckpointFolder | None) -> bool
         checkpoints.begin_scoring()
     generator = run.randomness.generator(run.step, "score noise")
     drawn = noised_scores(
-        run.encoder,
+        run.released,
         data.index,
         data.scored,
         run.config,
@@ -382,12 +363,12 @@ def _draw_noised_scores(run: _Run, checkpoints: CheckpointFolder | None) -> bool
 
 def _finish(run: _Run, attempt: Attempt, timing: dict[str, float], num_scorings: int) -> TrainingResult:
     if run.workers.rank > 0:
-        return TrainingResult(metrics={}, series={}, encoder=run.encoder)
+        return TrainingResult(metrics={}, series={}, encoder=run.released)
     started = time.perf_counter()
     scores = _scores(run)
     num_steps_charged = run.step + attempt.num_steps_repeated
     charged = {
-        "evaluation_seconds": time.perf_counter() - started,
+        "evaluation_seconds": time.perf_counter() - started + run.seconds_scoring,
         "num_steps_done": run.step,
         "num_restarts": attempt.num_restarts,
         "num_steps_charged": num_steps_charged,
@@ -397,4 +378,4 @@ def _finish(run: _Run, attempt: Attempt, timing: dict[str, float], num_scorings:
             num_steps_charged, num_restarts=attempt.num_restarts, num_scorings=num_scorings
         )
     metrics = run.observer.visible(charged | timing | scores | run.observer.final)
-    return TrainingResult(metrics=metrics, series=run.observer.series, encoder=run.encoder)
+    return TrainingResult(metrics=metrics, series=run.observer.series, encoder=run.released)

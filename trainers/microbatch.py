@@ -8,7 +8,10 @@ of a training does not depend on it (tested).
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +20,8 @@ from dpgcl_core.clipping import num_trainable
 from dpgcl_core.grouping import BATCH
 from trainers.config import TrainingConfig
 from trainers.encoder import Encoder
+
+_T = TypeVar("_T")
 
 # Measured on two cores (tiny_cnn and small_cnn at 28 × 28, resnet18 at 32 × 32): small networks gain up to
 # some 800 views, and from some 30 views of a ResNet-18 (8 MB each) on the caches no longer help.
@@ -48,11 +53,26 @@ def max_views(
     activations = activation_bytes(encoder, image_shape)
     size = config.mechanism.group_size
     # One gradient per group, for ways of clipping that hold them all; `batch` is one group.
-    gradients = 0.0 if size == BATCH else 4 * num_trainable(encoder) / (2 * int(size))
+    views_per_group = 0 if size == BATCH else config.views_per_record * int(size)
+    gradients = 4 * num_trainable(encoder) / views_per_group if views_per_group else 0.0
     fits = int(_USABLE_SHARE * memory_share * free_memory(device) / (_COPIES * activations + gradients))
     if device.type == "cpu":
         return max(1, min(fits, _CPU_MAX_VIEWS, _CPU_MAX_ACTIVATIONS // activations))
     return max(1, min(fits, _GPU_MAX_VIEWS))
+
+
+def in_turn(
+    make: Callable[[_T], Tensor], parts: Sequence[_T], beside: Executor | None = None
+) -> Iterator[Tensor]:
+    """Yields `make(part)` of each part; in a thread of `beside` the next one is made while one is used."""
+    if beside is None:
+        yield from map(make, parts)
+        return
+    coming: Future[Tensor] = beside.submit(make, parts[0])
+    for part in parts[1:]:
+        made, coming = coming.result(), beside.submit(make, part)
+        yield made
+    yield coming.result()
 
 
 def activation_bytes(encoder: Encoder, image_shape: tuple[int, ...]) -> int:

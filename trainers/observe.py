@@ -55,6 +55,16 @@ class Observer:
         for name, value in self.visible(values).items():
             self.series.setdefault(name, []).append((step, value))
 
+    def wants_scores(self, step: int) -> bool:
+        """Whether the iterate after `step` steps is scored on the way."""
+        every = self._config.evaluation.score_every_steps
+        return every > 0 and step % every == 0
+
+    def note_during(self, step: int, scores: dict[str, float]) -> None:
+        """Appends scores of the iterate after `step` steps, those that are declared as a series."""
+        during = {f"{name}_during": score for name, score in scores.items()}
+        self.note(step, {name: score for name, score in during.items() if name in metric_policy.METRICS})
+
     def record_groups(
         self, step: int, batch_size: int, num_grouped: int, reports: list[GroupReport], workers: Workers
     ) -> None:

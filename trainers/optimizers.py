@@ -6,6 +6,7 @@ that depends on the records, so its choice and its settings do not change ε.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, overload
 
@@ -134,6 +135,52 @@ def check_optimizer(name: str) -> None:
     """Raises ConfigError unless `name` is one of `OPTIMIZERS`."""
     if name not in OPTIMIZERS:
         raise ConfigError(unknown_choice("optimizer", name, OPTIMIZERS))
+
+
+def learning_rate_at(config: OptimizerConfig, step: int, num_steps: int) -> float:
+    """Returns the learning rate of a step: of public numbers alone, so a resume needs no state for it.
+
+    It rises linearly over the W = `warmup_steps` first steps, (step + 1)/W of its value, and then falls with
+    p = (step − W)/(T − W) as 1 − p ("linear") or (1 + cos πp)/2 ("cosine"); p stays below 1.
+
+    Args:
+      config: the learning rate, W and the decay.
+      step: from 0 on.
+      num_steps: T.
+
+    >>> config = OptimizerConfig(learning_rate=1.0, warmup_steps=2, learning_rate_decay="linear")
+    >>> [learning_rate_at(config, step, 6) for step in range(6)]
+    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    """
+    if step < config.warmup_steps:
+        return config.learning_rate * (step + 1) / config.warmup_steps
+    progress = (step - config.warmup_steps) / max(1, num_steps - config.warmup_steps)
+    if config.learning_rate_decay == "linear":
+        return config.learning_rate * (1 - progress)
+    if config.learning_rate_decay == "cosine":
+        return config.learning_rate * (1 + math.cos(math.pi * progress)) / 2
+    return config.learning_rate
+
+
+def take_step(
+    optimizer: Optimizer, parameters: Parameters, gradient: Tensor, *, learning_rate: float
+) -> None:
+    """Takes one step along a flat gradient.
+
+    Args:
+      optimizer: over `parameters`.
+      parameters: in the order of the gradient.
+      gradient: `[num_parameters]`.
+      learning_rate: of this step.
+    """
+    offset = 0
+    for parameter in parameters:
+        part = gradient[offset : offset + parameter.numel()].view_as(parameter)
+        parameter.grad = torch.empty_like(parameter).copy_(part)  # in the parameter's own memory format
+        offset += parameter.numel()
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    optimizer.step()
 
 
 def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ this is still the clipped sum: let s be the scale, g a group's gradient and g' =
 group is clipped to s·C, so it contributes Clip_{sC}(g')/s, a vector of norm at most C **whatever** g'
 is, rounded, overflown and masked or not. And with s a power of two, multiplication by s and division by
 it are exact in float32, so it equals Clip_C(g'/s) bit for bit as long as nothing over- or underflows.
+Automatic clipping's γ is scaled with C: sC/(‖g'‖ + sγ)·g'/s = C/(‖g‖ + γ)·g.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpgcl_core.clipping import GroupClipper, GroupLosses, GroupReport, num_trainable
+from dpgcl_core.clipping import GroupLosses, GroupReport, num_trainable
 from dpgcl_core.grouping import BATCH
 from dpgcl_core.losses import two_view_group_loss
 from dpgcl_core.methods import GradientRule
 from dpgcl_core.methods.base import GroupRule
 from dpgcl_core.path_clipping import Embed
 from dpgcl_core.randomness import Draws
+from trainers.averaging import target_of
 from trainers.config import NetworkConfig, TrainingConfig
 from trainers.encoder import Encoder
 
@@ -39,13 +41,14 @@ def gradient_scale(network: NetworkConfig) -> float:
     return network.loss_scale if network.precision == "float16" else 1.0
 
 
-def embed_of(encoder: Encoder, network: NetworkConfig | None = None) -> Embed:
+def embed_of(encoder: Encoder, network: NetworkConfig | None = None, target: Encoder | None = None) -> Embed:
     """Returns station 5: views `[groups, group_size, views, C, H, W]` to unit embeddings `[..., dim]`.
 
     Args:
       encoder: the network.
       network: its precision; float32 unless given. With float16 the embeddings' gradient arrives at the
         encoder times `gradient_scale(network)`; use `add_clipped_sum` of this module.
+      target: a network whose embeddings, as constants, stand beside those of `encoder`: `[..., 2·dim]`.
     """
     network = network or NetworkConfig()
     scale = gradient_scale(network)
@@ -54,7 +57,13 @@ def embed_of(encoder: Encoder, network: NetworkConfig | None = None) -> Embed:
         with _autocast(network, views.device):
             embeddings = encoder(views.flatten(0, 2))
         embeddings = embeddings.float().unflatten(0, views.shape[:3])
-        return _ScaleGradient.apply(embeddings, scale) if scale != 1 else embeddings
+        if scale != 1:
+            embeddings = _ScaleGradient.apply(embeddings, scale)
+        return embeddings if target is None else torch.cat([embeddings, _targets(target, views)], dim=-1)
+
+    def _targets(target: Encoder, views: Tensor) -> Tensor:
+        with torch.no_grad(), _autocast(network, views.device):
+            return target.without_predictor(views.flatten(0, 2)).float().unflatten(0, views.shape[:3])
 
     return embed
 
@@ -80,7 +89,7 @@ def add_clipped_sum(
     if scale == 1:
         return rule.add_clipped_sum(total, encoder, embed, views, draws)
     assert isinstance(rule, GroupRule)  # `TrainingConfig` refuses the others
-    scaled = dataclasses.replace(rule, clipper=GroupClipper(l2_clip_norm=rule.clipper.l2_clip_norm * scale))
+    scaled = dataclasses.replace(rule, clipper=rule.clipper.scaled(scale))
     scaled_total = torch.zeros_like(total)
     report = scaled.add_clipped_sum(scaled_total, encoder, embed, views, draws)
     total.add_(scaled_total.div_(scale))
@@ -95,10 +104,11 @@ def look_at_engine(config: TrainingConfig, encoder: Encoder, image_shape: tuple[
     size, network = config.mechanism.group_size, config.network
     if network.precision == "float32" or size == BATCH or config.rule().whole_batch:
         return
-    shape = (2, int(size), 2 + config.num_augmentations, *image_shape)
+    shape = (2, int(size), config.views_per_record, *image_shape)
     views = torch.zeros(shape, device=next(encoder.parameters()).device)
     total = torch.zeros(num_trainable(encoder), device=views.device)
-    config.rule().add_clipped_sum(total, encoder, embed_of(encoder), views, None)
+    embed = embed_of(encoder, target=target_of(config, encoder))
+    config.rule().add_clipped_sum(total, encoder, embed, views, None)
 
 
 def _autocast(network: NetworkConfig, device: torch.device) -> AbstractContextManager[Any]:

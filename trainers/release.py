@@ -23,7 +23,8 @@ def check_release(config: TrainingConfig, data: TrainingData) -> None:
 
     Raises:
       ConfigError: private records would be trained on without a proven guarantee or scored against
-        private ones, or the records held out for noised scores are not those of the keyed split.
+        private ones, their number is outside what the method's accounting covers, or the records held out
+        for noised scores are not those of the keyed split.
     """
     if not data.train_is_public and config.guarantee_label != PROVEN:
         raise ConfigError(
@@ -32,14 +33,15 @@ def check_release(config: TrainingConfig, data: TrainingData) -> None:
             f"seeded_non_private = {config.seeded_non_private}"
         )
     if not data.train_is_public and not data.evaluation_is_public:
-        for name in ("index", "queries"):
-            if getattr(data, name) is not None:
+        for name in ("index", "queries", "probes"):
+            if getattr(data, name) not in (None, ()):
                 raise ConfigError(
                     f"with private training records the {name} of a score must be public: one record of a "
                     "private k-NN index, gallery or probe training set can change every answer, and an "
                     "un-noised score tells of its queries; got private ones. Give --evaluate-on a public "
                     "data set, and --score-on-held-out for noised scores of private records"
                 )
+    config.mechanism.rules.check_records(config.mechanism, len(data.train))
     _check_noised_scores(config.evaluation, data)
 
 

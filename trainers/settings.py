@@ -26,6 +26,7 @@ from trainers.config import (
     TrainingConfig,
     ViewConfig,
 )
+from trainers.warm_start import read_warm_start
 
 DEFAULT_EPSILON = 10.0
 
@@ -56,14 +57,20 @@ class Setting:
     """S, records per group; "batch" makes the whole realised batch one group."""
     num_augmentations: int = 1
     """N_a, extra augmented copies of every key."""
+    num_view_draws: int = 1
+    """K, draws of all of a record's views whose gradients are averaged before clipping, at no ε."""
     l2_clip_norm: float = 1.0
     """C, bound on one group's gradient norm."""
+    clipping: str = "flat"
+    """How gradients get norms below C: flat, or automatic (each times C/(norm + 0.01))."""
     temperature: float = 0.2
     """τ of the contrastive loss."""
     network: str = "small_cnn"
     """tiny_cnn, small_cnn, resnet18, or package.module:factory for your own."""
     embedding_dim: int = 64
     """Width of the unit embeddings that the loss sees."""
+    warm_start: Path | None = None
+    """Start from public weights: an exported model's folder, or a file with a state dict of the network."""
     precision: str = "float32"
     """Of the network: float32, bfloat16 or float16; norms, clipping and noise are never less than float32."""
     loss_scale: float = 1024.0
@@ -76,6 +83,12 @@ class Setting:
     """Weight decay."""
     momentum: float = 0.9
     """Momentum of SGD and LARS."""
+    warmup_steps: int = 0
+    """Steps in which the learning rate rises to its value."""
+    learning_rate_decay: str = "none"
+    """How the learning rate falls afterwards: none, cosine or linear, towards 0 at the last step."""
+    ema_decay: float = 0.0
+    """Decay of a moving average of the weights that is scored and returned, at no ε; 0 = the last ones."""
     min_crop_area: float = 0.3
     """Smallest share of the image's area that a random crop keeps."""
     max_crop_area: float = 1.0
@@ -106,6 +119,8 @@ class Setting:
     """Score the network before training, too."""
     record_every_steps: int = 10
     """Steps between recorded SNR and loss values (public data only); 0 = first step only."""
+    score_every_steps: int = 0
+    """Steps between scores on the way, where final scores are seen; 0 = none."""
     score_on_held_out: float = 0.0
     """Share of the records held out of training and scored with noise against the public --evaluate-on."""
     score_noise_multiplier: float | None = None
@@ -151,28 +166,28 @@ class Setting:
             mechanism=mechanism,
             temperature=self.temperature,
             num_augmentations=self.num_augmentations,
+            num_view_draws=self.num_view_draws,
             views=self._part(ViewConfig),
             network=NetworkConfig(
                 name=self.network,
                 embedding_dim=self.embedding_dim,
                 precision=self.precision,
                 loss_scale=self.loss_scale,
+                predictor=mechanism.rules.needs_target,
             ),
-            optimizer=OptimizerConfig(
-                name=self.optimizer,
-                learning_rate=self.learning_rate,
-                weight_decay=self.weight_decay,
-                momentum=self.momentum,
-            ),
+            optimizer=self._part(OptimizerConfig, name=self.optimizer),
             evaluation=self._part(EvaluationConfig),
             performance=self._part(PerformanceConfig),
             public_seed=public_seed,
             seeded_non_private=self.seeded_non_private,
             secure_noise=self.secure_noise,
+            warm_start=None if self.warm_start is None else read_warm_start(self.warm_start),
         )
 
     def target_epsilon(self) -> float | None:
-        """Returns the ε to calibrate for, or None when σ is given instead."""
+        """Returns the ε to calibrate for: inf for methods without noise, None when σ is given instead."""
+        if method_named(self.method).label == "none":
+            return self._no_noise()
         if self.noise_multiplier is not None:
             if self.epsilon is not None:
                 raise ConfigError(
@@ -185,6 +200,18 @@ class Setting:
             raise ConfigError(f"epsilon must be positive; got {epsilon}")
         return epsilon
 
+    def _no_noise(self) -> float:
+        """Returns inf, the ε of methods that add no noise, and refuses to be told otherwise."""
+        if self.epsilon is not None and self.epsilon != math.inf:
+            raise ConfigError(
+                f"{self.method} adds no noise: leave epsilon out, or give inf; got {self.epsilon:g}"
+            )
+        if self.noise_multiplier is not None:
+            raise ConfigError(
+                f"{self.method} adds no noise: leave noise_multiplier out; got {self.noise_multiplier:g}"
+            )
+        return math.inf
+
     def _mechanism(self, num_records: int, calibration_folder: Path | None) -> Mechanism:
         target = self.target_epsilon()
         n = num_records if self.num_records_public is None else self.num_records_public
@@ -196,6 +223,7 @@ class Setting:
                 f"noise_multiplier must be positive; got {noise} (for a non-private trial: epsilon = inf)"
             )
         method, sampling_prob = method_named(self.method), self._sampling_prob(trained)
+        without_privacy = method.label == "none"
         cap = self.batch_cap
         if cap is None and method.needs_cap:
             cap = default_cap(sampling_prob * trained)
@@ -206,13 +234,14 @@ class Setting:
             num_records_public=trained,
             sampling_prob=sampling_prob,
             group_size=self.group_size if method.takes_group_size else BATCH,
-            l2_clip_norm=self.l2_clip_norm,
-            noise_multiplier=noise,
-            num_steps=self.num_steps,
+            l2_clip_norm=math.inf if without_privacy else self.l2_clip_norm,
+            clipping=self.clipping,
+            noise_multiplier=0.0 if without_privacy else noise,
+            num_steps=self.num_steps if method.trains else 0,
             target_delta=default_delta(n) if self.delta is None else self.delta,
         )
         check_delta(mechanism.target_delta, n)  # those held out are scored: the promise is to them, too
-        if target is None:
+        if target is None or without_privacy:
             return mechanism
         return scores.calibrated(
             mechanism,
@@ -234,15 +263,16 @@ class Setting:
             )
         return self.expected_batch_size / num_records_public
 
-    def _part(self, kind: type) -> Any:
-        return kind(**{f.name: getattr(self, f.name) for f in dataclasses.fields(kind)})
+    def _part(self, kind: type, **given: Any) -> Any:
+        names = [f.name for f in dataclasses.fields(kind) if f.name not in given]
+        return kind(**{name: getattr(self, name) for name in names}, **given)
 
 
 def _check_group_size(mechanism: Mechanism) -> None:
     size = mechanism.group_size
     if size == BATCH:
         return
-    if size < 2:
+    if size < mechanism.rules.min_group_size:
         raise ConfigError(
             f"group_size must be at least 2, for a record needs another to differ from; got {size}"
         )

@@ -111,6 +111,14 @@ class Method:
       takes_augmented_keys: whether N_a > 0 has a place in the loss.
       needs_cap: whether the sensitivity needs a public cap on the batch.
       takes_group_size: whether S has a meaning; otherwise the batch is one group.
+      plain_event: whether a step is the Poisson-subsampled Gaussian of (q, σ) for adding or removing one
+        record and nothing more, as ledger, sealed sweeps and noised releases take for granted.
+      trains: whether there are steps at all.
+      small_batches: whether a step's time and noise grow so with the batch that a comparison takes a smaller.
+      min_group_size: the smallest S that gives a gradient.
+      needs_target: whether embeddings are `[groups, group_size, views, 2·dim]`, those of a target network
+        beside the trained one's.
+      proof: where the sensitivity is proven, or shown to fail.
     """
 
     name: str
@@ -122,6 +130,12 @@ class Method:
     takes_augmented_keys: bool = True
     needs_cap: bool = False
     takes_group_size: bool = True
+    plain_event: bool = True
+    trains: bool = True
+    small_batches: bool = False
+    min_group_size: int = 2
+    needs_target: bool = False
+    proof: str = "dpgcl_core/grouping.py"
 
     @property
     def neighboring_relation(self) -> str:
@@ -133,12 +147,22 @@ class Method:
         """How records are drawn, for the statement."""
         return "Poisson"
 
+    @property
+    def grouping(self) -> str:
+        """How the sample becomes groups, for the statement."""
+        if self.takes_group_size:
+            return "the sample is permuted in secret and cut into groups of exactly S; the rest is dropped"
+        return "the whole sample is one group"
+
     def check(self, mechanism: Mechanism) -> None:
         """Raises ConfigError for numbers that the method cannot use."""
         if mechanism.batch_cap is not None:
             raise ConfigError(
                 f"batch_cap is for methods whose sensitivity needs one; {self.name} needs none: leave it out"
             )
+
+    def check_records(self, mechanism: Mechanism, num_records: int) -> None:
+        """Raises ConfigError for a number of records that the accounting does not cover."""
 
     def sensitivity(self, mechanism: Mechanism) -> float:
         """Returns the largest change of the clipped sum between neighbouring data sets."""

@@ -17,7 +17,7 @@ from dp_accounting import dp_event
 from torch import Tensor, nn
 
 from dpgcl_core.capped_sampling import FixedSizeGaussians, FixedSizeSampler, calibrate_fixed_size
-from dpgcl_core.clipping import GroupReport
+from dpgcl_core.clipping import GroupReport, gamma_of
 from dpgcl_core.dpcl import DpBarlowTwins, DpSimClr
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.grouping import Grouper, WholeBatch
@@ -56,6 +56,8 @@ class Dpcl(Method):
     """
 
     num_mechanisms: int
+    plain_event: bool = False
+    proof: str = "dpgcl_core/dpcl.py"
 
     @property
     def neighboring_relation(self) -> str:
@@ -71,6 +73,14 @@ class Dpcl(Method):
             raise ConfigError(
                 f"{self.name} compares records of one batch: raise sampling_prob; got an expected batch of "
                 f"{mechanism.expected_batch_size:.3g}"
+            )
+
+    def check_records(self, mechanism: Mechanism, num_records: int) -> None:
+        if num_records != mechanism.num_records_public:
+            raise ConfigError(
+                f"{self.name} is accounted for replacing a record, so the number of records is public and "
+                f"must be the declared one, {mechanism.num_records_public}; the data set has another: leave "
+                "num_records_public out, or use a method for adding or removing a record"
             )
 
     def sensitivity(self, mechanism: Mechanism) -> float:
@@ -127,6 +137,7 @@ class DpclSimClr(Dpcl):
         return _TwoViews(
             inner=DpSimClr(
                 l2_clip_norm=mechanism.l2_clip_norm,
+                gamma=gamma_of(mechanism.clipping),
                 batch_size=batch_size(mechanism),
                 guarantee_label="proven" if self.label == "proven" else "as-published",
                 temperature=loss.temperature,
@@ -144,6 +155,7 @@ class DpclBarlow(Dpcl):
         return _TwoViews(
             inner=DpBarlowTwins(
                 l2_clip_norm=mechanism.l2_clip_norm,
+                gamma=gamma_of(mechanism.clipping),
                 batch_size=batch_size(mechanism),
                 guarantee_label="proven" if self.label == "proven" else "as-published",
                 mean_noise_multiplier=noise,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dpgcl_core.clipping import GroupClipper
+from dpgcl_core.clipping import GroupClipper, gamma_of
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.grouping import BATCH
 from dpgcl_core.losses import two_view_group_loss
@@ -35,7 +35,7 @@ class InGroups(Method):
 
     def rule(self, mechanism: Mechanism, loss: LossSettings) -> GroupRule:
         return GroupRule(
-            clipper=GroupClipper(l2_clip_norm=mechanism.l2_clip_norm),
+            clipper=GroupClipper(l2_clip_norm=mechanism.l2_clip_norm, gamma=gamma_of(mechanism.clipping)),
             loss=self.loss(loss),
         )
 
@@ -66,7 +66,7 @@ DP_GCL = InGroups(
     title="DP-GCL",
     source="DP-GCL, Eq. 9 and 12",
     clip_unit="group",
-    sensitivity_formula="2C",
+    sensitivity_formula="2C (C for groups of one)",
 )
 DP_CLIP = WholeBatchClipping(
     name="dp_clip",
@@ -81,5 +81,5 @@ SIGLIP_GROUPS = SigmoidInGroups(
     title="Sigmoid loss in groups",
     source="Zhai et al. 2023, inside the groups of DP-GCL",
     clip_unit="group",
-    sensitivity_formula="2C",
+    sensitivity_formula="2C (C for groups of one)",
 )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from dpgcl_core.capped_sampling import TruncatedPoissonSampler, Truncation
-from dpgcl_core.clipping import GroupReport
+from dpgcl_core.clipping import GroupReport, gamma_of
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.grouping import BATCH, Grouper, WholeBatch
 from dpgcl_core.logit_dp import LogitClipper
@@ -108,6 +108,8 @@ def cap_of(mechanism: Mechanism) -> int:
 class PathMethod(Capped):
     """DP-SGD under a contrastive loss: each record's own path is clipped."""
 
+    proof: str = "dpgcl_core/path_clipping.py"
+
     def sensitivity(self, mechanism: Mechanism) -> float:
         return 2 * cap_of(mechanism) * mechanism.l2_clip_norm
 
@@ -115,6 +117,7 @@ class PathMethod(Capped):
         return _OfOneBatch(
             inner=PathClipping(
                 l2_clip_norm=mechanism.l2_clip_norm,
+                gamma=gamma_of(mechanism.clipping),
                 batch_cap=cap_of(mechanism),
                 temperature=loss.temperature,
             )
@@ -124,6 +127,9 @@ class PathMethod(Capped):
 @dataclass(frozen=True, kw_only=True)
 class FullBatchGroups(Capped):
     """Groups clipped under negatives of the whole batch (Eq. 8; Eq. 6 with groups of one)."""
+
+    small_batches: bool = True
+    proof: str = "dpgcl_core/path_clipping.py"
 
     def check(self, mechanism: Mechanism) -> None:
         super().check(mechanism)
@@ -143,6 +149,7 @@ class FullBatchGroups(Capped):
         return _OfOneBatch(
             inner=FullBatchGroupClipping(
                 l2_clip_norm=mechanism.l2_clip_norm,
+                gamma=gamma_of(mechanism.clipping),
                 num_groups_cap=_groups_cap(mechanism),
                 temperature=loss.temperature,
             )
@@ -162,6 +169,9 @@ class LogitMethod(Capped):
     """
 
     spread_out: float = 0.0
+    plain_event: bool = False
+    small_batches: bool = True
+    proof: str = "dpgcl_core/logit_dp.py"
 
     def check(self, mechanism: Mechanism) -> None:
         super().check(mechanism)
@@ -175,6 +185,13 @@ class LogitMethod(Capped):
                 f"{default_cap(mechanism.expected_batch_size)}"
             )
 
+    def check_records(self, mechanism: Mechanism, num_records: int) -> None:
+        if num_records > max_records(mechanism):
+            raise ConfigError(
+                f"{self.name} is accounted for at most {max_records(mechanism)} records, 5 % more than "
+                "declared, and these are more: declare a larger num_records_public"
+            )
+
     def _clipper(self, mechanism: Mechanism) -> LogitClipper:
         assert mechanism.temperature is not None
         return LogitClipper(
@@ -182,6 +199,7 @@ class LogitMethod(Capped):
             temperature=mechanism.temperature,
             norms="upper_bound",
             spread_out=self.spread_out,
+            gamma=gamma_of(mechanism.clipping),
         )
 
     def sensitivity(self, mechanism: Mechanism) -> float:

@@ -33,6 +33,7 @@ NON_PRIVATE = WithoutPrivacy(
     takes_group_size=False,
     sensitivity_formula="none",
     label="none",
+    proof="none",
 )
 BASE = WithoutPrivacy(
     name="base",
@@ -42,4 +43,6 @@ BASE = WithoutPrivacy(
     takes_group_size=False,
     sensitivity_formula="none",
     label="none",
+    trains=False,
+    proof="none",
 )

@@ -189,7 +189,7 @@ class SweepBudget:
         """Refuses a sweep that the ledger would not admit, before anything is started or charged.
 
         Raises:
-          ConfigError: a trial has no guarantee.
+          ConfigError: a trial has no guarantee, or one that a ledger cannot add up.
           BudgetExceeded, LedgerError: as `Ledger.reserve`.
         """
         loose = [trial.name for trial in self.trials if not is_proven(trial)]
@@ -197,6 +197,12 @@ class SweepBudget:
             raise ConfigError(
                 f"a ledger takes trainings with a guarantee only, and {loose[0]} has none; leave such trials "
                 "out (--no-non-private, no --seeded-non-private)"
+            )
+        other = [t.config.mechanism.method for t in self.trials if not t.config.mechanism.rules.plain_event]
+        if other:
+            raise ConfigError(
+                f"a ledger adds up Poisson-sampled Gaussian steps for adding or removing one record, and "
+                f"{other[0]} has others: leave it out of the sweep, or give --no-ledger"
             )
         registered = self.ledger.statement(self.dataset_id).unit
         if registered != self.unit:

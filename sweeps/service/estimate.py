@@ -12,6 +12,7 @@ from dpgcl_core.clipping import num_trainable
 from dpgcl_core.grouping import BATCH
 from dpgcl_core.randomness import SecretRandomness
 from sweeps.service.plan import SweepPlan, Trial
+from trainers.averaging import target_of
 from trainers.encoder import build_encoder
 from trainers.microbatch import max_views
 from trainers.precision import add_clipped_sum, embed_of, gradient_scale, look_at_engine
@@ -29,14 +30,16 @@ def estimate_seconds(plan: SweepPlan) -> float:
     for trial in plan.trials:
         mechanism = trial.config.mechanism
         key = (
+            mechanism.method,
+            mechanism.rules.small_batches and mechanism.expected_batch_size,
             mechanism.group_size,
             mechanism.is_private,
-            trial.config.num_augmentations,
+            trial.config.views_per_record,
             trial.config.network,
         )
-        if key not in rates:
+        if mechanism.num_steps and key not in rates:
             rates[key] = _seconds_per_record(trial, shape)
-        total += rates[key] * mechanism.expected_batch_size * mechanism.num_steps
+        total += rates.get(key, 0.0) * mechanism.expected_batch_size * mechanism.num_steps
         total += _num_embedded(plan, trial) * _seconds_per_embedding(trial, shape, rates)
     return total
 
@@ -47,27 +50,30 @@ def _num_embedded(plan: SweepPlan, trial: Trial) -> int:
     evaluation = trial.config.evaluation
     num_records = min(len(plan.data.index), evaluation.max_index_records)
     num_records += min(len(plan.data.queries), evaluation.max_query_records)
-    return num_records * (1 + evaluation.also_untrained)
+    every, num_steps = evaluation.score_every_steps, trial.config.mechanism.num_steps
+    on_the_way = 1 + num_steps // every if every else 0
+    return num_records * (1 + evaluation.also_untrained + on_the_way)
 
 
 def _seconds_per_record(trial: Trial, shape: tuple[int, ...]) -> float:
     """Times one microbatch of whole groups, the second of two."""
     config = trial.config
     torch.set_num_threads(config.performance.threads_per_worker)
-    num_views = 2 + config.num_augmentations
+    num_views = config.views_per_record
     encoder = build_encoder(config.network, shape, 0)
     records = max(2, max_views(config, encoder, shape) // num_views)
     rule, size = config.rule(), config.mechanism.group_size
     if rule.whole_batch:  # such a rule takes no part of a batch
         records = round(config.mechanism.expected_batch_size)
-    group_size = records if rule.whole_batch or size == BATCH else int(size)
+    group_size = records if size == BATCH else int(size)
     groups = max(1, records // group_size)
     look_at_engine(config, encoder, shape)
     total = torch.zeros(num_trainable(encoder))
     images = torch.randint(0, 256, (groups * group_size, *shape), dtype=torch.uint8)
     ids = np.arange(len(images), dtype=np.uint64)
 
-    embed, scale = embed_of(encoder, config.network), gradient_scale(config.network)
+    embed = embed_of(encoder, config.network, target_of(config, encoder))
+    scale = gradient_scale(config.network)
     draws = SecretRandomness().generator(0, "statistics") if rule.needs_draws else None
     for _ in range(2):
         started = time.perf_counter()

@@ -9,11 +9,11 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -22,6 +22,9 @@ from sweeps.service.budget import SweepBudget
 from sweeps.service.options import SweepOptions
 from sweeps.service.plan import SweepPlan, Trial
 from sweeps.service.storage import CODE_ROOT, SweepFolder, inside_ray_job, runs_uploaded_copy
+
+if TYPE_CHECKING:
+    from trainers.ray_worker import RayTrial
 
 # Before Ray is imported: it reads these once.
 _QUIET = {
@@ -46,6 +49,16 @@ class Stopped(BaseException):
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal_number)
         self.signal_number = signal_number
+
+
+class TrialSource(Protocol):
+    """Decides trial after trial what is trained next."""
+
+    def next_trial(self) -> Trial:
+        """Returns the next trial; which one it is has been written down by then."""
+
+    def ended(self, name: str) -> None:
+        """Hears that a trial ended; its result was handed over before, or there is none."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +117,13 @@ def run_trials(
     trials: Sequence[Trial],
     on_result: OnResult,
     budget: SweepBudget | None = None,
+    source: TrialSource | None = None,
 ) -> dict[str, str]:
     """Runs `trials` and calls `on_result(name, result)` in this process as each one ends.
 
     Every start is counted in `folder` before it can draw. With a budget, the ledger is asked all along
-    whether it still stands, and charged before a restart.
+    whether it still stands, and charged before a restart. With a source, `trials` are the names that it
+    gives its trials, and what each may cost at most.
 
     Returns:
       The trials that failed for good, and why; their checkpoints stay.
@@ -119,7 +134,7 @@ def run_trials(
     import ray
 
     records = [ray.put(plan.data)]
-    return _tune(plan, folder, trials, on_result, session, records, budget)
+    return _tune(plan, folder, trials, session, records, _callback(on_result, budget, folder), source)
 
 
 def max_concurrent_trials(options: SweepOptions, resources: dict[str, float]) -> int:
@@ -207,49 +222,93 @@ def _tune(
     plan: SweepPlan,
     folder: SweepFolder,
     trials: Sequence[Trial],
-    on_result: OnResult,
     session: RaySession,
     records: list[Any],
-    budget: SweepBudget | None,
+    callback: Any,
+    source: TrialSource | None,
 ) -> dict[str, str]:
     from ray import tune
 
-    from trainers.ray_worker import RayTrial, resources_of_trial_function, run_trial
+    from trainers.ray_worker import resources_of_trial_function, run_trial
 
-    options = plan.options
-    ray_trials = {
-        trial.name: RayTrial(
-            name=trial.name,
-            config=trial.config,
-            checkpoint_folder=folder.checkpoint_folder(trial.name),
-            ray_folder=folder.path / "ray" if options.num_workers > 1 else session.scratch / "train",
-            code_root=None if runs_uploaded_copy() else CODE_ROOT,
-            gpus_per_worker=options.gpus_per_worker,
-            memory_share=1 / max(1, session.workers_per_machine),
-            charged=budget is not None,
-        )
-        for trial in trials
-    }
-    resources = resources_of_trial_function(next(iter(ray_trials.values())))
-    function = tune.with_parameters(run_trial, trials=ray_trials, records=records)
-    callback = _callback(on_result, budget, folder)
+    def given(trial: Trial) -> RayTrial:
+        return _ray_trial(trial, plan, folder, session, charged=callback.budget is not None)
+
+    def run_given(tune_config: Mapping[str, Any], *, records: list[Any]) -> None:
+        run_trial(tune_config, trials={tune_config["trial"]: tune_config["given"]}, records=records)
+
+    chosen: dict[str, Any] = {}
+    space: dict[str, Any] = {}
+    if source is None:
+        known = {trial.name: given(trial) for trial in trials}
+        function = tune.with_parameters(run_trial, trials=known, records=records)
+        space = {"trial": tune.grid_search(list(known))}
+    else:
+        function = tune.with_parameters(run_given, records=records)
+        chosen = {"search_alg": _searcher(source, given), "num_samples": len(trials)}
     tuner = tune.Tuner(
-        tune.with_resources(function, resources),
-        param_space={"trial": tune.grid_search(list(ray_trials))},
-        tune_config=tune.TuneConfig(max_concurrent_trials=session.concurrent, reuse_actors=True),
+        tune.with_resources(function, resources_of_trial_function(given(trials[0]))),
+        param_space=space,
+        tune_config=tune.TuneConfig(max_concurrent_trials=session.concurrent, reuse_actors=True, **chosen),
         run_config=tune.RunConfig(
             name="tune",
             storage_path=str(session.scratch),
             callbacks=[callback],
-            failure_config=tune.FailureConfig(max_failures=options.max_restarts),
+            failure_config=tune.FailureConfig(max_failures=plan.options.max_restarts),
             verbose=0,
         ),
     )
     with _signals_noted(callback):
         tuner.fit()
-    return {
-        name: callback.errors.get(name, "unknown error") for name in ray_trials if name not in callback.done
-    }
+    names = [trial.name for trial in trials if trial.name not in callback.done]
+    return {name: callback.errors.get(name, "unknown error") for name in names}
+
+
+def _ray_trial(
+    trial: Trial, plan: SweepPlan, folder: SweepFolder, session: RaySession, *, charged: bool
+) -> RayTrial:
+    from trainers.ray_worker import RayTrial
+
+    return RayTrial(
+        name=trial.name,
+        config=trial.config,
+        checkpoint_folder=folder.checkpoint_folder(trial.name),
+        ray_folder=folder.path / "ray" if plan.options.num_workers > 1 else session.scratch / "train",
+        code_root=None if runs_uploaded_copy() else CODE_ROOT,
+        gpus_per_worker=plan.options.gpus_per_worker,
+        memory_share=1 / max(1, session.workers_per_machine),
+        charged=charged,
+    )
+
+
+def _searcher(source: TrialSource, given: Callable[[Trial], RayTrial]) -> Any:
+    from ray.tune.search import Searcher
+
+    class Ask(Searcher):  # type: ignore[misc]
+        """Asks the source for every trial, and tells it how each one ended."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._names: dict[str, str] = {}
+
+        def __reduce__(self) -> tuple[type[Any], tuple[()]]:
+            """Tune writes its searcher down; what this one holds stays here, and lasts by itself."""
+            return Searcher, ()
+
+        def suggest(self, trial_id: str) -> dict[str, Any]:
+            trial = source.next_trial()
+            self._names[trial_id] = trial.name
+            return {"trial": trial.name, "given": given(trial)}
+
+        def on_trial_complete(
+            self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+        ) -> None:
+            source.ended(self._names[trial_id])
+
+        def save(self, checkpoint_path: str) -> None:
+            """Saves nothing: what was proposed and found is in the sweep's folder."""
+
+    return Ask()
 
 
 def _callback(on_result: OnResult, budget: SweepBudget | None, folder: SweepFolder) -> Any:
@@ -259,6 +318,7 @@ def _callback(on_result: OnResult, budget: SweepBudget | None, folder: SweepFold
         """Hands every trial's one result to the driver."""
 
         def __init__(self) -> None:
+            self.budget = budget
             self.done: set[str] = set()
             self.errors: dict[str, str] = {}
             self.signal_number = 0

@@ -34,6 +34,8 @@ class SweepOptions(Setting):
     """Whether the training data are public; auto: the built-in benchmarks are, your own are not."""
     evaluate_on: str | None = None
     """A public labelled data set to score on; needed for scores when the training data are private."""
+    probe_datasets: tuple[str, ...] = ()
+    """Other public labelled data sets whose frozen features are scored, too: resized, in grey or colour."""
     unit_column: str | None = None
     """Column of your own npz or parquet data that names the privacy unit: all rows of one are one record."""
     image_size: int | None = None
@@ -88,7 +90,8 @@ class SweepOptions(Setting):
     """The paper's grid at the paper's setting (a GPU is advised)."""
 
     def __post_init__(self) -> None:
-        check_dataset_name(self.dataset)
+        for name in (self.dataset, *self.probe_datasets):
+            check_dataset_name(name)
         for name, least in (("repeats", 1), ("max_restarts", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} must be at least {least}; got {getattr(self, name)}")

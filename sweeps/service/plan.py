@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,21 @@ from dpgcl_core.accounting import epsilon_prv, epsilon_rdp
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.filters import composed_event
 from dpgcl_core.mechanism import default_delta
+from dpgcl_core.methods import method_named
 from dpgcl_core.secure_randomness import choose_randomness
 from dpgcl_core.selection import OPEN, TrialClass, TuningCost
 from dpgcl_core.selection_trials import cases_of
 from sweeps.service.options import SweepOptions
-from sweeps.service.release import check_sealed_plan, cost_of, cost_tags
+from sweeps.service.release import Charged, check_sealed_plan, cost_of, cost_tags
 from sweeps.service.storage import config_hash
 from trainers.config import TrainingConfig
-from trainers.data import Dataset, Records, load_dataset, split_held_out, split_train_test
-from trainers.encoder import build_encoder, refuse_cross_record
+from trainers.data import Records, load_dataset, split_held_out, split_train_test
+from trainers.data.probes import load_probes
+from trainers.encoder import refuse_cross_record
 from trainers.loop import TrainingData
 from trainers.optimizers import check_optimizer
 from trainers.release import check_release
+from trainers.warm_start import starting_encoder, warm_start_note
 
 _WEAK_DELTA = 1e-3
 _LARGE_SCORE_ERROR = 0.1
@@ -42,10 +45,12 @@ class Point:
     Attributes:
       label: short name of the point, fit for a file name.
       changes: option values by name; `epsilon = inf` is a trial without noise and clipping.
+      params: what MLflow shows of it besides its settings, for example the name of what is compared.
     """
 
     label: str
     changes: Mapping[str, Any]
+    params: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +69,23 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Earlier:
+    """A sweep on the same records whose results chose the settings of another one.
+
+    Attributes:
+      sweep: its name.
+      trials: its trials.
+      drawn: what each of them may have drawn, by name.
+      grid: the settings among which was chosen, in words.
+    """
+
+    sweep: str
+    trials: tuple[Trial, ...]
+    drawn: Mapping[str, Charged]
+    grid: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class SweepPlan:
     """A sweep, complete and checked.
 
@@ -73,6 +95,7 @@ class SweepPlan:
       data: the records.
       trials: in the order they are started; of a sealed sweep, the candidates that it draws from.
       notes: sentences for terminal, figure and reports.
+      earlier: the sweep that chose the settings, whose cost is part of this one's.
     """
 
     question: str
@@ -80,6 +103,12 @@ class SweepPlan:
     data: TrainingData
     trials: tuple[Trial, ...]
     notes: tuple[str, ...]
+    earlier: Earlier | None = None
+
+    @property
+    def charged_trials(self) -> tuple[Trial, ...]:
+        """All trials that the cost is about: those of an earlier sweep that chose the settings, too."""
+        return self.trials if self.earlier is None else (*self.trials, *self.earlier.trials)
 
     @property
     def num_records_public(self) -> int:
@@ -97,6 +126,7 @@ class SweepPlan:
         content.append([self.options.dataset, self.options.image_size, self.options.evaluate_on])
         content.append([self.options.data_are_private, self.options.test_fraction, num_records])
         content.append(self.options.unit_column)
+        content += [["probe_datasets", *self.options.probe_datasets]] if self.options.probe_datasets else []
         if self.options.data_are_private or self.options.secure_noise:
             content.append("cryptographic stream")
         if self.options.release != OPEN:
@@ -116,11 +146,11 @@ class SweepPlan:
     @cached_property
     def cost(self) -> TuningCost | None:
         """The cost of the whole sweep, set in advance; None where no trial has a guarantee."""
-        return cost_of(self.options, self.trials)
+        return cost_of(self.options, self.charged_trials)
 
     def tags(self, cost: TuningCost | None = None) -> dict[str, str]:
         """Returns the tags of every run, with the cost in advance or the one given."""
-        tags = cost_tags(self.options, self.trials, cost or self.cost) | {
+        tags = cost_tags(self.options, self.charged_trials, cost or self.cost) | {
             "data_is": "private" if self.options.data_are_private else "public",
             "notes": " ".join(self.notes),
         }
@@ -130,9 +160,17 @@ class SweepPlan:
 
 
 def build_plan(
-    question: str, options: SweepOptions, points: Sequence[Point], *, calibration_folder: Path | None
+    question: str,
+    options: SweepOptions,
+    points: Sequence[Point],
+    *,
+    calibration_folder: Path | None,
+    earlier: Earlier | None = None,
+    loaded: tuple[TrainingData, list[str]] | None = None,
 ) -> SweepPlan:
     """Returns the plan of a sweep over `points`, each repeated `options.repeats` times.
+
+    The data are read unless `loaded` has them, as `load_training_data` gives them.
 
     Raises:
       ConfigError: an option breaks a rule.
@@ -147,7 +185,7 @@ def build_plan(
         data_are_private=options.data_are_private,
         public_seed=options.seed if options.seeded_non_private else None,
     )
-    data, notes = load_training_data(options)
+    data, notes = loaded or load_training_data(options)
     n = _num_records_public(options, data)
     if (delta := options.delta or default_delta(n)) > _WEAK_DELTA:
         notes.append(f"With so few records δ = {delta:.2g}, which is too large to promise much.")
@@ -163,12 +201,36 @@ def build_plan(
         for point, config in configs:
             config = dataclasses.replace(config, public_seed=options.seed + repeat)
             params = _params(config, options, point, repeat)
+            params["image_shape"] = list(data.train.images.shape[1:])
             trials.append(Trial(name=f"{point.label}-r{repeat}", config=config, params=params))
     notes += _noised_notes(trials[0].config, options)
-    plan = SweepPlan(question=question, options=options, data=data, trials=tuple(trials), notes=tuple(notes))
+    notes += dict.fromkeys(note for _, config in configs if (note := warm_start_note(config)))
+    if earlier is not None:
+        notes.append(
+            f"Each row's setting is the best of the same grid ({earlier.grid}), chosen by the "
+            f"{len(earlier.trials)} trainings of the sweep {earlier.sweep}, whose cost is part of the cost "
+            "of the whole sweep."
+        )
+    plan = SweepPlan(
+        question=question,
+        options=options,
+        data=data,
+        trials=tuple(trials),
+        notes=tuple(notes),
+        earlier=earlier,
+    )
     if options.release != OPEN:
         check_sealed_plan(plan)
     return plan
+
+
+def trial_at(
+    options: SweepOptions, point: Point, data: TrainingData, calibration_folder: Path | None
+) -> Trial:
+    """Returns the training at one point, which names it: for sweeps that choose while they run."""
+    ((_, config),) = _configs(options, [point], data, calibration_folder)
+    params = _params(config, options, point, 0) | {"image_shape": list(data.train.images.shape[1:])}
+    return Trial(name=point.label, config=config, params=params)
 
 
 def _noise_of_scores(configs: Sequence[TrainingConfig]) -> list[str]:
@@ -199,7 +261,7 @@ def _configs(
                 f"{point.changes['score_on_held_out']}"
             )
         setting = dataclasses.replace(options.training_setting(), **point.changes, device=device)
-        if setting.epsilon == math.inf:
+        if setting.epsilon == math.inf or method_named(setting.method).label == "none":
             if options.data_are_private or options.release != OPEN:
                 continue
             setting = dataclasses.replace(setting, noise_multiplier=None)
@@ -224,7 +286,7 @@ def _check_network(config: TrainingConfig, data: TrainingData) -> None:
     """Builds the network once, so that no worker finds it or the optimizer unknown, or mixing records."""
     torch.set_num_threads(config.performance.threads_per_worker)  # one per core would wait for each other
     shape = data.train.images.shape[1:]
-    encoder = build_encoder(config.network, shape, config.public_seed)
+    encoder = starting_encoder(config, shape)
     refuse_cross_record(encoder, shape)
     check_optimizer(config.optimizer.name)  # not built: torch's optimizers load its compiler, a second
 
@@ -232,14 +294,17 @@ def _check_network(config: TrainingConfig, data: TrainingData) -> None:
 def _params(config: TrainingConfig, options: SweepOptions, point: Point, repeat: int) -> dict[str, Any]:
     """Returns a trial's params: every setting, the target, and the cross-checks of its ε."""
     mechanism = config.mechanism
-    target = math.inf if not mechanism.is_private else point.changes.get("epsilon", options.target_epsilon())
+    setting = dataclasses.replace(options.training_setting(), **point.changes)
+    target = setting.target_epsilon() if mechanism.is_private else math.inf
     params = config.as_params() | {
         "dataset": options.dataset,
+        "scored_on": options.evaluate_on or (None if options.data_are_private else options.dataset),
         "target_epsilon": target,
         "expected_batch_size": mechanism.expected_batch_size,
         "sensitivity": mechanism.sensitivity,
         "randomness": config.randomness(data_are_private=options.data_are_private).description,
         "neighboring_relation": mechanism.neighboring_relation,
+        "sampling": mechanism.rules.sampling,
         "repeat": repeat,
         "num_records_public_source": "declared"
         if options.num_records_public is not None
@@ -247,7 +312,7 @@ def _params(config: TrainingConfig, options: SweepOptions, point: Point, repeat:
     }
     if target is None:
         params["target_epsilon"] = round(config.epsilon(), 4)
-    return params
+    return params | dict(point.params)
 
 
 def load_training_data(options: SweepOptions) -> tuple[TrainingData, list[str]]:
@@ -270,19 +335,25 @@ def load_training_data(options: SweepOptions) -> tuple[TrainingData, list[str]]:
                 f"got {other.image_shape} (give --image-size, and data of as many channels)"
             )
         if private:
-            _refuse_shared_images(dataset.train, other)
+            public = (other.train, other.test) if other.test is not None else (other.train,)
+            _refuse_shared_images(dataset.train, public, "evaluate_on")
         index, queries = split_train_test(other, options.test_fraction)
     elif not private:
         train, queries = split_train_test(dataset, options.test_fraction)
         index = train
     train, scored = split_held_out(train, options.score_on_held_out)
+    probes = load_probes(options.probe_datasets, dataset, test_fraction=options.test_fraction)
+    if private:
+        for probe in probes:
+            _refuse_shared_images(dataset.train, (probe.index, probe.queries), "probe_datasets")
     data = TrainingData(
         train=train,
         index=index,
         queries=queries,
         train_is_public=not private,
-        evaluation_is_public=options.evaluate_on is not None or not private,
+        evaluation_is_public=options.evaluate_on is not None or bool(probes) or not private,
         scored=scored,
+        probes=probes,
     )
     return data, _data_notes(options)
 
@@ -296,11 +367,14 @@ def _data_notes(options: SweepOptions) -> list[str]:
         )
     if options.evaluate_on is not None:
         notes.append(f"Scores are on the public data set {options.evaluate_on}.")
+    if options.probe_datasets:
+        names = ", ".join(options.probe_datasets)
+        notes.append(f"Features are also scored on {names}, taken to be public because they are named.")
     if options.data_are_private:
         notes.append(
             "The training data are private: no ε = ∞ trials, no un-noised SNR or loss of private records."
         )
-        if options.evaluate_on is None:
+        if options.evaluate_on is None and not options.probe_datasets:
             notes.append(
                 "No scores: give --evaluate-on a public data set, or nothing tells the trials apart."
             )
@@ -310,6 +384,12 @@ def _data_notes(options: SweepOptions) -> list[str]:
 def _check_data_options(options: SweepOptions) -> None:
     """Refuses data that cannot be scored as the options ask, before any are read."""
     share, other = options.score_on_held_out, options.evaluate_on
+    for name in options.probe_datasets:
+        if any(each and _same_source(name, each) for each in (options.dataset, other)):
+            raise ConfigError(
+                "probe_datasets must be public data sets other than those trained and scored on already; got "
+                f"{name} for both"
+            )
     if options.data_are_private and other and _same_source(other, options.dataset):
         raise ConfigError(
             f"evaluate_on must be a public data set, other than the private training data; got {other} for "
@@ -351,14 +431,11 @@ def _noised_notes(config: TrainingConfig, options: SweepOptions) -> list[str]:
     return notes
 
 
-def _refuse_shared_images(private: Records, public: Dataset) -> None:
-    """Refuses an evaluation set with private images in it, whatever its name."""
+def _refuse_shared_images(private: Records, public: Sequence[Records], option: str) -> None:
+    """Refuses a public data set with private images in it, whatever its name."""
     own = {image.tobytes() for image in private.images}
-    others = (public.train, public.test) if public.test is not None else (public.train,)
-    if any(image.tobytes() in own for records in others for image in records.images):
-        raise ConfigError(
-            "evaluate_on must be a public data set; it holds images of the private training data"
-        )
+    if any(image.tobytes() in own for records in public for image in records.images):
+        raise ConfigError(f"{option} must be public; it holds images of the private training data")
 
 
 def _same_source(one: str, other: str) -> bool:

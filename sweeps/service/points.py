@@ -1,4 +1,4 @@
-"""Points along one axis, each private and, where asked for, without privacy."""
+"""Points along one axis and points of several methods, private and, where asked for, without privacy."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from dpgcl_core.grouping import GroupSize
+from dpgcl_core.methods import method_named
 from sweeps.service.options import SweepOptions
 from sweeps.service.plan import Point
+
+_NO_NOISE = "epsinf", {"epsilon": math.inf}
 
 
 def along(
@@ -33,3 +37,59 @@ def along(
         if non_private or options.epsilon == math.inf:
             found.append(Point(label=f"{label}-eps-inf", changes=changes | {"epsilon": math.inf}))
     return found
+
+
+def of_methods(
+    options: SweepOptions,
+    methods: Sequence[str],
+    *,
+    epsilons: Sequence[float] = (),
+    group_sizes: Sequence[GroupSize] = (),
+    non_private: bool = False,
+) -> list[Point]:
+    """Returns one point per method, ε and, where the method takes one, group size.
+
+    A method with no place for augmented keys gets none; one whose groups may be single records gets such;
+    one without noise is trained at ε = ∞ alone.
+
+    Args:
+      options: the sweep's.
+      methods: names, see `dpgcl_core.methods`.
+      epsilons: target ε; the sweep's own noise unless given.
+      group_sizes: values of S; the sweep's own unless given.
+      non_private: also without noise and clipping.
+
+    Raises:
+      ConfigError: there is no such method.
+
+    >>> points = of_methods(SweepOptions(), ("dp_gcl", "byol_groups"), epsilons=(1.0,), group_sizes=(2, 4))
+    >>> [point.label for point in points]
+    ['dp_gcl-S2-eps1', 'dp_gcl-S4-eps1', 'byol_groups-eps1']
+    """
+    found = []
+    for method in map(method_named, dict.fromkeys(methods)):
+        changes: dict[str, Any] = {"method": method.name}
+        if not method.takes_augmented_keys:
+            changes["num_augmentations"] = 0
+        if method.min_group_size == 1:
+            changes["group_size"] = 1
+        sized = method.takes_group_size and "group_size" not in changes
+        for size in dict.fromkeys(group_sizes) if sized and group_sizes else (None,):
+            label = method.name if size is None else f"{method.name}-S{size}"
+            here = changes if size is None else changes | {"group_size": size}
+            noises = _noises(options, epsilons, non_private=non_private)
+            for name, noise in noises if method.label != "none" else [_NO_NOISE]:
+                found.append(Point(label=f"{label}-{name}", changes=here | noise))
+    return found
+
+
+def _noises(
+    options: SweepOptions, epsilons: Sequence[float], *, non_private: bool
+) -> list[tuple[str, dict[str, float]]]:
+    """Short names and changes of each privacy to train under."""
+    found: dict[str, dict[str, float]] = {f"eps{value:g}": {"epsilon": value} for value in epsilons}
+    if not found and options.epsilon != math.inf:
+        found["private"] = {}
+    if non_private or options.epsilon == math.inf:
+        found.update([_NO_NOISE])
+    return list(found.items())

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from dpgcl_core import scores
 from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.mechanism import Mechanism
+from dpgcl_core.methods.base import ADD_OR_REMOVE_ONE
 from dpgcl_core.metrics import METRICS, Release
 from dpgcl_core.selection import (
     OPEN,
@@ -114,8 +116,17 @@ def check_sealed_plan(plan: SweepPlan) -> None:
     Raises:
       ConfigError: as said.
     """
-    if any(trial.config.guarantee_label != "proven" for trial in plan.trials):
-        raise ConfigError("a sealed sweep draws among trainings with a guarantee only; give a finite epsilon")
+    for trial in plan.trials:
+        if not is_proven(trial):
+            raise ConfigError(
+                f"a sealed sweep draws among trainings with a guarantee only, and {trial.name} has label "
+                f"{trial.config.guarantee_label!r}; give a finite epsilon and methods that are proven"
+            )
+        if not trial.config.mechanism.rules.plain_event:
+            raise ConfigError(
+                f"the bounds on a secret choice are for Poisson-sampled Gaussian steps, and "
+                f"{trial.config.mechanism.method} has others: use --release open"
+            )
     if plan.data.queries is None or not plan.data.evaluation_is_public:
         raise ConfigError(
             "a sealed sweep selects by a score on public data, or by a noised one, for a bare score on "
@@ -218,7 +229,7 @@ def cost_of(
     delta = delta_of(proven)
     try:
         if options.release == OPEN:
-            return open_cost(trial_classes(proven, charged), delta=delta)
+            return _open_cost(proven, charged or {}, delta)
         candidates, probabilities = candidates_of(proven)
         if options.release == SEALED:
             return sealed_cost(
@@ -234,6 +245,66 @@ def cost_of(
     except ConfigError as error:  # so much that no finite ε holds: said, never hidden
         worst = max(trial.config.epsilon() for trial in proven)
         return not_accounted(options.release, reason=str(error), delta=delta, training_epsilon=worst)
+
+
+def _open_cost(trials: Sequence[Trial], charged: Mapping[str, Charged], delta: float) -> TuningCost:
+    """Returns the cost of releasing all trials, of whatever methods.
+
+    One relation: add or remove. Steps are Poisson-subsampled Gaussians and compose as such, at what is left
+    of δ once the δ that caps take (`Method.added_delta`) is set aside for every trial: the probability that
+    any cap ever exchanges a record is at most their sum, and otherwise the steps are what the event says.
+    One relation: replace. (ε, δ/k) of each of k trainings add up, by basic composition. Two relations:
+    nothing is claimed, for neighbours by one are none by the other.
+    """
+    relations = sorted({trial.config.mechanism.neighboring_relation for trial in trials})
+    worst = max(trial.config.epsilon() for trial in trials)
+    if len(relations) > 1:
+        reason = (
+            f"some trainings are accounted to {relations[0]}, others to {relations[1]}; run the methods of "
+            "each in a sweep of their own"
+        )
+        cost = not_accounted(OPEN, reason=reason, delta=delta, training_epsilon=worst)
+        return replace(cost, neighboring_relation=" or ".join(relations))
+    if relations != [ADD_OR_REMOVE_ONE]:
+        return _basic_composition(trials, charged, delta, relations[0])
+    set_aside = sum(_added_delta(trial, charged.get(trial.name)) for trial in trials)
+    if set_aside >= delta:
+        raise ConfigError(f"the caps of all trials together take δ = {set_aside:.2g} of {delta:.2g}")
+    cost = open_cost(trial_classes(trials, charged), delta=delta - set_aside)
+    if not set_aside:
+        return cost
+    theorem = f"{cost.theorem}, at δ less {set_aside:.2g} for batches that reach their cap"
+    return replace(cost, delta=delta, theorem=theorem)
+
+
+def _added_delta(trial: Trial, charged: Charged | None) -> float:
+    mechanism = trial.config.mechanism
+    num_steps = max(mechanism.num_steps, charged.num_steps if charged else 0)
+    return mechanism.rules.added_delta(mechanism, num_steps)
+
+
+def _basic_composition(
+    trials: Sequence[Trial], charged: Mapping[str, Charged], delta: float, relation: str
+) -> TuningCost:
+    kinds: Counter[tuple[Mechanism, int]] = Counter()
+    for trial in trials:
+        mechanism, drawn = trial.config.mechanism, charged.get(trial.name)
+        num_steps = max(mechanism.num_steps, drawn.num_steps if drawn else 0)
+        kinds[replace(mechanism, target_delta=delta / len(trials)), num_steps] += 1
+    total = sum(count * mechanism.epsilon(steps) for (mechanism, steps), count in kinds.items())
+    return TuningCost(
+        mode=OPEN,
+        delta=delta,
+        training_epsilon=max(trial.config.epsilon() for trial in trials),
+        tuned_epsilon=total,
+        theorem="basic composition of the trainings, each at its share of δ",
+        rdp_epsilon=None,
+        planned=tuple(
+            {"method": m.method, "noise_multiplier": m.noise_multiplier, "num_steps": steps, "count": count}
+            for (m, steps), count in kinds.items()
+        ),
+        neighboring_relation=relation,
+    )
 
 
 def cost_tags(options: SweepOptions, trials: Sequence[Trial], cost: TuningCost | None) -> dict[str, str]:

@@ -21,8 +21,10 @@ STATEMENT = "privacy_statement"
 def what_was_drawn(
     plan: SweepPlan, folder: SweepFolder, results: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Charged]:
-    """Returns an upper bound on what each begun trial of an open sweep has drawn, by name."""
+    """Returns an upper bound on what each begun trial of an open sweep, and of an earlier one, has drawn."""
     drawn = {t.name: what_one_drew(t, folder, results.get(t.name)) for t in plan.trials}
+    if plan.earlier is not None:
+        drawn |= plan.earlier.drawn
     return {name: charged for name, charged in drawn.items() if charged is not None}
 
 
@@ -49,16 +51,16 @@ def what_one_drew(trial: Trial, folder: SweepFolder, result: Mapping[str, Any] |
     return Charged(
         num_steps=num_steps + lost,
         num_first_steps=min(num_steps + lost, 1 + num_restarts + lost),
-        num_scorings=num_scorings + max(starts.num_lost, lost // planned),
+        num_scorings=num_scorings + max(starts.num_lost, lost // max(1, planned)),
     )
 
 
 def cost_charged(plan: SweepPlan, drawn: Mapping[str, Charged]) -> TuningCost | None:
     """Returns the cost of an open sweep with what restarts repeated."""
-    proven = filter(is_proven, plan.trials)
+    proven = filter(is_proven, plan.charged_trials)
     if all(trial_class(trial, drawn.get(trial.name)) == trial_class(trial) for trial in proven):
         return plan.cost
-    return cost_of(plan.options, plan.trials, drawn)
+    return cost_of(plan.options, plan.charged_trials, drawn)
 
 
 def build_statement(
@@ -79,12 +81,12 @@ def build_statement(
     options = plan.options
     is_open = options.release == OPEN
     charged = drawn or {}
-    proven = [trial for trial in plan.trials if is_proven(trial)]
+    proven = [trial for trial in plan.charged_trials if is_proven(trial)]
     return PrivacyStatement(
         sweep=sweep,
         dataset=options.dataset,
         data_are_private=options.data_are_private,
-        guarantee_label="proven" if len(proven) == len(plan.trials) else "none",
+        guarantee_label=_weakest_label(plan),
         num_records_public=plan.num_records_public,
         num_records_source=str(plan.trials[0].params["num_records_public_source"]),
         mode=options.release,
@@ -94,11 +96,16 @@ def build_statement(
         randomness="; ".join(dict.fromkeys(str(trial.params["randomness"]) for trial in plan.trials)),
         scores=score_text(plan),
         unit_column=options.unit_column,
-        trials=open_trials(plan.trials, charged, len(charged)) if is_open else None,
+        trials=open_trials(plan.charged_trials, charged, len(charged)) if is_open else None,
         ledger=ledger,
         ledger_note=NO_LEDGER if options.data_are_private else "no ledger: public data need none",
         notes=plan.notes,
     )
+
+
+def _weakest_label(plan: SweepPlan) -> str:
+    labels = {trial.config.guarantee_label for trial in plan.charged_trials}
+    return next(label for label in ("none", "as-published", "proven") if label in labels)
 
 
 def write_statement(statement: PrivacyStatement, folder: Path) -> tuple[Path, Path]:
@@ -108,6 +115,12 @@ def write_statement(statement: PrivacyStatement, folder: Path) -> tuple[Path, Pa
     for path, text in zip(paths, (statement.to_json(), statement.to_markdown()), strict=True):
         path.write_text(text, encoding="utf-8")
     return paths
+
+
+def withdraw_statement(folder: Path) -> None:
+    """Takes an earlier statement away before more is drawn: it would promise less than is spent."""
+    for path in folder.glob(f"{STATEMENT}.*"):
+        path.unlink()
 
 
 def statement_text(statement: PrivacyStatement) -> str:

@@ -6,15 +6,17 @@ import math
 import secrets
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from dpgcl_core.errors import ConfigError, DpgclError, LedgerError, StorageError, TrackingError
+from dpgcl_core.ledger_report import LedgerStatement
 from dpgcl_core.selection import OPEN
-from dpgcl_core.statement import epsilon_text, rounded_up
+from dpgcl_core.statement import PrivacyStatement
 from sweeps.service.budget import (
     SweepBudget,
     account_of,
@@ -25,16 +27,17 @@ from sweeps.service.budget import (
     open_ledger,
     sweep_budget,
 )
-from sweeps.service.estimate import estimate_seconds
-from sweeps.service.execution import Stopped, check_this_machine, ray_session, run_trials, say
+from sweeps.service.execution import RaySession, Stopped, check_this_machine, ray_session, run_trials, say
 from sweeps.service.options import SweepOptions
-from sweeps.service.plan import Point, SweepPlan, Trial, build_plan, cross_checks
-from sweeps.service.release import NOISED_SCORES, Charged, trial_class
+from sweeps.service.plan import Earlier, Point, SweepPlan, Trial, build_plan, cross_checks
+from sweeps.service.printed import clock, count, estimate_text, headline, print_plan
+from sweeps.service.release import Charged, trial_class
 from sweeps.service.report import (
     build_statement,
     statement_text,
     what_one_drew,
     what_was_drawn,
+    withdraw_statement,
     write_statement,
 )
 from sweeps.service.sealed import SealedSweep
@@ -53,6 +56,23 @@ from trainers.tracking import Tracker, trial_run_name
 
 EXPERIMENT = "dpgcl"
 Figure = Callable[[str, str, Path], Sequence[Path]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of a sweep.
+
+    Attributes:
+      code: exit code.
+      plan: the sweep's.
+      folder: where its results lie; None after a dry run.
+      results: of its finished trials, by name; none of a sealed sweep.
+    """
+
+    code: int
+    plan: SweepPlan
+    folder: SweepFolder | None = None
+    results: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def run_sweep(question: str, options: SweepOptions, points: Sequence[Point], figure: Figure) -> int:
@@ -74,6 +94,27 @@ def run_sweep(question: str, options: SweepOptions, points: Sequence[Point], fig
     Raises:
       DpgclError: bad input; exit code 2.
     """
+    return execute(question, options, points, figure).code
+
+
+def execute(
+    question: str,
+    options: SweepOptions,
+    points: Sequence[Point],
+    figure: Figure | None,
+    *,
+    earlier: Earlier | None = None,
+    kind: type[OpenSweep] | None = None,
+) -> Outcome:
+    """Runs a sweep as `run_sweep`, for code that goes on with its results.
+
+    Args:
+      question, options, points: as `run_sweep`.
+      figure: None for none.
+      earlier: the sweep whose results chose these points; its cost is added.
+      kind: of an open sweep that plans, shows or chooses its trials in its own way.
+    """
+    kind = kind or OpenSweep
     check_ledger_options(options)
     ledger = open_ledger(options)
     root = storage_root(options.storage)
@@ -82,7 +123,7 @@ def run_sweep(question: str, options: SweepOptions, points: Sequence[Point], fig
     _check_server(uri)
     say("loading the data and finding the noise …")
     with calibrations(root) as found:
-        plan = build_plan(question, options, points, calibration_folder=found.folder)
+        plan = kind.planned(question, options, points, found.folder, earlier)
         folder = find_folder(
             root,
             name=options.name,
@@ -93,7 +134,7 @@ def run_sweep(question: str, options: SweepOptions, points: Sequence[Point], fig
         )
         budget = sweep_budget(plan, ledger, folder) if options.release == OPEN else None
         check_account(folder, ledger, options)
-        _print_plan(plan)
+        kind.show(plan)
         if budget is not None:
             budget.check()
         if options.dry_run:
@@ -102,8 +143,8 @@ def run_sweep(question: str, options: SweepOptions, points: Sequence[Point], fig
             except ConfigError as error:
                 say(f"note: this machine cannot run it: {error}")
             say("measuring a step of every kind …")
-            say(_estimate_text(plan))
-            return 0
+            say(estimate_text(plan))
+            return Outcome(code=0, plan=plan)
         check_this_machine(options)
         known = folder.read_plan()
         with folder.locked(), ThreadPoolExecutor(1) as beside:  # MLflow opens while Ray starts
@@ -111,8 +152,11 @@ def run_sweep(question: str, options: SweepOptions, points: Sequence[Point], fig
                 raise StorageError(f"the sweep {folder.name!r} was started by another process meanwhile")
             opened = beside.submit(Tracker.open, uri, root, EXPERIMENT)
             if options.release != OPEN:
-                return SealedSweep(plan, folder, ledger).run(opened.result(), ray_session, run_trials)
-            return _Sweep(plan, folder, found, uri, budget, account_of(ledger, options)).run(opened, figure)
+                code = SealedSweep(plan, folder, ledger).run(opened.result(), ray_session, run_trials)
+                return Outcome(code=code, plan=plan, folder=folder)
+            sweep = kind(plan, folder, found, uri, budget, account_of(ledger, options))
+            code = sweep.run(opened, figure)
+            return Outcome(code=code, plan=plan, folder=folder, results=sweep.results())
 
 
 def _check_server(uri: str) -> None:
@@ -124,10 +168,26 @@ def _check_server(uri: str) -> None:
         connect(uri)
 
 
-class _Sweep:
+class OpenSweep:
     """One sweep under way."""
 
     _tracker: Tracker
+
+    @staticmethod
+    def planned(
+        question: str,
+        options: SweepOptions,
+        points: Sequence[Point],
+        calibration_folder: Path,
+        earlier: Earlier | None,
+    ) -> SweepPlan:
+        """Returns the plan."""
+        return build_plan(question, options, points, calibration_folder=calibration_folder, earlier=earlier)
+
+    @staticmethod
+    def show(plan: SweepPlan) -> None:
+        """Prints the plan."""
+        print_plan(plan)
 
     def __init__(
         self,
@@ -146,17 +206,19 @@ class _Sweep:
         self._parent = ""
         self._untracked: set[str] = set()
 
-    def run(self, opened: Future[Tracker], figure: Figure) -> int:
-        done = self._folder.finished(self._hashes)
+    def results(self) -> dict[str, dict[str, Any]]:
+        """Returns the results of finished trials, by name."""
+        return self._folder.finished(self._hashes)
+
+    def run(self, opened: Future[Tracker], figure: Figure | None) -> int:
+        done = self.results()
         remaining = [trial for trial in self._plan.trials if trial.name not in done]
         failed: dict[str, str] = {}
         try:
             if remaining:
                 with ray_session(self._plan.options) as session:
                     self._begin(opened, done, remaining)
-                    failed = run_trials(
-                        session, self._plan, self._folder, remaining, self._on_result, self._budget
-                    )
+                    failed = self._train(session, remaining)
             else:
                 self._begin(opened, done, remaining)
         except Stopped as stopped:
@@ -164,10 +226,13 @@ class _Sweep:
             name = signal.Signals(stopped.signal_number).name
             say(f"stopped by {name}; continue with --resume --name {self._folder.name}")
             every = self._plan.options.checkpoint_every_steps
-            steps = _count(every, "repeated step")
+            steps = count(every, "repeated step")
             say(f"note: an interrupted private training is charged up to {steps} on top")
             return 128 + stopped.signal_number
         return self._end(failed, figure)
+
+    def _train(self, session: RaySession, remaining: Sequence[Trial]) -> dict[str, str]:
+        return run_trials(session, self._plan, self._folder, remaining, self._on_result, self._budget)
 
     def _begin(
         self, opened: Future[Tracker], done: dict[str, dict[str, Any]], remaining: Sequence[Trial]
@@ -186,10 +251,12 @@ class _Sweep:
             facts = {"fingerprint": self._plan.fingerprint, "params": self._plan.params()}
             self._folder.create(facts | {"sweep_id": sweep_id, "account": self._account})
         self._charge(remaining)
+        if remaining:
+            withdraw_statement(self._folder.path)
         for name, result in done.items():
             self._settle(name, result)
             self._track(name, result)
-        say(f"sweep: {self._folder.name} ({len(done)} of {_count(len(self._trials), 'trial')} done)")
+        say(f"sweep: {self._folder.name} ({len(done)} of {count(len(self._trials), 'trial')} done)")
         self._started, self._num_before = time.monotonic(), len(done)
 
     def _charge(self, remaining: Sequence[Trial]) -> None:
@@ -210,14 +277,15 @@ class _Sweep:
             say(f"warning: {name} is not settled: {error}")
 
     def _on_result(self, name: str, result: dict[str, Any]) -> None:
-        self._folder.keep(name, result | {"config_hash": self._hashes[name]})
+        kept = {"config_hash": self._hashes[name], "params": self._trials[name].params}
+        self._folder.keep(name, result | kept)
         self._settle(name, result)
         self._track(name, result)
-        done = len(self._folder.finished(self._hashes))
+        done = len(self.results())
         spent = time.monotonic() - self._started
         left = spent / max(1, done - self._num_before) * (len(self._trials) - done)
-        shown = ", ".join(_headline(result["metrics"]))
-        say(f"[{done}/{len(self._trials)}] {name}: {shown} ({_clock(left)} left)")
+        shown = ", ".join(headline(result["metrics"]))
+        say(f"[{done}/{len(self._trials)}] {name}: {shown} ({clock(left)} left)")
 
     def _track(self, name: str, result: dict[str, Any]) -> None:
         """Logs a finished trial; a server that does not answer costs nothing but a later attempt."""
@@ -239,7 +307,7 @@ class _Sweep:
             self._untracked.add(name)
 
     def _cross_checks(self, trial: Trial, metrics: dict[str, float]) -> dict[str, float]:
-        if trial.config.guarantee_label != "proven":
+        if trial.config.guarantee_label != "proven" or not trial.config.mechanism.rules.plain_event:
             return {}
         drawn = what_one_drew(trial, self._folder, {"metrics": metrics})
         key = (trial_class(trial, drawn), trial.config.mechanism.target_delta)
@@ -248,20 +316,20 @@ class _Sweep:
             self._checks[key] = {name: value for name, value in found.items() if math.isfinite(value)}
         return self._checks[key] | _with_lost(trial, metrics, drawn)
 
-    def _end(self, failed: dict[str, str], figure: Figure) -> int:
-        results = self._folder.finished(self._hashes)
+    def _end(self, failed: dict[str, str], figure: Figure | None) -> int:
+        results = self.results()
         for name in list(self._untracked):
             self._track(name, results[name])
         for name, error in failed.items():
             say(f"failed: {name} ({error})")
         if self._untracked:
-            lost = _count(len(self._untracked), "result")
+            lost = count(len(self._untracked), "result")
             say(f"MLflow did not take {lost}; kept in {self._folder.path}.")
         if self._budget is not None and self._budget.lost is not None:
             say(f"the ledger is gone, and every training stopped at its next checkpoint: {self._budget.lost}")
         if not self._untracked:
             self._state(results)
-            if results:
+            if results and figure is not None:
                 self._draw(figure)
         again = f"continue with --resume --name {self._folder.name}"
         if failed or self._untracked:
@@ -279,7 +347,7 @@ class _Sweep:
         try:
             drawn = what_was_drawn(self._plan, self._folder, results)
             ledger = self._budget.statement() if self._budget is not None else None
-            statement = build_statement(self._plan, self._folder.name, drawn=drawn, ledger=ledger)
+            statement = self._statement(drawn, ledger)
             if statement.cost != self._plan.cost:
                 self._tracker.set_tags(self._parent, self._plan.tags(statement.cost))
             paths = write_statement(statement, self._folder.path)
@@ -289,6 +357,9 @@ class _Sweep:
                 say(f"written: {path}")
         except DpgclError as error:
             say(f"warning: the privacy statement: {error}")
+
+    def _statement(self, drawn: Mapping[str, Charged], ledger: LedgerStatement | None) -> PrivacyStatement:
+        return build_statement(self._plan, self._folder.name, drawn=drawn, ledger=ledger)
 
     def _draw(self, figure: Figure) -> None:
         try:
@@ -320,67 +391,8 @@ def _run_name(trial: Trial) -> str:
     return f"{name}, seeded: no guarantee" if trial.config.seeded_non_private else name
 
 
-def _print_plan(plan: SweepPlan) -> None:
-    for note in plan.notes:
-        say(f"note: {note}")
-    mechanism = plan.trials[0].config.mechanism
-    say(
-        f"n = {plan.num_records_public}, q = {mechanism.sampling_prob:.5g}, T = {mechanism.num_steps}, "
-        f"δ = {rounded_up(mechanism.target_delta, 4)}, adding or removing one record"
-    )
-    rows = {}
-    for trial in plan.trials:
-        params = trial.params
-        key = trial.name.rsplit("-r", 1)[0]
-        label = trial.config.guarantee_label
-        epsilon = "none" if label == "none" else epsilon_text(trial.config.epsilon())
-        rows[key] = (
-            f"  {key:<24} σ = {params['noise_multiplier']:<10.5g} ε of one trial = {epsilon:<9} {label}"
-        )
-    counted = _count(len(rows), "point"), _count(plan.options.repeats, "repeat")
-    if plan.options.release == OPEN:
-        say(f"{_count(len(plan.trials), 'trial')} = {counted[0]} × {counted[1]}")
-    else:
-        say(f"every trial draws one of {_count(len(rows), 'setting')}; the number of trials is secret")
-    for row in rows.values():
-        say(row)
-    say(plan.tags()["tuning_cost"])
-
-
-def _estimate_text(plan: SweepPlan) -> str:
-    seconds = estimate_seconds(plan)
-    threads = _count(plan.options.threads_per_worker, "thread")
-    what = "" if plan.options.release == OPEN else "for one trial of every setting, "
-    return (
-        f"estimate: {what}{_clock(seconds)} of training and embedding in all on one worker at a time "
-        f"with {threads}, measured here on synthetic images; divide by the "
-        "trials that run at once, and add start-up and probes"
-    )
-
-
 def _question(plan: SweepPlan) -> str:
     return f"Sweep {plan.question} on {plan.options.dataset}."
-
-
-def _headline(metrics: dict[str, float]) -> list[str]:
-    names = ("knn_accuracy", "linear_probe_accuracy", "view_retrieval_top1", "snr_first_step")
-    names = (*names, *NOISED_SCORES, "noised_snr_first_step", "epsilon")
-    return [f"{name} {metrics[name]:.4g}" for name in names if name in metrics] or ["done"]
-
-
-def _count(number: int, noun: str) -> str:
-    """A number with its noun.
-
-    >>> _count(1, "trial"), _count(2, "trial")
-    ('1 trial', '2 trials')
-    """
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
 def _suffix(options: SweepOptions) -> str:

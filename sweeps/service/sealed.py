@@ -33,7 +33,7 @@ from dpgcl_core.filters import FILTER_ORDERS, StepClass, composed_event
 from dpgcl_core.ledger import Ledger
 from dpgcl_core.ledger_chain import Head
 from dpgcl_core.ledger_report import LedgerStatement
-from dpgcl_core.metrics import METRICS, Release
+from dpgcl_core.metrics import Release, find_metric
 from dpgcl_core.selection import SEALED, SEALED_THRESHOLD
 from dpgcl_core.selection_bounds import papernot_steinke_rdp
 from dpgcl_core.selection_laws import TrialCountLaw
@@ -45,6 +45,7 @@ from sweeps.service.release import candidates_of, trial_law
 from sweeps.service.report import build_statement, statement_text, write_statement
 from sweeps.service.storage import SweepFolder, config_hash, write_json
 from trainers.checkpoint import CheckpointFolder, read_attempt
+from trainers.finished import released_state
 from trainers.tracking import SEALED_TIME_MS, Tracker
 
 _HIDDEN_PARAMS = ("repeat", "num_candidates")
@@ -338,11 +339,14 @@ class SealedSweep:
         return {
             name: value
             for name, value in metrics.items()
-            if METRICS[name].release is not Release.PRIVATE_ONLY and name not in _HIDDEN_METRICS
+            if (metric := find_metric(name))
+            and metric.release is not Release.PRIVATE_ONLY
+            and name not in _HIDDEN_METRICS
         }
 
     def _copy_model(self, chosen: Trial) -> None:
         path = self._folder.trusted.checkpoint_folder(chosen.name)
         saved = CheckpointFolder(path, every_steps=1).load() if path.is_dir() else None
         if saved is not None:
-            torch.save(saved.model, self._folder.release / "model.pt")
+            averaged = chosen.config.optimizer.ema_decay > 0
+            torch.save(released_state(saved, averaged=averaged), self._folder.release / "model.pt")

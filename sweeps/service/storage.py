@@ -32,7 +32,7 @@ from trainers.checkpoint import read_attempt, sync_folder
 from trainers.config import PerformanceConfig, TrainingConfig
 
 CODE_ROOT = Path(__file__).resolve().parents[2]
-_TRACES = ("trials", "checkpoints", "started", "trusted", "release")
+_TRACES = ("trials", "checkpoints", "started", "trusted", "release", "suggested")
 
 
 def inside_ray_job() -> bool:
@@ -298,7 +298,7 @@ def _refuse_traces(folder: SweepFolder) -> None:
 
 def config_hash(config: TrainingConfig) -> str:
     """Returns what tells a trial's configuration from others in its kept result; performance does not."""
-    values = dataclasses.asdict(config)
+    values = dataclasses.asdict(config) | {"warm_start": config.warm_start_sha256}
     del values["performance"], values["secure_noise"]  # for private data True and None are the same
     text = json.dumps(values, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import clipping, growth, memory, reports, workers
+from benchmarks import clipping, growth, logit_dp, memory, reports, workers
 from benchmarks.engines import ENGINES, PER_VIEW, EngineStep
 from benchmarks.steps import (
     OrdinaryStep,
@@ -111,6 +111,22 @@ def test_workers_compares_two_arrangements(
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert (row["threads_of_one_worker"], row["num_workers"], row["threads_per_worker"]) == (1, 2, 1)
     assert row["time_ratio"] == pytest.approx(row["many_workers_seconds"] / row["one_worker_seconds"])
+
+
+@pytest.mark.slow
+def test_logit_dp_prints_both_tables(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = "--model tiny_cnn --dim 8 --step-dims 8 --two-tower-records 4 --shared-records 3"
+    arguments += " --step-records 16 --reference-rows 2 --repeats 1 --json"
+    monkeypatch.setattr(sys, "argv", ["logit_dp.py", *arguments.split()])
+    assert logit_dp.main() == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [(row["towers"], row["num_records"]) for row in result["pairs"]] == [(2, 4), (1, 3)]
+    assert max(max(row["max_norm_error"], row["sum_error"]) for row in result["pairs"]) < 1e-4
+    (step,) = result["steps"]
+    seconds = step["processor_seconds"]
+    assert step["ratios"]["two towers, exact"] == seconds["two towers, exact"] / seconds["dp_gcl"]
 
 
 @pytest.mark.slow

@@ -48,6 +48,12 @@ def test_search_history_is_in_the_order_of_the_trials():
     assert [mean for _, mean in sorted(zip(dots.x, dots.mean, strict=True))] == sorted(dots.mean)
 
 
+def test_search_keeps_the_numbers_that_the_sweep_recorded():
+    trials = trials_of(FRONT[:3]).assign(trial_number=[4, 1, 2])  # the third one failed
+    dots = curve(content_of(trials, "search"), "private", 0)
+    assert sorted(dots.x) == [1, 2, 4]
+
+
 def test_search_best_so_far_counts_private_trials_alone():
     best = curve(content_of(trials_of(FRONT), "search"), "best private trial so far", 0)
     assert max(best.mean) == pytest.approx(70)

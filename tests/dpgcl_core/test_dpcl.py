@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -15,29 +14,18 @@ from dpgcl_core.clipping import num_trainable, trainable_parameters
 from dpgcl_core.dpcl import AS_PUBLISHED, PROVEN, DpBarlowTwins, DpSimClr, barlow_twins, nt_xent
 from dpgcl_core.errors import ConfigError
 from tests.dpgcl_core.adversary import LinearEncoder, clip_float64, embed_of, farthest
+from tests.dpgcl_core.dpcl_oracle import (
+    GivenNormals,
+    barlow_counterexample,
+    simclr_counterexample,
+    slow_barlow,
+    slow_nt_xent,
+)
 from tests.dpgcl_core.models import TinyEncoder
 
 TAU = 0.3
 MARGIN = 1 - 1e-4
 Rule = DpSimClr | DpBarlowTwins
-
-
-class _Noise:
-    """Draws whose normals are given in advance, in the order they are asked for."""
-
-    def __init__(self, *normals: NDArray[np.float64]) -> None:
-        self._normals = list(normals)
-
-    def random(self, size: int, /) -> NDArray[np.float64]:
-        raise AssertionError("these methods sample nothing themselves")
-
-    def permutation(self, x: NDArray[np.int64], /) -> NDArray[np.int64]:
-        raise AssertionError("these methods permute nothing")
-
-    def standard_normal(self, size: int, /) -> NDArray[np.float64]:
-        normals = self._normals.pop(0)
-        assert normals.size == size
-        return normals.reshape(-1)
 
 
 def _simclr(batch_size: int, clip: float = 0.1, noise: float = 1.0, **others: object) -> DpSimClr:
@@ -74,7 +62,7 @@ def _images(batch_size: int, seed: int = 0) -> Tensor:
 
 def _sum(rule: Rule, model: nn.Module, inputs: Tensor, *normals: NDArray[np.float64]) -> Tensor:
     total = torch.zeros(num_trainable(model))
-    rule.add_clipped_sum(total, model, embed_of(model), inputs, generator=_Noise(*normals))
+    rule.add_clipped_sum(total, model, embed_of(model), inputs, generator=GivenNormals(*normals))
     return total.double()
 
 
@@ -91,16 +79,6 @@ def _normals(*sizes: int) -> list[NDArray[np.float64]]:
     return [generator.standard_normal(size) for size in sizes]
 
 
-def _slow_nt_xent(similarities: Tensor, temperature: float) -> Tensor:
-    """Eq. 3 and 4 of DPCL, term by term."""
-    num_views, loss = len(similarities), torch.zeros((), dtype=similarities.dtype)
-    for i in range(num_views):
-        partner = i + 1 if i % 2 == 0 else i - 1
-        denominator = sum(torch.exp(similarities[i, k] / temperature) for k in range(num_views) if k != i)
-        loss = loss - torch.log(torch.exp(similarities[i, partner] / temperature) / denominator)
-    return loss / num_views
-
-
 def _slow_sum(model: nn.Module, views: Tensor, cotangents: Tensor, clip: float) -> Tensor:
     """Σ_u Clip_C of <z_u(w), c_u>, view by view, in float64."""
     total = torch.zeros(num_trainable(model), dtype=torch.float64)
@@ -112,7 +90,7 @@ def _slow_sum(model: nn.Module, views: Tensor, cotangents: Tensor, clip: float) 
 
 def test_nt_xent_equals_its_equation() -> None:
     similarities = torch.randn(8, 8, dtype=torch.float64)
-    expected = _slow_nt_xent(similarities, TAU).item()
+    expected = slow_nt_xent(similarities, TAU).item()
     assert nt_xent(similarities, temperature=TAU).sum().item() == pytest.approx(expected, rel=1e-12)
 
 
@@ -123,7 +101,7 @@ def test_simclr_sum_equals_oracle(clip: float) -> None:
     views = inputs.flatten(0, 2).double()
     z = model.double()(views).detach().requires_grad_()
     noise = torch.from_numpy(normals).view(6, 6) * rule.similarity_sensitivity
-    loss = _slow_nt_xent(z @ z.T + noise, TAU)
+    loss = slow_nt_xent(z @ z.T + noise, TAU)
     expected = _slow_sum(model, views, torch.autograd.grad(loss, z)[0], clip * MARGIN)
     assert _relative_error(_sum(rule, model.float(), inputs, normals), expected) < 1e-4
 
@@ -134,17 +112,13 @@ def test_barlow_twins_sum_equals_oracle(clip: float) -> None:
     mean_normals, square_normals = _normals(8, 8)
     views = inputs.flatten(0, 2).double()
     z = model.double()(views).detach().unflatten(0, (3, 2)).requires_grad_()
-    normalised = []
-    for side in range(2):
-        exact = z[:, side].detach()
-        mean = exact.mean(0) + 2 / 3 * torch.from_numpy(mean_normals)[4 * side : 4 * side + 4]
-        squares = (exact**2).sum(0) - 3 * exact.mean(0) ** 2
-        squares = squares + 6 * torch.from_numpy(square_normals)[4 * side : 4 * side + 4]
-        normalised.append((z[:, side] - mean) / torch.maximum(squares / 2, torch.tensor(0.01)).sqrt())
-    loss = torch.zeros((), dtype=torch.float64)
-    for i, j in itertools.product(range(4), repeat=2):
-        c_ij = sum(normalised[0][b, i] * normalised[1][b, j] for b in range(3)) / 2
-        loss = loss + ((1 - c_ij) ** 2 if i == j else 0.05 * c_ij**2)
+    loss = slow_barlow(
+        z,
+        2 / 3 * torch.from_numpy(mean_normals).view(2, 4),
+        6 * torch.from_numpy(square_normals).view(2, 4),
+        variance_floor=0.01,
+        off_diagonal_weight=0.05,
+    )
     cotangents = torch.autograd.grad(loss, z)[0].flatten(0, 1)
     expected = _slow_sum(model, views, cotangents, clip * MARGIN)
     actual = _sum(rule, model.float(), inputs, mean_normals, square_normals)
@@ -157,35 +131,21 @@ def test_barlow_loss_equals_its_equation() -> None:
     assert barlow_twins(c, off_diagonal_weight=0.3).item() == pytest.approx(expected.item(), rel=1e-12)
 
 
-def _refuted(batch_size: int, sign: float, released: Tensor, clip: float) -> Tensor:
-    """The real rule's sum where record 0 has both views at sign·e₂, all others at e₁, given the released S̃.
-
-    An explicit linear encoder z = Wx at W = 1.
-    """
-    model = LinearEncoder(2, unit=False)
-    inputs = torch.zeros(1, batch_size, 2, 2)
-    inputs[:, 1:, :, 0], inputs[:, :1, :, 1] = 1.0, sign
-    views = inputs.flatten(0, 2).double()
+def _refuted(batch_size: int, sign: float, clip: float) -> Tensor:
+    """The real rule's sum of the counterexample, by an explicit linear encoder z = Wx at W = 1."""
     rule = _simclr(batch_size, clip)
-    normals = (released - views @ views.T) / rule.similarity_sensitivity
-    return _sum(rule, model, inputs, normals.numpy())
-
-
-def _released(batch_size: int) -> Tensor:
-    """Similarities in which every other view has found its partner, and record 0 prefers the others."""
-    released = torch.zeros(2 * batch_size, 2 * batch_size, dtype=torch.float64)
-    for view in range(2, 2 * batch_size):
-        released[view, view ^ 1] = 200 * TAU
-    released[0, 1] = released[1, 0] = -200 * TAU
-    return released
+    inputs, normals = simclr_counterexample(
+        batch_size, sign, temperature=TAU, noise_std=rule.similarity_sensitivity
+    )
+    return _sum(rule, LinearEncoder(2, unit=False), inputs, normals)
 
 
 @pytest.mark.parametrize(("batch_size", "factor"), [(4, 12.1), (8, 28), (64, 252)])
 def test_published_sensitivity_is_violated_given_the_same_released_similarities(
     batch_size: int, factor: float
 ) -> None:
-    clip, released = 1e-5, _released(batch_size)
-    one, other = (_refuted(batch_size, sign, released, clip) for sign in (1.0, -1.0))
+    clip = 1e-5
+    one, other = (_refuted(batch_size, sign, clip) for sign in (1.0, -1.0))
     shift = float((one - other).norm())
     assert _simclr(batch_size, clip).sensitivity == pytest.approx(4 * clip)
     assert shift > factor * clip * MARGIN
@@ -200,7 +160,7 @@ def _slow_simclr_sum(records: Tensor) -> Tensor:
     model = LinearEncoder(3).double()
     views = records.flatten(0, 1)
     z = nn.functional.normalize(views, dim=-1)  # the encoder's output, for its map is the identity
-    cotangents = torch.autograd.grad(_slow_nt_xent(z @ z.T, TAU), z, create_graph=True)[0]
+    cotangents = torch.autograd.grad(slow_nt_xent(z @ z.T, TAU), z, create_graph=True)[0]
     total = torch.zeros(9, dtype=torch.float64)
     for product in (model(views) * cotangents).sum(1):
         gradient = _flat(torch.autograd.grad(product, trainable_parameters(model), create_graph=True))
@@ -245,20 +205,10 @@ def test_published_sensitivity_is_violated_given_the_same_released_means_and_var
     """Means 0 and variances 1 are released; record 0's second view at −e₁ instead of e₁ turns all others."""
     rule, model, sums = _barlow(batch_size, 1e-5), LinearEncoder(2, unit=False), []
     for sign in (1.0, -1.0):
-        inputs = torch.zeros(1, batch_size, 2, 2)
-        inputs[..., 0] = 1.0
-        inputs[0, 0, 1, 0] = sign
-        means = inputs[0].double().mean(0)
-        squares = (inputs[0].double() - means).square().sum(0)
-        sums.append(
-            _sum(
-                rule,
-                model,
-                inputs,
-                (-means / rule.mean_sensitivity).numpy(),
-                ((batch_size - 1 - squares) / rule.squares_sensitivity).numpy(),
-            )
+        inputs, *normals = barlow_counterexample(
+            batch_size, sign, mean_std=rule.mean_sensitivity, square_std=rule.squares_sensitivity
         )
+        sums.append(_sum(rule, model, inputs, *normals))
     shift = float((sums[0] - sums[1]).norm())
     assert rule.sensitivity == pytest.approx(4e-5)
     assert shift == pytest.approx(4 * (batch_size - 1) * 1e-5, rel=1e-3)
@@ -351,7 +301,7 @@ def test_microbatch_changes_nothing(build: type[Rule]) -> None:
 
 def test_noised_variances_are_floored() -> None:
     rule = _barlow(3, variance_floor=0.25)
-    _, variances = rule._released(_unit(3, 2, 4, seed=0), _Noise(np.zeros(8), np.full(8, -9.0)))
+    _, variances = rule._released(_unit(3, 2, 4, seed=0), GivenNormals(np.zeros(8), np.full(8, -9.0)))
     assert torch.equal(variances, torch.full((2, 4), 0.25, dtype=torch.float64))
 
 

@@ -113,11 +113,11 @@ def test_unclipped_paths_add_up_to_the_gradient_of_the_batch_loss() -> None:
         assert _relative_error(_sum(_paths(l2_clip_norm), model, records), expected) < 1e-5
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("num", "size"), [(3, 1), (3, 2), (6, 1), (6, 2)])  # embeddings have 4 numbers
 @pytest.mark.parametrize("l2_clip_norm", [0.3, 100.0])
-def test_full_batch_group_sum_equals_oracle(size: int, l2_clip_norm: float) -> None:
-    model, groups = _model(), _images(3, size, 3)
-    rows = torch.arange(3 * size).view(3, size).tolist()
+def test_full_batch_group_sum_equals_oracle(num: int, size: int, l2_clip_norm: float) -> None:
+    model, groups = _model(), _images(num, size, 3)
+    rows = torch.arange(num * size).view(num, size).tolist()
     expected = _slow_group_sum(model.double(), groups.flatten(0, 1).double(), rows, l2_clip_norm * MARGIN)
     assert _relative_error(_sum(_groups(l2_clip_norm), model.float(), groups), expected) < 1e-4
 
@@ -138,8 +138,9 @@ def test_path_clipping_microbatch_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("performance", [{"max_records_at_once": 2}, {"max_gradient_numbers": 1}])
-def test_full_batch_group_microbatch_changes_nothing(performance: dict[str, int]) -> None:
-    model, groups = _model(), _images(3, 2, 3)
+@pytest.mark.parametrize("num", [3, 6])
+def test_full_batch_group_microbatch_changes_nothing(num: int, performance: dict[str, int]) -> None:
+    model, groups = _model(), _images(num, 2, 3)
     whole = _sum(_groups(0.3), model, groups)
     assert _relative_error(_sum(_groups(0.3, **performance), model, groups), whole) < 1e-5
 

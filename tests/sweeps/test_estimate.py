@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sweeps.group_size import points
-from sweeps.service.estimate import estimate_seconds
+from sweeps.service.estimate import _num_embedded, estimate_seconds
 from sweeps.service.plan import SweepPlan
 from sweeps.service.run import run_sweep
 from tests.sweeps.support import contents, options
@@ -34,6 +34,17 @@ def test_estimate_grows_with_the_steps(make_plan: Plan) -> None:
 def test_estimate_grows_with_the_repeats(make_plan: Plan) -> None:
     once = estimate_seconds(make_plan(*QUICK))
     assert estimate_seconds(make_plan(*QUICK, "--repeats", "10")) > 3 * once
+
+
+def test_estimate_counts_the_scores_on_the_way(make_plan: Plan) -> None:
+    rarely, often = (make_plan(*QUICK, "--score-every-steps", every) for every in ("0", "5"))
+    once = _num_embedded(rarely, rarely.trials[0]) / 2
+    assert _num_embedded(often, often.trials[0]) == (2 + 3) * once  # before training, after 5 and after 10
+
+
+def test_estimate_covers_a_method_with_a_target_network(make_plan: Plan) -> None:
+    plan = make_plan(*QUICK, "--method", "byol_groups", "--num-augmentations", "0", "--no-non-private")
+    assert estimate_seconds(plan) > 0
 
 
 def test_estimate_reads_no_record(make_plan: Plan) -> None:

@@ -53,13 +53,13 @@ def make_config(**changes: object) -> TrainingConfig:
     )
     own = {f.name for f in dataclasses.fields(Mechanism)} & set(changes)
     mechanism = dataclasses.replace(mechanism, **{name: changes.pop(name) for name in own})
-    config = TrainingConfig(
-        mechanism=mechanism,
-        network=NetworkConfig(name="small_cnn", embedding_dim=8),
-        evaluation=EvaluationConfig(record_every_steps=1, also_untrained=False),
-        performance=PerformanceConfig(checkpoint_every_steps=2, max_views_per_microbatch=24, device="cpu"),
-    )
-    return dataclasses.replace(config, **changes)  # type: ignore[arg-type]
+    usual = {
+        "mechanism": mechanism,
+        "network": NetworkConfig(name="small_cnn", embedding_dim=8),
+        "evaluation": EvaluationConfig(record_every_steps=1, also_untrained=False),
+        "performance": PerformanceConfig(checkpoint_every_steps=2, max_views_per_microbatch=24, device="cpu"),
+    }
+    return TrainingConfig(**(usual | changes))  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from tests.trainers.conftest import make_config, make_data
 from trainers import loop
 from trainers.config import EvaluationConfig, NetworkConfig, OptimizerConfig, PerformanceConfig
 from trainers.loop import train
+from trainers.microbatch import in_turn
 from trainers.observe import Observer
 from trainers.workers import SingleWorker
 
@@ -96,17 +98,16 @@ def test_prefetched_views_change_no_bit() -> None:
     assert torch.equal(*results)
 
 
-def test_prefetch_holds_one_microbatch_beside_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    performance = PerformanceConfig(max_views_per_microbatch=12, device="cpu", prefetch=True)
-    run = _run(performance=performance)
+def test_prefetch_holds_one_microbatch_beside_the_current_one() -> None:
+    beside = ThreadPoolExecutor(1)
     made: list[int] = []
 
     def make(part: int) -> torch.Tensor:
         made.append(part)
         return torch.tensor(part)
 
-    for used, views in enumerate(loop._in_turn(run, make, range(8))):
-        run.beside.submit(lambda: None).result()
+    for used, views in enumerate(in_turn(make, range(8), beside)):
+        beside.submit(lambda: None).result()
         assert int(views) == used
         assert len(made) <= used + 2
     assert made == list(range(8))

@@ -106,7 +106,7 @@ def test_seeded_training_has_no_stream(secure: bool, drawn: Drawn) -> None:
 
 
 def test_private_records_are_refused_without_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "build_encoder", lambda *_: pytest.fail("something was built"))
+    monkeypatch.setattr(loop, "starting_encoder", lambda *_: pytest.fail("something was built"))
     with pytest.raises(ConfigError, match="cryptographic stream only"):
         train(make_config(secure_noise=False), make_data(private=True))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,8 +11,20 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
 from dpgcl_core.errors import ConfigError
+from tests.trainers.conftest import make_config, make_data
+from tests.trainers.test_checkpoint import _crashed, _folder
+from trainers import loop
 from trainers.config import OptimizerConfig
-from trainers.optimizers import OPTIMIZERS, Lars, build_optimizer, load_optimizer
+from trainers.loop import train
+from trainers.optimizers import (
+    OPTIMIZERS,
+    Lars,
+    build_optimizer,
+    learning_rate_at,
+    load_optimizer,
+    take_step,
+)
+from trainers.workers import SingleWorker
 
 
 def _parameter(
@@ -169,3 +182,65 @@ def test_loaded_state_takes_the_memory_format_of_its_weights(name: str) -> None:
     optimizers[0].step()
     resumed.step()
     assert torch.allclose(last, weights[0], atol=1e-6)
+
+
+def _rates(num_steps: int, **changes: object) -> list[float]:
+    config = OptimizerConfig(learning_rate=2.0, **changes)  # type: ignore[arg-type]
+    return [learning_rate_at(config, step, num_steps) for step in range(num_steps)]
+
+
+def test_learning_rate_is_constant_unless_asked_otherwise() -> None:
+    assert set(_rates(7)) == {2.0}
+
+
+@pytest.mark.parametrize("decay", ["none", "cosine", "linear"])
+def test_learning_rate_rises_to_its_value_in_the_warmup(decay: str) -> None:
+    rates = _rates(20, warmup_steps=4, learning_rate_decay=decay)
+    assert rates[:4] == [0.5, 1.0, 1.5, 2.0]
+    assert rates[4] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("decay", "middle", "end"),
+    [("linear", 1.0, 0.02), ("cosine", 1.0, 1 + math.cos(0.99 * math.pi))],
+)
+def test_learning_rate_falls_to_half_in_the_middle_and_nearly_to_zero(
+    decay: str, middle: float, end: float
+) -> None:
+    rates = _rates(100, learning_rate_decay=decay)
+    assert rates == sorted(rates, reverse=True)
+    assert (rates[0], rates[50]) == (2.0, pytest.approx(middle))
+    assert rates[-1] == pytest.approx(end)
+    assert rates[-1] > 0
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_step_is_taken_at_its_own_learning_rate(name: str) -> None:
+    config = OptimizerConfig(name=name, learning_rate=0.1)
+    moved = []
+    for rate in (0.1, 0.05):
+        weights = nn.Parameter(torch.ones(3))
+        gradient = torch.tensor([1.0, 2.0, 3.0])
+        take_step(build_optimizer(config, [weights]), [weights], gradient, learning_rate=rate)
+        moved.append(weights.detach() - 1)
+    assert torch.allclose(moved[0], 2 * moved[1], rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_training_follows_the_schedule(name: str) -> None:
+    optimizer = OptimizerConfig(name=name, warmup_steps=2, learning_rate_decay="linear")
+    run = loop._prepare(make_config(optimizer=optimizer), make_data(), SingleWorker())
+    for step in range(6):
+        loop._step(run)
+        run.step += 1
+        assert run.optimizer.param_groups[0]["lr"] == learning_rate_at(optimizer, step, 6)
+
+
+def test_seeded_resume_continues_the_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = OptimizerConfig(warmup_steps=3, learning_rate_decay="cosine")
+    config = {"seeded_non_private": True, "optimizer": optimizer}
+    whole = train(make_config(**config), make_data())
+    _crashed(monkeypatch, tmp_path, 2, **config)
+    resumed = train(make_config(**config), make_data(), checkpoints=_folder(tmp_path))
+    for one, other in zip(whole.encoder.parameters(), resumed.encoder.parameters(), strict=True):
+        assert torch.equal(one, other)

@@ -105,6 +105,21 @@ class Records:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Probe:
+    """Another data set, on which frozen features are scored: how far what was learned transfers.
+
+    Attributes:
+      name: short and fit for a metric's name.
+      index: labelled records for k-NN and the probe, images of the training data's shape.
+      queries: labelled records that are scored, likewise.
+    """
+
+    name: str
+    index: Records
+    queries: Records
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingData:
     """What one training may touch.
 
@@ -113,9 +128,10 @@ class TrainingData:
       index: labelled records for k-NN and the probe, or None: no scores.
       queries: records that are scored, or None: no scores.
       train_is_public: with private records only releasable metrics leave the training.
-      evaluation_is_public: whether `index` and `queries` are public.
+      evaluation_is_public: whether `index`, `queries` and `probes` are public.
       scored: records held out of `train` (`trainers.data.split_held_out`), scored with noised counts
         against `index`; the guarantee is about them, too.
+      probes: other data sets that the features are scored on.
     """
 
     train: Records
@@ -124,6 +140,7 @@ class TrainingData:
     train_is_public: bool
     evaluation_is_public: bool
     scored: Records | None = None
+    probes: tuple[Probe, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

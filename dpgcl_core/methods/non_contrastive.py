@@ -1,0 +1,52 @@
+"""Methods without negatives: BYOL inside disjoint groups, down to groups of one record.
+
+The trained network predicts, from one view of a record, what a target network makes of its other view. The
+target is a moving average of iterates that were already released, so at every step it is a fixed function
+(`dpgcl_core.byol`), and the loss of a group sees the group's records alone: the sensitivity is that of
+`dpgcl_core.grouping`, C for groups of one record and 2C for larger ones. Without negatives a group of one
+has a gradient, so the smaller sensitivity can be had.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dpgcl_core.byol import byol_group_loss
+from dpgcl_core.methods.base import GroupLoss, LossSettings
+from dpgcl_core.methods.in_groups import InGroups
+
+
+@dataclass(frozen=True, kw_only=True)
+class Byol(InGroups):
+    """Regression onto the target network's embeddings, which stand beside the predictions."""
+
+    def loss(self, settings: LossSettings) -> GroupLoss:
+        return side_by_side_loss
+
+
+def side_by_side_loss(embeddings: Tensor) -> Tensor:
+    """`byol_group_loss` of predictions and targets in one tensor.
+
+    Args:
+      embeddings: `[groups, group_size, views, 2·dim]`: unit predictions, then the target's unit embeddings.
+
+    Returns:
+      `[groups]`.
+    """
+    predictions, targets = embeddings.chunk(2, dim=-1)
+    return byol_group_loss(predictions, targets)
+
+
+BYOL_GROUPS = Byol(
+    name="byol_groups",
+    title="BYOL in groups",
+    source="BYOL (Grill et al. 2020), per group",
+    clip_unit="group",
+    sensitivity_formula="2C (C for groups of one)",
+    takes_augmented_keys=False,
+    min_group_size=1,
+    needs_target=True,
+    proof="dpgcl_core/byol.py",
+)

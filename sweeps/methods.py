@@ -1,0 +1,82 @@
+#!/usr/bin/env python
+"""Which method learns most under one budget? Compares all of them, each tuned on the same grid.
+
+    python sweeps/methods.py --dataset fashion-mnist --epsilon 10
+    ray job submit --working-dir . -- python sweeps/methods.py --dataset fashion-mnist --epsilon 10
+
+Ends in the paper's Table 1 for your data, with a guarantee label on every row.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
+
+from dashboards.figures import draw
+from dpgcl_core.errors import exit_on_bad_input
+from dpgcl_core.methods import METHODS, method_named
+from sweeps.service.options import SweepOptions, parse_options
+from sweeps.service.tuning import Candidate, run_tuned_sweep
+
+TINY: dict[str, Any] = {"methods": ("dp_gcl", "logit_dp"), "group_size": 4, "l2_clip_norm_grid": (1.0,)}
+TINY |= {"expected_batch_size": 64, "whole_batch_size": 32, "num_steps": 5, "repeats": 1}
+TINY |= {"max_index_records": 500, "max_query_records": 500}
+FULL = {"dataset": "fashion-mnist", "epsilon_grid": (1.0, 10.0), "repeats": 5}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodsOptions(SweepOptions):
+    """The axes of this sweep."""
+
+    methods: tuple[str, ...] = tuple(METHODS)
+    """Methods to compare; `python -m dpgcl_core.methods` lists them."""
+    epsilon_grid: tuple[float, ...] = ()
+    """Values of ε; the one of --epsilon unless given."""
+    l2_clip_norm_grid: tuple[float, ...] = (0.1, 1.0)
+    """Values of C that every method is tuned over."""
+    learning_rate_grid: tuple[float, ...] = ()
+    """Learning rates that every method is tuned over; a third of --learning-rate and itself unless given."""
+    whole_batch_size: float = 256
+    """B of methods whose terms each need the whole batch, for their time or noise grows with it."""
+
+
+def candidates(options: MethodsOptions) -> list[Candidate]:
+    """Returns one candidate per private method and ε, and one for each of the others."""
+    found = []
+    for method in map(method_named, dict.fromkeys(options.methods)):
+        if options.data_are_private and method.label != "proven":
+            continue
+        changes: dict[str, Any] = {"method": method.name}
+        if method.small_batches:
+            changes["expected_batch_size"] = min(options.whole_batch_size, options.expected_batch_size)
+        if not method.takes_augmented_keys:
+            changes["num_augmentations"] = 0
+        if method.min_group_size == 1:
+            changes["group_size"] = 1
+        private = method.label != "none"
+        for epsilon in (options.epsilon_grid or (options.target_epsilon(),)) if private else (math.inf,):
+            label = f"{method.name}-eps{epsilon:g}" if private else method.name
+            found.append(Candidate(label=label, changes=changes | {"epsilon": epsilon}, tuned=method.trains))
+    return found
+
+
+def main() -> int:
+    """Runs the sweep."""
+    options = parse_options(MethodsOptions, description=__doc__, tiny=TINY, full=FULL, by_dataset={})
+    rates = options.learning_rate_grid or (options.learning_rate / 3, options.learning_rate)
+    grid = [
+        {"l2_clip_norm": norm, "learning_rate": rate}
+        for norm, rate in itertools.product(options.l2_clip_norm_grid, rates)
+    ]
+    return run_tuned_sweep("methods", options, candidates(options), grid, partial(draw, "methods"))
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)

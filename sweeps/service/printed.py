@@ -1,0 +1,75 @@
+"""What a sweep prints: its plan, an estimate, and each trial's scores."""
+
+from __future__ import annotations
+
+from dpgcl_core.selection import OPEN
+from dpgcl_core.statement import epsilon_text, rounded_up
+from sweeps.service.estimate import estimate_seconds
+from sweeps.service.execution import say
+from sweeps.service.plan import SweepPlan
+from sweeps.service.release import NOISED_SCORES
+
+
+def print_plan(plan: SweepPlan) -> None:
+    """Prints notes, numbers and every point of a plan."""
+    for note in plan.notes:
+        say(f"note: {note}")
+    mechanism = plan.trials[0].config.mechanism
+    relations = sorted({trial.config.mechanism.neighboring_relation for trial in plan.trials})
+    say(
+        f"n = {plan.num_records_public}, q = {mechanism.sampling_prob:.5g}, T = {mechanism.num_steps}, "
+        f"δ = {rounded_up(mechanism.target_delta, 4)}, to {' or '.join(relations)}"
+    )
+    rows = {}
+    for trial in plan.trials:
+        params = trial.params
+        key = trial.name.rsplit("-r", 1)[0]
+        label = trial.config.guarantee_label
+        epsilon = "none" if label == "none" else epsilon_text(trial.config.epsilon())
+        epsilon = f"({epsilon})" if label == "as-published" else epsilon
+        rows[key] = (
+            f"  {key:<24} σ = {params['noise_multiplier']:<10.5g} ε of one trial = {epsilon:<9} {label}"
+        )
+    counted = count(len(rows), "point"), count(plan.options.repeats, "repeat")
+    if plan.options.release == OPEN:
+        say(f"{count(len(plan.trials), 'trial')} = {counted[0]} × {counted[1]}")
+    else:
+        say(f"every trial draws one of {count(len(rows), 'setting')}; the number of trials is secret")
+    for row in rows.values():
+        say(row)
+    say(plan.tags()["tuning_cost"])
+
+
+def estimate_text(plan: SweepPlan) -> str:
+    """Returns how long a plan will take, in a sentence."""
+    seconds = estimate_seconds(plan)
+    threads = count(plan.options.threads_per_worker, "thread")
+    what = "" if plan.options.release == OPEN else "for one trial of every setting, "
+    return (
+        f"estimate: {what}{clock(seconds)} of training and embedding in all on one worker at a time "
+        f"with {threads}, measured here on synthetic images; divide by the "
+        "trials that run at once, and add start-up and probes"
+    )
+
+
+def headline(metrics: dict[str, float]) -> list[str]:
+    """Returns the scores of a trial that a line has room for."""
+    names = ("knn_accuracy", "linear_probe_accuracy", "view_retrieval_top1", "snr_first_step")
+    names = (*names, *NOISED_SCORES, "noised_snr_first_step", "epsilon")
+    return [f"{name} {metrics[name]:.4g}" for name in names if name in metrics] or ["done"]
+
+
+def count(number: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> count(1, "trial"), count(2, "trial")
+    ('1 trial', '2 trials')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def clock(seconds: float) -> str:
+    """Returns a duration in words."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

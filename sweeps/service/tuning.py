@@ -1,0 +1,125 @@
+"""Tuning before comparing: each candidate gets a grid of settings, and the best one is trained afresh.
+
+A candidate is what a comparison has one row for, for example a method at one ε. A first sweep trains every
+setting of every candidate once; a second one trains the best setting of each, with seeds of its own, so
+that the scores shown are not those that the choice was made by. Both are open sweeps: all trials of both
+are released, and the cost stated for the second is that of both together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.selection import OPEN
+from sweeps.service.execution import say
+from sweeps.service.options import SweepOptions
+from sweeps.service.plan import Earlier, Point
+from sweeps.service.report import what_was_drawn
+from sweeps.service.run import Figure, Outcome, execute
+
+TUNE_BY = "knn_accuracy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """What a comparison has one row for.
+
+    Attributes:
+      label: short name, fit for a file name.
+      changes: option values that all its settings share.
+      params: what MLflow shows of its trials besides.
+      tuned: whether there is anything to tune.
+    """
+
+    label: str
+    changes: Mapping[str, Any]
+    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tuned: bool = True
+
+
+def run_tuned_sweep(
+    question: str,
+    options: SweepOptions,
+    candidates: Sequence[Candidate],
+    grid: Sequence[Mapping[str, Any]],
+    figure: Figure,
+) -> int:
+    """Tunes every candidate on the same grid, runs the best setting of each, and returns the exit code.
+
+    Args:
+      question: name of the sweep.
+      options: the user's; `name` is that of the second sweep, and the first one's ends in `-tuning`.
+      candidates: what is compared.
+      grid: settings by option name, the same for all candidates.
+      figure: as in `run_sweep`, of the second sweep.
+
+    Raises:
+      ConfigError: the release mode is not open, or nothing would be scored to choose by.
+    """
+    if options.release != OPEN:
+        raise ConfigError(
+            f"a comparison shows every trial, so its release is open; got {options.release}: for one private "
+            "model use another sweep"
+        )
+    if options.data_are_private and options.evaluate_on is None:
+        raise ConfigError(
+            f"settings are chosen by {TUNE_BY} on public data: give --evaluate-on a public data set"
+        )
+    settings = {candidate.label: _points(candidate, grid) for candidate in candidates}
+    first = dataclasses.replace(options, repeats=1, name=options.name and f"{options.name}-tuning")
+    say(f"tuning: {len(grid)} settings of each of {len(candidates)} candidates")
+    tuning = execute(f"{question}-tuning", first, [p for points in settings.values() for p in points], None)
+    if tuning.code or options.dry_run:
+        if options.dry_run:
+            say(f"then the best setting of each by {TUNE_BY}, {options.repeats} times, with seeds of its own")
+        return tuning.code
+    chosen = [_best(settings[candidate.label], tuning, candidate) for candidate in candidates]
+    assert tuning.folder is not None
+    name = tuning.folder.name.replace("-tuning", "", 1)
+    begun = (tuning.folder.path.parent / name / "plan.json").is_file()
+    second = dataclasses.replace(options, seed=options.seed + 1, name=name, resume=options.resume and begun)
+    return execute(question, second, chosen, figure, earlier=_earlier(tuning, grid)).code
+
+
+def _points(candidate: Candidate, grid: Sequence[Mapping[str, Any]]) -> list[Point]:
+    """The settings to try; of a candidate without any choice, the grid's first one."""
+    tried = grid if candidate.tuned else grid[:1]
+    return [
+        Point(
+            label=f"tune-{candidate.label}-{number}",
+            changes={**setting, **candidate.changes},
+            params=candidate.params,
+        )
+        for number, setting in enumerate(tried)
+    ]
+
+
+def _best(points: Sequence[Point], tuning: Outcome, candidate: Candidate) -> Point:
+    """The setting of the highest score; of equal ones the first, and no score counts as the lowest."""
+
+    def score(point: Point) -> float:
+        value = tuning.results[f"{point.label}-r0"]["metrics"].get(TUNE_BY, -math.inf)
+        return value if math.isfinite(value) else -math.inf
+
+    found = max((point for point in points if f"{point.label}-r0" in tuning.results), key=score, default=None)
+    if found is None:
+        raise ConfigError(
+            f"no setting of {candidate.label} may be run on these data; leave it out of the comparison"
+        )
+    params = {**candidate.params, "tuning_grid_size": len(points)}
+    return Point(label=candidate.label, changes=found.changes, params=params)
+
+
+def _earlier(tuning: Outcome, grid: Sequence[Mapping[str, Any]]) -> Earlier:
+    assert tuning.folder is not None
+    return Earlier(
+        sweep=tuning.folder.name,
+        trials=tuning.plan.trials,
+        drawn=what_was_drawn(tuning.plan, tuning.folder, tuning.results),
+        grid="; ".join(", ".join(f"{name} = {value:g}" for name, value in each.items()) for each in grid),
+    )

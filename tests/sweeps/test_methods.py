@@ -1,0 +1,267 @@
+"""Methods in a sweep: what is refused, what all of them cost together, and how each is tuned."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.ledger import Ledger
+from dpgcl_core.ledger_cap import Cap
+from dpgcl_core.methods import METHODS
+from sweeps import methods
+from sweeps.service import run as service
+from sweeps.service.options import parse_options
+from sweeps.service.plan import Point, SweepPlan, build_plan
+from sweeps.service.release import Charged, cost_of
+from sweeps.service.report import build_statement
+from sweeps.service.tuning import Candidate, run_tuned_sweep
+from tests.sweeps.support import options, write_npz
+
+QUICK = ("--tiny", "--num-augmentations", "0", "--no-non-private", "--noise-multiplier", "1")
+NOT_PLAIN = [name for name, method in METHODS.items() if method.label == "proven" and not method.plain_event]
+Refusal = Callable[..., str]
+
+
+def plan_of(*points: dict[str, Any], arguments: Sequence[str] = QUICK) -> SweepPlan:
+    named = [Point(label=f"p{number}", changes=changes) for number, changes in enumerate(points)]
+    return build_plan("methods", options(*arguments), named, calibration_folder=None)
+
+
+def test_unknown_method_is_refused_with_the_valid_ones(refusal: Refusal) -> None:
+    message = refusal(*QUICK, "--method", "dp_glc")
+    assert "dp_gcl" in message
+    assert "logit_dp" in message
+
+
+def test_method_of_two_views_refuses_augmented_keys(refusal: Refusal) -> None:
+    assert "num_augmentations = 0" in refusal("--tiny", "--method", "logit_dp")
+
+
+@pytest.mark.parametrize("method", ["dpcl_simclr", "dpcl_barlow"])
+def test_method_as_published_is_refused_for_private_data(
+    method: str, refusal: Refusal, tmp_path: Path
+) -> None:
+    own = write_npz(tmp_path / "own.npz", 200)
+    message = refusal(*QUICK, "--dataset", own, "--method", method)
+    assert "as-published" in message
+
+
+@pytest.mark.parametrize("method", NOT_PLAIN)
+def test_ledger_refuses_steps_that_it_cannot_add_up(
+    method: str, tmp_path: Path, empty_database: Path
+) -> None:
+    shutil.copy(empty_database, tmp_path)
+    url = str(tmp_path / "ledger.json")
+    own = write_npz(tmp_path / "own.npz", 200)
+    with_ledger = Ledger.create(url)
+    with_ledger.register("scans", num_records_public=200, cap=Cap(epsilon=100, delta=1e-3))
+    chosen = options(*QUICK, "--method", method, "--dataset", own, "--ledger", url, "--dataset-id", "scans")
+    chosen = dataclasses.replace(chosen, storage=tmp_path, num_records_public=200)
+    with pytest.raises(ConfigError, match="a ledger adds up"):
+        service.run_sweep("methods", chosen, [Point(label="p", changes={})], lambda *_: [])
+
+
+@pytest.mark.parametrize("method", NOT_PLAIN)
+def test_sealed_sweep_refuses_steps_that_its_bounds_do_not_cover(method: str, refusal: Refusal) -> None:
+    message = refusal(
+        "--tiny", "--num-augmentations", "0", "--noise-multiplier", "1", "--method", method, *SEALED
+    )
+    assert "Poisson-sampled Gaussian steps" in message
+
+
+SEALED = ("--release", "sealed", "--evaluate-on", "digits", "--dataset", "digits")
+
+
+@pytest.mark.parametrize("method", NOT_PLAIN)
+def test_noised_snr_is_refused_beside_other_steps(method: str, refusal: Refusal) -> None:
+    message = refusal(*QUICK, "--method", method, "--snr-noise-multiplier", "5")
+    assert "noised SNR" in message
+
+
+def test_replacing_a_record_needs_the_declared_number_of_records(refusal: Refusal) -> None:
+    message = refusal(*QUICK, "--method", "dpcl_simclr_rigorous", "--num-records-public", "1500")
+    assert "must be the declared one" in message
+
+
+def test_more_records_than_the_accounting_covers_are_refused(refusal: Refusal) -> None:
+    assert "at most" in refusal(*QUICK, "--method", "logit_dp", "--num-records-public", "1300")
+
+
+def test_cost_of_two_relations_is_not_accounted() -> None:
+    cost = plan_of({"method": "dp_gcl"}, {"method": "dpcl_simclr_rigorous"}).cost
+    assert cost is not None
+    assert cost.tuned_epsilon is None
+    assert "replace one record" in str(cost.reason)
+
+
+def test_cost_of_replacing_a_record_adds_the_trainings() -> None:
+    plan = plan_of({"method": "dpcl_simclr_rigorous"}, {"method": "dpcl_barlow_rigorous"})
+    cost = plan.cost
+    assert cost is not None
+    mechanisms = [trial.config.mechanism for trial in plan.trials]
+    halves = [dataclasses.replace(m, target_delta=cost.delta / 2).epsilon() for m in mechanisms]
+    assert cost.tuned_epsilon == pytest.approx(sum(halves))
+    assert cost.neighboring_relation == "replace one record"
+
+
+def test_repeated_steps_raise_the_cost_of_replacing_a_record() -> None:
+    plan = plan_of({"method": "dpcl_simclr_rigorous"})
+    more = cost_of(plan.options, plan.trials, {plan.trials[0].name: Charged(num_steps=14)})
+    assert plan.cost is not None
+    assert more is not None
+    assert more.tuned_epsilon > plan.cost.tuned_epsilon  # type: ignore[operator]
+
+
+def test_cost_sets_aside_the_delta_of_every_cap() -> None:
+    one = plan_of({"method": "logit_dp", "batch_cap": 120})
+    two = plan_of({"method": "logit_dp", "batch_cap": 120}, {"method": "logit_dp", "batch_cap": 120})
+    mechanism = one.trials[0].config.mechanism
+    added = mechanism.rules.added_delta(mechanism, mechanism.num_steps)
+    assert added > 0
+    assert one.cost is not None
+    assert one.cost.tuned_epsilon == pytest.approx(one.trials[0].config.epsilon(), rel=1e-6)
+    assert one.cost.delta == mechanism.target_delta
+    assert two.cost is not None
+    assert f"{2 * added:.2g}" in two.cost.theorem
+
+
+def test_statement_names_sampling_and_sensitivity_of_every_method() -> None:
+    plan = plan_of({"method": "dp_gcl"}, {"method": "dp_sgd"})
+    lines = dict(build_statement(plan, "one").lines())
+    assert "DP-GCL: each record joins" in lines["Sampling"]
+    assert "DP-SGD: Poisson, truncated" in lines["Sampling"]
+    assert "2·cap·C; proof in dpgcl_core/path_clipping.py" in lines["Sensitivity"]
+
+
+def test_statement_of_methods_as_published_promises_nothing() -> None:
+    statement = build_statement(plan_of({"method": "dp_gcl"}, {"method": "dpcl_simclr"}), "one")
+    assert statement.guarantee_label == "as-published"
+    assert not statement.promises
+
+
+class Ray:
+    """Stands in for Ray: a trial's score is that of its learning rate."""
+
+    def __init__(self) -> None:
+        self.trained: dict[str, Any] = {}
+
+    def run_trials(
+        self, session: Any, plan: SweepPlan, folder: Any, trials: Sequence[Any], on_result: Any, budget: Any
+    ) -> dict[str, str]:
+        for trial in trials:
+            self.trained[trial.name] = trial
+            rate = trial.config.optimizer.learning_rate
+            metrics = {"knn_accuracy": 1 - abs(rate - 0.02), "num_steps_charged": 10, "epsilon": 1.0}
+            on_result(trial.name, {"metrics": metrics, "series": {}})
+        return {}
+
+
+GRID = [{"learning_rate": rate} for rate in (0.01, 0.02, 0.03)]
+Tuned = Callable[..., int]
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
+    stand_in = Ray()
+    monkeypatch.setattr(service, "ray_session", lambda _: nullcontext())
+    monkeypatch.setattr(service, "run_trials", stand_in.run_trials)
+    return stand_in
+
+
+@pytest.fixture
+def tuned(tmp_path: Path, empty_database: Path) -> Tuned:
+    """Runs the tuned sweep `one` of two candidates."""
+    shutil.copy(empty_database, tmp_path)
+
+    def start(*more: str) -> int:
+        chosen = options(*QUICK, "--name", "one", "--storage", str(tmp_path), "--repeats", "2", *more)
+        compared = [Candidate(label=name, changes={"method": name}) for name in ("dp_gcl", "dp_clip")]
+        compared.append(Candidate(label="base", changes={"method": "base", "epsilon": None}, tuned=False))
+        return run_tuned_sweep("methods", chosen, compared, GRID, lambda *_: [])
+
+    return start
+
+
+def test_tuning_trains_the_best_setting_of_each_afresh(ray: Ray, tuned: Tuned) -> None:
+    assert tuned() == 0
+    shown = {name: t for name, t in ray.trained.items() if not name.startswith("tune-")}
+    assert sorted(shown) == [f"{name}-r{i}" for name in ("base", "dp_clip", "dp_gcl") for i in (0, 1)]
+    assert {shown[f"dp_gcl-r{i}"].config.optimizer.learning_rate for i in (0, 1)} == {0.02}
+
+
+def test_tuning_gives_every_candidate_the_same_grid(ray: Ray, tuned: Tuned) -> None:
+    tuned()
+    for name in ("dp_gcl", "dp_clip"):
+        tried = [ray.trained[f"tune-{name}-{number}-r0"] for number in range(3)]
+        assert [t.config.optimizer.learning_rate for t in tried] == [0.01, 0.02, 0.03]
+
+
+def test_tuning_and_comparison_share_no_seed(ray: Ray, tuned: Tuned) -> None:
+    tuned()
+    seeds = {name: trial.config.public_seed for name, trial in ray.trained.items()}
+    assert not {s for n, s in seeds.items() if n.startswith("tune-")} & {
+        s for n, s in seeds.items() if not n.startswith("tune-")
+    }
+
+
+def test_comparison_costs_what_its_tuning_cost_too(ray: Ray, tuned: Tuned, tmp_path: Path) -> None:
+    tuned()
+    both, first = (
+        json.loads((tmp_path / "sweeps" / name / "privacy_statement.json").read_text())
+        for name in ("one", "one-tuning")
+    )
+    assert both["trials"]["planned"] == first["trials"]["planned"] + 6
+    assert both["cost"]["tuned_epsilon"] > first["cost"]["tuned_epsilon"]
+
+
+def test_comparison_says_its_grid(ray: Ray, tuned: Tuned, tmp_path: Path) -> None:
+    tuned()
+    notes = " ".join(json.loads((tmp_path / "sweeps/one/privacy_statement.json").read_text())["notes"])
+    assert "learning_rate = 0.01; learning_rate = 0.02; learning_rate = 0.03" in notes
+
+
+def test_tuned_sweep_is_resumed_without_training(ray: Ray, tuned: Tuned) -> None:
+    tuned()
+    ray.trained.clear()
+    assert tuned("--resume") == 0
+    assert not ray.trained
+
+
+def test_resume_goes_on_where_only_the_tuning_was_done(ray: Ray, tuned: Tuned, tmp_path: Path) -> None:
+    tuned()
+    shutil.rmtree(tmp_path / "sweeps" / "one")
+    ray.trained.clear()
+    assert tuned("--resume") == 0
+    assert not any(name.startswith("tune-") for name in ray.trained)
+
+
+def test_comparison_needs_an_open_release() -> None:
+    with pytest.raises(ConfigError, match="its release is open"):
+        run_tuned_sweep("methods", options("--tiny", *SEALED), [], GRID, lambda *_: [])
+
+
+def compared(*arguments: str) -> list[Candidate]:
+    chosen = parse_options(
+        methods.MethodsOptions, description="", tiny=methods.TINY, full={}, by_dataset={}, arguments=arguments
+    )
+    return methods.candidates(chosen)
+
+
+def test_comparison_has_a_row_for_every_method_and_epsilon() -> None:
+    labels = {each.label for each in compared("--epsilon-grid", "1", "10")}
+    private = {name for name, method in METHODS.items() if method.label != "none"}
+    assert labels == {f"{name}-eps{e}" for name in private for e in (1, 10)} | {"base", "non_private"}
+
+
+def test_comparison_of_private_data_has_proven_methods_alone(tmp_path: Path) -> None:
+    own = write_npz(tmp_path / "own.npz", 200)
+    names = {each.changes["method"] for each in compared("--dataset", own)}
+    assert names == {name for name, method in METHODS.items() if method.label == "proven"}

@@ -1,0 +1,76 @@
+"""`--probe-datasets` in planning: what is refused, and what the plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sweeps.service.plan import SweepPlan
+from tests.sweeps.support import write_npz
+
+QUICK = ("--tiny", "--noise-multiplier", "1")
+Plan = Callable[..., SweepPlan]
+
+
+@pytest.fixture
+def faces(tmp_path: Path) -> str:
+    return write_npz(tmp_path / "faces.npz", 90)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_training_data_are_no_other_data_set(own: bool, faces: str, refusal: Callable[..., str]) -> None:
+    dataset = faces if own else "digits"
+    message = refusal(*QUICK, "--dataset", dataset, "--probe-datasets", dataset)
+    assert "other than those trained and scored on already" in message
+
+
+def test_private_training_data_are_found_by_another_path(
+    faces: str, refusal: Callable[..., str], tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    other = faces.replace("faces.npz", "folder/../faces.npz")
+    assert "other than those trained" in refusal(*QUICK, "--dataset", faces, "--probe-datasets", other)
+
+
+def test_data_scored_on_are_no_other_data_set(faces: str, refusal: Callable[..., str]) -> None:
+    message = refusal(*QUICK, "--dataset", faces, "--evaluate-on", "digits", "--probe-datasets", "digits")
+    assert "other than those trained and scored on already; got digits" in message
+
+
+def test_copy_of_the_private_images_is_no_public_probe(
+    faces: str, refusal: Callable[..., str], tmp_path: Path
+) -> None:
+    images = np.load(tmp_path / "faces.npz")["images"]
+    np.savez(tmp_path / "copy.npz", images=images[::-1][:40], labels=np.arange(40) % 2)
+    message = refusal(*QUICK, "--dataset", faces, "--probe-datasets", f"npz:{tmp_path / 'copy.npz'}")
+    assert "probe_datasets must be public; it holds images of the private training data" in message
+
+
+def test_unknown_probe_is_refused_before_data_are_read(refusal: Callable[..., str]) -> None:
+    assert "did you mean 'digits'?" in refusal(*QUICK, "--probe-datasets", "digit")
+
+
+def test_private_data_can_be_scored_on_probes_alone(faces: str, make_plan: Plan) -> None:
+    plan = make_plan(*QUICK, "--expected-batch-size", "32", "--dataset", faces, "--probe-datasets", "digits")
+    assert plan.data.evaluation_is_public
+    assert plan.data.index is None
+    assert [probe.name for probe in plan.data.probes] == ["digits"]
+    assert any("taken to be public because they are named" in note for note in plan.notes)
+    assert not any("No scores" in note for note in plan.notes)
+
+
+def test_sweep_with_other_probes_is_not_resumed(faces: str, make_plan: Plan) -> None:
+    plain, probed = make_plan(*QUICK), make_plan(*QUICK, "--probe-datasets", faces)
+    assert plain.fingerprint != probed.fingerprint
+
+
+def test_trials_name_the_data_they_are_scored_on(faces: str, make_plan: Plan) -> None:
+    small = ("--expected-batch-size", "32")
+    scored = [
+        make_plan(*QUICK, *small, *data).trials[0].params["scored_on"]
+        for data in ((), ("--dataset", faces), ("--dataset", faces, "--evaluate-on", "digits"))
+    ]
+    assert scored == ["digits", None, "digits"]

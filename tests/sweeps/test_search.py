@@ -1,0 +1,609 @@
+"""Adaptive searches: the space, what is proposed, what it costs, and that a resume goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dashboards.runs import load_trials
+from dpgcl_core import accounting
+from dpgcl_core.errors import BudgetExceeded, DpgclError, StorageError
+from dpgcl_core.filters import StepClass, composed_event
+from dpgcl_core.ledger import Ledger
+from dpgcl_core.ledger_cap import Cap
+from sweeps import search
+from sweeps.service import run as service
+from sweeps.service import searching
+from sweeps.service.execution import Stopped
+from sweeps.service.options import parse_options
+from sweeps.service.plan import Trial
+from sweeps.service.proposals import Proposals
+from sweeps.service.release import trial_classes
+from sweeps.service.search_space import SearchOptions, Space, with_default_space
+from sweeps.service.searching import SearchPlan, SearchSweep, plan_search, searched_trial
+from tests.sweeps.support import ROOT, environment, write_npz
+from trainers.mlflow_server import connect
+
+SIGMA = ("--noise-multiplier-range", "1", "4")
+
+
+def options(*arguments: str) -> SearchOptions:
+    """The options of a search for a command line."""
+    chosen = parse_options(
+        SearchOptions,
+        description="",
+        tiny=search.TINY,
+        full=search.FULL,
+        by_dataset={},
+        arguments=arguments,
+    )
+    return with_default_space(chosen, arguments)
+
+
+def plan(*arguments: str, folder: Path | None = None) -> SearchPlan:
+    return plan_search("search", options("--tiny", *arguments), folder or Path("/nonexistent"))
+
+
+def refusal(*arguments: str) -> str:
+    with pytest.raises(DpgclError) as caught:
+        plan(*arguments)
+    return str(caught.value)
+
+
+# The space
+
+
+def test_space_is_what_the_options_give_lists_and_ranges() -> None:
+    space = Space.of(options("--group-sizes", "4", "2", "--l2-clip-norm-range", "0.1", "10"))
+    assert space.text == "group_size: 4, 2; l2_clip_norm: 0.1 to 10"
+
+
+def test_space_of_one_value_fixes_the_option() -> None:
+    space = Space.of(options("--group-sizes", "4", "--temperature-range", "0.1", "1"))
+    assert (space.columns, space.fixed) == (["temperature"], {"group_size": 4})
+
+
+def test_search_without_a_space_has_one_but_for_what_is_fixed() -> None:
+    columns = Space.of(options("--learning-rate", "0.01")).columns
+    assert "temperature" in columns
+    assert "learning_rate" not in columns
+
+
+def test_values_are_rounded_within_the_range() -> None:
+    (each,) = Space.of(options("--learning-rate-range", "0.0012345", "0.0056789")).searched
+    assert [each.value(x) for x in (0.0012345, 0.0033333, 0.0056789)] == [0.0012345, 0.00333, 0.0056789]
+
+
+def test_group_sizes_above_a_quarter_of_the_batch_are_left_out_and_told() -> None:
+    found = plan("--noise-multiplier", "1", "--group-sizes", "4", "8", "32")
+    assert found.space.searched[0].choices == (4, 8)
+    assert any("group_size = 32 is not searched: group_size must be at most" in note for note in found.notes)
+
+
+def test_list_that_means_nothing_to_a_method_is_left_out_and_told() -> None:
+    found = plan("--noise-multiplier", "1", "--method", "dp_clip")
+    assert found.space.columns == ["learning_rate"]
+    assert "group_size is not searched, for it means nothing to dp_clip." in found.notes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--group-sizes", "4", "--learning-rate-range", "0.1", "0.1"), "must vary at least one option"),
+        (("--group-sizes", "32", "64"), "must be at most a quarter of the expected batch size"),
+        (("--group-sizes", "4", "32", "--learning-rate-range", "1", "1"), "must vary at least one option"),
+        (("--temperature-range", "1", "0.1"), "temperature_range must be a smallest and a largest value"),
+        (("--noise-multiplier-range", "0.00001", "1"), "noise_multiplier must be at least"),
+        ((*SIGMA, "--epsilon-range", "1", "2"), "give epsilon_range or noise_multiplier_range, not both"),
+        ((*SIGMA, "--epsilon", "3"), "give epsilon or a range of ε or σ, not both; got epsilon = 3.0"),
+        (("--num-trials", "1"), "num_trials must be at least 2"),
+        (("--repeats", "2"), "leave repeats out"),
+        (("--search", "grid"), "give --sampler, not search = grid"),
+        (("--release", "sealed"), "TPE proposes each trial by looking at earlier ones"),
+        (("--release", "sealed", "--sampler", "random"), "for --release open"),
+        (("--sampler", "grid"), "sampler"),
+        (("--objectives", "knn"), "'knn'. Valid: epsilon, knn_accuracy, linear_probe_accuracy"),
+        (("--objectives", "noised_knn_accuracy"), "unknown objective 'noised_knn_accuracy'"),
+        ((*SIGMA, "--objectives", "epsilon"), "must be one or more different scores"),
+        (("--objectives", "knn_accuracy", "knn_accuracy"), "must be one or more different scores"),
+        (("--objectives", "knn_accuracy", "epsilon"), "epsilon is the same in all trials"),
+        ((*SIGMA, "--objectives", "knn_accuracy", "epsilon", "--seeded-non-private"), "has no ε"),
+        (("--method", "logit_dp", "--num-augmentations", "0", *SIGMA), "logit_dp has others"),
+        (("--method", "dp_clip", "--learning-rate-range", "1", "1"), "must vary at least one option"),
+    ],
+)
+def test_search_refuses_bad_input(arguments: tuple[str, ...], words: str) -> None:
+    own = () if "range" in str(arguments) and "noise" in str(arguments) else ("--noise-multiplier", "1")
+    assert words in refusal(*own, *arguments)
+
+
+def test_search_of_private_data_without_public_scores_is_refused(tmp_path: Path) -> None:
+    data = write_npz(tmp_path / "own.npz", 128)
+    assert "objective 'knn_accuracy'. Valid: epsilon" in refusal("--dataset", data, *SIGMA)
+
+
+# What it costs
+
+
+def test_cost_is_that_of_all_trials_at_the_least_noise() -> None:
+    found = plan(*SIGMA, "--num-trials", "6")
+    (planned,) = found.cost.planned
+    assert (planned["noise_multiplier"], planned["num_steps"], planned["count"]) == (1.0, 10, 6)
+
+
+def test_cost_in_advance_dominates_that_of_the_trials() -> None:
+    found = plan(*SIGMA, "--num-trials", "2", "--sampler", "random")
+    proposals = Proposals(found.space, found.options)
+    trials = [searched_trial(found, k, proposals.ask(), Path("/nonexistent")) for k in range(1, 3)]
+    noises = {trial.config.mechanism.noise_multiplier for trial in trials}
+    assert len(noises) == 2
+    steps: Counter[StepClass] = Counter()
+    for each in trial_classes(trials):
+        steps.update(each.steps_of_one)
+    spent = accounting.epsilon_rdp(composed_event(steps), found.cost.delta)
+    assert spent < found.cost.rdp_epsilon
+
+
+def test_budgeted_noise_is_the_given_end_and_not_a_rounded_one() -> None:
+    found = plan("--noise-multiplier-range", "1.236", "4")
+    assert found.trials[0].config.mechanism.noise_multiplier == 1.236
+
+
+def test_trial_takes_no_less_noise_than_budgeted_where_its_calibration_finds_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def sloppy(*, target_epsilon: float, **_: Any) -> SimpleNamespace:
+        return SimpleNamespace(noise_multiplier=2.0 if target_epsilon == 10 else 1.9)
+
+    monkeypatch.setattr(accounting, "calibrate_noise_multiplier", sloppy)
+    found = plan("--epsilon-range", "1", "10")
+    trial = searched_trial(
+        found, 1, {"epsilon": 9.9, "group_size": 2, "learning_rate": 1e-3}, Path("/nonexistent")
+    )
+    assert trial.config.mechanism.noise_multiplier == 2.0
+
+
+def test_trials_share_what_their_cost_depends_on_besides_noise() -> None:
+    found = plan(*SIGMA, "--l2-clip-norm-range", "0.1", "10", "--temperature-range", "0.1", "1")
+    costliest = found.trials[0].config.mechanism
+    proposals = Proposals(found.space, found.options)
+    for number in range(1, 9):
+        mechanism = searched_trial(found, number, proposals.ask(), Path("/nonexistent")).config.mechanism
+        assert mechanism.noise_multiplier >= costliest.noise_multiplier
+        for name in ("sampling_prob", "num_steps", "target_delta", "num_records_public"):
+            assert getattr(mechanism, name) == getattr(costliest, name)
+
+
+def test_plan_of_a_search_tells_no_searched_setting_as_shared() -> None:
+    params = plan(*SIGMA).params()
+    assert not {"group_size", "learning_rate", "noise_multiplier", "target_epsilon"} & set(params)
+    assert (params["searched"], params["num_trials"]) == ("group_size, noise_multiplier, learning_rate", 4)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ("--sampler", "qmc"),
+        ("--learning-rate-range", "0.001", "0.02"),
+        ("--num-trials", "5"),
+        ("--seed", "1"),
+    ],
+)
+def test_fingerprint_tells_searches_apart(other: tuple[str, ...]) -> None:
+    assert plan("--noise-multiplier", "1").fingerprint != plan("--noise-multiplier", "1", *other).fingerprint
+
+
+# What is proposed
+
+
+def proposed(
+    chosen: SearchOptions, number: int, *, after: int = 0, peak: float = 0.3
+) -> list[dict[str, Any]]:
+    """The values of so many trials, each told at once; those before `after` by an earlier process."""
+    first = Proposals(Space.of(chosen), chosen)
+    found: list[dict[str, Any]] = []
+    for k in range(1, number + 1):
+        if k == after + 1 and after:
+            first = Proposals(Space.of(chosen), chosen)
+            for earlier, values in enumerate(found, start=1):
+                first.repeat(values)
+                first.tell(earlier, score_of(values, peak))
+        found.append(first.ask())
+        first.tell(k, score_of(found[-1], peak))
+    return found
+
+
+def score_of(values: Mapping[str, Any], peak: float) -> dict[str, float]:
+    return {"knn_accuracy": 1 / (1 + abs(math.log(values["temperature"] / peak)))}
+
+
+SPACE = ("--group-sizes", "2", "4", "8", "--temperature-range", "0.05", "2")
+SAMPLERS = pytest.mark.parametrize("sampler", ["tpe", "random", "qmc"])
+
+
+@SAMPLERS
+def test_proposals_are_in_the_space(sampler: str) -> None:
+    for values in proposed(options(*SPACE, "--sampler", sampler), 12):
+        assert values["group_size"] in (2, 4, 8)
+        assert 0.05 <= values["temperature"] <= 2
+
+
+@SAMPLERS
+def test_proposals_follow_from_the_public_seed(sampler: str) -> None:
+    one, again, other = (
+        proposed(options(*SPACE, "--sampler", sampler, "--seed", seed), 8) for seed in ("0", "0", "1")
+    )
+    assert one == again
+    assert one != other
+
+
+@SAMPLERS
+def test_proposals_after_a_resume_are_those_without_one(sampler: str) -> None:
+    chosen = options(*SPACE, "--sampler", sampler, "--num-trials", "16")
+    assert proposed(chosen, 14, after=9) == proposed(chosen, 14)
+
+
+@SAMPLERS
+def test_no_setting_is_proposed_twice(sampler: str) -> None:
+    found = [values["temperature"] for values in proposed(options(*SPACE, "--sampler", sampler), 12, after=6)]
+    assert len(set(found)) == 12
+
+
+def test_qmc_fills_the_space_evenly() -> None:
+    found = proposed(options(*SPACE, "--sampler", "qmc"), 16)
+    places = sorted(math.log(values["temperature"] / 0.05) / math.log(2 / 0.05) for values in found)
+    assert all(abs(place - (k + 0.5) / 16) < 1 / 16 for k, place in enumerate(places))
+
+
+def test_tpe_goes_where_the_scores_are_high_and_random_does_not() -> None:
+    def last_median(sampler: str, peak: float) -> float:
+        chosen = options(*SPACE, "--sampler", sampler)
+        return float(np.median([values["temperature"] for values in proposed(chosen, 30, peak=peak)[-15:]]))
+
+    assert last_median("tpe", 0.1) < 0.25 < 0.4 < last_median("tpe", 1.0)
+    assert last_median("random", 0.1) == last_median("random", 1.0)
+
+
+def test_best_is_the_pareto_front_of_score_and_epsilon() -> None:
+    chosen = options(*SPACE, *SIGMA, "--objectives", "knn_accuracy", "epsilon")
+    proposals = Proposals(Space.of(chosen), chosen)
+    for k, (score, epsilon) in enumerate([(0.5, 1.0), (0.4, 2.0), (0.7, 4.0), (0.7, 8.0)], start=1):
+        proposals.ask()
+        proposals.tell(k, {"knn_accuracy": score, "epsilon": epsilon})
+    assert [number for number, _ in proposals.best()] == [1, 3]
+
+
+@pytest.mark.parametrize("metrics", [None, {}, {"knn_accuracy": math.nan}])
+def test_failed_trials_are_no_best_ones(metrics: dict[str, float] | None) -> None:
+    chosen = options(*SPACE)
+    proposals = Proposals(Space.of(chosen), chosen)
+    for k, told in enumerate([metrics, {"knn_accuracy": 0.1}], start=1):
+        proposals.ask()
+        proposals.tell(k, told)
+    assert [number for number, _ in proposals.best()] == [2]
+
+
+# A search under way; trials end at once
+
+
+class Ray:
+    """Stands in for Ray: asks for a trial, trains it at once, and tells.
+
+    Attributes:
+      trained: the trials, in order.
+      stop_before: the search is stopped when this trial was asked for.
+      failing: names of trials that fail.
+      looks: what was written down of every trial before it started.
+      before: called before the first trial.
+    """
+
+    def __init__(self) -> None:
+        self.trained: list[Trial] = []
+        self.stop_before = ""
+        self.failing: set[str] = set()
+        self.looks: list[Any] = []
+        self.before: Callable[[], None] = lambda: None
+
+    def run_trials(
+        self,
+        session: Any,
+        plan: SearchPlan,
+        folder: Any,
+        trials: Sequence[Trial],
+        on_result: Any,
+        budget: Any,
+        source: SearchSweep,
+    ) -> dict[str, str]:
+        failed = {}
+        self.before()
+        for _ in trials:
+            trial = source.next_trial()
+            path = folder.path / "suggested" / f"{trial.name}.json"
+            self.looks.append(json.loads(path.read_text()) if path.exists() else None)
+            if trial.name == self.stop_before:
+                raise Stopped(2)
+            if trial.name in self.failing:
+                failed[trial.name] = "it failed"
+                source.ended(trial.name)
+                continue
+            self.trained.append(trial)
+            rate = trial.config.optimizer.learning_rate
+            metrics = {"epsilon": trial.config.epsilon(), "knn_accuracy": rate * 10, "num_steps_charged": 10}
+            on_result(trial.name, {"metrics": metrics, "series": {}})
+            source.ended(trial.name)
+        return failed
+
+    def settings(self) -> dict[str, tuple[Any, ...]]:
+        """What each trial trained with."""
+        return {
+            trial.name: (trial.config.mechanism.group_size, trial.config.optimizer.learning_rate)
+            for trial in self.trained
+        }
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
+    stand_in = Ray()
+    monkeypatch.setattr(service, "ray_session", lambda _: nullcontext())
+    monkeypatch.setattr(searching, "run_trials", stand_in.run_trials)
+    return stand_in
+
+
+@pytest.fixture
+def start(tmp_path: Path, empty_database: Path) -> Callable[..., int]:
+    """Runs the search `one` of four trials."""
+    shutil.copy(empty_database, tmp_path)
+
+    def run(*more: str) -> int:
+        own = () if "--noise" in str(more) else ("--noise-multiplier", "1")
+        chosen = options("--tiny", *own, "--name", "one", "--storage", str(tmp_path), *more)
+        return service.execute("search", chosen, (), lambda *_: [], kind=SearchSweep).code
+
+    return run
+
+
+def test_settings_are_written_down_before_a_trial_starts(ray: Ray, start: Callable[..., int]) -> None:
+    assert start() == 0
+    written = [(each["group_size"], each["learning_rate"]) for each in ray.looks]
+    assert written == list(ray.settings().values())
+
+
+def test_search_stopped_and_resumed_repeats_no_trial_and_keeps_its_settings(
+    ray: Ray, start: Callable[..., int]
+) -> None:
+    ray.stop_before = "trial-3"
+    assert start() == 130
+    ray.stop_before = ""
+    assert start("--resume") == 0
+    assert [trial.name for trial in ray.trained] == ["trial-1", "trial-2", "trial-3", "trial-4"]
+    begun, resumed = ray.looks[2], ray.settings()["trial-3"]
+    assert (begun["group_size"], begun["learning_rate"]) == resumed
+
+
+def test_search_stopped_and_resumed_is_the_one_never_stopped(
+    ray: Ray, start: Callable[..., int], tmp_path: Path
+) -> None:
+    ray.stop_before = "trial-3"
+    start("--num-trials", "6")
+    ray.stop_before = ""
+    start("--num-trials", "6", "--resume")
+    resumed = ray.settings()
+    ray.trained.clear()
+    shutil.rmtree(tmp_path / "sweeps")
+    start("--num-trials", "6")
+    assert ray.settings() == resumed
+
+
+def test_finished_search_trains_nothing_when_resumed(
+    ray: Ray, start: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    start()
+    capsys.readouterr()
+    assert start("--resume") == 0
+    assert len(ray.trained) == 4
+    assert "best by knn_accuracy:" in capsys.readouterr().out
+
+
+def test_failed_trial_is_tried_again_by_a_resume_alone(ray: Ray, start: Callable[..., int]) -> None:
+    ray.failing = {"trial-2"}
+    assert start() == 1
+    ray.failing = set()
+    assert start("--resume") == 0
+    assert [trial.name for trial in ray.trained] == ["trial-1", "trial-3", "trial-4", "trial-2"]
+
+
+def test_lost_settings_of_a_begun_trial_stop_a_resume(
+    ray: Ray, start: Callable[..., int], tmp_path: Path
+) -> None:
+    start()
+    (tmp_path / "sweeps" / "one" / "suggested" / "trial-2.json").unlink()
+    with pytest.raises(StorageError, match="gone or damaged; restore it"):
+        start("--resume")
+
+
+def test_search_with_another_space_does_not_continue_a_search(ray: Ray, start: Callable[..., int]) -> None:
+    start()
+    with pytest.raises(StorageError, match="belongs to another configuration"):
+        start("--resume", "--learning-rate-range", "0.001", "0.02")
+
+
+def test_best_setting_is_said(
+    ray: Ray, start: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    start()
+    best = max(ray.trained, key=lambda trial: trial.config.optimizer.learning_rate)
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  trial-"))
+    size, rate = best.config.mechanism.group_size, best.config.optimizer.learning_rate
+    assert (
+        line
+        == f"  {best.name}: knn_accuracy {rate * 10:.4g} with group_size = {size}, learning_rate = {rate}"
+    )
+
+
+def test_statement_of_a_search_has_its_budget_and_its_mechanisms(
+    ray: Ray, start: Callable[..., int], tmp_path: Path
+) -> None:
+    start(*SIGMA)
+    statement = json.loads((tmp_path / "sweeps" / "one" / "privacy_statement.json").read_text())
+    (planned,) = statement["budget"]["planned"]
+    assert (planned["noise_multiplier"], planned["count"]) == (1.0, 4)
+    assert statement["cost"] == statement["budget"]
+    noises = {mechanism["noise_multiplier"] for mechanism in statement["mechanisms"]}
+    assert noises == {trial.config.mechanism.noise_multiplier for trial in ray.trained}
+
+
+def test_dry_run_of_a_search_says_space_trials_and_cost(
+    ray: Ray, start: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert start("--dry-run", *SIGMA) == 0
+    said = capsys.readouterr().out
+    assert "4 trials by tpe, for knn_accuracy, over" in said
+    assert "noise_multiplier     1 to 4" in said
+    assert "Open release: all 4 trials together ε = " in said
+    assert not (tmp_path / "sweeps").exists()
+
+
+# Private data, charged to a ledger
+
+
+@pytest.fixture
+def charged(start: Callable[..., int], tmp_path: Path) -> Callable[..., int]:
+    """Runs a search on private data, scored on public ones; the ledger lets so many steps of σ = 1 pass."""
+    data = write_npz(tmp_path / "own.npz", 200)
+    sizes = ("--expected-batch-size", "32", "--group-sizes", "2", "4", *SIGMA)
+
+    def run(num_steps: int) -> int:
+        url = str(tmp_path / "ledger.db")
+        delta = plan("--dataset", data, "--evaluate-on", "digits", *sizes).cost.delta
+        cap = Cap(epsilon=200.0, delta=delta, quotas=((StepClass(0.16, 1.0), num_steps),))
+        Ledger.create(url).register("mine", cap, num_records_public=200)
+        given = ("--dataset", data, "--evaluate-on", "digits", "--dataset-id", "mine", "--ledger", url)
+        return start(*given, *sizes)
+
+    return run
+
+
+def test_ledger_reserves_every_trial_at_the_least_noise_before_the_first_one(
+    ray: Ray, charged: Callable[..., int], tmp_path: Path
+) -> None:
+    held: list[int | None] = []
+    ray.before = lambda: held.extend(
+        reservation.num_steps if reservation is not None else None
+        for k in range(1, 5)
+        for reservation in [Ledger.open(str(tmp_path / "ledger.db")).reservation("mine", label(tmp_path, k))]
+    )
+    assert charged(40) == 0
+    assert held == [10] * 4
+
+
+def label(folder: Path, number: int) -> str:
+    sweep_id = json.loads((folder / "sweeps" / "one" / "plan.json").read_text())["sweep_id"]
+    return f"one-{sweep_id}/trial-{number}"
+
+
+def test_ledger_with_one_step_too_few_starts_no_trial(ray: Ray, charged: Callable[..., int]) -> None:
+    with pytest.raises(BudgetExceeded):
+        charged(39)
+    assert ray.trained == []
+
+
+# A whole search on a Ray of its own, and then the same with --resume, one result lost
+
+
+@dataclass
+class Whole:
+    """What a search left, and what resuming it changed."""
+
+    ended: subprocess.CompletedProcess[str]
+    folder: Path
+    uri: str
+    resumed: subprocess.CompletedProcess[str]
+    before: dict[str, Any]
+
+
+def read_trials(folder: Path) -> dict[str, Any]:
+    return {path.stem: json.loads(path.read_text()) for path in (folder / "trials").glob("*.json")}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    top = tmp_path_factory.mktemp("whole")
+    (top / "home").mkdir()
+    given = ("--tiny", *SIGMA, "--objectives", "knn_accuracy", "epsilon", "--name", "one")
+
+    def run(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, str(ROOT / "sweeps" / "search.py"), *given, f"--storage={top}", *more],
+            capture_output=True,
+            text=True,
+            cwd=top,
+            env=environment(top / "home"),
+            timeout=400,
+            check=False,
+        )
+
+    ended = run()
+    folder = top / "sweeps" / "one"
+    before = read_trials(folder)
+    (folder / "trials" / "trial-2.json").unlink()
+    return Whole(ended, folder, f"sqlite:///{top}/mlflow.db", run("--resume"), before)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_search_ends_with_code_0_and_silent_stderr(whole: Whole) -> None:
+    assert (whole.ended.returncode, whole.ended.stderr) == (0, ""), whole.ended.stdout
+    assert sorted(whole.before) == ["trial-1", "trial-2", "trial-3", "trial-4"]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_search_says_its_pareto_front(whole: Whole) -> None:
+    assert "Pareto front, " in whole.ended.stdout
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_search_writes_its_figure(whole: Whole) -> None:
+    for name in ("search.png", "search.html", "search.csv", "search.md"):
+        assert (whole.folder / name).stat().st_size > 100
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_search_tracks_what_was_searched_and_each_trial(whole: Whole) -> None:
+    client = connect(whole.uri)
+    experiment = client.get_experiment_by_name("dpgcl")
+    (parent,) = client.search_runs([experiment.experiment_id], "tags.`dpgcl.role` = 'sweep'")
+    assert parent.data.params["searched"] == "group_size, noise_multiplier, learning_rate"
+    assert parent.data.params["objectives"] == "knn_accuracy, epsilon"
+    assert (parent.data.params["sampler"], parent.data.params["num_trials"]) == ("tpe", "4")
+    trials = load_trials(whole.uri, "one")
+    assert sorted(trials["trial_number"]) == [1, 2, 3, 4]
+    assert set(trials["num_steps_charged"]) == {10}
+    for row in trials.itertuples():
+        written = json.loads((whole.folder / "suggested" / f"{row.trial}.json").read_text())
+        assert (row.group_size, row.noise_multiplier) == (written["group_size"], written["noise_multiplier"])
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_resumed_search_trains_the_lost_trial_alone(whole: Whole) -> None:
+    assert whole.resumed.returncode == 0, whole.resumed.stderr
+    assert "(3 of 4 trials done)" in whole.resumed.stdout
+    after = read_trials(whole.folder)
+    assert [name for name in after if after[name] != whole.before[name]] in ([], ["trial-2"])
+    assert after["trial-2"]["config_hash"] == whole.before["trial-2"]["config_hash"]

@@ -1,0 +1,117 @@
+"""A sweep as its driver leaves it: real trainings of two steps, without Ray and without MLflow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+
+from dpgcl_core.selection_laws import TruncatedNegativeBinomial
+from dpgcl_core.statement import RESEARCH
+from sweeps.group_size import points
+from sweeps.service import run as service
+from sweeps.service.execution import Stopped
+from sweeps.service.plan import SweepPlan, Trial
+from sweeps.service.storage import SweepFolder
+from tests.sweeps.support import options
+from trainers.checkpoint import CheckpointFolder
+from trainers.config import NetworkConfig
+from trainers.encoder import Encoder, ImageShape, build_encoder
+from trainers.exported import ModelDescription, Statement, write_model
+from trainers.loop import train
+
+SMALL = ("--tiny", "--num-steps", "2", "--network", "tiny_cnn", "--embedding-dim", "8")
+SMALL += ("--noise-multiplier", "1", "--max-query-records", "60", "--max-index-records", "60")
+
+
+def run_small_sweep(root: Path, name: str, *more: str, num_sealed: int = 2) -> dict[str, Encoder]:
+    """Runs a group-size sweep in `root` and returns the trained encoders by trial.
+
+    Args:
+      root: the storage folder.
+      name: of the sweep.
+      more: options; later ones win.
+      num_sealed: the number of trials that a sealed sweep draws.
+    """
+    trained: dict[str, Encoder] = {}
+
+    def run_trials(
+        _: Any, plan: SweepPlan, folder: SweepFolder, trials: Sequence[Trial], on_result: Any, *__: Any
+    ) -> dict[str, str]:
+        for trial in trials:
+            folder.mark_start(trial.name)
+            place = CheckpointFolder(folder.checkpoint_folder(trial.name), every_steps=10)
+            result = train(trial.config, plan.data, checkpoints=place)
+            trained[trial.name] = result.encoder
+            on_result(trial.name, {"metrics": result.metrics, "series": result.series})
+        return {}
+
+    assert _run(root, name, more, run_trials, num_sealed) == 0
+    return trained
+
+
+def stop_small_sweep(root: Path, name: str, *more: str) -> None:
+    """The same, stopped by a signal once a training has been let draw."""
+
+    def run_trials(_: Any, __: SweepPlan, folder: SweepFolder, trials: Sequence[Trial], *___: Any) -> None:
+        folder.mark_start(trials[0].name)
+        raise Stopped(15)
+
+    assert _run(root, name, more, run_trials) == 128 + 15
+
+
+def _run(root: Path, name: str, more: Sequence[str], run_trials: Any, num_sealed: int = 2) -> int:
+    chosen = options(*SMALL, "--storage", str(root), "--name", name, *more)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(service, "ray_session", lambda _: nullcontext())
+        patch.setattr(service, "run_trials", run_trials)
+        patch.setattr(service, "Tracker", MagicMock())
+        patch.setattr(TruncatedNegativeBinomial, "draw", lambda _: num_sealed)
+        return service.run_sweep("group-size", chosen, points(chosen), lambda *_: [])
+
+
+def same_weights(found: Mapping[str, torch.Tensor], encoder: Encoder) -> bool:
+    """Whether a state dictionary is that of `encoder`, bit for bit."""
+    own = encoder.state_dict()
+    return found.keys() == own.keys() and all(torch.equal(found[name], own[name]) for name in own)
+
+
+def write_small_model(
+    folder: Path,
+    *,
+    image_shape: ImageShape = (1, 8, 8),
+    data: str = RESEARCH,
+    embedding_dim: int = 8,
+    state: Mapping[str, torch.Tensor] | None = None,
+) -> Encoder:
+    """Writes an exported folder without a sweep and returns its encoder."""
+    network = NetworkConfig(name="tiny_cnn", embedding_dim=embedding_dim)
+    encoder = build_encoder(network, image_shape, seed=3)
+    encoder.load_state_dict(dict(state or encoder.state_dict()))
+    description = ModelDescription(
+        promise="a promise",
+        network=network.name,
+        embedding_dim=embedding_dim,
+        image_shape=image_shape,
+        sweep="one",
+        trial="a",
+        chosen="by name",
+        method="dp_gcl",
+        dataset="digits",
+        data=data,
+        guarantee_label="proven",
+        neighboring_relation="add or remove one record",
+        epsilon=1.0,
+        delta=1e-5,
+        sweep_epsilon=2.0,
+        sweep_delta=1e-5,
+        num_steps=2,
+    )
+    statement = Statement(values={"data": data}, page="# Privacy statement\n")
+    write_model(folder, description, encoder.state_dict(), statement)
+    return encoder.eval()

@@ -1,0 +1,103 @@
+"""Data sets to probe: their images in the shape of the training data's, whose network looks at them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpgcl_core.errors import ConfigError
+from trainers.data import load_dataset, split_train_test
+from trainers.data.dataset import Dataset, Probe, Records
+
+# Of ITU-R BT.601, in 65,536ths: what Pillow, and so a grey data set read from colour files, takes.
+_LUMA = np.array([19595, 38470, 7471], dtype=np.uint32)
+_HALF, _BITS = 1 << 15, 16
+
+
+def load_probes(names: Sequence[str], dataset: Dataset, *, test_fraction: float) -> tuple[Probe, ...]:
+    """Returns `load_probe` of each of `names` for networks trained on `dataset`.
+
+    Raises:
+      ConfigError: as `load_probe`, or two have the same short name.
+      DataError: as `load_probe`.
+    """
+    short = [probe_name(name) for name in names]
+    if len(set(short)) < len(short):
+        raise ConfigError(
+            "probe_datasets must have different names, without their folders, for their scores to be told "
+            f"apart; got {', '.join(short)}: rename files"
+        )
+    return tuple(
+        load_probe(name, image_shape=dataset.image_shape, test_fraction=test_fraction) for name in names
+    )
+
+
+def load_probe(name: str, *, image_shape: tuple[int, int, int], test_fraction: float) -> Probe:
+    """Returns a public labelled data set to score features on.
+
+    Its images are resized to the training data's square, and their channels made those of the training
+    data, see `with_channels`. Index and queries are its own training and test split, where it has one.
+
+    Args:
+      name: as for `trainers.data.load_dataset`.
+      image_shape: (channels, height, width) of the training data.
+      test_fraction: share of its records that are scored, where it has no split of its own.
+
+    Raises:
+      ConfigError: its records have no labels, or the training images are not square.
+      DataError: the data are missing or unusable.
+    """
+    channels, height, width = image_shape
+    if height != width:
+        raise ConfigError(
+            "probe_datasets are resized to the training images' square, and these are "
+            f"{height} × {width} pixels: give --image-size"
+        )
+    index, queries = split_train_test(load_dataset(name, image_size=height), test_fraction)
+    if index.labels is None or queries.labels is None:
+        raise ConfigError(f"probe_datasets need labels, for k-NN and the linear probe; {name} has none")
+    index, queries = (_with_channels(records.one_row_each(), channels) for records in (index, queries))
+    return Probe(name=probe_name(name), index=index, queries=queries)
+
+
+def probe_name(dataset: str) -> str:
+    """Returns a data set's name as it stands in a metric's.
+
+    >>> probe_name("fashion-mnist"), probe_name("npz:/data/some faces.npz")
+    ('fashion-mnist', 'npz-some-faces')
+    """
+    scheme, _, path = dataset.partition(":")
+    return f"{scheme}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', Path(path).stem)}" if path else dataset
+
+
+def with_channels(images: NDArray[np.uint8], channels: int) -> NDArray[np.uint8]:
+    """Returns images as grey (one channel) or colour (three).
+
+    A grey image becomes colour by repeating its channel; a colour image becomes grey by its luma,
+    0.299 R + 0.587 G + 0.114 B, rounded.
+
+    Args:
+      images: uint8 `[n, 1 or 3, height, width]`.
+      channels: 1 or 3.
+
+    >>> red = np.array([255, 0, 0], dtype=np.uint8).reshape(1, 3, 1, 1)
+    >>> with_channels(red, 1).tolist(), with_channels(with_channels(red, 1), 3).ravel().tolist()
+    ([[[[76]]]], [76, 76, 76])
+    """
+    if images.shape[1] == channels:
+        return images
+    if channels == 3:
+        return np.repeat(images, 3, axis=1)
+    grey = np.zeros(images[:, :1].shape, dtype=np.uint32)
+    for channel, weight in enumerate(_LUMA):
+        grey += images[:, channel : channel + 1] * weight
+    return ((grey + _HALF) >> _BITS).astype(np.uint8)
+
+
+def _with_channels(records: Records, channels: int) -> Records:
+    return dataclasses.replace(records, images=with_channels(records.images, channels))

@@ -1,0 +1,160 @@
+"""Starting from weights instead of a random draw, and why they must be public.
+
+The guarantee of a training is about its own records: whatever the first weights are, as long as they are
+fixed beforehand and do not depend on those records, the steps from there on are the same mechanism, and ε
+is the same. It says nothing of the data that the first weights were made from. So:
+
+- Weights made from **private** records are refused. A model with an ε of its own would carry it into this
+  one; if they were made from the same records, both ε would add up, and nothing here adds them.
+- A model that was exported from public or synthetic data is accepted.
+- A file that does not say what it was made from is taken to be public on the user's word, and the privacy
+  statement says so.
+
+A file that `trainers.export` wrote says whose data it comes from even when it is copied elsewhere, and so
+does a privacy statement that lies beside it.
+
+What identifies a warm start is the hash of its file: it enters a trial's configuration, and every worker
+checks it as it loads. The path must be one that all machines see.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dpgcl_core.errors import ConfigError, StorageError
+from dpgcl_core.statement import RESEARCH
+from trainers.config import TrainingConfig
+from trainers.encoder import Encoder, ImageShape, build_encoder
+from trainers.exported import DESCRIPTION, STATEMENT, WEIGHTS, read_description, read_model_weights
+from trainers.weights import WarmStart, misfits, read_note, read_weights
+
+_BACKBONE, _HEAD, _PREDICTOR = "backbone.", "head.", "predictor."
+_LAST_OF_HEAD = "head.2.weight"
+
+
+def read_warm_start(path: Path) -> WarmStart:
+    """Returns what a training can start from, with the hash of its weights.
+
+    Args:
+      path: a folder that `python -m trainers.export` wrote, or a file with a state dictionary of the same
+        network (or of its backbone alone): `.safetensors`, or written by `torch.save`.
+
+    Raises:
+      ConfigError: there is nothing, or the weights come from private data.
+      StorageError: the folder or the file is damaged.
+    """
+    path = path.expanduser().absolute()
+    if path.is_dir():
+        path = path / WEIGHTS
+    elif not path.is_file():
+        raise ConfigError(
+            f"warm_start must be an exported model's folder or a file of weights; there is no {path}"
+        )
+    _refuse_private(path.resolve())
+    if path.name == WEIGHTS and (path.parent / DESCRIPTION).exists():
+        description = read_description(path.parent)
+        read_model_weights(path.parent, description)
+        origin = f"the exported model of sweep {description.sweep}, trained on public {description.dataset}"
+    elif path.name == WEIGHTS and not path.exists():
+        raise StorageError(f"{path.parent} holds no {WEIGHTS}: give an exported model's folder, or a file")
+    else:
+        origin = "weights that are taken to be public on the word of whoever gave them"
+    weights = read_weights(path)
+    last = _encoder_names(weights.tensors).get(_LAST_OF_HEAD)
+    return WarmStart(
+        path=str(path),
+        sha256=weights.sha256,
+        embedding_dim=None if last is None or not last.ndim else len(last),
+        origin=origin,
+    )
+
+
+def _refuse_private(path: Path) -> None:
+    """Refuses weights that say, themselves or by what lies beside them, that private data made them."""
+    beside = (path.parent / DESCRIPTION, path.parent / f"{STATEMENT}.json")
+    said = [_data_of(file.read_text(encoding="utf-8")) for file in beside if file.is_file()]
+    note = read_note(path)
+    said += [] if note is None else [_data_of(note)]
+    if any(data != RESEARCH for data in said):
+        raise ConfigError(
+            f"a training must start from public or synthetic weights; {path} comes from private data, and "
+            "its ε would have to be added to this training's. Train from scratch, or give public weights"
+        )
+
+
+def _data_of(text: str) -> str:
+    """What a description or a statement says of its data; what says nothing of them is not public."""
+    try:
+        values = json.loads(text)
+    except ValueError:
+        return ""
+    return str(values.get("data")) if isinstance(values, dict) else ""
+
+
+def starting_encoder(config: TrainingConfig, image_shape: ImageShape) -> Encoder:
+    """Returns the encoder before step 0, on the CPU: a random draw from the public seed, or the warm start.
+
+    Of a warm start the whole backbone is taken; its projection head is, too, if it has one and of this
+    training's `embedding_dim`. A head of another width, like a missing one, leaves the fresh head. The
+    predictor of a method that has one is a part of its loss, and always starts fresh.
+
+    Args:
+      config: of the training.
+      image_shape: (channels, height, width).
+
+    Raises:
+      ConfigError: the weights do not fit, are not finite, or have changed since the training was planned;
+        or as `build_encoder`.
+      StorageError: the file cannot be read here.
+    """
+    encoder = build_encoder(config.network, image_shape, config.public_seed)
+    if config.warm_start is not None:
+        _load(encoder, config.warm_start)
+    return encoder
+
+
+def _load(encoder: Encoder, start: WarmStart) -> None:
+    weights = read_weights(Path(start.path))
+    if weights.sha256 != start.sha256:
+        raise ConfigError(
+            f"the warm start {start.path} must be the file that the training was planned with, sha256 "
+            f"{start.sha256}; got {weights.sha256}: put it back, and where all machines see it"
+        )
+    own, given = encoder.state_dict(), _encoder_names(weights.tensors)
+    fresh = (_PREDICTOR,) if start.embedding_dim == encoder.embedding_dim else (_PREDICTOR, _HEAD)
+    given = {name: value for name, value in given.items() if not name.startswith(fresh)}
+    given |= {name: value for name, value in own.items() if name.startswith(fresh)}
+    difference = misfits(given, own)
+    if difference is not None:
+        raise ConfigError(
+            f"the warm start must be of the same network, and {start.path} is not: {difference}; give the "
+            "--network and image size that it was made with"
+        )
+    for name, value in given.items():
+        if not torch.isfinite(value).all():
+            raise ConfigError(f"a warm start must be finite, and {name} in {start.path} is not; give another")
+    encoder.load_state_dict(given)
+
+
+def _encoder_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors by their names in an `Encoder`; a backbone's own state dictionary has no prefix."""
+    if any(name.startswith(_BACKBONE) for name in tensors):
+        return dict(tensors)
+    return {_BACKBONE + name: value for name, value in tensors.items()}
+
+
+def warm_start_note(config: TrainingConfig) -> str | None:
+    """Returns what the privacy statement must say of a warm start; None without one."""
+    start = config.warm_start
+    if start is None:
+        return None
+    head = "" if start.embedding_dim == config.network.embedding_dim else "; the projection head starts fresh"
+    return (
+        f"Warm start: from {start.origin} (sha256 {start.sha256}){head}. The guarantee is about this sweep's "
+        "training data and says nothing of the data that made those weights."
+    )
