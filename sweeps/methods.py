@@ -26,8 +26,7 @@ from sweeps.service.options import SweepOptions, parse_options
 from sweeps.service.tuning import Candidate, run_tuned_sweep
 
 TINY: dict[str, Any] = {"methods": ("dp_gcl", "logit_dp"), "group_size": 4, "l2_clip_norm_grid": (1.0,)}
-TINY |= {"expected_batch_size": 64, "whole_batch_size": 32, "num_steps": 5, "repeats": 1}
-TINY |= {"max_index_records": 500, "max_query_records": 500}
+TINY |= {"expected_batch_size": 64, "num_steps": 5, "repeats": 1, "max_query_records": 500}
 FULL = {"dataset": "fashion-mnist", "epsilon_grid": (1.0, 10.0), "repeats": 5}
 
 
@@ -71,10 +70,8 @@ def main() -> int:
     """Runs the sweep."""
     options = parse_options(MethodsOptions, description=__doc__, tiny=TINY, full=FULL, by_dataset={})
     rates = options.learning_rate_grid or (options.learning_rate / 3, options.learning_rate)
-    grid = [
-        {"l2_clip_norm": norm, "learning_rate": rate}
-        for norm, rate in itertools.product(options.l2_clip_norm_grid, rates)
-    ]
+    pairs = itertools.product(options.l2_clip_norm_grid, rates)
+    grid = [{"l2_clip_norm": norm, "learning_rate": rate} for norm, rate in pairs]
     return run_tuned_sweep("methods", options, candidates(options), grid, partial(draw, "methods"))
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import secrets
+from datetime import datetime
+from pathlib import Path
+
 from dpgcl_core.selection import OPEN
 from dpgcl_core.statement import epsilon_text, rounded_up
 from sweeps.service.estimate import estimate_seconds
 from sweeps.service.execution import say
-from sweeps.service.plan import SweepPlan
+from sweeps.service.options import SweepOptions
+from sweeps.service.plan import SweepPlan, Trial
 from sweeps.service.release import NOISED_SCORES
+from sweeps.service.storage import fit_for_name
+from trainers.tracking import trial_run_name
 
 
 def print_plan(plan: SweepPlan) -> None:
@@ -73,3 +80,27 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def run_name(trial: Trial) -> str:
+    """Returns a trial's name for people."""
+    name = trial_run_name(trial.params)
+    return f"{name}, seeded: no guarantee" if trial.config.seeded_non_private else name
+
+
+def question_text(plan: SweepPlan) -> str:
+    """Returns the sweep's question in a sentence."""
+    return f"Sweep {plan.question} on {plan.options.dataset}."
+
+
+def name_suffix(options: SweepOptions) -> str:
+    """The end of a sweep's name: its time; for a sealed one something that tells no time."""
+    if options.release == OPEN:
+        return f"{datetime.now():%Y%m%d-%H%M%S}"
+    return f"{options.release}-{secrets.token_hex(3)}"
+
+
+def short_name(dataset: str) -> str:
+    """Returns a data set's name, fit for a file name."""
+    scheme, _, path = dataset.partition(":")
+    return fit_for_name(f"{scheme}-{Path(path).stem}") if path else dataset

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import secrets
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +28,17 @@ from sweeps.service.budget import (
 from sweeps.service.execution import RaySession, Stopped, check_this_machine, ray_session, run_trials, say
 from sweeps.service.options import SweepOptions
 from sweeps.service.plan import Earlier, Point, SweepPlan, Trial, build_plan, cross_checks
-from sweeps.service.printed import clock, count, estimate_text, headline, print_plan
+from sweeps.service.printed import (
+    clock,
+    count,
+    estimate_text,
+    headline,
+    name_suffix,
+    print_plan,
+    question_text,
+    run_name,
+    short_name,
+)
 from sweeps.service.release import Charged, trial_class
 from sweeps.service.report import (
     build_statement,
@@ -47,12 +55,11 @@ from sweeps.service.storage import (
     calibrations,
     config_hash,
     find_folder,
-    fit_for_name,
     storage_root,
     tracking_address,
 )
 from trainers.mlflow_server import DATABASE_SCHEMES, connect, is_database
-from trainers.tracking import Tracker, trial_run_name
+from trainers.tracking import Tracker
 
 EXPERIMENT = "dpgcl"
 Figure = Callable[[str, str, Path], Sequence[Path]]
@@ -130,7 +137,7 @@ def execute(
             fingerprint=plan.fingerprint,
             resume=options.resume,
             params=plan.params(),
-            prefix=f"{question}-{_short(options.dataset)}-{_suffix(options)}",
+            prefix=f"{question}-{short_name(options.dataset)}-{name_suffix(options)}",
         )
         budget = sweep_budget(plan, ledger, folder) if options.release == OPEN else None
         check_account(folder, ledger, options)
@@ -244,7 +251,7 @@ class OpenSweep:
         self._tracker = opened.result()
         self._found.keep()
         self._parent = self._tracker.start_sweep(
-            self._folder.name, self._plan.params(), self._plan.tags(), description=_question(self._plan)
+            self._folder.name, self._plan.params(), self._plan.tags(), description=question_text(self._plan)
         )
         if self._folder.read_plan() is None:
             sweep_id = self._budget.sweep_id if self._budget is not None else new_sweep_id()
@@ -298,7 +305,7 @@ class OpenSweep:
                 result["metrics"] | self._cross_checks(trial, result["metrics"]),
                 result["series"],
                 self._plan.tags() | {"guarantee_label": trial.config.guarantee_label},
-                run_name=_run_name(trial),
+                run_name=run_name(trial),
             )
             self._untracked.discard(name)
         except TrackingError as error:
@@ -384,24 +391,3 @@ def _with_lost(trial: Trial, metrics: dict[str, float], drawn: Charged | None) -
         drawn.num_steps, num_restarts=drawn.num_first_steps - 1, num_scorings=drawn.num_scorings
     )
     return {"num_steps_charged": float(drawn.num_steps), "epsilon": epsilon}
-
-
-def _run_name(trial: Trial) -> str:
-    name = trial_run_name(trial.params)
-    return f"{name}, seeded: no guarantee" if trial.config.seeded_non_private else name
-
-
-def _question(plan: SweepPlan) -> str:
-    return f"Sweep {plan.question} on {plan.options.dataset}."
-
-
-def _suffix(options: SweepOptions) -> str:
-    """The end of a sweep's name: its time; for a sealed one something that tells no time."""
-    if options.release == OPEN:
-        return f"{datetime.now():%Y%m%d-%H%M%S}"
-    return f"{options.release}-{secrets.token_hex(3)}"
-
-
-def _short(dataset: str) -> str:
-    scheme, _, path = dataset.partition(":")
-    return fit_for_name(f"{scheme}-{Path(path).stem}") if path else dataset

@@ -40,9 +40,10 @@ from dpgcl_core.errors import ConfigError, StorageError, unknown_choice
 from dpgcl_core.ledger_report import LedgerStatement
 from dpgcl_core.statement import PrivacyStatement
 from sweeps.service.budget import SweepBudget
+from sweeps.service.data import load_training_data
 from sweeps.service.execution import RaySession, run_trials, say
 from sweeps.service.options import SweepOptions
-from sweeps.service.plan import Earlier, Point, SweepPlan, Trial, build_plan, load_training_data, trial_at
+from sweeps.service.plan import Earlier, Point, SweepPlan, Trial, build_plan, trial_at
 from sweeps.service.proposals import EPSILON, Proposals
 from sweeps.service.release import NOISED_SCORES, Charged, is_proven
 from sweeps.service.run import Figure, OpenSweep

@@ -26,6 +26,7 @@ from sweeps.group_size import points
 from sweeps.service import run as service
 from sweeps.service.execution import Stopped
 from sweeps.service.plan import SweepPlan, Trial
+from sweeps.service.printed import name_suffix
 from sweeps.service.sealed import Draw, choose, draw_trials, drawn_trials, tuned_rdp
 from tests.sweeps.support import options, run, write_npz
 from trainers.checkpoint import CheckpointFolder
@@ -249,7 +250,7 @@ def test_sealed_sweep_that_the_cap_refuses_draws_nothing(
 
 
 def test_default_name_of_a_sealed_sweep_tells_no_time() -> None:
-    name = service._suffix(options("--tiny", "--release", "sealed"))
+    name = name_suffix(options("--tiny", "--release", "sealed"))
     assert re.fullmatch(r"sealed-[0-9a-f]{6}", name)
 
 
