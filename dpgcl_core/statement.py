@@ -197,7 +197,8 @@ class PrivacyStatement:
     def _mechanism_lines(self) -> list[tuple[str, str]]:
         kinds = [
             f"{m.rules.title}: q = {m.sampling_prob:.5g}, σ = {m.noise_multiplier:.5g}, T = {m.num_steps}, "
-            f"S = {m.group_size}, C = {m.l2_clip_norm:g}, sensitivity = {m.sensitivity:g}{_cap_text(m)}"
+            f"S = {m.group_size}, C = {m.l2_clip_norm:g} ({m.clipping} clipping), "
+            f"sensitivity = {m.sensitivity:g}{_cap_text(m)}"
             for m in self.mechanisms
         ]
         found = [("Mechanism", "; ".join(dict.fromkeys(kinds)))] if kinds else []

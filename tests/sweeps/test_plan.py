@@ -246,6 +246,9 @@ CHANGES = {
     "--seed": "1",
     "--num-augmentations": "2",
     "--num-view-draws": "2",
+    "--method": "siglip_groups",
+    "--clipping": "automatic",
+    "--probe-datasets": "{own}",
     "--noise-multiplier": "2",
     "--delta": "1e-5",
     "--num-records-public": "1500",
@@ -319,6 +322,7 @@ WITH_OTHERS: dict[str, tuple[tuple[str, ...], str]] = {
     "--min-score": (THRESHOLD, "0.6"),
     "--score-on-held-out": (NOISED, "0.4"),
     "--score-noise-multiplier": (NOISED, "6"),
+    "--batch-cap": (("--method", "dp_sgd"), "90"),
     "--unit-column": (("--dataset", "{own}", "--num-records-public", "200"), "person"),
 }
 NO_CHANGE_FLAGS = (
@@ -374,6 +378,7 @@ def test_fingerprint_tests_cover_every_option() -> None:
     lists = (*CHANGES, *FLAGS, *WITH_OTHERS, *NO_CHANGES, *NO_CHANGE_FLAGS)
     covered = {o if o == "--no-ledger" else o.replace("--no-", "--") for o in lists}
     covered |= {"--epsilon", "--group-size", "--num-augmentations-grid", "--setting", "--tiny", "--full"}
+    covered |= {"--warm-start"}  # tests/trainers/test_warm_start.py has weights to start from
     named = {"--" + field.name.replace("_", "-") for field in dataclasses.fields(GroupSizeOptions)}
     assert named == covered
 
