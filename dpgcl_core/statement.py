@@ -120,6 +120,12 @@ class PrivacyStatement:
             return "one row; a person with k rows gets group privacy (k times)"
         return f"all rows with the same value of {self.unit_column}"
 
+    @property
+    def conditions(self) -> list[str]:
+        """What the guarantee asks of both neighbours besides the relation, by some of the methods."""
+        asked = [m.rules.condition(m) for m in self.mechanisms]
+        return [condition for condition in dict.fromkeys(asked) if condition]
+
     def headline(self) -> str:
         """The statement in one sentence."""
         cost = self.cost
@@ -136,6 +142,8 @@ class PrivacyStatement:
             f"(ε = {epsilon_text(cost.tuned_epsilon)}, δ = {rounded_up(cost.delta, 3)})-differentially "
             f"private for {_adding(cost.neighboring_relation)}"
         )
+        if self.conditions:
+            promise += f" among {' and '.join(self.conditions)}"
         if self.data_are_private:
             return f"All that this sweep releases together is {promise}."
         return f"Research on public data: the numbers are those of a sweep that is {promise}."
@@ -152,6 +160,7 @@ class PrivacyStatement:
         found += [
             ("One record", self.unit),
             ("Number of records", f"{self.num_records_public} ({self.num_records_source})"),
+            *[("Guarantee among", condition) for condition in self.conditions],
             ("Randomness", self.randomness),
             ("Scores", self.scores),
             ("Ledger", self._ledger_text()),
@@ -251,6 +260,7 @@ class PrivacyStatement:
             "promises": self.promises,
             "released": _RELEASED[self.mode],
             "unit": self.unit,
+            "conditions": self.conditions,
             **{name: self._of_methods(name) for name in _METHOD_TEXTS},
             "versions": dict(self.versions),
             "notes": list(self.notes),

@@ -21,9 +21,9 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code,
 
 from dashboards.figures import draw
 from dpgcl_core.errors import exit_on_bad_input
-from dpgcl_core.methods import METHODS, method_named
+from dpgcl_core.methods import METHODS
 from sweeps.service.options import SweepOptions, parse_options
-from sweeps.service.tuning import Candidate, run_tuned_sweep
+from sweeps.service.tuning import Candidate, compared, run_tuned_sweep
 
 TINY: dict[str, Any] = {"methods": ("dp_gcl", "logit_dp"), "group_size": 4, "l2_clip_norm_grid": (1.0,)}
 TINY |= {"expected_batch_size": 64, "num_steps": 5, "repeats": 1, "max_query_records": 500}
@@ -49,9 +49,7 @@ class MethodsOptions(SweepOptions):
 def candidates(options: MethodsOptions) -> list[Candidate]:
     """Returns one candidate per private method and ε, and one for each of the others."""
     found = []
-    for method in map(method_named, dict.fromkeys(options.methods)):
-        if options.data_are_private and method.label != "proven":
-            continue
+    for method in compared(options.methods, options):
         changes: dict[str, Any] = {"method": method.name}
         if method.small_batches:
             changes["expected_batch_size"] = min(options.whole_batch_size, options.expected_batch_size)
@@ -61,7 +59,7 @@ def candidates(options: MethodsOptions) -> list[Candidate]:
             changes["group_size"] = 1
         private = method.label != "none"
         for epsilon in (options.epsilon_grid or (options.target_epsilon(),)) if private else (math.inf,):
-            label = f"{method.name}-eps{epsilon:g}" if private else method.name
+            label = f"{method.name}-eps{epsilon:g}" if private and epsilon is not None else method.name
             found.append(Candidate(label=label, changes=changes | {"epsilon": epsilon}, tuned=method.trains))
     return found
 

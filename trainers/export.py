@@ -173,8 +173,14 @@ def _promise(sweep: FinishedSweep, trial: FinishedTrial, figures: Mapping[str, A
     return (
         f"This model ({place}) was trained on {data}. "
         f"Its one training alone: {_pair(figures['epsilon'], figures['delta'])}. {together} "
-        f"Neighbouring data sets: {trial.params['neighboring_relation']}."
+        f"Neighbouring data sets: {trial.params['neighboring_relation']}{_among(statement)}."
     )
+
+
+def _among(statement: Mapping[str, Any]) -> str:
+    """What the guarantee asks of both neighbours besides, as the statement says it."""
+    conditions = statement.get("conditions") or ()
+    return f", among {' and '.join(conditions)}" if conditions else ""
 
 
 def _pair(epsilon: float | None, delta: float | None) -> str:

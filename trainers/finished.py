@@ -22,6 +22,8 @@ from trainers.checkpoint import Checkpoint, CheckpointFolder, read_grant
 from trainers.exported import STATEMENT, Statement
 from trainers.weights import read_weights
 
+PUBLISHED = "model.safetensors"
+"""The weights that a sealed sweep publishes, in its folder `release/`."""
 _PREDICTOR = "predictor."  # of methods that regress onto a target: a part of the loss, not of the model
 
 
@@ -171,7 +173,7 @@ def _open_trials(folder: Path) -> tuple[FinishedTrial, ...]:
 
 
 def _published(release: Path) -> FinishedTrial:
-    file, weights = release / "result.json", release / "model.pt"
+    file, weights = release / "result.json", release / PUBLISHED
     result = _read_result(file)
     if result.get("outcome") != "one model" or not weights.is_file():
         raise StorageError(f"the sealed sweep published no model: there is nothing to export in {release}")

@@ -161,6 +161,10 @@ class Method:
                 f"batch_cap is for methods whose sensitivity needs one; {self.name} needs none: leave it out"
             )
 
+    def condition(self, mechanism: Mechanism) -> str:
+        """Returns what the guarantee asks of both neighbours besides the relation; empty for nothing."""
+        return ""
+
     def check_records(self, mechanism: Mechanism, num_records: int) -> None:
         """Raises ConfigError for a number of records that the accounting does not cover."""
 

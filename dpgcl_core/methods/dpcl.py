@@ -75,6 +75,9 @@ class Dpcl(Method):
                 f"{mechanism.expected_batch_size:.3g}"
             )
 
+    def condition(self, mechanism: Mechanism) -> str:
+        return f"data sets of exactly {mechanism.num_records_public} records"
+
     def check_records(self, mechanism: Mechanism, num_records: int) -> None:
         if num_records != mechanism.num_records_public:
             raise ConfigError(

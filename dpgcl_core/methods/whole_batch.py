@@ -135,6 +135,10 @@ class FullBatchGroups(Capped):
         super().check(mechanism)
         if mechanism.group_size == BATCH:
             raise ConfigError(f'{self.name} needs a numeric group_size; with "batch" use dp_clip')
+        if cap_of(mechanism) < mechanism.group_size:
+            raise ConfigError(
+                f"batch_cap must hold a group of {mechanism.group_size} records; got {cap_of(mechanism)}"
+            )
 
     def sensitivity(self, mechanism: Mechanism) -> float:
         return 2 * _groups_cap(mechanism) * mechanism.l2_clip_norm
@@ -184,6 +188,9 @@ class LogitMethod(Capped):
                 f"{mechanism.target_delta:.2g} would go to it; give at least "
                 f"{default_cap(mechanism.expected_batch_size)}"
             )
+
+    def condition(self, mechanism: Mechanism) -> str:
+        return f"data sets of at most {max_records(mechanism)} records"
 
     def check_records(self, mechanism: Mechanism, num_records: int) -> None:
         if num_records > max_records(mechanism):

@@ -73,12 +73,14 @@ class Earlier:
 
     Attributes:
       sweep: its name.
+      sweep_id: random; a sweep that it chose the settings of belongs to it alone.
       trials: its trials.
       drawn: what each of them may have drawn, by name.
       grid: the settings among which was chosen, in words.
     """
 
     sweep: str
+    sweep_id: str
     trials: tuple[Trial, ...]
     drawn: Mapping[str, Charged]
     grid: str
@@ -131,6 +133,8 @@ class SweepPlan:
         if self.options.release != OPEN:
             names = ("release", "mean_trials", "eta", "bound", "halting_prob", "min_score", "select_by")
             content.append([getattr(self.options, name) for name in names])
+        if self.earlier is not None:
+            content.append(self.earlier.sweep_id)
         text = json.dumps(content, sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
@@ -145,7 +149,8 @@ class SweepPlan:
     @cached_property
     def cost(self) -> TuningCost | None:
         """The cost of the whole sweep, set in advance; None where no trial has a guarantee."""
-        return cost_of(self.options, self.charged_trials)
+        drawn = self.earlier.drawn if self.earlier is not None else None
+        return cost_of(self.options, self.charged_trials, drawn)
 
     def tags(self, cost: TuningCost | None = None) -> dict[str, str]:
         """Returns the tags of every run, with the cost in advance or the one given."""
@@ -220,6 +225,8 @@ def build_plan(
     )
     if options.release != OPEN:
         check_sealed_plan(plan)
+    elif options.data_are_private and plan.cost is not None and plan.cost.reason is not None:
+        raise ConfigError(f"private data are trained on at a total cost that is known: {plan.cost.reason}")
     return plan
 
 

@@ -367,14 +367,16 @@ def open_trials(trials: Sequence[Trial], charged: Mapping[str, Charged], num_sta
 def score_text(plan: SweepPlan) -> str:
     """Returns how scores were evaluated, for the statement."""
     options = plan.options
+    probes = ", ".join(options.probe_datasets)
     if plan.data.queries is None:
-        return "none were computed"
+        return f"on {probes} (public data), without noise" if probes else "none were computed"
     where = options.evaluate_on or f"the held-out part of {options.dataset}"
     kind = "public data" if plan.data.evaluation_is_public else "no public data"
     chosen = "" if options.release == OPEN else f"; the score that selects is {options.select_by}"
     if options.release == SEALED_THRESHOLD:
         chosen += f", at least {options.min_score:g}"
-    return f"on {where} ({kind}), without noise{_noised_text(plan)}{chosen}"
+    also = f"; features also on {probes} (public data)" if probes else ""
+    return f"on {where} ({kind}), without noise{also}{_noised_text(plan)}{chosen}"
 
 
 def _noised_text(plan: SweepPlan) -> str:

@@ -15,16 +15,8 @@ from dpgcl_core.errors import ConfigError, DpgclError, LedgerError, StorageError
 from dpgcl_core.ledger_report import LedgerStatement
 from dpgcl_core.selection import OPEN
 from dpgcl_core.statement import PrivacyStatement
-from sweeps.service.budget import (
-    SweepBudget,
-    account_of,
-    check_account,
-    check_ledger_options,
-    data_path,
-    new_sweep_id,
-    open_ledger,
-    sweep_budget,
-)
+from sweeps.service.account import account_of, check_account, check_ledger_options, data_path, open_ledger
+from sweeps.service.budget import SweepBudget, new_sweep_id, sweep_budget
 from sweeps.service.execution import RaySession, Stopped, check_this_machine, ray_session, run_trials, say
 from sweeps.service.options import SweepOptions
 from sweeps.service.plan import Earlier, Point, SweepPlan, Trial, build_plan, cross_checks
@@ -270,7 +262,8 @@ class OpenSweep:
         if self._budget is None:
             return
         try:
-            self._budget.begin(remaining, data_path(self._plan.options.dataset))
+            options = self._plan.options  # public data may be charged too, but are never marked private
+            self._budget.begin(remaining, data_path(options.dataset) if options.data_are_private else None)
         except LedgerError:
             self._close("FAILED")
             raise
@@ -314,9 +307,11 @@ class OpenSweep:
             self._untracked.add(name)
 
     def _cross_checks(self, trial: Trial, metrics: dict[str, float]) -> dict[str, float]:
-        if trial.config.guarantee_label != "proven" or not trial.config.mechanism.rules.plain_event:
+        if trial.config.guarantee_label != "proven":
             return {}
         drawn = what_one_drew(trial, self._folder, {"metrics": metrics})
+        if not trial.config.mechanism.rules.plain_event:
+            return _with_lost(trial, metrics, drawn)
         key = (trial_class(trial, drawn), trial.config.mechanism.target_delta)
         if key not in self._checks:
             found = cross_checks(*key)

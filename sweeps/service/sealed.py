@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from dp_accounting import NeighboringRelation
 from dp_accounting.rdp import RdpAccountant
 
@@ -38,15 +37,18 @@ from dpgcl_core.selection import SEALED, SEALED_THRESHOLD
 from dpgcl_core.selection_bounds import papernot_steinke_rdp
 from dpgcl_core.selection_laws import TrialCountLaw
 from dpgcl_core.selection_trials import cases_of
-from sweeps.service.budget import account_of, data_path, new_sweep_id, unit_of
+from dpgcl_core.statement import RESEARCH
+from sweeps.service.account import account_of, data_path, unit_of
+from sweeps.service.budget import new_sweep_id
 from sweeps.service.execution import Stopped, say
 from sweeps.service.plan import SweepPlan, Trial
 from sweeps.service.release import candidates_of, trial_law
 from sweeps.service.report import build_statement, statement_text, write_statement
 from sweeps.service.storage import SweepFolder, config_hash, write_json
 from trainers.checkpoint import CheckpointFolder, read_attempt
-from trainers.finished import released_state
+from trainers.finished import PUBLISHED, released_state
 from trainers.tracking import SEALED_TIME_MS, Tracker
+from trainers.weights import write_weights
 
 _HIDDEN_PARAMS = ("repeat", "num_candidates")
 _HIDDEN_METRICS = ("epsilon", "epsilon_rdp", "epsilon_prv", "num_restarts")
@@ -158,7 +160,7 @@ def reserve(ledger: Ledger, plan: SweepPlan, label: str) -> LedgerStatement:
         reason = cost.reason if cost is not None else "no candidate has a guarantee"
         raise LedgerError(f"a sealed sweep whose cost is not accounted cannot be charged: {reason}")
     path = data_path(plan.options.dataset)
-    if path is not None:
+    if path is not None and plan.options.data_are_private:
         ledger.bind(dataset_id, path)
     has_curve = plan.options.release == SEALED and not ledger.spent(dataset_id, with_pld=False).cap.quotas
     ledger.reserve_sealed(
@@ -349,4 +351,7 @@ class SealedSweep:
         saved = CheckpointFolder(path, every_steps=1).load() if path.is_dir() else None
         if saved is not None:
             averaged = chosen.config.optimizer.ema_decay > 0
-            torch.save(released_state(saved, averaged=averaged), self._folder.release / "model.pt")
+            data = "private" if self._plan.options.data_are_private else RESEARCH
+            note = json.dumps({"data": data, "sweep": self._name})
+            state = released_state(saved, averaged=averaged)
+            write_weights(self._folder.release / PUBLISHED, state, note=note)

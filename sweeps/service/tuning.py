@@ -14,13 +14,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, StorageError
+from dpgcl_core.methods import Method, method_named
 from dpgcl_core.selection import OPEN
 from sweeps.service.execution import say
 from sweeps.service.options import SweepOptions
 from sweeps.service.plan import Earlier, Point
 from sweeps.service.report import what_was_drawn
 from sweeps.service.run import Figure, Outcome, execute
+from sweeps.service.storage import storage_root
 
 TUNE_BY = "knn_accuracy"
 
@@ -70,6 +72,9 @@ def run_tuned_sweep(
         raise ConfigError(
             f"settings are chosen by {TUNE_BY} on public data: give --evaluate-on a public data set"
         )
+    if options.data_are_private:
+        candidates = [each for each in candidates if each.changes.get("epsilon") != math.inf]
+    _check_names(options)
     settings = {candidate.label: _points(candidate, grid) for candidate in candidates}
     first = dataclasses.replace(options, repeats=1, name=options.name and f"{options.name}-tuning")
     say(f"tuning: {len(grid)} settings of each of {len(candidates)} candidates")
@@ -80,10 +85,39 @@ def run_tuned_sweep(
         return tuning.code
     chosen = [_best(settings[candidate.label], tuning, candidate) for candidate in candidates]
     assert tuning.folder is not None
-    name = tuning.folder.name.replace("-tuning", "", 1)
+    name = options.name or tuning.folder.name.replace("-tuning", "", 1)
     begun = (tuning.folder.path.parent / name / "plan.json").is_file()
     second = dataclasses.replace(options, seed=options.seed + 1, name=name, resume=options.resume and begun)
     return execute(question, second, chosen, figure, earlier=_earlier(tuning, grid)).code
+
+
+def compared(names: Sequence[str], options: SweepOptions) -> list[Method]:
+    """Returns the methods of these names that can be compared on the sweep's data.
+
+    On private data those whose guarantee is proven, and of these the ones with the neighbouring relation of
+    the first: trainings with two relations have no total ε.
+    """
+    found = [method_named(name) for name in dict.fromkeys(names)]
+    if not options.data_are_private:
+        return found
+    proven = [method for method in found if method.label == "proven"]
+    kept = [m for m in proven if m.neighboring_relation == proven[0].neighboring_relation]
+    left = ", ".join(method.name for method in found if method not in kept)
+    if left:
+        say(f"note: left out on private data, for want of a guarantee or of the others' relation: {left}")
+    return kept
+
+
+def _check_names(options: SweepOptions) -> None:
+    """Refuses a name that is taken before the tuning has spent anything."""
+    if options.name is None or options.resume:
+        return
+    folder = storage_root(options.storage) / "sweeps" / options.name
+    if folder.exists():
+        raise StorageError(
+            f"the sweep {options.name!r} exists already; add --resume to continue it, or choose another "
+            "--name"
+        )
 
 
 def _points(candidate: Candidate, grid: Sequence[Mapping[str, Any]]) -> list[Point]:
@@ -119,6 +153,7 @@ def _earlier(tuning: Outcome, grid: Sequence[Mapping[str, Any]]) -> Earlier:
     assert tuning.folder is not None
     return Earlier(
         sweep=tuning.folder.name,
+        sweep_id=(tuning.folder.read_plan() or {})["sweep_id"],
         trials=tuning.plan.trials,
         drawn=what_was_drawn(tuning.plan, tuning.folder, tuning.results),
         grid="; ".join(", ".join(f"{name} = {value:g}" for name, value in each.items()) for each in grid),

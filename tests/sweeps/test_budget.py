@@ -17,15 +17,8 @@ from dpgcl_core.errors import BudgetExceeded, ConfigError, DpgclError, LedgerErr
 from dpgcl_core.filters import StepClass
 from dpgcl_core.ledger import Ledger
 from dpgcl_core.ledger_cap import Cap
-from sweeps.service.budget import (
-    SweepBudget,
-    account_of,
-    check_account,
-    check_ledger_options,
-    data_path,
-    sweep_budget,
-    unit_of,
-)
+from sweeps.service.account import account_of, check_account, check_ledger_options, data_path, unit_of
+from sweeps.service.budget import SweepBudget, sweep_budget
 from sweeps.service.plan import SweepPlan
 from sweeps.service.release import Charged
 from sweeps.service.report import what_was_drawn

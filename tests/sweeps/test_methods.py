@@ -12,14 +12,17 @@ from typing import Any
 
 import pytest
 
-from dpgcl_core.errors import ConfigError
+from dashboards.runs import load_trials
+from dpgcl_core.errors import ConfigError, StorageError
 from dpgcl_core.ledger import Ledger
 from dpgcl_core.ledger_cap import Cap
+from dpgcl_core.mechanism import Mechanism
 from dpgcl_core.methods import METHODS
+from dpgcl_core.methods.base import ADD_OR_REMOVE_ONE
 from sweeps import methods
 from sweeps.service import run as service
 from sweeps.service.options import parse_options
-from sweeps.service.plan import Point, SweepPlan, build_plan
+from sweeps.service.plan import Earlier, Point, SweepPlan, build_plan
 from sweeps.service.release import Charged, cost_of
 from sweeps.service.report import build_statement
 from sweeps.service.tuning import Candidate, run_tuned_sweep
@@ -93,6 +96,40 @@ def test_replacing_a_record_needs_the_declared_number_of_records(refusal: Refusa
 
 def test_more_records_than_the_accounting_covers_are_refused(refusal: Refusal) -> None:
     assert "at most" in refusal(*QUICK, "--method", "logit_dp", "--num-records-public", "1300")
+
+
+def test_private_data_are_not_spent_on_a_total_that_is_not_known(tmp_path: Path) -> None:
+    own = write_npz(tmp_path / "own.npz", 200)
+    with pytest.raises(ConfigError, match="in a sweep of their own"):
+        plan_of(
+            {"method": "dp_gcl"}, {"method": "dpcl_simclr_rigorous"}, arguments=(*QUICK, "--dataset", own)
+        )
+
+
+def test_group_clipping_needs_a_cap_that_holds_a_group(refusal: Refusal) -> None:
+    with pytest.raises(ConfigError, match="must hold a group"):
+        Mechanism(
+            num_records_public=100,
+            sampling_prob=0.1,
+            group_size=12,
+            l2_clip_norm=1.0,
+            noise_multiplier=1.0,
+            num_steps=1,
+            target_delta=1e-4,
+            method="group_clip",
+            batch_cap=11,
+        )
+
+
+def test_statement_says_among_which_data_sets_the_guarantee_holds() -> None:
+    statement = build_statement(plan_of({"method": "logit_dp"}), "one")
+    assert statement.conditions == ["data sets of at most 1518 records"]
+    assert "among data sets of at most 1518 records" in statement.headline()
+    assert statement.as_dict()["conditions"] == statement.conditions
+
+
+def test_statement_without_conditions_has_none() -> None:
+    assert "among" not in build_statement(plan_of({"method": "dp_gcl"}), "one").headline()
 
 
 def test_cost_of_two_relations_is_not_accounted() -> None:
@@ -228,6 +265,44 @@ def test_comparison_says_its_grid(ray: Ray, tuned: Tuned, tmp_path: Path) -> Non
     assert "learning_rate = 0.01; learning_rate = 0.02; learning_rate = 0.03" in notes
 
 
+def with_earlier(num_steps: int, sweep_id: str = "a") -> SweepPlan:
+    tuning = plan_of({"method": "dp_gcl"}).trials
+    drawn = {trial.name: Charged(num_steps=num_steps) for trial in tuning}
+    earlier = Earlier(sweep="t", sweep_id=sweep_id, trials=tuning, drawn=drawn, grid="")
+    chosen, point = options(*QUICK), Point(label="chosen", changes={})
+    return build_plan("methods", chosen, [point], calibration_folder=None, earlier=earlier)
+
+
+def test_cost_in_advance_knows_what_the_tuning_has_drawn() -> None:
+    planned, repeated = with_earlier(10).cost, with_earlier(40).cost
+    assert planned is not None
+    assert repeated is not None
+    assert repeated.tuned_epsilon > planned.tuned_epsilon  # type: ignore[operator]
+
+
+def test_comparison_belongs_to_one_tuning() -> None:
+    assert with_earlier(10, "a").fingerprint != with_earlier(10, "b").fingerprint
+
+
+def test_steps_of_lost_starts_are_in_the_epsilon_of_every_method(
+    ray: Ray, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty_database: Path
+) -> None:
+    shutil.copy(empty_database, tmp_path)
+    monkeypatch.setattr(service, "what_one_drew", lambda *_: Charged(num_steps=30))
+    chosen = options(*QUICK, "--method", "logit_dp", "--name", "one", "--storage", str(tmp_path))
+    service.run_sweep("methods", chosen, [Point(label="p", changes={})], lambda *_: [])
+    (shown,) = load_trials(f"sqlite:///{tmp_path}/mlflow.db", "one").itertuples()
+    assert shown.num_steps_charged == 30
+    assert shown.epsilon == pytest.approx(ray.trained["p-r0"].config.epsilon(30))
+
+
+def test_tuning_spends_nothing_where_the_name_is_taken(ray: Ray, tuned: Tuned, tmp_path: Path) -> None:
+    (tmp_path / "sweeps" / "one").mkdir(parents=True)
+    with pytest.raises(StorageError, match="exists already"):
+        tuned()
+    assert not ray.trained
+
+
 def test_tuned_sweep_is_resumed_without_training(ray: Ray, tuned: Tuned) -> None:
     tuned()
     ray.trained.clear()
@@ -264,4 +339,12 @@ def test_comparison_has_a_row_for_every_method_and_epsilon() -> None:
 def test_comparison_of_private_data_has_proven_methods_alone(tmp_path: Path) -> None:
     own = write_npz(tmp_path / "own.npz", 200)
     names = {each.changes["method"] for each in compared("--dataset", own)}
-    assert names == {name for name, method in METHODS.items() if method.label == "proven"}
+    assert names == {
+        name
+        for name, method in METHODS.items()
+        if method.label == "proven" and method.neighboring_relation == ADD_OR_REMOVE_ONE
+    }
+
+
+def test_comparison_at_one_noise_has_rows_without_epsilon() -> None:
+    assert "dp_gcl" in {each.label for each in compared("--noise-multiplier", "1")}

@@ -24,7 +24,7 @@ from dpgcl_core.selection import TrialClass, open_cost, sealed_cost, sealed_thre
 from dpgcl_core.selection_laws import TruncatedNegativeBinomial
 from sweeps.group_size import points
 from sweeps.service import run as service
-from sweeps.service.budget import check_ledger_options
+from sweeps.service.account import check_ledger_options
 from sweeps.service.plan import SweepPlan
 from sweeps.service.release import MODES, Charged, check_search, cost_line, cost_of, cost_tags, score_text
 from sweeps.service.report import build_statement
@@ -378,5 +378,16 @@ def test_charged_data_are_no_public_data_to_evaluate_on(more: tuple[str, ...], t
     ledger = Ledger.create(str(tmp_path / "ledger.db"))
     ledger.register("scans", Cap(epsilon=8.0, delta=1e-3), num_records_public=60)
     ledger.bind("scans", tmp_path / "own.npz")
-    with pytest.raises(LedgerError, match="private, charged as data set 'scans'"):
-        check_ledger_options(options("--tiny", "--evaluate-on", dataset, *more))
+    for scored in ("--evaluate-on", "--probe-datasets"):
+        with pytest.raises(LedgerError, match="private, charged as data set 'scans'"):
+            check_ledger_options(options("--tiny", scored, dataset, *more))
+
+
+@pytest.mark.parametrize("more", [(), ("--ledger", "ledger.db", "--dataset-id", "own")])
+def test_charged_data_are_no_public_data_to_train_on(more: tuple[str, ...], tmp_path: Path) -> None:
+    dataset = write_npz(tmp_path / "own.npz", 60)
+    ledger = Ledger.create(str(tmp_path / "ledger.db"))
+    ledger.register("scans", Cap(epsilon=8.0, delta=1e-3), num_records_public=60)
+    ledger.bind("scans", tmp_path / "own.npz")
+    with pytest.raises(LedgerError, match="leave out --data-is public"):
+        check_ledger_options(options("--tiny", "--dataset", dataset, "--data-is", "public", *more))

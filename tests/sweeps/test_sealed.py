@@ -387,6 +387,6 @@ def test_real_sealed_sweep_publishes_one_model(tmp_path: Path) -> None:
     code, driver = run(*SEALED, "--mean-trials", "1.5", "--storage", str(storage), home=tmp_path / "home")
     assert code == 0, driver.stderr
     release = storage / "sweeps/one/release"
-    names = {"model.pt", "privacy_statement.json", "privacy_statement.md", "result.json"}
+    names = {"model.safetensors", "privacy_statement.json", "privacy_statement.md", "result.json"}
     assert {path.name for path in release.iterdir()} == names
     assert len(published(storage)) == 1

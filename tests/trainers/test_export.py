@@ -20,7 +20,7 @@ from trainers.encoder import Encoder
 from trainers.export import choose_trial, main
 from trainers.exported import Statement, load_encoder, read_description, write_model
 from trainers.finished import FinishedSweep, FinishedTrial, read_sweep, released_state
-from trainers.weights import read_weights
+from trainers.weights import read_note, read_weights
 
 PRIVATE, BARE = "S4-Na1-private-r0", "S4-Na1-eps-inf-r0"
 
@@ -213,12 +213,18 @@ def test_model_without_a_guarantee_is_exported_loudly(
 
 def test_sealed_sweep_exports_what_it_published(sweeps: Sweeps, tmp_path: Path) -> None:
     encoder, found = load_encoder(sweeps.export("--sweep", "sealed", to=tmp_path / "m"))
-    published = read_weights(sweeps.root / "sweeps/sealed/release/model.pt").tensors
+    published = read_weights(sweeps.root / "sweeps/sealed/release/model.safetensors").tensors
     assert any(same_weights(published, each) for each in sweeps.trained["sealed"].values())
     assert same_weights(published, encoder)
     statement = json.loads((sweeps.root / "sweeps/sealed/release/privacy_statement.json").read_text())
     assert found.sweep_epsilon == statement["cost"]["tuned_epsilon"]
     assert found.epsilon == statement["cost"]["training_epsilon"]
+
+
+def test_published_weights_say_that_their_data_are_private_wherever_they_are_copied(sweeps: Sweeps) -> None:
+    note = read_note(sweeps.root / "sweeps/sealed/release/model.safetensors")
+    statement = json.loads((sweeps.root / "sweeps/sealed/release/privacy_statement.json").read_text())
+    assert json.loads(str(note))["data"] == statement["data"]
 
 
 def test_sealed_export_does_not_tell_which_trial_it_was(sweeps: Sweeps, tmp_path: Path) -> None:
@@ -241,7 +247,7 @@ def test_trusted_side_of_a_sealed_sweep_is_no_sweep(copied: Sweeps) -> None:
 
 
 def test_sealed_sweep_that_published_nothing_has_nothing_to_export(copied: Sweeps) -> None:
-    (copied.root / "sweeps/sealed/release/model.pt").unlink()
+    (copied.root / "sweeps/sealed/release/model.safetensors").unlink()
     with pytest.raises(StorageError, match="published no model"):
         main(["--storage", str(copied.root), "--sweep", "sealed"])
 

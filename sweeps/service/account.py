@@ -1,0 +1,125 @@
+"""Which ledger and data set a sweep is charged to: the user's decision, checked before anything is read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from dpgcl_core.errors import ConfigError, LedgerError
+from dpgcl_core.ledger import Ledger
+from dpgcl_core.ledger_cap import RECORD
+from dpgcl_core.ledger_fingerprint import check_unmarked, read_mark
+from sweeps.service.options import SweepOptions
+from sweeps.service.storage import SweepFolder
+
+
+def check_ledger_options(options: SweepOptions) -> None:
+    """Refuses private data without a decision about the ledger, and half a decision.
+
+    Raises:
+      ConfigError: the rule and the fix.
+      LedgerError: the data carry the mark of a ledger, and none is given or they are called public; or
+        data that are scored on carry one.
+    """
+    for name in (options.evaluate_on or "", *options.probe_datasets):
+        if path := data_path(name):
+            check_unmarked(path)
+    url, mark = ledger_url(options), None
+    if path := data_path(options.dataset):
+        mark = read_mark(path)
+    if mark is not None and not options.data_are_private:
+        raise LedgerError(
+            f"the data in {path} are charged to a ledger as data set {mark[0]!r}, so they are private: leave "
+            "out --data-is public"
+        )
+    if url is None:
+        if options.dataset_id is not None:
+            raise ConfigError(
+                f"dataset_id = {options.dataset_id!r} is an id in a ledger: give --ledger or $DPGCL_LEDGER"
+            )
+        if options.data_are_private and not options.no_ledger and not options.dry_run:
+            raise ConfigError(
+                "training on private data is charged to a budget ledger: give --ledger URL (or "
+                "$DPGCL_LEDGER) and --dataset-id NAME, or --no-ledger, which the privacy statement will say"
+            )
+        if mark is not None and not options.dry_run:
+            raise LedgerError(
+                f"the data in {path} are charged as data set {mark[0]!r} to ledger {mark[1].ledger_id}; "
+                "give that ledger with --ledger and --dataset-id"
+            )
+    elif options.dataset_id is None:
+        raise ConfigError("which data set in the ledger is charged? give --dataset-id NAME")
+
+
+def ledger_url(options: SweepOptions) -> str | None:
+    """Returns the ledger's address; None without one.
+
+    `$DPGCL_LEDGER` alone does not charge public data, which need no ledger: an id decides.
+    """
+    if options.no_ledger:
+        if options.ledger is not None:
+            raise ConfigError("give a ledger or no_ledger, not both")
+        return None
+    environment = os.environ.get("DPGCL_LEDGER")
+    wanted = options.data_are_private or options.dataset_id is not None
+    return options.ledger or (environment if wanted else None)
+
+
+def data_path(dataset: str) -> Path | None:
+    """Returns the file or folder of a data set of one's own; None for a built-in one."""
+    _, colon, path = dataset.partition(":")
+    return Path(path).expanduser() if colon else None
+
+
+def unit_of(options: SweepOptions) -> str:
+    """Returns what one record stands for, as it must be registered in the ledger: the unit column's name.
+
+    Raises:
+      ConfigError: the column has the name that stands for single rows.
+    """
+    if options.unit_column == RECORD:
+        raise ConfigError(
+            f"in a ledger the unit {RECORD!r} stands for single rows; rename the unit column {RECORD!r}"
+        )
+    return options.unit_column or RECORD
+
+
+def open_ledger(options: SweepOptions) -> Ledger | None:
+    """Returns the sweep's ledger, opened and checked; None without one.
+
+    Raises:
+      LedgerError: it is missing, out of reach or tampered with.
+    """
+    url = ledger_url(options)
+    return None if url is None else Ledger.open(url)
+
+
+def account_of(ledger: Ledger | None, options: SweepOptions) -> dict[str, Any] | None:
+    """Returns what a sweep's plan keeps of where it is charged: the ids of ledger and data set."""
+    if ledger is None:
+        return None
+    return {"ledger_id": ledger.head().ledger_id, "dataset_id": options.dataset_id}
+
+
+def check_account(folder: SweepFolder, ledger: Ledger | None, options: SweepOptions) -> None:
+    """Refuses to resume a sweep with another ledger or data set than it was begun with, or without any.
+
+    Earlier steps would not be charged where later ones are.
+
+    Raises:
+      LedgerError: as said.
+    """
+    plan = folder.read_plan()
+    if plan is None or plan.get("account") == account_of(ledger, options):
+        return
+    before = plan.get("account")
+    if before is None:
+        raise LedgerError(
+            f"the sweep {folder.name!r} was begun without a ledger, and cannot be charged before it draws "
+            "any more; resume it as it was begun, or start another one under a new --name"
+        )
+    raise LedgerError(
+        f"the sweep {folder.name!r} is charged to a ledger; resume it with --ledger and --dataset-id of "
+        f"ledger {before['ledger_id']} and data set {before['dataset_id']!r}"
+    )
