@@ -141,7 +141,7 @@ def test_statement_names_sampling_grouping_sensitivity_and_software() -> None:
     assert "groups of exactly S" in lines["Grouping"]
     assert "2C" in lines["Sensitivity"]
     assert "dp-accounting" in lines["Software"]
-    assert "σ = 1, T = 20, S = 4, C = 1, sensitivity = 2" in lines["Mechanism"]
+    assert "σ = 1, T = 20, S = 4, C = 1 (flat clipping), sensitivity = 2" in lines["Mechanism"]
 
 
 def test_statement_names_where_the_secrets_come_from() -> None:
