@@ -195,6 +195,11 @@ def _tuning_cost(trials: pd.DataFrame) -> str:
     return told[0] if len(told) == 1 else NO_TUNING_COST
 
 
+def _why_over(over: pd.DataFrame) -> str:
+    restarted = has_values(over, "num_restarts") and (over["num_restarts"] > 0).any()
+    return ": steps repeated after restarts are charged" if restarted else ""
+
+
 def _overspent(shown: pd.DataFrame) -> str:
     """A note when restarts repeated steps and the spent ε passed the target."""
     if not has_values(shown, "epsilon"):
@@ -205,5 +210,5 @@ def _overspent(shown: pd.DataFrame) -> str:
         return ""
     return (
         f"{num_trials(over)} of {num_trials(private)} private trials spent more than their target ε, up to "
-        f"{over['epsilon'].max():.3g}: steps repeated after restarts are charged."
+        f"{over['epsilon'].max():.3g}{_why_over(over)}."
     )

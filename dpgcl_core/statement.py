@@ -27,6 +27,7 @@ PROVEN = "proven"
 LABELS = (PROVEN, "as-published", "none")
 RESEARCH = "research: public data"
 POISSON = "each record joins each step independently (Poisson), drawn in secret, afresh in every training"
+_FEW = 8
 _PACKAGES = ("dpgcl", "dp-accounting", "torch", "numpy", "scipy", "ray", "mlflow")
 _RELEASED = {
     "open": "every trial: metrics, models and the tracking pages",
@@ -210,7 +211,7 @@ class PrivacyStatement:
             f"sensitivity = {m.sensitivity:g}{_cap_text(m)}"
             for m in self.mechanisms
         ]
-        found = [("Mechanism", "; ".join(dict.fromkeys(kinds)))] if kinds else []
+        found = [("Mechanism", _first_few(list(dict.fromkeys(kinds))))] if kinds else []
         planned = self.cost.planned if self.cost is not None else ()
         joint = sorted(
             {each["joint_noise_multiplier"] for each in planned if each.get("joint_noise_multiplier")}
@@ -316,6 +317,12 @@ def epsilon_text(epsilon: float) -> str:
     if not math.isfinite(epsilon):
         return "∞"
     return str(Decimal(repr(float(epsilon))).quantize(Decimal("0.0001"), rounding=ROUND_CEILING))
+
+
+def _first_few(texts: list[str]) -> str:
+    """The first ones of many; `privacy_statement.json` has them all."""
+    more = len(texts) - _FEW
+    return "; ".join(texts[:_FEW]) + (f"; and {more} more (in the JSON)" if more > 0 else "")
 
 
 def _cap_text(mechanism: Mechanism) -> str:

@@ -21,6 +21,7 @@ from dpgcl_core.errors import exit_on_bad_input
 from dpgcl_core.grouping import GroupSize
 from sweeps.service.options import SweepOptions, parse_options
 from sweeps.service.plan import Point
+from sweeps.service.points import check_groups
 from sweeps.service.run import run_sweep
 
 TINY = {"group_sizes": (4,), "repeats": 1, "num_steps": 10, "expected_batch_size": 64}
@@ -73,6 +74,7 @@ def main() -> int:
     options = parse_options(
         GroupSizeOptions, description=__doc__, tiny=TINY, full=FULL, by_dataset=BY_DATASET
     )
+    check_groups(options.method)
     return run_sweep("group-size", options, points(options), figure)
 
 

@@ -29,6 +29,7 @@ from trainers.config import (
 from trainers.warm_start import read_warm_start
 
 DEFAULT_EPSILON = 10.0
+SMALLEST_EPSILON = 0.001
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +199,11 @@ class Setting:
         epsilon = DEFAULT_EPSILON if self.epsilon is None else self.epsilon
         if not epsilon > 0:
             raise ConfigError(f"epsilon must be positive; got {epsilon}")
+        if epsilon < SMALLEST_EPSILON:
+            raise ConfigError(
+                f"epsilon must be at least {SMALLEST_EPSILON:g}, for the accountant resolves no less; got "
+                f"{epsilon:g}"
+            )
         return epsilon
 
     def _no_noise(self) -> float:

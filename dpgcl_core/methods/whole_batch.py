@@ -71,8 +71,8 @@ class Capped(Method):
         if cap < mechanism.expected_batch_size:
             raise ConfigError(
                 "batch_cap must be at least the expected batch size, or most batches are cut; got "
-                f"{cap} with {mechanism.expected_batch_size:g} records expected: give at least "
-                f"{default_cap(mechanism.expected_batch_size)}"
+                f"{cap} with {mechanism.expected_batch_size:g} records expected; from "
+                f"{default_cap(mechanism.expected_batch_size)} on it is out of reach"
             )
 
     @property

@@ -58,6 +58,7 @@ class SweepBudget:
       dataset_id: whose budget.
       sweep_id: random; labels are `name-id/trial`.
       trials: all trials of the sweep.
+      later: trials that follow in a sweep of their own, which the budget must hold, too, in advance.
       folder: of the sweep; its plan must hold the id before anything is charged.
       unit: what one record stands for.
       lost: why the ledger is out of reach; None while it answers.
@@ -70,6 +71,7 @@ class SweepBudget:
     trials: Sequence[Trial]
     folder: SweepFolder
     unit: str = RECORD
+    later: Sequence[Trial] = ()
     lost: str | None = None
     refused: dict[str, str] = field(default_factory=dict)
     _open: dict[str, dict[str, Reservation]] = field(default_factory=dict)
@@ -106,10 +108,12 @@ class SweepBudget:
                 f"for {RECORD!r}"
             )
         try:
-            self.ledger.would_admit(self.dataset_id, self._planned(self._missing()))
+            planned = self._planned([*self._missing(), *self.later])
+            self.ledger.would_admit(self.dataset_id, planned)
         except BudgetExceeded as error:
             raise BudgetExceeded(
-                f"{error}. The whole sweep of {len(self.trials)} trials is reserved before it starts, and "
+                f"{error}. The whole sweep of {len(self.trials) + len(self.later)} trials must fit before it "
+                "starts, and "
                 "nothing was started: take fewer points or repeats, fewer steps, or a smaller epsilon"
             ) from error
 
@@ -290,4 +294,5 @@ def sweep_budget(plan: SweepPlan, ledger: Ledger | None, folder: SweepFolder) ->
         trials=plan.trials,
         folder=folder,
         unit=unit_of(plan.options),
+        later=plan.later,
     )

@@ -27,7 +27,7 @@ def estimate_seconds(plan: SweepPlan) -> float:
     shape = plan.data.train.images.shape[1:]
     rates: dict[Any, float] = {}
     total = 0.0
-    for trial in plan.trials:
+    for trial in (*plan.trials, *plan.later):
         mechanism = trial.config.mechanism
         key = (
             mechanism.method,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeVar, get_type_hints
 
 from dpgcl_core.errors import ConfigError, StrictParser, unknown_choice
+from dpgcl_core.methods import method_named
 from sweeps.service.release import check_release
 from trainers.data import BUILTIN_DATASETS, check_dataset_name
 from trainers.settings import Setting, named_setting
@@ -144,6 +145,7 @@ def parse_options(
     first = StrictParser(add_help=False, allow_abbrev=False)
     first.add_argument("--dataset")
     first.add_argument("--setting", default="auto")
+    first.add_argument("--method", default=Setting.method)
     first.add_argument("--tiny", action="store_true")
     first.add_argument("--full", action="store_true")
     chosen, _ = first.parse_known_args(arguments)
@@ -154,6 +156,8 @@ def parse_options(
     setting_name = "paper" if chosen.full and chosen.setting == "auto" else chosen.setting
     setting = named_setting(setting_name, dataset=dataset)
     values = {f.name: getattr(setting, f.name) for f in dataclasses.fields(Setting)} | preset
+    if not method_named(chosen.method).takes_augmented_keys:
+        values["num_augmentations"] = 0
     options = _typed(kind, kind(**values), description, arguments)
     _refuse_contradictions(options, arguments)
     return options

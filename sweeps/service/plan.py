@@ -97,6 +97,7 @@ class SweepPlan:
       trials: in the order they are started; of a sealed sweep, the candidates that it draws from.
       notes: sentences for terminal, figure and reports.
       earlier: the sweep that chose the settings, whose cost is part of this one's.
+      later: trials of a sweep that will follow this one, to be told and held against a ledger in advance.
     """
 
     question: str
@@ -105,6 +106,7 @@ class SweepPlan:
     trials: tuple[Trial, ...]
     notes: tuple[str, ...]
     earlier: Earlier | None = None
+    later: tuple[Trial, ...] = ()
 
     @property
     def charged_trials(self) -> tuple[Trial, ...]:
@@ -271,6 +273,11 @@ def _configs(
             if options.data_are_private or options.release != OPEN:
                 continue
             setting = dataclasses.replace(setting, noise_multiplier=None)
+        if options.data_are_private and method_named(setting.method).label == "as-published":
+            raise ConfigError(
+                f"{setting.method} is as published, and its guarantee does not hold: it is refused with "
+                "private data; `python -m dpgcl_core.methods` lists what is proven"
+            )
         config = setting.training_config(
             num_records=_num_records(data), public_seed=options.seed, calibration_folder=calibration_folder
         )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from dpgcl_core.errors import ConfigError
 from dpgcl_core.grouping import GroupSize
 from dpgcl_core.methods import method_named
 from sweeps.service.options import SweepOptions
@@ -93,3 +94,18 @@ def _noises(
     if non_private or options.epsilon == math.inf:
         found.update([_NO_NOISE])
     return list(found.items())
+
+
+def check_groups(method: str) -> None:
+    """Refuses to vary the groups of a method that makes none.
+
+    >>> check_groups("dp_gcl")
+
+    Raises:
+      ConfigError: it takes the whole batch.
+    """
+    if not method_named(method).takes_group_size:
+        raise ConfigError(
+            f"{method} takes the whole batch, so every group size would be the same training: sweep another "
+            "question (sweeps/batch_size.py), or compare methods (sweeps/methods.py)"
+        )

@@ -12,7 +12,7 @@ from sweeps.service.estimate import estimate_seconds
 from sweeps.service.execution import say
 from sweeps.service.options import SweepOptions
 from sweeps.service.plan import SweepPlan, Trial
-from sweeps.service.release import NOISED_SCORES
+from sweeps.service.release import NOISED_SCORES, cost_line, cost_of, is_proven
 from sweeps.service.storage import fit_for_name
 from trainers.tracking import trial_run_name
 
@@ -45,6 +45,11 @@ def print_plan(plan: SweepPlan) -> None:
     for row in rows.values():
         say(row)
     say(plan.tags()["tuning_cost"])
+    if plan.later:
+        trials = (*plan.trials, *plan.later)
+        cost = cost_of(plan.options, trials)
+        say(f"then {count(len(plan.later), 'trial')} of the best settings, with other seeds; all together:")
+        say(cost_line(plan.options.release, cost, sum(not is_proven(trial) for trial in trials)))
 
 
 def estimate_text(plan: SweepPlan) -> str:

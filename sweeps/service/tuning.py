@@ -12,6 +12,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dpgcl_core.errors import ConfigError, StorageError
@@ -19,9 +20,9 @@ from dpgcl_core.methods import Method, method_named
 from dpgcl_core.selection import OPEN
 from sweeps.service.execution import say
 from sweeps.service.options import SweepOptions
-from sweeps.service.plan import Earlier, Point
+from sweeps.service.plan import Earlier, Point, SweepPlan, build_plan
 from sweeps.service.report import what_was_drawn
-from sweeps.service.run import Figure, Outcome, execute
+from sweeps.service.run import Figure, OpenSweep, Outcome, execute
 from sweeps.service.storage import storage_root
 
 TUNE_BY = "knn_accuracy"
@@ -78,16 +79,22 @@ def run_tuned_sweep(
     settings = {candidate.label: _points(candidate, grid) for candidate in candidates}
     first = dataclasses.replace(options, repeats=1, name=options.name and f"{options.name}-tuning")
     say(f"tuning: {len(grid)} settings of each of {len(candidates)} candidates")
-    tuning = execute(f"{question}-tuning", first, [p for points in settings.values() for p in points], None)
+    second = dataclasses.replace(options, seed=options.seed + 1)
+    likely = [_shown(candidate, settings[candidate.label][0], len(grid)) for candidate in candidates]
+    tuning = execute(
+        f"{question}-tuning",
+        first,
+        [point for points in settings.values() for point in points],
+        None,
+        kind=_followed_by(question, second, likely),
+    )
     if tuning.code or options.dry_run:
-        if options.dry_run:
-            say(f"then the best setting of each by {TUNE_BY}, {options.repeats} times, with seeds of its own")
         return tuning.code
     chosen = [_best(settings[candidate.label], tuning, candidate) for candidate in candidates]
     assert tuning.folder is not None
     name = options.name or tuning.folder.name.replace("-tuning", "", 1)
     begun = (tuning.folder.path.parent / name / "plan.json").is_file()
-    second = dataclasses.replace(options, seed=options.seed + 1, name=name, resume=options.resume and begun)
+    second = dataclasses.replace(second, name=name, resume=options.resume and begun)
     return execute(question, second, chosen, figure, earlier=_earlier(tuning, grid)).code
 
 
@@ -145,8 +152,44 @@ def _best(points: Sequence[Point], tuning: Outcome, candidate: Candidate) -> Poi
         raise ConfigError(
             f"no setting of {candidate.label} may be run on these data; leave it out of the comparison"
         )
-    params = {**candidate.params, "tuning_grid_size": len(points)}
-    return Point(label=candidate.label, changes=found.changes, params=params)
+    return _shown(candidate, found, len(points))
+
+
+def _shown(candidate: Candidate, setting: Point, num_tried: int) -> Point:
+    """The point of the comparison."""
+    params = {**candidate.params, "tuning_grid_size": num_tried}
+    return Point(label=candidate.label, changes=setting.changes, params=params)
+
+
+def _followed_by(question: str, options: SweepOptions, points: Sequence[Point]) -> type[OpenSweep]:
+    """Returns the kind of a tuning sweep, whose plan knows the comparison that follows.
+
+    Its ε is known in advance, for no setting of a grid moves it, unless the grid varies σ, B or T; so plan
+    and dry run tell the total, and a ledger that does not hold both refuses before anything is trained. A
+    resume does not ask again for what the comparison may have reserved already.
+    """
+
+    class Tuning(OpenSweep):
+        @staticmethod
+        def planned(
+            name: str,
+            first: SweepOptions,
+            settings: Sequence[Point],
+            calibration_folder: Path,
+            earlier: Earlier | None,
+        ) -> SweepPlan:
+            plan = OpenSweep.planned(name, first, settings, calibration_folder, earlier)
+            after = build_plan(
+                question, options, points, calibration_folder=calibration_folder, loaded=(plan.data, [])
+            )
+            note = (
+                f"A comparison follows, of {len(after.trials)} trials more; its own statement counts these, "
+                "too, and is the one to sign."
+            )
+            later = () if first.resume else after.trials
+            return dataclasses.replace(plan, notes=(*plan.notes, note), later=later)
+
+    return Tuning
 
 
 def _earlier(tuning: Outcome, grid: Sequence[Mapping[str, Any]]) -> Earlier:

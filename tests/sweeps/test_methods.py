@@ -10,19 +10,22 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dashboards.runs import load_trials
-from dpgcl_core.errors import ConfigError, StorageError
+from dpgcl_core.errors import BudgetExceeded, ConfigError, StorageError
 from dpgcl_core.ledger import Ledger
 from dpgcl_core.ledger_cap import Cap
 from dpgcl_core.mechanism import Mechanism
 from dpgcl_core.methods import METHODS
 from dpgcl_core.methods.base import ADD_OR_REMOVE_ONE
+from dpgcl_core.statement import rounded_up
 from sweeps import methods
 from sweeps.service import run as service
 from sweeps.service.options import parse_options
 from sweeps.service.plan import Earlier, Point, SweepPlan, build_plan
+from sweeps.service.points import check_groups
 from sweeps.service.release import Charged, cost_of
 from sweeps.service.report import build_statement
 from sweeps.service.tuning import Candidate, run_tuned_sweep
@@ -45,7 +48,22 @@ def test_unknown_method_is_refused_with_the_valid_ones(refusal: Refusal) -> None
 
 
 def test_method_of_two_views_refuses_augmented_keys(refusal: Refusal) -> None:
-    assert "num_augmentations = 0" in refusal("--tiny", "--method", "logit_dp")
+    message = refusal("--tiny", "--method", "logit_dp", "--num-augmentations", "1")
+    assert "num_augmentations = 0" in message
+
+
+def test_method_of_two_views_has_no_augmented_keys_unless_asked() -> None:
+    assert options("--tiny", "--method", "logit_dp").num_augmentations == 0
+    assert options("--tiny").num_augmentations == 1
+
+
+def test_groups_are_not_varied_where_there_are_none() -> None:
+    with pytest.raises(ConfigError, match="every group size would be the same training"):
+        check_groups("logit_dp")
+
+
+def test_target_below_what_the_accountant_resolves_is_refused(refusal: Refusal) -> None:
+    assert "at least 0.001" in refusal("--tiny", "--epsilon", "0.0001")
 
 
 @pytest.mark.parametrize("method", ["dpcl_simclr", "dpcl_barlow"])
@@ -257,6 +275,40 @@ def test_comparison_costs_what_its_tuning_cost_too(ray: Ray, tuned: Tuned, tmp_p
     )
     assert both["trials"]["planned"] == first["trials"]["planned"] + 6
     assert both["cost"]["tuned_epsilon"] > first["cost"]["tuned_epsilon"]
+
+
+def test_tuning_tells_the_cost_of_what_follows_in_advance(
+    ray: Ray, tuned: Tuned, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tuned()
+    said = capsys.readouterr().out
+    statement = json.loads((tmp_path / "sweeps/one/privacy_statement.json").read_text())
+    in_advance = said.split("with other seeds; all together:\n")[1].split("sweep:")[0]
+    assert f"ε = {rounded_up(statement['cost']['tuned_epsilon'], 4)}" in in_advance
+
+
+def test_statement_of_the_tuning_says_that_a_comparison_follows(
+    ray: Ray, tuned: Tuned, tmp_path: Path
+) -> None:
+    tuned()
+    page = (tmp_path / "sweeps/one-tuning/privacy_statement.md").read_text()
+    assert "A comparison follows, of 6 trials more" in page
+
+
+def test_ledger_that_holds_the_tuning_alone_starts_nothing(
+    ray: Ray, tuned: Tuned, tmp_path: Path, empty_database: Path
+) -> None:
+    url, own = str(tmp_path / "ledger.db"), write_npz(tmp_path / "own.npz", 200)
+    ledger = Ledger.create(url)
+    both = ("--dataset", own, "--evaluate-on", "npz:" + str(tmp_path / "public.npz"), "--ledger", url)
+    both += ("--dataset-id", "scans", "--num-records-public", "200", "--expected-batch-size", "64")
+    generator = np.random.default_rng(3)
+    images = generator.integers(0, 256, (60, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "public.npz", images=images, labels=np.arange(60) % 3)
+    ledger.register("scans", num_records_public=200, cap=Cap(epsilon=20, delta=1e-3))
+    with pytest.raises(BudgetExceeded, match="nothing was started"):
+        tuned(*both)
+    assert not ray.trained
 
 
 def test_comparison_says_its_grid(ray: Ray, tuned: Tuned, tmp_path: Path) -> None:
