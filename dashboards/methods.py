@@ -42,7 +42,7 @@ def score_table(shown: pd.DataFrame, question: Question) -> Table:
     heading += [f"{_epsilon_text(epsilon)}: {score_title(score)} (%)" for epsilon, score in columns]
     others = [name for name in question.curve_columns if name in shown and name != "target_epsilon"]
     others = [name for name in others if shown[name].nunique() > 1]
-    rows, best = [], dict[int, tuple[float, int]]()
+    rows, best = [], dict[int, tuple[float, set[int]]]()
     for number, (_, cell) in enumerate(shown.groupby([ORDER, *others, "guarantee"])):
         first = cell.iloc[0]
         guarantee = str(first["guarantee"])
@@ -51,10 +51,11 @@ def score_table(shown: pd.DataFrame, question: Question) -> Table:
         for place, (epsilon, score) in enumerate(columns, start=2):
             mean, error, n = mean_and_error(cell[cell["target_epsilon"] == epsilon], score)
             row.append(mean_text(mean, error, n, scale=100))
-            if n and guarantee == PROVEN and mean > best.get(place, (-math.inf, 0))[0]:
-                best[place] = mean, number
+            if n and guarantee == PROVEN and mean >= best.get(place, (-math.inf, set()))[0]:
+                tied = best[place][1] if place in best and mean == best[place][0] else set()
+                best[place] = mean, tied | {number}
         rows.append(row)
-    bold = frozenset((number, place) for place, (_, number) in best.items())
+    bold = frozenset((number, place) for place, (_, numbers) in best.items() for number in numbers)
     return Table(heading=heading, rows=rows, bold=bold)
 
 

@@ -60,6 +60,12 @@ def test_methods_table_is_bold_at_the_best_private_score_alone(scores):
     }
 
 
+def test_methods_table_is_bold_at_every_tie(trials):
+    table = content_of(trials.assign(knn_accuracy=0.7), "methods").tables[0][1]
+    bold = {table.rows[row][0] for row, column in table.bold if "k-NN" in table.heading[column]}
+    assert bold == {"DP-GCL", "DP-CLIP"}
+
+
 def test_methods_table_without_proven_trials_has_nothing_in_bold(trials):
     content = content_of(trials[trials["method"] == "dpcl_simclr"], "methods")
     assert not content.tables[0][1].bold
