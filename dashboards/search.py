@@ -190,8 +190,8 @@ def _panel(shown: pd.DataFrame, axis: Axis, column: pd.Series, score: str, lines
     return beside(panel)
 
 
-def _line(label: str, x: list[float], y: list[float], names: list[str]) -> Curve:
-    style = Style(label=label, colour=_FRONT_COLOUR, marker="", dash="solid")
+def _line(label: str, x: list[float], y: list[float], names: list[str], dash: str = "solid") -> Curve:
+    style = Style(label=label, colour=_FRONT_COLOUR, marker="", dash=dash)
     nothing = [math.nan] * len(x)
     return Curve(style=style, names=names, x=x, mean=y, standard_error=nothing, num_repeats=[1] * len(x))
 
@@ -202,7 +202,7 @@ def _history(shown: pd.DataFrame, question: Question, score: str) -> Panel:
     best = list(100 * rows[score].cummax())
     numbers = list(map(float, rows["trial_number"]))
     x, y, names = _steps(numbers, best)
-    lines = [_line("best private trial so far", x, y, names)] if x else []
+    lines = [_line("best private trial so far", x, y, names, "dashed")] if x else []
     return _panel(shown, question.axis, shown["trial_number"], score, lines)
 
 
