@@ -40,7 +40,7 @@ def method_named(name: str) -> Method:
       ConfigError: there is none of this name; lists them.
 
     >>> method_named("dp_gcl").sensitivity_formula
-    '2C'
+    '2C (C for groups of one)'
     """
     if name not in METHODS:
         raise ConfigError(unknown_choice("method", name, METHODS))

@@ -44,5 +44,6 @@ def _obey(folder: Path, seed: int) -> None:
         die.unlink()
         os._exit(17)
     while hold.exists() and drawn >= int(hold.read_text()):
-        (folder / "held").write_text(str(os.getpid()))
+        (folder / "held.part").write_text(str(os.getpid()))
+        (folder / "held.part").rename(folder / "held")  # whoever sees it finds the number in it
         time.sleep(0.02)
