@@ -113,7 +113,7 @@ def test_cap_is_asked_for_with_an_example(name: str) -> None:
 
 @pytest.mark.parametrize("name", NEEDS_CAP)
 def test_cap_below_the_expected_batch_is_refused_with_a_better_one(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"got 3 with 4 records expected: give at least {default_cap(4)}"):
+    with pytest.raises(ConfigError, match=f"got 3 with 4 records expected; from {default_cap(4)} on"):
         _changed(name, batch_cap=3)
 
 
