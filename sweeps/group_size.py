@@ -26,12 +26,8 @@ from sweeps.service.run import run_sweep
 
 TINY = {"group_sizes": (4,), "repeats": 1, "num_steps": 10, "expected_batch_size": 64}
 TINY |= {"max_index_records": 500, "max_query_records": 500}
-FULL = {
-    "dataset": "fashion-mnist",
-    "group_sizes": (2, 4, 8, 16, 32, 64, 128, 256, "batch"),
-    "num_augmentations_grid": (1,),
-    "repeats": 5,
-}
+FULL = {"dataset": "fashion-mnist", "num_augmentations_grid": (1,), "repeats": 5}
+FULL |= {"group_sizes": (2, 4, 8, 16, 32, 64, 128, 256, "batch")}
 BY_DATASET = {"digits": {"group_sizes": (2, 4, 8, 16, 32), "repeats": 2}}
 
 

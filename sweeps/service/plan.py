@@ -275,7 +275,7 @@ def _configs(
             setting = dataclasses.replace(setting, noise_multiplier=None)
         if options.data_are_private and method_named(setting.method).label == "as-published":
             raise ConfigError(
-                f"{setting.method} is as published, and its guarantee does not hold: it is refused with "
+                f"{setting.method} is as-published: its guarantee does not hold, and it is refused with "
                 "private data; `python -m dpgcl_core.methods` lists what is proven"
             )
         config = setting.training_config(
