@@ -23,6 +23,7 @@ from dashboards.figures import draw
 from dpgcl_core.errors import exit_on_bad_input
 from dpgcl_core.methods import METHODS
 from sweeps.service.options import SweepOptions, parse_options
+from sweeps.service.points import changes_for
 from sweeps.service.tuning import Candidate, compared, run_tuned_sweep
 
 TINY: dict[str, Any] = {"methods": ("dp_gcl", "logit_dp"), "group_size": 4, "l2_clip_norm_grid": (1.0,)}
@@ -50,13 +51,9 @@ def candidates(options: MethodsOptions) -> list[Candidate]:
     """Returns one candidate per private method and ε, and one for each of the others."""
     found = []
     for method in compared(options.methods, options):
-        changes: dict[str, Any] = {"method": method.name}
+        changes = changes_for(method)
         if method.small_batches:
             changes["expected_batch_size"] = min(options.whole_batch_size, options.expected_batch_size)
-        if not method.takes_augmented_keys:
-            changes["num_augmentations"] = 0
-        if method.min_group_size == 1:
-            changes["group_size"] = 1
         private = method.label != "none"
         for epsilon in (options.epsilon_grid or (options.target_epsilon(),)) if private else (math.inf,):
             label = f"{method.name}-eps{epsilon:g}" if private and epsilon is not None else method.name

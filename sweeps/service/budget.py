@@ -113,8 +113,8 @@ class SweepBudget:
         except BudgetExceeded as error:
             raise BudgetExceeded(
                 f"{error}. The whole sweep of {len(self.trials) + len(self.later)} trials must fit before it "
-                "starts, and "
-                "nothing was started: take fewer points or repeats, fewer steps, or a smaller epsilon"
+                "starts, and nothing was started: take fewer points or repeats, fewer steps, or a smaller "
+                "epsilon"
             ) from error
 
     def begin(self, remaining: Sequence[Trial], data: Path | None) -> None:

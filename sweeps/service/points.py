@@ -8,7 +8,7 @@ from typing import Any
 
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.grouping import GroupSize
-from dpgcl_core.methods import method_named
+from dpgcl_core.methods import Method, method_named
 from sweeps.service.options import SweepOptions
 from sweeps.service.plan import Point
 
@@ -40,6 +40,19 @@ def along(
     return found
 
 
+def changes_for(method: Method) -> dict[str, Any]:
+    """Returns the options with which a method is trained beside others.
+
+    No augmented keys where it has no place for them; groups of one where they may be.
+    """
+    changes: dict[str, Any] = {"method": method.name}
+    if not method.takes_augmented_keys:
+        changes["num_augmentations"] = 0
+    if method.min_group_size == 1:
+        changes["group_size"] = 1
+    return changes
+
+
 def of_methods(
     options: SweepOptions,
     methods: Sequence[str],
@@ -69,11 +82,7 @@ def of_methods(
     """
     found = []
     for method in map(method_named, dict.fromkeys(methods)):
-        changes: dict[str, Any] = {"method": method.name}
-        if not method.takes_augmented_keys:
-            changes["num_augmentations"] = 0
-        if method.min_group_size == 1:
-            changes["group_size"] = 1
+        changes = changes_for(method)
         sized = method.takes_group_size and "group_size" not in changes
         for size in dict.fromkeys(group_sizes) if sized and group_sizes else (None,):
             label = method.name if size is None else f"{method.name}-S{size}"

@@ -8,12 +8,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from sweeps import group_size
+from sweeps.service import run as service
 from sweeps.service.options import parse_options
 from sweeps.service.plan import SweepPlan, build_plan
 
@@ -46,6 +49,12 @@ def plan(*arguments: str, calibrations: Path | None = None) -> SweepPlan:
     """The plan of the group-size sweep for a command line."""
     chosen = options(*arguments)
     return build_plan("group-size", chosen, group_size.points(chosen), calibration_folder=calibrations)
+
+
+def without_ray(monkeypatch: pytest.MonkeyPatch, run_trials: Callable[..., Any]) -> None:
+    """Lets sweeps of this process run their trials by `run_trials`."""
+    monkeypatch.setattr(service, "ray_session", lambda _: nullcontext())
+    monkeypatch.setattr(service, "run_trials", run_trials)
 
 
 def write_npz(

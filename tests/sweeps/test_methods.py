@@ -6,7 +6,6 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from sweeps.service.points import check_groups
 from sweeps.service.release import Charged, cost_of
 from sweeps.service.report import build_statement
 from sweeps.service.tuning import Candidate, run_tuned_sweep
-from tests.sweeps.support import options, write_npz
+from tests.sweeps.support import options, without_ray, write_npz
 
 QUICK = ("--tiny", "--num-augmentations", "0", "--no-non-private", "--noise-multiplier", "1")
 NOT_PLAIN = [name for name, method in METHODS.items() if method.label == "proven" and not method.plain_event]
@@ -226,8 +225,7 @@ Tuned = Callable[..., int]
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
     stand_in = Ray()
-    monkeypatch.setattr(service, "ray_session", lambda _: nullcontext())
-    monkeypatch.setattr(service, "run_trials", stand_in.run_trials)
+    without_ray(monkeypatch, stand_in.run_trials)
     return stand_in
 
 

@@ -23,7 +23,7 @@ from sweeps.service.execution import Stopped
 from sweeps.service.options import SweepOptions
 from sweeps.service.plan import SweepPlan, Trial
 from sweeps.service.storage import SweepFolder
-from tests.sweeps.support import contents, options
+from tests.sweeps.support import contents, options, without_ray
 from trainers.mlflow_server import connect
 from trainers.tracking import Tracker
 
@@ -70,8 +70,7 @@ class Ray:
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
     stand_in = Ray()
-    monkeypatch.setattr(service, "ray_session", lambda _: nullcontext())
-    monkeypatch.setattr(service, "run_trials", stand_in.run_trials)
+    without_ray(monkeypatch, stand_in.run_trials)
     return stand_in
 
 

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from sweeps.service.execution import Stopped
 from sweeps.service.plan import SweepPlan, Trial
 from sweeps.service.printed import name_suffix
 from sweeps.service.sealed import Draw, choose, draw_trials, drawn_trials, tuned_rdp
-from tests.sweeps.support import options, run, write_npz
+from tests.sweeps.support import options, run, without_ray, write_npz
 from trainers.checkpoint import CheckpointFolder
 from trainers.mlflow_server import connect
 from trainers.tracking import SEALED_TIME_MS, Tracker
@@ -69,8 +68,7 @@ class Ray:
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
     stand_in = Ray()
-    monkeypatch.setattr(service, "ray_session", lambda _: nullcontext())
-    monkeypatch.setattr(service, "run_trials", stand_in.run_trials)
+    without_ray(monkeypatch, stand_in.run_trials)
     return stand_in
 
 
