@@ -1,0 +1,197 @@
+"""Training CLIP models: which weights train, and what the clipping engine makes of both towers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dpgcl_core.clipping import ONE_BY_ONE, GroupClipper, num_trainable
+from dpgcl_core.errors import ConfigError
+from tests import oracles
+from tests.trainers.clip_models import ALL, ALL_LORA, SMALL_LORA, TINY, moved, pairs_of, tiny_encoder
+from trainers.models.clip import ClipConfig, build_clip
+from trainers.models.clip_encoder import (
+    MAX_LOGIT_SCALE,
+    ImageTextEncoder,
+    Pairs,
+    build_image_text_encoder,
+    dual_group_losses,
+    prove_towers_train,
+    synthetic_pairs,
+)
+from trainers.models.clip_lora import ClipLora, make_trainable
+
+# --- what trains ---
+
+
+@pytest.mark.parametrize(
+    ("lora", "num_layers"),
+    [
+        (ClipLora(), 8),
+        (ClipLora(targets=("q", "k", "v", "out", "mlp")), 24),
+        (ClipLora(targets=("mlp",), towers=("text",)), 4),
+        (ClipLora(targets=("out",), towers=("image",)), 2),
+        (ClipLora(targets=("resblocks.0.attn.q_proj",)), 2),
+    ],
+)
+def test_adapters_stand_on_the_targets_alone(lora: ClipLora, num_layers: int) -> None:
+    trainable = [name for name, p in tiny_encoder(lora).clip.named_parameters() if p.requires_grad]
+    assert len(trainable) == 2 * num_layers
+    assert all(".lora_" in name for name in trainable)
+    if len(lora.towers) == 1:
+        assert all(name.startswith("visual.") == (lora.towers == ("image",)) for name in trainable)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"targets": ("qv",)}, "'qv' of LoRA matches no layer of the image tower; did you mean"),
+        ({"targets": ("text_projection",)}, "matches no layer of the image tower"),
+        ({"targets": ("attn",)}, "a SeparateAttention"),
+        ({"targets": "q"}, "must be a list of names; got 'q'"),
+        ({"targets": ()}, "must be a list of names"),
+        ({"towers": ("images",)}, "unknown tower 'images'; did you mean 'image'"),
+        ({"towers": ()}, "at least one tower"),
+        ({"rank": 0}, "rank of LoRA must be a positive integer"),
+        ({"alpha": 0.0}, "alpha of LoRA must be positive"),
+    ],
+)
+def test_adapters_that_cannot_be_made_are_refused(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        tiny_encoder(ClipLora(**options))
+
+
+def test_adapters_leave_the_embeddings_as_they_were_and_follow_the_seed() -> None:
+    state = torch.get_rng_state()
+    plain, first, again = tiny_encoder(ALL), tiny_encoder(), tiny_encoder()
+    assert torch.equal(torch.get_rng_state(), state)
+    images, tokens = synthetic_pairs(plain)
+    assert torch.allclose(first.embed_images(images), plain.embed_images(images), atol=1e-6)
+    assert torch.allclose(first.embed_texts(tokens), plain.embed_texts(tokens), atol=1e-6)
+    for one, other in zip(first.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("lora", [SMALL_LORA, ALL])
+@pytest.mark.parametrize("train_logit_scale", [False, True])
+def test_temperature_trains_only_if_asked(lora: ClipLora | None, train_logit_scale: bool) -> None:
+    encoder = tiny_encoder(lora, train_logit_scale=train_logit_scale)
+    assert encoder.temperature.requires_grad is train_logit_scale
+    assert float(encoder.temperature.detach()) == pytest.approx(0.07)
+
+
+def test_logit_scale_stays_within_clips_bounds() -> None:
+    encoder = tiny_encoder(train_logit_scale=True)
+    with torch.no_grad():
+        encoder.clip.logit_scale.fill_(7.0)
+    encoder.limit_logit_scale_()
+    assert float(encoder.temperature.detach()) == pytest.approx(0.01)
+    assert float(encoder.clip.logit_scale.detach()) == pytest.approx(MAX_LOGIT_SCALE)
+
+
+def test_fixed_temperature_beside_a_trained_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"fixed or trained, not both; got 0\.1"):
+        dual_group_losses(tiny_encoder(train_logit_scale=True), temperature=0.1)
+
+
+@pytest.mark.parametrize("lora", [SMALL_LORA, ALL_LORA, ALL])
+def test_proof_accepts_every_kind_of_training(lora: ClipLora | None) -> None:
+    encoder = tiny_encoder(lora, train_logit_scale=True)
+    before = {name: value.clone() for name, value in encoder.state_dict().items()}
+    prove_towers_train(encoder)
+    assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
+
+
+@pytest.mark.parametrize("tower", ["visual.transformer", "transformer"])
+def test_proof_refuses_a_dead_adapter_in_either_tower(tower: str) -> None:
+    encoder = tiny_encoder()
+    layer = encoder.clip.get_submodule(f"{tower}.resblocks.1.attn.v_proj")
+    with torch.no_grad():
+        layer.lora_A["default"].weight.zero_()
+    with pytest.raises(ConfigError, match=f"clip.{tower}.resblocks.1.attn.v_proj"):
+        prove_towers_train(encoder)
+
+
+# --- the clipped group gradient ---
+
+
+def _oracle(encoder: ImageTextEncoder, pairs: Pairs, l2_clip_norm: float) -> Tensor:
+    """Each group's gradient by itself, in float64 after the backward pass."""
+    losses = dual_group_losses(encoder)
+
+    def of_group(index: Tensor) -> Tensor:
+        chosen = index.flatten().long()
+        return losses((pairs[0][chosen], pairs[1][chosen]))
+
+    groups = torch.arange(len(pairs[0]))[:, None]
+    return oracles.clipped_sum(encoder, of_group, groups, l2_clip_norm * (1 - 1e-4))
+
+
+@pytest.mark.parametrize("l2_clip_norm", [0.05, 3.0])
+@pytest.mark.parametrize(("lora", "train_logit_scale"), [(SMALL_LORA, False), (ALL_LORA, True), (ALL, True)])
+def test_clipped_sum_of_both_towers_equals_oracle_in_one_pass(
+    lora: ClipLora | None, train_logit_scale: bool, l2_clip_norm: float
+) -> None:
+    encoder, pairs = moved(tiny_encoder(lora, train_logit_scale=train_logit_scale)), pairs_of()
+    total = torch.zeros(num_trainable(encoder))
+    report = GroupClipper(l2_clip_norm=l2_clip_norm).add_clipped_sum(
+        total, encoder, dual_group_losses(encoder), pairs
+    )
+    expected = _oracle(encoder, pairs, l2_clip_norm)
+    assert float((total.double() - expected).norm() / expected.norm()) < 1e-5
+    towers = {"visual" if "visual" in layer else "text" for layer in report.paths}
+    assert towers == {"visual", "text"}
+    assert ONE_BY_ONE not in report.paths.values()
+
+
+def test_gradient_checkpointing_takes_the_exact_loop(caplog: pytest.LogCaptureFixture) -> None:
+    plain, encoder = moved(tiny_encoder()), moved(tiny_encoder(gradient_checkpointing=True))
+    total = torch.zeros(num_trainable(encoder))
+    report = GroupClipper(l2_clip_norm=3.0).add_clipped_sum(
+        total, encoder, dual_group_losses(encoder), pairs_of()
+    )
+    expected = _oracle(plain, pairs_of(), 3.0)
+    assert float((total.double() - expected).norm() / expected.norm()) < 1e-5
+    assert report.paths == {"": ONE_BY_ONE}
+    assert "gradient checkpointing keeps no input of a layer" in caplog.text
+
+
+def test_gradient_checkpointing_runs_every_block_again() -> None:
+    encoder, (images, tokens) = moved(tiny_encoder(gradient_checkpointing=True)), pairs_of()
+    calls = []
+    for tower in (encoder.clip.visual.transformer, encoder.clip.transformer):
+        tower.resblocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
+    dual_group_losses(encoder)((images, tokens)).sum().backward()
+    assert len(calls) == 4
+
+
+def test_model_without_gradient_checkpointing_is_refused() -> None:
+    clip = build_clip(TINY, seed=0)
+    make_trainable(clip, SMALL_LORA, seed=0, train_logit_scale=False)
+    clip.set_grad_checkpointing = None
+    with pytest.raises(ConfigError, match="has no gradient checkpointing"):
+        ImageTextEncoder(clip, TINY, gradient_checkpointing=True)
+
+
+def test_loss_of_a_group_is_eq_15_with_both_sides_copies() -> None:
+    encoder, pairs = moved(tiny_encoder()), pairs_of(views=3)
+    images, texts = encoder(*pairs)
+    losses = dual_group_losses(encoder, temperature=0.5)(pairs)
+    for group in range(3):
+        one, other = images[group], texts[group]
+        expected = oracles.group_info_nce(one[:, 0], other[:, 0], other[:, 1:], 0.5)
+        expected = expected + oracles.group_info_nce(other[:, 0], one[:, 0], one[:, 1:], 0.5)
+        assert float(losses[group].detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+
+
+# --- ViT-B-32 itself ---
+
+
+@pytest.mark.slow
+def test_vit_b_32_trains_the_published_number_of_weights() -> None:
+    encoder = build_image_text_encoder(ClipConfig(model="ViT-B-32"), ClipLora(), seed=0)
+    assert num_trainable(encoder) == 983_040
+    prove_towers_train(encoder)

@@ -1,0 +1,253 @@
+"""Pairs of the user's own: `csv:PATH` and `parquet:PATH`, in open_clip's convention.
+
+A column `filepath` names the image, a column `title` holds a caption, and several rows with one image give
+it several captions. What a record and its id then are is in `trainers.data.pairs`.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import itertools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpgcl_core.errors import ConfigError, DataError
+from trainers.data.pairs import (
+    ImageTextRecords,
+    LoadedPairs,
+    PairRows,
+    assemble,
+    caption_fault,
+    decode_each,
+    stack_images,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["ImageTextRecords", "LoadedPairs", "PairColumns", "load_csv_pairs", "load_parquet_pairs"]
+
+_IMAGE_COLUMNS, _CAPTION_COLUMNS, _ID_COLUMN = ("filepath", "image"), ("title", "caption"), "id"
+_END = "\x00end of file\x00"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairColumns:
+    """Where a file of pairs keeps what.
+
+    Attributes:
+      image: column with paths (csv, parquet) or encoded bytes (parquet); None: `filepath`, or `image`.
+      caption: column with one caption or, in parquet, a list of them; None: `title`, or `caption`.
+      separator: what stands between the columns of a csv file, one character; open_clip's own is a tab.
+      unit: column that names the privacy unit; None: `id` where there is one, else the image.
+      split: column that holds `train` or `test`; None: all rows are training rows.
+    """
+
+    image: str | None = None
+    caption: str | None = None
+    separator: str = "\t"
+    unit: str | None = None
+    split: str | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.separator) != 1 or self.separator in '"\r\n':
+            raise ConfigError(
+                "the csv separator must be one character, no quote and no line end; "
+                f"got {self.separator!r}. A tab is the default"
+            )
+        named = [name for name in (self.image, self.caption, self.unit, self.split) if name is not None]
+        if "" in named or len(set(named)) < len(named):
+            raise ConfigError(f"column names must be distinct and not empty; got {', '.join(named)!r}")
+
+
+def load_csv_pairs(
+    path: Path,
+    columns: PairColumns | None = None,
+    *,
+    image_size: int | None = None,
+    skip_corrupt: bool = False,
+) -> LoadedPairs:
+    """Returns the pairs of a csv file whose first line names the columns.
+
+    Args:
+      path: the file, UTF-8; relative image paths start from its folder.
+      columns: names and the separator; None: open_clip's `filepath`, `title` and a tab.
+      image_size: resize every image to this many pixels square; None refuses images of several sizes.
+      skip_corrupt: drop rows without a readable image or with an empty caption, instead of refusing all.
+
+    Raises:
+      RecordsError: some rows are corrupt (their positions are in `details`), or images differ in size.
+      DataError: the file cannot be read, or its columns break a rule above.
+    """
+    columns = columns or PairColumns()
+    header, lines = _read_csv(path, columns.separator)
+    names = _resolve(columns, header, "csv", columns.separator)
+    sound = [line if len(line) == len(header) else None for line in lines]
+
+    def column(name: str | None) -> list[str] | None:
+        place = None if name is None else header.index(name)
+        return None if place is None else ["" if line is None else line[place] for line in sound]
+
+    keys, texts = column(names.image) or [], column(names.caption) or []
+    rows = _PlainRows(
+        sources=[path.parent / key if key else None for key in keys],
+        keys=[_path_key(key) for key in keys],
+        captions=[(text,) for text in texts],
+        units=column(names.unit),
+        splits=column(names.split),
+        malformed=[line is None for line in sound],
+    )
+    return _load(rows, names.unit, image_size, skip_corrupt)
+
+
+def load_parquet_pairs(
+    path: Path,
+    columns: PairColumns | None = None,
+    *,
+    image_size: int | None = None,
+    skip_corrupt: bool = False,
+) -> LoadedPairs:
+    """Returns the pairs of a parquet file, or of all parquet files below a folder, in order.
+
+    The image column holds paths, relative to `path`'s folder, or encoded bytes, plain or as {bytes, path};
+    the caption column one caption or a list of them. Arguments and errors as for `load_csv_pairs`.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    files = [path] if path.is_file() else sorted(path.rglob("*.parquet"))
+    if not files:
+        raise DataError(f"parquet:PATH must be a .parquet file or a folder that has some; got {str(path)!r}")
+    table = None
+    try:
+        header = pq.read_schema(files[0]).names
+        names = _resolve(columns or PairColumns(), header, "parquet")
+        wanted = [n for n in (names.image, names.caption, names.unit, names.split) if n is not None]
+        table = pa.concat_tables([pq.ParquetFile(file).read(columns=wanted) for file in files])
+        lists = {name: table.column(name) for name in wanted}
+    except (OSError, NotImplementedError, KeyError, pa.ArrowException):
+        table = None
+    if table is None:  # raised out here: the reader's own message could quote the file's content
+        raise DataError(
+            f"{len(files)} parquet file(s) must be readable and have the same columns; some are not"
+        )
+    base = path.parent if path.is_file() else path
+    rows = _parquet_rows({name: _plain(column) for name, column in lists.items()}, names, base)
+    return _load(rows, names.unit, image_size, skip_corrupt)
+
+
+def _plain(column: pa.ChunkedArray) -> list[Any]:
+    import pyarrow.compute as pc
+    import pyarrow.types as kinds
+
+    is_packed = kinds.is_struct(column.type) and column.type.get_field_index("bytes") >= 0
+    values: list[Any] = (pc.struct_field(column, "bytes") if is_packed else column).to_pylist()
+    return values
+
+
+def _parquet_rows(values: dict[str, list[Any]], names: PairColumns, base: Path) -> _PlainRows:
+    images, captions = values[names.image or ""], values[names.caption or ""]
+    kinds = {type(image) for image in images if image is not None}
+    texts = [text for entry in captions for text in (entry if isinstance(entry, list) else [entry])]
+    if not kinds <= {bytes} and not kinds <= {str}:
+        raise DataError(f"parquet column {names.image} must hold paths or encoded image bytes")
+    if {type(text) for text in texts} - {str, type(None)}:
+        raise DataError(f"parquet column {names.caption} must hold strings or lists of strings")
+
+    def named(name: str | None) -> list[str] | None:
+        return None if name is None else ["" if v is None else str(v) for v in values[name]]
+
+    return _PlainRows(
+        sources=[base / image if isinstance(image, str) else image for image in images],
+        keys=[_digest(image) if isinstance(image, bytes) else _path_key(image) for image in images],
+        captions=[tuple(c or "" for c in (e if isinstance(e, list) else [e])) for e in captions],
+        units=named(names.unit),
+        splits=named(names.split),
+        malformed=[False] * len(images),
+    )
+
+
+def _path_key(path: str | None) -> str:
+    """The path as written, but for detours: `a.png` and `./a.png` are one image, so one record."""
+    return os.path.normpath(path) if path else ""
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _read_csv(path: Path, separator: str) -> tuple[list[str], list[list[str]]]:
+    if not path.is_file():
+        raise DataError(f"csv:PATH must be an existing file; got {str(path)!r}")
+    try:
+        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as opened:
+            # A quote that is never closed would swallow the rest of the file, this last line with it.
+            lines = [
+                line for line in csv.reader(itertools.chain(opened, [_END]), delimiter=separator) if line
+            ]
+    except (OSError, csv.Error):
+        lines = []
+    if len(lines) < 2 or lines[-1] != [_END]:
+        raise DataError(
+            "csv:PATH must be a readable text file with a line of column names and every quote closed; "
+            f"got {str(path)!r}"
+        )
+    return lines[0], lines[1:-1]
+
+
+def _resolve(columns: PairColumns, header: list[str], scheme: str, separator: str = "") -> PairColumns:
+    """The same with every column that is there by name."""
+
+    def find(given: str | None, usual: tuple[str, ...], what: str) -> str:
+        wanted = (given,) if given else usual
+        found = [name for name in wanted if header.count(name) == 1]
+        if len(found) != 1:
+            hint = f" with separator {separator!r}" if separator else ""
+            raise DataError(
+                f"{scheme} data must have one column {' or '.join(wanted)} for the {what}; "
+                f"found {', '.join(header)!r}{hint}. Name the column, or give the file's separator"
+            )
+        return found[0]
+
+    unit = columns.unit or (_ID_COLUMN if _ID_COLUMN in header else None)
+    return PairColumns(
+        image=find(columns.image, _IMAGE_COLUMNS if scheme == "parquet" else _IMAGE_COLUMNS[:1], "images"),
+        caption=find(columns.caption, _CAPTION_COLUMNS, "captions"),
+        separator=columns.separator,
+        unit=unit and find(unit, (), "privacy unit"),
+        split=columns.split and find(columns.split, (), "split"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PlainRows:
+    sources: list[Any]
+    keys: list[str]
+    captions: list[tuple[str, ...]]
+    units: list[str] | None
+    splits: list[str] | None
+    malformed: list[bool]
+
+
+def _load(rows: _PlainRows, unit: str | None, image_size: int | None, skip_corrupt: bool) -> LoadedPairs:
+    distinct = {
+        key: source for key, source in zip(rows.keys, rows.sources, strict=True) if source is not None
+    }
+    decoded = dict(zip(distinct, decode_each(distinct.values(), image_size), strict=True))
+    faults = []
+    for key, captions, is_malformed in zip(rows.keys, rows.captions, rows.malformed, strict=True):
+        image = decoded.get(key, "missing image")
+        fault = "malformed" if is_malformed else image if isinstance(image, str) else caption_fault(captions)
+        faults.append(fault)
+    known = PairRows(
+        keys=rows.keys, captions=rows.captions, faults=faults, units=rows.units, splits=rows.splits
+    )
+    return assemble(
+        known,
+        lambda kept: stack_images([decoded[rows.keys[row]] for row in kept]),
+        unit=unit,
+        skip_corrupt=skip_corrupt,
+    )

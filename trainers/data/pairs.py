@@ -1,0 +1,307 @@
+"""Image-text records: one image with all its captions, and how rows of a source become such records.
+
+An image with several captions is **one record**: it is sampled as one, and at a step one of its captions,
+chosen by a keyed hash of the record's id and the step, stands for it. So the adjacency is "add or remove
+one image with all its captions", whatever their number. With a unit column (a person, say) the record is
+the unit with all its images, as in `trainers.data.dataset`.
+
+An id depends on its own record alone: on the unit's name, else on what identifies the image (its path as
+written, or its bytes as stored); never on a caption or on a row's place. Which rows are corrupt is a
+function of each row alone, too, so dropping them moves no other record; they are dropped before the data
+set is fingerprinted. No message holds a path, a caption or a position: those of the faults are in
+`RecordsError.details` alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpgcl_core.errors import DataError
+from dpgcl_core.records import Ids, ids_from_names, keyed_uniform
+from trainers.data.dataset import Records
+from trainers.data.sources import RecordsError, _decode, _in_threads
+
+Decoded = NDArray[np.uint8] | str
+"""An image `[height, width]` or `[height, width, 3]`, or what is wrong with it."""
+
+SPLITS = ("train", "test")
+"""What a split column may hold."""
+
+
+class StoredImages(Protocol):
+    """Images that are read when they are asked for; an array would do the same with all in memory."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(number of images, channels, height, width)."""
+
+    def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Returns the images at `rows`, `[n, channels, height, width]`."""
+
+    def select(self, rows: NDArray[np.int64]) -> StoredImages:
+        """Returns the same store with the images at `rows` alone; reads nothing."""
+
+
+Images = NDArray[np.uint8] | StoredImages
+"""In memory, or read when asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTextRecords:
+    """Images with their captions; one record is one privacy unit. Stands beside `Records`.
+
+    Attributes:
+      images: uint8 `[num_rows, channels, height, width]`, in memory or stored; a record's rows lie together.
+      captions: `[num_rows][captions of the row]`, at least one each, none empty.
+      ids: uint64 `[num_records]`, stable under adding or removing other records.
+      row_starts: int64 `[num_records + 1]` as in `Records`; None where every record has one row.
+      labels: int64 `[num_rows]`, or None.
+      unit: the column that names the privacy unit; None: it is one image with all its captions.
+    """
+
+    images: Images
+    captions: tuple[tuple[str, ...], ...]
+    ids: Ids
+    row_starts: NDArray[np.int64] | None = None
+    labels: NDArray[np.int64] | None = None
+    unit: str | None = None
+
+    def __post_init__(self) -> None:
+        num_rows, starts = len(self.captions), self.row_starts
+        if len(self.images.shape) != 4 or self.images.shape[0] != num_rows:
+            raise DataError(
+                "images must be [num_rows, channels, height, width] with captions for each; "
+                f"got {list(self.images.shape)} and captions for {num_rows}"
+            )
+        if self.labels is not None and self.labels.shape != (num_rows,):
+            raise DataError(f"labels must have one entry per image; got shape {self.labels.shape}")
+        if starts is None and len(self.ids) != num_rows:
+            raise DataError(f"ids must have one entry per image; got {len(self.ids)} for {num_rows}")
+        if starts is not None and (
+            starts.shape != (len(self.ids) + 1,)
+            or starts[0] != 0
+            or starts[-1] != num_rows
+            or (np.diff(starts) < 1).any()
+        ):
+            raise DataError("row_starts must cut the rows into one or more per record, in their order")
+        empty = sum(not row or not all(caption.strip() for caption in row) for row in self.captions)
+        if empty:
+            raise DataError(f"every image must have captions and none may be empty; {empty} break the rule")
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, records: NDArray[np.int64] | NDArray[np.bool_]) -> ImageTextRecords:
+        """Returns the records at `records` (indices or a mask), with all their rows and captions."""
+        rows = np.arange(len(self))[records]
+        starts = None
+        if self.row_starts is not None:
+            firsts, ends = self.row_starts[rows], self.row_starts[rows + 1]
+            starts = np.concatenate([[0], np.cumsum(ends - firsts)]).astype(np.int64)
+            rows = np.arange(starts[-1]) + np.repeat(firsts - starts[:-1], ends - firsts)
+        return ImageTextRecords(
+            images=self.images[rows] if isinstance(self.images, np.ndarray) else self.images.select(rows),
+            captions=tuple(self.captions[row] for row in rows.tolist()),
+            ids=self.ids[records],
+            row_starts=starts,
+            labels=None if self.labels is None else self.labels[rows],
+            unit=self.unit,
+        )
+
+    def pairs_at(
+        self, records: NDArray[np.int64], *, seed: int, step: int
+    ) -> tuple[NDArray[np.uint8], list[str]]:
+        """Returns the image `[n, channels, height, width]` and the caption `[n]` of `records` at `step`.
+
+        Both are functions of each record alone, the public seed and the step. So one record more or less
+        changes no other's pair, and a record is one place of one group however many captions it has.
+        """
+        rows, chosen = self._rows_at(records, seed, step), []
+        uniform = keyed_uniform(self.ids[records], "caption", int(seed), int(step))
+        for row, u in zip(rows.tolist(), uniform.tolist(), strict=True):
+            captions = self.captions[row]
+            chosen.append(captions[min(int(u * len(captions)), len(captions) - 1)])
+        return self.images[rows], chosen
+
+    def flat_captions(self) -> tuple[list[str], NDArray[np.int64]]:
+        """Returns all captions, `[num_captions]`, and the row each belongs to, for retrieval scores."""
+        owners = np.repeat(np.arange(len(self.captions)), [len(row) for row in self.captions])
+        return [caption for row in self.captions for caption in row], owners.astype(np.int64)
+
+    def image_records(self) -> Records:
+        """Returns the images alone, all in memory: what k-NN and the probe on the image tower need."""
+        rows = np.arange(len(self.captions))
+        return Records(images=self.images[rows], ids=self.ids, labels=self.labels, row_starts=self.row_starts)
+
+    def _rows_at(self, records: NDArray[np.int64], seed: int, step: int) -> NDArray[np.int64]:
+        if self.row_starts is None:
+            return records
+        firsts = self.row_starts[records]
+        sizes = self.row_starts[records + 1] - firsts
+        uniform = keyed_uniform(self.ids[records], "row", int(seed), int(step))
+        rows: NDArray[np.int64] = firsts + np.minimum((uniform * sizes).astype(np.int64), sizes - 1)
+        return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedPairs:
+    """What a source of pairs gave.
+
+    Attributes:
+      train: records to train on.
+      test: held-out records, or None where the source has no split of its own.
+      num_skipped: corrupt rows that were dropped; as private as the records: not for logs or MLflow.
+    """
+
+    train: ImageTextRecords
+    test: ImageTextRecords | None
+    num_skipped: int = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairRows:
+    """Rows as stored, in every list one entry each.
+
+    Attributes:
+      keys: what identifies the row's image: a path as written, or a digest of its bytes.
+      captions: the row's captions.
+      faults: what is wrong with the row; "" where nothing is.
+      units: the privacy unit's name, or None: each image is its own.
+      splits: `train` or `test`, or None: all rows are training rows.
+    """
+
+    keys: Sequence[str]
+    captions: Sequence[tuple[str, ...]]
+    faults: Sequence[str]
+    units: Sequence[str] | None = None
+    splits: Sequence[str] | None = None
+
+
+def assemble(
+    rows: PairRows, images_of: Callable[[list[int]], Images], *, unit: str | None, skip_corrupt: bool
+) -> LoadedPairs:
+    """Returns the records that `rows` make: sound rows with one key are one image, of one unit one record.
+
+    Args:
+      rows: as stored, corrupt ones with their fault.
+      images_of: (sound rows, one per image) to their images `[n, channels, height, width]`.
+      unit: the column that `rows.units` come from; None: each image is its own unit.
+      skip_corrupt: drop corrupt rows instead of refusing all.
+
+    Raises:
+      RecordsError: some rows are corrupt, or a record lies in both splits.
+      DataError: no row is left, or the splits differ in shape.
+    """
+    kept = _sound_rows(rows, skip_corrupt)
+    places = [[row for row in kept if rows.splits[row] == s] for s in SPLITS] if rows.splits else [kept]
+    if not all(places):
+        raise DataError("a data set must hold at least one sound row, in every split; got none")
+    names = rows.keys if rows.units is None else rows.units
+    both = set.intersection(*({names[row] for row in part} for part in places)) if len(places) > 1 else ()
+    if both:
+        raise RecordsError(f"a record must lie in one split; {len(both)} lie in both train and test")
+    train, *test = (_records(rows, part, images_of, unit) for part in places)
+    if test and train.images.shape[1:] != test[0].images.shape[1:]:
+        raise DataError("training and test images must have one size; they differ. Give image_size")
+    return LoadedPairs(train=train, test=test[0] if test else None, num_skipped=len(rows.keys) - len(kept))
+
+
+def _sound_rows(rows: PairRows, skip_corrupt: bool) -> list[int]:
+    faults: dict[str, list[int]] = {}
+    for row, fault in enumerate(rows.faults):
+        if not fault and rows.units is not None and not rows.units[row]:
+            fault = "missing unit"
+        if not fault and rows.splits is not None and rows.splits[row] not in SPLITS:
+            fault = "split neither train nor test"
+        faults.setdefault(fault, []).append(row)
+    kept = faults.pop("", [])
+    if faults and not skip_corrupt:
+        listed = ", ".join(f"{len(faults[fault])} {fault}" for fault in sorted(faults))
+        raise RecordsError(
+            f"every row must have a readable image and a caption; of {len(rows.faults)} rows {listed}. "
+            "Repair or remove them, or drop them with skip_corrupt",
+            faults,
+        )
+    return kept
+
+
+def _records(
+    rows: PairRows, kept: list[int], images_of: Callable[[list[int]], Images], unit: str | None
+) -> ImageTextRecords:
+    units: dict[str, dict[str, list[int]]] = {}
+    for row in kept:
+        name = rows.keys[row] if rows.units is None else rows.units[row]
+        units.setdefault(name, {}).setdefault(rows.keys[row], []).append(row)
+    images = [same for unit_images in units.values() for same in unit_images.values()]
+    sizes = np.array([len(unit_images) for unit_images in units.values()], dtype=np.int64)
+    return ImageTextRecords(
+        images=images_of([same[0] for same in images]),
+        captions=tuple(
+            tuple(dict.fromkeys(caption for row in same for caption in rows.captions[row])) for same in images
+        ),
+        ids=_stable_ids(list(units)),
+        row_starts=None if rows.units is None else np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+        unit=unit,
+    )
+
+
+def _stable_ids(names: list[str]) -> Ids:
+    # A file name need not be valid Unicode, but what is hashed must be.
+    return ids_from_names(
+        n.encode("utf-8", "surrogatepass").decode("utf-8", "backslashreplace") for n in names
+    )
+
+
+def decode_each(sources: Iterable[bytes | Path], image_size: int | None) -> list[Decoded]:
+    """Returns every image decoded and resized, or what is wrong with it; several threads share the work."""
+    return list(_in_threads(lambda source: _decode_or_fault(source, image_size), sources))
+
+
+def _decode_or_fault(source: bytes | Path, image_size: int | None) -> Decoded:
+    try:
+        image = _decode(source, image_size)
+    except OSError:  # a path that may not even be looked at
+        return "missing image"
+    return f"{image} image" if isinstance(image, str) else image
+
+
+def caption_fault(captions: Iterable[str]) -> str:
+    """Returns what is wrong with the captions of one row, or ""."""
+    texts = list(captions)
+    if not texts or not all(text.strip() for text in texts):
+        return "empty caption"
+    return "caption not UTF-8" if any(not _is_text(text) for text in texts) else ""
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def stack_images(decoded: list[Any]) -> NDArray[np.uint8]:
+    """RGB, also where all are grey: towers take colour, and the shape then depends on no record."""
+    check_one_size(Counter(image.shape[:2] for image in decoded))
+    images = np.empty((len(decoded), 3, *decoded[0].shape[:2]), dtype=np.uint8)
+    for row, image in zip(images, decoded, strict=True):
+        row[:] = image.transpose(2, 0, 1) if image.ndim == 3 else image
+    return images
+
+
+def check_one_size(sizes: Counter[tuple[int, int]]) -> None:
+    """Raises RecordsError where images have several sizes, counted by (height, width)."""
+    if len(sizes) > 1:
+        raise RecordsError(
+            f"all images must have one size; {sizes.total()} images have {len(sizes)} different sizes. "
+            "Give image_size to resize them to a square",
+            {"num_images_by_height_and_width": dict(sizes)},
+        )

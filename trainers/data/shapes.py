@@ -1,0 +1,256 @@
+"""`shapes`: generated pairs of pictures and sentences, so that private image-text training works offline.
+
+A picture shows one or two *groups* on a plain ground. A group is one to three equal things in one row (or
+one column) of a 3 × 3 grid; the groups of a picture lie in different rows (columns). The grammar, all public:
+
+    caption := [ground clause] group sentence(s)         in one of four wordings
+    group   := count size colour shape place
+    count   := a | two | three                            size   := small | large
+    colour  := red | green | blue | yellow | white | orange | purple | cyan
+    shape   := circle | square | triangle | diamond | cross | ring
+    place   := one of nine cells, or "in the top / middle / bottom row", "in the left / middle / right column"
+    ground  := black | brown | grey | navy
+
+Pair i is a function of (seed, i) alone: every choice is a keyed hash of i. So the first thousand of sixty
+thousand pairs are the thousand pairs, and the data are the same on every machine. Where things stand in
+their cells and how bright they are varies without being told, so no two pictures are quite the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.records import Ids, ids_from_names, keyed_uniform
+from trainers.data.pairs import ImageTextRecords
+
+MAX_SHAPE_PAIRS = 60_000
+"""Most pairs at once."""
+
+MAX_SHAPE_CAPTIONS = 4
+"""Wordings there are: most captions per picture."""
+
+SHAPE_COLOURS = {
+    "red": (220, 40, 40),
+    "green": (40, 170, 60),
+    "blue": (60, 100, 240),
+    "yellow": (240, 220, 50),
+    "white": (250, 250, 250),
+    "orange": (250, 140, 30),
+    "purple": (160, 60, 190),
+    "cyan": (60, 210, 220),
+}
+SHAPE_NAMES = ("circle", "square", "triangle", "diamond", "cross", "ring")
+SHAPE_GROUNDS = {"black": (0, 0, 0), "brown": (90, 60, 30), "grey": (110, 110, 110), "navy": (15, 20, 80)}
+SHAPE_SIZES = ("small", "large")
+
+_COUNTS = ("a", "two", "three")
+_ROWS, _COLUMNS = ("top", "middle", "bottom"), ("left", "middle", "right")
+_CELLS = tuple(
+    "in the centre" if (row, column) == ("middle", "middle") else f"at the {row} {column}"
+    for row in _ROWS
+    for column in _COLUMNS
+)
+# A group's things along its row or column: one thing in one of three places, or two, or three.
+_ARRANGEMENTS = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 1], [1, 1, 1]], dtype=bool)
+_GRID, _SHIFTS, _OVERSAMPLING, _AT_ONCE = 3, 3, 4, 2048
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeScenes:
+    """What pictures show, as places in the lists of names; g is the group, 0 or 1.
+
+    Attributes:
+      ground: `[n]`.
+      has_columns: bool `[n]`, groups are columns rather than rows.
+      num_groups: `[n]`, 1 or 2.
+      line: `[n, 2]`, the group's row or column, 0 to 2.
+      arrangement: `[n, 2]`, where along it the things are, a place in a public list of five.
+      colour, shape, size: `[n, 2]`.
+    """
+
+    ground: Numbers
+    has_columns: NDArray[np.bool_]
+    num_groups: Numbers
+    line: Numbers
+    arrangement: Numbers
+    colour: Numbers
+    shape: Numbers
+    size: Numbers
+
+
+def make_shape_pairs(
+    num_records: int, *, seed: int, image_size: int = 32, captions_per_image: int = 1, first: int = 0
+) -> ImageTextRecords:
+    """Returns the generated pairs from number `first` on, images uint8 `[n, 3, image_size, image_size]`.
+
+    Args:
+      num_records: 1 to `MAX_SHAPE_PAIRS`.
+      seed: public; another seed gives other pictures with other ids.
+      image_size: 32 to 256, in pixels.
+      captions_per_image: 1 to `MAX_SHAPE_CAPTIONS`, each in a wording of its own.
+      first: number of the first pair, so that test pairs can be others than the training pairs.
+
+    Labels are the shape of the first thing in reading order, for k-NN and the probe.
+
+    Raises:
+      ConfigError: a number lies outside its range.
+
+    >>> pairs = make_shape_pairs(100, seed=0)
+    >>> pairs.captions[7]
+    ('The background is grey. I see two small blue circles in the right column.',)
+    >>> pairs.captions[7] == make_shape_pairs(1, seed=0, first=7).captions[0]
+    True
+    """
+    for name, value, low, high in (
+        ("num_records", num_records, 1, MAX_SHAPE_PAIRS),
+        ("image_size", image_size, 32, 256),
+        ("captions_per_image", captions_per_image, 1, MAX_SHAPE_CAPTIONS),
+        ("first", first, 0, 2**40),
+    ):
+        if type(value) is not int or not low <= value <= high:
+            raise ConfigError(f"{name} of the shapes must be an integer from {low} to {high}; got {value!r}")
+    numbers = np.arange(first, first + num_records, dtype=np.uint64)
+    scenes = draw_scenes(numbers, seed=seed)
+    wording = _draw(numbers, seed, "wording", MAX_SHAPE_CAPTIONS)
+    return ImageTextRecords(
+        images=_render(scenes, numbers, seed, image_size),
+        captions=tuple(
+            tuple(describe_scene(scenes, row, (start + k) % 4) for k in range(captions_per_image))
+            for row, start in enumerate(wording.tolist())
+        ),
+        ids=ids_from_names(f"shapes/{seed}/{number}" for number in numbers.tolist()),
+        labels=_first_shape(scenes),
+    )
+
+
+def _draw(numbers: Ids, seed: int, name: str, num_choices: int) -> Numbers:
+    uniform = keyed_uniform(numbers, "shapes", int(seed), name)
+    return np.minimum((uniform * num_choices).astype(np.int64), num_choices - 1)
+
+
+def draw_scenes(numbers: Ids, *, seed: int) -> ShapeScenes:
+    """Returns what the pictures of these numbers show, each by its own number and the seed alone."""
+
+    def pair(name: str, num_choices: int) -> Numbers:
+        return np.stack([_draw(numbers, seed, f"{name} {g}", num_choices) for g in range(2)], axis=1)
+
+    line = _draw(numbers, seed, "line", _GRID)
+    other = (line + 1 + _draw(numbers, seed, "other line", _GRID - 1)) % _GRID
+    size, colour, shape = pair("size", 2), pair("colour", len(SHAPE_COLOURS)), pair("shape", len(SHAPE_NAMES))
+    return ShapeScenes(
+        ground=_draw(numbers, seed, "ground", len(SHAPE_GROUNDS)),
+        has_columns=_draw(numbers, seed, "columns", 2) == 1,
+        num_groups=1 + _draw(numbers, seed, "groups", 2),
+        line=np.stack([line, other], axis=1),
+        arrangement=pair("arrangement", len(_ARRANGEMENTS)),
+        colour=colour,
+        shape=shape,
+        size=size,
+    )
+
+
+def describe_scene(scenes: ShapeScenes, row: int, wording: int) -> str:
+    """Returns one caption of one scene; `wording` is 0 to 3, and all four say the same."""
+    groups = [_describe_group(scenes, row, g) for g in range(int(scenes.num_groups[row]))]
+    ground = tuple(SHAPE_GROUNDS)[int(scenes.ground[row])]
+    if wording == 0:
+        return f"A picture of {' and '.join(groups)}, on {ground}."
+    if wording == 1:
+        return f"{' and '.join(reversed(groups))} on a {ground} background.".capitalize()
+    if wording == 2:
+        verbs = ["are" if not group.startswith("a ") else "is" for group in groups]
+        sentences = [f"There {verb} {group}." for verb, group in zip(verbs, groups, strict=True)]
+        return " ".join([*sentences, f"The background is {ground}."])
+    return " ".join([f"The background is {ground}.", *(f"I see {group}." for group in reversed(groups))])
+
+
+def _describe_group(scenes: ShapeScenes, row: int, group: int) -> str:
+    along = np.flatnonzero(_ARRANGEMENTS[scenes.arrangement[row, group]])
+    line, has_columns = int(scenes.line[row, group]), bool(scenes.has_columns[row])
+    if len(along) == 1:
+        place = int(along[0])
+        where = _CELLS[_GRID * place + line if has_columns else _GRID * line + place]
+    else:
+        where = f"in the {_COLUMNS[line]} column" if has_columns else f"in the {_ROWS[line]} row"
+    shape = SHAPE_NAMES[scenes.shape[row, group]]
+    if len(along) > 1:
+        shape += "es" if shape == "cross" else "s"
+    size, colour = SHAPE_SIZES[scenes.size[row, group]], tuple(SHAPE_COLOURS)[scenes.colour[row, group]]
+    return f"{_COUNTS[len(along) - 1]} {size} {colour} {shape} {where}"
+
+
+def _cells(scenes: ShapeScenes) -> Numbers:
+    """Which group each cell belongs to, `[n, 3, 3]` as rows and columns; −1 where there is none."""
+    cells = np.full((len(scenes.ground), _GRID, _GRID), -1, dtype=np.int64)
+    rows = np.arange(len(cells))
+    for group in range(2):
+        is_there = _ARRANGEMENTS[scenes.arrangement[:, group]] & (scenes.num_groups > group)[:, None]
+        line = cells[rows, scenes.line[:, group]]
+        cells[rows, scenes.line[:, group]] = np.where(is_there, group, line)
+    return np.where(scenes.has_columns[:, None, None], cells.transpose(0, 2, 1), cells)
+
+
+def _first_shape(scenes: ShapeScenes) -> Numbers:
+    cells = _cells(scenes).reshape(-1, _GRID * _GRID)
+    rows = np.arange(len(cells))
+    group = cells[rows, (cells >= 0).argmax(axis=1)]
+    first: Numbers = scenes.shape[rows, group]
+    return first
+
+
+def _render(scenes: ShapeScenes, numbers: Ids, seed: int, image_size: int) -> NDArray[np.uint8]:
+    """Cell by cell: a mask from a small atlas blends the group's colour into the ground."""
+    side = image_size // _GRID
+    margin = (image_size - _GRID * side) // 2
+    atlas, cells = _atlas(side), _cells(scenes).reshape(-1, _GRID * _GRID)
+    colours = np.array(list(SHAPE_COLOURS.values()), dtype=np.float32)
+    grounds = np.array(list(SHAPE_GROUNDS.values()), dtype=np.float32)
+    images = np.empty((len(numbers), 3, image_size, image_size), dtype=np.uint8)
+    images[:] = grounds[scenes.ground].astype(np.uint8)[:, :, None, None]
+    for cell in range(_GRID * _GRID):
+        top, left = (margin + side * place for place in divmod(cell, _GRID))
+        there = np.flatnonzero(cells[:, cell] >= 0)
+        for rows in np.split(there, range(_AT_ONCE, len(there), _AT_ONCE)):
+            group = cells[rows, cell]
+            shift = _draw(numbers[rows], seed, f"shift {cell}", _SHIFTS * _SHIFTS)
+            shade = 0.8 + 0.2 * keyed_uniform(numbers[rows], "shapes", int(seed), f"shade {cell}")
+            ground = grounds[scenes.ground[rows]]
+            above = shade[:, None].astype(np.float32) * colours[scenes.colour[rows, group]] - ground
+            mask = atlas[scenes.shape[rows, group], scenes.size[rows, group], shift]
+            blended = ground[:, :, None, None] + mask[:, None] * above[:, :, None, None]
+            images[rows, :, top : top + side, left : left + side] = np.rint(blended).astype(np.uint8)
+    return images
+
+
+def _atlas(side: int) -> NDArray[np.float32]:
+    """Smooth masks in [0, 1], `[shapes, sizes, shifts, side, side]`."""
+    fine = (np.arange(side * _OVERSAMPLING) + 0.5) / (side * _OVERSAMPLING) * 2 - 1
+    masks = np.empty((len(SHAPE_NAMES), 2, _SHIFTS**2, side, side), dtype=np.float32)
+    for size, radius in enumerate((0.48, 0.82)):
+        for shift in range(_SHIFTS**2):
+            down, right = (np.array(divmod(shift, _SHIFTS)) - 1) * 0.15
+            y, x = (fine[:, None] - down) / radius, (fine[None, :] - right) / radius
+            for shape, inside in enumerate(_inside(x, y)):
+                blocks = inside.reshape(side, _OVERSAMPLING, side, _OVERSAMPLING)
+                masks[shape, size, shift] = blocks.mean(axis=(1, 3))
+    return masks
+
+
+def _inside(x: NDArray[np.float64], y: NDArray[np.float64]) -> list[NDArray[np.bool_]]:
+    """Whether a point lies in each shape of `SHAPE_NAMES`, all of about radius 1."""
+    distance = np.hypot(x, y)
+    across, down = np.abs(x), np.abs(y)
+    return [
+        distance < 1,
+        np.maximum(across, down) < 0.85,
+        (down < 0.9) & (across < (y + 0.9) / 1.8),
+        across + down < 1,
+        (np.minimum(across, down) < 0.3) & (np.maximum(across, down) < 1),
+        (distance < 1) & (distance > 0.55),
+    ]

@@ -1,0 +1,355 @@
+"""`webdataset:PATH`: image-text pairs in tar shards, indexed once, then read by record.
+
+Poisson sampling draws each record by itself, so a record must be reachable without reading those before
+it; a shuffled stream of shards, the usual way to read them, samples by another law than the one that the
+accountant is told. So every shard is read through **once**: where each image lies, whether it can be
+decoded, its captions. That is kept as one index file per shard, beside it or in a folder of its own, and is
+used as long as the shard has the same size and modification time. The index holds the captions: it is as
+private as the shard and gets the shard's permissions.
+
+A sample is the files of one name up to its first dot: one image (jpg, jpeg, png or webp), captions in `txt`
+files (`txt`, or `0.txt`, `1.txt`, … for several) or in the list `captions` of a `json` file. The names are
+not used as ids, because writers commonly number them: the image's bytes and the unit are (see `pairs`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import json
+import logging
+import os
+import re
+import tarfile
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpgcl_core.errors import DataError
+from trainers.data.download import write_atomically
+from trainers.data.pairs import (
+    LoadedPairs,
+    PairRows,
+    assemble,
+    caption_fault,
+    check_one_size,
+    decode_each,
+    stack_images,
+)
+from trainers.data.sources import RecordsError, _in_threads
+
+_FORMAT = 1
+_IMAGE_SUFFIXES = frozenset(("jpg", "jpeg", "png", "webp"))
+_IMAGES_AT_ONCE = 256
+_BLOCK = 512
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_DAMAGED = (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sample:
+    """One sample of a shard; `place` is (offset, number of bytes) of its image, `size` (height, width)."""
+
+    place: tuple[int, int]
+    size: tuple[int, int]
+    key: str
+    captions: tuple[str, ...]
+    unit: str
+    fault: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Index:
+    stamp: tuple[int, int]
+    samples: list[_Sample]
+    is_cut: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardImages:
+    """Images in shards, decoded when they are asked for, by several threads; see `StoredImages`.
+
+    Attributes:
+      files: the shards.
+      stamps: int64 `[num_shards, 2]`: size in bytes and modification time in nanoseconds when indexed.
+      places: int64 `[num_images, 3]`: shard, offset and number of bytes.
+      height, width: of every image as returned.
+      image_size: images are resized to this many pixels square, or None.
+    """
+
+    files: tuple[Path, ...]
+    stamps: NDArray[np.int64]
+    places: NDArray[np.int64]
+    height: int
+    width: int
+    image_size: int | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(number of images, 3, height, width)."""
+        return len(self.places), 3, self.height, self.width
+
+    def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Returns the images at `rows`, uint8 `[n, 3, height, width]`.
+
+        Raises:
+          RecordsError: some cannot be read any more.
+          DataError: a shard is not the one that was indexed.
+        """
+        wanted = self.places[rows]
+        if len(wanted) == 0:
+            return np.empty((0, *self.shape[1:]), dtype=np.uint8)
+        decoded = decode_each(_in_threads(self._read, wanted.tolist()), self.image_size)
+        bad = [i for i, image in enumerate(decoded) if isinstance(image, str)]
+        if bad:
+            raise RecordsError(
+                f"every image must stay readable; {len(bad)} of {len(decoded)} are not any more",
+                {"rows": bad},
+            )
+        return stack_images(decoded)
+
+    def select(self, rows: NDArray[np.int64]) -> ShardImages:
+        """Returns the same store with the images at `rows` alone; reads nothing."""
+        return ShardImages(
+            files=self.files,
+            stamps=self.stamps,
+            places=self.places[rows],
+            height=self.height,
+            width=self.width,
+            image_size=self.image_size,
+        )
+
+    def _read(self, place: list[int]) -> bytes:
+        # Opening costs microseconds beside the decoding, and no handle then outlives a call or a fork.
+        shard, offset, size = place
+        try:
+            with self.files[shard].open("rb", buffering=0) as opened:
+                state = os.fstat(opened.fileno())
+                is_same = (state.st_size, state.st_mtime_ns) == tuple(self.stamps[shard].tolist())
+                content = os.pread(opened.fileno(), size, offset) if is_same else None
+        except OSError:
+            content = None
+        if content is None:
+            raise DataError(f"shard {shard} must stay as it was when it was indexed; load the data set again")
+        return content
+
+
+def load_webdataset(
+    path: Path,
+    *,
+    image_size: int | None = None,
+    unit_field: str | None = None,
+    skip_corrupt: bool = False,
+    index_folder: Path | None = None,
+    in_memory: bool = False,
+) -> LoadedPairs:
+    """Returns the pairs of tar shards; the images stay in the shards and are read by record.
+
+    Args:
+      path: a shard, a folder with shards, or a name with ranges such as `train-{000..011}.tar`.
+      image_size: resize every image to this many pixels square; None refuses images of several sizes.
+      unit_field: field of each sample's json file that names the privacy unit; None: it is the image.
+      skip_corrupt: drop samples without a readable image or with an empty caption, instead of refusing
+        all; of a shard that is cut off, the whole samples before the cut are kept.
+      index_folder: where indices are kept; None: beside their shards.
+      in_memory: decode all images now instead of at each step.
+
+    Raises:
+      RecordsError: some samples are corrupt (their positions are in `details`), or images differ in size.
+      DataError: there are no shards, or one cannot be read.
+    """
+    files = _shards(path)
+    indices = [_index(file, unit_field, index_folder) for file in files]
+    samples = [sample for index in indices for sample in index.samples]
+    shard_of = np.repeat(np.arange(len(files)), [len(index.samples) for index in indices])
+    stamps = np.array([index.stamp for index in indices], dtype=np.int64)
+    # A cut shard stands as one corrupt row after all others: how much is missing is not known.
+    num_cut = sum(index.is_cut for index in indices)
+    rows = PairRows(
+        keys=[sample.key for sample in samples] + [""] * num_cut,
+        captions=[sample.captions for sample in samples] + [()] * num_cut,
+        faults=[sample.fault for sample in samples] + ["shard cut off"] * num_cut,
+        units=None if unit_field is None else [sample.unit for sample in samples] + [""] * num_cut,
+    )
+
+    def images_of(kept: list[int]) -> Any:
+        height, width = (image_size, image_size) if image_size else _common_size([samples[i] for i in kept])
+        places = [(shard_of[row], *samples[row].place) for row in kept]
+        images = ShardImages(
+            files=tuple(files),
+            stamps=stamps,
+            places=np.array(places, dtype=np.int64),
+            height=height,
+            width=width,
+            image_size=image_size,
+        )
+        return images[np.arange(len(places))] if in_memory else images
+
+    return assemble(rows, images_of, unit=unit_field, skip_corrupt=skip_corrupt)
+
+
+def _common_size(samples: list[_Sample]) -> tuple[int, int]:
+    check_one_size(Counter(sample.size for sample in samples))
+    return samples[0].size
+
+
+def _shards(path: Path) -> list[Path]:
+    if path.is_dir():
+        files = sorted(path.glob("*.tar"))
+    else:
+        ends = _RANGE.findall(str(path))
+        parts = [[f"{i:0{len(low)}d}" for i in range(int(low), int(high) + 1)] for low, high in ends]
+        plain = _RANGE.sub("{}", str(path)) if ends else ""
+        files = [Path(plain.format(*numbers)) for numbers in itertools.product(*parts)] if ends else [path]
+    missing = sum(not file.is_file() for file in files)
+    if not files or missing:
+        raise DataError(
+            "webdataset:PATH must be a .tar file, a folder with some, or a name with ranges such as "
+            f"{{000..011}}; got {str(path)!r}, of which {missing} of {len(files)} shards exist not"
+        )
+    return files
+
+
+def _index(file: Path, unit_field: str | None, folder: Path | None) -> _Index:
+    """The shard's index: the one kept, where it belongs to the file as it is now."""
+    state = file.stat()
+    stamp = (state.st_size, state.st_mtime_ns)
+    name = hashlib.blake2b(str(file.resolve()).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    place = (folder / f"{name}.pairs.json") if folder else file.with_name(f".{file.name}.pairs.json")
+    header = [_FORMAT, *stamp, unit_field]
+    kept = _read_index(place, header)
+    if kept is not None:
+        return kept
+    samples, is_cut = _read_shard(file, unit_field)
+    index = _Index(stamp=stamp, samples=samples, is_cut=is_cut)
+    written = [[*s.place, *s.size, s.key, s.captions, s.unit, s.fault] for s in samples]
+    try:
+        with write_atomically(place) as out:
+            os.fchmod(out.fileno(), state.st_mode & 0o666)
+            out.write(json.dumps([header, is_cut, written]).encode())
+    except DataError:
+        _log.warning("a shard's index could not be kept, so it is built each time; give index_folder")
+    return index
+
+
+def _read_index(place: Path, header: list[Any]) -> _Index | None:
+    try:
+        found, is_cut, rows = json.loads(place.read_bytes())
+        if found != header:
+            return None
+        samples = [
+            _Sample(
+                place=(int(offset), int(size)),
+                size=(int(height), int(width)),
+                key=key,
+                captions=tuple(captions),
+                unit=unit,
+                fault=fault,
+            )
+            for offset, size, height, width, key, captions, unit, fault in rows
+        ]
+    except _DAMAGED:  # absent or damaged: built again
+        return None
+    return _Index(stamp=(header[1], header[2]), samples=samples, is_cut=bool(is_cut))
+
+
+def _read_shard(file: Path, unit_field: str | None) -> tuple[list[_Sample], bool]:
+    """All samples of a shard in the order of their first files, and whether it ends before its end mark."""
+    members, is_cut = _members(file)
+    samples = []
+    with file.open("rb", buffering=0) as opened:
+
+        def read(place: tuple[int, int]) -> bytes:
+            return os.pread(opened.fileno(), place[1], place[0])
+
+        names = iter(members)
+        while chunk := list(itertools.islice(names, _IMAGES_AT_ONCE)):
+            images = [[place for kind, place in members[n] if kind in _IMAGE_SUFFIXES] for n in chunk]
+            encoded = [read(places[0]) if len(places) == 1 else b"" for places in images]
+            decoded = decode_each(encoded, None)
+            for name, places, content, image in zip(chunk, images, encoded, decoded, strict=True):
+                texts = {kind: read(place) for kind, place in members[name] if _is_text(kind)}
+                captions, unit, fault = _texts(texts, unit_field)
+                if len(places) != 1:
+                    fault = "several images" if places else "missing image"
+                samples.append(
+                    _Sample(
+                        place=places[0] if places else (0, 0),
+                        size=(0, 0) if isinstance(image, str) else (image.shape[0], image.shape[1]),
+                        key=hashlib.blake2b(content, digest_size=16).hexdigest(),
+                        captions=captions,
+                        unit=unit,
+                        fault=fault or (image if isinstance(image, str) else ""),
+                    )
+                )
+    return samples, is_cut
+
+
+def _members(file: Path) -> tuple[dict[str, list[tuple[str, tuple[int, int]]]], bool]:
+    """Per sample its files as (kind, place), and whether the shard is cut off."""
+    found: dict[str, list[tuple[str, tuple[int, int]]]] = {}
+    end, is_cut = 0, False
+    try:
+        with tarfile.open(file, "r:") as archive:
+            for member in _until_damage(archive):
+                name = PurePosixPath(member.name)
+                stem, _, kind = name.name.partition(".")
+                # The end of the content, not the next header: what is cut inside a file must show.
+                is_cut |= member.offset_data + member.size > file.stat().st_size
+                end = archive.offset
+                if member.isreg() and stem and kind and not is_cut:
+                    sample = found.setdefault(str(name.parent / stem), [])
+                    sample.append((kind.lower(), (member.offset_data, member.size)))
+    except (tarfile.TarError, OSError):
+        is_readable = False
+    else:
+        is_readable = True
+    if not is_readable:
+        raise DataError(
+            f"webdataset:PATH must be readable, uncompressed tar shards; {str(file)!r} is not one"
+        )
+    with file.open("rb") as opened:
+        opened.seek(end)
+        is_cut |= opened.read(_BLOCK) != bytes(_BLOCK)
+    return found, is_cut
+
+
+def _until_damage(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    try:
+        yield from archive
+    except tarfile.TarError:  # what follows is not readable; the missing end mark tells
+        return
+
+
+def _is_text(kind: str) -> bool:
+    return kind.rpartition(".")[2] == "txt" or kind == "json"
+
+
+def _texts(files: dict[str, bytes], unit_field: str | None) -> tuple[tuple[str, ...], str, str]:
+    """The captions and the unit of a sample, and what is wrong with them."""
+    kinds = sorted((kind for kind in files if kind != "json"), key=lambda kind: (len(kind), kind))
+    unit: Any = None
+    try:
+        captions = [files[kind].decode("utf-8-sig").strip() for kind in kinds]
+        fields = json.load(io.BytesIO(files["json"])) if "json" in files else {}
+        listed = fields.get("captions", [])
+        if type(listed) is not list:
+            raise TypeError
+        captions += listed
+        unit = None if unit_field is None else fields.get(unit_field)
+        fault = caption_fault(captions)
+    except UnicodeDecodeError:
+        return (), "", "caption not UTF-8"
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return (), "", "unreadable json"
+    if unit is not None and type(unit) not in (str, int):
+        return (), "", "unit neither text nor integer"
+    return (() if fault else tuple(captions)), "" if unit is None else str(unit), fault

@@ -1,0 +1,118 @@
+"""A fine-tuned CLIP model as files that others read: open_clip the whole model, peft the adapters.
+
+Both are functions of the trained weights alone, which are released already: post-processing. The folder's
+privacy statement is written by the caller; what each file says of itself is given as `note`.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dpgcl_core.errors import ConfigError
+from trainers.models.attention import fuse_attention
+from trainers.models.clip import CONFIG_FILE, WEIGHTS_FILE
+from trainers.models.clip_encoder import ImageTextEncoder
+from trainers.models.clip_tokens import CLIP_VOCABULARY, write_merges
+from trainers.models.lora import merge_lora
+from trainers.models.torchvision_import import ensure_torchvision_import
+from trainers.weights import write_weights
+
+ADAPTER_CONFIG_FILE = "adapter_config.json"
+ADAPTER_FILE = "adapter_model.safetensors"
+MERGES_FILE = "merges.txt.gz"
+_PEFT_PREFIX = "base_model.model."
+_ADAPTER = "default"
+
+
+def merged_state_dict(encoder: ImageTextEncoder) -> dict[str, Tensor]:
+    """Returns open_clip's own state dictionary of the trained model: adapters merged, attention fused.
+
+    The encoder is left untouched. A model without adapters comes back bit for bit; merging rounds.
+
+    >>> from trainers.models.clip import ClipConfig
+    >>> from trainers.models.clip_encoder import build_image_text_encoder
+    >>> from trainers.models.clip_lora import ClipLora
+    >>> encoder = build_image_text_encoder(ClipConfig(), ClipLora(rank=2), seed=0)
+    >>> sum("lora" in name or "q_proj" in name for name in merged_state_dict(encoder))
+    0
+    """
+    clip = copy.deepcopy(encoder.clip)
+    merge_lora(clip)
+    fuse_attention(clip)
+    return {name: value.detach().cpu() for name, value in clip.state_dict().items()}
+
+
+def export_merged(encoder: ImageTextEncoder, folder: Path, *, note: str) -> str:
+    """Writes the trained model where open_clip reads it by itself.
+
+    `open_clip.create_model("local-dir:FOLDER")` gives the same embeddings, of pixels with the mean and
+    deviation in its configuration. A vocabulary smaller than CLIP's comes with its merges:
+    `open_clip.SimpleTokenizer(bpe_path="FOLDER/merges.txt.gz", context_length=...)`.
+
+    Args:
+      encoder: the trained model, left untouched.
+      folder: exists.
+      note: what the weights' file says of itself, see `trainers.weights.write_weights`.
+
+    Returns:
+      The sha256 of the weights' file.
+    """
+    spec = encoder.spec
+    preprocessing = {"mean": list(spec.mean), "std": list(spec.std)}
+    config = {"model_cfg": dict(spec.architecture), "preprocess_cfg": preprocessing}
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    vocabulary = int(spec.architecture["text_cfg"].get("vocab_size", CLIP_VOCABULARY))
+    if vocabulary < CLIP_VOCABULARY and not spec.architecture["text_cfg"].get("hf_tokenizer_name"):
+        write_merges(folder / MERGES_FILE, vocabulary)
+    return write_weights(folder / WEIGHTS_FILE, merged_state_dict(encoder), note=note)
+
+
+def export_adapter(encoder: ImageTextEncoder, folder: Path, *, note: str) -> str:
+    """Writes the adapters alone, in peft's format.
+
+    They fit the model they were trained on, with its attention separated:
+    `separate_attention(clip); PeftModel.from_pretrained(clip, FOLDER)`. The temperature, on which no
+    embedding depends, is in the merged model only.
+
+    Args:
+      encoder: the trained model, left untouched.
+      folder: exists; apart from the merged model's, since both are whole folders.
+      note: what the adapters' file says of itself.
+
+    Returns:
+      The sha256 of the adapters' file.
+
+    Raises:
+      ConfigError: the model has no adapters.
+    """
+    ensure_torchvision_import()
+    from peft import LoraConfig
+
+    adapted = {name: module for name, module in encoder.clip.named_modules() if hasattr(module, "lora_A")}
+    if not adapted:
+        raise ConfigError("the model has no adapters to export; export the merged model instead")
+    tensors = {
+        f"{_PEFT_PREFIX}{name.replace(f'.{_ADAPTER}', '')}": value
+        for name, value in encoder.clip.state_dict().items()
+        if ".lora_" in name
+    }
+    adapter: Any = next(iter(adapted.values()))  # all have the same rank and scale
+    config = LoraConfig(
+        r=adapter.r[_ADAPTER],
+        lora_alpha=adapter.lora_alpha[_ADAPTER],
+        lora_dropout=0.0,
+        bias="none",
+        # One pattern, which must match a whole name: in a list the text tower's names would match the end
+        # of the image tower's.
+        target_modules="|".join(re.escape(name) for name in adapted),
+        base_model_name_or_path=encoder.spec.name,
+        inference_mode=True,
+    )
+    config.save_pretrained(str(folder))
+    return write_weights(folder / ADAPTER_FILE, tensors, note=note)
