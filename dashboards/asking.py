@@ -33,12 +33,14 @@ def load_for(question: Question | str, tracking_uri: str, sweep: str | None = No
     asked = find_question(question)
     if asked.kind != "convergence":
         return load_trials(tracking_uri, sweep)
-    name = sweep or str(load_trials(tracking_uri)["sweep"].iloc[0])
-    found = [load_series(tracking_uri, name, metric) for metric in asked.series]
+    trials = load_trials(tracking_uri, sweep)
+    name = sweep or str(trials["sweep"].iloc[0])
+    recorded = [metric for metric in asked.series if metric in trials]
+    found = [load_series(tracking_uri, name, metric) for metric in recorded]
     # Each frame has the last values of the other series, which belong to no step of its own.
     found = [
-        frame.drop(columns=[other for other in asked.series if other != metric and other in frame])
-        for metric, frame in zip(asked.series, found, strict=True)
+        frame.drop(columns=[other for other in recorded if other != metric and other in frame])
+        for metric, frame in zip(recorded, found, strict=True)
         if len(frame)
     ]
     if not found:

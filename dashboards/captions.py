@@ -10,7 +10,16 @@ from dashboards.axes import Axis, ticks_of
 from dashboards.content import Table
 from dashboards.curves import split
 from dashboards.methods import without_guarantee
-from dashboards.names import DATASET_NAMES, has_values, natural_key, value_text
+from dashboards.names import (
+    DATASET_NAMES,
+    DURING,
+    RECALLS,
+    has_values,
+    natural_key,
+    panel_scores,
+    score_title,
+    value_text,
+)
 from dashboards.questions import Question
 from dashboards.trials import AS_PUBLISHED, PROVEN, num_trials
 from trainers.tracking import NO_TUNING_COST, TUNING_COST_TAG
@@ -153,6 +162,7 @@ def notes(
     if has_values(shown, "num_augmentations") and shown["num_augmentations"].nunique() == 1:
         count = value_text(shown["num_augmentations"].iloc[0])
         found.append(f"Extra augmented copies of every key: Nₐ = {count}.")
+    found += _recalls(shown)
     found += _not_private(shown, question)
     if private:
         found.append(
@@ -175,6 +185,17 @@ def _repeats(num_repeats: list[int], question: Question) -> str:
     missing = "" if fewest == most else " (some trials are missing)"
     what = "Lines and bands" if question.axis.dense else "Points and error bars"
     return f"{what}: mean ± standard error over {span} repeats{missing}."
+
+
+def _recalls(shown: pd.DataFrame) -> list[str]:
+    """What a recall counts, and where the others stand."""
+    names = {str(name).removesuffix(DURING) for name in shown if has_values(shown, str(name))}
+    if names.isdisjoint(RECALLS):
+        return []
+    scores = [name for name in names if score_title(name)]
+    counted = "share of images (captions) with a right caption (image) among the k nearest"
+    elsewhere = " Other scores: see the table." if len(panel_scores(scores)) < len(scores) else ""
+    return [f"Recall at k: {counted}.{elsewhere}"]
 
 
 def _not_private(shown: pd.DataFrame, question: Question) -> list[str]:

@@ -12,7 +12,7 @@ import math
 import pandas as pd
 
 from dashboards.axes import Ticks, ticks_of
-from dashboards.names import UNTRAINED, has_values, score_names, value_text
+from dashboards.names import UNTRAINED, has_values, panel_scores, score_names, value_text
 from dashboards.questions import Question
 from dashboards.trials import ORDER, cell_columns, shown_trials
 
@@ -22,6 +22,7 @@ RESOLVED_AT = 2.0
 def differences_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     """Returns the paired difference of every point to the untrained network, each reference and the best.
 
+    Of the scores that have a panel: the recalls at 1, 5 and 10 of a pair of towers tell nearly the same.
     Where scores along the axis are not to be compared, to the untrained network alone.
 
     Columns: the score, what tells the curve apart, the point on the axis, what is subtracted (`minus`), the
@@ -40,7 +41,7 @@ def differences_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     by = cell_columns(shown, question)[1:]
     values = shown.drop_duplicates(ORDER).set_index(ORDER)[column].to_dict()
     rows = []
-    for score in score_names(shown):
+    for score in panel_scores(score_names(shown)):
         for key, cell in shown.groupby(by):
             wide = cell.pivot_table(index="repeat", columns=ORDER, values=score)
             references = _references(cell, wide, score, question, ticks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
@@ -13,6 +14,14 @@ VIEW_SCORES = {
     "view_retrieval_top1": "View retrieval, top 1",
     "view_retrieval_top10": "View retrieval, top 10",
 }
+RECALLS = {
+    f"{way}_recall_at_{k}": f"{title} recall at {k}"
+    for way, title in (("image_to_text", "Image → text"), ("text_to_image", "Text → image"))
+    for k in (1, 5, 10)
+}
+PAIR_SCORES = RECALLS | {"zero_shot_accuracy": "Zero-shot accuracy"}
+DRAWN_RECALLS = ("image_to_text_recall_at_10", "text_to_image_recall_at_10")
+"""Of image-text trainings these have panels; all other scores stand in the tables."""
 NOISED_SCORES = {
     "noised_knn_accuracy": "Noised k-NN accuracy",
     "noised_linear_probe_accuracy": "Noised linear probe accuracy",
@@ -31,6 +40,7 @@ DATASET_NAMES = {
     "cifar100": "CIFAR-100",
     "digits": "Digits",
     "eurosat": "EuroSAT",
+    "shapes": "Shapes",
 }
 # In the order of tables and figures.
 METHOD_NAMES = {
@@ -89,8 +99,6 @@ _SYMBOLS = {
     "temperature": "τ",
     "num_steps": "T",
 }
-_RECALL = re.compile(r"(image_to_text|text_to_image)_(?:recall_at_|retrieval_top|top)(\d+)")
-_DIRECTIONS = {"image_to_text": "I→T", "text_to_image": "T→I"}
 
 
 def has_values(trials: pd.DataFrame, name: str) -> bool:
@@ -102,22 +110,30 @@ def score_title(name: str) -> str | None:
     """Returns the title of a score, a fraction drawn in per cent, or None for any other column.
 
     >>> score_title("image_to_text_recall_at_10"), score_title("knn_accuracy_during"), score_title("snr")
-    ('I→T recall@10', 'k-NN accuracy', None)
+    ('Image → text recall at 10', 'k-NN accuracy', None)
     """
-    base = name.removesuffix(DURING)
-    if found := _RECALL.fullmatch(base):
-        return f"{_DIRECTIONS[found[1]]} recall@{found[2]}"
-    return {**LABEL_SCORES, **VIEW_SCORES, **NOISED_SCORES}.get(base)
+    known = {**LABEL_SCORES, **VIEW_SCORES, **NOISED_SCORES, **PAIR_SCORES}
+    return known.get(name.removesuffix(DURING))
 
 
 def score_names(trials: pd.DataFrame) -> dict[str, str]:
-    """Returns the final scores to draw and their titles; those of view retrieval only where alone."""
-    found = {name: title for name in trials if (title := score_title(name)) and has_values(trials, name)}
-    found = {name: title for name, title in found.items() if not name.endswith(DURING)}
+    """Returns the final scores and their titles, those of pairs first, of view retrieval only where alone."""
+    known = {**PAIR_SCORES, **LABEL_SCORES, **NOISED_SCORES, **VIEW_SCORES}
+    found = {name: title for name, title in known.items() if has_values(trials, name)}
     others = {name: title for name, title in found.items() if name not in VIEW_SCORES}
-    known = [*LABEL_SCORES, *NOISED_SCORES, *VIEW_SCORES]
-    rank = {name: i for i, name in enumerate([*known, *sorted(set(found) - set(known), key=natural_key)])}
-    return dict(sorted((others or found).items(), key=lambda item: rank[item[0]]))
+    return others or found
+
+
+def panel_scores(names: Iterable[str]) -> list[str]:
+    """Returns which of these scores, final or on the way, have a panel.
+
+    >>> panel_scores(["knn_accuracy", "linear_probe_accuracy"])
+    ['knn_accuracy', 'linear_probe_accuracy']
+    >>> panel_scores(["image_to_text_recall_at_1", "image_to_text_recall_at_10", "knn_accuracy"])
+    ['image_to_text_recall_at_10']
+    """
+    names = list(names)
+    return [name for name in names if name.removesuffix(DURING) in DRAWN_RECALLS] or names
 
 
 def column_title(column: str) -> str:

@@ -16,6 +16,7 @@ from dashboards.names import (
     SNR_PLAIN,
     UNTRAINED,
     has_values,
+    panel_scores,
     score_names,
     score_title,
     value_text,
@@ -34,7 +35,7 @@ _UNTRAINED_POINTS = Style(
 def axis_rows(shown: pd.DataFrame, question: Question) -> list[list[Panel]]:
     """Returns the panels of scores against the axis, then that of the SNR where asked for."""
     ticks = ticks_of(question.axis, shown[question.axis.column])
-    scores = [_score_panel(shown, name, question, ticks) for name in score_names(shown)]
+    scores = [_score_panel(shown, name, question, ticks) for name in panel_scores(score_names(shown))]
     rows = in_rows(scores)
     if question.snr and (snr := _snr_panel(shown, question, ticks)):
         rows.append([snr])
@@ -44,11 +45,8 @@ def axis_rows(shown: pd.DataFrame, question: Question) -> list[list[Panel]]:
 def series_rows(shown: pd.DataFrame, question: Question) -> list[list[Panel]]:
     """Returns the panels of everything that was recorded on the way, against the step."""
     ticks = ticks_of(question.axis, shown[question.axis.column])
-    scores = [
-        _score_panel(shown, name, question, ticks)
-        for name in question.series
-        if name.endswith(DURING) and has_values(shown, name)
-    ]
+    names = [name for name in question.series if name.endswith(DURING) and has_values(shown, name)]
+    scores = [_score_panel(shown, name, question, ticks) for name in panel_scores(names)]
     if has_values(shown, RELATIVE_LOSS):
         curves = [
             curve(rows, RELATIVE_LOSS, ticks, style, scale=1, dense=True)

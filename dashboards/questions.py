@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dashboards.axes import Axis, Scale
-from dashboards.names import METHOD_NAMES, column_title, symbol
+from dashboards.names import DURING, METHOD_NAMES, PAIR_SCORES, column_title, symbol
 from dashboards.runs import DashboardError
 from dashboards.transfer import PROBE
 from dpgcl_core.errors import unknown_choice
@@ -108,7 +108,7 @@ _ASKED = (
             "knn_accuracy_during",
             "linear_probe_accuracy_during",
             "view_retrieval_top1_during",
-            "image_to_text_recall_at_10_during",
+            *(f"{name}{DURING}" for name in PAIR_SCORES),
             "train_loss",
         ),
     ),

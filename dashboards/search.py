@@ -14,6 +14,7 @@ from dashboards.names import (
     column_title,
     has_values,
     natural_key,
+    panel_scores,
     score_names,
     score_title,
     symbol,
@@ -68,10 +69,10 @@ def searched_columns(shown: pd.DataFrame) -> list[str]:
 
 
 def objective(shown: pd.DataFrame) -> str | None:
-    """Returns the score that was maximised, by the param `objective`, else the first one there is."""
+    """Returns the score that was maximised, by the param `objective`, else the first one drawn."""
     if has_values(shown, "objective") and has_values(shown, str(shown["objective"].iloc[0])):
         return str(shown["objective"].iloc[0])
-    return next(iter(score_names(shown)), None)
+    return next(iter(panel_scores(score_names(shown))), None)
 
 
 def search_rows(shown: pd.DataFrame, question: Question) -> list[list[Panel]]:

@@ -6,7 +6,7 @@ import re
 
 import pandas as pd
 
-from dashboards.names import UNTRAINED, score_title
+from dashboards.names import DURING, PAIR_SCORES, UNTRAINED, score_title
 from dashboards.runs import DashboardError
 
 PROBE = "probe_dataset"
@@ -17,7 +17,8 @@ def by_probe(trials: pd.DataFrame) -> pd.DataFrame:
     """Returns a row for every trial and data set it was scored on, named in `probe_dataset`.
 
     `transfer_knn_accuracy/digits` becomes `knn_accuracy` of the row of digits, and the same before training.
-    The scores of the trial itself stay in a row of their own, named by the data they are of.
+    The scores of the trial itself stay in a row of their own, named by the data they are of. Those of
+    pairs do not: no other data set has them.
 
     Args:
       trials: from `dashboards.runs.load_trials`.
@@ -33,9 +34,12 @@ def by_probe(trials: pd.DataFrame) -> pd.DataFrame:
         )
     own = [name for name in trials if score_title(str(name).removeprefix(f"{UNTRAINED}_"))]
     settings = trials.drop(columns=[*found, *own])
+    of_pairs = [
+        name for name in own if str(name).removeprefix(f"{UNTRAINED}_").removesuffix(DURING) in PAIR_SCORES
+    ]
     parts = []
-    if own and "scored_on" in trials:
-        scored = trials[trials["scored_on"].notna()].drop(columns=list(found))
+    if len(own) > len(of_pairs) and "scored_on" in trials:
+        scored = trials[trials["scored_on"].notna()].drop(columns=[*found, *of_pairs])
         parts.append(scored.assign(**{PROBE: scored["scored_on"].map(_short)}))
     for dataset in dict.fromkeys(match["dataset"] for match in found.values()):
         renamed = {

@@ -19,6 +19,8 @@ C(1 − 1e-4)·norm/(norm + γ), again below C whatever the gradient is, and eve
 for no more than that. A factor may reach C/γ here, so an absolute error e of a short gradient's norm, as a
 Gram norm's cancellation leaves, grows with it: the contribution stays below C as long as e ≤ γ. A gradient
 of zero gives zero, for the factor is finite. Without a bound (C = inf) neither law does anything.
+
+Either law may be applied *by parts*, such as the two towers of CLIP: see `dpgcl_core.clipping_parts`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -34,9 +36,10 @@ import torch
 from torch import Tensor, nn
 
 from dpgcl_core.bare_parameters import NotFoldableError
+from dpgcl_core.clipping_parts import ClippingParts, Owners, norms_of, runs_of
+from dpgcl_core.clipping_self_check import BothWays, refused_layer, wrongly_folded
 from dpgcl_core.errors import ConfigError, unknown_choice
-from dpgcl_core.folding import fold, squares_of
-from dpgcl_core.layer_rules import rule_of
+from dpgcl_core.folding import fold
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +58,6 @@ _MAX_FOLDED_NUMBERS = 2**26  # 256 MiB of per-group gradients at a time
 _LOOP_FROM_VIEWS = 96  # on a CPU a backward pass of this many images is as fast alone as among others,
 _LOOP_FROM_VIEWS_OF_MANY_WEIGHTS = 48  # and here it also saves the memory of the other groups' gradients
 _MANY_WEIGHTS = 2**20
-_SELF_CHECK_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,16 +65,19 @@ class GroupReport:
     """By-products of one call, all **private-only** except `paths`.
 
     Attributes:
-      norms: `[groups]` gradient norms before clipping; nan where they were not needed (C = inf).
+      norms: `[groups]` norms of whole gradients before clipping; nan where they were not needed (C = inf).
       losses: `[groups]`.
-      non_finite: `[groups]`, which groups were masked to zero.
+      non_finite: `[groups]`, which groups were masked to zero, all parts of them.
       paths: how each layer's norm was taken, by layer name; "" stands for the whole network.
+      part_ratios: `[groups, parts]`, the norm of each part over its own bound C/√m, above 1 where that part
+        is longer than it may stay; None where the gradient is clipped as a whole.
     """
 
     norms: Tensor
     losses: Tensor
     non_finite: Tensor
     paths: Mapping[str, str] = field(default_factory=dict)
+    part_ratios: Tensor | None = None
 
 
 def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -92,6 +97,7 @@ class GroupClipper:
     Attributes:
       l2_clip_norm: C; inf for the plain gradient (non-private).
       gamma: γ of automatic clipping, see `gamma_of`; None for flat clipping.
+      parts: the parts that are clipped by themselves; None clips the gradient as a whole.
 
     Raises:
       ConfigError: a field is outside its range.
@@ -99,6 +105,7 @@ class GroupClipper:
 
     l2_clip_norm: float
     gamma: float | None = None
+    parts: ClippingParts | None = None
 
     def __post_init__(self) -> None:
         if not self.l2_clip_norm > 0:
@@ -108,7 +115,7 @@ class GroupClipper:
     def scaled(self, scale: float) -> GroupClipper:
         """Returns the clipper of gradients that arrive times `scale`: its sum is `scale` times this one's."""
         gamma = None if self.gamma is None else self.gamma * scale
-        return GroupClipper(l2_clip_norm=self.l2_clip_norm * scale, gamma=gamma)
+        return replace(self, l2_clip_norm=self.l2_clip_norm * scale, gamma=gamma)
 
     def add_clipped_sum(
         self, total: Tensor, model: nn.Module, group_losses: GroupLosses, inputs: GroupInputs
@@ -123,28 +130,39 @@ class GroupClipper:
           model: the network that `group_losses` calls; it must not mix records.
           group_losses: maps inputs `[groups, ...]` to losses `[groups]`, one scalar per group that depends
             on that group's inputs alone. Every layer of `model` should see the rows of `inputs` as its
-            leading axis, group by group; where one does not, the groups are taken one at a time.
+            leading axis, group by group; where one does not, the groups are taken one at a time. A model
+            with an attribute `num_towers` has towers of which each sees that share of the views.
           inputs: `[groups, group_size, views, ...]`, at least one group; or a tuple of such tensors.
 
         Returns:
           The groups' norms and losses, for private-only diagnosis.
+
+        Raises:
+          ConfigError: one of `parts` holds no trainable parameter of this model.
         """
         parameters = trainable_parameters(model)
+        owners = None if self.parts is None else self.parts.owners(model)
         if math.isinf(self.l2_clip_norm):
             return _plain(total, parameters, group_losses, inputs)
-        if not _folds(model, group_losses, inputs):
-            return _loop(total, parameters, group_losses, inputs, self.l2_clip_norm, self.gamma)
+        law = (self.l2_clip_norm, self.gamma, owners)
+        if not _folds(model, group_losses, inputs, owners):
+            return _loop(total, parameters, group_losses, inputs, *law)
         reports, start, num_groups = [], 0, _num_groups(inputs)
         while start < num_groups:
             some = _groups(inputs, start, start + _groups_at_once(model, inputs))
             start += _num_groups(some)
-            rest = (parameters, group_losses, some, self.l2_clip_norm, self.gamma)
+            rest = (parameters, group_losses, some, *law)
             try:
                 report = _fold(total, model, *rest)
             except NotFoldableError:  # these inputs took another way through the network
                 report = _loop(total, *rest)
             reports.append(report)
         return _joined(reports)
+
+
+def _shares(model: nn.Module) -> tuple[int, ...]:
+    """The parts of all views that a layer may see: all, or where a model says so each tower its share."""
+    return (1, int(getattr(model, "num_towers", 1)))
 
 
 def _num_groups(inputs: GroupInputs) -> int:
@@ -164,11 +182,13 @@ def _each(inputs: GroupInputs) -> tuple[Tensor, ...]:
 def _joined(reports: list[GroupReport]) -> GroupReport:
     if len(reports) == 1:
         return reports[0]
+    ratios = [report.part_ratios for report in reports if report.part_ratios is not None]
     return GroupReport(
         norms=torch.cat([report.norms for report in reports]),
         losses=torch.cat([report.losses for report in reports]),
         non_finite=torch.cat([report.non_finite for report in reports]),
         paths=reports[-1].paths,
+        part_ratios=torch.cat(ratios) if ratios else None,
     )
 
 
@@ -194,23 +214,47 @@ def _loop(
     inputs: GroupInputs,
     l2_clip_norm: float,
     gamma: float | None = None,
+    owners: Owners | None = None,
 ) -> GroupReport:
     """One backward pass per group: exact for any network."""
-    norms, losses = [], []
+    norms, losses, counts = [], [], []
+    runs = runs_of(parameters, owners)
     for index in range(_num_groups(inputs)):
         loss = group_losses(_groups(inputs, index, index + 1))
         flat = flat_gradient(torch.autograd.grad(loss.sum(), parameters, allow_unused=True), parameters)
-        norm = squares_of(flat[None])[0].sqrt().float()
-        factor, finite = clip_factor(norm, l2_clip_norm, gamma)
-        total += torch.where(finite, flat, torch.zeros_like(flat)) * factor
+        norm = norms_of(flat, runs)
+        factor, finite = _factors(norm, l2_clip_norm, gamma)
+        for part, run in runs:
+            total[run] += torch.where(finite[0], flat[run], 0.0) * factor[part, 0]
         norms.append(norm)
         losses.append(loss.detach())
-    stacked = torch.stack(norms)
+        counts.append(finite)
+    return _report(torch.cat(norms, 1), torch.cat(counts), torch.cat(losses), l2_clip_norm, {"": ONE_BY_ONE})
+
+
+def _factors(norms: Tensor, l2_clip_norm: float, gamma: float | None) -> tuple[Tensor, Tensor]:
+    """Returns the factors `[parts, groups]` of norms `[parts, groups]`, and which groups count `[groups]`."""
+    factor, counts = clip_factor(norms, l2_clip_norm / math.sqrt(len(norms)), gamma)
+    if len(norms) == 1:
+        return factor, counts[0]
+    counted = counts.all(0) & torch.isfinite(_whole(norms))
+    return torch.where(counted, factor, 0.0), counted
+
+
+def _whole(norms: Tensor) -> Tensor:
+    return norms[0] if len(norms) == 1 else norms.double().square().sum(0).sqrt().float()
+
+
+def _report(
+    norms: Tensor, counts: Tensor, losses: Tensor, l2_clip_norm: float, paths: Mapping[str, str]
+) -> GroupReport:
+    bound = l2_clip_norm / math.sqrt(len(norms))
     return GroupReport(
-        norms=stacked,
-        losses=torch.cat(losses),
-        non_finite=~torch.isfinite(stacked),
-        paths={"": ONE_BY_ONE},
+        norms=_whole(norms),
+        losses=losses,
+        non_finite=~counts,
+        paths=paths,
+        part_ratios=None if len(norms) == 1 else (norms / bound).T,
     )
 
 
@@ -276,6 +320,7 @@ def _fold(
     inputs: GroupInputs,
     l2_clip_norm: float,
     gamma: float | None = None,
+    owners: Owners | None = None,
 ) -> GroupReport:
     """One forward and one backward pass; every layer's gradient separated by group."""
     folded = fold(
@@ -283,19 +328,22 @@ def _fold(
         parameters,
         lambda: group_losses(inputs),
         num_groups=_num_groups(inputs),
-        num_rows=frozenset(each.shape[:3].numel() for each in _each(inputs)),
+        num_rows=frozenset(
+            each.shape[:3].numel() // share for each in _each(inputs) for share in _shares(model)
+        ),
+        owners=owners,
     )
     norms = folded.norms()
-    factor, finite = clip_factor(norms, l2_clip_norm, gamma)
+    factor, finite = _factors(norms, l2_clip_norm, gamma)
     folded.check()
     folded.add_weighted(total, parameters, factor)
     _folded_numbers.setdefault(model, {})[_shape(inputs)] = folded.numbers_per_group
-    return GroupReport(norms=norms, losses=folded.losses, non_finite=~finite, paths=folded.paths)
+    return _report(norms, finite, folded.losses, l2_clip_norm, folded.paths)
 
 
 _Shape = tuple[torch.Size, ...]
 _folded_numbers: WeakKeyDictionary[nn.Module, dict[_Shape, int]] = WeakKeyDictionary()
-_checked: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+_checked: WeakKeyDictionary[nn.Module, dict[Owners | None, bool]] = WeakKeyDictionary()
 
 
 def _shape(inputs: GroupInputs) -> _Shape:
@@ -308,91 +356,39 @@ def _groups_at_once(model: nn.Module, inputs: GroupInputs) -> int:
     return 1 if numbers is None else max(1, _MAX_FOLDED_NUMBERS // max(1, numbers))
 
 
-def _folds(model: nn.Module, group_losses: GroupLosses, inputs: GroupInputs) -> bool:
-    """Whether `_fold` is exact for this model and pays for these inputs."""
+def _folds(
+    model: nn.Module, group_losses: GroupLosses, inputs: GroupInputs, owners: Owners | None = None
+) -> bool:
+    """Whether `_fold` is exact for this model and pays for these inputs.
+
+    Other parts are another question: a norm that hardly counts in the whole gradient may be all of a part.
+    """
     first = _each(inputs)[0]
     if len(first) == 1 or (
         first.device.type == "cpu" and first.shape[1:3].numel() >= _loop_from_views(model)
     ):
         return False
-    if model not in _checked:
-        wrong = _refused_layer(model) or _wrongly_folded(model, group_losses, inputs)
+    known = _checked.setdefault(model, {})
+    if owners not in known:
+        wrong = refused_layer(model) or wrongly_folded(model, _both_ways(model, group_losses, owners), inputs)
         if wrong:
             logger.warning("per-group gradients one by one (exact, slower): %s", wrong)
-        _checked[model] = not wrong
-    return _checked[model]
+        known[owners] = not wrong
+    return known[owners]
 
 
 def _loop_from_views(model: nn.Module) -> int:
     return _LOOP_FROM_VIEWS if num_trainable(model) < _MANY_WEIGHTS else _LOOP_FROM_VIEWS_OF_MANY_WEIGHTS
 
 
-def _refused_layer(model: nn.Module) -> str:
-    """Returns which layer cannot be folded by its own settings; empty if there is none."""
-    for name, module in model.named_modules():
-        rule = rule_of(module)
-        if rule is not None and any(p.requires_grad for p in module.parameters(recurse=False)):
-            reason = rule.refuses(module)
-            if reason:
-                return f"layer {name!r} ({type(module).__name__}): {reason}"
-    return ""
-
-
-def _wrongly_folded(model: nn.Module, group_losses: GroupLosses, inputs: GroupInputs) -> str:
-    """Compares both paths on synthetic inputs: finds what layer types cannot tell.
-
-    A layer whose weights are used around its `forward`, or that reorders records, folds wrongly. The
-    weights are perturbed for the comparison, lest a zero initialisation hide a branch, and restored bit
-    for bit; two numbers of groups are tried, lest a layer's leading axis fit by chance; the synthetic
-    records differ in level and contrast, lest all take the same way through the network.
-    """
-    # Not through state_dict, which a model may give a meaning of its own.
-    state = [(value, value.detach().clone()) for value in (*model.parameters(), *model.buffers())]
-    generator = torch.Generator().manual_seed(0)
-    vocabulary = min((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), default=2)
-    try:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                noise = torch.randn(parameter.shape, generator=generator)
-                parameter.add_(0.1 * noise.to(parameter))
-        for num_groups in (2, 3):
-            synthetic = tuple(_synthetic(each, num_groups, vocabulary, generator) for each in _each(inputs))
-            wrong = _compare(model, group_losses, synthetic[0] if isinstance(inputs, Tensor) else synthetic)
-            if wrong:
-                return wrong
-    finally:
-        with torch.no_grad():
-            for value, before in state:
-                value.copy_(before)
-    return ""
-
-
-def _synthetic(like: Tensor, num_groups: int, vocabulary: int, generator: torch.Generator) -> Tensor:
-    shape = (num_groups, *like.shape[1:])
-    if not like.is_floating_point():
-        return torch.randint(vocabulary, shape, generator=generator).to(like)
-    rows = (*shape[:3], *(1 for _ in shape[3:]))
-    level, contrast = (torch.rand(rows, generator=generator) for _ in range(2))
-    return ((2 * level - 1) + contrast * (2 * torch.rand(shape, generator=generator) - 1)).to(like)
-
-
-def _compare(model: nn.Module, group_losses: GroupLosses, inputs: GroupInputs) -> str:
-    """Returns how `_fold` differs from `_loop` on these inputs; empty if it does not."""
+def _both_ways(model: nn.Module, group_losses: GroupLosses, owners: Owners | None) -> BothWays:
+    """Returns what the self-check compares: sum and report of `_loop` and of `_fold`, with C = 1."""
     parameters = trainable_parameters(model)
-    expected = torch.zeros(num_trainable(model), device=_each(inputs)[0].device)
-    loop = _loop(expected, parameters, group_losses, inputs, l2_clip_norm=1.0)
-    actual = torch.zeros_like(expected)
-    try:
-        folded = _fold(actual, model, parameters, group_losses, inputs, l2_clip_norm=1.0)
-    except NotFoldableError as error:
-        return str(error)
-    except Exception as error:  # whatever a module does to a hook: the exact loop needs none
-        return f"folding fails on synthetic inputs ({type(error).__name__}: {error})"
-    if not torch.allclose(folded.norms, loop.norms, rtol=_SELF_CHECK_TOLERANCE):
-        return "folded norms differ from exact ones on synthetic inputs"
-    sizes = [p.numel() for p in parameters]
-    allowed = 0.01 * _SELF_CHECK_TOLERANCE * expected.norm()  # of a parameter that hardly matters
-    for part, exact in zip(torch.split(actual, sizes), torch.split(expected, sizes), strict=True):
-        if (part - exact).norm() > _SELF_CHECK_TOLERANCE * exact.norm() + allowed:
-            return "folded gradients differ from exact ones on synthetic inputs"
-    return ""
+
+    def run(inputs: GroupInputs, *, folded: bool) -> tuple[Tensor, GroupReport]:
+        total = torch.zeros(num_trainable(model), device=_each(inputs)[0].device)
+        rest = (parameters, group_losses, inputs, 1.0, None, owners)
+        report = _fold(total, model, *rest) if folded else _loop(total, *rest)
+        return total, report
+
+    return run

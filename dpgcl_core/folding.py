@@ -13,7 +13,7 @@ ordinary weight gradient is replaced, not repeated.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -55,8 +55,9 @@ class Folded:
 
     Attributes:
       losses: `[groups]`.
-      squares: `[groups]`, float64: each group's squared gradient norm.
-      spread: `[groups]`, float64: size of the terms that Gram norms stand for.
+      squares: `[parts, groups]`, float64: the squared norm of each part of each group's gradient.
+      spread: `[parts, groups]`, float64: size of the terms that Gram norms stand for.
+      part_of: each parameter's part; all have part 0 where the gradient is clipped as a whole.
       paths: how each layer's norm was taken.
       numbers_per_group: numbers of the per-group gradients kept, for one group.
     """
@@ -64,6 +65,7 @@ class Folded:
     losses: Tensor
     squares: Tensor
     spread: Tensor
+    part_of: dict[Tensor, int]
     paths: dict[str, str] = field(default_factory=dict)
     kept: dict[Tensor, Tensor] = field(default_factory=dict)
     deferred: dict[Tensor, _Deferred] = field(default_factory=dict)
@@ -73,7 +75,10 @@ class Folded:
         return sum(gradients[0].numel() for gradients in self.kept.values())
 
     def norms(self) -> Tensor:
-        """Returns what each group is clipped by, float32 `[groups]`: its norm, or a share of its spread."""
+        """Returns what is clipped by, float32 `[parts, groups]`: a norm, or a share of its own part's spread.
+
+        A part's terms then round by a small share of that part's own bound, whatever the others' sizes.
+        """
         return torch.maximum(self.squares.sqrt(), ROUNDING_SHARE * self.spread).float()
 
     def check(self) -> None:
@@ -88,18 +93,20 @@ class Folded:
         Args:
           total: float32 `[num_parameters]`.
           parameters: the order of `total`.
-          factor: float32 `[groups]`.
+          factor: float32 `[parts, groups]`.
         """
         masked = factor == 0
-        mask = masked if bool(masked.any()) else None
+        masks = masked if bool(masked.any()) else None
         offset = 0
         with full_precision(total.device.type):
             for parameter in parameters:
                 part = total[offset : offset + parameter.numel()].view_as(parameter)
+                row = self.part_of[parameter]
+                mask = None if masks is None else masks[row]
                 if parameter in self.kept:
-                    part += _weighted(self.kept[parameter], factor, mask)
+                    part += _weighted(self.kept[parameter], factor[row], mask)
                 elif parameter in self.deferred:
-                    part += self.deferred[parameter].weighted(factor, mask)
+                    part += self.deferred[parameter].weighted(factor[row], mask)
                 offset += parameter.numel()
 
 
@@ -190,6 +197,7 @@ def fold(
     *,
     num_groups: int,
     num_rows: frozenset[int],
+    owners: Sequence[int] | None = None,
 ) -> Folded:
     """Runs one forward and one backward pass and separates the groups' gradients.
 
@@ -199,12 +207,14 @@ def fold(
       losses_of: runs the forward pass and returns losses `[groups]`.
       num_groups: groups in this pass.
       num_rows: what a layer's leading axis may be.
+      owners: the part of each of `parameters`, from 0; None for one part.
 
     Raises:
       NotFoldableError: a layer did not see exactly the rows of all groups, or a parameter is used in a
         way that has no rule.
     """
-    recorder = _Recorder(model, parameters, num_groups, num_rows)
+    part_of: dict[Tensor, int] = dict(zip(parameters, owners or (0,) * len(parameters), strict=True))
+    recorder = _Recorder(model, part_of, num_groups, num_rows)
     with recorder.recording():
         losses = losses_of()
     if losses.shape != (num_groups,):
@@ -220,11 +230,10 @@ class _Recorder:
     """Takes what the hooks bring, one layer at a time."""
 
     def __init__(
-        self, model: nn.Module, parameters: list[nn.Parameter], num_groups: int, num_rows: frozenset[int]
+        self, model: nn.Module, part_of: dict[Tensor, int], num_groups: int, num_rows: frozenset[int]
     ) -> None:
         self._num_groups, self._num_rows = num_groups, num_rows
-        self._parameters = parameters
-        self._wanted: set[Tensor] = set(parameters)
+        self._wanted = part_of.keys()
         self._names = {module: name for name, module in model.named_modules()}
         rules = {module: rule_of(module) for module in model.modules()}
         self._rules = {
@@ -239,8 +248,11 @@ class _Recorder:
         self._hooks: list[Any] = []
         self._saved: dict[nn.Module, tuple[Tensor, ...]] = {}
         self._shared: set[Tensor] = set()
-        squares = torch.zeros(num_groups, dtype=torch.float64, device=parameters[0].device)
-        self._result = Folded(losses=squares, squares=squares, spread=torch.zeros_like(squares))
+        shape, device = (max(part_of.values()) + 1, num_groups), next(iter(part_of)).device
+        squares = torch.zeros(shape, dtype=torch.float64, device=device)
+        self._result = Folded(
+            losses=squares[0], squares=squares, spread=torch.zeros_like(squares), part_of=part_of
+        )
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -250,13 +262,13 @@ class _Recorder:
         replaced = [layer for layer in self._rules if type(layer) is nn.GroupNorm]
         for layer in replaced:
             layer.forward = partial(self._run, layer, layer.forward)  # type: ignore[method-assign]
-        for parameter in self._parameters:
+        for parameter in self._wanted:
             parameter.requires_grad_(False)
         try:
             with torch.enable_grad(), self._bare:
                 yield
         finally:
-            for parameter in self._parameters:
+            for parameter in self._wanted:
                 parameter.requires_grad_(True)
             for handle in handles:
                 handle.remove()
@@ -326,8 +338,9 @@ class _Recorder:
             by_gram = rule.gram_flops(module, x, grad, n) < _FLOPS_PER_NUMBER * matrix.numel()
             if by_gram and matrix not in self._shared:
                 squares, spread = rule.gram(module, x, grad, n)
-                self._result.squares += squares
-                self._result.spread += spread
+                part = self._result.part_of[matrix]
+                self._result.squares[part] += squares
+                self._result.spread[part] += spread
                 versions = (x._version, grad._version)
                 self._result.deferred[matrix] = _Deferred(rule, module, x, grad, versions)
             else:
@@ -338,7 +351,7 @@ class _Recorder:
         if parameter not in self._wanted:
             return
         if parameter not in self._shared:
-            self._result.squares += squares_of(gradients)
+            self._result.squares[self._result.part_of[parameter]] += squares_of(gradients)
         elif parameter in self._result.kept:
             gradients = self._result.kept[parameter] + gradients.contiguous()
         else:
@@ -352,5 +365,5 @@ class _Recorder:
         for parameter, gradients in self._bare.gradients():
             self._keep(parameter, gradients)
         for shared in self._shared & result.kept.keys():
-            result.squares += squares_of(result.kept[shared])
+            result.squares[result.part_of[shared]] += squares_of(result.kept[shared])
         return result

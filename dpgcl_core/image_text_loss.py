@@ -2,7 +2,8 @@
 
 A group's image-text pairs are compared in both directions, and each direction has the augmented copies of
 *its* keys as further negatives: images against texts and copies of texts, texts against images and copies of
-images (Eq. 12 and Eq. 15 of DP-GCL). The temperature is a number, or exp(−`logit_scale`) of a parameter.
+images (Eq. 12 and Eq. 15 of DP-GCL). The temperature is a number, or exp(−`logit_scale`) of a parameter
+(`with_learned_temperature`).
 
 Why the sensitivity is still 2C (C for groups of one). A record is one image with all its captions; data sets
 differ by adding or removing one record.
@@ -29,35 +30,37 @@ from torch import Tensor
 
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses import symmetric_group_info_nce
+from dpgcl_core.sigmoid_loss import group_sigmoid
 
 MIN_LOGIT_SCALE, MAX_LOGIT_SCALE = 0.0, math.log(100.0)
 """Bounds of CLIP's logarithm of 1/τ: τ stays between 1/100 and 1 (Radford et al. 2021). Public constants."""
 
 
-def stack_modalities(images: Tensor, texts: Tensor) -> Tensor:
-    """Returns the embeddings of both towers in the order that `image_text_group_loss` takes.
+def interleaved(images: Tensor, texts: Tensor) -> Tensor:
+    """Returns both sides' views in the order that losses of pairs take: image, text, image, text, …
+
+    So the even places are images and the odd ones texts, however many draws and copies there are.
 
     Args:
-      images: `[groups, group_size, 1 + num_augmentations, dim]` unit embeddings: the image, then its copies.
+      images: `[groups, group_size, views, ...]`: the image (of each draw), then copies.
       texts: of the same shape: the caption, then its copies.
 
     Returns:
-      `[groups, group_size, 2 + 2·num_augmentations, dim]`: image, caption, copies of the image, copies of the
-      caption.
+      `[groups, group_size, 2·views, ...]`.
 
     Raises:
       ConfigError: the shapes differ.
 
-    >>> stack_modalities(torch.zeros(3, 4, 2, 8), torch.ones(3, 4, 2, 8))[0, 0, :, 0].tolist()
+    >>> interleaved(torch.zeros(3, 4, 2, 8), torch.ones(3, 4, 2, 8))[0, 0, :, 0].tolist()
     [0.0, 1.0, 0.0, 1.0]
     """
-    if images.shape != texts.shape or images.ndim != 4:
+    if images.shape != texts.shape or images.ndim < 4:
         raise ConfigError(
             "both towers must give embeddings [groups, group_size, 1 + num_augmentations, dim]; got "
             f"{list(images.shape)} of images and {list(texts.shape)} of texts. Augment both alike and give "
             "the towers one embedding width"
         )
-    return torch.cat([images[:, :, :1], texts[:, :, :1], images[:, :, 1:], texts[:, :, 1:]], dim=2)
+    return torch.stack([images, texts], dim=3).flatten(2, 3)
 
 
 def image_text_group_loss(embeddings: Tensor, *, temperature: float | Tensor) -> Tensor:
@@ -72,9 +75,9 @@ def image_text_group_loss(embeddings: Tensor, *, temperature: float | Tensor) ->
     the module's.
 
     Args:
-      embeddings: `[groups, group_size, 2 + 2·num_augmentations, dim]`, float32 or better, as
-        `stack_modalities` orders them.
-      temperature: τ > 0, a public constant or `temperature_of(model.logit_scale)`.
+      embeddings: `[groups, group_size, 2 + 2·num_augmentations, dim]`, float32 or better, as `interleaved`
+        orders them: image, caption, then copies of both.
+      temperature: τ > 0. Where it is learned, embeddings come times 1/√τ and this is 1.
 
     Returns:
       `[groups]`, one loss per group, summed over its records.
@@ -86,33 +89,64 @@ def image_text_group_loss(embeddings: Tensor, *, temperature: float | Tensor) ->
     >>> image_text_group_loss(z, temperature=0.01).shape
     torch.Size([3])
     """
-    num_views = embeddings.shape[2]
-    if num_views == 0 or num_views % 2:
-        raise ConfigError(
-            "image-text embeddings must hold as many views of the image as of the text; got "
-            f"{num_views} views. Order them by stack_modalities"
-        )
-    first_copy_of_text = 1 + num_views // 2
+    check_pairs(embeddings)
     return symmetric_group_info_nce(
         embeddings[:, :, 0],
         embeddings[:, :, 1],
-        embeddings[:, :, 2:first_copy_of_text],
-        embeddings[:, :, first_copy_of_text:],
+        embeddings[:, :, 2::2],
+        embeddings[:, :, 3::2],
         temperature=temperature,
     )
 
 
-def temperature_of(logit_scale: Tensor) -> Tensor:
-    """Returns τ = exp(−logit_scale), with its gradient.
+def image_text_sigmoid_loss(
+    embeddings: Tensor, *, temperature: float | Tensor, bias: float | Tensor
+) -> Tensor:
+    """`dpgcl_core.sigmoid_loss.group_sigmoid` of pairs, with copies of the captions and of the images.
 
     Args:
+      embeddings, temperature: as for `image_text_group_loss`.
+      bias: b.
+
+    Returns:
+      `[groups]`.
+
+    Raises:
+      ConfigError: the number of views is odd or zero.
+    """
+    check_pairs(embeddings)
+    images, texts = embeddings[:, :, 0::2], embeddings[:, :, 1::2]
+    to_texts = group_sigmoid(
+        images[:, :, 0], texts[:, :, 0], texts[:, :, 1:], temperature=temperature, bias=bias
+    )
+    return to_texts + group_sigmoid(
+        texts[:, :, 0], images[:, :, 0], images[:, :, 1:], temperature=temperature, bias=bias
+    )
+
+
+def check_pairs(embeddings: Tensor) -> None:
+    """Raises ConfigError unless there are as many views of the image as of the text."""
+    if (num_views := embeddings.shape[2]) == 0 or num_views % 2:
+        raise ConfigError(
+            "image-text embeddings must hold as many views of the image as of the text; got "
+            f"{num_views} views. Order them by interleaved"
+        )
+
+
+def with_learned_temperature(embeddings: Tensor, logit_scale: Tensor) -> Tensor:
+    """Returns embeddings times 1/√τ, τ = exp(−logit_scale): a loss at τ = 1 then has inner products over τ.
+
+    Args:
+      embeddings: `[groups, group_size, views, dim]`, of unit length.
       logit_scale: ln(1/τ), a scalar parameter *of the model*: only the model's trainable parameters are
         inside the group norm.
 
-    >>> round(temperature_of(torch.tensor(MAX_LOGIT_SCALE)).item(), 6)
-    0.01
+    >>> z = torch.nn.functional.normalize(torch.ones(1, 1, 2, 8), dim=-1)
+    >>> scaled = with_learned_temperature(z, torch.tensor(MAX_LOGIT_SCALE))
+    >>> round((scaled[0, 0, 0] @ scaled[0, 0, 1]).item(), 2)
+    100.0
     """
-    return logit_scale.neg().exp()
+    return embeddings * (0.5 * logit_scale).exp()
 
 
 def clamp_logit_scale_(logit_scale: Tensor) -> None:

@@ -6,14 +6,17 @@ does not depend on the order of the records. It recognises the same records, not
 copy must be registered, by its owner, under the id of the original, and then inherits every charge.
 
 A mark holds for what it lies beside under every path that leads there: through links, from the folders above,
-and for every folder that holds the marked data. It does not hold for a copy, and a hard link is one.
+and for every folder that holds the marked data. A name with ranges, `train-{000..011}.tar`, stands for all
+its files, each with a mark of its own. A mark does not hold for a copy, and a hard link is one.
 """
 
 from __future__ import annotations
 
 import hmac
+import itertools
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -25,6 +28,7 @@ from dpgcl_core.ledger_chain import Head
 
 _KEY_BYTES = 32
 _MARK = ".dpgcl-ledger.json"
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +98,28 @@ def fingerprint_key(path: Path) -> bytes:
     return key
 
 
+def expand_ranges(data: Path) -> list[Path]:
+    """Returns the files that a name with ranges stands for, in order; for any other, or one that exists, it.
+
+    Loading and marking data both go by this, so no file is read that is not looked at for a mark.
+
+    >>> [path.name for path in expand_ranges(Path("train-{08..10}.tar"))]
+    ['train-08.tar', 'train-09.tar', 'train-10.tar']
+    """
+    parts = _RANGE.split(str(data))
+    if len(parts) == 1 or os.path.exists(data):
+        return [data]
+    texts, lows, highs = parts[::3], parts[1::3], parts[2::3]
+    ranges = [
+        [f"{i:0{len(low)}d}" for i in range(int(low), int(high) + 1)]
+        for low, high in zip(lows, highs, strict=True)
+    ]
+    return [
+        Path(texts[0] + "".join(number + text for number, text in zip(numbers, texts[1:], strict=True)))
+        for numbers in itertools.product(*ranges)
+    ]
+
+
 def mark_path(data: Path) -> Path:
     """Returns where the mark of a data file or folder lies: beside the data themselves, never beside a link.
 
@@ -110,6 +136,18 @@ def read_mark(data: Path) -> tuple[str, Head] | None:
       LedgerError: a mark cannot be read, or the path leads in a circle.
     """
     return next(_marks_on(data), None)
+
+
+def read_mark_above(place: Path) -> tuple[str, Head] | None:
+    """Returns the mark on a folder or on one above it, whatever is marked of what lies in it; None without.
+
+    For files that are named one by one, as a list of images does: what lies beside them is not looked at.
+
+    Raises:
+      LedgerError: a mark cannot be read, or the path leads in a circle.
+    """
+    ways = dict.fromkeys((_resolved(place), place.absolute()))
+    return next((mark for way in ways for mark in _marks_above(way)), None)
 
 
 def heads_of_marks(data: Path, dataset_id: str) -> list[Head]:
@@ -132,7 +170,19 @@ def check_unmarked(data: Path) -> None:
     Raises:
       LedgerError: as said; or a mark cannot be read, or the path leads in a circle.
     """
-    mark = read_mark(data)
+    _refuse(data, read_mark(data))
+
+
+def check_unmarked_above(place: Path) -> None:
+    """Refuses a folder that is charged by a mark on it or above it, see `read_mark_above`.
+
+    Raises:
+      LedgerError: as `check_unmarked`.
+    """
+    _refuse(place, read_mark_above(place))
+
+
+def _refuse(data: Path, mark: tuple[str, Head] | None) -> None:
     if mark is not None:
         raise LedgerError(
             f"the data in {data} are private, charged as data set {mark[0]!r} to ledger {mark[1].ledger_id}; "
@@ -142,6 +192,11 @@ def check_unmarked(data: Path) -> None:
 
 def _marks_on(data: Path) -> Iterator[tuple[str, Head]]:
     """The marks of the data, of the folders above them, and of everything in them; some more than once."""
+    for file in expand_ranges(data):
+        yield from _marks_on_one(file)
+
+
+def _marks_on_one(data: Path) -> Iterator[tuple[str, Head]]:
     real = _resolved(data)
     for path in dict.fromkeys((real, data.absolute())):  # a link may lie in a marked folder, too
         yield from _marks_above(path)
@@ -185,12 +240,16 @@ def _resolved(path: Path) -> Path:
 
 
 def write_mark(data: Path, dataset_id: str, head: Head) -> None:
-    """Replaces the mark, at once.
+    """Replaces the mark, at once; of a name with ranges, the mark of each file.
 
     Raises:
       LedgerError: the folder of the data cannot be written.
     """
-    path = mark_path(data)
+    for file in expand_ranges(data):
+        _write_mark(mark_path(file), dataset_id, head)
+
+
+def _write_mark(path: Path, dataset_id: str, head: Head) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w") as file:

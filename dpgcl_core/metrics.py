@@ -41,6 +41,18 @@ class Metric:
     meaning: str
 
 
+_WAYS = {"image_to_text": "images whose caption is", "text_to_image": "captions whose image is"}
+_PAIR_SCORES = {
+    **{
+        f"{way}_recall_at_{k}": f"{what} among the first {k}"
+        for way, what in _WAYS.items()
+        for k in (1, 5, 10)
+    },
+    "zero_shot_accuracy": "images nearest to the text of their own class",
+}
+"""Of networks with an image and a text tower. No recall may be noised: one record more is a candidate of
+every query and can change the hit of each, so it is no count that one record moves by one."""
+
 _DECLARED = (
     Metric("epsilon", Release.RELEASABLE, "ε of all that is released, at delta, by PLD"),
     Metric("epsilon_rdp", Release.RELEASABLE, "the same by RDP (cross-check)"),
@@ -59,6 +71,12 @@ _DECLARED = (
     Metric("untrained_linear_probe_accuracy", Release.SCORE, "linear probe accuracy before training"),
     Metric("untrained_view_retrieval_top1", Release.SCORE, "view retrieval, top 1, before training"),
     Metric("untrained_view_retrieval_top10", Release.SCORE, "view retrieval, top 10, before training"),
+    *(Metric(name, Release.SCORE, what) for name, what in _PAIR_SCORES.items()),
+    *(Metric(f"{name}_during", Release.SCORE, f"{w}, after some steps") for name, w in _PAIR_SCORES.items()),
+    *(
+        Metric(f"untrained_{name}", Release.SCORE, f"{w}, before training")
+        for name, w in _PAIR_SCORES.items()
+    ),
     Metric("noised_knn_accuracy", Release.NOISED, "k-NN accuracy on held-out private records, noised"),
     Metric("noised_linear_probe_accuracy", Release.NOISED, "linear probe accuracy on them, noised"),
     Metric("noised_snr_first_step", Release.NOISED, "noised ‖clipped sum‖ / (σΔ√d) at the first step"),

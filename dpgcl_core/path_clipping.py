@@ -60,16 +60,21 @@ OWN_PATH = "own path"
 WHOLE_BATCH = "through the whole batch"
 
 
-def record_info_nce(embeddings: Tensor, *, temperature: float, rows: Tensor | None = None) -> Tensor:
+def record_info_nce(
+    embeddings: Tensor, *, temperature: float, rows: Tensor | None = None, pairs: bool = False
+) -> Tensor:
     """Each record's term of InfoNCE over a whole batch, with augmented keys as more negatives (Eq. 4).
 
     ℓ_i = −log( e^{s_ii/τ} / Σ_j ( e^{s_ij/τ} + Σ_m e^{s^m_ij/τ} ) ); their sum is
-    `losses.two_view_group_loss` of the batch as one group.
+    `losses.two_view_group_loss` of the batch as one group. Of pairs, a record's term is that of its image
+    among the texts plus that of its text among the images (Eq. 15).
 
     Args:
-      embeddings: `[records, 2 + num_augmentations, dim]`: query, key and copies of the key.
+      embeddings: `[records, 2 + num_augmentations, dim]`: query, key and copies of the key; of pairs
+        `[records, 2 + 2·num_augmentations, dim]`, as `image_text_loss.interleaved` orders them.
       temperature: τ > 0.
       rows: numbers of the records whose terms are wanted; None: all.
+      pairs: whether the records are pairs of an image and a text.
 
     Returns:
       `[records]`, or as many as `rows`.
@@ -78,9 +83,17 @@ def record_info_nce(embeddings: Tensor, *, temperature: float, rows: Tensor | No
     >>> record_info_nce(z, temperature=0.5).shape
     torch.Size([5])
     """
-    candidates = embeddings[:, 1:].transpose(0, 1).flatten(0, 1)  # keys first, then the copies
     rows = torch.arange(len(embeddings), device=embeddings.device) if rows is None else rows
-    logits = embeddings[rows, 0] @ candidates.T / temperature
+    if not pairs:
+        return _terms(embeddings[:, 0], embeddings[:, 1:], rows, temperature)
+    images, texts = embeddings[:, 0::2], embeddings[:, 1::2]
+    return _terms(images[:, 0], texts, rows, temperature) + _terms(texts[:, 0], images, rows, temperature)
+
+
+def _terms(queries: Tensor, keys: Tensor, rows: Tensor, temperature: float) -> Tensor:
+    """The terms of queries `[records, dim]` among all keys `[records, 1 + copies, dim]`."""
+    candidates = keys.transpose(0, 1).flatten(0, 1)  # keys first, then the copies
+    logits = queries[rows] @ candidates.T / temperature
     return torch.logsumexp(logits, dim=1) - logits.gather(1, rows[:, None])[:, 0]
 
 
@@ -97,6 +110,7 @@ class PathClipping:
       temperature: τ, a constant: a learned one has no record's path.
       max_records_at_once: records in one pass through the network; changes no result.
       gamma: γ of automatic clipping; None for flat clipping.
+      pairs: whether records are pairs of an image and a text, see `record_info_nce`.
 
     Raises:
       ConfigError: a field is outside its range.
@@ -107,6 +121,7 @@ class PathClipping:
     temperature: float
     max_records_at_once: int = 256
     gamma: float | None = None
+    pairs: bool = False
 
     def __post_init__(self) -> None:
         _check(self.l2_clip_norm, self.temperature, self.gamma)
@@ -139,7 +154,7 @@ class PathClipping:
         kept = finite_rows(embeddings)
         leaf = embeddings[kept].requires_grad_()
         with torch.enable_grad():
-            losses = record_info_nce(leaf, temperature=self.temperature)
+            losses = record_info_nce(leaf, temperature=self.temperature, pairs=self.pairs)
             (cotangents,) = torch.autograd.grad(losses.sum(), leaf)
         return add_clipped_paths(
             total,

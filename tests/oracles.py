@@ -106,3 +106,36 @@ def coupling_distance(first: Law, second: Law, bound: int) -> Fraction:
             graph.add_edge(("first", a), ("second", b), capacity=scale)
     flow, _ = nx.maximum_flow(graph, "source", "sink")
     return Fraction(int(flow), scale)
+
+
+def clipped_sum_by_parts(
+    model: nn.Module,
+    group_losses: Callable[..., Tensor],
+    groups: Sequence[Tensor | tuple[Tensor, ...]],
+    part_of: Callable[[str], int],
+    l2_clip_norm: float,
+    gamma: float | None = None,
+) -> Tensor:
+    """Σ over groups and parts of Clip_{C/√m}(∇_p L_G): one group and one name at a time, in float64."""
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    bound = l2_clip_norm / math.sqrt(len({part_of(name) for name, _ in named}))
+    sums = {name: torch.zeros(p.numel(), dtype=torch.float64) for name, p in named}
+    for group in groups:
+        loss = group_losses(group).sum()
+        found = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
+        gradients = {
+            name: torch.zeros(p.numel()).double() if g is None else g.flatten().double()
+            for (name, p), g in zip(named, found, strict=True)
+        }
+        if not all(bool(torch.isfinite(g).all()) for g in gradients.values()):
+            continue
+        squares: Counter[int] = Counter()
+        for name, g in gradients.items():
+            squares[part_of(name)] += float(g.square().sum())  # type: ignore[assignment]
+        for name, g in gradients.items():
+            norm = math.sqrt(squares[part_of(name)])
+            if gamma is not None:
+                sums[name] += g * bound / (norm + gamma)
+            else:
+                sums[name] += g * min(1.0, bound / norm) if norm > 0 else g
+    return torch.cat([sums[name] for name, _ in named])

@@ -16,7 +16,7 @@ average without a word between them. A checkpoint keeps it, for a resume to cont
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,10 @@ from dpgcl_core.errors import StorageError
 from trainers.checkpoint import Checkpoint
 from trainers.config import TrainingConfig
 from trainers.encoder import Encoder
+from trainers.modality import AnyEncoder
+from trainers.models.clip_encoder import ImageTextEncoder
+
+_Network = TypeVar("_Network", Encoder, ImageTextEncoder, AnyEncoder)
 
 
 class WeightAverage:
@@ -40,11 +44,11 @@ class WeightAverage:
       rising: whether the decay rises to its value.
     """
 
-    def __init__(self, encoder: Encoder, decay: float, *, rising: bool = True) -> None:
+    def __init__(self, encoder: AnyEncoder, decay: float, *, rising: bool = True) -> None:
         self._decay, self._rising = decay, rising
         self.network = _copy(encoder)
 
-    def update(self, encoder: Encoder, step: int) -> None:
+    def update(self, encoder: AnyEncoder, step: int) -> None:
         """Takes the iterate that step `step`, counted from 0, has ended in."""
         decay = min(self._decay, (1 + step) / (10 + step)) if self._rising else self._decay
         update_target(self.network, encoder, decay=decay)
@@ -72,16 +76,16 @@ class WeightAverage:
                 weights.copy_(state[name])
 
 
-def average_of(config: TrainingConfig, encoder: Encoder) -> WeightAverage | None:
+def average_of(config: TrainingConfig, encoder: AnyEncoder) -> WeightAverage | None:
     """Returns the average that a training keeps, at its initial weights; None where it keeps none."""
     if not config.average_decay:
         return None
     return WeightAverage(encoder, config.average_decay, rising=not config.mechanism.rules.needs_target)
 
 
-def target_of(config: TrainingConfig, encoder: Encoder) -> Encoder | None:
+def target_of(config: TrainingConfig, encoder: AnyEncoder) -> Encoder | None:
     """Returns a target network at the weights of `encoder`, for methods that regress onto one."""
-    return _copy(encoder) if config.mechanism.rules.needs_target else None
+    return _copy(encoder) if config.mechanism.rules.needs_target and isinstance(encoder, Encoder) else None
 
 
 def released_state(saved: Checkpoint, config: TrainingConfig) -> dict[str, Any]:
@@ -91,7 +95,7 @@ def released_state(saved: Checkpoint, config: TrainingConfig) -> dict[str, Any]:
     return saved.model | (saved.average or {})
 
 
-def _copy(encoder: Encoder) -> Encoder:
+def _copy(encoder: _Network) -> _Network:
     """A copy that shares the weights that are never trained, often most of a network."""
     frozen = {id(p): p for p in encoder.parameters() if not p.requires_grad}
     return copy.deepcopy(encoder, frozen)

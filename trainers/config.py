@@ -1,7 +1,7 @@
 """The settings of one training: frozen, keyword-only, validated at construction.
 
 What decides the guarantee is in `dpgcl_core.mechanism.Mechanism`; what decides the result besides it is
-in `ViewConfig`, `NetworkConfig`, `OptimizerConfig` and `EvaluationConfig`; what must not change the
+in `trainers.network_config` and in `OptimizerConfig` and `EvaluationConfig` here; what must not change the
 result stands apart in `PerformanceConfig`.
 """
 
@@ -13,98 +13,42 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpgcl_core import scores
+from dpgcl_core.clipping_parts import ClippingParts
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism import Mechanism
-from dpgcl_core.methods import GradientRule, LossSettings
+from dpgcl_core.methods import METHODS, GradientRule, LossSettings
 from dpgcl_core.methods.base import GroupRule
 from dpgcl_core.methods.view_draws import over_view_draws
 from dpgcl_core.randomness import DrawSource
 from dpgcl_core.secure_randomness import choose_randomness
+from trainers.network_config import (
+    PRECISIONS,
+    ClipNetworkConfig,
+    NetworkConfig,
+    TextViewConfig,
+    ViewConfig,
+    require,
+)
 from trainers.weights import WarmStart
 
-PRECISIONS = ("float32", "bfloat16", "float16")
+TOWERS = ClippingParts(prefixes=("clip.visual.",))
+"""The image tower; the text tower and the temperature are the rest."""
+
+__all__ = [
+    "PRECISIONS",
+    "ClipNetworkConfig",
+    "EvaluationConfig",
+    "NetworkConfig",
+    "OptimizerConfig",
+    "PerformanceConfig",
+    "TextViewConfig",
+    "TrainingConfig",
+    "ViewConfig",
+]
+
 DECAYS = ("none", "cosine", "linear")
 TARGET_DECAY = 0.99
 """Of the average that a method regresses onto, where no `ema_decay` is given."""
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ConfigError(message)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ViewConfig:
-    """How a record becomes views (station 4).
-
-    Attributes:
-      min_crop_area, max_crop_area: share of the image's area a random crop keeps; equal = fixed.
-      flip_prob: probability of a horizontal flip.
-      brightness, contrast, saturation: a factor is drawn from [1 − x, 1 + x]; 0 = off.
-      hue: a rotation is drawn from [−x, x] turns; 0 = off, at most 0.5; colour images only.
-      blur_prob: probability of a Gaussian blur.
-      min_blur_sigma, max_blur_sigma: range of its standard deviation, in pixels.
-    """
-
-    min_crop_area: float = 0.8
-    max_crop_area: float = 0.8
-    flip_prob: float = 0.5
-    brightness: float = 0.0
-    contrast: float = 0.0
-    saturation: float = 0.0
-    hue: float = 0.0
-    blur_prob: float = 0.0
-    min_blur_sigma: float = 0.1
-    max_blur_sigma: float = 1.5
-
-    def __post_init__(self) -> None:
-        _require(
-            0 < self.min_crop_area <= self.max_crop_area <= 1,
-            "crop areas must satisfy 0 < min_crop_area <= max_crop_area <= 1; "
-            f"got {self.min_crop_area} and {self.max_crop_area}",
-        )
-        for name in ("flip_prob", "blur_prob"):
-            value = getattr(self, name)
-            _require(0 <= value <= 1, f"{name} must be in [0, 1]; got {value}")
-        for name in ("brightness", "contrast", "saturation"):
-            value = getattr(self, name)
-            _require(0 <= value <= 1, f"{name} must be in [0, 1]; got {value}")
-        _require(0 <= self.hue <= 0.5, f"hue must be in [0, 0.5] turns; got {self.hue}")
-        _require(
-            0 < self.min_blur_sigma <= self.max_blur_sigma,
-            "blur sigmas must satisfy 0 < min_blur_sigma <= max_blur_sigma; "
-            f"got {self.min_blur_sigma} and {self.max_blur_sigma}",
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkConfig:
-    """The encoder (station 5).
-
-    Attributes:
-      name: a name in `trainers.encoder.NETWORKS`, or `package.module:factory` for your own.
-      embedding_dim: width of the unit embeddings the loss sees, after the projection head.
-      precision: of its forward and backward pass: "float32", "bfloat16" or "float16". Loss, norms,
-        clipping, sums and noise stay float32 or wider.
-      loss_scale: public constant, a power of two, that float16 gradients are multiplied by inside the
-        encoder and divided by before they are summed; unused otherwise.
-      predictor: put a predictor behind the projection head, for methods that regress onto a target network.
-    """
-
-    name: str = "small_cnn"
-    embedding_dim: int = 64
-    precision: str = "float32"
-    loss_scale: float = 1024.0
-    predictor: bool = False
-
-    def __post_init__(self) -> None:
-        _require(self.embedding_dim >= 2, f"embedding_dim must be at least 2; got {self.embedding_dim}")
-        if self.precision not in PRECISIONS:
-            raise ConfigError(unknown_choice("precision", self.precision, PRECISIONS))
-        _require(
-            0 < self.loss_scale < math.inf and math.frexp(self.loss_scale)[0] == 0.5,
-            f"loss_scale must be a power of two, for dividing by it to be exact; got {self.loss_scale}",
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,19 +75,19 @@ class OptimizerConfig:
     ema_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             0 < self.learning_rate < math.inf,
             f"learning_rate must be positive and finite; got {self.learning_rate}",
         )
-        _require(
+        require(
             0 <= self.weight_decay < math.inf,
             f"weight_decay must be finite and not negative; got {self.weight_decay}",
         )
-        _require(0 <= self.momentum < 1, f"momentum must be in [0, 1); got {self.momentum}")
-        _require(self.warmup_steps >= 0, f"warmup_steps must not be negative; got {self.warmup_steps}")
+        require(0 <= self.momentum < 1, f"momentum must be in [0, 1); got {self.momentum}")
+        require(self.warmup_steps >= 0, f"warmup_steps must not be negative; got {self.warmup_steps}")
         if self.learning_rate_decay not in DECAYS:
             raise ConfigError(unknown_choice("learning_rate_decay", self.learning_rate_decay, DECAYS))
-        _require(0 <= self.ema_decay < 1, f"ema_decay must be in [0, 1); got {self.ema_decay}")
+        require(0 <= self.ema_decay < 1, f"ema_decay must be in [0, 1); got {self.ema_decay}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,12 +121,12 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         for name in ("max_index_records", "max_query_records", "num_neighbors"):
             value = getattr(self, name)
-            _require(value >= 1, f"{name} must be at least 1; got {value}")
+            require(value >= 1, f"{name} must be at least 1; got {value}")
         for name in ("record_every_steps", "score_every_steps"):
-            _require(getattr(self, name) >= 0, f"{name} must not be negative; got {getattr(self, name)}")
+            require(getattr(self, name) >= 0, f"{name} must not be negative; got {getattr(self, name)}")
         share = self.score_on_held_out
-        _require(0 <= share < 1, f"score_on_held_out must be a share in [0, 1); got {share}")
-        _require(
+        require(0 <= share < 1, f"score_on_held_out must be a share in [0, 1); got {share}")
+        require(
             (share > 0) == (self.score_noise_multiplier is not None),
             "score_on_held_out and score_noise_multiplier belong together: give both or neither; "
             f"got {share} and {self.score_noise_multiplier}",
@@ -229,8 +173,8 @@ class PerformanceConfig:
             "checkpoint_every_steps",
         ):
             value = getattr(self, name)
-            _require(value is None or value >= 1, f"{name} must be at least 1; got {value}")
-        _require(
+            require(value is None or value >= 1, f"{name} must be at least 1; got {value}")
+        require(
             self.device in ("auto", "cpu", "cuda"), f"device must be auto, cpu or cuda; got {self.device!r}"
         )
 
@@ -250,7 +194,10 @@ class TrainingConfig:
         reproducible and has **no** guarantee; it is labelled so everywhere.
       secure_noise: take them from the cryptographic stream, with the floating-point defence; None for the
         rule: for private data always, for public data not. False is refused for private data.
-      warm_start: public weights to start from; None for a random draw.
+      warm_start: public weights to start from; None for a random draw, or what a CLIP model starts from.
+      text_views: of captions; None where there are none.
+      per_tower_clipping: clip each tower's part of a group's gradient to C/√2, see
+        `dpgcl_core.clipping_parts`.
     """
 
     mechanism: Mechanism
@@ -258,7 +205,7 @@ class TrainingConfig:
     num_augmentations: int = 1
     num_view_draws: int = 1
     views: ViewConfig = field(default_factory=ViewConfig)
-    network: NetworkConfig = field(default_factory=NetworkConfig)
+    network: NetworkConfig | ClipNetworkConfig = field(default_factory=NetworkConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     performance: PerformanceConfig = field(default_factory=PerformanceConfig)
@@ -266,18 +213,21 @@ class TrainingConfig:
     seeded_non_private: bool = False
     secure_noise: bool | None = None
     warm_start: WarmStart | None = None
+    text_views: TextViewConfig | None = None
+    per_tower_clipping: bool = False
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             0 < self.temperature < math.inf,
             f"temperature must be positive and finite; got {self.temperature}",
         )
-        _require(
+        require(
             self.num_augmentations >= 0,
             f"num_augmentations must not be negative; got {self.num_augmentations}",
         )
-        _require(self.num_view_draws >= 1, f"num_view_draws must be at least 1; got {self.num_view_draws}")
+        require(self.num_view_draws >= 1, f"num_view_draws must be at least 1; got {self.num_view_draws}")
         self._check_method()
+        self._check_pairs()
         self._check_schedule()
 
     def _check_method(self) -> None:
@@ -303,9 +253,35 @@ class TrainingConfig:
                 f"{method.needs_target}"
             )
 
+    def _check_pairs(self) -> None:
+        method, learns = self.mechanism.rules, self.learns_temperature
+        require(
+            (self.text_views is not None) == self.trains_pairs,
+            "text_views belong to the training of a CLIP model: give both or neither",
+        )
+        if self.trains_pairs and not method.takes_pairs:
+            raise ConfigError(
+                f"{method.name} has no loss for pairs of images and texts; "
+                f"{', '.join(each.name for each in METHODS.values() if each.takes_pairs)} have"
+            )
+        if self.per_tower_clipping and not (self.trains_pairs and isinstance(self.rule(), GroupRule)):
+            raise ConfigError(
+                "per_tower_clipping is for the two towers of a CLIP model and methods that clip groups; "
+                f"got {method.name} of {self.network.name}"
+            )
+        if learns and not isinstance(self.rule(), GroupRule):
+            raise ConfigError(
+                f"learn_temperature is for methods that clip groups; with {method.name} it has no record's "
+                "path"
+            )
+        if learns and not 0.01 <= self.temperature <= 1:
+            raise ConfigError(
+                f"a learned temperature starts between 0.01 and 1, its bounds; got {self.temperature}"
+            )
+
     def _check_schedule(self) -> None:
         warmup, num_steps = self.optimizer.warmup_steps, self.mechanism.num_steps
-        _require(
+        require(
             not warmup or not num_steps or warmup < num_steps,
             "warmup_steps must be below num_steps, for the learning rate to be reached; got "
             f"{warmup} of {num_steps}",
@@ -313,13 +289,31 @@ class TrainingConfig:
 
     def rule(self) -> GradientRule:
         """Returns how one step's clipped sum is made."""
-        rule = self.mechanism.rule(LossSettings(temperature=self.temperature))
-        return over_view_draws(rule, self.num_view_draws)
+        settings = LossSettings(
+            temperature=1.0 if self.learns_temperature else self.temperature,
+            pairs=self.trains_pairs,
+            parts=TOWERS if self.per_tower_clipping else None,
+        )
+        return over_view_draws(self.mechanism.rule(settings), self.num_view_draws)
+
+    @property
+    def trains_pairs(self) -> bool:
+        """Whether records are pairs of images and texts."""
+        return isinstance(self.network, ClipNetworkConfig)
+
+    @property
+    def learns_temperature(self) -> bool:
+        """Whether the temperature is a weight of the network."""
+        return isinstance(self.network, ClipNetworkConfig) and self.network.learn_temperature
 
     @property
     def views_per_record(self) -> int:
-        """Views of a record in one step: a query, a key and its copies, `num_view_draws` times."""
-        return self.num_view_draws * (2 + self.num_augmentations)
+        """Views of a record in one step: a query, a key and its copies, `num_view_draws` times.
+
+        Of a pair: image, caption, and copies of both.
+        """
+        copies = 2 * self.num_augmentations if self.trains_pairs else self.num_augmentations
+        return self.num_view_draws * (2 + copies)
 
     @property
     def average_decay(self) -> float:
@@ -378,6 +372,7 @@ class TrainingConfig:
             self,
             self.mechanism,
             self.views,
+            *([self.text_views] if self.text_views else []),
             self.network,
             self.optimizer,
             self.evaluation,
@@ -386,8 +381,6 @@ class TrainingConfig:
             for item in dataclasses.fields(part):
                 value = getattr(part, item.name)
                 if not dataclasses.is_dataclass(value):
-                    prefix = {"NetworkConfig": "network_", "OptimizerConfig": "optimizer_"}.get(
-                        type(part).__name__, ""
-                    )
+                    prefix = {self.network: "network_", self.optimizer: "optimizer_"}.get(part, "")
                     params[prefix + item.name if item.name == "name" else item.name] = value
         return params | {"guarantee_label": self.guarantee_label, "warm_start": self.warm_start_sha256}

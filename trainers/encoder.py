@@ -81,6 +81,11 @@ class Encoder(nn.Module):
             projected = self.predictor(projected)
         return F.normalize(projected, dim=1, eps=NORM_FLOOR)
 
+    def embed_views(self, views: Tensor) -> Tensor:
+        """Returns embeddings `[groups, group_size, views, dim]` of views `[..., C, H, W]`."""
+        embeddings: Tensor = self(views.flatten(0, 2))
+        return embeddings.unflatten(0, views.shape[:3])
+
     def without_predictor(self, images: Tensor) -> Tensor:
         """Returns embeddings `[n, embedding_dim]`, as a target network gives them."""
         return F.normalize(self.head(self.features(images)), dim=1, eps=NORM_FLOOR)

@@ -1,5 +1,7 @@
 """Scores of frozen features: k-NN, linear probe and, without labels, retrieval of a record's other view.
 
+Image-text records are scored by both towers (`trainers.pair_scores`), and with labels by these as well.
+
 Scores are computed from evaluation records, not from the mechanism's output alone; whether they may
 leave the training is decided by `dpgcl_core.metrics.visible`, not here. A network that diverged gives
 poor scores and no error: non-finite features count as zero.
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -19,11 +21,14 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
-from dpgcl_core.errors import DataError
+from dpgcl_core.errors import ConfigError, DataError
 from dpgcl_core.records import Ids, keyed_uniform
 from trainers.config import EvaluationConfig, TrainingConfig, ViewConfig
-from trainers.data.dataset import Records, TrainingData
+from trainers.data.dataset import AnyRecords, Records, TrainingData
+from trainers.data.pairs import Images, ImageTextRecords
 from trainers.encoder import Encoder
+from trainers.models.clip_encoder import ImageTextEncoder
+from trainers.pair_scores import PAIRS_AT_ONCE, pair_scores, read_images
 from trainers.views import make_views, normalise
 
 Features = NDArray[np.float32]
@@ -44,13 +49,14 @@ _PROBE_TOLERANCE = 1e-3
 
 
 def all_scores(
-    encoder: Encoder,
+    encoder: Encoder | ImageTextEncoder,
     data: TrainingData,
     config: TrainingConfig,
     *,
     device: torch.device | str,
     prefix: str = "",
     with_probes: bool = True,
+    class_names: Sequence[str] = (),
 ) -> dict[str, float]:
     """Returns the scores that may be seen by metric name; none are computed where none may.
 
@@ -64,14 +70,16 @@ def all_scores(
       device: where the encoder is.
       prefix: put before each name, such as "untrained_".
       with_probes: whether `data.probes` are scored, too.
+      class_names: of the labels of `data.queries`, for image-text records.
 
     Raises:
       DataError: there is nothing to score.
+      ConfigError: image-text records for a network without a text tower.
     """
     if not (data.train_is_public or data.evaluation_is_public):
         return {}
 
-    def scores_of(index: Records, queries: Records) -> dict[str, float]:
+    def scores_of(index: AnyRecords | None, queries: AnyRecords, names: Sequence[str]) -> dict[str, float]:
         return evaluate(
             encoder,
             index,
@@ -80,21 +88,24 @@ def all_scores(
             view_config=config.views,
             seed=config.public_seed,
             device=device,
+            class_names=names,
         )
 
     found = {}
-    if data.index is not None and data.queries is not None:
-        found = {prefix + name: score for name, score in scores_of(data.index, data.queries).items()}
+    index, queries = data.index, data.queries
+    if queries is not None and (index is not None or isinstance(queries, ImageTextRecords)):
+        scores = scores_of(index, queries, class_names)
+        found = {prefix + name: score for name, score in scores.items()}
     for probe in data.probes if with_probes else ():
-        for name, score in scores_of(probe.index, probe.queries).items():
+        for name, score in scores_of(probe.index, probe.queries, ()).items():
             found[f"{prefix}transfer_{name}/{probe.name}"] = score
     return found
 
 
 def evaluate(
-    encoder: Encoder,
-    index: Records,
-    queries: Records,
+    encoder: Encoder | ImageTextEncoder,
+    index: AnyRecords | None,
+    queries: AnyRecords,
     config: EvaluationConfig,
     *,
     view_config: ViewConfig,
@@ -102,15 +113,17 @@ def evaluate(
     device: torch.device | str,
     prefix: str = "",
     batch_size: int = 512,
+    class_names: Sequence[str] = (),
 ) -> dict[str, float]:
-    """Returns the scores of the frozen features by metric name, each in [0, 1].
+    """Returns the scores of the frozen network by metric name, each in [0, 1].
 
     With labels: `knn_accuracy` and `linear_probe_accuracy` of the queries, given the index. Without:
-    `view_retrieval_top1` and `view_retrieval_top10` among the queries.
+    `view_retrieval_top1` and `view_retrieval_top10` among the queries. For image-text records: what
+    `pair_scores` returns and, with labels, k-NN and linear probe on the image tower's features.
 
     Args:
       encoder: the network, already on `device`; its train/eval modes are restored.
-      index: k-NN index and training records of the probe.
+      index: k-NN index and training records of the probe; None for image-text records without.
       queries: records scored.
       config: subset sizes and k.
       view_config: augmentation, for view retrieval.
@@ -118,41 +131,73 @@ def evaluate(
       device: where the encoder is.
       prefix: put before each name, such as "untrained_".
       batch_size: images passed through the encoder at once; changes no score beyond rounding.
+      class_names: of the labels, for the zero-shot score of image-text records.
 
     Raises:
       DataError: there is nothing to score.
+      ConfigError: image-text records for a network without a text tower.
     """
-    index, queries = index.one_row_each(), queries.one_row_each()
-    if len(index) == 0 or len(queries) == 0:
+    if (index is not None and len(index) == 0) or len(queries) == 0:
         raise DataError(
-            "scoring needs at least one index and one query record; "
-            f"got {len(index)} and {len(queries)}. Hold out a larger share of the records"
+            "scoring needs at least one index and one query record; got "
+            f"{len(index) if index else 0} and {len(queries)}. Hold out a larger share of the records"
         )
-    queries = queries.take(first_by_hash(queries.ids, config.max_query_records, seed=seed))
-    if index.labels is None or queries.labels is None:
+    if isinstance(encoder, ImageTextEncoder):
+        batch_size = min(batch_size, PAIRS_AT_ONCE)
+    queries = _first(queries, config.max_query_records, seed)
+    labelled = index is not None and index.labels is not None and queries.labels is not None
+    scores: dict[str, float] = {}
+    if isinstance(queries, ImageTextRecords):
+        with _frozen(encoder):
+            scores = pair_scores(
+                _towers(encoder), queries, device=device, class_names=class_names, batch_size=batch_size
+            )
+    elif not labelled:
         scores = view_retrieval(
             encoder, queries, view_config=view_config, seed=seed, device=device, batch_size=batch_size
         )
-    else:
-        chosen = first_by_hash(index.ids, config.max_index_records, seed=seed)
-        index_features, query_features = (
-            embed_features(encoder, images, batch_size=batch_size, device=device)
-            for images in (index.images[chosen], queries.images)
-        )
-        index_labels = index.labels[chosen]
-        scores = {
-            "knn_accuracy": knn_accuracy(
-                index_features,
-                index_labels,
-                query_features,
-                queries.labels,
-                num_neighbors=config.num_neighbors,
-            ),
-            "linear_probe_accuracy": linear_probe_accuracy(
-                index_features, index_labels, query_features, queries.labels
-            ),
-        }
+    if index is not None and labelled:
+        index = _first(index, config.max_index_records, seed)
+        scores |= _label_scores(encoder, index, queries, config, device=device, batch_size=batch_size)
     return {prefix + name: score for name, score in scores.items()}
+
+
+def _label_scores(
+    encoder: Encoder | ImageTextEncoder,
+    index: AnyRecords,
+    queries: AnyRecords,
+    config: EvaluationConfig,
+    *,
+    device: torch.device | str,
+    batch_size: int,
+) -> dict[str, float]:
+    """k-NN and linear probe on frozen features of records that have one labelled row each."""
+    assert index.labels is not None
+    assert queries.labels is not None
+    known, asked = (
+        embed_features(encoder, records.images, batch_size=batch_size, device=device)
+        for records in (index, queries)
+    )
+    return {
+        "knn_accuracy": knn_accuracy(
+            known, index.labels, asked, queries.labels, num_neighbors=config.num_neighbors
+        ),
+        "linear_probe_accuracy": linear_probe_accuracy(known, index.labels, asked, queries.labels),
+    }
+
+
+def _first(records: AnyRecords, max_records: int, seed: int) -> AnyRecords:
+    """The first records by keyed hash, with one row each."""
+    return records.take(first_by_hash(records.ids, max_records, seed=seed)).one_row_each()
+
+
+def _towers(encoder: nn.Module) -> ImageTextEncoder:
+    if not isinstance(encoder, ImageTextEncoder):
+        raise ConfigError(
+            "image-text records are scored by an image and a text tower; got a network of type "
+            f"{type(encoder).__name__}: give a CLIP network"
+        )
+    return encoder
 
 
 def first_by_hash(ids: Ids, max_records: int, *, seed: int) -> NDArray[np.int64]:
@@ -182,15 +227,15 @@ def _frozen(encoder: nn.Module) -> Iterator[None]:
             module.training = was_training
 
 
-def _features(encoder: Encoder, normalised: Tensor) -> Features:
+def _features(encoder: Encoder | ImageTextEncoder, normalised: Tensor) -> Features:
     features: Features = encoder.features(normalised).float().cpu().numpy()
     features[~np.isfinite(features)] = 0
     return features
 
 
 def embed_features(
-    encoder: Encoder,
-    images: NDArray[np.uint8] | Tensor,
+    encoder: Encoder | ImageTextEncoder,
+    images: Images | Tensor,
     *,
     batch_size: int = 512,
     device: torch.device | str = "cpu",
@@ -199,16 +244,15 @@ def embed_features(
 
     Args:
       encoder: the network, already on `device`; its train/eval modes are restored.
-      images: uint8 `[n, C, H, W]`.
+      images: uint8 `[n, C, H, W]`; stored ones are read a batch at a time.
       batch_size: images passed at once.
       device: where the encoder is.
     """
-    images = torch.as_tensor(images)
     rows = [np.zeros((0, encoder.feature_dim), dtype=np.float32)]
     with _frozen(encoder):
-        for start in range(0, len(images), batch_size):
-            batch = images[start : start + batch_size].to(device)
-            rows.append(_features(encoder, normalise(batch)))
+        for start in range(0, images.shape[0], batch_size):
+            batch = read_images(images, slice(start, start + batch_size))
+            rows.append(_features(encoder, normalise(batch.to(device))))
     return np.concatenate(rows)
 
 
@@ -300,7 +344,7 @@ def linear_probe_rule(index_features: Features, index_labels: Labels) -> Rule:
 
 
 def view_retrieval(
-    encoder: Encoder,
+    encoder: Encoder | ImageTextEncoder,
     records: Records,
     *,
     view_config: ViewConfig,

@@ -26,7 +26,8 @@ from dpgcl_core.statement import PROVEN, epsilon_text, rounded_up, software_vers
 from trainers.exported import ModelDescription, write_model
 from trainers.finished import FinishedSweep, FinishedTrial, read_sweep, storage_folder
 
-DEFAULT_SCORE = "knn_accuracy"
+DEFAULT_SCORES = ("image_to_text_recall_at_10", "knn_accuracy")
+"""What the best trial is chosen by: the first of these that there is."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,7 +58,7 @@ def choose_trial(
     Args:
       sweep: with at least one model.
       trial: its name.
-      best: the score to choose by where no name is given; `DEFAULT_SCORE` unless given.
+      best: the score to choose by where no name is given; one of `DEFAULT_SCORES` unless given.
 
     Raises:
       ConfigError: there is no such trial or score, or a sealed sweep is asked for either.
@@ -74,10 +75,10 @@ def choose_trial(
         if trial not in names:
             raise ConfigError(unknown_choice(f"trial of {sweep.name}", trial, names))
         return sweep.trials[names.index(trial)], "by name"
-    return _best(sweep, best or DEFAULT_SCORE, names)
+    return _best(sweep, best, names)
 
 
-def _best(sweep: FinishedSweep, score: str, names: Sequence[str]) -> tuple[FinishedTrial, str]:
+def _best(sweep: FinishedSweep, score: str | None, names: Sequence[str]) -> tuple[FinishedTrial, str]:
     trained = [each for each in sweep.trials if each.metrics.get("num_steps_done") != 0]
     proven = [each for each in trained if each.params["guarantee_label"] == PROVEN]
     known = {name for each in proven or trained for name in each.metrics if is_score(name)}
@@ -85,6 +86,8 @@ def _best(sweep: FinishedSweep, score: str, names: Sequence[str]) -> tuple[Finis
         raise ConfigError(
             f"no training of {sweep.name} has a score to choose by: give --trial one of {', '.join(names)}"
         )
+    if score is None:
+        score = next((name for name in DEFAULT_SCORES if name in known), DEFAULT_SCORES[-1])
     if score not in known:
         raise ConfigError(unknown_choice(f"score of the trials of {sweep.name}", score, known))
     scored = [each for each in proven or trained if score in each.metrics]
@@ -100,6 +103,8 @@ def is_score(name: str) -> bool:
     [True, True, False]
     >>> [is_score(name) for name in ("untrained_knn_accuracy", "knn_accuracy_during", "snr")]
     [False, False, False]
+    >>> [is_score(name) for name in ("image_to_text_recall_at_10", "image_to_text_recall_at_10_during")]
+    [True, False]
     """
     metric = find_metric(name)
     return (
@@ -199,7 +204,11 @@ def _parser() -> StrictParser:
     add("--storage", type=Path, metavar="FOLDER", help="where it was run ($DPGCL_STORAGE, or results/)")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--trial", metavar="NAME", help="export this trial's model")
-    which.add_argument("--best", metavar="SCORE", help=f"export the best one by this score ({DEFAULT_SCORE})")
+    which.add_argument(
+        "--best",
+        metavar="SCORE",
+        help=f"export the best one by this score ({' or '.join(reversed(DEFAULT_SCORES))})",
+    )
     add("--to", type=Path, metavar="FOLDER", help="new folder (exported/SWEEP-TRIAL in the storage folder)")
     return parser
 

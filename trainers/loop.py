@@ -23,20 +23,15 @@ from trainers.averaging import WeightAverage, average_of
 from trainers.checkpoint import Attempt, Checkpoint, CheckpointFolder, holds_noised_scores
 from trainers.config import TrainingConfig
 from trainers.data.dataset import TrainingData
-from trainers.encoder import (
-    Encoder,
-    device_named,
-    refuse_cross_record,
-    refuse_written_buffers,
-    to_fast_layout,
-)
+from trainers.encoder import Encoder, device_named, refuse_written_buffers
 from trainers.evaluate import all_scores
 from trainers.microbatch import in_turn, max_views
+from trainers.modality import AnyEncoder, check_encoder, check_records, place, views_of
+from trainers.models.clip_encoder import ImageTextEncoder
 from trainers.observe import Observer, Series
 from trainers.optimizers import build_optimizer, learning_rate_at, load_optimizer, take_step
 from trainers.precision import add_clipped_sum, embed_of, gradient_scale, look_at_engine
 from trainers.release import check_release, noised_scores
-from trainers.views import make_views
 from trainers.warm_start import starting_encoder
 from trainers.workers import SingleWorker, Workers
 
@@ -59,7 +54,7 @@ class TrainingResult:
 
     metrics: dict[str, float]
     series: Series
-    encoder: Encoder
+    encoder: AnyEncoder
 
 
 @dataclass
@@ -70,7 +65,7 @@ class _Run:
     data: TrainingData
     workers: Workers
     randomness: DrawSource
-    encoder: Encoder
+    encoder: AnyEncoder
     optimizer: torch.optim.Optimizer
     average: WeightAverage | None
     observer: Observer
@@ -83,9 +78,17 @@ class _Run:
     seconds_scoring: float = 0.0
 
     @property
-    def released(self) -> Encoder:
+    def released(self) -> AnyEncoder:
         """The network that is scored and returned."""
         return self.average.network if self.average and self.config.optimizer.ema_decay else self.encoder
+
+    @property
+    def target(self) -> Encoder | None:
+        """The network that a method without negatives regresses onto."""
+        if self.average is None or not self.config.mechanism.rules.needs_target:
+            return None
+        assert isinstance(self.average.network, Encoder)
+        return self.average.network
 
 
 def train(
@@ -207,12 +210,12 @@ def _add_clipped_sum(
 ) -> list[GroupReport]:
     """Adds the clipped gradients of `groups` to `total`, a microbatch of whole groups at a time."""
     config = run.config
-    num_views = config.num_view_draws * (2 + num_augmentations)
+    copies = 2 * num_augmentations if config.trains_pairs else num_augmentations
+    num_views = config.num_view_draws * (2 + copies)
     if not groups.size:
         return []
     rule, scale = config.rule(), gradient_scale(config.network)
-    target = run.average.network if run.average and config.mechanism.rules.needs_target else None
-    embed = embed_of(run.encoder, config.network, target)
+    embed = embed_of(run.encoder, config.network, run.target)
     draws = run.randomness.generator(run.step, "statistics") if rule.needs_draws else None
     at_once = max(1, run.max_views // (groups.shape[1] * num_views))
     if rule.whole_batch:
@@ -221,28 +224,28 @@ def _add_clipped_sum(
     microbatches = [groups[start : start + at_once] for start in range(0, len(groups), at_once)]
     return [
         add_clipped_sum(rule, total, run.encoder, embed, views, scale, draws)
-        for views in in_turn(lambda some: _views(run, some, num_views), microbatches, beside)
+        for views in in_turn(lambda some: _views(run, some, num_augmentations), microbatches, beside)
     ]
 
 
-def _views(run: _Run, groups: NDArray[np.int64], num_views: int) -> Tensor:
-    """Returns views, float32 `[groups, group_size, num_views, channels, height, width]`."""
-    rows, seed = groups.reshape(-1), run.config.public_seed
-    views = make_views(
-        torch.from_numpy(run.data.train.images_at(rows, seed=seed, step=run.step)).to(run.device),
-        run.data.train.ids[rows],
-        config=run.config.views,
-        seed=seed,
+def _views(run: _Run, groups: NDArray[np.int64], num_augmentations: int) -> Tensor:
+    """Returns views, float32 `[groups, group_size, views, ...]`."""
+    return views_of(
+        run.config,
+        run.encoder,
+        run.data.train,
+        groups,
         step=run.step,
-        num_views=num_views,
+        num_augmentations=num_augmentations,
     )
-    return views.unflatten(0, groups.shape)
 
 
 def _apply(run: _Run, gradient: Tensor) -> None:
     """Hands the private gradient `[num_parameters]` to the optimizer: post-processing from here on."""
     rate = learning_rate_at(run.config.optimizer, run.step, run.config.mechanism.num_steps)
     take_step(run.optimizer, trainable_parameters(run.encoder), gradient, learning_rate=rate)
+    if isinstance(run.encoder, ImageTextEncoder):
+        run.encoder.limit_logit_scale_()
     if run.average:
         run.average.update(run.encoder, run.step)
 
@@ -267,9 +270,10 @@ def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memor
     torch.set_num_threads(config.performance.threads_per_worker)
     device = device_named(config.performance.device)
     shape = data.train.images.shape[1:]
+    check_records(config, data.train)
     encoder = starting_encoder(config, shape)
-    refuse_cross_record(encoder, shape)
-    to_fast_layout(encoder, device, shape)
+    check_encoder(config, encoder, shape)
+    place(encoder, device, shape)
     look_at_engine(config, encoder, shape)
     return _Run(
         config=config,

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from dpgcl_core.clipping import num_trainable
 from dpgcl_core.grouping import BATCH
 from trainers.config import TrainingConfig
-from trainers.encoder import Encoder
+from trainers.modality import AnyEncoder, blank_views
+from trainers.models.clip_encoder import ImageTextEncoder
 
 _T = TypeVar("_T")
 
@@ -36,7 +37,7 @@ _USABLE_SHARE = 0.5
 
 
 def max_views(
-    config: TrainingConfig, encoder: Encoder, image_shape: tuple[int, ...], *, memory_share: float = 1.0
+    config: TrainingConfig, encoder: AnyEncoder, image_shape: tuple[int, ...], *, memory_share: float = 1.0
 ) -> int:
     """Returns the views that go through the encoder at once, beside the one group that always does.
 
@@ -75,8 +76,10 @@ def in_turn(
     yield coming.result()
 
 
-def activation_bytes(encoder: Encoder, image_shape: tuple[int, ...]) -> int:
+def activation_bytes(encoder: AnyEncoder, image_shape: tuple[int, ...]) -> int:
     """Returns the bytes of one view's activations: all outputs of the innermost modules, in float32.
+
+    Of a CLIP model the mean of an image's and a caption's.
 
     >>> from trainers.config import NetworkConfig
     >>> from trainers.encoder import build_encoder
@@ -84,7 +87,9 @@ def activation_bytes(encoder: Encoder, image_shape: tuple[int, ...]) -> int:
     >>> activation_bytes(encoder, (1, 16, 16)) > activation_bytes(encoder, (1, 8, 8)) > 8 * 8 * 4
     True
     """
-    sizes = [4 * torch.Size(image_shape).numel()]
+    num_views = 2 if isinstance(encoder, ImageTextEncoder) else 1
+    blank = blank_views(encoder, image_shape, groups=1, group_size=1, num_views=num_views)
+    sizes = [4 * blank.numel()]
 
     def note(module: nn.Module, args: object, output: object) -> None:
         if isinstance(output, Tensor):
@@ -94,11 +99,11 @@ def activation_bytes(encoder: Encoder, image_shape: tuple[int, ...]) -> int:
     handles = [module.register_forward_hook(note) for module in innermost]
     try:
         with torch.no_grad():
-            encoder(torch.zeros(1, *image_shape, device=next(encoder.parameters()).device))
+            encoder.embed_views(blank)
     finally:
         for handle in handles:
             handle.remove()
-    return sum(sizes)
+    return sum(sizes) // num_views
 
 
 def free_memory(device: torch.device) -> int:

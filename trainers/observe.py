@@ -79,7 +79,7 @@ class Observer:
         norms = torch.cat([r.norms.cpu() for r in reports] or [empty])
         losses = torch.cat([r.losses.cpu() for r in reports] or [empty])
         masked = torch.cat([r.non_finite.cpu() for r in reports] or [empty])
-        clipped = norms > self._config.mechanism.l2_clip_norm
+        clipped = torch.cat([self._clipped(r) for r in reports] or [empty])
         parts = [norms.nan_to_num(0, 0, 0), losses, masked, clipped, torch.ones_like(norms)]
         sums = torch.stack(
             [part.double().sum() for part in parts] + [torch.tensor(float(num_grouped)).double()]
@@ -97,6 +97,12 @@ class Observer:
                 values["mean_group_grad_norm"] = norm_sum / num_groups
                 values["clip_fraction"] = num_clipped / num_groups
         self.note(step, values)
+
+    def _clipped(self, report: GroupReport) -> Tensor:
+        """Which groups had a gradient, or a part of it that is clipped apart, beyond its bound."""
+        if report.part_ratios is not None:
+            return (report.part_ratios > 1).any(1).cpu()
+        return (report.norms > self._config.mechanism.l2_clip_norm).cpu()
 
     def record_snr(self, step: int, clean_norm: float, bare_norm: float | None, noise: Tensor) -> None:
         """Records SNR as DP-GCL defines it: norm of the clean clipped sum over the norm of the noise.

@@ -30,19 +30,25 @@ from dpgcl_core.methods.base import GroupRule
 from dpgcl_core.path_clipping import Embed
 from dpgcl_core.randomness import Draws
 from trainers.averaging import target_of
-from trainers.config import NetworkConfig, TrainingConfig
+from trainers.config import ClipNetworkConfig, NetworkConfig, TrainingConfig
 from trainers.encoder import Encoder
+from trainers.modality import AnyEncoder, blank_views
+from trainers.models.clip_encoder import ImageTextEncoder
+
+AnyNetwork = NetworkConfig | ClipNetworkConfig
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def gradient_scale(network: NetworkConfig) -> float:
+def gradient_scale(network: AnyNetwork) -> float:
     """Returns the public constant that multiplies gradients inside the encoder: 1 except for float16."""
     return network.loss_scale if network.precision == "float16" else 1.0
 
 
-def embed_of(encoder: Encoder, network: NetworkConfig | None = None, target: Encoder | None = None) -> Embed:
-    """Returns station 5: views `[groups, group_size, views, C, H, W]` to unit embeddings `[..., dim]`.
+def embed_of(encoder: AnyEncoder, network: AnyNetwork | None = None, target: Encoder | None = None) -> Embed:
+    """Returns station 5: views `[groups, group_size, views, ...]` to unit embeddings `[..., dim]`.
+
+    Where the temperature is learned, embeddings come times 1/√τ.
 
     Args:
       encoder: the network.
@@ -55,8 +61,10 @@ def embed_of(encoder: Encoder, network: NetworkConfig | None = None, target: Enc
 
     def embed(views: Tensor) -> Tensor:
         with _autocast(network, views.device):
-            embeddings = encoder(views.flatten(0, 2))
-        embeddings = embeddings.float().unflatten(0, views.shape[:3])
+            embeddings = encoder.embed_views(views)
+        embeddings = embeddings.float()
+        if isinstance(encoder, ImageTextEncoder):
+            embeddings = encoder.with_temperature(embeddings)
         if scale != 1:
             embeddings = _ScaleGradient.apply(embeddings, scale)
         return embeddings if target is None else torch.cat([embeddings, _targets(target, views)], dim=-1)
@@ -68,9 +76,7 @@ def embed_of(encoder: Encoder, network: NetworkConfig | None = None, target: Enc
     return embed
 
 
-def group_losses_of(
-    encoder: Encoder, temperature: float, network: NetworkConfig | None = None
-) -> GroupLosses:
+def group_losses_of(encoder: Encoder, temperature: float, network: AnyNetwork | None = None) -> GroupLosses:
     """Returns stations 5 and 6 of DP-GCL: views `[groups, group_size, views, C, H, W]` to `[groups]`."""
     embed = embed_of(encoder, network)
     return lambda views: two_view_group_loss(embed(views), temperature=temperature)
@@ -79,7 +85,7 @@ def group_losses_of(
 def add_clipped_sum(
     rule: GradientRule,
     total: Tensor,
-    encoder: Encoder,
+    encoder: AnyEncoder,
     embed: Embed,
     views: Tensor,
     scale: float,
@@ -96,7 +102,7 @@ def add_clipped_sum(
     return dataclasses.replace(report, norms=report.norms / scale)
 
 
-def look_at_engine(config: TrainingConfig, encoder: Encoder, image_shape: tuple[int, ...]) -> None:
+def look_at_engine(config: TrainingConfig, encoder: AnyEncoder, image_shape: tuple[int, ...]) -> None:
     """Lets the clipping engine compare its ways through this network once, in float32.
 
     It does so at a network's first use, to a tolerance that low precision does not reach.
@@ -104,14 +110,15 @@ def look_at_engine(config: TrainingConfig, encoder: Encoder, image_shape: tuple[
     size, network = config.mechanism.group_size, config.network
     if network.precision == "float32" or size == BATCH or config.rule().whole_batch:
         return
-    shape = (2, int(size), config.views_per_record, *image_shape)
-    views = torch.zeros(shape, device=next(encoder.parameters()).device)
+    views = blank_views(
+        encoder, image_shape, groups=2, group_size=int(size), num_views=config.views_per_record
+    )
     total = torch.zeros(num_trainable(encoder), device=views.device)
     embed = embed_of(encoder, target=target_of(config, encoder))
     config.rule().add_clipped_sum(total, encoder, embed, views, None)
 
 
-def _autocast(network: NetworkConfig, device: torch.device) -> AbstractContextManager[Any]:
+def _autocast(network: AnyNetwork, device: torch.device) -> AbstractContextManager[Any]:
     if network.precision == "float32":
         return nullcontext()
     # Without the cache of cast weights: it would keep one pass's graph for the next.

@@ -55,6 +55,12 @@ def _check_noised_scores(evaluation: EvaluationConfig, data: TrainingData) -> No
         )
     if scored is None:
         return
+    if not (isinstance(data.train, Records) and isinstance(scored, Records)):
+        raise ConfigError(
+            "score_on_held_out is for images with labels: of images with captions the score is a recall, in "
+            "which each record is a candidate of every query, so one record can change all answers and no "
+            f"noise for one count covers it; got {share}: leave it out"
+        )
     if index is None or index is data.train or not data.evaluation_is_public or index.labels is None:
         raise ConfigError(
             "score_on_held_out needs a public labelled index other than the training records, for a noised "

@@ -33,9 +33,6 @@ from dpgcl_core.errors import ConfigError, DataError
 from dpgcl_core.records import Ids
 
 Rows = NDArray[np.int64]
-EmbedImages = Callable[[Rows], Tensor]
-"""Embeddings `[n, dim]` of the images at rows `[n]`, in evaluation mode."""
-
 EmbedTexts = Callable[[Sequence[str]], Tensor]
 """Embeddings `[n, dim]` of n texts, in evaluation mode."""
 
@@ -108,31 +105,6 @@ def content_ids(contents: Iterable[bytes]) -> Ids:
     """
     digests = (hashlib.blake2b(content, digest_size=8).digest() for content in contents)
     return np.array([int.from_bytes(digest, "little") for digest in digests], dtype=np.uint64)
-
-
-def retrieval_scores(
-    matches: Matches,
-    captions: Sequence[str],
-    *,
-    embed_images: EmbedImages,
-    embed_texts: EmbedTexts,
-    batch_size: int = 256,
-    max_bytes: int = MAX_BYTES,
-) -> dict[str, float]:
-    """Returns `recalls` of embeddings taken in batches, without gradients.
-
-    Args:
-      matches: which belong together.
-      captions: `[num_texts]`.
-      embed_images: the image tower.
-      embed_texts: the text tower.
-      batch_size: images or texts passed at once; changes no score beyond rounding.
-      max_bytes: bound on the memory of similarities.
-    """
-    image_rows = np.arange(len(matches.image_contents))
-    images = _in_batches(lambda part: embed_images(image_rows[part]), len(image_rows), batch_size)
-    texts = _in_batches(lambda part: embed_texts(captions[part]), len(captions), batch_size)
-    return recalls(images, texts, matches, max_bytes=max_bytes)
 
 
 def recalls(
@@ -209,7 +181,7 @@ def class_embeddings(
                 'Write it as "a photo of a {}."'
             )
     texts = [template.replace("{}", name) for name in class_names for template in templates]
-    embedded = unit_rows(_in_batches(lambda part: embed_texts(texts[part]), len(texts), batch_size))
+    embedded = unit_rows(embed_in_batches(lambda part: embed_texts(texts[part]), len(texts), batch_size))
     return unit_rows(embedded.view(len(class_names), len(templates), -1).mean(dim=1))
 
 
@@ -249,31 +221,6 @@ def zero_shot_accuracy(images: Tensor, labels: Rows, classes: Tensor, *, max_byt
     return float(hits.double().mean())
 
 
-def zero_shot_scores(
-    labels: Rows,
-    class_names: Sequence[str],
-    templates: Sequence[str],
-    *,
-    embed_images: EmbedImages,
-    embed_texts: EmbedTexts,
-    batch_size: int = 256,
-) -> dict[str, float]:
-    """Returns `zero_shot_accuracy` of embeddings taken in batches, without gradients.
-
-    Args:
-      labels: `[n]`, those of the image rows 0 to n − 1.
-      class_names: one for every label.
-      templates: see `class_embeddings`.
-      embed_images: the image tower.
-      embed_texts: the text tower.
-      batch_size: images or texts passed at once.
-    """
-    classes = class_embeddings(class_names, templates, embed_texts, batch_size=batch_size)
-    rows = np.arange(len(labels))
-    images = _in_batches(lambda part: embed_images(rows[part]), len(rows), batch_size)
-    return {"zero_shot_accuracy": zero_shot_accuracy(images, labels, classes)}
-
-
 def unit_rows(embeddings: Tensor) -> Tensor:
     """Returns float32 rows of length 1 `[n, dim]`; zero stays zero, and what is not finite counts as zero."""
     finite = embeddings.detach().float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
@@ -282,8 +229,18 @@ def unit_rows(embeddings: Tensor) -> Tensor:
     return F.normalize(scaled, dim=1)
 
 
-def _in_batches(embed: Callable[[slice], Tensor], num_rows: int, batch_size: int) -> Tensor:
-    """Embeddings of all rows; the callable gets one slice at a time."""
+def embed_in_batches(embed: Callable[[slice], Tensor], num_rows: int, batch_size: int) -> Tensor:
+    """Returns the embeddings `[num_rows, dim]` of all rows, taken without gradients.
+
+    Args:
+      embed: gets the slices 0 to batch_size, batch_size to 2 · batch_size, … in this order.
+      num_rows: at least one.
+      batch_size: rows passed at once.
+
+    Raises:
+      ConfigError: a tower returns another number of rows than it was given.
+      DataError: there is nothing to embed.
+    """
     parts = []
     with torch.no_grad():
         for start in range(0, num_rows, batch_size):

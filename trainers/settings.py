@@ -19,13 +19,17 @@ from dpgcl_core.mechanism import Mechanism, check_delta, default_delta
 from dpgcl_core.methods import method_named
 from dpgcl_core.methods.whole_batch import default_cap
 from trainers.config import (
+    ClipNetworkConfig,
     EvaluationConfig,
     NetworkConfig,
     OptimizerConfig,
     PerformanceConfig,
+    TextViewConfig,
     TrainingConfig,
     ViewConfig,
 )
+from trainers.data import modality_of_name
+from trainers.data.dataset import Modality
 from trainers.warm_start import read_warm_start
 
 DEFAULT_EPSILON = 10.0
@@ -67,11 +71,28 @@ class Setting:
     temperature: float = 0.2
     """τ of the contrastive loss."""
     network: str = "small_cnn"
-    """tiny_cnn, small_cnn, resnet18, or package.module:factory for your own."""
+    """tiny_cnn, small_cnn, resnet18, or package.module:factory for your own; of pairs a CLIP model:
+    clip-tiny, open_clip's name (ViT-B-32), or a file with open_clip's configuration."""
     embedding_dim: int = 64
     """Width of the unit embeddings that the loss sees."""
     warm_start: Path | None = None
     """Start from public weights: an exported model's folder, or a file with a state dict of the network."""
+    pretrained: str = "random"
+    """CLIP: random, or open_clip's name of published weights, such as laion2b_s34b_b79k."""
+    lora_rank: int = 16
+    """CLIP: rank of the adapters; 0 trains every weight."""
+    lora_alpha: float = 16.0
+    """CLIP: the adapters' scale times their rank."""
+    lora_targets: tuple[str, ...] = ("q", "v")
+    """CLIP: layers with adapters: q, k, v, out, mlp, or a layer's own name."""
+    lora_towers: tuple[str, ...] = ("image", "text")
+    """CLIP: towers with adapters."""
+    learn_temperature: bool = False
+    """CLIP: train the temperature, too, inside the group norm."""
+    per_tower_clipping: bool = False
+    """CLIP: clip each tower's part of a group's gradient to C/√2, at the same sensitivity."""
+    gradient_checkpointing: bool = False
+    """CLIP: recompute activations; groups are then taken one at a time, in less memory."""
     precision: str = "float32"
     """Of the network: float32, bfloat16 or float16; norms, clipping and noise are never less than float32."""
     loss_scale: float = 1024.0
@@ -110,6 +131,12 @@ class Setting:
     """Smallest blur, in pixels."""
     max_blur_sigma: float = 1.5
     """Largest blur, in pixels."""
+    sentence_swap_prob: float = 0.5
+    """Probability that two sentences of a caption change places."""
+    word_swap_prob: float = 0.0
+    """Probability, per pair of adjacent words, that they change places."""
+    word_delete_prob: float = 0.0
+    """Probability, per word that carries little meaning, that it is dropped."""
     max_index_records: int = 10_000
     """Records in the k-NN index and the probe's training set."""
     max_query_records: int = 10_000
@@ -148,7 +175,12 @@ class Setting:
     """Draw sampling, permutations and noise from a cryptographic stream; private data always do."""
 
     def training_config(
-        self, *, num_records: int, public_seed: int, calibration_folder: Path | None = None
+        self,
+        *,
+        num_records: int,
+        public_seed: int,
+        modality: Modality = "image",
+        calibration_folder: Path | None = None,
     ) -> TrainingConfig:
         """Returns the configuration of one training, its noise calibrated.
 
@@ -156,6 +188,7 @@ class Setting:
           num_records: records trained on and held out; used, and then public, only if
             `num_records_public` is not given.
           public_seed: governs initialisation, views and evaluation subsets.
+          modality: of the records: "image" or "image-text".
           calibration_folder: where calibrations are kept.
 
         Raises:
@@ -169,13 +202,7 @@ class Setting:
             num_augmentations=self.num_augmentations,
             num_view_draws=self.num_view_draws,
             views=self._part(ViewConfig),
-            network=NetworkConfig(
-                name=self.network,
-                embedding_dim=self.embedding_dim,
-                precision=self.precision,
-                loss_scale=self.loss_scale,
-                predictor=mechanism.rules.needs_target,
-            ),
+            network=self._network(mechanism, modality),
             optimizer=self._part(OptimizerConfig, name=self.optimizer),
             evaluation=self._part(EvaluationConfig),
             performance=self._part(PerformanceConfig),
@@ -183,6 +210,24 @@ class Setting:
             seeded_non_private=self.seeded_non_private,
             secure_noise=self.secure_noise,
             warm_start=None if self.warm_start is None else read_warm_start(self.warm_start),
+            text_views=self._part(TextViewConfig) if modality == "image-text" else None,
+            per_tower_clipping=self.per_tower_clipping,
+        )
+
+    def _network(self, mechanism: Mechanism, modality: Modality) -> NetworkConfig | ClipNetworkConfig:
+        if modality == "image-text":
+            network: ClipNetworkConfig = self._part(ClipNetworkConfig, name=self.network)
+            return network
+        default = Setting()
+        for name in ("pretrained", "learn_temperature", "gradient_checkpointing"):
+            if getattr(self, name) != getattr(default, name):
+                raise ConfigError(f"{name} is for CLIP models, which pairs of images and texts train")
+        return NetworkConfig(
+            name=self.network,
+            embedding_dim=self.embedding_dim,
+            precision=self.precision,
+            loss_scale=self.loss_scale,
+            predictor=mechanism.rules.needs_target,
         )
 
     def target_epsilon(self) -> float | None:
@@ -328,22 +373,56 @@ DIGITS_CPU = dataclasses.replace(
 FASHION_MNIST_CPU = dataclasses.replace(_TINY_NETWORK, expected_batch_size=1024, num_steps=100)
 CPU = Setting()
 
+# From random weights, on generated pairs; every weight trains, for there is nothing to adapt.
+PAIRS_CPU = Setting(
+    network="clip-tiny",
+    lora_rank=0,
+    expected_batch_size=1024,
+    num_steps=100,
+    group_size=16,
+    temperature=0.1,
+    learning_rate=2e-3,
+    min_crop_area=0.8,
+    flip_prob=0.0,
+    brightness=0.0,
+    contrast=0.0,
+    max_index_records=5_000,
+    max_query_records=2_000,
+)
+# The paper's image-text setting: ViT-B/32 with LoRA of rank 16 on queries and values, τ = 1/100, C = 0.01,
+# Adam 1e-3, crops of 80 %, sentence swap.
+PAPER_PAIRS = dataclasses.replace(
+    PAPER,
+    network="ViT-B-32",
+    pretrained="laion2b_s34b_b79k",
+    temperature=0.01,
+    l2_clip_norm=0.01,
+    flip_prob=0.0,
+    max_index_records=10_000,
+    max_query_records=10_000,
+)
+
 SETTINGS: dict[str, Setting] = {
     "cpu": CPU,
+    "pairs-cpu": PAIRS_CPU,
     "digits-cpu": DIGITS_CPU,
     "fashion-mnist-cpu": FASHION_MNIST_CPU,
     "paper": PAPER,
+    "paper-pairs": PAPER_PAIRS,
 }
 
 
 def named_setting(name: str, *, dataset: str) -> Setting:
-    """Returns a setting by name; `auto` is the CPU-sized one of the data set.
+    """Returns a setting by name; `auto` is the CPU-sized one of the data set, `paper` its modality's.
 
     Raises:
       ConfigError: there is no such setting.
     """
     if name == "auto":
-        return SETTINGS.get(f"{dataset}-cpu", CPU)
+        default = PAIRS_CPU if modality_of_name(dataset) == "image-text" else CPU
+        return SETTINGS.get(f"{dataset}-cpu", default)
+    if name == "paper" and modality_of_name(dataset) == "image-text":
+        return PAPER_PAIRS
     if name not in SETTINGS:
         raise ConfigError(unknown_choice("setting", name, [*SETTINGS, "auto"]))
     return SETTINGS[name]

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.records import Ids
+from trainers.config import TextViewConfig
 from trainers.views import Draw
 
 TEXT_AUGMENTATIONS = {"sentence_swap": 0.5, "word_swap": 0.3, "word_delete": 0.2}
@@ -56,27 +56,6 @@ _WORD = re.compile(r"\w+(?:['’\-]\w+)*")
 _ENDS = tuple(".!?…。！？")
 
 Uniforms = NDArray[np.float64]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextViewConfig:
-    """How a caption becomes views (station 4).
-
-    Attributes:
-      sentence_swap_prob: per view of a caption with several sentences; the default of the paper.
-      word_swap_prob: per pair of adjacent words.
-      word_delete_prob: per word that carries little meaning.
-    """
-
-    sentence_swap_prob: float = TEXT_AUGMENTATIONS["sentence_swap"]
-    word_swap_prob: float = 0.0
-    word_delete_prob: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in TEXT_AUGMENTATIONS:
-            value = getattr(self, f"{name}_prob")
-            if not 0 <= value <= 1:
-                raise ConfigError(f"{name}_prob must be in [0, 1]; got {value}")
 
 
 def text_view_config(names: Iterable[str]) -> TextViewConfig:

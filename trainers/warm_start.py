@@ -28,9 +28,13 @@ from torch import Tensor
 
 from dpgcl_core.errors import ConfigError, StorageError
 from dpgcl_core.statement import RESEARCH
-from trainers.config import TrainingConfig
+from trainers.config import ClipNetworkConfig, TrainingConfig
 from trainers.encoder import Encoder, ImageShape, build_encoder
 from trainers.exported import DESCRIPTION, STATEMENT, WEIGHTS, read_description, read_model_weights
+from trainers.modality import AnyEncoder
+from trainers.models.clip import RANDOM, WEIGHTS_FILE, ClipConfig
+from trainers.models.clip_encoder import ImageTextEncoder, build_image_text_encoder
+from trainers.models.clip_lora import ClipLora
 from trainers.weights import WarmStart, misfits, read_note, read_weights
 
 _BACKBONE, _HEAD, _PREDICTOR = "backbone.", "head.", "predictor."
@@ -50,7 +54,9 @@ def read_warm_start(path: Path) -> WarmStart:
     """
     path = path.expanduser().absolute()
     if path.is_dir():
-        path = path / WEIGHTS
+        path = next(
+            (path / name for name in (WEIGHTS, WEIGHTS_FILE) if (path / name).exists()), path / WEIGHTS
+        )
     elif not path.is_file():
         raise ConfigError(
             f"warm_start must be an exported model's folder or a file of weights; there is no {path}"
@@ -96,12 +102,13 @@ def _data_of(text: str) -> str:
     return str(values.get("data")) if isinstance(values, dict) else ""
 
 
-def starting_encoder(config: TrainingConfig, image_shape: ImageShape) -> Encoder:
+def starting_encoder(config: TrainingConfig, image_shape: ImageShape) -> AnyEncoder:
     """Returns the encoder before step 0, on the CPU: a random draw from the public seed, or the warm start.
 
     Of a warm start the whole backbone is taken; its projection head is, too, if it has one and of this
     training's `embedding_dim`. A head of another width, like a missing one, leaves the fresh head. The
-    predictor of a method that has one is a part of its loss, and always starts fresh.
+    predictor of a method that has one is a part of its loss, and always starts fresh. Of a CLIP model all
+    weights are taken, and adapters start fresh.
 
     Args:
       config: of the training.
@@ -112,20 +119,50 @@ def starting_encoder(config: TrainingConfig, image_shape: ImageShape) -> Encoder
         or as `build_encoder`.
       StorageError: the file cannot be read here.
     """
+    if isinstance(config.network, ClipNetworkConfig):
+        return _starting_clip(config, config.network)
     encoder = build_encoder(config.network, image_shape, config.public_seed)
     if config.warm_start is not None:
         _load(encoder, config.warm_start)
     return encoder
 
 
-def _load(encoder: Encoder, start: WarmStart) -> None:
+def _starting_clip(config: TrainingConfig, network: ClipNetworkConfig) -> ImageTextEncoder:
+    start, weights = config.warm_start, network.pretrained
+    if start is not None:
+        for name, value in _planned(start).items():
+            if value.is_floating_point() and not torch.isfinite(value).all():
+                raise ConfigError(f"a warm start must be finite, and {name} in {start.path} is not")
+        weights = start.path
+    lora = ClipLora(
+        rank=network.lora_rank,
+        alpha=network.lora_alpha,
+        targets=network.lora_targets,
+        towers=network.lora_towers,
+    )
+    return build_image_text_encoder(
+        ClipConfig(model=network.name, weights=weights),
+        lora if network.lora_rank else None,
+        seed=config.public_seed,
+        train_logit_scale=network.learn_temperature,
+        temperature=config.temperature if network.learn_temperature else None,
+        gradient_checkpointing=network.gradient_checkpointing,
+    )
+
+
+def _planned(start: WarmStart) -> Mapping[str, Tensor]:
+    """The tensors of the file that a training was planned with."""
     weights = read_weights(Path(start.path))
     if weights.sha256 != start.sha256:
         raise ConfigError(
             f"the warm start {start.path} must be the file that the training was planned with, sha256 "
             f"{start.sha256}; got {weights.sha256}: put it back, and where all machines see it"
         )
-    own, given = encoder.state_dict(), _encoder_names(weights.tensors)
+    return weights.tensors
+
+
+def _load(encoder: Encoder, start: WarmStart) -> None:
+    own, given = encoder.state_dict(), _encoder_names(_planned(start))
     fresh = (_PREDICTOR,) if start.embedding_dim == encoder.embedding_dim else (_PREDICTOR, _HEAD)
     given = {name: value for name, value in given.items() if not name.startswith(fresh)}
     given |= {name: value for name, value in own.items() if name.startswith(fresh)}
@@ -150,11 +187,21 @@ def _encoder_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def warm_start_note(config: TrainingConfig) -> str | None:
     """Returns what the privacy statement must say of a warm start; None without one."""
-    start = config.warm_start
+    start, network = config.warm_start, config.network
     if start is None:
-        return None
-    head = "" if start.embedding_dim == config.network.embedding_dim else "; the projection head starts fresh"
+        return _published_note(network) if isinstance(network, ClipNetworkConfig) else None
+    whole = isinstance(network, ClipNetworkConfig) or start.embedding_dim == network.embedding_dim
+    head = "" if whole else "; the projection head starts fresh"
     return (
         f"Warm start: from {start.origin} (sha256 {start.sha256}){head}. The guarantee is about this sweep's "
         "training data and says nothing of the data that made those weights."
+    )
+
+
+def _published_note(network: ClipNetworkConfig) -> str | None:
+    if network.pretrained == RANDOM:
+        return None
+    return (
+        f"Starts from the published weights {network.pretrained} of {network.name}. The guarantee is about "
+        "this sweep's training data and says nothing of the data that made those weights."
     )

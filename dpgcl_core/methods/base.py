@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from dpgcl_core import accounting
 from dpgcl_core.clipping import GroupClipper, GroupReport
+from dpgcl_core.clipping_parts import ClippingParts
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.grouping import Grouper, build_grouper, expected_num_groups
 from dpgcl_core.path_clipping import Embed
@@ -49,12 +50,17 @@ class LossSettings:
     """What a loss needs besides the mechanism's numbers: public, and without influence on the guarantee.
 
     Attributes:
-      temperature: τ > 0.
+      temperature: τ > 0; 1 where it is learned, for the embeddings then carry it.
       bias: of the sigmoid loss.
+      pairs: whether a record is a pair of an image and a text, whose views come as
+        `dpgcl_core.image_text_loss.interleaved` orders them.
+      parts: of the weights, clipped apart within C; None for one norm. For methods that clip groups.
     """
 
     temperature: float
     bias: float = -10.0
+    pairs: bool = False
+    parts: ClippingParts | None = None
 
 
 class GradientRule(Protocol):
@@ -118,6 +124,7 @@ class Method:
       min_group_size: the smallest S that gives a gradient.
       needs_target: whether embeddings are `[groups, group_size, views, 2·dim]`, those of a target network
         beside the trained one's.
+      takes_pairs: whether it has a loss for pairs of an image and a text.
       proof: where the sensitivity is proven, or shown to fail.
     """
 
@@ -135,6 +142,7 @@ class Method:
     small_batches: bool = False
     min_group_size: int = 2
     needs_target: bool = False
+    takes_pairs: bool = True
     proof: str = "dpgcl_core/grouping.py"
 
     @property

@@ -57,6 +57,7 @@ class Dpcl(Method):
 
     num_mechanisms: int
     plain_event: bool = False
+    takes_pairs: bool = False
     proof: str = "dpgcl_core/dpcl.py"
 
     @property

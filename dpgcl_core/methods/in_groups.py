@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from dpgcl_core.clipping import GroupClipper, gamma_of
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.grouping import BATCH
+from dpgcl_core.image_text_loss import image_text_group_loss, image_text_sigmoid_loss
 from dpgcl_core.losses import two_view_group_loss
 from dpgcl_core.methods.base import GroupLoss, GroupRule, LossSettings, Method
 from dpgcl_core.sigmoid_loss import two_view_sigmoid_loss
@@ -28,14 +29,17 @@ class InGroups(Method):
 
     def loss(self, settings: LossSettings) -> GroupLoss:
         """Returns station 6."""
-        return partial(two_view_group_loss, temperature=settings.temperature)
+        loss = image_text_group_loss if settings.pairs else two_view_group_loss
+        return partial(loss, temperature=settings.temperature)
 
     def sensitivity(self, mechanism: Mechanism) -> float:
         return mechanism.l2_clip_norm * (1 if mechanism.group_size == 1 else 2)
 
     def rule(self, mechanism: Mechanism, loss: LossSettings) -> GroupRule:
         return GroupRule(
-            clipper=GroupClipper(l2_clip_norm=mechanism.l2_clip_norm, gamma=gamma_of(mechanism.clipping)),
+            clipper=GroupClipper(
+                l2_clip_norm=mechanism.l2_clip_norm, gamma=gamma_of(mechanism.clipping), parts=loss.parts
+            ),
             loss=self.loss(loss),
         )
 
@@ -58,7 +62,8 @@ class SigmoidInGroups(InGroups):
     """Pairwise sigmoid in place of the softmax."""
 
     def loss(self, settings: LossSettings) -> GroupLoss:
-        return partial(two_view_sigmoid_loss, temperature=settings.temperature, bias=settings.bias)
+        loss = image_text_sigmoid_loss if settings.pairs else two_view_sigmoid_loss
+        return partial(loss, temperature=settings.temperature, bias=settings.bias)
 
 
 DP_GCL = InGroups(

@@ -48,5 +48,6 @@ BYOL_GROUPS = Byol(
     takes_augmented_keys=False,
     min_group_size=1,
     needs_target=True,
+    takes_pairs=False,
     proof="dpgcl_core/byol.py",
 )

@@ -120,6 +120,7 @@ class PathMethod(Capped):
                 gamma=gamma_of(mechanism.clipping),
                 batch_cap=cap_of(mechanism),
                 temperature=loss.temperature,
+                pairs=loss.pairs,
             )
         )
 
@@ -128,6 +129,7 @@ class PathMethod(Capped):
 class FullBatchGroups(Capped):
     """Groups clipped under negatives of the whole batch (Eq. 8; Eq. 6 with groups of one)."""
 
+    takes_pairs: bool = False
     small_batches: bool = True
     proof: str = "dpgcl_core/path_clipping.py"
 
@@ -173,6 +175,7 @@ class LogitMethod(Capped):
     """
 
     spread_out: float = 0.0
+    takes_pairs: bool = False
     plain_event: bool = False
     small_batches: bool = True
     proof: str = "dpgcl_core/logit_dp.py"

@@ -9,9 +9,17 @@ from typing import Any
 from dpgcl_core.errors import ConfigError, LedgerError
 from dpgcl_core.ledger import Ledger
 from dpgcl_core.ledger_cap import RECORD
-from dpgcl_core.ledger_fingerprint import check_unmarked, read_mark
+from dpgcl_core.ledger_chain import Head
+from dpgcl_core.ledger_fingerprint import (
+    check_unmarked,
+    check_unmarked_above,
+    read_mark,
+    read_mark_above,
+)
 from sweeps.service.options import SweepOptions
 from sweeps.service.storage import SweepFolder
+from trainers.data import is_builtin_name
+from trainers.data.image_text import image_folders
 
 
 def check_ledger_options(options: SweepOptions) -> None:
@@ -25,9 +33,9 @@ def check_ledger_options(options: SweepOptions) -> None:
     for name in (options.evaluate_on or "", *options.probe_datasets):
         if path := data_path(name):
             check_unmarked(path)
-    url, mark = ledger_url(options), None
-    if path := data_path(options.dataset):
-        mark = read_mark(path)
+            for folder in image_folders(name, options.pairs.fitting(name)):
+                check_unmarked_above(folder)
+    url, (path, mark) = ledger_url(options), _marked(options)
     if mark is not None and not options.data_are_private:
         raise LedgerError(
             f"the data in {path} are charged to a ledger as data set {mark[0]!r}, so they are private: leave "
@@ -50,6 +58,24 @@ def check_ledger_options(options: SweepOptions) -> None:
             )
     elif options.dataset_id is None:
         raise ConfigError("which data set in the ledger is charged? give --dataset-id NAME")
+    elif mark is not None and mark[0] != options.dataset_id:
+        raise LedgerError(f"{path} is charged as data set {mark[0]!r}, not as {options.dataset_id!r}")
+
+
+def _marked(options: SweepOptions) -> tuple[Path | None, tuple[str, Head] | None]:
+    """A place of the training data with its mark: their own file or folder, else a folder of their images.
+
+    A file that names its images is not all of the data: another list of the same images has no mark itself.
+    """
+    path = data_path(options.dataset)
+    if path is None:
+        return None, None
+    if mark := read_mark(path):
+        return path, mark
+    for folder in image_folders(options.dataset, options.pairs.fitting(options.dataset)):
+        if mark := read_mark_above(folder):
+            return folder, mark
+    return path, None
 
 
 def ledger_url(options: SweepOptions) -> str | None:
@@ -69,7 +95,7 @@ def ledger_url(options: SweepOptions) -> str | None:
 def data_path(dataset: str) -> Path | None:
     """Returns the file or folder of a data set of one's own; None for a built-in one."""
     _, colon, path = dataset.partition(":")
-    return Path(path).expanduser() if colon else None
+    return Path(path).expanduser() if colon and not is_builtin_name(dataset) else None
 
 
 def unit_of(options: SweepOptions) -> str:

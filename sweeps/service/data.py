@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dpgcl_core.errors import ConfigError
+from sweeps.service.account import data_path
 from sweeps.service.options import SweepOptions
-from trainers.data import Records, load_dataset, split_held_out, split_train_test
+from trainers.data import (
+    AnyRecords,
+    Dataset,
+    load_dataset,
+    modality_of_name,
+    split_held_out,
+    split_train_test,
+)
 from trainers.data.probes import load_probes
+from trainers.data.shapes import shape_numbers
 from trainers.loop import TrainingData
+
+_IMAGES_AT_ONCE = 1024
 
 
 def load_training_data(options: SweepOptions) -> tuple[TrainingData, list[str]]:
@@ -20,29 +35,37 @@ def load_training_data(options: SweepOptions) -> tuple[TrainingData, list[str]]:
     scored with noise, by record id.
     """
     _check_data_options(options)
-    dataset = load_dataset(options.dataset, image_size=options.image_size, unit_column=options.unit_column)
+    dataset = load_dataset(
+        options.dataset,
+        image_size=options.image_size,
+        unit_column=options.unit_column,
+        pairs=options.pairs.fitting(options.dataset),
+    )
     private = options.data_are_private
-    index = queries = None
+    index = queries = other = None
     train = dataset.train
     if options.evaluate_on is not None:
-        other = load_dataset(options.evaluate_on, image_size=options.image_size)
-        if other.image_shape != dataset.image_shape:
-            raise ConfigError(
-                f"evaluate_on must have images of the training data's shape {dataset.image_shape}; "
-                f"got {other.image_shape} (give --image-size, and data of as many channels)"
-            )
-        if private:
-            public = (other.train, other.test) if other.test is not None else (other.train,)
-            _refuse_shared_images(dataset.train, public, "evaluate_on")
+        other = load_dataset(
+            options.evaluate_on,
+            image_size=options.image_size,
+            pairs=options.pairs.fitting(options.evaluate_on),
+        )
+        _check_alike(dataset, other)
         index, queries = split_train_test(other, options.test_fraction)
     elif not private:
         train, queries = split_train_test(dataset, options.test_fraction)
         index = train
     train, scored = split_held_out(train, options.score_on_held_out)
-    probes = load_probes(options.probe_datasets, dataset, test_fraction=options.test_fraction)
+    probes = load_probes(
+        options.probe_datasets, dataset, test_fraction=options.test_fraction, pairs=options.pairs
+    )
     if private:
-        for probe in probes:
-            _refuse_shared_images(dataset.train, (probe.index, probe.queries), "probe_datasets")
+        public = (
+            {} if other is None else {"evaluate_on": [other.train, *([other.test] if other.test else [])]}
+        )
+        if probes:
+            public["probe_datasets"] = [part for probe in probes for part in (probe.index, probe.queries)]
+        _refuse_shared_images(dataset.train, public)
     data = TrainingData(
         train=train,
         index=index,
@@ -52,7 +75,33 @@ def load_training_data(options: SweepOptions) -> tuple[TrainingData, list[str]]:
         scored=scored,
         probes=probes,
     )
-    return data, _data_notes(options)
+    return data, _data_notes(options) + _skipped_notes(options, dataset, other)
+
+
+def _check_alike(dataset: Dataset, other: Dataset) -> None:
+    if other.modality != dataset.modality:
+        raise ConfigError(
+            f"evaluate_on must hold {_KINDS[dataset.modality]}, as the training data do; {other.name} holds "
+            f"{_KINDS[other.modality]} (--probe-datasets takes labelled images beside either)"
+        )
+    if other.image_shape != dataset.image_shape:
+        raise ConfigError(
+            f"evaluate_on must have images of the training data's shape {dataset.image_shape}; "
+            f"got {other.image_shape} (give --image-size, and data of as many channels)"
+        )
+
+
+_KINDS = {"image": "images", "image-text": "images with captions"}
+
+
+def _skipped_notes(options: SweepOptions, dataset: Dataset, other: Dataset | None) -> list[str]:
+    """How many corrupt rows were dropped, of public data alone: of private data it tells of the records."""
+    public = [] if options.data_are_private else [dataset]
+    return [
+        f"Of {each.name} {each.num_skipped} corrupt rows are left out (--skip-corrupt)."
+        for each in (*public, *([other] if other is not None else []))
+        if each.num_skipped
+    ]
 
 
 def _data_notes(options: SweepOptions) -> list[str]:
@@ -81,6 +130,12 @@ def _data_notes(options: SweepOptions) -> list[str]:
 def _check_data_options(options: SweepOptions) -> None:
     """Refuses data that cannot be scored as the options ask, before any are read."""
     share, other = options.score_on_held_out, options.evaluate_on
+    if share and modality_of_name(options.dataset, options.pairs.fitting(options.dataset)) != "image":
+        raise ConfigError(
+            "score_on_held_out is for images with labels: of images with captions the score is a recall, in "
+            "which each record is a candidate of every query, so one record can change all answers and no "
+            f"noise for one count covers it; got {share}: leave it out, and give --evaluate-on public pairs"
+        )
     for name in options.probe_datasets:
         if any(each and _same_source(name, each) for each in (options.dataset, other)):
             raise ConfigError(
@@ -104,16 +159,44 @@ def _check_data_options(options: SweepOptions) -> None:
         )
 
 
-def _refuse_shared_images(private: Records, public: Sequence[Records], option: str) -> None:
-    """Refuses a public data set with private images in it, whatever its name."""
-    own = {image.tobytes() for image in private.images}
-    if any(image.tobytes() in own for records in public for image in records.images):
-        raise ConfigError(f"{option} must be public; it holds images of the private training data")
+def _refuse_shared_images(private: AnyRecords, public: Mapping[str, Sequence[AnyRecords]]) -> None:
+    """Refuses public data sets, given by their option, with private images in them, whatever their names.
+
+    Images that are stored are read some at a time, once. Two different images have one digest with a
+    probability of 2^-64; then public data are refused.
+    """
+    if not any(public.values()):
+        return
+    own = _image_digests([private])
+    for option, records in public.items():
+        if np.isin(_image_digests(records), own).any():
+            raise ConfigError(f"{option} must be public; it holds images of the private training data")
+
+
+def _image_digests(parts: Sequence[AnyRecords]) -> NDArray[np.uint64]:
+    """One digest of each image's shape and pixels, `[num_images of all parts]`."""
+    digests = (
+        hashlib.blake2b(image.tobytes(), digest_size=8, key=str(image.shape).encode()).digest()
+        for part in parts
+        for images in _some_at_a_time(part)
+        for image in images
+    )
+    return np.frombuffer(b"".join(digests), dtype=np.uint64)
+
+
+def _some_at_a_time(records: AnyRecords) -> Iterator[NDArray[np.uint8]]:
+    num_images = records.images.shape[0]
+    for start in range(0, num_images, _IMAGES_AT_ONCE):
+        yield records.images[np.arange(start, min(start + _IMAGES_AT_ONCE, num_images))]
 
 
 def _same_source(one: str, other: str) -> bool:
-    def place(name: str) -> Path | str:
-        _, colon, path = name.partition(":")
-        return Path(path).expanduser().resolve() if colon else name
+    """Whether two names lead to the same records, or to parts of them."""
+
+    def place(name: str) -> Path | str | int:
+        if name.startswith("shapes"):
+            return shape_numbers(name)[1]  # of one seed the fewer pairs are among the more
+        path = data_path(name)
+        return name if path is None else path.resolve()
 
     return place(one) == place(other)

@@ -13,10 +13,14 @@ from dpgcl_core.grouping import BATCH
 from dpgcl_core.randomness import SecretRandomness
 from sweeps.service.plan import SweepPlan, Trial
 from trainers.averaging import target_of
-from trainers.encoder import build_encoder
+from trainers.config import TrainingConfig
+from trainers.data.dataset import AnyRecords, Records
+from trainers.data.shapes import make_shape_pairs
 from trainers.microbatch import max_views
+from trainers.modality import views_of
 from trainers.precision import add_clipped_sum, embed_of, gradient_scale, look_at_engine
-from trainers.views import make_views, normalise
+from trainers.views import normalise
+from trainers.warm_start import starting_encoder
 
 
 def estimate_seconds(plan: SweepPlan) -> float:
@@ -60,7 +64,7 @@ def _seconds_per_record(trial: Trial, shape: tuple[int, ...]) -> float:
     config = trial.config
     torch.set_num_threads(config.performance.threads_per_worker)
     num_views = config.views_per_record
-    encoder = build_encoder(config.network, shape, 0)
+    encoder = starting_encoder(config, shape)
     records = max(2, max_views(config, encoder, shape) // num_views)
     rule, size = config.rule(), config.mechanism.group_size
     if rule.whole_batch:  # such a rule takes no part of a batch
@@ -69,25 +73,30 @@ def _seconds_per_record(trial: Trial, shape: tuple[int, ...]) -> float:
     groups = max(1, records // group_size)
     look_at_engine(config, encoder, shape)
     total = torch.zeros(num_trainable(encoder))
-    images = torch.randint(0, 256, (groups * group_size, *shape), dtype=torch.uint8)
-    ids = np.arange(len(images), dtype=np.uint64)
-
+    synthetic = _synthetic_records(config, groups * group_size, shape)
+    rows = np.arange(len(synthetic)).reshape(groups, group_size)
     embed = embed_of(encoder, config.network, target_of(config, encoder))
     scale = gradient_scale(config.network)
     draws = SecretRandomness().generator(0, "statistics") if rule.needs_draws else None
     for _ in range(2):
         started = time.perf_counter()
-        views = make_views(images, ids, config=config.views, seed=0, step=0, num_views=num_views)
-        views = views.unflatten(0, (groups, group_size))
+        views = views_of(config, encoder, synthetic, rows, step=0, num_augmentations=config.num_augmentations)
         add_clipped_sum(rule, total, encoder, embed, views, scale, draws)
         seconds = time.perf_counter() - started
-    return seconds / len(images)
+    return seconds / len(synthetic)
+
+
+def _synthetic_records(config: TrainingConfig, count: int, shape: tuple[int, ...]) -> AnyRecords:
+    if config.trains_pairs:
+        return make_shape_pairs(count, seed=0, image_size=shape[1])
+    images = np.random.default_rng(0).integers(0, 256, (count, *shape), dtype=np.uint8)
+    return Records(images=images, ids=np.arange(count, dtype=np.uint64))
 
 
 def _seconds_per_embedding(trial: Trial, shape: tuple[int, ...], rates: dict[Any, float]) -> float:
     key = ("embedding", trial.config.network)
     if key not in rates:
-        encoder = build_encoder(trial.config.network, shape, 0)
+        encoder = starting_encoder(trial.config, shape)
         images = normalise(torch.randint(0, 256, (256, *shape), dtype=torch.uint8))
         started = time.perf_counter()
         with torch.no_grad():

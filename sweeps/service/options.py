@@ -19,7 +19,7 @@ from typing import Annotated, Literal, TypeVar, get_type_hints
 from dpgcl_core.errors import ConfigError, StrictParser, unknown_choice
 from dpgcl_core.methods import method_named
 from sweeps.service.release import check_release
-from trainers.data import BUILTIN_DATASETS, check_dataset_name
+from trainers.data import PairOptions, check_dataset_name, is_builtin_name
 from trainers.settings import Setting, named_setting
 
 
@@ -28,17 +28,25 @@ class SweepOptions(Setting):
     """Options of a sweep besides its axes."""
 
     dataset: str = "digits"
-    """digits, fashion-mnist, cifar10, eurosat, or your own: npz:PATH, parquet:PATH, folder:PATH."""
+    """digits, fashion-mnist, cifar10, eurosat, shapes; your own: {npz,parquet,folder,csv,webdataset}:PATH."""
     setting: str = "auto"
     """Named defaults of all training options: auto (CPU-sized for the data set), cpu, paper, …"""
     data_is: Literal["auto", "public", "private"] = "auto"
     """Whether the training data are public; auto: the built-in benchmarks are, your own are not."""
     evaluate_on: str | None = None
-    """A public labelled data set to score on; needed for scores when the training data are private."""
+    """A public data set to score on, labelled or with captions; needed when the training data are private."""
     probe_datasets: tuple[str, ...] = ()
     """Other public labelled data sets whose frozen features are scored, too: resized, in grey or colour."""
     unit_column: str | None = None
-    """Column of your own npz or parquet data that names the privacy unit: all rows of one are one record."""
+    """Column of your own data that names the privacy unit: all rows of one are one record."""
+    csv_separator: str = "\t"
+    """What stands between the columns of csv:PATH; a tab unless given, as in open_clip."""
+    csv_img_key: str | None = None
+    """Column of csv or parquet with the images' paths (parquet: or bytes): filepath (parquet: or image)."""
+    csv_caption_key: str | None = None
+    """Column of csv or parquet with captions: title or caption unless given."""
+    skip_corrupt: bool = False
+    """Drop image-text rows without a readable image or a caption, instead of refusing the data."""
     image_size: int | None = None
     """Resize images to this square, in pixels."""
     test_fraction: float = 0.2
@@ -93,6 +101,7 @@ class SweepOptions(Setting):
     def __post_init__(self) -> None:
         for name in (self.dataset, *self.probe_datasets):
             check_dataset_name(name)
+        _check_pair_options(self)
         for name, least in (("repeats", 1), ("max_restarts", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} must be at least {least}; got {getattr(self, name)}")
@@ -109,11 +118,41 @@ class SweepOptions(Setting):
     @property
     def data_are_private(self) -> bool:
         """Whether the release policy for private data applies."""
-        return self.data_is == "private" or (self.data_is == "auto" and self.dataset not in BUILTIN_DATASETS)
+        return self.data_is == "private" or (self.data_is == "auto" and not is_builtin_name(self.dataset))
+
+    @property
+    def pairs(self) -> PairOptions:
+        """How images with captions are read, of whichever data set has them."""
+        given = {field: getattr(self, option) for field, option in _PAIR_OPTIONS.items()}
+        if given["separator"] == "\\t":  # as most shells pass it on
+            given["separator"] = "\t"
+        return PairOptions(**given)
 
     def training_setting(self) -> Setting:
         """Returns the training knobs alone."""
         return Setting(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Setting)})
+
+
+_PAIR_OPTIONS = {
+    "image": "csv_img_key",
+    "caption": "csv_caption_key",
+    "separator": "csv_separator",
+    "skip_corrupt": "skip_corrupt",
+}
+
+
+def _check_pair_options(options: SweepOptions) -> None:
+    """Refuses what means nothing for any of the data sets that are named."""
+    given = options.pairs
+    names = [options.dataset, options.evaluate_on or "", *options.probe_datasets]
+    meant = {field for name in names for field in given.fitting(name).given}
+    unused = [_PAIR_OPTIONS[field] for field in given.given if field not in meant]
+    if unused:
+        raise ConfigError(
+            f"{', '.join(unused)} must be left out: they tell how csv:PATH is read (all but csv_separator "
+            "also parquet:PATH, skip_corrupt also webdataset:PATH), and mean nothing for "
+            f"{options.dataset.partition(':')[0]}"
+        )
 
 
 Options = TypeVar("Options", bound=SweepOptions)

@@ -27,8 +27,9 @@ from sweeps.service.options import SweepOptions
 from sweeps.service.release import Charged, check_sealed_plan, cost_of, cost_tags
 from sweeps.service.storage import config_hash
 from trainers.config import TrainingConfig
-from trainers.encoder import refuse_cross_record
+from trainers.data.dataset import modality_of
 from trainers.loop import TrainingData
+from trainers.modality import check_encoder, check_records
 from trainers.optimizers import check_optimizer
 from trainers.release import check_release
 from trainers.warm_start import starting_encoder, warm_start_note
@@ -129,6 +130,9 @@ class SweepPlan:
         content.append([self.options.dataset, self.options.image_size, self.options.evaluate_on])
         content.append([self.options.data_are_private, self.options.test_fraction, num_records])
         content.append(self.options.unit_column)
+        if self.options.pairs.given:
+            given = {name: getattr(self.options.pairs, name) for name in self.options.pairs.given}
+            content.append(["pairs", given])
         content += [["probe_datasets", *self.options.probe_datasets]] if self.options.probe_datasets else []
         if self.options.data_are_private or self.options.secure_noise:
             content.append("cryptographic stream")
@@ -279,10 +283,19 @@ def _configs(
                 "private data; `python -m dpgcl_core.methods` lists what is proven"
             )
         config = setting.training_config(
-            num_records=_num_records(data), public_seed=options.seed, calibration_folder=calibration_folder
+            num_records=_num_records(data),
+            public_seed=options.seed,
+            modality=modality_of(data.train),
+            calibration_folder=calibration_folder,
         )
+        check_records(config, data.train)
         check_release(config, data)
-        if not any(config.network == c.network and config.optimizer == c.optimizer for _, c in found):
+        if not any(
+            config.network == c.network
+            and config.optimizer == c.optimizer
+            and config.per_tower_clipping == c.per_tower_clipping
+            for _, c in found
+        ):
             _check_network(config, data)
         found.append((point, config))
     return found
@@ -299,8 +312,7 @@ def _check_network(config: TrainingConfig, data: TrainingData) -> None:
     """Builds the network once, so that no worker finds it or the optimizer unknown, or mixing records."""
     torch.set_num_threads(config.performance.threads_per_worker)  # one per core would wait for each other
     shape = data.train.images.shape[1:]
-    encoder = starting_encoder(config, shape)
-    refuse_cross_record(encoder, shape)
+    check_encoder(config, starting_encoder(config, shape), shape)
     check_optimizer(config.optimizer.name)  # not built: torch's optimizers load its compiler, a second
 
 

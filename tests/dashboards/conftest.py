@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from dpgcl_core.metrics import find_metric
 from trainers.tracking import Tracker
 
 ALL_SCORES = ("knn_accuracy", "linear_probe_accuracy")
@@ -32,17 +33,21 @@ def tracking(tmp_path_factory, make_trials):
     trials = make_trials()
     for name, rows in (("empty", trials[:0]), ("old", trials[:1]), ("new", trials)):
         parent = tracker.start_sweep(name, {"dataset": "fashion_mnist"}, {"data_is": "public"})
-        for index, row in enumerate(rows.to_dict("records")):
-            values = {key: value for key, value in row.items() if value == value}
-            metrics = {key: values.pop(key) for key in list(values) if is_metric(key)}
-            tags = {key: values.pop(key) for key in ("data_is", "guarantee_label", "tuning_cost")}
-            values.pop("dataset")
-            tracker.log_trial(parent, f"t{index}", values, metrics, {}, tags)
+        log_trials(tracker, parent, rows)
     return f"sqlite:///{folder / 'mlflow.db'}", trials
 
 
+def log_trials(tracker, parent, rows, series=lambda row: {}):
+    for index, row in enumerate(rows.to_dict("records")):
+        values = {key: value for key, value in row.items() if value == value}
+        metrics = {key: values.pop(key) for key in list(values) if is_metric(key)}
+        tags = {key: values.pop(key) for key in ("data_is", "guarantee_label", "tuning_cost")}
+        values.pop("dataset")
+        tracker.log_trial(parent, f"t{index}", values, metrics, series(row), tags)
+
+
 def is_metric(name):
-    return name == "epsilon" or name.startswith(("snr", "knn", "linear", "view", "untrained"))
+    return find_metric(name) is not None
 
 
 def _make_trials(

@@ -142,8 +142,8 @@ def test_question_shows_recall_of_both_directions(make_sweep):
     names = ("image_to_text_recall_at_10", "text_to_image_recall_at_10")
     trials = make_sweep("lora_layers", ("Q", "V"), scores=names).drop(columns="knn_accuracy")
     assert [p.y_label for p in content_of(trials, "lora-layers").panels] == [
-        "I→T recall@10 (%)",
-        "T→I recall@10 (%)",
+        "Image → text recall at 10 (%)",
+        "Text → image recall at 10 (%)",
     ]
 
 

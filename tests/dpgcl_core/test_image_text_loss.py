@@ -18,9 +18,11 @@ from dpgcl_core.image_text_loss import (
     MIN_LOGIT_SCALE,
     clamp_logit_scale_,
     image_text_group_loss,
-    stack_modalities,
-    temperature_of,
+    image_text_sigmoid_loss,
+    interleaved,
+    with_learned_temperature,
 )
+from dpgcl_core.sigmoid_loss import group_sigmoid
 from tests import oracles
 
 C = 0.5
@@ -60,9 +62,8 @@ class _TwoTowers(nn.Module):
         towers = ((self.image, inputs[..., :6]), (self.text, inputs[..., 6:]))
         rows = [F.normalize(tower(x.reshape(-1, 6)), dim=-1) for tower, x in towers]
         images, texts = (row.view(*inputs.shape[:3], 4) for row in rows)
-        return image_text_group_loss(
-            stack_modalities(images, texts), temperature=temperature_of(self.logit_scale)
-        )
+        embeddings = with_learned_temperature(interleaved(images, texts), self.logit_scale)
+        return image_text_group_loss(embeddings, temperature=1.0)
 
 
 def _inputs(num_groups: int, group_size: int = 3, copies: int = 1, seed: int = 0) -> Tensor:
@@ -89,21 +90,21 @@ def test_image_text_loss_equals_slow_oracle(
     groups: int, size: int, copies: int, temperature: float, seed: int
 ) -> None:
     images, texts = (_unit(groups, size, 1 + copies, 5, seed=seed + i) for i in range(2))
-    actual = image_text_group_loss(stack_modalities(images, texts), temperature=temperature)
+    actual = image_text_group_loss(interleaved(images, texts), temperature=temperature)
     expected = [_oracle(images[g], texts[g], temperature) for g in range(groups)]
     assert actual.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
 def test_image_text_loss_has_copies_of_the_keys_as_negatives_in_both_directions() -> None:
     images, texts = (_unit(1, 3, 2, 5, seed=i).requires_grad_() for i in range(2))
-    image_text_group_loss(stack_modalities(images, texts), temperature=0.5).sum().backward()
+    image_text_group_loss(interleaved(images, texts), temperature=0.5).sum().backward()
     assert float(images.grad[:, :, 1].abs().min()) > 0
     assert float(texts.grad[:, :, 1].abs().min()) > 0
 
 
 def test_image_text_loss_of_one_group_ignores_the_others() -> None:
     images, texts = (_unit(3, 4, 3, 6, seed=i).requires_grad_() for i in range(2))
-    image_text_group_loss(stack_modalities(images, texts), temperature=0.2)[1].backward()
+    image_text_group_loss(interleaved(images, texts), temperature=0.2)[1].backward()
     assert float(images.grad[[0, 2]].abs().max()) == float(texts.grad[[0, 2]].abs().max()) == 0.0
 
 
@@ -112,15 +113,16 @@ def test_image_text_loss_refuses_an_odd_number_of_views() -> None:
         image_text_group_loss(_unit(1, 2, 3, 4), temperature=0.5)
 
 
-def test_stack_modalities_refuses_differently_augmented_towers() -> None:
+def test_interleaved_refuses_differently_augmented_towers() -> None:
     with pytest.raises(ConfigError, match="Augment both alike"):
-        stack_modalities(_unit(1, 2, 3, 4), _unit(1, 2, 2, 4))
+        interleaved(_unit(1, 2, 3, 4), _unit(1, 2, 2, 4))
 
 
 def test_logit_scale_gradient_is_that_of_the_slow_oracle() -> None:
     images, texts = (_unit(1, 3, 2, 5, seed=i) for i in range(2))
     scale = torch.tensor(1.2, dtype=torch.float64, requires_grad=True)
-    image_text_group_loss(stack_modalities(images, texts), temperature=temperature_of(scale)).sum().backward()
+    embeddings = with_learned_temperature(interleaved(images, texts), scale)
+    image_text_group_loss(embeddings, temperature=1.0).sum().backward()
     there, back = (_oracle(images[0], texts[0], math.exp(-1.2 - e)) for e in (1e-5, -1e-5))
     assert scale.grad.item() == pytest.approx((there - back) / 2e-5, rel=1e-6)
 
@@ -180,5 +182,19 @@ def test_clamped_logit_scale_is_within_its_public_bounds(value: float, expected:
     assert scale.item() == pytest.approx(expected)
 
 
-def test_temperature_is_the_inverse_of_the_logit_scale() -> None:
-    assert temperature_of(torch.tensor(math.log(1 / 0.07))).item() == pytest.approx(0.07)
+def test_learned_temperature_divides_every_inner_product() -> None:
+    images, texts = (_unit(1, 3, 2, 5, seed=i) for i in range(2))
+    scale = torch.tensor(math.log(1 / 0.07), dtype=torch.float64)
+    fixed = image_text_group_loss(interleaved(images, texts), temperature=0.07)
+    learned = image_text_group_loss(
+        with_learned_temperature(interleaved(images, texts), scale), temperature=1.0
+    )
+    assert learned.item() == pytest.approx(fixed.item(), rel=1e-6)
+
+
+def test_sigmoid_loss_of_pairs_has_copies_on_both_sides() -> None:
+    images, texts = (_unit(1, 3, 2, 5, seed=i) for i in range(2))
+    expected = group_sigmoid(images[:, :, 0], texts[:, :, 0], texts[:, :, 1:], temperature=0.5, bias=-1.0)
+    expected += group_sigmoid(texts[:, :, 0], images[:, :, 0], images[:, :, 1:], temperature=0.5, bias=-1.0)
+    found = image_text_sigmoid_loss(interleaved(images, texts), temperature=0.5, bias=-1.0)
+    assert found.item() == pytest.approx(expected.item())

@@ -14,10 +14,13 @@ from dpgcl_core.ledger_account import PlannedTraining
 from dpgcl_core.ledger_cap import Cap
 from dpgcl_core.ledger_fingerprint import (
     check_unmarked,
+    check_unmarked_above,
+    expand_ranges,
     fingerprint_key,
     fingerprint_records,
     mark_path,
     read_mark,
+    read_mark_above,
 )
 
 STEPS = StepClass(sampling_prob=0.01, noise_multiplier=1.0)
@@ -224,6 +227,48 @@ def test_second_id_is_refused_on_every_way_to_marked_data(ledger: Ledger, folder
 def test_marked_data_are_not_taken_for_public_on_any_way(folder: Path, kind: str) -> None:
     with pytest.raises(LedgerError, match="private, charged as data set 'scans'"):
         check_unmarked(ways_to(kind, folder))
+
+
+def test_ranges_stand_for_all_their_files() -> None:
+    names = [path.name for path in expand_ranges(Path("a-{8..10}-{00..01}.tar"))]
+    assert names == [f"a-{i}-{k}.tar" for i in (8, 9, 10) for k in ("00", "01")]
+
+
+def test_file_named_like_ranges_stands_for_itself(tmp_path: Path) -> None:
+    path = tmp_path / "a-{0..1}.tar"
+    path.write_bytes(b"records")
+    assert expand_ranges(path) == [path]
+
+
+def test_every_file_of_a_range_is_marked_and_no_other(ledger: Ledger, tmp_path: Path) -> None:
+    files = [tmp_path / f"s-{i}.tar" for i in range(3)]
+    for file in files:
+        file.write_bytes(b"records")
+    ledger.bind("scans", tmp_path / "s-{0..1}.tar")
+    assert [read_mark(file) is not None for file in files] == [True, True, False]
+
+
+def test_range_with_a_file_of_another_id_is_refused(ledger: Ledger, tmp_path: Path) -> None:
+    ledger.register("others", CAP, num_records_public=10_000)
+    for i in range(3):
+        (tmp_path / f"s-{i}.tar").write_bytes(b"records")
+    ledger.bind("others", tmp_path / "s-2.tar")
+    with pytest.raises(LedgerError, match="charged as data set 'others', not as 'scans'"):
+        ledger.bind("scans", tmp_path / "s-{0..2}.tar")
+
+
+def test_mark_above_is_found_and_a_mark_within_is_not(folder: Path) -> None:
+    assert read_mark_above(folder / "inner") == read_mark_above(folder) == read_mark(folder)
+    assert read_mark_above(folder.parent) is None
+    with pytest.raises(LedgerError, match="private, charged as data set 'scans'"):
+        check_unmarked_above(folder / "inner")
+    check_unmarked_above(folder.parent)
+
+
+def test_mark_above_is_found_through_a_link(folder: Path) -> None:
+    link = folder.parent / "link"
+    link.symlink_to(folder / "inner")
+    assert read_mark_above(link) == read_mark(folder)
 
 
 def test_file_beside_a_marked_one_has_no_mark(ledger: Ledger, data: Path) -> None:

@@ -44,3 +44,28 @@ def test_by_products_of_the_method_sheet_are_private_only() -> None:
 def test_undeclared_metric_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown metric 'loss'"):
         visible({"loss": 1.0}, training_data_is_public=True, evaluation_data_is_public=True)
+
+
+@pytest.mark.parametrize("way", ["image_to_text", "text_to_image"])
+@pytest.mark.parametrize("k", [1, 5, 10])
+@pytest.mark.parametrize(("before", "behind"), [("", ""), ("untrained_", ""), ("", "_during")])
+def test_recall_is_a_score(way: str, k: int, before: str, behind: str) -> None:
+    assert METRICS[f"{before}{way}_recall_at_{k}{behind}"].release is Release.SCORE
+
+
+@pytest.mark.parametrize("name", ["zero_shot_accuracy", "untrained_zero_shot_accuracy"])
+def test_zero_shot_accuracy_is_a_score(name: str) -> None:
+    assert METRICS[name].release is Release.SCORE
+
+
+@pytest.mark.parametrize("name", [n for n in METRICS if "recall" in n])
+def test_recall_is_never_noised(name: str) -> None:
+    """A noised recall would need noise for all queries, so no gate lets a number of this name through."""
+    assert METRICS[name].release is not Release.NOISED
+    with pytest.raises(ConfigError, match="unknown metric"):
+        visible({f"noised_{name}": 0.5}, training_data_is_public=True, evaluation_data_is_public=True)
+
+
+def test_noised_scores_are_counts_of_single_answers() -> None:
+    noised = {name for name, metric in METRICS.items() if metric.release is Release.NOISED}
+    assert noised == {"noised_knn_accuracy", "noised_linear_probe_accuracy", "noised_snr_first_step"}

@@ -16,6 +16,7 @@ from dpgcl_core.errors import exit_on_bad_input
 from sweeps.group_size import FULL, TINY, GroupSizeOptions, points
 from sweeps.service import run as service_run
 from tests.sweeps.support import SCRIPT, contents, environment, options
+from trainers.data import PairOptions
 from trainers.settings import SETTINGS
 
 Refusal = Callable[..., str]
@@ -69,6 +70,29 @@ def test_group_size_batch_is_accepted(make_plan: Callable[..., object]) -> None:
     make_plan("--tiny", "--group-sizes", "batch")
 
 
+def test_a_tab_is_the_separator_however_it_is_typed() -> None:
+    for typed in ("\t", "\\t"):
+        assert options("--tiny", "--csv-separator", typed).pairs.given == ()
+
+
+def test_options_of_pairs_are_read_for_any_of_the_data_sets() -> None:
+    given = ("--csv-separator", ",", "--csv-caption-key", "words", "--skip-corrupt")
+    chosen = options("--tiny", "--dataset", "shapes:50", "--evaluate-on", "csv:x", *given)
+    assert chosen.pairs == PairOptions(separator=",", caption="words", skip_corrupt=True)
+
+
+@pytest.mark.parametrize("name", ["shapes", "shapes:50", "shapes:50:3"])
+def test_shapes_are_public_unless_declared_private(name: str) -> None:
+    assert not options("--tiny", "--dataset", name).data_are_private
+    assert options("--tiny", "--dataset", name, "--data-is", "private").data_are_private
+
+
+@pytest.mark.parametrize("scheme", ["csv", "webdataset", "parquet"])
+def test_own_pairs_are_private_unless_declared_public(scheme: str) -> None:
+    assert options("--tiny", "--dataset", f"{scheme}:x").data_are_private
+    assert not options("--tiny", "--dataset", f"{scheme}:x", "--data-is", "public").data_are_private
+
+
 @pytest.mark.parametrize(
     ("given", "taken"),
     [((), None), (("--secure-noise",), True), (("--no-secure-noise",), False), (("--secure_noise",), True)],
@@ -98,7 +122,14 @@ def test_option_names_are_none_of_ray_job_submit() -> None:
     ("arguments", "words"),
     [
         (["--group-sizs", "4"], "unknown option '--group-sizs'; did you mean '--group-sizes'? Valid: --"),
-        (["--dataset", "digit"], "unknown data set 'digit'; did you mean 'digits'? Valid: cifar10, digits"),
+        (["--dataset", "digit"], "unknown data set 'digit'; did you mean 'digits'? Valid: cifar10, csv:PATH"),
+        (["--dataset", "shapes:0"], "shapes:NUM:SEED must have 1 to 60000 training pairs"),
+        (["--csv-separator", ","], "csv_separator must be left out: they tell how csv:PATH is read"),
+        (["--dataset", "npz:x", "--skip-corrupt"], "skip_corrupt must be left out"),
+        (["--dataset", "webdataset:x", "--csv-img-key", "x"], "csv_img_key must be left out"),
+        (["--dataset", "parquet:x", "--csv-separator", ","], "csv_separator must be left out"),
+        (["--dataset", "csv:x", "--csv-separator", "ab"], "csv separator must be one character"),
+        (["--dataset", "csv:x", "--csv-img-key", "x", "--csv-caption-key", "x"], "names must be distinct"),
         (["--evaluate-on", "mnist"], "unknown data set 'mnist'"),
         (["--setting", "papr"], "unknown setting 'papr'; did you mean 'paper'? Valid: auto, cpu"),
         (["--network", "resnet19"], "unknown network 'resnet19'; did you mean 'resnet18'? Valid:"),

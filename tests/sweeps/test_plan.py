@@ -325,6 +325,12 @@ WITH_OTHERS: dict[str, tuple[tuple[str, ...], str]] = {
     "--batch-cap": (("--method", "dp_sgd"), "90"),
     "--unit-column": (("--dataset", "{own}", "--num-records-public", "200"), "person"),
 }
+PAIRS_ALONE = {
+    *("--pretrained", "--lora-rank", "--lora-alpha", "--lora-targets", "--lora-towers"),
+    *("--learn-temperature", "--per-tower-clipping", "--gradient-checkpointing"),
+    *("--sentence-swap-prob", "--word-swap-prob", "--word-delete-prob"),
+    *("--csv-separator", "--csv-img-key", "--csv-caption-key", "--skip-corrupt"),
+}
 NO_CHANGE_FLAGS = (
     "--no-secure-noise",
     "--worker-processes",
@@ -379,6 +385,7 @@ def test_fingerprint_tests_cover_every_option() -> None:
     covered = {o if o == "--no-ledger" else o.replace("--no-", "--") for o in lists}
     covered |= {"--epsilon", "--group-size", "--num-augmentations-grid", "--setting", "--tiny", "--full"}
     covered |= {"--warm-start"}  # tests/trainers/test_warm_start.py has weights to start from
+    covered |= PAIRS_ALONE  # tests/sweeps/test_pairs_plan.py
     named = {"--" + field.name.replace("_", "-") for field in dataclasses.fields(GroupSizeOptions)}
     assert named == covered
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from dpgcl_core.clipping import GroupLosses
+from dpgcl_core.image_text_loss import image_text_group_loss
 from trainers.models.clip import ClipConfig, find_clip
-from trainers.models.clip_encoder import ImageTextEncoder, Pairs, build_image_text_encoder
+from trainers.models.clip_encoder import ImageTextEncoder, Pairs, build_image_text_encoder, pack_views
 from trainers.models.clip_lora import ClipLora
 from trainers.models.clip_tokens import ClipTokenizer
 
@@ -38,3 +41,21 @@ def pairs_of(num_groups: int = 3, views: int = 2) -> Pairs:
     images = torch.rand(num_groups, 2, views, 3, 32, 32, generator=generator) * 2 - 1
     captions = [CAPTIONS[(3 * i + i // 5) % len(CAPTIONS)] for i in range(num_groups * 2 * views)]
     return images, ClipTokenizer(TINY)(captions).tokens.view(num_groups, 2, views, -1)
+
+
+def packed(encoder: ImageTextEncoder, pairs: Pairs) -> Tensor:
+    """The pairs as views, `[groups, 2, 2·views, view_size]`."""
+    images, tokens = pairs
+    return pack_views(images.flatten(0, 1), tokens.flatten(0, 1), encoder).unflatten(0, images.shape[:2])
+
+
+def losses_of(encoder: ImageTextEncoder, temperature: float = 0.07) -> GroupLosses:
+    """Stations 5 and 6 of pairs as a training has them."""
+
+    def losses(views: Tensor) -> Tensor:
+        embeddings = encoder.with_temperature(encoder.embed_views(views))
+        return image_text_group_loss(
+            embeddings, temperature=1.0 if encoder.learns_temperature else temperature
+        )
+
+    return losses

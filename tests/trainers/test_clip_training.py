@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,15 +12,25 @@ from torch import Tensor
 
 from dpgcl_core.clipping import ONE_BY_ONE, GroupClipper, num_trainable
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.image_text_loss import MAX_LOGIT_SCALE
 from tests import oracles
-from tests.trainers.clip_models import ALL, ALL_LORA, SMALL_LORA, TINY, moved, pairs_of, tiny_encoder
-from trainers.models.clip import ClipConfig, build_clip
+from tests.trainers.clip_models import (
+    ALL,
+    ALL_LORA,
+    SMALL_LORA,
+    TINY,
+    losses_of,
+    moved,
+    packed,
+    pairs_of,
+    tiny_encoder,
+)
+from trainers.models.clip import ClipConfig, build_clip, find_clip
 from trainers.models.clip_encoder import (
-    MAX_LOGIT_SCALE,
     ImageTextEncoder,
-    Pairs,
+    _tokens_of,
     build_image_text_encoder,
-    dual_group_losses,
+    pack_views,
     prove_towers_train,
     synthetic_pairs,
 )
@@ -79,8 +91,13 @@ def test_adapters_leave_the_embeddings_as_they_were_and_follow_the_seed() -> Non
 @pytest.mark.parametrize("train_logit_scale", [False, True])
 def test_temperature_trains_only_if_asked(lora: ClipLora | None, train_logit_scale: bool) -> None:
     encoder = tiny_encoder(lora, train_logit_scale=train_logit_scale)
-    assert encoder.temperature.requires_grad is train_logit_scale
-    assert float(encoder.temperature.detach()) == pytest.approx(0.07)
+    assert encoder.clip.logit_scale.requires_grad is encoder.learns_temperature is train_logit_scale
+    assert math.exp(-float(encoder.clip.logit_scale.detach())) == pytest.approx(0.07)
+
+
+def test_learned_temperature_starts_where_it_is_told() -> None:
+    encoder = tiny_encoder(train_logit_scale=True, temperature=0.5)
+    assert math.exp(-float(encoder.clip.logit_scale.detach())) == pytest.approx(0.5)
 
 
 def test_logit_scale_stays_within_clips_bounds() -> None:
@@ -88,13 +105,33 @@ def test_logit_scale_stays_within_clips_bounds() -> None:
     with torch.no_grad():
         encoder.clip.logit_scale.fill_(7.0)
     encoder.limit_logit_scale_()
-    assert float(encoder.temperature.detach()) == pytest.approx(0.01)
     assert float(encoder.clip.logit_scale.detach()) == pytest.approx(MAX_LOGIT_SCALE)
 
 
-def test_fixed_temperature_beside_a_trained_one_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"fixed or trained, not both; got 0\.1"):
-        dual_group_losses(tiny_encoder(train_logit_scale=True), temperature=0.1)
+@pytest.mark.parametrize("views", [1, 3])
+def test_packed_views_are_read_back_exactly(views: int) -> None:
+    encoder = tiny_encoder()
+    images, tokens = pairs_of(views=views)
+    seen = []
+    encoder.register_forward_pre_hook(lambda _, given: seen.extend(given))
+    encoder.embed_views(packed(encoder, (images, tokens)))
+    assert torch.equal(seen[0], images)
+    assert torch.equal(seen[1], tokens)
+
+
+def test_packed_views_hold_every_token_of_clip() -> None:
+    spec = find_clip(ClipConfig(model="ViT-B-32"))
+    encoder = SimpleNamespace(spec=spec, view_size=3 * 224 * 224)
+    tokens = torch.arange(77 * 642).clamp(max=49_407).view(-1, 1, 77)
+    views = pack_views(torch.zeros(len(tokens), 1, 3, 2, 2), tokens, encoder)  # type: ignore[arg-type]
+    assert torch.equal(_tokens_of(views[:, 1::2, :77], spec), tokens)
+
+
+def test_image_and_caption_views_alternate() -> None:
+    encoder, (images, tokens) = tiny_encoder(), pairs_of(views=2)
+    found = encoder.embed_views(packed(encoder, (images, tokens)))
+    assert torch.allclose(found[1, 0, 2], encoder.embed_images(images[1, 0, 1:])[0], atol=1e-6)
+    assert torch.allclose(found[1, 0, 3], encoder.embed_texts(tokens[1, 0, 1:])[0], atol=1e-6)
 
 
 @pytest.mark.parametrize("lora", [SMALL_LORA, ALL_LORA, ALL])
@@ -118,16 +155,9 @@ def test_proof_refuses_a_dead_adapter_in_either_tower(tower: str) -> None:
 # --- the clipped group gradient ---
 
 
-def _oracle(encoder: ImageTextEncoder, pairs: Pairs, l2_clip_norm: float) -> Tensor:
+def _oracle(encoder: ImageTextEncoder, views: Tensor, l2_clip_norm: float) -> Tensor:
     """Each group's gradient by itself, in float64 after the backward pass."""
-    losses = dual_group_losses(encoder)
-
-    def of_group(index: Tensor) -> Tensor:
-        chosen = index.flatten().long()
-        return losses((pairs[0][chosen], pairs[1][chosen]))
-
-    groups = torch.arange(len(pairs[0]))[:, None]
-    return oracles.clipped_sum(encoder, of_group, groups, l2_clip_norm * (1 - 1e-4))
+    return oracles.clipped_sum(encoder, losses_of(encoder), views, l2_clip_norm * (1 - 1e-4))
 
 
 @pytest.mark.parametrize("l2_clip_norm", [0.05, 3.0])
@@ -135,12 +165,13 @@ def _oracle(encoder: ImageTextEncoder, pairs: Pairs, l2_clip_norm: float) -> Ten
 def test_clipped_sum_of_both_towers_equals_oracle_in_one_pass(
     lora: ClipLora | None, train_logit_scale: bool, l2_clip_norm: float
 ) -> None:
-    encoder, pairs = moved(tiny_encoder(lora, train_logit_scale=train_logit_scale)), pairs_of()
+    encoder = moved(tiny_encoder(lora, train_logit_scale=train_logit_scale))
+    views = packed(encoder, pairs_of())
     total = torch.zeros(num_trainable(encoder))
     report = GroupClipper(l2_clip_norm=l2_clip_norm).add_clipped_sum(
-        total, encoder, dual_group_losses(encoder), pairs
+        total, encoder, losses_of(encoder), views
     )
-    expected = _oracle(encoder, pairs, l2_clip_norm)
+    expected = _oracle(encoder, views, l2_clip_norm)
     assert float((total.double() - expected).norm() / expected.norm()) < 1e-5
     towers = {"visual" if "visual" in layer else "text" for layer in report.paths}
     assert towers == {"visual", "text"}
@@ -151,20 +182,20 @@ def test_gradient_checkpointing_takes_the_exact_loop(caplog: pytest.LogCaptureFi
     plain, encoder = moved(tiny_encoder()), moved(tiny_encoder(gradient_checkpointing=True))
     total = torch.zeros(num_trainable(encoder))
     report = GroupClipper(l2_clip_norm=3.0).add_clipped_sum(
-        total, encoder, dual_group_losses(encoder), pairs_of()
+        total, encoder, losses_of(encoder), packed(encoder, pairs_of())
     )
-    expected = _oracle(plain, pairs_of(), 3.0)
+    expected = _oracle(plain, packed(plain, pairs_of()), 3.0)
     assert float((total.double() - expected).norm() / expected.norm()) < 1e-5
     assert report.paths == {"": ONE_BY_ONE}
     assert "gradient checkpointing keeps no input of a layer" in caplog.text
 
 
 def test_gradient_checkpointing_runs_every_block_again() -> None:
-    encoder, (images, tokens) = moved(tiny_encoder(gradient_checkpointing=True)), pairs_of()
+    encoder = moved(tiny_encoder(gradient_checkpointing=True))
     calls = []
     for tower in (encoder.clip.visual.transformer, encoder.clip.transformer):
         tower.resblocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
-    dual_group_losses(encoder)((images, tokens)).sum().backward()
+    losses_of(encoder)(packed(encoder, pairs_of())).sum().backward()
     assert len(calls) == 4
 
 
@@ -179,7 +210,7 @@ def test_model_without_gradient_checkpointing_is_refused() -> None:
 def test_loss_of_a_group_is_eq_15_with_both_sides_copies() -> None:
     encoder, pairs = moved(tiny_encoder()), pairs_of(views=3)
     images, texts = encoder(*pairs)
-    losses = dual_group_losses(encoder, temperature=0.5)(pairs)
+    losses = losses_of(encoder, temperature=0.5)(packed(encoder, pairs))
     for group in range(3):
         one, other = images[group], texts[group]
         expected = oracles.group_info_nce(one[:, 0], other[:, 0], other[:, 1:], 0.5)

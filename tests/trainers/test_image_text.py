@@ -18,7 +18,7 @@ from dpgcl_core.records import ids_from_names
 from trainers.data.image_text import (
     ImageTextRecords,
     LoadedPairs,
-    PairColumns,
+    PairOptions,
     load_csv_pairs,
     load_parquet_pairs,
 )
@@ -149,7 +149,7 @@ def test_captions_that_look_like_missing_values_are_kept(tmp_path):
 
 def test_csv_reads_another_separator_and_quotes(tmp_path):
     path = write_csv(tmp_path / "x", [("a.png", '"one, ""two"""')], separator=",")
-    assert load_csv_pairs(path, PairColumns(separator=",")).train.captions == (('one, "two"',),)
+    assert load_csv_pairs(path, PairOptions(separator=",")).train.captions == (('one, "two"',),)
 
 
 def test_csv_with_another_separator_is_refused_with_what_was_found(tmp_path):
@@ -168,7 +168,7 @@ def test_csv_with_an_open_quote_is_refused(tmp_path):
 @pytest.mark.parametrize("separator", ["", "ab", '"', "\n"])
 def test_separator_of_another_length_or_meaning_is_refused(separator):
     with pytest.raises(ConfigError, match="must be one character"):
-        PairColumns(separator=separator)
+        PairOptions(separator=separator)
 
 
 def test_parquet_with_paths_and_images_is_refused_until_one_is_named(tmp_path):
@@ -176,7 +176,7 @@ def test_parquet_with_paths_and_images_is_refused_until_one_is_named(tmp_path):
     path = write_parquet(tmp_path, **columns)
     with pytest.raises(DataError, match="must have one column filepath or image"):
         load_parquet_pairs(path)
-    assert len(load_parquet_pairs(path, PairColumns(image="image")).train) == 1
+    assert len(load_parquet_pairs(path, PairOptions(image="image")).train) == 1
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_corrupt_rows_are_refused_by_count_with_positions_in_details_alone(fault
 @pytest.mark.parametrize("scheme", LOADERS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_skipping_leaves_the_records_of_the_file_without_the_corrupt_rows(fault, scheme, tmp_path):
-    loaded = LOADERS[scheme](with_fault(scheme, tmp_path, fault), skip_corrupt=True)
+    loaded = LOADERS[scheme](with_fault(scheme, tmp_path, fault), PairOptions(skip_corrupt=True))
     assert (loaded.num_skipped, loaded.train.captions) == (1, (("first",), ("third",)))
     clean = tmp_path / "clean"
     clean.mkdir()
@@ -255,7 +255,7 @@ def test_a_path_that_may_not_be_looked_at_is_a_missing_image(tmp_path):
 
 def test_csv_rows_of_another_length_are_corrupt(tmp_path):
     rows = [("a.png", "one"), ("b.png", f"two\t{SECRET}"), ("c.png", "three")]
-    loaded = load("csv", tmp_path / "x", rows, skip_corrupt=True)
+    loaded = load("csv", tmp_path / "x", rows, options=PairOptions(skip_corrupt=True))
     assert (loaded.num_skipped, len(loaded.train)) == (1, 2)
 
 
@@ -272,7 +272,7 @@ def test_num_skipped_is_not_shown(tmp_path):
 
 def test_a_file_of_corrupt_rows_alone_is_refused(tmp_path):
     with pytest.raises(DataError, match="at least one sound row"):
-        load("csv", tmp_path / "x", [("a.png", "")], skip_corrupt=True)
+        load("csv", tmp_path / "x", [("a.png", "")], options=PairOptions(skip_corrupt=True))
 
 
 def test_images_of_several_sizes_are_refused_with_counts_in_details_alone(tmp_path):
@@ -288,7 +288,7 @@ def test_images_of_several_sizes_are_refused_with_counts_in_details_alone(tmp_pa
 def with_units(folder: Path, rows: list[tuple[str, str, str]]) -> ImageTextRecords:
     images, captions, units = zip(*rows, strict=True)
     path = write_parquet(folder, image=[encoded(of(i)) for i in images], title=captions, person=units)
-    return load_parquet_pairs(path, PairColumns(unit="person")).train
+    return load_parquet_pairs(path, PairOptions(unit="person")).train
 
 
 UNIT_ROWS = [
@@ -325,7 +325,7 @@ def test_an_id_column_is_the_unit(tmp_path):
 def with_splits(folder: Path, splits: list[str]) -> LoadedPairs:
     images = [encoded(of(name)) for name, _ in ROWS]
     path = write_parquet(folder, image=images, title=[caption for _, caption in ROWS], part=splits)
-    return load_parquet_pairs(path, PairColumns(split="part"))
+    return load_parquet_pairs(path, PairOptions(split="part"))
 
 
 def test_a_split_column_divides_the_records(tmp_path):
@@ -420,7 +420,7 @@ def test_records_that_do_not_belong_together_are_refused(more, message):
 @needs_users_data
 def test_emoji_pairs_are_read_with_their_published_counts():
     path = Path(USERS_DATA) / "emoji_image_text" / "noto.parquet"
-    loaded = load_parquet_pairs(path, PairColumns(caption="name", split="split"))
+    loaded = load_parquet_pairs(path, PairOptions(caption="name", split="split"))
     names = [caption for split in (loaded.train, loaded.test) for caption in split.flat_captions()[0]]
     # 3,789 pairs with as many names on 3,771 distinct images: an image with several names is one record.
     assert (len(set(names)), len(loaded.train) + len(loaded.test)) == (3789, 3771)
@@ -432,7 +432,7 @@ def test_nlvr_images_keep_all_their_true_sentences(tmp_path):
     table = pq.read_table(Path(USERS_DATA) / "nlvr" / "nlvr.parquet", columns=["image", "sentence", "label"])
     true = table.filter(pc.equal(table["label"], True)).slice(0, 1200)
     pq.write_table(true, tmp_path / "true.parquet")
-    records = load_parquet_pairs(tmp_path / "true.parquet", PairColumns(caption="sentence")).train
+    records = load_parquet_pairs(tmp_path / "true.parquet", PairOptions(caption="sentence")).train
     pairs = {(row["image"], row["sentence"]) for row in true.to_pylist()}
     assert len(records) == len({image for image, _ in pairs})
     assert len(records.flat_captions()[0]) == len(pairs)

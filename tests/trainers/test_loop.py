@@ -20,7 +20,7 @@ from dpgcl_core.noise import GaussianNoise
 from dpgcl_core.randomness import SecretRandomness
 from dpgcl_core.sampling import PoissonSampler
 from tests.trainers.conftest import make_config, make_data
-from trainers import loop
+from trainers import loop, modality
 from trainers.config import EvaluationConfig, NetworkConfig, OptimizerConfig, PerformanceConfig
 from trainers.loop import train
 from trainers.microbatch import in_turn
@@ -120,7 +120,7 @@ def test_failure_to_make_views_ends_the_training_as_it_is(
     def fail(*given: object, **named: object) -> torch.Tensor:
         raise KeyError("a record")
 
-    monkeypatch.setattr(loop, "make_views", fail)
+    monkeypatch.setattr(modality, "make_views", fail)
     performance = PerformanceConfig(max_views_per_microbatch=24, device="cpu", prefetch=prefetch)
     with pytest.raises(KeyError, match="a record"):
         train(make_config(performance=performance, sampling_prob=1.0), make_data())
@@ -162,7 +162,7 @@ def test_no_noise_and_infinite_clip_is_plain_gradient_descent() -> None:
     )
     loop._step(run)
     groups, _ = loop._draw_groups(run)
-    views = loop._views(run, groups, 3)
+    views = loop._views(run, groups, 1)
     losses = [
         two_view_group_loss(
             run.encoder(view.flatten(0, 1)).unflatten(0, view.shape[:2])[None], temperature=0.2

@@ -104,6 +104,8 @@ def test_activations_count_every_innermost_output() -> None:
             output: torch.Tensor = self.layers(images)
             return output
 
+        embed_views = Encoder.embed_views
+
     assert activation_bytes(Two(), (1, 8, 8)) == 4 * (64 + 64 + 10 + 3)  # type: ignore[arg-type]
 
 

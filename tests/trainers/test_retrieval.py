@@ -17,11 +17,10 @@ from trainers.retrieval import (
     Matches,
     class_embeddings,
     content_ids,
+    embed_in_batches,
     recalls,
-    retrieval_scores,
     unit_rows,
     zero_shot_accuracy,
-    zero_shot_scores,
 )
 
 PERFECT = {f"{way}_recall_at_{k}": 1.0 for way in ("image_to_text", "text_to_image") for k in (1, 5, 10)}
@@ -258,17 +257,15 @@ def test_recalls_refuse_a_wrong_number_of_embeddings() -> None:
         recalls(torch.eye(3), torch.eye(4), _one_each(4))
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 100])
-def test_retrieval_in_batches_equals_recalls_of_all(batch_size: int) -> None:
-    images, texts, captions = _random(9, seed=1), _random(9, seed=2), list("abcdefghi")
-    found = retrieval_scores(
-        _one_each(9),
-        captions,
-        embed_images=lambda rows: images[torch.from_numpy(rows)],
-        embed_texts=lambda some: torch.stack([texts[captions.index(text)] for text in some]),
-        batch_size=batch_size,
-    )
-    assert found == recalls(images, texts, _one_each(9))
+@pytest.mark.parametrize("batch_size", [1, 4, 9, 100])
+def test_embeddings_in_batches_are_those_of_all_in_order(batch_size: int) -> None:
+    rows = _random(9)
+    assert torch.equal(embed_in_batches(lambda part: rows[part], 9, batch_size), rows)
+
+
+def test_embeddings_of_nothing_are_refused() -> None:
+    with pytest.raises(DataError, match="nothing to embed"):
+        embed_in_batches(lambda part: torch.ones(1, 2)[part], 0, 4)
 
 
 def test_towers_run_without_gradients() -> None:
@@ -342,19 +339,6 @@ def test_zero_shot_accuracy_equals_slow_oracle() -> None:
 def test_zero_shot_ties_are_misses() -> None:
     classes = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     assert zero_shot_accuracy(classes, np.arange(3), classes) == 1 / 3
-
-
-def test_zero_shot_scores_embed_rows_and_names() -> None:
-    images = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 2.0], [0.0, 0.0, 2.0]])
-    found = zero_shot_scores(
-        np.array([0, 1, 0]),
-        ["cat", "dog"],
-        ["a {}", "{}s"],
-        embed_images=lambda rows: images[torch.from_numpy(rows)],
-        embed_texts=_embed_words,
-        batch_size=2,
-    )
-    assert found == {"zero_shot_accuracy": 2 / 3}
 
 
 @pytest.mark.parametrize(("labels", "message"), [([], "0 labels"), ([0, 2], "0 to 1"), ([-1, 0], "-1 to 0")])

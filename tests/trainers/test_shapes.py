@@ -71,7 +71,8 @@ def test_every_caption_names_the_colours_that_are_painted(pairs):
 
 def test_every_caption_names_the_ground(pairs):
     for image, captions in zip(pairs.images, pairs.captions, strict=True):
-        ground = next(n for n, rgb in shapes.SHAPE_GROUNDS.items() if rgb == tuple(image[:, 0, 0].tolist()))
+        seen = image[:, 0, 0].astype(int)
+        ground = min(shapes.SHAPE_GROUNDS, key=lambda n: np.abs(seen - shapes.SHAPE_GROUNDS[n]).sum())
         assert all(ground in caption for caption in captions)
 
 

@@ -8,7 +8,8 @@ the step is that of records with one row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,17 @@ from numpy.typing import NDArray
 from dpgcl_core.errors import DataError
 from dpgcl_core.records import Ids, keyed_uniform
 
-_NO_STEP = -1
+if TYPE_CHECKING:
+    from trainers.data.pairs import ImageTextRecords
+
+AnyRecords: TypeAlias = "Records | ImageTextRecords"
+"""Images, perhaps with labels, or images with captions (`trainers.data.pairs`, which imports this file)."""
+
+Modality = Literal["image", "image-text"]
+"""What a record is: an image, or an image with its captions."""
+
+NO_STEP = -1
+"""The step of what is chosen once: other choices than at any step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +97,7 @@ class Records:
         """Returns the same records with one row each, chosen by a keyed hash of the record's id."""
         if self.row_starts is None:
             return self
-        rows = self._rows_at(np.arange(len(self)), 0, _NO_STEP)
+        rows = self._rows_at(np.arange(len(self)), 0, NO_STEP)
         return Records(
             images=self.images[rows],
             ids=self.ids,
@@ -125,7 +136,8 @@ class TrainingData:
 
     Attributes:
       train: the records the guarantee is about.
-      index: labelled records for k-NN and the probe, or None: no scores.
+      index: labelled records for k-NN and the probe, or None: no scores. Of the modality of `train`, as
+        `queries` are.
       queries: records that are scored, or None: no scores.
       train_is_public: with private records only releasable metrics leave the training.
       evaluation_is_public: whether `index`, `queries` and `probes` are public.
@@ -134,12 +146,12 @@ class TrainingData:
       probes: other data sets that the features are scored on.
     """
 
-    train: Records
-    index: Records | None
-    queries: Records | None
+    train: AnyRecords
+    index: AnyRecords | None
+    queries: AnyRecords | None
     train_is_public: bool
     evaluation_is_public: bool
-    scored: Records | None = None
+    scored: AnyRecords | None = None
     probes: tuple[Probe, ...] = ()
 
 
@@ -152,15 +164,27 @@ class Dataset:
       train: records to train on.
       test: held-out records, or None when the source has no split of its own.
       is_builtin: one of the public benchmarks; the user's own data count as private by default.
+      num_skipped: corrupt rows that were dropped; as private as the records: not for logs or MLflow.
     """
 
     name: str
-    train: Records
-    test: Records | None
+    train: AnyRecords
+    test: AnyRecords | None
     is_builtin: bool
+    num_skipped: int = field(default=0, repr=False)
+
+    @property
+    def modality(self) -> Modality:
+        """What a record is."""
+        return modality_of(self.train)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """(channels, height, width)."""
         _, channels, height, width = self.train.images.shape
         return channels, height, width
+
+
+def modality_of(records: AnyRecords) -> Modality:
+    """Returns what a record is."""
+    return "image" if isinstance(records, Records) else "image-text"

@@ -7,9 +7,11 @@ it several captions. What a record and its id then are is in `trainers.data.pair
 from __future__ import annotations
 
 import csv
+import dataclasses
 import hashlib
 import itertools
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,15 +30,15 @@ from trainers.data.pairs import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ImageTextRecords", "LoadedPairs", "PairColumns", "load_csv_pairs", "load_parquet_pairs"]
+__all__ = ["ImageTextRecords", "LoadedPairs", "PairOptions", "load_csv_pairs", "load_parquet_pairs"]
 
 _IMAGE_COLUMNS, _CAPTION_COLUMNS, _ID_COLUMN = ("filepath", "image"), ("title", "caption"), "id"
 _END = "\x00end of file\x00"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairColumns:
-    """Where a file of pairs keeps what.
+class PairOptions:
+    """How pairs of one's own are read: where a file keeps what, and what is done with corrupt rows.
 
     Attributes:
       image: column with paths (csv, parquet) or encoded bytes (parquet); None: `filepath`, or `image`.
@@ -44,6 +46,7 @@ class PairColumns:
       separator: what stands between the columns of a csv file, one character; open_clip's own is a tab.
       unit: column that names the privacy unit; None: `id` where there is one, else the image.
       split: column that holds `train` or `test`; None: all rows are training rows.
+      skip_corrupt: drop rows without a readable image or with an empty caption, instead of refusing all.
     """
 
     image: str | None = None
@@ -51,6 +54,7 @@ class PairColumns:
     separator: str = "\t"
     unit: str | None = None
     split: str | None = None
+    skip_corrupt: bool = False
 
     def __post_init__(self) -> None:
         if len(self.separator) != 1 or self.separator in '"\r\n':
@@ -62,29 +66,45 @@ class PairColumns:
         if "" in named or len(set(named)) < len(named):
             raise ConfigError(f"column names must be distinct and not empty; got {', '.join(named)!r}")
 
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The names of those that differ from their defaults."""
+        return tuple(f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default)
+
+    def fitting(self, name: str) -> PairOptions:
+        """Returns the same with the default of everything that means nothing for the data set `name`.
+
+        >>> PairOptions(separator=",", skip_corrupt=True).fitting("webdataset:x.tar").given
+        ('skip_corrupt',)
+        """
+        meant = _MEANT_BY_SCHEME.get(name.partition(":")[0], ())
+        return PairOptions(**{field: getattr(self, field) for field in self.given if field in meant})
+
+
+_MEANT_BY_SCHEME = {
+    "csv": ("image", "caption", "separator", "unit", "split", "skip_corrupt"),
+    "parquet": ("image", "caption", "unit", "split", "skip_corrupt"),
+    "webdataset": ("unit", "skip_corrupt"),
+}
+
 
 def load_csv_pairs(
-    path: Path,
-    columns: PairColumns | None = None,
-    *,
-    image_size: int | None = None,
-    skip_corrupt: bool = False,
+    path: Path, options: PairOptions | None = None, *, image_size: int | None = None
 ) -> LoadedPairs:
     """Returns the pairs of a csv file whose first line names the columns.
 
     Args:
       path: the file, UTF-8; relative image paths start from its folder.
-      columns: names and the separator; None: open_clip's `filepath`, `title` and a tab.
+      options: None: open_clip's `filepath`, `title` and a tab, and no row may be corrupt.
       image_size: resize every image to this many pixels square; None refuses images of several sizes.
-      skip_corrupt: drop rows without a readable image or with an empty caption, instead of refusing all.
 
     Raises:
       RecordsError: some rows are corrupt (their positions are in `details`), or images differ in size.
       DataError: the file cannot be read, or its columns break a rule above.
     """
-    columns = columns or PairColumns()
-    header, lines = _read_csv(path, columns.separator)
-    names = _resolve(columns, header, "csv", columns.separator)
+    options = options or PairOptions()
+    header, lines = _read_csv(path, options.separator)
+    names = _resolve(options, header, "csv", options.separator)
     sound = [line if len(line) == len(header) else None for line in lines]
 
     def column(name: str | None) -> list[str] | None:
@@ -100,15 +120,11 @@ def load_csv_pairs(
         splits=column(names.split),
         malformed=[line is None for line in sound],
     )
-    return _load(rows, names.unit, image_size, skip_corrupt)
+    return _load(rows, names, image_size)
 
 
 def load_parquet_pairs(
-    path: Path,
-    columns: PairColumns | None = None,
-    *,
-    image_size: int | None = None,
-    skip_corrupt: bool = False,
+    path: Path, options: PairOptions | None = None, *, image_size: int | None = None
 ) -> LoadedPairs:
     """Returns the pairs of a parquet file, or of all parquet files below a folder, in order.
 
@@ -118,13 +134,13 @@ def load_parquet_pairs(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    files = [path] if path.is_file() else sorted(path.rglob("*.parquet"))
+    files = _parquet_files(path)
     if not files:
         raise DataError(f"parquet:PATH must be a .parquet file or a folder that has some; got {str(path)!r}")
     table = None
     try:
         header = pq.read_schema(files[0]).names
-        names = _resolve(columns or PairColumns(), header, "parquet")
+        names = _resolve(options or PairOptions(), header, "parquet")
         wanted = [n for n in (names.image, names.caption, names.unit, names.split) if n is not None]
         table = pa.concat_tables([pq.ParquetFile(file).read(columns=wanted) for file in files])
         lists = {name: table.column(name) for name in wanted}
@@ -136,7 +152,74 @@ def load_parquet_pairs(
         )
     base = path.parent if path.is_file() else path
     rows = _parquet_rows({name: _plain(column) for name, column in lists.items()}, names, base)
-    return _load(rows, names.unit, image_size, skip_corrupt)
+    return _load(rows, names, image_size)
+
+
+def has_captions(path: Path, options: PairOptions | None = None) -> bool:
+    """Whether parquet data hold captions: the column that is named, else `title` or `caption`.
+
+    Reads the first file's schema alone; False where that cannot be read, for loading tells why.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    usual = _CAPTION_COLUMNS if options is None or options.caption is None else (options.caption,)
+    try:
+        return any(not set(usual).isdisjoint(pq.read_schema(f).names) for f in _parquet_files(path)[:1])
+    except (OSError, ValueError, NotImplementedError, pa.ArrowException):
+        return False
+
+
+def _parquet_files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(path.rglob("*.parquet"))
+
+
+def image_folders(name: str, options: PairOptions | None = None) -> list[Path]:
+    """Returns the folders of the images that `csv:PATH` or `parquet:PATH` names, and where links lead to.
+
+    Reads no image. None where the images are in the file itself, and where it cannot be read, for loading
+    tells why.
+    """
+    scheme, _, rest = name.partition(":")
+    path, options = Path(rest).expanduser(), options or PairOptions()
+    if scheme not in ("csv", "parquet"):
+        return []
+    folders = set()
+    try:
+        for file in _csv_paths(path, options) if scheme == "csv" else _parquet_paths(path, options):
+            if "\0" not in file:
+                folders.add(os.path.dirname(file))
+            if os.path.islink(file):
+                folders.add(os.path.dirname(os.path.realpath(file)))
+    except (DataError, ConfigError):
+        return []
+    return [Path(folder) for folder in sorted(folders)]
+
+
+def _csv_paths(path: Path, options: PairOptions) -> Iterator[str]:
+    header, lines = _read_csv(path, options.separator)
+    place = header.index(_resolve(options, header, "csv", options.separator).image or "")
+    for line in lines:
+        if len(line) == len(header) and line[place]:
+            yield os.path.join(path.parent, line[place])
+
+
+def _parquet_paths(path: Path, options: PairOptions) -> Iterator[str]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    import pyarrow.types as kinds
+
+    base = path.parent if path.is_file() else path
+    try:
+        for file in _parquet_files(path):
+            schema = pq.read_schema(file)
+            image = _resolve(options, schema.names, "parquet").image or ""
+            kind = schema.field(image).type
+            if kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind):
+                values = pq.ParquetFile(file).read(columns=[image]).column(image).to_pylist()
+                yield from (os.path.join(base, value) for value in values if value)
+    except (OSError, ValueError, NotImplementedError, pa.ArrowException):
+        return
 
 
 def _plain(column: pa.ChunkedArray) -> list[Any]:
@@ -148,7 +231,7 @@ def _plain(column: pa.ChunkedArray) -> list[Any]:
     return values
 
 
-def _parquet_rows(values: dict[str, list[Any]], names: PairColumns, base: Path) -> _PlainRows:
+def _parquet_rows(values: dict[str, list[Any]], names: PairOptions, base: Path) -> _PlainRows:
     images, captions = values[names.image or ""], values[names.caption or ""]
     kinds = {type(image) for image in images if image is not None}
     texts = [text for entry in captions for text in (entry if isinstance(entry, list) else [entry])]
@@ -198,7 +281,7 @@ def _read_csv(path: Path, separator: str) -> tuple[list[str], list[list[str]]]:
     return lines[0], lines[1:-1]
 
 
-def _resolve(columns: PairColumns, header: list[str], scheme: str, separator: str = "") -> PairColumns:
+def _resolve(options: PairOptions, header: list[str], scheme: str, separator: str = "") -> PairOptions:
     """The same with every column that is there by name."""
 
     def find(given: str | None, usual: tuple[str, ...], what: str) -> str:
@@ -212,13 +295,13 @@ def _resolve(columns: PairColumns, header: list[str], scheme: str, separator: st
             )
         return found[0]
 
-    unit = columns.unit or (_ID_COLUMN if _ID_COLUMN in header else None)
-    return PairColumns(
-        image=find(columns.image, _IMAGE_COLUMNS if scheme == "parquet" else _IMAGE_COLUMNS[:1], "images"),
-        caption=find(columns.caption, _CAPTION_COLUMNS, "captions"),
-        separator=columns.separator,
+    unit = options.unit or (_ID_COLUMN if _ID_COLUMN in header else None)
+    return dataclasses.replace(
+        options,
+        image=find(options.image, _IMAGE_COLUMNS if scheme == "parquet" else _IMAGE_COLUMNS[:1], "images"),
+        caption=find(options.caption, _CAPTION_COLUMNS, "captions"),
         unit=unit and find(unit, (), "privacy unit"),
-        split=columns.split and find(columns.split, (), "split"),
+        split=options.split and find(options.split, (), "split"),
     )
 
 
@@ -232,7 +315,7 @@ class _PlainRows:
     malformed: list[bool]
 
 
-def _load(rows: _PlainRows, unit: str | None, image_size: int | None, skip_corrupt: bool) -> LoadedPairs:
+def _load(rows: _PlainRows, options: PairOptions, image_size: int | None) -> LoadedPairs:
     distinct = {
         key: source for key, source in zip(rows.keys, rows.sources, strict=True) if source is not None
     }
@@ -248,6 +331,6 @@ def _load(rows: _PlainRows, unit: str | None, image_size: int | None, skip_corru
     return assemble(
         known,
         lambda kept: stack_images([decoded[rows.keys[row]] for row in kept]),
-        unit=unit,
-        skip_corrupt=skip_corrupt,
+        unit=options.unit,
+        skip_corrupt=options.skip_corrupt,
     )

@@ -152,8 +152,8 @@ def load_parquet(path: Path, image_size: int | None = None, unit_column: str | N
 
     Args:
       path: rows with a column `image` (encoded image bytes, plain or as `{bytes, path}`) and perhaps
-        `label` (integers or strings), `id` (unique integers or strings) and `caption` (strings; not
-        used yet). Other columns are ignored.
+        `label` (integers or strings) and `id` (unique integers or strings). Other columns are ignored; with
+        captions the rows are pairs, see `trainers.data.image_text`.
       image_size: resize every image to this many pixels square.
       unit_column: a column of integers or strings; all rows with one value in it are one record.
 

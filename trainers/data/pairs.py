@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
 from dpgcl_core.records import Ids, ids_from_names, keyed_uniform
-from trainers.data.dataset import Records
-from trainers.data.sources import RecordsError, _decode, _in_threads
+from trainers.data.dataset import NO_STEP, Records
+from trainers.data.sources import RecordsError, decode_image, in_threads
 
 Decoded = NDArray[np.uint8] | str
 """An image `[height, width]` or `[height, width, 3]`, or what is wrong with it."""
@@ -134,6 +134,19 @@ class ImageTextRecords:
         """Returns all captions, `[num_captions]`, and the row each belongs to, for retrieval scores."""
         owners = np.repeat(np.arange(len(self.captions)), [len(row) for row in self.captions])
         return [caption for row in self.captions for caption in row], owners.astype(np.int64)
+
+    def one_row_each(self) -> ImageTextRecords:
+        """Returns the same records with one image each, chosen by a keyed hash of the record's id."""
+        if self.row_starts is None:
+            return self
+        rows = self._rows_at(np.arange(len(self)), 0, NO_STEP)
+        return ImageTextRecords(
+            images=self.images[rows] if isinstance(self.images, np.ndarray) else self.images.select(rows),
+            captions=tuple(self.captions[row] for row in rows.tolist()),
+            ids=self.ids,
+            labels=None if self.labels is None else self.labels[rows],
+            unit=self.unit,
+        )
 
     def image_records(self) -> Records:
         """Returns the images alone, all in memory: what k-NN and the probe on the image tower need."""
@@ -261,12 +274,12 @@ def _stable_ids(names: list[str]) -> Ids:
 
 def decode_each(sources: Iterable[bytes | Path], image_size: int | None) -> list[Decoded]:
     """Returns every image decoded and resized, or what is wrong with it; several threads share the work."""
-    return list(_in_threads(lambda source: _decode_or_fault(source, image_size), sources))
+    return list(in_threads(lambda source: _decode_or_fault(source, image_size), sources))
 
 
 def _decode_or_fault(source: bytes | Path, image_size: int | None) -> Decoded:
     try:
-        image = _decode(source, image_size)
+        image = decode_image(source, image_size)
     except OSError:  # a path that may not even be looked at
         return "missing image"
     return f"{image} image" if isinstance(image, str) else image

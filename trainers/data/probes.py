@@ -11,15 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError
-from trainers.data import load_dataset, split_train_test
-from trainers.data.dataset import Dataset, Probe, Records
+from trainers.data import ImageTextRecords, PairOptions, load_dataset, split_train_test
+from trainers.data.dataset import AnyRecords, Dataset, Probe, Records
 
 # Of ITU-R BT.601, in 65,536ths: what Pillow, and so a grey data set read from colour files, takes.
 _LUMA = np.array([19595, 38470, 7471], dtype=np.uint32)
 _HALF, _BITS = 1 << 15, 16
 
 
-def load_probes(names: Sequence[str], dataset: Dataset, *, test_fraction: float) -> tuple[Probe, ...]:
+def load_probes(
+    names: Sequence[str], dataset: Dataset, *, test_fraction: float, pairs: PairOptions | None = None
+) -> tuple[Probe, ...]:
     """Returns `load_probe` of each of `names` for networks trained on `dataset`.
 
     Raises:
@@ -33,20 +35,29 @@ def load_probes(names: Sequence[str], dataset: Dataset, *, test_fraction: float)
             f"apart; got {', '.join(short)}: rename files"
         )
     return tuple(
-        load_probe(name, image_shape=dataset.image_shape, test_fraction=test_fraction) for name in names
+        load_probe(name, image_shape=dataset.image_shape, test_fraction=test_fraction, pairs=pairs)
+        for name in names
     )
 
 
-def load_probe(name: str, *, image_shape: tuple[int, int, int], test_fraction: float) -> Probe:
+def load_probe(
+    name: str,
+    *,
+    image_shape: tuple[int, int, int],
+    test_fraction: float,
+    pairs: PairOptions | None = None,
+) -> Probe:
     """Returns a public labelled data set to score features on.
 
     Its images are resized to the training data's square, and their channels made those of the training
-    data, see `with_channels`. Index and queries are its own training and test split, where it has one.
+    data, see `with_channels`. Index and queries are its own training and test split, where it has one. Of
+    images with captions the images and labels are taken, all in memory.
 
     Args:
       name: as for `trainers.data.load_dataset`.
       image_shape: (channels, height, width) of the training data.
       test_fraction: share of its records that are scored, where it has no split of its own.
+      pairs: how images with captions are read; what means nothing for this data set is not looked at.
 
     Raises:
       ConfigError: its records have no labels, or the training images are not square.
@@ -58,10 +69,11 @@ def load_probe(name: str, *, image_shape: tuple[int, int, int], test_fraction: f
             "probe_datasets are resized to the training images' square, and these are "
             f"{height} × {width} pixels: give --image-size"
         )
-    index, queries = split_train_test(load_dataset(name, image_size=height), test_fraction)
+    fitting = None if pairs is None else pairs.fitting(name)
+    index, queries = split_train_test(load_dataset(name, image_size=height, pairs=fitting), test_fraction)
     if index.labels is None or queries.labels is None:
         raise ConfigError(f"probe_datasets need labels, for k-NN and the linear probe; {name} has none")
-    index, queries = (_with_channels(records.one_row_each(), channels) for records in (index, queries))
+    index, queries = _images(index, channels), _images(queries, channels)
     return Probe(name=probe_name(name), index=index, queries=queries)
 
 
@@ -99,5 +111,7 @@ def with_channels(images: NDArray[np.uint8], channels: int) -> NDArray[np.uint8]
     return ((grey + _HALF) >> _BITS).astype(np.uint8)
 
 
-def _with_channels(records: Records, channels: int) -> Records:
-    return dataclasses.replace(records, images=with_channels(records.images, channels))
+def _images(records: AnyRecords, channels: int) -> Records:
+    records = records.one_row_each()
+    plain = records.image_records() if isinstance(records, ImageTextRecords) else records
+    return dataclasses.replace(plain, images=with_channels(plain.images, channels))

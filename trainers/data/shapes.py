@@ -13,11 +13,13 @@ one column) of a 3 × 3 grid; the groups of a picture lie in different rows (col
 
 Pair i is a function of (seed, i) alone: every choice is a keyed hash of i. So the first thousand of sixty
 thousand pairs are the thousand pairs, and the data are the same on every machine. Where things stand in
-their cells and how bright they are varies without being told, so no two pictures are quite the same.
+their cells, how bright they are and the tint of the ground vary without being told, so hardly any two
+pictures of a million are quite the same.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +31,9 @@ from trainers.data.pairs import ImageTextRecords
 
 MAX_SHAPE_PAIRS = 60_000
 """Most pairs at once."""
+
+NUM_TRAIN_SHAPES, NUM_TEST_SHAPES = 30_000, 2_000
+"""Pairs of the built-in data set `shapes`."""
 
 MAX_SHAPE_CAPTIONS = 4
 """Wordings there are: most captions per picture."""
@@ -56,6 +61,9 @@ _CELLS = tuple(
 )
 # A group's things along its row or column: one thing in one of three places, or two, or three.
 _ARRANGEMENTS = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 1], [1, 1, 1]], dtype=bool)
+_NAME = re.compile(r"shapes(?::([0-9]{1,9})(?::([0-9]{1,9}))?)?")
+_IMAGE_SIZE = 32
+_NUM_TINTS = 13  # of each channel: too little to see, and enough to tell pictures apart
 _GRID, _SHIFTS, _OVERSAMPLING, _AT_ONCE = 3, 3, 4, 2048
 
 Numbers = NDArray[np.int64]
@@ -127,6 +135,43 @@ def make_shape_pairs(
         ids=ids_from_names(f"shapes/{seed}/{number}" for number in numbers.tolist()),
         labels=_first_shape(scenes),
     )
+
+
+def load_shapes(name: str, image_size: int | None = None) -> tuple[ImageTextRecords, ImageTextRecords]:
+    """Returns the training and the test pairs of `shapes`, `shapes:NUM` or `shapes:NUM:SEED`.
+
+    The test pairs have numbers that no training set can have, so they are others than those of any `NUM`.
+
+    Args:
+      name: NUM training pairs, 30,000 unless given, of the public SEED, 0 unless given.
+      image_size: in pixels; 32 unless given.
+
+    Raises:
+      ConfigError: a number lies outside its range.
+    """
+    num_records, seed = shape_numbers(name)
+    size = _IMAGE_SIZE if image_size is None else image_size
+    train = make_shape_pairs(num_records, seed=seed, image_size=size)
+    return train, make_shape_pairs(NUM_TEST_SHAPES, seed=seed, image_size=size, first=MAX_SHAPE_PAIRS)
+
+
+def shape_numbers(name: str) -> tuple[int, int]:
+    """Returns the number of training pairs and the seed that the name of a data set says.
+
+    Raises:
+      ConfigError: it is no such name.
+
+    >>> shape_numbers("shapes"), shape_numbers("shapes:500:7")
+    ((30000, 0), (500, 7))
+    """
+    found = _NAME.fullmatch(name)
+    num_records = int(found[1] or NUM_TRAIN_SHAPES) if found else 0
+    if found is None or not 1 <= num_records <= MAX_SHAPE_PAIRS:
+        raise ConfigError(
+            f"shapes:NUM:SEED must have 1 to {MAX_SHAPE_PAIRS} training pairs and a seed of at most 9 "
+            f"digits; got {name!r}"
+        )
+    return num_records, int(found[2] or 0)
 
 
 def _draw(numbers: Ids, seed: int, name: str, num_choices: int) -> Numbers:
@@ -210,9 +255,11 @@ def _render(scenes: ShapeScenes, numbers: Ids, seed: int, image_size: int) -> ND
     margin = (image_size - _GRID * side) // 2
     atlas, cells = _atlas(side), _cells(scenes).reshape(-1, _GRID * _GRID)
     colours = np.array(list(SHAPE_COLOURS.values()), dtype=np.float32)
-    grounds = np.array(list(SHAPE_GROUNDS.values()), dtype=np.float32)
+    grounds = np.array(list(SHAPE_GROUNDS.values()), dtype=np.int64)
     images = np.empty((len(numbers), 3, image_size, image_size), dtype=np.uint8)
-    images[:] = grounds[scenes.ground].astype(np.uint8)[:, :, None, None]
+    tints = np.stack([_draw(numbers, seed, f"tint {channel}", _NUM_TINTS) for channel in range(3)], axis=1)
+    ground_of = grounds[scenes.ground] + tints
+    images[:] = ground_of.astype(np.uint8)[:, :, None, None]
     for cell in range(_GRID * _GRID):
         top, left = (margin + side * place for place in divmod(cell, _GRID))
         there = np.flatnonzero(cells[:, cell] >= 0)
@@ -220,8 +267,8 @@ def _render(scenes: ShapeScenes, numbers: Ids, seed: int, image_size: int) -> ND
             group = cells[rows, cell]
             shift = _draw(numbers[rows], seed, f"shift {cell}", _SHIFTS * _SHIFTS)
             shade = 0.8 + 0.2 * keyed_uniform(numbers[rows], "shapes", int(seed), f"shade {cell}")
-            ground = grounds[scenes.ground[rows]]
-            above = shade[:, None].astype(np.float32) * colours[scenes.colour[rows, group]] - ground
+            ground = ground_of[rows]
+            above = shade[:, None] * colours[scenes.colour[rows, group]] - ground
             mask = atlas[scenes.shape[rows, group], scenes.size[rows, group], shift]
             blended = ground[:, :, None, None] + mask[:, None] * above[:, :, None, None]
             images[rows, :, top : top + side, left : left + side] = np.rint(blended).astype(np.uint8)

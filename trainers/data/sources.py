@@ -257,7 +257,7 @@ def decode_images(sources: Sequence[bytes | Path | None], image_size: int | None
     """
     if not sources:
         raise DataError("a data set must hold at least one image; found none")
-    decoded = _in_threads(lambda source: _decode(source, image_size), sources)
+    decoded = in_threads(lambda source: decode_image(source, image_size), sources)
     faults = {
         kind: [i for i, image in enumerate(decoded) if isinstance(image, str) and image == kind]
         for kind in ("missing", "unreadable", "not 8-bit")
@@ -284,8 +284,8 @@ def decode_images(sources: Sequence[bytes | Path | None], image_size: int | None
     return images
 
 
-def _decode(source: bytes | Path | None, image_size: int | None) -> NDArray[np.uint8] | str:
-    """One image as uint8 `[height, width]` or `[height, width, 3]`, or what is wrong with it."""
+def decode_image(source: bytes | Path | None, image_size: int | None) -> NDArray[np.uint8] | str:
+    """Returns one image as uint8 `[height, width]` or `[height, width, 3]`, or what is wrong with it."""
     from PIL import Image
 
     if source is None or (isinstance(source, Path) and not source.is_file()):
@@ -326,10 +326,11 @@ def resize_images(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
         resized = np.asarray(_to_square(plain, size))
         return resized[None] if resized.ndim == 2 else resized.transpose(2, 0, 1)
 
-    return np.stack(_in_threads(resize, images))
+    return np.stack(in_threads(resize, images))
 
 
-def _in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+def in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    """Returns `function` of each item, in their order; several threads share the work."""
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
         return list(pool.map(function, items))
 

@@ -20,7 +20,6 @@ import itertools
 import json
 import logging
 import os
-import re
 import tarfile
 import zipfile
 from collections import Counter
@@ -33,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
+from dpgcl_core.ledger_fingerprint import expand_ranges
 from trainers.data.download import write_atomically
 from trainers.data.pairs import (
     LoadedPairs,
@@ -43,13 +43,12 @@ from trainers.data.pairs import (
     decode_each,
     stack_images,
 )
-from trainers.data.sources import RecordsError, _in_threads
+from trainers.data.sources import RecordsError, in_threads
 
 _FORMAT = 1
 _IMAGE_SUFFIXES = frozenset(("jpg", "jpeg", "png", "webp"))
 _IMAGES_AT_ONCE = 256
 _BLOCK = 512
-_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _DAMAGED = (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile)
 _log = logging.getLogger(__name__)
 
@@ -107,7 +106,7 @@ class ShardImages:
         wanted = self.places[rows]
         if len(wanted) == 0:
             return np.empty((0, *self.shape[1:]), dtype=np.uint8)
-        decoded = decode_each(_in_threads(self._read, wanted.tolist()), self.image_size)
+        decoded = decode_each(in_threads(self._read, wanted.tolist()), self.image_size)
         bad = [i for i, image in enumerate(decoded) if isinstance(image, str)]
         if bad:
             raise RecordsError(
@@ -202,13 +201,7 @@ def _common_size(samples: list[_Sample]) -> tuple[int, int]:
 
 
 def _shards(path: Path) -> list[Path]:
-    if path.is_dir():
-        files = sorted(path.glob("*.tar"))
-    else:
-        ends = _RANGE.findall(str(path))
-        parts = [[f"{i:0{len(low)}d}" for i in range(int(low), int(high) + 1)] for low, high in ends]
-        plain = _RANGE.sub("{}", str(path)) if ends else ""
-        files = [Path(plain.format(*numbers)) for numbers in itertools.product(*parts)] if ends else [path]
+    files = sorted(path.glob("*.tar")) if path.is_dir() else expand_ranges(path)
     missing = sum(not file.is_file() for file in files)
     if not files or missing:
         raise DataError(

@@ -8,7 +8,7 @@ every group's gradient of both towers, which `dpgcl_core.folding` separates.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -16,15 +16,13 @@ from torch import Tensor, nn
 
 from dpgcl_core.bare_parameters import NotFoldableError
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.losses import symmetric_group_info_nce
+from dpgcl_core.image_text_loss import clamp_logit_scale_, interleaved, with_learned_temperature
 from trainers.encoder import NORM_FLOOR, refuse_cross_record
 from trainers.models.clip import ClipConfig, ClipSpec, build_clip, find_clip
 from trainers.models.clip_lora import ClipLora, make_trainable
+from trainers.models.clip_tokens import CLIP_VOCABULARY, ClipTokenizer
 from trainers.models.lora import prove_adapters_train
 from trainers.views import PIXEL_MEAN, PIXEL_STD
-
-MAX_LOGIT_SCALE = math.log(100.0)
-"""CLIP's own bound on log 1/τ (Radford et al. 2021, section 2.5); public."""
 
 Pairs = tuple[Tensor, Tensor]
 """Images `[groups, group_size, image_views, C, H, W]`, tokens `[groups, group_size, text_views, length]`."""
@@ -48,7 +46,12 @@ class ImageTextEncoder(nn.Module):
     Attributes:
       spec: what the model is.
       embedding_dim: width of the embeddings.
+      feature_dim: width of the image tower's features, which are what k-NN and probes see.
+      learns_temperature: whether `logit_scale` trains.
     """
+
+    num_towers = 2
+    """Each sees every other view, which `dpgcl_core.clipping` asks."""
 
     _slope: Tensor
     _shift: Tensor
@@ -57,11 +60,13 @@ class ImageTextEncoder(nn.Module):
         super().__init__()
         self.clip = clip
         self.spec = spec
-        self.embedding_dim = int(spec.architecture["embed_dim"])
+        self.embedding_dim = self.feature_dim = int(spec.architecture["embed_dim"])
         # Views arrive as (x − PIXEL_MEAN) / PIXEL_STD; the weights want (x − mean) / std per colour.
         mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (spec.mean, spec.std))
         self.register_buffer("_slope", PIXEL_STD / std, persistent=False)
         self.register_buffer("_shift", (PIXEL_MEAN - mean) / std, persistent=False)
+        # Asked for now: while the clipping engine records, no parameter takes a gradient of its own.
+        self.learns_temperature = self._logit_scale.requires_grad
         self._recomputes = gradient_checkpointing
         if gradient_checkpointing:
             _checkpoint_activations(clip, spec.name)
@@ -71,16 +76,29 @@ class ImageTextEncoder(nn.Module):
         """(channels, height, width) of the images."""
         return (3, *self.spec.image_size)
 
+    @cached_property
+    def tokenizer(self) -> ClipTokenizer:
+        """The model's tokeniser."""
+        return ClipTokenizer(self.spec)
+
     @property
-    def temperature(self) -> Tensor:
-        """τ, a tensor through which `logit_scale` takes its gradient where it trains."""
+    def view_size(self) -> int:
+        """Numbers in one view, see `pack_views`."""
+        return max(torch.Size(self.image_shape).numel(), self.spec.context_length)
+
+    @property
+    def _logit_scale(self) -> Tensor:
         scale: Tensor = self.clip.logit_scale  # type: ignore[assignment]
-        return torch.exp(-scale)
+        return scale
+
+    def features(self, images: Tensor) -> Tensor:
+        """Returns features `[n, feature_dim]` of normalised images: the image tower's output, not scaled."""
+        features: Tensor = self.clip.encode_image(images * self._slope + self._shift)  # type: ignore[operator]
+        return features
 
     def embed_images(self, images: Tensor) -> Tensor:
         """Returns unit embeddings `[n, embedding_dim]` of normalised images `[n, 1 or 3, H, W]`."""
-        pixels = images * self._slope + self._shift  # grey images become three channels
-        return _unit(self.clip.encode_image(pixels))  # type: ignore[operator]
+        return _unit(self.features(images))  # grey images become three channels
 
     def embed_texts(self, tokens: Tensor) -> Tensor:
         """Returns unit embeddings `[n, embedding_dim]` of tokens `[n, context_length]`."""
@@ -102,12 +120,48 @@ class ImageTextEncoder(nn.Module):
             self.embed_texts(tokens.flatten(0, 2)).reshape(*tokens.shape[:3], -1),
         )
 
-    @torch.no_grad()
+    def embed_views(self, views: Tensor) -> Tensor:
+        """Returns unit embeddings `[groups, group_size, views, embedding_dim]`, in the order of the views.
+
+        Args:
+          views: `[groups, group_size, views, view_size]`, as `pack_views` makes them.
+        """
+        height, width = self.spec.image_size
+        images = views[:, :, 0::2, : 3 * height * width].unflatten(-1, (3, height, width))
+        tokens = _tokens_of(views[:, :, 1::2, : self.spec.context_length], self.spec)
+        return interleaved(*self(images, tokens))
+
+    def with_temperature(self, embeddings: Tensor) -> Tensor:
+        """Returns embeddings that carry the temperature where it is learned; others as they are."""
+        return (
+            with_learned_temperature(embeddings, self._logit_scale) if self.learns_temperature else embeddings
+        )
+
     def limit_logit_scale_(self) -> None:
         """Puts 1/τ back between 1 and 100, after a step: a function of the noised weights alone."""
-        scale: Tensor = self.clip.logit_scale  # type: ignore[assignment]
-        if scale.requires_grad:
-            scale.clamp_(0.0, MAX_LOGIT_SCALE)
+        if self.learns_temperature:
+            clamp_logit_scale_(self._logit_scale)
+
+
+def pack_views(images: Tensor, tokens: Tensor, encoder: ImageTextEncoder) -> Tensor:
+    """Returns views of both kinds as one tensor, `[n, 2·views, view_size]`: image, caption, image, …
+
+    One row of numbers is one view, an image's pixels or a caption's tokens, so that everything that handles
+    views handles these. A token t of V becomes (2t + 1)/V − 1, between −1 and 1 as pixels are, from which
+    float32 gives it back for every V below 2²². What is behind the shorter of the two is zero and not read.
+
+    Args:
+      images: normalised `[n, views, 1 or 3, H, W]`.
+      tokens: int64 `[n, views, context_length]`.
+      encoder: that will read them.
+    """
+    n, num_views = images.shape[:2]
+    packed = images.new_zeros(n, num_views, 2, encoder.view_size)
+    pixels = images.expand(-1, -1, 3, -1, -1).flatten(2)
+    packed[:, :, 0, : pixels.shape[-1]] = pixels
+    levels = (2 * tokens.double() + 1) / _vocabulary(encoder.spec) - 1
+    packed[:, :, 1, : tokens.shape[-1]] = levels.to(packed)
+    return packed.flatten(1, 2)
 
 
 def _unit(features: Tensor) -> Tensor:
@@ -129,6 +183,7 @@ def build_image_text_encoder(
     *,
     seed: int,
     train_logit_scale: bool = False,
+    temperature: float | None = None,
     gradient_checkpointing: bool = False,
 ) -> ImageTextEncoder:
     """Returns a CLIP model, ready to be trained, on the CPU.
@@ -138,6 +193,7 @@ def build_image_text_encoder(
       lora: adapters; None trains everything.
       seed: public seed of everything that is drawn.
       train_logit_scale: whether the temperature trains.
+      temperature: τ that it starts from; None for the model's own.
       gradient_checkpointing: see `ImageTextEncoder`.
 
     Raises:
@@ -151,41 +207,11 @@ def build_image_text_encoder(
     spec = find_clip(config)
     clip = build_clip(spec, seed)
     make_trainable(clip, lora, seed=seed, train_logit_scale=train_logit_scale)
+    if temperature is not None:
+        with torch.no_grad():
+            scale: Tensor = clip.logit_scale  # type: ignore[assignment]
+            scale.fill_(-math.log(temperature))
     return ImageTextEncoder(clip, spec, gradient_checkpointing=gradient_checkpointing)
-
-
-def dual_group_losses(
-    encoder: ImageTextEncoder, temperature: float | None = None
-) -> Callable[[Pairs], Tensor]:
-    """Returns the losses `[groups]` of Eq. 15 of DP-GCL, as `GroupClipper` wants them.
-
-    The first view of each side is the pair; further views are its augmented copies, which stand among the
-    negatives of the other side.
-
-    Args:
-      encoder: the network.
-      temperature: τ; None takes the model's own, which trains if it was asked to.
-
-    Raises:
-      ConfigError: a fixed τ beside one that trains.
-    """
-    if temperature is not None and encoder.temperature.requires_grad:
-        raise ConfigError(
-            f"the temperature must be fixed or trained, not both; got {temperature} and train_logit_scale. "
-            "Leave out one of them"
-        )
-
-    def losses(pairs: Pairs) -> Tensor:
-        images, texts = encoder(*pairs)
-        return symmetric_group_info_nce(
-            images[:, :, 0].float(),
-            texts[:, :, 0].float(),
-            images[:, :, 1:].float(),
-            texts[:, :, 1:].float(),
-            temperature=encoder.temperature if temperature is None else temperature,
-        )
-
-    return losses
 
 
 def synthetic_pairs(encoder: ImageTextEncoder, num_pairs: int = _NUM_PROBES) -> Pairs:
@@ -193,16 +219,26 @@ def synthetic_pairs(encoder: ImageTextEncoder, num_pairs: int = _NUM_PROBES) -> 
     generator = torch.Generator().manual_seed(0)
     device = next(encoder.parameters()).device
     images = torch.rand(num_pairs, *encoder.image_shape, generator=generator) * 2 - 1
-    levels = torch.rand(num_pairs, encoder.spec.context_length, generator=generator)
-    return images.to(device), _tokens_of(levels, encoder.spec).to(device)
+    levels = torch.rand(num_pairs, encoder.spec.context_length, generator=generator) * 2 - 1
+    return images.to(device), _with_end(_tokens_of(levels, encoder.spec), encoder.spec).to(device)
 
 
 def _tokens_of(levels: Tensor, spec: ClipSpec) -> Tensor:
-    """Numbers in [0, 1] `[n, length]` as tokens, the last one the end of the text."""
-    vocabulary = int(spec.architecture["text_cfg"].get("vocab_size", 2))
-    tokens = (levels * vocabulary).long().clamp(0, max(vocabulary - 2, 0))
-    tokens[:, -1] = vocabulary - 1
+    """The tokens that `pack_views` has written; any other number is some token, too."""
+    vocabulary = _vocabulary(spec)
+    return ((levels.double() + 1) / 2 * vocabulary).nan_to_num().floor().long().clamp(0, vocabulary - 1)
+
+
+def _with_end(tokens: Tensor, spec: ClipSpec) -> Tensor:
+    """Tokens whose last one, and no other, is the end of the text."""
+    last = _vocabulary(spec) - 1
+    tokens = tokens.clamp(max=max(last - 1, 0))
+    tokens[:, -1] = last
     return tokens
+
+
+def _vocabulary(spec: ClipSpec) -> int:
+    return int(spec.architecture["text_cfg"].get("vocab_size", CLIP_VOCABULARY))
 
 
 def prove_towers_train(encoder: ImageTextEncoder) -> None:
@@ -218,7 +254,7 @@ def prove_towers_train(encoder: ImageTextEncoder) -> None:
 
     def run(network: nn.Module) -> Tensor:
         assert isinstance(network, ImageTextEncoder)
-        parts = [network.embed_images(images), network.embed_texts(tokens), network.temperature]
+        parts = [network.embed_images(images), network.embed_texts(tokens), network._logit_scale]
         return torch.cat([part.flatten() for part in parts])
 
     prove_adapters_train(encoder, run)
@@ -232,7 +268,8 @@ class _TextsAsLevels(nn.Module):
         self.encoder = encoder
 
     def forward(self, levels: Tensor) -> Tensor:
-        return self.encoder.embed_texts(_tokens_of((levels.flatten(1) + 1) / 2, self.encoder.spec))
+        spec = self.encoder.spec
+        return self.encoder.embed_texts(_with_end(_tokens_of(levels.flatten(1), spec), spec))
 
 
 class _Images(nn.Module):

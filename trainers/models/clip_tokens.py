@@ -24,6 +24,8 @@ from trainers.models.torchvision_import import ensure_torchvision_import
 CLIP_VOCABULARY = 49_408
 _BYTES_AND_ENDS = 512 + 2
 _BATCH = 4096
+_MOST_KNOWN = 2**18
+"""Captions whose tokens are kept: some hundred megabytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,23 +63,31 @@ class ClipTokenizer:
     def __init__(self, spec: ClipSpec) -> None:
         self.context_length = spec.context_length
         self._tokenize = _tokenizer(spec)
+        self._known: dict[str, tuple[Tensor, bool]] = {}
 
     def __call__(self, captions: Sequence[str]) -> Tokens:
-        """Returns the tokens of captions, in their order."""
-        parts = [self._batch(captions[start : start + _BATCH]) for start in range(0, len(captions), _BATCH)]
-        empty = torch.zeros(0, self.context_length, dtype=torch.int64)
+        """Returns the tokens of captions, in their order; a caption is tokenised once."""
+        new = [caption for caption in dict.fromkeys(captions) if caption not in self._known]
+        if len(self._known) + len(new) > _MOST_KNOWN:
+            self._known.clear()
+            new = list(dict.fromkeys(captions))
+        for start in range(0, len(new), _BATCH):
+            some = new[start : start + _BATCH]
+            self._known.update(zip(some, self._batch(some), strict=True))
+        found = [self._known[caption] for caption in captions]
+        empty = torch.zeros(0, self.context_length, dtype=torch.int32)
         return Tokens(
-            tokens=torch.cat([empty, *(tokens for tokens, _ in parts)]),
-            num_truncated=sum(num_truncated for _, num_truncated in parts),
+            tokens=torch.stack([tokens for tokens, _ in found]).long() if found else empty.long(),
+            num_truncated=sum(cut for _, cut in found),
         )
 
-    def _batch(self, captions: Sequence[str]) -> tuple[Tensor, int]:
+    def _batch(self, captions: list[str]) -> list[tuple[Tensor, bool]]:
         """One place more shows which captions go on: it is no padding, or moves the end token."""
-        tokens = self._tokenize(list(captions), self.context_length)
+        tokens = self._tokenize(captions, self.context_length)
         longer = self._tokenize(["", *captions], self.context_length + 1)
         padding, longer = longer[0, -1], longer[1:]
         cut = (longer[:, :-1] != tokens).any(1) | (longer[:, -1] != padding)
-        return tokens, int(cut.sum())
+        return list(zip(tokens.int(), cut.tolist(), strict=True))
 
 
 def write_merges(path: Path, vocabulary: int) -> None:

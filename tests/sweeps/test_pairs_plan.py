@@ -1,0 +1,112 @@
+"""Plans of image-text sweeps: the fingerprint follows every option, and what fits no pairs is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dpgcl_core.errors import ConfigError
+from sweeps.service.options import SweepOptions
+from sweeps.service.plan import Point, SweepPlan, build_plan
+from tests.sweeps.support import options
+from tests.sweeps.test_plan import PAIRS_ALONE
+
+QUICK = ("--dataset=shapes:200", "--setting=pairs-cpu", "--expected-batch-size=64", "--num-steps=2")
+QUICK += ("--noise-multiplier=1", "--repeats=1", "--no-also-untrained")
+LORA = ("--lora-rank=2",)
+CHANGES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "--lora-rank": ((), ("2",)),
+    "--lora-alpha": (LORA, ("8",)),
+    "--lora-targets": (LORA, ("q",)),
+    "--lora-towers": (LORA, ("text",)),
+    "--learn-temperature": ((), ()),
+    "--per-tower-clipping": ((), ()),
+    "--gradient-checkpointing": ((), ()),
+    "--sentence-swap-prob": ((), ("0.2",)),
+    "--word-swap-prob": ((), ("0.2",)),
+    "--word-delete-prob": ((), ("0.2",)),
+}
+OF_CSV = {
+    "--csv-separator": ",",
+    "--csv-img-key": "picture",
+    "--csv-caption-key": "words",
+    "--skip-corrupt": None,
+}
+NEEDS_A_DOWNLOAD = {"--pretrained"}
+
+
+def planned(*arguments: str) -> SweepPlan:
+    chosen = options(*arguments)
+    return build_plan(
+        "group-size", chosen, [Point(label="one", changes={"group_size": 4})], calibration_folder=None
+    )
+
+
+@pytest.mark.parametrize("option", CHANGES)
+def test_fingerprint_follows_options_of_pairs(option: str) -> None:
+    others, value = CHANGES[option]
+    assert planned(*QUICK, *others, option, *value).fingerprint != planned(*QUICK, *others).fingerprint
+
+
+def test_fingerprint_tests_cover_every_option_of_pairs() -> None:
+    assert {*CHANGES, *OF_CSV, *NEEDS_A_DOWNLOAD} == PAIRS_ALONE
+
+
+@pytest.mark.parametrize("option", OF_CSV)
+def test_fingerprint_follows_how_a_csv_file_is_read(option: str, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    lines = {separator: [] for separator in ("\t", ",")}
+    for number in range(100):
+        pixels = random.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+        for separator, listed in lines.items():
+            listed.append(separator.join([f"{number}.png", f"number {number}"] * 2))
+    separator = "," if option == "--csv-separator" else "\t"
+    head = separator.join(["filepath", "title", "picture", "words"])
+    (tmp_path / "pairs.csv").write_text("\n".join([head, *lines[separator]]))
+    (tmp_path / "tabs.csv").write_text("\n".join([head.replace(",", "\t"), *lines["\t"]]))
+    csv = [a.replace("--dataset=shapes:200", f"--dataset=csv:{tmp_path}/tabs.csv") for a in QUICK]
+    csv += ["--num-records-public=100", "--no-non-private", "--no-ledger"]
+    plain = planned(*csv)
+    if option == "--csv-separator":
+        csv[0] = f"--dataset=csv:{tmp_path}/pairs.csv"
+    value = OF_CSV[option]
+    assert planned(*csv, option, *([] if value is None else [value])).fingerprint != plain.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--network=resnet18",), "unknown CLIP model 'resnet18'"),
+        (("--network=ViT-B-32",), "give --image-size 224"),
+        (("--method=group_clip",), "no loss for pairs"),
+        (("--method=byol_groups", "--num-augmentations=0"), "no loss for pairs"),
+        (("--method=dp_sgd", "--learn-temperature"), "for methods that clip groups"),
+        (("--method=dp_sgd", "--per-tower-clipping"), "methods that clip groups"),
+        (("--lora-rank=2", "--lora-targets=qq"), "matches no layer of the image tower"),
+        (("--lora-rank=2", "--lora-towers=text", "--per-tower-clipping"), "clip.visual"),
+        (("--learn-temperature", "--temperature=3"), "between 0.01 and 1"),
+    ],
+)
+def test_plan_refuses_what_pairs_cannot_be_trained_with(arguments: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        planned(*QUICK, *arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--pretrained=openai",), ("--learn-temperature",), ("--gradient-checkpointing",)]
+)
+def test_plan_refuses_options_of_clip_for_images(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="for CLIP models"):
+        planned("--dataset=digits", "--noise-multiplier=1", "--repeats=1", *arguments)
+
+
+def test_image_text_data_start_from_their_own_setting() -> None:
+    chosen = options("--dataset=shapes:200", "--expected-batch-size=64")
+    assert chosen.network == "clip-tiny"
+    assert isinstance(chosen, SweepOptions)
+    assert dataclasses.replace(chosen, network="x").network == "x"

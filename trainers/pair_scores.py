@@ -1,0 +1,97 @@
+"""Scores of both towers on held-out pairs: retrieval in both directions and, with class names, zero-shot.
+
+What counts as found is in `trainers.retrieval`; here is how records reach the towers. Stored images are read
+a batch at a time and once: while a batch is in memory it is embedded, and its contents are hashed, for
+identical images count for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpgcl_core.records import Ids
+from trainers.data.pairs import Images, ImageTextRecords
+from trainers.models.clip_encoder import ImageTextEncoder
+from trainers.retrieval import (
+    Matches,
+    class_embeddings,
+    content_ids,
+    embed_in_batches,
+    recalls,
+    zero_shot_accuracy,
+)
+from trainers.views import normalise
+
+ZERO_SHOT_TEMPLATES = ("a photo of a {}.", "a picture of a {}.")
+"""What stands around a class name; public, and the same for every data set."""
+
+PAIRS_AT_ONCE = 64
+"""Images or texts in a tower at once: a large CLIP model keeps ten megabytes for each image."""
+
+
+def pair_scores(
+    encoder: ImageTextEncoder,
+    records: ImageTextRecords,
+    *,
+    device: torch.device | str,
+    class_names: Sequence[str] = (),
+    batch_size: int = PAIRS_AT_ONCE,
+) -> dict[str, float]:
+    """Returns the scores of all images of `records` and all their captions, by metric name.
+
+    `image_to_text_recall_at_K` and `text_to_image_recall_at_K` for K = 1, 5, 10; with labels and class names
+    also `zero_shot_accuracy`.
+
+    Args:
+      encoder: both towers, on `device` and in evaluation mode.
+      records: at least one.
+      device: where the encoder is.
+      class_names: one for every label 0, 1, …; none: no zero-shot score.
+      batch_size: images or texts passed at once; changes no score beyond rounding.
+
+    Raises:
+      DataError: a label has no class name.
+    """
+    captions, image_of_text = records.flat_captions()
+
+    def embed_texts(texts: Sequence[str]) -> Tensor:
+        return encoder.embed_texts(encoder.tokenizer(texts).tokens.to(device))
+
+    images, contents = _embed_and_hash(encoder, records.images, device, batch_size)
+    texts = embed_in_batches(lambda part: embed_texts(captions[part]), len(captions), batch_size)
+    matches = Matches(
+        image_of_text=image_of_text,
+        image_contents=contents,
+        text_contents=content_ids(caption.encode("utf-8", "surrogatepass") for caption in captions),
+    )
+    found = recalls(images, texts, matches)
+    if class_names and records.labels is not None:
+        classes = class_embeddings(class_names, ZERO_SHOT_TEMPLATES, embed_texts, batch_size=batch_size)
+        found["zero_shot_accuracy"] = zero_shot_accuracy(images, records.labels, classes)
+    return found
+
+
+def read_images(images: Images | Tensor, rows: slice) -> Tensor:
+    """Returns some of the images, uint8 `[n, C, H, W]`; of stored ones no others come into memory."""
+    if isinstance(images, (np.ndarray, Tensor)):
+        return torch.as_tensor(images[rows])
+    return torch.from_numpy(images[np.arange(*rows.indices(images.shape[0]))])
+
+
+def _embed_and_hash(
+    encoder: ImageTextEncoder, images: Images, device: torch.device | str, batch_size: int
+) -> tuple[Tensor, Ids]:
+    """Embeddings `[n, dim]` and content ids `[n]` of all images, whose shape is one."""
+    contents: list[Ids] = []
+
+    def embed(rows: slice) -> Tensor:
+        batch = read_images(images, rows)
+        contents.append(content_ids(image.tobytes() for image in batch.numpy()))
+        return encoder.embed_images(normalise(batch.to(device)))
+
+    embedded = embed_in_batches(embed, images.shape[0], batch_size)
+    return embedded, np.concatenate(contents)
