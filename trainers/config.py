@@ -226,8 +226,8 @@ class TrainingConfig:
             f"num_augmentations must not be negative; got {self.num_augmentations}",
         )
         require(self.num_view_draws >= 1, f"num_view_draws must be at least 1; got {self.num_view_draws}")
-        self._check_method()
         self._check_pairs()
+        self._check_method()
         self._check_schedule()
 
     def _check_method(self) -> None:
