@@ -9,12 +9,21 @@ import argparse
 import difflib
 import io
 import sys
-from collections.abc import Callable, Iterable
-from typing import NoReturn
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+_SHOWN = 20
 
 
 class DpgclError(ValueError):
-    """Anything wrong that the caller can put right; never carries the content of a record."""
+    """Anything wrong that the caller can put right; its message never carries the content of a record.
+
+    Attributes:
+      details: what is as private as the records, such as positions of those that cannot be used, by name.
+    """
+
+    details: Mapping[str, Any] = MappingProxyType({})
 
 
 class ConfigError(DpgclError):
@@ -62,9 +71,23 @@ def exit_on_bad_input(main: Callable[[], int]) -> NoReturn:
         sys.exit(main())
     except DpgclError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        _show_on_a_terminal(error.details)
         sys.exit(2)
     except KeyboardInterrupt:  # before the trials; while they run, a signal is an ending of its own
         sys.exit(130)
+
+
+def _show_on_a_terminal(details: Mapping[str, Any]) -> None:
+    """Shows details where somebody sits and nothing is kept: a job's log or a file gets none of them."""
+    if not details:
+        return
+    if not sys.stderr.isatty():
+        print("which ones is shown in a terminal alone: run it in one", file=sys.stderr)
+        return
+    for name, found in details.items():
+        listed = list(found) if not isinstance(found, (str, Mapping)) else [found]
+        more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
+        print(f"  {name}: {', '.join(map(str, listed[:_SHOWN]))}{more}", file=sys.stderr)
 
 
 class StrictParser(argparse.ArgumentParser):

@@ -17,6 +17,7 @@ from dpgcl_core.selection import OPEN
 from dpgcl_core.statement import PrivacyStatement
 from sweeps.service.account import account_of, check_account, check_ledger_options, data_path, open_ledger
 from sweeps.service.budget import SweepBudget, new_sweep_id, sweep_budget
+from sweeps.service.captions import tell_cut_captions
 from sweeps.service.execution import RaySession, Stopped, check_this_machine, ray_session, run_trials, say
 from sweeps.service.options import SweepOptions
 from sweeps.service.plan import Earlier, Point, SweepPlan, Trial, build_plan, cross_checks
@@ -134,6 +135,7 @@ def execute(
         budget = sweep_budget(plan, ledger, folder) if options.release == OPEN else None
         check_account(folder, ledger, options)
         kind.show(plan)
+        tell_cut_captions(plan)
         if budget is not None:
             budget.check()
         if options.dry_run:

@@ -134,7 +134,7 @@ def test_checkpoint_that_does_not_fit_names_the_first_tensors(tmp_path: Path) ->
     path = _checkpoint(tmp_path / "other.safetensors", change)
     reason = (
         r"does not fit CLIP model clip-tiny: extra: has \[3\], not needed; ln_final.bias: missing, "
-        r"needs \[64\]; positional_embedding: has \[16, 64\], needs \[32, 64\]"
+        r"needs \[64\]; positional_embedding: has \[16, 64\], needs \[56, 64\]"
     )
     with pytest.raises(ConfigError, match=reason):
         build_clip(find_clip(ClipConfig(weights=str(path))), seed=0)

@@ -35,10 +35,11 @@ _PARTS = ("embed_dim", "vision_cfg", "text_cfg")
 _TINY: Mapping[str, Any] = {
     "embed_dim": 64,
     "vision_cfg": {"image_size": 32, "patch_size": 8, "layers": 2, "width": 64, "head_width": 32},
-    "text_cfg": {"context_length": 32, "vocab_size": 2048, "width": 64, "heads": 2, "layers": 2},
+    "text_cfg": {"context_length": 56, "vocab_size": 2048, "width": 64, "heads": 2, "layers": 2},
 }
 """Images of 32 × 32 pixels and the first 2,048 tokens of CLIP: the noise of a private training grows with
-the number of weights, and CLIP's 49,408 tokens would be nine tenths of this model's."""
+the number of weights, and CLIP's 49,408 tokens would be nine tenths of this model's. Its context
+holds every caption of `shapes`, of at most 51 tokens."""
 
 Colours = tuple[float, float, float]
 _HALF: Colours = (0.5, 0.5, 0.5)

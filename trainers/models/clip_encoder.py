@@ -201,7 +201,7 @@ def build_image_text_encoder(
       StorageError: a file cannot be read.
 
     >>> encoder = build_image_text_encoder(ClipConfig(), seed=0)
-    >>> encoder.embed_texts(torch.ones(2, 32, dtype=torch.int64)).shape
+    >>> encoder.embed_texts(torch.ones(2, 56, dtype=torch.int64)).shape
     torch.Size([2, 64])
     """
     spec = find_clip(config)
