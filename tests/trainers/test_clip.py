@@ -210,7 +210,7 @@ def test_impossible_vocabulary_is_refused(tmp_path: Path, vocabulary: int) -> No
 
 def test_every_token_is_one_of_the_models() -> None:
     tokens = ClipTokenizer(TINY)([*CAPTIONS, "ζωή 東京 🎉", ""]).tokens
-    assert tokens.shape == (8, 32)
+    assert tokens.shape == (8, 56)
     assert int(tokens.min()) >= 0
     assert int(tokens.max()) < 2048
     # The pooled place is the greatest token, which must be the end of the text.
@@ -219,7 +219,7 @@ def test_every_token_is_one_of_the_models() -> None:
 
 def test_longer_captions_are_cut_and_counted() -> None:
     tokenizer = ClipTokenizer(TINY)
-    exact, longer = "a " * 30, "a " * 31  # and two ends
+    exact, longer = "a " * 54, "a " * 55  # and two ends
     tokens = tokenizer([exact, longer, "a", longer * 9])
     assert tokens.num_truncated == 2
     assert tokens.tokens[:, -1].tolist() == [2047, 2047, 0, 2047]
@@ -232,12 +232,12 @@ def test_cut_captions_are_counted_where_padding_is_the_end_token(monkeypatch: py
 
     tokenizer = ClipTokenizer(TINY)
     monkeypatch.setattr(tokenizer, "_tokenize", by_letters)
-    assert tokenizer(["a" * 31, "a" * 32, "a" * 99]).num_truncated == 2
+    assert tokenizer(["a" * 55, "a" * 56, "a" * 99]).num_truncated == 2
 
 
 def test_no_captions_are_no_tokens() -> None:
     tokens = ClipTokenizer(TINY)([])
-    assert tokens.tokens.shape == (0, 32)
+    assert tokens.tokens.shape == (0, 56)
     assert tokens.num_truncated == 0
 
 
