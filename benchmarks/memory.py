@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Peak memory of one engine's step, in a process of its own.
 
-    python -m benchmarks.memory '{"engine": "ours", "views_per_microbatch": 192, "task": {…}}'
+    python -m benchmarks.memory '{"engine": "ours", "views_per_microbatch": 192, "pairs": false, "task": {…}}'
 
 On a CPU: the peak resident memory (VmHWM) of two whole steps, less the memory resident (VmRSS) once
 everything is imported, the images exist and the same engine has taken a step of a tiny network. So
@@ -26,8 +26,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.engines import build_step
-from benchmarks.steps import Task
+from benchmarks import engines, pair_steps
+from benchmarks.pair_steps import PairTask
+from benchmarks.steps import GroupTask, Step, Task
 from dpgcl_core.errors import DpgclError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,7 +40,9 @@ class MeasurementError(DpgclError):
     """A measuring process ended without a number."""
 
 
-def peak_bytes(engine: str, task: Task, views_per_microbatch: int, *, channels_last: bool = False) -> int:
+def peak_bytes(
+    engine: str, task: GroupTask, views_per_microbatch: int, *, channels_last: bool = False
+) -> int:
     """Returns the peak memory of `engine` in bytes, from a fresh process.
 
     Raises:
@@ -49,6 +52,7 @@ def peak_bytes(engine: str, task: Task, views_per_microbatch: int, *, channels_l
         "engine": engine,
         "views_per_microbatch": views_per_microbatch,
         "channels_last": channels_last,
+        "pairs": isinstance(task, PairTask),
         "task": dataclasses.asdict(task),
     }
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -65,14 +69,14 @@ def peak_bytes(engine: str, task: Task, views_per_microbatch: int, *, channels_l
     return int(done.stdout.strip().splitlines()[-1])
 
 
-def _measure(engine: str, task: Task, views_per_microbatch: int, channels_last: bool) -> int:
+def _measure(engine: str, task: GroupTask, views_per_microbatch: int, channels_last: bool) -> int:
     """Returns this process's own peak, in bytes; see the module."""
     torch.set_num_threads(task.threads)
     _import_first(engine, task.model)
     _take_tiny_step(engine, task)
     task.records()  # kept, so that the step finds the images there
     before = _status("VmRSS")
-    step = build_step(engine, task, views_per_microbatch, channels_last=channels_last)
+    step = _build(engine, task, views_per_microbatch, channels_last)
     if task.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     cleared = _clear_peak()
@@ -85,9 +89,16 @@ def _measure(engine: str, task: Task, views_per_microbatch: int, channels_last: 
     return _status("VmHWM") - before
 
 
+def _build(engine: str, task: GroupTask, views_per_microbatch: int, channels_last: bool) -> Step:
+    if isinstance(task, PairTask):
+        return pair_steps.build_step(engine, task, views_per_microbatch)
+    assert isinstance(task, Task)
+    return engines.build_step(engine, task, views_per_microbatch, channels_last=channels_last)
+
+
 def _import_first(engine: str, model: str) -> None:
     """Imports what a network or an engine would import while it is built."""
-    if model.startswith("vit"):
+    if model.lower().startswith("vit"):
         from trainers.models.torchvision_import import ensure_torchvision_import
 
         ensure_torchvision_import()
@@ -99,10 +110,9 @@ def _import_first(engine: str, model: str) -> None:
         importlib.import_module("torch._functorch.vmap")
 
 
-def _take_tiny_step(engine: str, task: Task) -> None:
+def _take_tiny_step(engine: str, task: GroupTask) -> None:
     """Has the libraries import what they import late, and set up their threads and buffers."""
-    tiny = dataclasses.replace(task, model="tiny_cnn", group_size=2, expected_batch_size=4, image_size=8)
-    build_step(engine, tiny, 12).take()
+    _build(engine, task.tiny(), 12, False).take()
 
 
 def _status(field: str) -> int:
@@ -124,5 +134,5 @@ def _clear_peak() -> bool:
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    given["task"] = Task(**given["task"])
+    given["task"] = (PairTask if given.pop("pairs") else Task)(**given["task"])
     print(_measure(**given))

@@ -7,8 +7,9 @@ step: the sampling probability is 1 over exactly B records, so that no Poisson v
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
 
@@ -21,7 +22,8 @@ from dpgcl_core import clipping
 from dpgcl_core.clipping import GroupLosses, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism import Mechanism, default_delta
-from trainers import loop
+from dpgcl_core.methods.base import GroupRule
+from trainers import loop, modality
 from trainers.config import (
     EvaluationConfig,
     NetworkConfig,
@@ -30,7 +32,7 @@ from trainers.config import (
     TrainingConfig,
     ViewConfig,
 )
-from trainers.data.dataset import Records
+from trainers.data.dataset import AnyRecords, Records
 from trainers.encoder import build_encoder
 from trainers.optimizers import build_optimizer
 from trainers.precision import add_clipped_sum, embed_of, gradient_scale, group_losses_of
@@ -56,14 +58,13 @@ MICROBATCHES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
-    """What every engine has to do in one step.
+class GroupTask(ABC):
+    """What every side has to do in one step, whatever the records are.
 
     Attributes:
-      model: a network of `trainers.encoder.NETWORKS`.
+      model: the network.
       group_size: S.
       expected_batch_size: B, records per step, exactly.
-      image_size: pixels of the square images; None for the model's in `IMAGE_SHAPES`.
       threads: CPU threads.
       device: cpu or cuda.
       precision: of the forward and backward pass, as in `NetworkConfig`.
@@ -73,7 +74,6 @@ class Task:
     group_size: int
     expected_batch_size: int
     threads: int
-    image_size: int | None = None
     device: str = "cpu"
     precision: str = "float32"
 
@@ -83,6 +83,66 @@ class Task:
                 "group_size must be in [1, expected_batch_size]; got "
                 f"{self.group_size} and {self.expected_batch_size}"
             )
+
+    @property
+    @abstractmethod
+    def num_views(self) -> int:
+        """Views of one record."""
+
+    @abstractmethod
+    def config(self, views_per_microbatch: int | None) -> TrainingConfig:
+        """Returns the training of which one step is measured; None leaves the microbatch to it."""
+
+    @abstractmethod
+    def records(self) -> AnyRecords:
+        """Returns B records, the same object for every side of a measurement."""
+
+    @abstractmethod
+    def tiny(self) -> GroupTask:
+        """Returns the same task of two small groups and the smallest network."""
+
+    def mechanism(self, l2_clip_norm: float) -> Mechanism:
+        """Returns a private step of exactly B records."""
+        size = self.expected_batch_size
+        return Mechanism(
+            num_records_public=size,
+            sampling_prob=1.0,
+            group_size=self.group_size,
+            l2_clip_norm=l2_clip_norm,
+            noise_multiplier=1.0,
+            num_steps=1_000_000,
+            target_delta=default_delta(size),
+        )
+
+    def performance(self, views_per_microbatch: int | None) -> PerformanceConfig:
+        """Returns threads, device and microbatch."""
+        return PerformanceConfig(
+            threads_per_worker=self.threads,
+            max_views_per_microbatch=views_per_microbatch,
+            device=self.device,
+        )
+
+    def groups(self, generator: np.random.Generator) -> NDArray[np.int64]:
+        """Returns the rows of one step, `[groups, group_size]`."""
+        order = generator.permutation(self.expected_batch_size)
+        num_groups = len(order) // self.group_size
+        return order[: num_groups * self.group_size].reshape(num_groups, self.group_size)
+
+    def groups_at_once(self, views_per_microbatch: int) -> int:
+        """Returns the whole groups of one microbatch, at least one."""
+        return max(1, views_per_microbatch // (self.group_size * self.num_views))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(GroupTask):
+    """A step on images.
+
+    Attributes:
+      model: a network of `trainers.encoder.NETWORKS`.
+      image_size: pixels of the square images; None for the model's in `IMAGE_SHAPES`.
+    """
+
+    image_size: int | None = None
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -95,43 +155,21 @@ class Task:
         """Views of one record: query, key and one augmented key."""
         return 3
 
-    def config(self, views_per_microbatch: int) -> TrainingConfig:
-        """Returns the training of which one step is measured."""
-        size = self.expected_batch_size
+    def config(self, views_per_microbatch: int | None) -> TrainingConfig:
         return TrainingConfig(
-            mechanism=Mechanism(
-                num_records_public=size,
-                sampling_prob=1.0,
-                group_size=self.group_size,
-                l2_clip_norm=CLIP_NORM,
-                noise_multiplier=1.0,
-                num_steps=1_000_000,
-                target_delta=default_delta(size),
-            ),
+            mechanism=self.mechanism(CLIP_NORM),
             views=ViewConfig(min_crop_area=0.3, max_crop_area=1.0, brightness=0.4, contrast=0.4),
             network=NetworkConfig(name=self.model, precision=self.precision),
             optimizer=OptimizerConfig(name="adam"),
-            performance=PerformanceConfig(
-                threads_per_worker=self.threads,
-                max_views_per_microbatch=views_per_microbatch,
-                device=self.device,
-            ),
+            performance=self.performance(views_per_microbatch),
             evaluation=EvaluationConfig(record_every_steps=0, also_untrained=False),
         )
 
     def records(self) -> Records:
-        """Returns B random images, the same object for every side of a measurement."""
         return _random_records((self.expected_batch_size, *self.image_shape))
 
-    def groups(self, generator: np.random.Generator) -> NDArray[np.int64]:
-        """Returns the rows of one step, `[groups, group_size]`."""
-        order = generator.permutation(self.expected_batch_size)
-        num_groups = len(order) // self.group_size
-        return order[: num_groups * self.group_size].reshape(num_groups, self.group_size)
-
-    def groups_at_once(self, views_per_microbatch: int) -> int:
-        """Returns the whole groups of one microbatch, at least one."""
-        return max(1, views_per_microbatch // (self.group_size * self.num_views))
+    def tiny(self) -> Task:
+        return replace(self, model="tiny_cnn", group_size=2, expected_batch_size=4, image_size=8)
 
 
 @lru_cache(maxsize=1)
@@ -183,7 +221,7 @@ def seconds_of(step: Step, device: str) -> float:
 class OurStep:
     """The private step of the training loop, as trainings take it."""
 
-    def __init__(self, task: Task, views_per_microbatch: int, workers: Workers | None = None) -> None:
+    def __init__(self, task: GroupTask, views_per_microbatch: int, workers: Workers | None = None) -> None:
         self.task, self.views_per_microbatch = task, views_per_microbatch
         self.records = task.records()
         data = loop.TrainingData(
@@ -199,17 +237,22 @@ class OurStep:
     def check(self, max_groups: int = 32, draws: int = 2) -> Check:
         """Compares the clipped sums of a few microbatches with `exact_clipped_sum`, always in float32."""
         config, encoder = self.run.config, self.run.encoder
-        embed = embed_of(encoder, config.network)
-        in_full = group_losses_of(encoder, config.temperature)
+        embed, in_full = embed_of(encoder, config.network), embed_of(encoder)
         rule, scale = config.rule(), gradient_scale(config.network)
+        assert isinstance(rule, GroupRule)
+        loss = rule.loss
         size = min(max_groups, self.task.groups_at_once(self.views_per_microbatch))
         found: list[tuple[float, float]] = []
         for draw in range(draws):
             groups = self.task.groups(np.random.default_rng(draw))[:size]
-            views = views_of(self.records, groups, config, step=draw, device=self.task.device)
+            views = modality.views_of(
+                config, encoder, self.records, groups, step=draw, num_augmentations=config.num_augmentations
+            )
             actual = torch.zeros_like(self.run.total)
             report = add_clipped_sum(rule, actual, encoder, embed, views, scale, None)
-            exact = exact_clipped_sum(encoder, in_full, views, config.mechanism.l2_clip_norm)
+            exact = exact_clipped_sum(
+                encoder, lambda views: loss(in_full(views)), views, config.mechanism.l2_clip_norm
+            )
             found.append(relative_errors(encoder, actual, exact))
         whole, parameter = (max(errors) for errors in zip(*found, strict=True))
         return Check(max_relative_error=whole, max_parameter_error=parameter, paths=dict(report.paths))

@@ -11,9 +11,9 @@ from dashboards.content import Table
 from dashboards.curves import split
 from dashboards.methods import without_guarantee
 from dashboards.names import (
-    DATASET_NAMES,
     DURING,
     RECALLS,
+    dataset_title,
     has_values,
     natural_key,
     panel_scores,
@@ -45,14 +45,15 @@ def title(shown: pd.DataFrame, question: Question) -> str:
 
     ε, δ and the relation are those of trials with a proven guarantee alone.
     """
-    dataset = _values(shown, "dataset").replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
+    name = dataset_title(_values(shown, "dataset"))
     methods = "DP-GCL"
     if has_values(shown, "method"):
         many = shown["method"].nunique() > 1
         methods = f"{question.heading} compared" if many else value_text(shown["method"].iloc[0])
         if many and question.axis.column != "method":
             methods = f"{question.heading}, {shown['method'].nunique()} methods"
-    name = DATASET_NAMES.get(dataset, dataset)
+        elif question.axis.scale == "categorical" and question.axis.column != "method":
+            methods = f"{question.heading}, {methods}"  # the axis has names of values and none of its own
     head = f"{name}: {methods}" if name else methods
     private = shown[shown["guarantee"] == PROVEN]
     aimed = shown[(shown["guarantee"] != PROVEN) & (shown["target_epsilon"] < math.inf)]
@@ -100,6 +101,8 @@ def subtitle(shown: pd.DataFrame, question: Question) -> str:
         if has_values(shown, name) and name != question.axis.column:
             rows = private if name == "l2_clip_norm" and len(private) else shown
             parts.append(f"{sign} = {_values(rows, name)}")
+    if has_values(shown, "lora_rank") and shown["lora_rank"].min() > 0:
+        parts.append(f"LoRA rank = {_values(shown, 'lora_rank')}")
     return ", ".join(parts)
 
 

@@ -147,6 +147,19 @@ def column_title(column: str) -> str:
     return column.replace("_", " ").capitalize()
 
 
+def dataset_title(name: str) -> str:
+    """Returns a data set's name for titles: of your own files the last part of the path.
+
+    >>> [dataset_title(name) for name in ("cifar10", "shapes:400", "shapes:400:7", "npz:/data/scans.npz")]
+    ['CIFAR-10', 'Shapes (400)', 'Shapes (400, seed 7)', 'scans.npz']
+    """
+    kind, _, numbers = name.partition(":")
+    if kind == "shapes" and numbers:
+        return f"{DATASET_NAMES[kind]} ({numbers.replace(':', ', seed ')})"
+    last = name.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
+    return DATASET_NAMES.get(last, last)
+
+
 def symbol(column: str) -> str:
     """Returns the sign of a column in labels such as "S = 8"."""
     return _SYMBOLS.get(column, column.replace("_", " "))

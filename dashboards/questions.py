@@ -17,6 +17,15 @@ Kind = Literal["axis", "methods", "convergence", "search"]
 PLAIN = "plain"
 OPTION_NAMES = (PLAIN, "ema", "view-draws", "schedule", "automatic-clipping", "warm-start", "all")
 SPLITS = ("method", "target_epsilon", "num_augmentations")
+# As the paper lists them; what else is drawn follows by name.
+ADAPTED_LAYERS = ("Q", "K", "V", "Q+K", "Q+V", "K+V", "Q+K+V")
+NETWORKS = ("clip-tiny", "clip-tiny-patch4", "clip-small", "ViT-B-32", "ViT-B-16", "ViT-L-14", "ViT-L-14-336")
+_IMAGE_AUGMENTATIONS = ("none", "crop", "jitter", "blur")
+_TEXT_AUGMENTATIONS = ("none", "sentence swap", "word swap", "word delete")
+AUGMENTATIONS = (
+    *_IMAGE_AUGMENTATIONS,
+    *(f"{image}, {text}" for image in _IMAGE_AUGMENTATIONS for text in _TEXT_AUGMENTATIONS),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,14 +127,24 @@ _ASKED = (
         axis=Axis(column="trial_number", label="Trial", symbol="trial", scale="linear", dense=True),
         kind="search",
     ),
-    Question(name="lora-layers", heading="adapted layers", axis=_axis("lora_layers", "categorical")),
+    Question(
+        name="lora-layers",
+        heading="adapted layers",
+        axis=_axis("lora_layers", "categorical", ADAPTED_LAYERS),
+        references=("Q+V",),
+    ),
     Question(
         name="architectures",
         heading="architectures",
-        axis=_axis("network_name", "categorical"),
+        axis=_axis("network_name", "categorical", NETWORKS),
         untrained_along=True,
     ),
-    Question(name="augmentations", heading="augmentations", axis=_axis("augmentation", "categorical")),
+    Question(
+        name="augmentations",
+        heading="augmentations",
+        axis=_axis("augmentation", "categorical", AUGMENTATIONS),
+        references=("crop, sentence swap", "crop"),
+    ),
     Question(
         name="transfer",
         heading="transfer",

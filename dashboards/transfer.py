@@ -18,7 +18,7 @@ def by_probe(trials: pd.DataFrame) -> pd.DataFrame:
 
     `transfer_knn_accuracy/digits` becomes `knn_accuracy` of the row of digits, and the same before training.
     The scores of the trial itself stay in a row of their own, named by the data they are of. Those of
-    pairs do not: no other data set has them.
+    pairs that no other data set has do not: the recalls, and zero-shot accuracy without names of classes.
 
     Args:
       trials: from `dashboards.runs.load_trials`.
@@ -34,9 +34,8 @@ def by_probe(trials: pd.DataFrame) -> pd.DataFrame:
         )
     own = [name for name in trials if score_title(str(name).removeprefix(f"{UNTRAINED}_"))]
     settings = trials.drop(columns=[*found, *own])
-    of_pairs = [
-        name for name in own if str(name).removeprefix(f"{UNTRAINED}_").removesuffix(DURING) in PAIR_SCORES
-    ]
+    alone = PAIR_SCORES.keys() - {match["score"] for match in found.values()}
+    of_pairs = [name for name in own if str(name).removeprefix(f"{UNTRAINED}_").removesuffix(DURING) in alone]
     parts = []
     if len(own) > len(of_pairs) and "scored_on" in trials:
         scored = trials[trials["scored_on"].notna()].drop(columns=[*found, *of_pairs])

@@ -18,6 +18,7 @@ _FIXED_IN_CELL = (
     *("dataset", "num_records_public", "sampling_prob", "num_steps", "target_delta", "l2_clip_norm"),
     *("temperature", "network_name", "embedding_dim", "optimizer_name", "learning_rate", "weight_decay"),
     *("group_size", "num_augmentations", "method", "target_epsilon", "lora_layers", "probe_dataset"),
+    *("lora_rank", "lora_alpha", "pretrained", "augmentation"),
 )
 # What follows from the column on the axis and may differ with it.
 _FOLLOWS = {"noise_multiplier": ("target_epsilon",)}

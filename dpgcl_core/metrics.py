@@ -97,8 +97,10 @@ _DECLARED = (
 _DECLARED_PER_DATASET = (
     Metric("transfer_knn_accuracy", Release.SCORE, "k-NN accuracy on a probing data set"),
     Metric("transfer_linear_probe_accuracy", Release.SCORE, "linear probe accuracy on a probing data set"),
+    Metric("transfer_zero_shot_accuracy", Release.SCORE, "images of one nearest to their class's text"),
     Metric("untrained_transfer_knn_accuracy", Release.SCORE, "the same before training"),
     Metric("untrained_transfer_linear_probe_accuracy", Release.SCORE, "the same before training"),
+    Metric("untrained_transfer_zero_shot_accuracy", Release.SCORE, "the same before training"),
 )
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _DECLARED}

@@ -10,7 +10,6 @@ without augmented negatives.
 
 from __future__ import annotations
 
-import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from dpgcl_core.errors import exit_on_bad_input
 from dpgcl_core.grouping import GroupSize
 from sweeps.service.options import SweepOptions, parse_options
 from sweeps.service.plan import Point
-from sweeps.service.points import check_groups
+from sweeps.service.points import at, check_groups
 from sweeps.service.run import run_sweep
 
 TINY = {"group_sizes": (4,), "repeats": 1, "num_steps": 10, "expected_batch_size": 64}
@@ -45,14 +44,11 @@ class GroupSizeOptions(SweepOptions):
 
 def points(options: GroupSizeOptions) -> list[Point]:
     """Returns one point per S, N_a and ε."""
-    found = []
+    found: list[Point] = []
     for size in dict.fromkeys(options.group_sizes):
         for count in dict.fromkeys(options.num_augmentations_grid or (options.num_augmentations,)):
             label, changes = f"S{size}-Na{count}", {"group_size": size, "num_augmentations": count}
-            if options.epsilon != math.inf:
-                found.append(Point(label=f"{label}-private", changes=changes))
-            if options.non_private or options.epsilon == math.inf:
-                found.append(Point(label=f"{label}-eps-inf", changes=changes | {"epsilon": math.inf}))
+            found += at(options, label, changes, non_private=options.non_private)
     return found
 
 

@@ -21,7 +21,6 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code,
 
 from dashboards.figures import draw
 from dpgcl_core.errors import exit_on_bad_input
-from dpgcl_core.methods import METHODS
 from sweeps.service.options import SweepOptions, parse_options
 from sweeps.service.points import changes_for
 from sweeps.service.tuning import Candidate, compared, run_tuned_sweep
@@ -35,8 +34,8 @@ FULL = {"dataset": "fashion-mnist", "epsilon_grid": (1.0, 10.0), "repeats": 5}
 class MethodsOptions(SweepOptions):
     """The axes of this sweep."""
 
-    methods: tuple[str, ...] = tuple(METHODS)
-    """Methods to compare; `python -m dpgcl_core.methods` lists them."""
+    methods: tuple[str, ...] = ()
+    """Methods to compare; all that the data can be trained with unless given."""
     epsilon_grid: tuple[float, ...] = ()
     """Values of ε; the one of --epsilon unless given."""
     l2_clip_norm_grid: tuple[float, ...] = (0.1, 1.0)

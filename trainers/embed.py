@@ -1,22 +1,30 @@
-"""Embeds images with an exported model.
+"""Embeds images with an exported model; with a CLIP model also texts, and pairs of both.
 
     python -m trainers.embed --model FOLDER --images folder:/data/scans --to scans.parquet
     python -m trainers.embed --model FOLDER --images parquet:/data/scans.parquet --features projection
+    python -m trainers.embed --model FOLDER --images csv:/data/pairs.csv --to pairs.npz
+    python -m trainers.embed --model FOLDER --texts captions.txt --to captions.npz
 
-Images are read by the rules of `trainers.data` (a folder, an `.npz`, parquet files, or a built-in data set),
-resized to the model's input and brought to its number of channels. What cannot be read is refused as a
-whole, with how many there are; so no row goes missing. `--features backbone` gives the features that the
-scores are computed from, `projection` the unit embeddings that the loss saw.
+Images are read by the rules of `trainers.data` (a folder, an `.npz`, parquet files, pairs of one's own, or a
+built-in data set), resized to the model's input and brought to its number of channels. What cannot be read
+is refused as a whole, with how many there are; so no row goes missing. `--features backbone` gives the
+features that the scores are computed from, `projection` the unit embeddings that the loss saw.
 
-Embeddings of private images are private data themselves. The model's guarantee is about the records that
+A CLIP model gives unit embeddings in the space of both towers, and of images with captions both sides.
+`--texts` is a file with one caption per line, or csv or parquet with a column of captions. An encoder of
+images takes the images of such pairs.
+
+Embeddings of private data are private data themselves. The model's guarantee is about the records that
 it was trained on; it covers the model, and nothing that the model is applied to.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,22 +36,36 @@ from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError, DataError, StorageError, StrictParser, exit_on_bad_input
 from dpgcl_core.records import ids_from_names
-from trainers.data import load_dataset
+from trainers.data import PairOptions, load_dataset
 from trainers.data.dataset import Dataset
+from trainers.embed_pairs import (
+    NPZ,
+    PARQUET,
+    Names,
+    PairEmbeddings,
+    embed_source,
+    embed_texts,
+    float_lists,
+    images_of,
+    load_images,
+    pair_names,
+    parts_of,
+    read_captions,
+    write_pair_embeddings,
+)
 from trainers.encoder import NORM_FLOOR, Encoder, ImageShape, device_named, to_fast_layout
 from trainers.evaluate import Features, embed_features
-from trainers.exported import load_encoder
+from trainers.exported import ModelDescription, load_clip, load_encoder, read_description
+from trainers.models.clip_encoder import ImageTextEncoder
+from trainers.pair_scores import PAIRS_AT_ONCE
 
 BACKBONE, PROJECTION = "backbone", "projection"
-PARQUET, NPZ = ".parquet", ".npz"
 NOTE = (
     "Embeddings of private images are private data themselves: the guarantee covers the model, not what it "
     "is applied to."
 )
+_IMAGES_AT_ONCE = 512
 _LUMA = np.array([19595, 38470, 7471], dtype=np.uint32)  # ITU-R 601 in 16 bits: how Pillow makes grey images
-
-Names = NDArray[Any]
-"""One name per image, `[num_images]`: strings or integers."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,22 +76,91 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(arguments)
     _check_target(options.to)
-    if options.batch_size < 1:
+    if options.batch_size is not None and options.batch_size < 1:
         raise ConfigError(f"batch_size must be at least 1; got {options.batch_size}")
-    encoder, description = load_encoder(options.model, own_network=options.network)
-    names, images = read_images(options.images, description.image_shape)
-    how = {"features": options.features, "batch_size": options.batch_size}
-    embeddings = embed_images(encoder, images, device=_device(options.device), **how)
-    about = {"model_sha256": description.sha256, "features": options.features, "note": NOTE}
-    write_embeddings(options.to, names, embeddings, about)
-    width = embeddings.shape[1]
-    print(f"written: {options.to}, {len(images)} embeddings of width {width} ({options.features})")
+    if options.images is None and options.texts is None:
+        raise ConfigError("there is nothing to embed: give --images, or of a CLIP model --texts")
+    pairs = PairOptions(
+        image=options.csv_img_key, caption=options.csv_caption_key, separator=options.csv_separator
+    )
+    description = read_description(options.model)
+    run = _images_alone if description.clip is None else _both_towers
+    run(options, description, pairs)
     print(f"the model: {description.promise}")
     print(f"note: {NOTE}")
     return 0
 
 
-def read_images(name: str, image_shape: ImageShape) -> tuple[Names, NDArray[np.uint8]]:
+def _images_alone(options: argparse.Namespace, description: ModelDescription, pairs: PairOptions) -> None:
+    if options.texts is not None or options.images is None:
+        raise ConfigError(
+            "--texts needs a CLIP model; the model is an encoder of images: give --images alone"
+        )
+    encoder, description = load_encoder(options.model, own_network=options.network)
+    names, images = read_images(options.images, description.image_shape, pairs)
+    features = options.features or BACKBONE
+    embeddings = embed_images(
+        encoder,
+        images,
+        features=features,
+        batch_size=options.batch_size or _IMAGES_AT_ONCE,
+        device=_device(options.device),
+    )
+    about = {"model_sha256": description.sha256, "features": features, "note": NOTE}
+    write_embeddings(options.to, names, embeddings, about)
+    width = embeddings.shape[1]
+    print(f"written: {options.to}, {len(images)} embeddings of width {width} ({features})")
+
+
+def _both_towers(options: argparse.Namespace, _: ModelDescription, pairs: PairOptions) -> None:
+    if options.features is not None:
+        raise ConfigError(
+            f"a CLIP model has one kind of embedding, which both towers share; got --features "
+            f"{options.features}: leave it out"
+        )
+    encoder, description = load_clip(options.model)
+    device, batch_size = _device(options.device), options.batch_size or PAIRS_AT_ONCE
+    found = _embed_both(options, encoder, pairs, device, batch_size)
+    about = {"model_sha256": description.sha256, "features": "unit embeddings", "note": NOTE}
+    write_pair_embeddings(options.to, found, about)
+    sides = {"images": found.images, "texts": found.texts}
+    counts = " and ".join(f"{len(each)} {side}" for side, each in sides.items() if each is not None)
+    print(f"written: {options.to}, embeddings of {counts}, of width {encoder.embedding_dim}")
+    if found.num_truncated and found.texts is not None:  # the file stays without it: it depends on the texts
+        print(
+            f"note: {found.num_truncated} of {len(found.texts)} captions are longer than the "
+            f"{encoder.spec.context_length} tokens that the model reads, and were cut",
+            file=sys.stderr,
+        )
+
+
+def _embed_both(
+    options: argparse.Namespace,
+    encoder: ImageTextEncoder,
+    pairs: PairOptions,
+    device: torch.device,
+    batch_size: int,
+) -> PairEmbeddings:
+    found = PairEmbeddings()
+    if options.images is not None:
+        dataset = load_images(options.images, encoder, pairs)
+        if options.texts is not None and dataset.modality == "image-text":
+            raise ConfigError(
+                f"{options.images} has captions of its own: embed the texts in a run of their own, without "
+                "--images"
+            )
+        found = embed_source(encoder, dataset, _names(dataset, pairs), device=device, batch_size=batch_size)
+    if options.texts is not None:
+        texts = embed_texts(
+            encoder, read_captions(options.texts, pairs), device=device, batch_size=batch_size
+        )
+        found = dataclasses.replace(texts, ids=found.ids, images=found.images)
+    return found
+
+
+def read_images(
+    name: str, image_shape: ImageShape, pairs: PairOptions | None = None
+) -> tuple[Names, NDArray[np.uint8]]:
     """Returns the names of all images and the images, uint8 `[num_images, *image_shape]`, in their order.
 
     A name is the path in the folder, the value in the column `id`, or else the image's place, counted from
@@ -78,6 +169,7 @@ def read_images(name: str, image_shape: ImageShape) -> tuple[Names, NDArray[np.u
     Args:
       name: as `trainers.data.load_dataset` takes it.
       image_shape: (channels, height, width) of the model's input.
+      pairs: how images with captions are read; the captions are left aside.
 
     Raises:
       ConfigError: the images would have to be stretched to another shape than a square.
@@ -85,15 +177,15 @@ def read_images(name: str, image_shape: ImageShape) -> tuple[Names, NDArray[np.u
         `load_dataset`.
     """
     channels, height, width = image_shape
-    dataset = load_dataset(name, image_size=height if height == width else None)
+    pairs = (pairs or PairOptions()).fitting(name)
+    dataset = load_dataset(name, image_size=height if height == width else None, pairs=pairs)
     if dataset.image_shape[1:] != (height, width):
         raise ConfigError(
             f"the model reads images of {height}×{width} pixels, and only squares are resized to; got "
             f"{dataset.image_shape[1]}×{dataset.image_shape[2]}: resize them beforehand"
         )
-    parts = [dataset.train] if dataset.test is None else [dataset.train, dataset.test]
-    images = np.concatenate([to_channels(part.images, channels) for part in parts])
-    return _names(dataset, len(images)), images
+    images = np.concatenate([to_channels(images_of(part), channels) for part in parts_of(dataset)])
+    return _names(dataset, pairs), images
 
 
 def to_channels(images: NDArray[np.uint8], channels: int) -> NDArray[np.uint8]:
@@ -111,7 +203,10 @@ def to_channels(images: NDArray[np.uint8], channels: int) -> NDArray[np.uint8]:
     return ((luma + 0x8000) >> 16).astype(np.uint8)[:, None]
 
 
-def _names(dataset: Dataset, num_images: int) -> Names:
+def _names(dataset: Dataset, pairs: PairOptions) -> Names:
+    if dataset.modality == "image-text":
+        return pair_names(dataset, pairs)
+    num_images = sum(part.images.shape[0] for part in parts_of(dataset))
     scheme, _, place = dataset.name.partition(":")
     path = Path(place).expanduser()
     found: list[Any] | None = None
@@ -222,9 +317,7 @@ def _write_parquet(path: Path, names: Names, embeddings: Features, about: str) -
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    starts = np.arange(len(embeddings) + 1, dtype=np.int64) * embeddings.shape[1]
-    lists = pa.LargeListArray.from_arrays(pa.array(starts), pa.array(embeddings.reshape(-1)))
-    table = pa.table({"id": pa.array(names.tolist()), "embedding": lists.cast(pa.list_(pa.float32()))})
+    table = pa.table({"id": pa.array(names.tolist()), "embedding": float_lists(embeddings)})
     pq.write_table(table.replace_schema_metadata({"dpgcl": about}), path)
 
 
@@ -248,12 +341,20 @@ def _parser() -> StrictParser:
     )
     add = parser.add_argument
     add("--model", type=Path, required=True, metavar="FOLDER", help="an exported model")
-    add("--images", required=True, metavar="SOURCE", help="folder:PATH, npz:PATH, parquet:PATH, or a name")
+    add("--images", metavar="SOURCE", help="folder:, npz:, parquet:, csv: or webdataset:PATH, or a name")
+    add("--texts", type=Path, metavar="FILE", help="captions, one per line, or csv or parquet (CLIP)")
     add("--to", type=Path, default=Path("embeddings.parquet"), metavar="FILE", help=".parquet or .npz")
-    add("--features", choices=(BACKBONE, PROJECTION), default=BACKBONE, help="what to write (backbone)")
-    add("--batch-size", type=int, default=512, help="images at once (512)")
+    add("--features", choices=(BACKBONE, PROJECTION), help="what to write of an image encoder (backbone)")
+    add(
+        "--batch-size",
+        type=int,
+        help=f"images or texts at once ({_IMAGES_AT_ONCE}; of a CLIP model {PAIRS_AT_ONCE})",
+    )
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute (auto)")
     add("--network", metavar="NAME", help="the network of your own that the model names, if you trust it")
+    add("--csv-separator", default="\t", metavar="CHAR", help="between the columns of a csv file (a tab)")
+    add("--csv-img-key", metavar="NAME", help="column of csv or parquet with images (filepath or image)")
+    add("--csv-caption-key", metavar="NAME", help="column of csv or parquet with captions (title or caption)")
     return parser
 
 

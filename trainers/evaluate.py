@@ -28,7 +28,7 @@ from trainers.data.dataset import AnyRecords, Records, TrainingData
 from trainers.data.pairs import Images, ImageTextRecords
 from trainers.encoder import Encoder
 from trainers.models.clip_encoder import ImageTextEncoder
-from trainers.pair_scores import PAIRS_AT_ONCE, pair_scores, read_images
+from trainers.pair_scores import PAIRS_AT_ONCE, read_images, tower_scores
 from trainers.views import make_views, normalise
 
 Features = NDArray[np.float32]
@@ -56,12 +56,12 @@ def all_scores(
     device: torch.device | str,
     prefix: str = "",
     with_probes: bool = True,
-    class_names: Sequence[str] = (),
 ) -> dict[str, float]:
     """Returns the scores that may be seen by metric name; none are computed where none may.
 
     Those of `data.queries` as `evaluate` names them; those of every data set in `data.probes` as
-    `transfer_knn_accuracy/NAME` and `transfer_linear_probe_accuracy/NAME`.
+    `transfer_knn_accuracy/NAME` and `transfer_linear_probe_accuracy/NAME`, and by both towers, where its
+    classes have names, `transfer_zero_shot_accuracy/NAME`.
 
     Args:
       encoder: the network, already on `device`.
@@ -70,7 +70,6 @@ def all_scores(
       device: where the encoder is.
       prefix: put before each name, such as "untrained_".
       with_probes: whether `data.probes` are scored, too.
-      class_names: of the labels of `data.queries`, for image-text records.
 
     Raises:
       DataError: there is nothing to score.
@@ -94,10 +93,10 @@ def all_scores(
     found = {}
     index, queries = data.index, data.queries
     if queries is not None and (index is not None or isinstance(queries, ImageTextRecords)):
-        scores = scores_of(index, queries, class_names)
+        scores = scores_of(index, queries, data.class_names)
         found = {prefix + name: score for name, score in scores.items()}
     for probe in data.probes if with_probes else ():
-        for name, score in scores_of(probe.index, probe.queries, ()).items():
+        for name, score in scores_of(probe.index, probe.queries, probe.class_names).items():
             found[f"{prefix}transfer_{name}/{probe.name}"] = score
     return found
 
@@ -118,8 +117,8 @@ def evaluate(
     """Returns the scores of the frozen network by metric name, each in [0, 1].
 
     With labels: `knn_accuracy` and `linear_probe_accuracy` of the queries, given the index. Without:
-    `view_retrieval_top1` and `view_retrieval_top10` among the queries. For image-text records: what
-    `pair_scores` returns and, with labels, k-NN and linear probe on the image tower's features.
+    `view_retrieval_top1` and `view_retrieval_top10` among the queries. By an image-text network: what
+    `tower_scores` returns and, with labels, k-NN and linear probe on the image tower's features.
 
     Args:
       encoder: the network, already on `device`; its train/eval modes are restored.
@@ -131,10 +130,10 @@ def evaluate(
       device: where the encoder is.
       prefix: put before each name, such as "untrained_".
       batch_size: images passed through the encoder at once; changes no score beyond rounding.
-      class_names: of the labels, for the zero-shot score of image-text records.
+      class_names: of the queries' labels 0, 1, …, for the zero-shot score of an image-text network.
 
     Raises:
-      DataError: there is nothing to score.
+      DataError: there is nothing to score, or a label has no name though others have.
       ConfigError: image-text records for a network without a text tower.
     """
     if (index is not None and len(index) == 0) or len(queries) == 0:
@@ -146,42 +145,35 @@ def evaluate(
         batch_size = min(batch_size, PAIRS_AT_ONCE)
     queries = _first(queries, config.max_query_records, seed)
     labelled = index is not None and index.labels is not None and queries.labels is not None
+    asked: Features | None = None
     scores: dict[str, float] = {}
-    if isinstance(queries, ImageTextRecords):
+    if isinstance(queries, ImageTextRecords) or (labelled and isinstance(encoder, ImageTextEncoder)):
         with _frozen(encoder):
-            scores = pair_scores(
+            scores, features = tower_scores(
                 _towers(encoder), queries, device=device, class_names=class_names, batch_size=batch_size
             )
+        asked = _finite(features)
     elif not labelled:
         scores = view_retrieval(
             encoder, queries, view_config=view_config, seed=seed, device=device, batch_size=batch_size
         )
     if index is not None and labelled:
         index = _first(index, config.max_index_records, seed)
-        scores |= _label_scores(encoder, index, queries, config, device=device, batch_size=batch_size)
+        known = embed_features(encoder, index.images, batch_size=batch_size, device=device)
+        if asked is None:
+            asked = embed_features(encoder, queries.images, batch_size=batch_size, device=device)
+        scores |= _label_scores(known, index, asked, queries, config.num_neighbors)
     return {prefix + name: score for name, score in scores.items()}
 
 
 def _label_scores(
-    encoder: Encoder | ImageTextEncoder,
-    index: AnyRecords,
-    queries: AnyRecords,
-    config: EvaluationConfig,
-    *,
-    device: torch.device | str,
-    batch_size: int,
+    known: Features, index: AnyRecords, asked: Features, queries: AnyRecords, num_neighbors: int
 ) -> dict[str, float]:
-    """k-NN and linear probe on frozen features of records that have one labelled row each."""
+    """k-NN and linear probe on the features of records that have one labelled row each."""
     assert index.labels is not None
     assert queries.labels is not None
-    known, asked = (
-        embed_features(encoder, records.images, batch_size=batch_size, device=device)
-        for records in (index, queries)
-    )
     return {
-        "knn_accuracy": knn_accuracy(
-            known, index.labels, asked, queries.labels, num_neighbors=config.num_neighbors
-        ),
+        "knn_accuracy": knn_accuracy(known, index.labels, asked, queries.labels, num_neighbors=num_neighbors),
         "linear_probe_accuracy": linear_probe_accuracy(known, index.labels, asked, queries.labels),
     }
 
@@ -227,10 +219,9 @@ def _frozen(encoder: nn.Module) -> Iterator[None]:
             module.training = was_training
 
 
-def _features(encoder: Encoder | ImageTextEncoder, normalised: Tensor) -> Features:
-    features: Features = encoder.features(normalised).float().cpu().numpy()
-    features[~np.isfinite(features)] = 0
-    return features
+def _finite(features: Tensor) -> Features:
+    rows: Features = features.float().cpu().numpy()
+    return np.where(np.isfinite(rows), rows, np.float32(0))
 
 
 def embed_features(
@@ -252,7 +243,7 @@ def embed_features(
     with _frozen(encoder):
         for start in range(0, images.shape[0], batch_size):
             batch = read_images(images, slice(start, start + batch_size))
-            rows.append(_features(encoder, normalise(batch.to(device))))
+            rows.append(_finite(encoder.features(normalise(batch.to(device)))))
     return np.concatenate(rows)
 
 
@@ -378,8 +369,8 @@ def view_retrieval(
                 step=RETRIEVAL_STEP,
                 num_views=2,
             )
-            firsts.append(_features(encoder, views[:, 0]))
-            seconds.append(_features(encoder, views[:, 1]))
+            firsts.append(_finite(encoder.features(views[:, 0])))
+            seconds.append(_finite(encoder.features(views[:, 1])))
     return _retrieval_scores(_unit_rows(np.concatenate(firsts)), _unit_rows(np.concatenate(seconds)))
 
 

@@ -10,7 +10,9 @@ of the whole sweep. The ε of its one training is stated beside it, and never in
 only what it published can be exported, at the ε of the whole sweep.
 
 The folder holds the weights (`model.safetensors`), what they are (`model.json`), and the sweep's privacy
-statement with a first line on this model. It is never overwritten.
+statement with a first line on this model. It is never overwritten. The weights of a CLIP model are merged
+with its adapters into what open_clip loads by itself (`open_clip.create_model("local-dir:FOLDER")`); the
+adapters stand beside in `adapter/`, as peft reads them.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ from typing import Any
 from dpgcl_core.errors import ConfigError, StrictParser, exit_on_bad_input, unknown_choice
 from dpgcl_core.metrics import Release, find_metric
 from dpgcl_core.statement import PROVEN, epsilon_text, rounded_up, software_versions
-from trainers.exported import ModelDescription, write_model
+from trainers.exported import CLIP, ClipDescription, ModelDescription, write_model
 from trainers.finished import FinishedSweep, FinishedTrial, read_sweep, storage_folder
+from trainers.models.clip_export import trained_spec
 
 DEFAULT_SCORES = ("image_to_text_recall_at_10", "knn_accuracy")
 """What the best trial is chosen by: the first of these that there is."""
@@ -34,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns 0.
 
     Raises:
-      ConfigError: an option is unknown, or there is no such trial or score.
+      ConfigError: an option is unknown, or there is no such trial or score; or as `write_model`.
       StorageError: as `read_sweep` and `write_model`.
     """
     options = _parser().parse_args(arguments)
@@ -46,7 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(description.promise)
     print(f"chosen: {description.chosen}")
     print(f"written: {folder}")
-    print(f"embed images with it: python -m trainers.embed --model {folder} --images folder:PATH")
+    if description.clip is None:
+        print(f"embed images with it: python -m trainers.embed --model {folder} --images folder:PATH")
+        return 0
+    print(f"embed with it: python -m trainers.embed --model {folder} --images folder:PATH --texts FILE")
+    print(f'open_clip reads it: open_clip.create_model("local-dir:{folder}")')
     return 0
 
 
@@ -117,15 +124,17 @@ def is_score(name: str) -> bool:
 
 
 def describe(sweep: FinishedSweep, trial: FinishedTrial, chosen: str) -> ModelDescription:
-    """Returns what `model.json` says of a model; the hash of the weights comes with writing them."""
+    """Returns what `model.json` says of a model; the hashes come with writing the weights.
+
+    Raises:
+      ConfigError: its CLIP model is unknown here.
+    """
     params, statement = trial.params, sweep.statement.values
     figures = _figures(sweep, trial)
-    channels, height, width = params["image_shape"]
     return ModelDescription(
         promise=_promise(sweep, trial, figures),
         network=params["network_name"],
-        embedding_dim=params["embedding_dim"],
-        image_shape=(channels, height, width),
+        **_network(trial),
         sweep=sweep.name,
         trial=trial.name,
         chosen=chosen,
@@ -141,6 +150,35 @@ def describe(sweep: FinishedSweep, trial: FinishedTrial, chosen: str) -> ModelDe
         warm_start=params["warm_start"],
         versions=software_versions(),
     )
+
+
+def _network(trial: FinishedTrial) -> dict[str, Any]:
+    """What is said of the network, of either kind."""
+    params, clip = trial.params, trial.clip
+    if clip is None:
+        channels, height, width = params["image_shape"]
+        return {"embedding_dim": params["embedding_dim"], "image_shape": (channels, height, width)}
+    spec = trained_spec(clip.name, clip.pretrained)
+    about = ClipDescription(
+        architecture=spec.architecture,
+        mean=spec.mean,
+        std=spec.std,
+        context_length=spec.context_length,
+        pretrained=clip.pretrained,
+        lora_rank=clip.lora_rank,
+        lora_alpha=clip.lora_alpha,
+        lora_targets=clip.lora_targets,
+        lora_towers=clip.lora_towers,
+    )
+    # Grey images were shown in three colours, so the input is the model's own and not that of the data.
+    return {
+        "kind": CLIP,
+        "embedding_dim": int(spec.architecture["embed_dim"]),
+        "image_shape": (3, *spec.image_size),
+        "pixel_mean": None,
+        "pixel_std": None,
+        "clip": about,
+    }
 
 
 def _figures(sweep: FinishedSweep, trial: FinishedTrial) -> dict[str, Any]:

@@ -32,11 +32,18 @@ from scipy import stats
 from torch import Tensor
 
 from dpgcl_core.errors import ConfigError, DataError, StrictParser, exit_on_bad_input
-from trainers.config import ViewConfig
-from trainers.data import BUILTIN_DATASETS, Records, check_dataset_name, load_dataset
+from trainers.config import NetworkConfig, ViewConfig
+from trainers.data import (
+    BUILTIN_DATASETS,
+    Records,
+    TrainingData,
+    check_dataset_name,
+    load_dataset,
+    modality_of_name,
+)
 from trainers.encoder import Encoder, build_encoder
 from trainers.evaluate import first_by_hash
-from trainers.loop import TrainingData, train
+from trainers.loop import train
 from trainers.settings import Setting, named_setting
 from trainers.views import make_views
 
@@ -207,6 +214,8 @@ class MembershipOptions:
 
     def __post_init__(self) -> None:
         check_dataset_name(self.dataset)
+        if modality_of_name(self.dataset) == "image-text":
+            raise ConfigError(_no_pairs(self.dataset))
         if self.data_is not in ("auto", "public", "private"):
             raise ConfigError(f"data_is must be auto, public or private; got {self.data_is!r}")
         if self.data_is == "private" or (self.data_is == "auto" and self.dataset not in BUILTIN_DATASETS):
@@ -221,6 +230,13 @@ class MembershipOptions:
                 raise ConfigError(f"{name} must be at least 1; got {getattr(self, name)}")
         if self.num_views < 2:
             raise ConfigError(f"num_views must be at least 2; got {self.num_views}")
+
+
+def _no_pairs(dataset: str) -> str:
+    return (
+        "membership inference compares views of one image, and is not made for pairs of images and texts; "
+        f"got {dataset}: give images, such as digits"
+    )
 
 
 def infer_membership(options: MembershipOptions) -> dict[str, AttackResult]:
@@ -245,6 +261,7 @@ def infer_membership(options: MembershipOptions) -> dict[str, AttackResult]:
         record_every_steps=0,
     )
     config = base.training_config(num_records=len(members), public_seed=options.public_seed)
+    assert isinstance(config.network, NetworkConfig)  # images alone are taken
     encoders = {
         "untrained": build_encoder(config.network, members.images.shape[1:], options.public_seed),
         "private": _trained(base, members, options),
@@ -271,12 +288,16 @@ def _trained(setting: Setting, members: Records, options: MembershipOptions) -> 
     data = TrainingData(
         train=members, index=None, queries=None, train_is_public=True, evaluation_is_public=True
     )
-    return train(config, data).encoder
+    encoder = train(config, data).encoder
+    assert isinstance(encoder, Encoder)
+    return encoder
 
 
 def _members_and_others(options: MembershipOptions) -> tuple[Records, Records]:
     """Both from the training part of the source, split by keyed hash, without repeated images."""
     records = load_dataset(options.dataset).train
+    if not isinstance(records, Records):  # what a name tells may have changed since
+        raise ConfigError(_no_pairs(options.dataset))
     _, firsts = np.unique([image.tobytes() for image in records.images], return_index=True)
     records = records.take(np.sort(firsts))
     order = first_by_hash(records.ids, len(records), seed=options.public_seed)

@@ -1,8 +1,9 @@
-"""Scores of both towers on held-out pairs: retrieval in both directions and, with class names, zero-shot.
+"""Scores of both towers: retrieval in both directions on pairs and, with class names, zero-shot.
 
-What counts as found is in `trainers.retrieval`; here is how records reach the towers. Stored images are read
-a batch at a time and once: while a batch is in memory it is embedded, and its contents are hashed, for
-identical images count for each other.
+What counts as found is in `trainers.retrieval`, by the cosine, for which the image tower's features do as
+well as the unit embeddings; here is how records reach the towers. Stored images are read a batch at a time
+and once: while a batch is in memory it is embedded, and its contents are hashed, for identical images count
+for each other.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dpgcl_core.records import Ids
+from trainers.data.dataset import AnyRecords
 from trainers.data.pairs import Images, ImageTextRecords
 from trainers.models.clip_encoder import ImageTextEncoder
 from trainers.retrieval import (
@@ -27,24 +29,26 @@ from trainers.retrieval import (
 from trainers.views import normalise
 
 ZERO_SHOT_TEMPLATES = ("a photo of a {}.", "a picture of a {}.")
-"""What stands around a class name; public, and the same for every data set."""
+"""What stands around a class name; public, and the same for every data set. The class is their mean."""
 
 PAIRS_AT_ONCE = 64
 """Images or texts in a tower at once: a large CLIP model keeps ten megabytes for each image."""
 
 
-def pair_scores(
+def tower_scores(
     encoder: ImageTextEncoder,
-    records: ImageTextRecords,
+    records: AnyRecords,
     *,
     device: torch.device | str,
     class_names: Sequence[str] = (),
     batch_size: int = PAIRS_AT_ONCE,
-) -> dict[str, float]:
-    """Returns the scores of all images of `records` and all their captions, by metric name.
+) -> tuple[dict[str, float], Tensor]:
+    """Returns the scores of all images of `records`, by metric name, and their features `[n, feature_dim]`.
 
-    `image_to_text_recall_at_K` and `text_to_image_recall_at_K` for K = 1, 5, 10; with labels and class names
-    also `zero_shot_accuracy`.
+    Of pairs `image_to_text_recall_at_K` and `text_to_image_recall_at_K` for K = 1, 5, 10, with all their
+    captions; with labels and class names `zero_shot_accuracy`, of images without captions, too. Each image is
+    read, and passed through its tower, once for all of these; its features are not scaled, for what else
+    they are asked.
 
     Args:
       encoder: both towers, on `device` and in evaluation mode.
@@ -56,23 +60,28 @@ def pair_scores(
     Raises:
       DataError: a label has no class name.
     """
-    captions, image_of_text = records.flat_captions()
 
     def embed_texts(texts: Sequence[str]) -> Tensor:
         return encoder.embed_texts(encoder.tokenizer(texts).tokens.to(device))
 
-    images, contents = _embed_and_hash(encoder, records.images, device, batch_size)
-    texts = embed_in_batches(lambda part: embed_texts(captions[part]), len(captions), batch_size)
-    matches = Matches(
-        image_of_text=image_of_text,
-        image_contents=contents,
-        text_contents=content_ids(caption.encode("utf-8", "surrogatepass") for caption in captions),
+    found: dict[str, float] = {}
+    features, contents = _features_and_contents(
+        encoder, records.images, device, batch_size, hashed=isinstance(records, ImageTextRecords)
     )
-    found = recalls(images, texts, matches)
+    if isinstance(records, ImageTextRecords):
+        captions, image_of_text = records.flat_captions()
+        texts = embed_in_batches(lambda part: embed_texts(captions[part]), len(captions), batch_size)
+        matches = Matches(
+            image_of_text=image_of_text,
+            image_contents=contents,
+            text_contents=content_ids(caption.encode("utf-8", "surrogatepass") for caption in captions),
+        )
+        found = recalls(features, texts, matches)
     if class_names and records.labels is not None:
-        classes = class_embeddings(class_names, ZERO_SHOT_TEMPLATES, embed_texts, batch_size=batch_size)
-        found["zero_shot_accuracy"] = zero_shot_accuracy(images, records.labels, classes)
-    return found
+        names = [name.replace("_", " ") for name in class_names]  # of folders: golden_retriever
+        classes = class_embeddings(names, ZERO_SHOT_TEMPLATES, embed_texts, batch_size=batch_size)
+        found["zero_shot_accuracy"] = zero_shot_accuracy(features, records.labels, classes)
+    return found, features
 
 
 def read_images(images: Images | Tensor, rows: slice) -> Tensor:
@@ -82,16 +91,17 @@ def read_images(images: Images | Tensor, rows: slice) -> Tensor:
     return torch.from_numpy(images[np.arange(*rows.indices(images.shape[0]))])
 
 
-def _embed_and_hash(
-    encoder: ImageTextEncoder, images: Images, device: torch.device | str, batch_size: int
+def _features_and_contents(
+    encoder: ImageTextEncoder, images: Images, device: torch.device | str, batch_size: int, *, hashed: bool
 ) -> tuple[Tensor, Ids]:
-    """Embeddings `[n, dim]` and content ids `[n]` of all images, whose shape is one."""
-    contents: list[Ids] = []
+    """Features `[n, feature_dim]` and, where asked for, content ids `[n]` of all images, of one shape."""
+    contents = [np.zeros(0, dtype=np.uint64)]
 
     def embed(rows: slice) -> Tensor:
         batch = read_images(images, rows)
-        contents.append(content_ids(image.tobytes() for image in batch.numpy()))
-        return encoder.embed_images(normalise(batch.to(device)))
+        if hashed:
+            contents.append(content_ids(image.tobytes() for image in batch.numpy()))
+        return encoder.features(normalise(batch.to(device)))
 
-    embedded = embed_in_batches(embed, images.shape[0], batch_size)
-    return embedded, np.concatenate(contents)
+    features = embed_in_batches(embed, images.shape[0], batch_size)
+    return features, np.concatenate(contents)

@@ -20,6 +20,7 @@ checks it as it loads. The path must be one that all machines see.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from trainers.config import ClipNetworkConfig, TrainingConfig
 from trainers.encoder import Encoder, ImageShape, build_encoder
 from trainers.exported import DESCRIPTION, STATEMENT, WEIGHTS, read_description, read_model_weights
 from trainers.modality import AnyEncoder
-from trainers.models.clip import RANDOM, WEIGHTS_FILE, ClipConfig
+from trainers.models.clip import CONFIG_FILE, RANDOM, WEIGHTS_FILE, ClipConfig, ClipSpec, find_clip
 from trainers.models.clip_encoder import ImageTextEncoder, build_image_text_encoder
 from trainers.models.clip_lora import ClipLora
 from trainers.weights import WarmStart, misfits, read_note, read_weights
@@ -61,13 +62,20 @@ def read_warm_start(path: Path) -> WarmStart:
         raise ConfigError(
             f"warm_start must be an exported model's folder or a file of weights; there is no {path}"
         )
-    _refuse_private(path.resolve())
-    if path.name == WEIGHTS and (path.parent / DESCRIPTION).exists():
+    _refuse_private(path)
+    if path.name in (WEIGHTS, WEIGHTS_FILE) and (path.parent / DESCRIPTION).exists():
         description = read_description(path.parent)
+        if path.name != description.weights_file:
+            raise StorageError(
+                f"the model in {path.parent} is in {description.weights_file}, not {path.name}"
+            )
         read_model_weights(path.parent, description)
         origin = f"the exported model of sweep {description.sweep}, trained on public {description.dataset}"
     elif path.name == WEIGHTS and not path.exists():
-        raise StorageError(f"{path.parent} holds no {WEIGHTS}: give an exported model's folder, or a file")
+        raise StorageError(
+            f"{path.parent} holds no {WEIGHTS} and no {WEIGHTS_FILE}: give an exported model's folder, or a "
+            "file"
+        )
     else:
         origin = "weights that are taken to be public on the word of whoever gave them"
     weights = read_weights(path)
@@ -82,9 +90,10 @@ def read_warm_start(path: Path) -> WarmStart:
 
 def _refuse_private(path: Path) -> None:
     """Refuses weights that say, themselves or by what lies beside them, that private data made them."""
-    beside = (path.parent / DESCRIPTION, path.parent / f"{STATEMENT}.json")
+    place = path.resolve().parent
+    beside = (place / DESCRIPTION, place / f"{STATEMENT}.json")
     said = [_data_of(file.read_text(encoding="utf-8")) for file in beside if file.is_file()]
-    note = read_note(path)
+    note = read_note(path)  # under the name that it is read by: what a link leads to may have no suffix
     said += [] if note is None else [_data_of(note)]
     if any(data != RESEARCH for data in said):
         raise ConfigError(
@@ -129,7 +138,10 @@ def starting_encoder(config: TrainingConfig, image_shape: ImageShape) -> AnyEnco
 
 def _starting_clip(config: TrainingConfig, network: ClipNetworkConfig) -> ImageTextEncoder:
     start, weights = config.warm_start, network.pretrained
-    if start is not None:
+    if start is None:
+        _refuse_place(weights)
+    else:
+        _check_same_model(network, start)
         for name, value in _planned(start).items():
             if value.is_floating_point() and not torch.isfinite(value).all():
                 raise ConfigError(f"a warm start must be finite, and {name} in {start.path} is not")
@@ -148,6 +160,40 @@ def _starting_clip(config: TrainingConfig, network: ClipNetworkConfig) -> ImageT
         temperature=config.temperature if network.learn_temperature else None,
         gradient_checkpointing=network.gradient_checkpointing,
     )
+
+
+def _refuse_place(pretrained: str) -> None:
+    """Refuses a file in place of a name: only of a warm start it is asked whose data made it."""
+    if Path(pretrained).expanduser().exists() or Path(pretrained).suffix or os.sep in pretrained:
+        raise ConfigError(
+            f"pretrained must be {RANDOM} or open_clip's name of published weights; got {pretrained}, a "
+            "place: give it as --warm-start"
+        )
+
+
+def _check_same_model(network: ClipNetworkConfig, start: WarmStart) -> None:
+    """Refuses a second beginning, and weights of a model that is another though its tensors may fit.
+
+    Number of heads, activation and colours show in no tensor's shape.
+    """
+    if network.pretrained != RANDOM:
+        raise ConfigError(
+            f"a training must start from one set of weights; got the warm start {start.path} and pretrained "
+            f"= {network.pretrained}: leave one out"
+        )
+    place = Path(start.path).parent
+    if not (place / CONFIG_FILE).is_file():
+        return
+    made_for, asked = (find_clip(ClipConfig(model=each)) for each in (f"{place / CONFIG_FILE}", network.name))
+    if _what_it_is(made_for) != _what_it_is(asked):
+        raise ConfigError(
+            f"the warm start must be of the same CLIP model, and {place / CONFIG_FILE} says another than "
+            f"{network.name}: give --network {place}"
+        )
+
+
+def _what_it_is(spec: ClipSpec) -> str:
+    return json.dumps([spec.architecture, spec.mean, spec.std], sort_keys=True)
 
 
 def _planned(start: WarmStart) -> Mapping[str, Tensor]:

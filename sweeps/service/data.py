@@ -74,6 +74,8 @@ def load_training_data(options: SweepOptions) -> tuple[TrainingData, list[str]]:
         evaluation_is_public=options.evaluate_on is not None or bool(probes) or not private,
         scored=scored,
         probes=probes,
+        # Of what is scored, which is public: names of private classes go nowhere.
+        class_names=() if queries is None else (other or dataset).class_names,
     )
     return data, _data_notes(options) + _skipped_notes(options, dataset, other)
 

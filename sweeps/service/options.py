@@ -19,7 +19,9 @@ from typing import Annotated, Literal, TypeVar, get_type_hints
 from dpgcl_core.errors import ConfigError, StrictParser, unknown_choice
 from dpgcl_core.methods import method_named
 from sweeps.service.release import check_release
-from trainers.data import PairOptions, check_dataset_name, is_builtin_name
+from sweeps.service.scores import default_score
+from trainers.data import PairOptions, check_dataset_name, is_builtin_name, modality_of_name
+from trainers.data.dataset import Modality
 from trainers.settings import Setting, named_setting
 
 
@@ -83,8 +85,8 @@ class SweepOptions(Setting):
     """Sealed-threshold: probability to halt after each miss; the number of trials has mean 1 over it."""
     min_score: float | None = None
     """Sealed-threshold: the public score that a trial must reach."""
-    select_by: str = "knn_accuracy"
-    """Sealed: the score, on public data, by which the released trial is chosen."""
+    select_by: str = "auto"
+    """Sealed: the public score that the released trial is chosen by; auto: k-NN accuracy, of pairs recall."""
     ledger: str | None = None
     """Budget ledger ($DPGCL_LEDGER): a path, or a SQLite or PostgreSQL URL; every step is charged to it."""
     dataset_id: str | None = None
@@ -113,12 +115,19 @@ class SweepOptions(Setting):
             raise ConfigError(f"max_concurrent_trials must be at least 1; got {self.max_concurrent_trials}")
         if self.tiny and self.full:
             raise ConfigError("give tiny or full, not both")
+        if self.select_by == "auto" and self.release != "open":
+            object.__setattr__(self, "select_by", default_score(self.modality))
         check_release(self)
 
     @property
     def data_are_private(self) -> bool:
         """Whether the release policy for private data applies."""
         return self.data_is == "private" or (self.data_is == "auto" and not is_builtin_name(self.dataset))
+
+    @property
+    def modality(self) -> Modality:
+        """What a record is, as far as it shows before the data are loaded."""
+        return modality_of_name(self.dataset, self.pairs.fitting(self.dataset))
 
     @property
     def pairs(self) -> PairOptions:
@@ -189,7 +198,7 @@ def parse_options(
     first.add_argument("--full", action="store_true")
     chosen, _ = first.parse_known_args(arguments)
     preset: dict[str, object] = dict(tiny) if chosen.tiny else dict(full) if chosen.full else {}
-    dataset = str(chosen.dataset or preset.get("dataset", "digits"))
+    dataset = str(chosen.dataset or preset.get("dataset", kind.dataset))
     check_dataset_name(dataset)
     preset = preset or by_dataset.get(dataset, {})
     setting_name = "paper" if chosen.full and chosen.setting == "auto" else chosen.setting

@@ -28,6 +28,7 @@ from sweeps.service.release import Charged, check_sealed_plan, cost_of, cost_tag
 from sweeps.service.storage import config_hash
 from trainers.config import TrainingConfig
 from trainers.data.dataset import modality_of
+from trainers.data.pairs import ImageTextRecords
 from trainers.loop import TrainingData
 from trainers.modality import check_encoder, check_records
 from trainers.optimizers import check_optimizer
@@ -213,7 +214,7 @@ def build_plan(
             params = _params(config, options, point, repeat)
             params["image_shape"] = list(data.train.images.shape[1:])
             trials.append(Trial(name=f"{point.label}-r{repeat}", config=config, params=params))
-    notes += _noised_notes(trials[0].config, options)
+    notes += _noised_notes(trials[0].config, options) + _unit_notes(options, data)
     notes += dict.fromkeys(note for _, config in configs if (note := warm_start_note(config)))
     if earlier is not None:
         notes.append(
@@ -359,9 +360,16 @@ def _noised_notes(config: TrainingConfig, options: SweepOptions) -> list[str]:
         )
     if options.snr_noise_multiplier is not None:
         notes.append("The first step's SNR is released with noise; it is charged in ε.")
-    if options.unit_column is not None:
-        notes.append(f"One record is all rows with the same value of {options.unit_column}.")
     return notes
+
+
+def _unit_notes(options: SweepOptions, data: TrainingData) -> list[str]:
+    """Says what a record is where that is not one row."""
+    pairs = data.train if isinstance(data.train, ImageTextRecords) else None
+    unit = options.unit_column or (pairs.unit if pairs is not None else None)
+    if unit is not None:
+        return [f"One record is all rows with the same value of {unit}."]
+    return ["One record is one image with all its captions."] if pairs is not None else []
 
 
 def cross_checks(trial: TrialClass, delta: float) -> dict[str, float]:

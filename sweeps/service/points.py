@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpgcl_core.errors import ConfigError
@@ -11,6 +11,7 @@ from dpgcl_core.grouping import GroupSize
 from dpgcl_core.methods import Method, method_named
 from sweeps.service.options import SweepOptions
 from sweeps.service.plan import Point
+from sweeps.service.storage import fit_for_name
 
 _NO_NOISE = "epsinf", {"epsilon": math.inf}
 
@@ -30,13 +31,39 @@ def along(
     >>> [point.label for point in along(SweepOptions(), "temperature", (0.1, 0.5, 0.1), "tau")]
     ['tau0.1-private', 'tau0.5-private']
     """
-    found = []
+    found: list[Point] = []
     for value in dict.fromkeys(values):
-        label, changes = f"{symbol}{value:g}", {setting: value}
-        if options.epsilon != math.inf:
-            found.append(Point(label=f"{label}-private", changes=changes))
-        if non_private or options.epsilon == math.inf:
-            found.append(Point(label=f"{label}-eps-inf", changes=changes | {"epsilon": math.inf}))
+        found += at(options, f"{symbol}{value:g}", {setting: value}, non_private=non_private)
+    return found
+
+
+def at(
+    options: SweepOptions,
+    label: str,
+    changes: Mapping[str, Any],
+    params: Mapping[str, Any] | None = None,
+    *,
+    non_private: bool = False,
+) -> list[Point]:
+    """Returns the points of one setting: private, and where asked for without noise and clipping.
+
+    Args:
+      options: the sweep's; with ε = ∞ there is no private point.
+      label: short name of the setting, made fit for a file name.
+      changes: option values of the setting.
+      params: what MLflow shows of it besides.
+      non_private: also without noise and clipping.
+
+    >>> [point.label for point in at(SweepOptions(), "ViT/B", {"network": "ViT/B"}, non_private=True)]
+    ['ViT-B-private', 'ViT-B-eps-inf']
+    """
+    label, params = fit_for_name(label), params or {}
+    found = []
+    if options.epsilon != math.inf:
+        found.append(Point(label=f"{label}-private", changes=changes, params=params))
+    if non_private or options.epsilon == math.inf:
+        changes = {**changes, "epsilon": math.inf}
+        found.append(Point(label=f"{label}-eps-inf", changes=changes, params=params))
     return found
 
 

@@ -12,7 +12,8 @@ from sweeps.service.estimate import estimate_seconds
 from sweeps.service.execution import say
 from sweeps.service.options import SweepOptions
 from sweeps.service.plan import SweepPlan, Trial
-from sweeps.service.release import NOISED_SCORES, cost_line, cost_of, is_proven
+from sweeps.service.release import cost_line, cost_of, is_proven
+from sweeps.service.scores import shown_scores
 from sweeps.service.storage import fit_for_name
 from trainers.tracking import trial_run_name
 
@@ -66,8 +67,7 @@ def estimate_text(plan: SweepPlan) -> str:
 
 def headline(metrics: dict[str, float]) -> list[str]:
     """Returns the scores of a trial that a line has room for."""
-    names = ("knn_accuracy", "linear_probe_accuracy", "view_retrieval_top1", "snr_first_step")
-    names = (*names, *NOISED_SCORES, "noised_snr_first_step", "epsilon")
+    names = (*shown_scores(metrics), "snr_first_step", "noised_snr_first_step", "epsilon")
     return [f"{name} {metrics[name]:.4g}" for name in names if name in metrics] or ["done"]
 
 

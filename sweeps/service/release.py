@@ -15,7 +15,6 @@ from dpgcl_core import scores
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism import Mechanism
 from dpgcl_core.methods.base import ADD_OR_REMOVE_ONE
-from dpgcl_core.metrics import METRICS, Release
 from dpgcl_core.selection import (
     OPEN,
     SEALED,
@@ -30,12 +29,12 @@ from dpgcl_core.selection import (
 )
 from dpgcl_core.selection_laws import TruncatedNegativeBinomial
 from dpgcl_core.statement import OpenTrials, rounded_up
+from sweeps.service.scores import NOISED_SCORES, final_scores, visible_scores
 
 if TYPE_CHECKING:
     from sweeps.service.options import SweepOptions
     from sweeps.service.plan import SweepPlan, Trial
 
-NOISED_SCORES = ("noised_knn_accuracy", "noised_linear_probe_accuracy")
 MODES = (OPEN, SEALED, SEALED_THRESHOLD)
 GRID, INDEPENDENT = "grid", "independent"
 _FORBIDDEN_WHEN_SEALED = {
@@ -94,11 +93,8 @@ def check_release(options: SweepOptions) -> None:
     if options.bound not in THEOREMS:
         raise ConfigError(unknown_choice("bound", options.bound, THEOREMS))
     trial_law(options)
-    metric = METRICS.get(options.select_by)
-    known = [name for name, m in METRICS.items() if m.release is Release.SCORE and "untrained" not in name]
-    known += NOISED_SCORES
-    if metric is None or options.select_by not in known:
-        raise ConfigError(unknown_choice("score to select by", options.select_by, known))
+    if options.select_by not in final_scores():
+        raise ConfigError(unknown_choice("score to select by", options.select_by, final_scores()))
     if options.select_by in NOISED_SCORES and not options.score_on_held_out:
         raise ConfigError(
             f"{options.select_by} is a noised score of held-out private records: give --score-on-held-out "
@@ -132,6 +128,11 @@ def check_sealed_plan(plan: SweepPlan) -> None:
             "a sealed sweep selects by a score on public data, or by a noised one, for a bare score on "
             "private records would release them through the choice; give --evaluate-on a public labelled "
             "data set"
+        )
+    if plan.options.select_by not in (found := visible_scores(plan.data)):
+        raise ConfigError(
+            f"no trial on these data has the score to select by, {plan.options.select_by!r}; they have "
+            f"{', '.join(found)}"
         )
 
 

@@ -15,6 +15,7 @@ from dpgcl_core.methods import method_named
 from dpgcl_core.selection import OPEN
 from sweeps.service.options import SweepOptions
 from sweeps.service.release import check_search
+from sweeps.service.scores import default_score
 
 _CHOICES = {"group_sizes": "group_size", "num_augmentations_grid": "num_augmentations"}
 _RANGES = ("l2_clip_norm", "epsilon", "noise_multiplier", "learning_rate", "temperature")
@@ -40,8 +41,8 @@ class SearchOptions(SweepOptions):
     """What proposes settings: TPE learns from earlier trials; random and qmc (Sobol points) do not."""
     num_trials: int = 20
     """Trainings, fixed in advance: what they all cost in privacy is, too."""
-    objectives: tuple[str, ...] = ("knn_accuracy",)
-    """Scores to raise; with epsilon among them, ε is lowered, and the end is a Pareto front."""
+    objectives: tuple[str, ...] = ()
+    """Scores to raise, k-NN accuracy (of pairs recall at 10) unless given; with epsilon a Pareto front."""
     group_sizes: tuple[GroupSize, ...] = ()
     """Values of S to choose from."""
     num_augmentations_grid: tuple[int, ...] = ()
@@ -84,7 +85,7 @@ class SearchOptions(SweepOptions):
 
 
 def with_default_space(options: SearchOptions, arguments: Sequence[str]) -> SearchOptions:
-    """Returns the options with something to vary, where they vary nothing.
+    """Returns the options with a score to raise and something to vary, where they name none.
 
     Args:
       options: the user's.
@@ -93,6 +94,8 @@ def with_default_space(options: SearchOptions, arguments: Sequence[str]) -> Sear
     >>> with_default_space(SearchOptions(), ["--temperature", "0.3"]).temperature_range is None
     True
     """
+    if not options.objectives:
+        options = dataclasses.replace(options, objectives=(default_score(options.modality),))
     if any(getattr(options, name) for name in (*_CHOICES, *(f"{name}_range" for name in _RANGES))):
         return options
     fixed = {argument.split("=")[0].removeprefix("--").replace("-", "_") for argument in arguments}

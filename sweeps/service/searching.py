@@ -45,8 +45,9 @@ from sweeps.service.execution import RaySession, run_trials, say
 from sweeps.service.options import SweepOptions
 from sweeps.service.plan import Earlier, Point, SweepPlan, Trial, build_plan, trial_at
 from sweeps.service.proposals import EPSILON, Proposals
-from sweeps.service.release import NOISED_SCORES, Charged, is_proven
+from sweeps.service.release import Charged, is_proven
 from sweeps.service.run import Figure, OpenSweep
+from sweeps.service.scores import visible_scores
 from sweeps.service.search_space import SearchOptions, Space, without_invalid
 from sweeps.service.storage import CalibrationCache, SweepFolder, config_hash, write_json
 from trainers.checkpoint import sync_folder
@@ -151,23 +152,6 @@ def check_objectives(options: SearchOptions, data: TrainingData, space: Space) -
             "epsilon is the same in all trials and no objective: give --epsilon-range or "
             "--noise-multiplier-range, or leave it out"
         )
-
-
-def visible_scores(data: TrainingData) -> list[str]:
-    """Returns the scores by which a search may choose: of public records, or noised."""
-    found = []
-    if (
-        data.index is not None
-        and data.queries is not None
-        and (data.evaluation_is_public or data.train_is_public)
-    ):
-        labelled = data.index.labels is not None and data.queries.labels is not None
-        found += (
-            ["knn_accuracy", "linear_probe_accuracy"]
-            if labelled
-            else ["view_retrieval_top1", "view_retrieval_top10"]
-        )
-    return found + (list(NOISED_SCORES) if data.scored is not None else [])
 
 
 class SearchSweep(OpenSweep):

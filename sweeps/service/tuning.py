@@ -16,16 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from dpgcl_core.errors import ConfigError, StorageError
-from dpgcl_core.methods import Method, method_named
+from dpgcl_core.methods import METHODS, Method, method_named
 from dpgcl_core.selection import OPEN
 from sweeps.service.execution import say
 from sweeps.service.options import SweepOptions
 from sweeps.service.plan import Earlier, Point, SweepPlan, build_plan
 from sweeps.service.report import what_was_drawn
 from sweeps.service.run import Figure, OpenSweep, Outcome, execute
+from sweeps.service.scores import default_score
 from sweeps.service.storage import storage_root
-
-TUNE_BY = "knn_accuracy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +70,8 @@ def run_tuned_sweep(
         )
     if options.data_are_private and options.evaluate_on is None:
         raise ConfigError(
-            f"settings are chosen by {TUNE_BY} on public data: give --evaluate-on a public data set"
+            f"settings are chosen by {default_score(options.modality)} on public data: give --evaluate-on a "
+            "public data set"
         )
     if options.data_are_private:
         candidates = [each for each in candidates if each.changes.get("epsilon") != math.inf]
@@ -99,12 +99,13 @@ def run_tuned_sweep(
 
 
 def compared(names: Sequence[str], options: SweepOptions) -> list[Method]:
-    """Returns the methods of these names that can be compared on the sweep's data.
+    """Returns the methods of these names, or of all, that can be compared on the sweep's data.
 
-    On private data those whose guarantee is proven, and of these the ones with the neighbouring relation of
-    the first: trainings with two relations have no total ε.
+    Of all, those that have a loss for what the records are. On private data those whose guarantee is
+    proven, and of these the ones with the neighbouring relation of the first: trainings with two relations
+    have no total ε.
     """
-    found = [method_named(name) for name in dict.fromkeys(names)]
+    found = [method_named(name) for name in dict.fromkeys(names)] or _fitting(options)
     if not options.data_are_private:
         return found
     proven = [method for method in found if method.label == "proven"]
@@ -113,6 +114,16 @@ def compared(names: Sequence[str], options: SweepOptions) -> list[Method]:
     if left:
         say(f"note: left out on private data, for want of a guarantee or of the others' relation: {left}")
     return kept
+
+
+def _fitting(options: SweepOptions) -> list[Method]:
+    """All methods that can be trained on records of the sweep's modality."""
+    found = list(METHODS.values())
+    if options.modality == "image":
+        return found
+    left = ", ".join(method.name for method in found if not method.takes_pairs)
+    say(f"note: left out, for they have no loss for pairs of images and texts: {left}")
+    return [method for method in found if method.takes_pairs]
 
 
 def _check_names(options: SweepOptions) -> None:
@@ -142,9 +153,10 @@ def _points(candidate: Candidate, grid: Sequence[Mapping[str, Any]]) -> list[Poi
 
 def _best(points: Sequence[Point], tuning: Outcome, candidate: Candidate) -> Point:
     """The setting of the highest score; of equal ones the first, and no score counts as the lowest."""
+    name = default_score(tuning.plan.options.modality)
 
     def score(point: Point) -> float:
-        value = tuning.results[f"{point.label}-r0"]["metrics"].get(TUNE_BY, -math.inf)
+        value = tuning.results[f"{point.label}-r0"]["metrics"].get(name, -math.inf)
         return value if math.isfinite(value) else -math.inf
 
     found = max((point for point in points if f"{point.label}-r0" in tuning.results), key=score, default=None)

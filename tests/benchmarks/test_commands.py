@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import clipping, growth, logit_dp, memory, reports, workers
+from benchmarks import clip_step, clipping, growth, logit_dp, memory, reports, workers
 from benchmarks.engines import ENGINES, PER_VIEW, EngineStep
+from benchmarks.pair_steps import IN_GROUPS, ORDINARY, WHOLE_BATCH, OrdinaryPairStep, PairTask, build_step
 from benchmarks.steps import (
     OrdinaryStep,
     OurStep,
@@ -27,7 +28,9 @@ from benchmarks.steps import (
 )
 from dpgcl_core.clipping import GroupClipper, trainable_parameters
 from dpgcl_core.errors import ConfigError
-from trainers.precision import group_losses_of
+from dpgcl_core.image_text_loss import image_text_group_loss
+from trainers import modality
+from trainers.precision import embed_of, group_losses_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,6 +38,11 @@ ROOT = Path(__file__).resolve().parents[2]
 def _task(**changes: Any) -> Task:
     settings: dict[str, Any] = {"model": "small_cnn", "group_size": 2, "expected_batch_size": 8, "threads": 1}
     return Task(**(settings | changes))
+
+
+def _pair_task(**changes: Any) -> PairTask:
+    settings: dict[str, Any] = {"model": "clip-tiny", "group_size": 2, "expected_batch_size": 8, "threads": 1}
+    return PairTask(**(settings | changes))
 
 
 def _run(script: str, *arguments: str) -> tuple[int, str, str]:
@@ -87,6 +95,48 @@ def test_clipping_command_refuses_json_of_a_table(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sys, "argv", ["clipping.py", "--model", "small_cnn", "--json"])
     with pytest.raises(ConfigError, match="group_size"):
         clipping.main()
+
+
+@pytest.mark.slow
+def test_clip_step_command_measures_time_and_memory() -> None:
+    """The names that readers of the rows rely on."""
+    result = _json_of(
+        "clip_step.py", "--model", "clip-tiny", "--group-sizes", "2", "--augmentations", "0",
+        "--expected-batch-size", "8", "--threads", "1", "--repeats", "1",
+    )  # fmt: skip
+    (row,) = result["rows"]
+    ours = row["sides"]["ours"]
+    for side in ORDINARY:
+        plain = row["sides"][side]
+        assert row[f"time_over_{side}"] == pytest.approx(ours["seconds"] / plain["seconds"])
+        assert row[f"memory_over_{side}"] == pytest.approx(ours["memory_bytes"] / plain["memory_bytes"])
+    assert row["max_relative_error"] < 1e-5
+    assert {"device", "torch", "threads", "command"} <= set(result)
+
+
+def test_clip_step_covers_every_setting(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = "--model clip-tiny --group-sizes 2 4 --augmentations 0 1 --expected-batch-size 8 --threads 1"
+    arguments += f" --repeats 1 --no-measure-memory --output {tmp_path}"
+    monkeypatch.setattr(sys, "argv", ["clip_step.py", *arguments.split()])
+    assert clip_step.main() == 0
+    (data,) = tmp_path.glob("*.json")
+    rows = json.loads(data.read_text())["rows"]
+    assert [(row["num_augmentations"], row["group_size"]) for row in rows] == [(0, 2), (0, 4), (1, 2), (1, 4)]
+    assert all(row[f"memory_over_{side}"] is None for row in rows for side in ORDINARY)
+    assert clip_step.table(rows) in capsys.readouterr().out
+
+
+def test_clip_step_ratio_is_the_median_of_the_rounds() -> None:
+    """A round that all sides spend waiting for another program moves no ratio."""
+    plain = {"all_seconds": [1.0, 10.0, 2.0], "memory_bytes": 50}
+    sides = {side: plain for side in ORDINARY} | {
+        "ours": {"all_seconds": [1.2, 12.0, 9.0], "memory_bytes": 60}
+    }
+    found = clip_step._ratios(sides)
+    assert found["time_over_whole_batch"] == pytest.approx(1.2)
+    assert found["memory_over_in_groups"] == pytest.approx(1.2)
 
 
 def test_growth_prints_both_axes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,6 +201,43 @@ def test_our_step_is_exact(group_size: int) -> None:
     step.take()
     check = step.check()
     assert max(check.max_relative_error, check.max_parameter_error) < 1e-5
+
+
+@pytest.mark.parametrize("group_size", [2, 16])
+@pytest.mark.parametrize("num_augmentations", [0, 1])
+def test_our_step_of_pairs_is_exact(group_size: int, num_augmentations: int) -> None:
+    task = _pair_task(group_size=group_size, expected_batch_size=32, num_augmentations=num_augmentations)
+    step = OurStep(task, 128)
+    step.take()  # adapters start at zero, where half of the gradients are
+    check = step.check()
+    assert max(check.max_relative_error, check.max_parameter_error) < 1e-5
+
+
+@pytest.mark.parametrize("whole_batch", [False, True])
+def test_ordinary_step_of_pairs_has_the_gradient_without_clipping(whole_batch: bool) -> None:
+    """It sees the private step's own views, and its loss among all pairs or within the groups."""
+    task = _pair_task()
+    step = OrdinaryPairStep(task, 8, whole_batch=whole_batch)
+    groups = task.groups(np.random.default_rng(3)).reshape(1 if whole_batch else -1, 8 if whole_batch else 2)
+    config, parameters = step.config, trainable_parameters(step.encoder)
+    views = modality.views_of(config, step.encoder, step.records, groups, step=1, num_augmentations=1)
+    embed = embed_of(step.encoder)
+    losses = image_text_group_loss(embed(views), temperature=config.temperature)
+    expected = torch.autograd.grad(losses.sum() / config.mechanism.divisor, parameters)
+    step.accumulate(groups, step=1)
+    for parameter, gradient in zip(parameters, expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_whole_batch_step_compares_pairs_across_groups() -> None:
+    """Its gradient is another than that within groups: the yardstick is ordinary contrastive training."""
+    totals = []
+    for side in (WHOLE_BATCH, IN_GROUPS):
+        step = build_step(side, _pair_task(), 8)
+        step.take()
+        assert isinstance(step, OrdinaryPairStep)
+        totals.append(torch.cat([p.grad.flatten() for p in trainable_parameters(step.encoder)]))
+    assert float((totals[0] - totals[1]).norm()) > 0.1 * float(totals[1].norm())
 
 
 def test_parameter_error_sees_a_single_number() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.metrics import METRICS, Release, visible
+from dpgcl_core.metrics import METRICS, Release, find_metric, visible
 
 
 @pytest.mark.parametrize("name", [n for n, m in METRICS.items() if m.release is Release.PRIVATE_ONLY])
@@ -56,6 +56,13 @@ def test_recall_is_a_score(way: str, k: int, before: str, behind: str) -> None:
 @pytest.mark.parametrize("name", ["zero_shot_accuracy", "untrained_zero_shot_accuracy"])
 def test_zero_shot_accuracy_is_a_score(name: str) -> None:
     assert METRICS[name].release is Release.SCORE
+
+
+@pytest.mark.parametrize("before", ["", "untrained_"])
+def test_zero_shot_accuracy_of_a_probe_is_a_score(before: str) -> None:
+    metric = find_metric(f"{before}transfer_zero_shot_accuracy/eurosat")
+    assert metric is not None
+    assert metric.release is Release.SCORE
 
 
 @pytest.mark.parametrize("name", [n for n in METRICS if "recall" in n])

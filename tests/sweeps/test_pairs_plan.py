@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 from PIL import Image
 
 from dpgcl_core.errors import ConfigError
-from sweeps.service.options import SweepOptions
 from sweeps.service.plan import Point, SweepPlan, build_plan
 from tests.sweeps.support import options
 from tests.sweeps.test_plan import PAIRS_ALONE
@@ -105,8 +103,10 @@ def test_plan_refuses_options_of_clip_for_images(arguments: tuple[str, ...]) -> 
         planned("--dataset=digits", "--noise-multiplier=1", "--repeats=1", *arguments)
 
 
+def test_notes_say_what_a_record_is() -> None:
+    assert "One record is one image with all its captions." in planned(*QUICK).notes
+
+
 def test_image_text_data_start_from_their_own_setting() -> None:
-    chosen = options("--dataset=shapes:200", "--expected-batch-size=64")
-    assert chosen.network == "clip-tiny"
-    assert isinstance(chosen, SweepOptions)
-    assert dataclasses.replace(chosen, network="x").network == "x"
+    assert options("--dataset=shapes:200", "--expected-batch-size=64").network == "clip-tiny"
+    assert options("--dataset=digits").network == "tiny_cnn"

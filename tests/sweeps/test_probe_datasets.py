@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dpgcl_core.errors import DataError
 from sweeps.service.plan import SweepPlan
 from tests.sweeps.support import write_npz
+from trainers.data import load_dataset
+from trainers.data.classes import BUILTIN_CLASS_NAMES
+from trainers.data.dataset import TrainingData
+from trainers.data.shapes import SHAPE_NAMES
 
+SECRET_CLASSES = ("secret-axolotl", "secret-basilisk", "secret-capybara")
 QUICK = ("--tiny", "--noise-multiplier", "1")
 Plan = Callable[..., SweepPlan]
 
@@ -60,6 +67,63 @@ def test_private_data_can_be_scored_on_probes_alone(faces: str, make_plan: Plan)
     assert [probe.name for probe in plan.data.probes] == ["digits"]
     assert any("taken to be public because they are named" in note for note in plan.notes)
     assert not any("No scores" in note for note in plan.notes)
+
+
+# Names of classes, for zero-shot scores
+
+
+@pytest.fixture
+def pets(tmp_path: Path) -> str:
+    """Images whose labels are words that nobody else uses."""
+    images = np.random.default_rng(3).integers(0, 256, (90, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "pets.npz", images=images, labels=np.array(SECRET_CLASSES)[np.arange(90) % 3])
+    return f"npz:{tmp_path / 'pets.npz'}"
+
+
+def test_names_of_private_classes_are_in_no_plan(pets: str, make_plan: Plan) -> None:
+    small = ("--expected-batch-size", "32", "--dataset", pets)
+    for more in ((), ("--evaluate-on", "digits"), ("--probe-datasets", "digits")):
+        plan = make_plan(*QUICK, *small, *more)
+        assert not any(name.encode() in pickle.dumps(plan) for name in SECRET_CLASSES)
+
+
+def test_names_of_public_classes_are_neither_told_nor_noted(pets: str, make_plan: Plan) -> None:
+    plan = make_plan(*QUICK, "--expected-batch-size", "32", "--dataset", pets, "--data-is", "public")
+    assert plan.data.class_names == SECRET_CLASSES
+    params = [plan.params(), *(trial.params for trial in plan.trials)]
+    told = repr((plan.data, plan.notes, plan.options, params))
+    assert not any(name in told for name in SECRET_CLASSES)
+
+
+@pytest.mark.parametrize("evaluate_on", [None, "digits"])
+def test_class_names_are_those_of_what_is_scored(evaluate_on: str | None, pets: str, make_plan: Plan) -> None:
+    public = ("--dataset", pets, "--data-is", "public", "--expected-batch-size", "32")
+    plan = make_plan(*QUICK, *public, *(("--evaluate-on", evaluate_on) if evaluate_on else ()))
+    expected = BUILTIN_CLASS_NAMES["digits"] if evaluate_on else SECRET_CLASSES
+    assert plan.data.class_names == expected
+
+
+def test_probes_of_pairs_bring_their_class_names(make_plan: Plan) -> None:
+    pairs = ("--dataset", "shapes:300", "--group-sizes", "4", "--expected-batch-size", "64")
+    plan = make_plan(*QUICK, *pairs, "--probe-datasets", "digits")
+    assert plan.data.class_names == SHAPE_NAMES
+    assert [probe.class_names for probe in plan.data.probes] == [BUILTIN_CLASS_NAMES["digits"]]
+
+
+def test_names_of_classes_that_nothing_is_scored_on_are_refused() -> None:
+    records = load_dataset("digits").train
+    with pytest.raises(DataError, match="got names and no queries"):
+        TrainingData(
+            train=records,
+            index=None,
+            queries=None,
+            train_is_public=False,
+            evaluation_is_public=False,
+            class_names=BUILTIN_CLASS_NAMES["digits"],
+        )
+
+
+# What a plan is
 
 
 def test_sweep_with_other_probes_is_not_resumed(faces: str, make_plan: Plan) -> None:

@@ -113,7 +113,8 @@ def test_small_vocabulary_travels_with_the_merged_model(open_clip: Any, tmp_path
     encoder = _trained(LORAS[0])
     export_merged(encoder, tmp_path, note="public")
     captions = ["a red square", "many, many more words"]
-    tokenizer = open_clip.SimpleTokenizer(bpe_path=str(tmp_path / MERGES_FILE), context_length=32)
+    merges, length = str(tmp_path / MERGES_FILE), encoder.spec.context_length
+    tokenizer = open_clip.SimpleTokenizer(bpe_path=merges, context_length=length)
     assert torch.equal(tokenizer(captions), ClipTokenizer(encoder.spec)(captions).tokens)
 
 

@@ -23,6 +23,8 @@ from trainers.data import (
     load_dataset,
     split_train_test,
 )
+from trainers.data.classes import BUILTIN_CLASS_NAMES
+from trainers.data.shapes import SHAPE_NAMES
 
 SECRET = "secret-name"
 
@@ -360,6 +362,92 @@ def test_parquet_that_cannot_be_read_is_refused_by_number_alone(tmp_path):
     with pytest.raises(RecordsError, match="1 of 2 are not") as caught:
         load_dataset(f"parquet:{tmp_path}")
     assert SECRET not in str(caught.value)
+
+
+# Class names
+
+PETS = ("cat", "dog", "golden_retriever")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_text_labels_are_places_in_the_class_names(scheme, tmp_path):
+    rows = [
+        (image, {"a": "dog", "b": "eel", "c": "cat"}[k], name) for image, k, name in rows_with_duplicates()
+    ]
+    loaded = load_dataset(write_own(scheme, tmp_path / "x", rows))
+    assert loaded.class_names == ("cat", "dog", "eel")
+    got = sorted((image.tobytes(), loaded.class_names[k]) for image, k in labelled(loaded.train))
+    assert got == sorted((im.transpose(2, 0, 1).tobytes(), label) for im, label, _ in rows)
+
+
+def labelled(records: Records) -> list[tuple[np.ndarray, int]]:
+    return list(zip(records.images, records.labels.tolist(), strict=True))
+
+
+def test_class_names_are_those_of_both_splits(tmp_path):
+    splits = {"train_images": noise(2, 4, 4), "test_images": noise(2, 4, 4)}
+    labels = {"train_labels": np.array(["cat", "dog"]), "test_labels": np.array(["dog", "ant"])}
+    assert load_dataset(write_npz(tmp_path, **splits, **labels)).class_names == ("ant", "cat", "dog")
+
+
+def test_class_names_of_a_parquet_dictionary_are_its_words(tmp_path):
+    labels = pa.array(["b", "a", "b"]).dictionary_encode()
+    assert load_dataset(write_parquet(tmp_path, image=[PNG] * 3, label=labels)).class_names == ("a", "b")
+
+
+def test_integer_labels_have_no_class_names(tmp_path):
+    name = write_npz(tmp_path, images=noise(3, 4, 4), labels=np.array([0, 1, 0]))
+    assert load_dataset(name).class_names == ()
+
+
+def test_data_without_labels_have_no_class_names(tmp_path):
+    assert load_dataset(write_folder(tmp_path, {"1.png": PNG})).class_names == ()
+
+
+def test_class_names_that_are_no_unicode_can_be_tokenised(tmp_path):
+    """What the file system gives for a folder whose name is in another encoding."""
+    place = tmp_path / "own" / "caf\udce9"
+    place.mkdir(parents=True)
+    (place / "1.png").write_bytes(PNG)
+    (name,) = load_dataset(f"folder:{tmp_path / 'own'}").class_names
+    assert name.encode().startswith(b"caf")
+
+
+@pytest.mark.parametrize("name", BUILTIN_CLASS_NAMES)
+def test_built_in_classes_have_ten_names_of_their_own(name):
+    assert len(set(BUILTIN_CLASS_NAMES[name])) == 10
+
+
+def test_every_built_in_data_set_has_class_names():
+    assert set(BUILTIN_DATASETS) == {*BUILTIN_CLASS_NAMES, "shapes"}
+    assert load_dataset("shapes:20").class_names == SHAPE_NAMES
+
+
+def test_digits_are_named_in_the_order_of_their_labels():
+    assert [name.split()[-1] for name in load_dataset("digits").class_names] == [
+        *("zero", "one", "two", "three", "four"),
+        *("five", "six", "seven", "eight", "nine"),
+    ]
+
+
+def test_eurosat_classes_are_named_in_the_order_of_their_folders():
+    folders = ["River", "SeaLake", "Forest", "AnnualCrop", "Highway", "HerbaceousVegetation"]
+    folders += ["Industrial", "Pasture", "PermanentCrop", "Residential"]
+    firsts = [name.split()[0].capitalize() for name in BUILTIN_CLASS_NAMES["eurosat"]]
+    assert all(a.startswith(b) for a, b in zip(sorted(folders), firsts, strict=True))
+
+
+def test_dataset_with_a_label_without_a_name_is_refused():
+    records = Records(images=OK[:, None], ids=ids_from_names("xyz"), labels=np.array([0, 1, 2]))
+    with pytest.raises(DataError, match="1 of 3 labels are not"):
+        Dataset(name="x", train=records, test=None, is_builtin=False, class_names=PETS[:2])
+
+
+def test_class_names_do_not_show_where_a_data_set_is_printed(tmp_path):
+    files = {f"{SECRET} {i}/1.png": PNG for i in range(3)}
+    loaded = load_dataset(write_folder(tmp_path, files))
+    assert loaded.class_names[0] == f"{SECRET} 0"
+    assert SECRET not in repr(loaded)
 
 
 # folder:PATH

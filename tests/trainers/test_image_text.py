@@ -391,12 +391,6 @@ def test_flat_captions_name_the_row_of_each():
     assert (captions, rows.tolist()) == (["0-0", "0-1", "1-0"], [0, 0, 1])
 
 
-def test_image_records_keep_ids_and_labels():
-    records = made([2, 1], labels=np.array([4, 5]))
-    plain = records.image_records()
-    assert (plain.ids.tolist(), plain.labels.tolist()) == (records.ids.tolist(), [4, 5])
-
-
 @pytest.mark.parametrize(
     ("more", "message"),
     [

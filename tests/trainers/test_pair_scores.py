@@ -35,8 +35,9 @@ from trainers.evaluate import (
 )
 from trainers.export import choose_trial
 from trainers.models.clip_encoder import ImageTextEncoder
+from trainers.models.clip_tokens import Tokens
 from trainers.observe import Observer
-from trainers.pair_scores import pair_scores
+from trainers.pair_scores import tower_scores
 from trainers.release import noised_scores
 from trainers.retrieval import Matches, content_ids, recalls
 from trainers.views import normalise
@@ -106,6 +107,18 @@ def _scores(
     )
 
 
+def _tower_scores(
+    encoder: ImageTextEncoder, records: Records | ImageTextRecords, **options: Any
+) -> dict[str, float]:
+    return tower_scores(encoder, records, device="cpu", **options)[0]
+
+
+def _images(n: int, *, first: int = 0) -> Records:
+    """The pictures of `_pairs` without their captions."""
+    records = _pairs(n, first=first)
+    return Records(images=np.asarray(records.images), ids=records.ids, labels=records.labels)
+
+
 def _embeddings(encoder: ImageTextEncoder, records: ImageTextRecords) -> tuple[Tensor, Tensor, Matches]:
     """Both towers on everything at once, contents by the bytes themselves."""
     captions, image_of_text = records.flat_captions()
@@ -121,30 +134,30 @@ def _embeddings(encoder: ImageTextEncoder, records: ImageTextRecords) -> tuple[T
         return encoder.embed_images(normalise(images)), texts, matches
 
 
-def test_pair_scores_are_the_recalls_of_both_towers(encoder: ImageTextEncoder) -> None:
+def test_tower_scores_of_pairs_are_the_recalls_of_both_towers(encoder: ImageTextEncoder) -> None:
     records = _pairs(50, captions=3)
     images, texts, matches = _embeddings(encoder, records)
-    assert pair_scores(encoder, records, device="cpu", batch_size=7) == recalls(images, texts, matches)
+    assert _tower_scores(encoder, records, batch_size=7) == recalls(images, texts, matches)
 
 
 @pytest.mark.parametrize("same", ["images", "captions"])
 def test_what_is_identical_counts_for_each_other(encoder: ImageTextEncoder, same: str) -> None:
     """One picture with thirty captions in thirty records, and the other way round: nothing is wrong."""
     records = _pairs(30)
-    assert pair_scores(encoder, records, device="cpu")["image_to_text_recall_at_1"] < 0.5
+    assert _tower_scores(encoder, records)["image_to_text_recall_at_1"] < 0.5
     if same == "images":
         repeated = dataclasses.replace(records, images=records.images[np.zeros(30, dtype=np.int64)])
     else:
         repeated = dataclasses.replace(records, captions=records.captions[:1] * 30)
-    assert pair_scores(encoder, repeated, device="cpu") == dict.fromkeys(RECALLS, 1.0)
+    assert _tower_scores(encoder, repeated) == dict.fromkeys(RECALLS, 1.0)
 
 
 def test_stored_images_are_read_once_and_a_batch_at_a_time(encoder: ImageTextEncoder) -> None:
     stored = _Stored(np.asarray(_pairs(50).images))
     records = dataclasses.replace(_pairs(50), images=stored)
-    found = pair_scores(encoder, records, device="cpu", batch_size=16)
+    found = _tower_scores(encoder, records, batch_size=16)
     assert stored.asked == [16, 16, 16, 2]
-    assert found == pair_scores(encoder, _pairs(50), device="cpu", batch_size=16)
+    assert found == _tower_scores(encoder, _pairs(50), batch_size=16)
 
 
 def test_stored_images_beyond_the_limits_are_not_read(encoder: ImageTextEncoder) -> None:
@@ -157,7 +170,7 @@ def test_stored_images_beyond_the_limits_are_not_read(encoder: ImageTextEncoder)
         limits,
     )
     assert index.asked == [20]
-    assert sorted(queries.asked) == [16, 16, 64, 64]  # once for both towers, once for the features
+    assert queries.asked == [64, 16]  # once for all scores
 
 
 def test_scored_pairs_are_the_first_by_hash_with_all_their_captions(encoder: ImageTextEncoder) -> None:
@@ -232,13 +245,54 @@ def test_zero_shot_is_of_the_class_names_in_every_template(
         embedded = encoder.embed_texts(encoder.tokenizer(texts).tokens).view(2, len(SHAPE_NAMES), -1)
         images = encoder.embed_images(normalise(torch.from_numpy(np.asarray(records.images))))
     nearest = (images @ embedded.mean(dim=0).T / embedded.mean(dim=0).norm(dim=1)).argmax(dim=1)
-    found = pair_scores(encoder, records, device="cpu", class_names=SHAPE_NAMES)
+    found = _tower_scores(encoder, records, class_names=SHAPE_NAMES)
     assert found["zero_shot_accuracy"] == np.mean(nearest.numpy() == records.labels)
 
 
 def test_zero_shot_refuses_a_label_without_a_name(encoder: ImageTextEncoder) -> None:
     with pytest.raises(DataError, match="Name every class"):
-        pair_scores(encoder, _pairs(40), device="cpu", class_names=SHAPE_NAMES[:2])
+        _tower_scores(encoder, _pairs(40), class_names=SHAPE_NAMES[:2])
+
+
+def test_zero_shot_says_the_words_of_a_folder_name(
+    encoder: ImageTextEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    tokenise = encoder.tokenizer
+
+    def noted(texts: Sequence[str]) -> Tokens:
+        said.extend(texts)
+        return tokenise(texts)
+
+    monkeypatch.setitem(encoder.__dict__, "tokenizer", noted)
+    _tower_scores(encoder, _images(6), class_names=["golden_retriever"] * len(SHAPE_NAMES))
+    assert set(said) == {"a photo of a golden retriever.", "a picture of a golden retriever."}
+
+
+def test_zero_shot_of_stored_images_is_that_of_images_in_memory(encoder: ImageTextEncoder) -> None:
+    stored = dataclasses.replace(_pairs(50), images=_Stored(np.asarray(_pairs(50).images)))
+    found = [
+        _tower_scores(encoder, records, class_names=SHAPE_NAMES, batch_size=16)["zero_shot_accuracy"]
+        for records in (stored, _pairs(50), _images(50))
+    ]
+    assert found[0] == found[1] == found[2]
+
+
+def test_every_image_passes_its_tower_once(encoder: ImageTextEncoder) -> None:
+    passed = []
+    handle = encoder.clip.visual.register_forward_hook(  # type: ignore[union-attr]
+        lambda module, inputs, _: passed.append(len(inputs[0]))
+    )
+    _scores(encoder, _pairs(30, first=100), _pairs(50), class_names=SHAPE_NAMES)
+    handle.remove()
+    assert sum(passed) == 80
+
+
+@pytest.mark.parametrize("kind", ["pairs", "images"])
+def test_features_of_the_towers_are_those_of_the_images(encoder: ImageTextEncoder, kind: str) -> None:
+    records = _pairs(20) if kind == "pairs" else _images(20)
+    _, features = tower_scores(encoder, records, device="cpu", batch_size=7)
+    np.testing.assert_allclose(features.numpy(), embed_features(encoder, records.images), atol=1e-5)
 
 
 def test_grey_images_are_scored_as_colour_of_three_equal_channels(encoder: ImageTextEncoder) -> None:
@@ -252,7 +306,7 @@ def test_grey_images_are_scored_as_colour_of_three_equal_channels(encoder: Image
 
 
 def test_labelled_images_are_probed_by_the_image_tower(encoder: ImageTextEncoder) -> None:
-    index, queries = (_pairs(n, first=first).image_records() for n, first in ((60, 0), (30, 100)))
+    index, queries = (_images(n, first=first) for n, first in ((60, 0), (30, 100)))
     assert set(_scores(encoder, queries, index)) == LABEL_SCORES
 
 
@@ -328,7 +382,7 @@ def test_data_without_queries_have_no_scores(encoder: ImageTextEncoder) -> None:
 
 
 def test_probes_of_pairs_are_scored_by_labels_under_their_names(encoder: ImageTextEncoder) -> None:
-    index, queries = _pairs(30, first=200).image_records(), _pairs(20, first=300).image_records()
+    index, queries = _images(30, first=200), _images(20, first=300)
     data = _data(probes=(Probe(name="other", index=index, queries=queries),), index=None)
     found = all_scores(encoder, data, make_config(), device="cpu", prefix="untrained_")
     assert {name for name in found if "transfer" in name} == {
@@ -338,9 +392,47 @@ def test_probes_of_pairs_are_scored_by_labels_under_their_names(encoder: ImageTe
     assert set(all_scores(encoder, data, make_config(), device="cpu", with_probes=False)) == RECALLS
 
 
+def _probe(class_names: Sequence[str] = SHAPE_NAMES) -> Probe:
+    queries = _images(20, first=300)
+    return Probe(name="other", index=_images(30, first=200), queries=queries, class_names=tuple(class_names))
+
+
+def test_zero_shot_of_a_probe_is_by_the_names_of_its_own_classes(encoder: ImageTextEncoder) -> None:
+    names = SHAPE_NAMES[::-1]
+    data = _data(probes=(_probe(names),), class_names=SHAPE_NAMES)
+    found = all_scores(encoder, data, make_config(), device="cpu")
+    both = [_tower_scores(encoder, data.probes[0].queries, class_names=each) for each in (names, SHAPE_NAMES)]
+    assert both[0] != both[1]
+    assert found["transfer_zero_shot_accuracy/other"] == both[0]["zero_shot_accuracy"]
+
+
+def test_zero_shot_of_a_probe_passes_the_gate_as_its_other_scores_do(encoder: ImageTextEncoder) -> None:
+    data = _data(train_is_public=False, index=None, queries=None, probes=(_probe(),))
+    found = all_scores(encoder, data, make_config(), device="cpu", prefix="untrained_")
+    names = {f"untrained_transfer_{name}/other" for name in (*LABEL_SCORES, "zero_shot_accuracy")}
+    assert set(_observer(data).visible(found)) == names
+    hidden = dataclasses.replace(data, evaluation_is_public=False)
+    assert _observer(hidden).visible(found) == {}
+
+
+def test_zero_shot_needs_a_text_tower() -> None:
+    images = build_encoder(NetworkConfig(), (3, 32, 32), seed=0)
+    data = _data(index=_images(40), queries=_images(20), probes=(_probe(),), class_names=SHAPE_NAMES)
+    found = all_scores(images, data, make_config(), device="cpu")
+    assert set(found) == LABEL_SCORES | {f"transfer_{name}/other" for name in LABEL_SCORES}
+
+
+def test_diverged_towers_have_a_zero_shot_accuracy_of_zero() -> None:
+    broken = tiny_encoder()
+    with torch.no_grad():
+        for parameter in broken.parameters():
+            parameter.fill_(float("nan"))
+    assert _scores(broken, _images(20), _images(20), class_names=SHAPE_NAMES)["zero_shot_accuracy"] == 0
+
+
 def test_scores_of_pairs_on_the_way_are_kept_by_their_names(encoder: ImageTextEncoder) -> None:
-    data = _data()
-    scores = all_scores(encoder, data, make_config(), device="cpu", class_names=SHAPE_NAMES)
+    data = _data(class_names=SHAPE_NAMES)
+    scores = all_scores(encoder, data, make_config(), device="cpu")
     observer = _observer(data)
     observer.note_during(4, scores)
     assert observer.series == {f"{name}_during": [(4, score)] for name, score in scores.items()}
@@ -349,7 +441,7 @@ def test_scores_of_pairs_on_the_way_are_kept_by_their_names(encoder: ImageTextEn
 
 def test_noised_scores_of_pairs_are_counts_of_labels_and_no_recall(encoder: ImageTextEncoder) -> None:
     """A recall has no small sensitivity: one record more is a candidate of every query."""
-    index, scored = (_pairs(n, first=first).image_records() for n, first in ((30, 0), (10, 100)))
+    index, scored = (_images(n, first=first) for n, first in ((30, 0), (10, 100)))
     evaluation = EvaluationConfig(score_on_held_out=0.2, score_noise_multiplier=1.0)
     config = make_config(evaluation=evaluation)
     draws = config.randomness(data_are_private=False).generator(0, "score noise")

@@ -7,18 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
 
-from dpgcl_core.errors import ConfigError
+from dashboards.names import score_names
+from dashboards.transfer import by_probe
+from dpgcl_core.errors import ConfigError, DataError
 from dpgcl_core.metrics import METRICS_PER_DATASET, Release, find_metric, visible
 from tests.trainers.conftest import make_config, make_data, make_records
 from trainers import evaluate as evaluation
 from trainers.config import EvaluationConfig
 from trainers.data import load_dataset
+from trainers.data.classes import BUILTIN_CLASS_NAMES
 from trainers.data.dataset import Probe, Records, TrainingData
 from trainers.data.probes import load_probe, load_probes, with_channels
+from trainers.data.shapes import SHAPE_NAMES
 from trainers.encoder import Encoder
 from trainers.loop import train
 
@@ -91,6 +96,43 @@ def test_probe_of_a_network_for_oblongs_is_refused() -> None:
         load_probe("digits", image_shape=(1, 8, 6), test_fraction=0.3)
 
 
+@pytest.mark.parametrize(
+    ("name", "class_names"),
+    [
+        ("digits", BUILTIN_CLASS_NAMES["digits"]),
+        ("shapes:200", SHAPE_NAMES),
+        ("npz", ("cat", "dog", "eel")),
+    ],
+)
+def test_probe_has_the_class_names_of_its_data_set(
+    name: str, class_names: tuple[str, ...], tmp_path: Path
+) -> None:
+    if name == "npz":
+        labels = np.array(["dog", "eel", "cat"])[np.arange(60) % 3]
+        np.savez(tmp_path / "pets.npz", images=_colour_images(60, 8, 8), labels=labels)
+        name = f"npz:{tmp_path / 'pets.npz'}"
+    size = 32 if name == "shapes:200" else 8
+    probe = load_probe(name, image_shape=(3, size, size), test_fraction=0.3)
+    assert probe.class_names == class_names
+    assert probe.queries.classes_from_data == name.startswith("npz")
+
+
+def test_probe_of_pairs_has_their_images_in_the_channels_of_the_training_data() -> None:
+    probe = load_probe("shapes:50", image_shape=(1, 32, 32), test_fraction=0.3)
+    pairs = load_dataset("shapes:50").train
+    np.testing.assert_array_equal(probe.index.images, with_channels(np.asarray(pairs.images), 1))
+    np.testing.assert_array_equal(probe.index.labels, pairs.labels)
+
+
+@pytest.mark.parametrize("label", [-1, 3])
+def test_probe_with_a_label_without_a_name_is_refused(label: int) -> None:
+    queries = make_records(20, prefix="query")
+    labels = np.where(np.arange(20) == 7, label, np.arange(20) % 3)
+    queries = dataclasses.replace(queries, labels=labels.astype(np.int64))
+    with pytest.raises(DataError, match=r"1 of 20 labels are not\. Name every class"):
+        Probe(name="other", index=make_records(40), queries=queries, class_names=("a", "b", "c"))
+
+
 def test_probes_of_one_name_are_refused(tmp_path: Path) -> None:
     names = []
     for folder in ("a", "b"):
@@ -156,6 +198,24 @@ def test_probes_are_not_scored_on_the_way(monkeypatch: pytest.MonkeyPatch) -> No
     assert "knn_accuracy_during" in result.series
     assert sum(queries is data.queries for queries in scored) == 4
     assert sum(queries is data.probes[0].queries for queries in scored) == 1
+
+
+# Zero-shot, by both towers
+
+
+@pytest.mark.parametrize("with_names", [True, False])
+def test_zero_shot_of_probes_has_a_row_beside_that_of_the_trial_itself(with_names: bool) -> None:
+    of_probe = {"transfer_knn_accuracy/digits": [0.5]}
+    if with_names:
+        of_probe |= {"transfer_zero_shot_accuracy/digits": [0.2]}
+    own = {"zero_shot_accuracy": [0.3], "image_to_text_recall_at_1": [0.1], "knn_accuracy": [0.4]}
+    rows = by_probe(pd.DataFrame({"scored_on": ["shapes"], **own, **of_probe})).set_index("probe_dataset")
+    assert rows["knn_accuracy"].to_dict() == {"shapes": 0.4, "digits": 0.5}
+    assert "image_to_text_recall_at_1" not in rows
+    if with_names:
+        assert rows["zero_shot_accuracy"].to_dict() == {"shapes": 0.3, "digits": 0.2}
+    assert ("zero_shot_accuracy" in rows) == with_names
+    assert list(score_names(rows))[:with_names] == ["zero_shot_accuracy"][:with_names]
 
 
 # Release

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from dpgcl_core.errors import ConfigError, DataError, unknown_choice
 from dpgcl_core.records import held_out
+from trainers.data.classes import BUILTIN_CLASS_NAMES
 from trainers.data.dataset import AnyRecords, Dataset, Modality, Records, TrainingData
 from trainers.data.image_text import PairOptions, has_captions, load_csv_pairs, load_parquet_pairs
-from trainers.data.own import load_folder, load_npz, load_parquet
+from trainers.data.own import NamedSplits, load_folder, load_npz, load_parquet
 from trainers.data.pairs import ImageTextRecords, LoadedPairs
-from trainers.data.shapes import load_shapes, shape_numbers
-from trainers.data.sources import SOURCES, RecordsError, Splits, load_builtin
+from trainers.data.shapes import SHAPE_NAMES, load_shapes, shape_numbers
+from trainers.data.sources import SOURCES, RecordsError, load_builtin
 from trainers.data.webdataset import load_webdataset
 
 BUILTIN_DATASETS: tuple[str, ...] = (*SOURCES, "shapes")
@@ -24,7 +25,11 @@ MAX_IMAGE_SIZE = 1024
 
 _WITH_COLUMNS = ("npz", "parquet", "csv", "webdataset")
 _RESERVED = ("image", "images", "label", "labels", "caption", "")
-_OWN: dict[str, Callable[..., Splits]] = {"npz": load_npz, "parquet": load_parquet, "folder": load_folder}
+_OWN: dict[str, Callable[..., NamedSplits]] = {
+    "npz": load_npz,
+    "parquet": load_parquet,
+    "folder": load_folder,
+}
 _OWN_PAIRS = ("csv", "parquet", "webdataset")
 
 __all__ = [
@@ -140,14 +145,19 @@ def load_dataset(
         )
     train: AnyRecords
     test: AnyRecords | None
+    class_names: tuple[str, ...]
     if scheme == "shapes":
         train, test = load_shapes(name, image_size)
+        class_names = SHAPE_NAMES
     elif is_builtin_name(name):
         train, test = load_builtin(name, image_size)
+        class_names = BUILTIN_CLASS_NAMES[name]
     else:
         more = {} if unit_column is None else {"unit_column": unit_column}
-        train, test = _OWN[scheme](Path(rest).expanduser(), image_size, **more)
-    return Dataset(name=name, train=train, test=test, is_builtin=is_builtin_name(name))
+        train, test, class_names = _OWN[scheme](Path(rest).expanduser(), image_size, **more)
+    return Dataset(
+        name=name, train=train, test=test, is_builtin=is_builtin_name(name), class_names=class_names
+    )
 
 
 def _load_pairs(

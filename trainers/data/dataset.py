@@ -8,6 +8,7 @@ the step is that of records with one row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -123,11 +124,19 @@ class Probe:
       name: short and fit for a metric's name.
       index: labelled records for k-NN and the probe, images of the training data's shape.
       queries: labelled records that are scored, likewise.
+      class_names: of the labels, for the zero-shot score of image-text trainings; empty where unknown.
+
+    Raises:
+      DataError: a label of the queries has no name though others have.
     """
 
     name: str
     index: Records
     queries: Records
+    class_names: tuple[str, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        check_class_names(self.class_names, self.queries)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +153,10 @@ class TrainingData:
       scored: records held out of `train` (`trainers.data.split_held_out`), scored with noised counts
         against `index`; the guarantee is about them, too.
       probes: other data sets that the features are scored on.
+      class_names: of the labels of `queries`, for zero-shot scores; empty where unknown.
+
+    Raises:
+      DataError: a label of the queries has no name though others have, or there are names and no queries.
     """
 
     train: AnyRecords
@@ -153,6 +166,13 @@ class TrainingData:
     evaluation_is_public: bool
     scored: AnyRecords | None = None
     probes: tuple[Probe, ...] = ()
+    class_names: tuple[str, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        if self.class_names and self.queries is None:  # of the training records they would be as private
+            raise DataError("class_names are of the labels of queries; got names and no queries. Give both")
+        if self.queries is not None:
+            check_class_names(self.class_names, self.queries)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +185,10 @@ class Dataset:
       test: held-out records, or None when the source has no split of its own.
       is_builtin: one of the public benchmarks; the user's own data count as private by default.
       num_skipped: corrupt rows that were dropped; as private as the records: not for logs or MLflow.
+      class_names: one for every label 0, 1, …, empty where unknown; likewise as private as the records.
+
+    Raises:
+      DataError: a label has no name though others have.
     """
 
     name: str
@@ -172,6 +196,12 @@ class Dataset:
     test: AnyRecords | None
     is_builtin: bool
     num_skipped: int = field(default=0, repr=False)
+    class_names: tuple[str, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        for part in (self.train, self.test):
+            if part is not None:
+                check_class_names(self.class_names, part)
 
     @property
     def modality(self) -> Modality:
@@ -188,3 +218,19 @@ class Dataset:
 def modality_of(records: AnyRecords) -> Modality:
     """Returns what a record is."""
     return "image" if isinstance(records, Records) else "image-text"
+
+
+def check_class_names(class_names: Sequence[str], records: AnyRecords) -> None:
+    """Refuses names that are not of all labels: those left out would count as wrong answers, unseen.
+
+    Raises:
+      DataError: there are names, and labels outside their list; the message holds neither.
+    """
+    if not class_names or records.labels is None:
+        return
+    unnamed = int(np.sum((records.labels < 0) | (records.labels >= len(class_names))))
+    if unnamed:
+        raise DataError(
+            f"labels must be places in the list of class names, from 0 on; {unnamed} of "
+            f"{len(records.labels)} labels are not. Name every class, or none"
+        )

@@ -26,11 +26,15 @@ from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
 from dpgcl_core.records import Ids, ids_from_names
+from trainers.data.classes import ClassNames, as_text, class_indices, encodable
 from trainers.data.dataset import Records
-from trainers.data.sources import RecordsError, Splits, content_ids, decode_images, resize_images
+from trainers.data.sources import RecordsError, content_ids, decode_images, resize_images
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+NamedSplits = tuple[Records, Records | None, ClassNames]
+"""Training records, test records where the source has its own, and the classes of labels that are text."""
 
 _SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 _SPLIT_NAMES = frozenset(("train", "test", "val", "valid", "validation"))
@@ -61,7 +65,7 @@ def _part_of_units(images: NDArray[np.uint8], labels: NDArray[Any] | None, units
     )
 
 
-def load_npz(path: Path, image_size: int | None = None, unit_column: str | None = None) -> Splits:
+def load_npz(path: Path, image_size: int | None = None, unit_column: str | None = None) -> NamedSplits:
     """Returns the records of an `.npz` file.
 
     Args:
@@ -124,12 +128,12 @@ def _npz_part(arrays: dict[str, NDArray[Any]], prefix: str, unit_column: str | N
                 f"unit_column must name an array of strings or integers; got {prefix + unit_column!r}, "
                 f"{'which is missing' if units is None else f'which holds {units.dtype}'}"
             )
-        return _part_of_units(images, labels, _as_text(units))
+        return _part_of_units(images, labels, as_text(units))
     if names is None:
         return _Part(images=images, labels=labels, ids=content_ids((i.tobytes() for i in images), labels))
     if names.dtype.kind not in "iuUS":
         raise DataError(f"{prefix}ids must be strings or integers; got {names.dtype}")
-    return _Part(images=images, labels=labels, ids=_name_ids(_as_text(names)))
+    return _Part(images=images, labels=labels, ids=_name_ids(as_text(names)))
 
 
 def _channels_first(images: NDArray[Any], name: str) -> NDArray[np.uint8]:
@@ -147,7 +151,7 @@ def _channels_first(images: NDArray[Any], name: str) -> NDArray[np.uint8]:
     return images if first else np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 
 
-def load_parquet(path: Path, image_size: int | None = None, unit_column: str | None = None) -> Splits:
+def load_parquet(path: Path, image_size: int | None = None, unit_column: str | None = None) -> NamedSplits:
     """Returns the records of a parquet file, or of all `*.parquet` files below a folder as one data set.
 
     Args:
@@ -171,8 +175,8 @@ def load_parquet(path: Path, image_size: int | None = None, unit_column: str | N
     images = decode_images(encoded, image_size)
     labels, names = _column(tables, "label"), _column(tables, unit_column or "id")
     if unit_column is not None and names is not None:
-        return _to_splits([_part_of_units(images, labels, _as_text(names))], image_size)
-    ids = content_ids(encoded, labels) if names is None else _name_ids(_as_text(names))
+        return _to_splits([_part_of_units(images, labels, as_text(names))], image_size)
+    ids = content_ids(encoded, labels) if names is None else _name_ids(as_text(names))
     return _to_splits([_Part(images=images, labels=labels, ids=ids)], image_size)
 
 
@@ -271,7 +275,7 @@ def _column(tables: list[pa.Table], name: str) -> NDArray[Any] | None:
     return np.concatenate([c.to_numpy() if numeric else np.array(c.to_pylist(), object) for c in columns])
 
 
-def load_folder(path: Path, image_size: int | None = None) -> Splits:
+def load_folder(path: Path, image_size: int | None = None) -> NamedSplits:
     """Returns the images below a folder, in the order of their relative paths, which are their ids.
 
     Args:
@@ -327,13 +331,13 @@ def _image_names(path: Path) -> list[str]:
     return sorted(names)
 
 
-def _to_splits(parts: list[_Part], image_size: int | None) -> Splits:
+def _to_splits(parts: list[_Part], image_size: int | None) -> NamedSplits:
     """Gives all parts one image shape and one class index."""
     if any(len(part.images) == 0 or 0 in part.images.shape for part in parts):
         raise DataError(
             "a data set must hold at least one record with at least one pixel, in every split; got none"
         )
-    labels = _class_indices([part.labels for part in parts])
+    labels, class_names = class_indices([part.labels for part in parts])
     images = [part.images if image_size is None else resize_images(part.images, image_size) for part in parts]
     shapes = [split.shape[1:] for split in images]
     if len(set(shapes)) > 1:
@@ -351,38 +355,11 @@ def _to_splits(parts: list[_Part], image_size: int | None) -> Splits:
         )
         for split, part, index in zip(images, parts, labels, strict=True)
     ]
-    return records[0], records[1] if len(records) > 1 else None
-
-
-def _class_indices(columns: list[NDArray[Any] | None]) -> list[NDArray[np.int64] | None]:
-    """Integer labels stay as they are; strings become their place in the sorted classes of all splits."""
-    given = [column for column in columns if column is not None]
-    if not given:
-        return list(columns)
-    if len(given) < len(columns):
-        raise DataError("labels must be given for training and test records, or for neither; got one of them")
-    kinds = {
-        "integer" if c.dtype.kind in "iub" else "text" if c.dtype.kind in "USO" else "other" for c in given
-    }
-    if len(kinds) > 1 or "other" in kinds:
-        types = ", ".join(str(column.dtype) for column in given)
-        raise DataError(f"labels must be all integers or all strings; got {types}")
-    if kinds == {"text"}:
-        texts = [np.array(_as_text(column)) for column in given]
-        classes = np.unique(np.concatenate(texts))
-        return [np.searchsorted(classes, text).astype(np.int64) for text in texts]
-    # Too large an unsigned label turns negative here and is refused with the negative ones.
-    whole = [column.astype(np.int64) for column in given]
-    negative = sum(int((column < 0).sum()) for column in whole)
-    if negative:
-        raise RecordsError(f"integer labels must lie in [0, 2^63); {negative} do not")
-    return list(whole)
+    return records[0], records[1] if len(records) > 1 else None, class_names
 
 
 def _name_ids(names: list[str]) -> Ids:
-    # A file name need not be valid Unicode, but what is hashed must be.
-    encodable = [name.encode("utf-8", "surrogatepass").decode("utf-8", "backslashreplace") for name in names]
-    ids = ids_from_names(encodable)
+    ids = ids_from_names(map(encodable, names))
     repeated = len(ids) - len(np.unique(ids))
     if repeated:
         raise RecordsError(
@@ -390,10 +367,6 @@ def _name_ids(names: list[str]) -> Ids:
             "Make them unique, or leave them out to identify records by their content"
         )
     return ids
-
-
-def _as_text(values: NDArray[Any]) -> list[str]:
-    return [v.decode("latin-1") if isinstance(v, bytes) else str(v) for v in values.tolist()]
 
 
 def _listed(names: list[str]) -> str:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
 from dpgcl_core.records import Ids, ids_from_names, keyed_uniform
-from trainers.data.dataset import NO_STEP, Records
+from trainers.data.dataset import NO_STEP
 from trainers.data.sources import RecordsError, decode_image, in_threads
 
 Decoded = NDArray[np.uint8] | str
@@ -147,11 +147,6 @@ class ImageTextRecords:
             labels=None if self.labels is None else self.labels[rows],
             unit=self.unit,
         )
-
-    def image_records(self) -> Records:
-        """Returns the images alone, all in memory: what k-NN and the probe on the image tower need."""
-        rows = np.arange(len(self.captions))
-        return Records(images=self.images[rows], ids=self.ids, labels=self.labels, row_starts=self.row_starts)
 
     def _rows_at(self, records: NDArray[np.int64], seed: int, step: int) -> NDArray[np.int64]:
         if self.row_starts is None:

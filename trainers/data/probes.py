@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError
-from trainers.data import ImageTextRecords, PairOptions, load_dataset, split_train_test
+from trainers.data import PairOptions, load_dataset, split_train_test
 from trainers.data.dataset import AnyRecords, Dataset, Probe, Records
 
 # Of ITU-R BT.601, in 65,536ths: what Pillow, and so a grey data set read from colour files, takes.
@@ -70,11 +70,12 @@ def load_probe(
             f"{height} × {width} pixels: give --image-size"
         )
     fitting = None if pairs is None else pairs.fitting(name)
-    index, queries = split_train_test(load_dataset(name, image_size=height, pairs=fitting), test_fraction)
+    dataset = load_dataset(name, image_size=height, pairs=fitting)
+    index, queries = split_train_test(dataset, test_fraction)
     if index.labels is None or queries.labels is None:
         raise ConfigError(f"probe_datasets need labels, for k-NN and the linear probe; {name} has none")
     index, queries = _images(index, channels), _images(queries, channels)
-    return Probe(name=probe_name(name), index=index, queries=queries)
+    return Probe(name=probe_name(name), index=index, queries=queries, class_names=dataset.class_names)
 
 
 def probe_name(dataset: str) -> str:
@@ -113,5 +114,7 @@ def with_channels(images: NDArray[np.uint8], channels: int) -> NDArray[np.uint8]
 
 def _images(records: AnyRecords, channels: int) -> Records:
     records = records.one_row_each()
-    plain = records.image_records() if isinstance(records, ImageTextRecords) else records
-    return dataclasses.replace(plain, images=with_channels(plain.images, channels))
+    if isinstance(records, Records):
+        return dataclasses.replace(records, images=with_channels(records.images, channels))
+    images = with_channels(records.images[np.arange(len(records))], channels)
+    return Records(images=images, ids=records.ids, labels=records.labels)

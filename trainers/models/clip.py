@@ -1,9 +1,9 @@
 """CLIP models of open_clip: which one, from which weights, as their authors published them.
 
 A model is named as open_clip names it ("ViT-B-32", "ViT-L-14-336", ...), is described by a file of one's
-own, or is "clip-tiny", small enough to be trained from nothing on a CPU. Its first weights are random, come
-through open_clip's own loader where the network allows, or from a file. They must be **public**: what they
-were made from is not protected by the training that starts from them (`trainers.warm_start`).
+own, or is one of `SMALL_MODELS`, small enough to be trained from nothing on a CPU. Its first weights are
+random, come through open_clip's own loader where the network allows, or from a file. They must be **public**:
+what they were made from is not protected by the training that starts from them (`trainers.warm_start`).
 
 open_clip is imported when a model is asked for, not with this file.
 """
@@ -32,14 +32,26 @@ WEIGHTS_FILE = "open_clip_model.safetensors"
 _WEIGHTS_FILES = (WEIGHTS_FILE, "open_clip_pytorch_model.bin", "model.safetensors", "pytorch_model.bin")
 _PARTS = ("embed_dim", "vision_cfg", "text_cfg")
 
-_TINY: Mapping[str, Any] = {
-    "embed_dim": 64,
-    "vision_cfg": {"image_size": 32, "patch_size": 8, "layers": 2, "width": 64, "head_width": 32},
-    "text_cfg": {"context_length": 56, "vocab_size": 2048, "width": 64, "heads": 2, "layers": 2},
+
+def _small(*, width: int, layers: int, patch_size: int) -> Mapping[str, Any]:
+    """Two towers of one size, with heads of 32, for images of 32 × 32 pixels.
+
+    They know the first 2,048 tokens of CLIP: the noise of a private training grows with the number of
+    weights, and CLIP's 49,408 tokens would be nine tenths of the smallest of these models. Their context
+    holds every caption of `shapes`, of at most 51 tokens.
+    """
+    vision = {"image_size": 32, "patch_size": patch_size, "layers": layers, "width": width, "head_width": 32}
+    text = {"context_length": 56, "vocab_size": 2048, "width": width, "heads": width // 32, "layers": layers}
+    return {"embed_dim": width, "vision_cfg": vision, "text_cfg": text}
+
+
+SMALL_MODELS: Mapping[str, Mapping[str, Any]] = {
+    CLIP_TINY: _small(width=64, layers=2, patch_size=8),
+    "clip-tiny-patch4": _small(width=64, layers=2, patch_size=4),
+    "clip-small": _small(width=128, layers=4, patch_size=8),
 }
-"""Images of 32 × 32 pixels and the first 2,048 tokens of CLIP: the noise of a private training grows with
-the number of weights, and CLIP's 49,408 tokens would be nine tenths of this model's. Its context
-holds every caption of `shapes`, of at most 51 tokens."""
+"""Models of the same 32 × 32 pixels: the second has four times the patches, as ViT-B/16 has of ViT-B/32, and
+the third is wider and deeper."""
 
 Colours = tuple[float, float, float]
 _HALF: Colours = (0.5, 0.5, 0.5)
@@ -50,8 +62,8 @@ class ClipConfig:
     """Which CLIP model, and what it starts from.
 
     Attributes:
-      model: a name of open_clip's, "clip-tiny", a JSON file with open_clip's model configuration, or a folder
-        that holds `open_clip_config.json`.
+      model: a name of open_clip's, one of `SMALL_MODELS`, a JSON file with open_clip's model configuration,
+        or a folder that holds `open_clip_config.json`.
       weights: "random"; one of open_clip's names for the weights of this model, such as "laion2b_s34b_b79k";
         or a file (`.safetensors`, or written by `torch.save`), or a folder with one under open_clip's name.
     """
@@ -109,12 +121,12 @@ def find_clip(config: ClipConfig) -> ClipSpec:
         preprocessing = published
         if published.get("quick_gelu"):  # the activation these weights were trained with
             architecture["quick_gelu"] = True
-    tiny = config.model == CLIP_TINY
+    small = config.model in SMALL_MODELS
     return ClipSpec(
         name=config.model,
         architecture=architecture,
-        mean=_colours(preprocessing.get("mean"), _HALF if tiny else _open_clip().OPENAI_DATASET_MEAN),
-        std=_colours(preprocessing.get("std"), _HALF if tiny else _open_clip().OPENAI_DATASET_STD),
+        mean=_colours(preprocessing.get("mean"), _HALF if small else _open_clip().OPENAI_DATASET_MEAN),
+        std=_colours(preprocessing.get("std"), _HALF if small else _open_clip().OPENAI_DATASET_STD),
         weights=path,
     )
 
@@ -150,8 +162,8 @@ def _open_clip() -> Any:
 
 def _architecture(name: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
     """open_clip's model configuration, a copy, and the preprocessing that a file states beside it."""
-    if name == CLIP_TINY:
-        return copy.deepcopy(dict(_TINY)), {}
+    if name in SMALL_MODELS:
+        return copy.deepcopy(dict(SMALL_MODELS[name])), {}
     if name.startswith("hf-hub:"):
         raise ConfigError(
             f"a model must lie here or be one of open_clip's; got {name!r}. Download its {CONFIG_FILE} and "
@@ -164,7 +176,9 @@ def _architecture(name: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
     if path.suffix == ".json" or os.sep in name or path.is_dir():
         return _read_architecture(path / CONFIG_FILE if path.is_dir() else path)
     raise ConfigError(
-        unknown_choice("CLIP model", name, [CLIP_TINY, "a JSON file or folder", *_open_clip().list_models()])
+        unknown_choice(
+            "CLIP model", name, [*SMALL_MODELS, "a JSON file or folder", *_open_clip().list_models()]
+        )
     )
 
 

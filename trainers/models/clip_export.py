@@ -1,33 +1,106 @@
 """A fine-tuned CLIP model as files that others read: open_clip the whole model, peft the adapters.
 
-Both are functions of the trained weights alone, which are released already: post-processing. The folder's
-privacy statement is written by the caller; what each file says of itself is given as `note`.
+A training leaves a state dictionary with adapters and separate attention; `trained_spec` and
+`trained_encoder` make the model of it again. Both files are functions of the trained weights alone, which
+are released already: post-processing. The folder's privacy statement is written by the caller; what each
+file says of itself is given as `note`.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, StorageError, unknown_choice
 from trainers.models.attention import fuse_attention
-from trainers.models.clip import CONFIG_FILE, WEIGHTS_FILE
+from trainers.models.clip import (
+    CONFIG_FILE,
+    RANDOM,
+    WEIGHTS_FILE,
+    ClipConfig,
+    ClipSpec,
+    build_clip,
+    find_clip,
+)
 from trainers.models.clip_encoder import ImageTextEncoder
+from trainers.models.clip_lora import ClipLora, make_trainable
 from trainers.models.clip_tokens import CLIP_VOCABULARY, write_merges
 from trainers.models.lora import merge_lora
 from trainers.models.torchvision_import import ensure_torchvision_import
-from trainers.weights import write_weights
+from trainers.weights import misfits, write_weights
 
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 ADAPTER_FILE = "adapter_model.safetensors"
 MERGES_FILE = "merges.txt.gz"
 _PEFT_PREFIX = "base_model.model."
 _ADAPTER = "default"
+
+
+def trained_spec(model: str, pretrained: str) -> ClipSpec:
+    """Returns what `find_clip` told a training of its model, without the weights that it started from.
+
+    So a model is exported where those weights are not, and nothing is downloaded.
+
+    Args:
+      model: as in `ClipConfig`.
+      pretrained: "random", or open_clip's name of published weights.
+
+    Raises:
+      ConfigError: this open_clip does not know them.
+
+    >>> trained_spec("ViT-B-32", "openai").architecture["quick_gelu"]
+    True
+    """
+    spec = find_clip(ClipConfig(model=model))
+    if pretrained == RANDOM:
+        return spec
+    ensure_torchvision_import()
+    import open_clip
+
+    builtin = model.replace("/", "-")
+    published = open_clip.get_pretrained_cfg(builtin, pretrained)
+    if not published:
+        names = [RANDOM, *open_clip.list_pretrained_tags_by_model(builtin)]
+        raise ConfigError(unknown_choice(f"weights of CLIP model {model}", pretrained, names))
+    own = {"quick_gelu": True} if published.get("quick_gelu") else {}
+    return dataclasses.replace(
+        spec,
+        architecture=dict(spec.architecture) | own,
+        mean=tuple(published.get("mean") or spec.mean),
+        std=tuple(published.get("std") or spec.std),
+    )
+
+
+def trained_encoder(spec: ClipSpec, lora: ClipLora | None, state: Mapping[str, Tensor]) -> ImageTextEncoder:
+    """Returns the model of a training from the state dictionary that it left.
+
+    Args:
+      spec: see `trained_spec`.
+      lora: the adapters that it trained; None where every weight was.
+      state: of its `ImageTextEncoder`, adapters and all.
+
+    Raises:
+      ConfigError: the model cannot be built.
+      StorageError: the state is of another model.
+    """
+    clip = build_clip(dataclasses.replace(spec, weights=None), seed=0)
+    make_trainable(clip, lora, seed=0, train_logit_scale=False)
+    encoder = ImageTextEncoder(clip, spec)
+    difference = misfits(state, encoder.state_dict())
+    if difference is not None:
+        raise StorageError(
+            f"the trained weights do not fit CLIP model {spec.name}: {difference}; put its configuration "
+            "back as it was when it was trained"
+        )
+    encoder.load_state_dict(dict(state))
+    return encoder
 
 
 def merged_state_dict(encoder: ImageTextEncoder) -> dict[str, Tensor]:
