@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
+from PIL import Image
+from torch import nn
 
 from dpgcl_core.selection_laws import TruncatedNegativeBinomial
 from dpgcl_core.statement import RESEARCH
@@ -19,17 +25,24 @@ from sweeps.service.execution import Stopped
 from sweeps.service.plan import SweepPlan, Trial
 from sweeps.service.storage import SweepFolder
 from tests.sweeps.support import options
+from tests.trainers.clip_models import moved
 from trainers.checkpoint import CheckpointFolder
 from trainers.config import NetworkConfig
 from trainers.encoder import Encoder, ImageShape, build_encoder
-from trainers.exported import ModelDescription, Statement, write_model
+from trainers.exported import CLIP, ClipDescription, ModelDescription, Statement, write_model
 from trainers.loop import train
+from trainers.modality import AnyEncoder
+from trainers.models.clip import ClipConfig
+from trainers.models.clip_encoder import ImageTextEncoder, build_image_text_encoder
+from trainers.models.clip_lora import ClipLora
 
 SMALL = ("--tiny", "--num-steps", "2", "--network", "tiny_cnn", "--embedding-dim", "8")
 SMALL += ("--noise-multiplier", "1", "--max-query-records", "60", "--max-index-records", "60")
+PAIRS = ("--dataset", "shapes:200", "--network", "clip-tiny", "--learning-rate", "0.02")
+LORA = ClipLora(rank=2, alpha=4)
 
 
-def run_small_sweep(root: Path, name: str, *more: str, num_sealed: int = 2) -> dict[str, Encoder]:
+def run_small_sweep(root: Path, name: str, *more: str, num_sealed: int = 2) -> dict[str, AnyEncoder]:
     """Runs a group-size sweep in `root` and returns the trained encoders by trial.
 
     Args:
@@ -38,7 +51,7 @@ def run_small_sweep(root: Path, name: str, *more: str, num_sealed: int = 2) -> d
       more: options; later ones win.
       num_sealed: the number of trials that a sealed sweep draws.
     """
-    trained: dict[str, Encoder] = {}
+    trained: dict[str, AnyEncoder] = {}
 
     def run_trials(
         _: Any, plan: SweepPlan, folder: SweepFolder, trials: Sequence[Trial], on_result: Any, *__: Any
@@ -75,7 +88,7 @@ def _run(root: Path, name: str, more: Sequence[str], run_trials: Any, num_sealed
         return service.run_sweep("group-size", chosen, points(chosen), lambda *_: [])
 
 
-def same_weights(found: Mapping[str, torch.Tensor], encoder: Encoder) -> bool:
+def same_weights(found: Mapping[str, torch.Tensor], encoder: nn.Module) -> bool:
     """Whether a state dictionary is that of `encoder`, bit for bit."""
     own = encoder.state_dict()
     return found.keys() == own.keys() and all(torch.equal(found[name], own[name]) for name in own)
@@ -93,16 +106,58 @@ def write_small_model(
     network = NetworkConfig(name="tiny_cnn", embedding_dim=embedding_dim)
     encoder = build_encoder(network, image_shape, seed=3)
     encoder.load_state_dict(dict(state or encoder.state_dict()))
-    description = ModelDescription(
-        promise="a promise",
+    _write(
+        folder,
+        encoder,
         network=network.name,
         embedding_dim=embedding_dim,
         image_shape=image_shape,
+        dataset="digits",
+        data=data,
+    )
+    return encoder.eval()
+
+
+def write_small_clip(
+    folder: Path, *, data: str = RESEARCH, lora: ClipLora | None = LORA, config: ClipConfig | None = None
+) -> ImageTextEncoder:
+    """Writes an exported CLIP model without a sweep and returns what was trained."""
+    encoder = moved(build_image_text_encoder(config or ClipConfig(), lora, seed=3))
+    spec = encoder.spec
+    about = ClipDescription(
+        architecture=spec.architecture,
+        mean=spec.mean,
+        std=spec.std,
+        context_length=spec.context_length,
+        pretrained="random",
+        lora_rank=lora.rank if lora else 0,
+        lora_alpha=LORA.alpha,
+        lora_targets=LORA.targets,
+        lora_towers=LORA.towers,
+    )
+    _write(
+        folder,
+        encoder,
+        kind=CLIP,
+        clip=about,
+        network=spec.name,
+        embedding_dim=encoder.embedding_dim,
+        image_shape=encoder.image_shape,
+        pixel_mean=None,
+        pixel_std=None,
+        dataset="shapes",
+        data=data,
+    )
+    return encoder.eval()
+
+
+def _write(folder: Path, encoder: nn.Module, *, data: str, **about: Any) -> None:
+    description = ModelDescription(
+        promise="a promise",
         sweep="one",
         trial="a",
         chosen="by name",
         method="dp_gcl",
-        dataset="digits",
         data=data,
         guarantee_label="proven",
         neighboring_relation="add or remove one record",
@@ -111,7 +166,20 @@ def write_small_model(
         sweep_epsilon=2.0,
         sweep_delta=1e-5,
         num_steps=2,
+        **about,
     )
     statement = Statement(values={"data": data}, page="# Privacy statement\n")
     write_model(folder, description, encoder.state_dict(), statement)
-    return encoder.eval()
+
+
+def write_pairs(path: Path, num_images: int, *, size: int = 32) -> str:
+    """Writes random images with two captions each and returns the data set's name."""
+    generator = np.random.default_rng(8)
+    encoded = []
+    for pixels in generator.integers(0, 256, (num_images, size, size, 3), dtype=np.uint8):
+        buffer = BytesIO()
+        Image.fromarray(pixels).save(buffer, format="PNG")
+        encoded.append(buffer.getvalue())
+    captions = [[f"a thing of {number}", f"number {number}"] for number in range(num_images)]
+    pq.write_table(pa.table({"image": encoded, "caption": captions}), path)
+    return f"parquet:{path}"

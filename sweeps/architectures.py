@@ -1,0 +1,73 @@
+#!/usr/bin/env python
+"""Which network should learn? Sweeps the architecture (the paper's Figure 5).
+
+    python sweeps/architectures.py --dataset shapes
+    python sweeps/architectures.py --full --networks ViT-L-14-336 --image-size 336
+    ray job submit --working-dir . -- python sweeps/architectures.py --dataset shapes
+
+Ends in the scores of every network, private and not, beside those of the network before training. A sweep has
+one image size: networks of 224 pixels share one, and one of 336 needs a sweep of its own. From published
+weights those of open_clip's name --pretrained are taken, or files: --networks ViT-B-32=/models/b32 …
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
+
+from dashboards.figures import draw
+from dpgcl_core.errors import ConfigError, exit_on_bad_input
+from sweeps.service.options import SweepOptions, parse_options
+from sweeps.service.plan import Point
+from sweeps.service.points import at
+from sweeps.service.run import run_sweep
+from trainers.models.clip import SMALL_MODELS
+
+TINY: dict[str, Any] = {"dataset": "shapes:400", "networks": ("clip-tiny",), "repeats": 1, "num_steps": 5}
+TINY |= {"expected_batch_size": 64, "max_index_records": 200, "max_query_records": 200}
+FULL = {"dataset": "shapes", "image_size": 224, "networks": ("ViT-B-32", "ViT-B-16", "ViT-L-14")}
+FULL |= {"pretrained": "openai", "repeats": 5}  # the one name of weights that all of them have
+OF_IMAGES = ("tiny_cnn", "small_cnn", "resnet18")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchitecturesOptions(SweepOptions):
+    """The axes of this sweep."""
+
+    dataset: str = "shapes"
+    """shapes, digits, fashion-mnist, …; your own: {npz,parquet,folder,csv,webdataset}:PATH."""
+    networks: tuple[str, ...] = ()
+    """Networks, of pairs CLIP models, as NAME or NAME=WEIGHTS; small ones for the data unless given."""
+    non_private: bool = True
+    """Also run every point without noise and clipping (ε = ∞); public data only."""
+
+
+def points(options: ArchitecturesOptions) -> list[Point]:
+    """Returns one point per network and ε."""
+    small = tuple(SMALL_MODELS) if options.modality == "image-text" else OF_IMAGES
+    found: list[Point] = []
+    for given in dict.fromkeys(options.networks or small):
+        name, _, weights = given.partition("=")
+        changes: dict[str, Any] = {"network": name}
+        if weights:
+            changes |= {"warm_start": Path(weights), "pretrained": "random"}
+        label = f"{Path(name).stem}-{len(found)}" if "/" in name else name
+        if any(point.changes["network"] == name for point in found):
+            raise ConfigError(f"each network must be given once, for a figure tells them by name; got {name}")
+        found += at(options, label, changes, non_private=options.non_private)
+    return found
+
+
+def main() -> int:
+    """Runs the sweep."""
+    options = parse_options(ArchitecturesOptions, description=__doc__, tiny=TINY, full=FULL, by_dataset={})
+    return run_sweep("architectures", options, points(options), partial(draw, "architectures"))
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)

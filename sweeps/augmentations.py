@@ -1,0 +1,69 @@
+#!/usr/bin/env python
+"""How should records be changed into views? Sweeps augmentations of images and texts (the paper's Table 7).
+
+    python sweeps/augmentations.py --dataset shapes
+    python sweeps/augmentations.py --image-augmentations none crop crop+jitter --text-augmentations none
+    ray job submit --working-dir . -- python sweeps/augmentations.py --dataset shapes
+
+Ends in scores for every combination of both, private and not; images without captions have those of images
+alone. Strengths are the setting's; where it has an augmentation off, the paper's or SimCLR's. Flips go with
+crops, where the setting has them.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
+
+from dashboards.figures import draw
+from dpgcl_core.errors import exit_on_bad_input
+from sweeps.service.augmentations import IMAGE_AUGMENTATIONS, combinations
+from sweeps.service.options import SweepOptions, parse_options
+from sweeps.service.plan import Point
+from sweeps.service.points import at
+from sweeps.service.run import run_sweep
+from trainers.text_views import TEXT_AUGMENTATIONS
+
+TINY: dict[str, Any] = {"dataset": "shapes:400", "repeats": 1, "num_steps": 5, "expected_batch_size": 64}
+TINY |= {"image_augmentations": ("crop",), "text_augmentations": ("word_swap",)}
+TINY |= {"max_index_records": 200, "max_query_records": 200}
+FULL = {"dataset": "shapes", "image_size": 224, "repeats": 5}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentationsOptions(SweepOptions):
+    """The axes of this sweep."""
+
+    dataset: str = "shapes"
+    """shapes, digits, fashion-mnist, …; your own: {npz,parquet,folder,csv,webdataset}:PATH."""
+    image_augmentations: tuple[str, ...] = tuple(IMAGE_AUGMENTATIONS)
+    """Of images: crop, jitter, blur, several joined by +, or none."""
+    text_augmentations: tuple[str, ...] = tuple(TEXT_AUGMENTATIONS)
+    """Of captions: sentence_swap, word_swap, word_delete, several joined by +, or none."""
+    non_private: bool = True
+    """Also run every point without noise and clipping (ε = ∞); public data only."""
+
+
+def points(options: AugmentationsOptions) -> list[Point]:
+    """Returns one point per combination and ε."""
+    found: list[Point] = []
+    texts = options.text_augmentations if options.modality == "image-text" else None
+    for name, changes in combinations(options, options.image_augmentations, texts).items():
+        shown = {"augmentation": name.replace("_", " ")}
+        found += at(options, name, changes, shown, non_private=options.non_private)
+    return found
+
+
+def main() -> int:
+    """Runs the sweep."""
+    options = parse_options(AugmentationsOptions, description=__doc__, tiny=TINY, full=FULL, by_dataset={})
+    return run_sweep("augmentations", options, points(options), partial(draw, "augmentations"))
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)

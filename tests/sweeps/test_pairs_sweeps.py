@@ -1,0 +1,262 @@
+"""Sweeps of pairs of images and texts: their points, what is scored, and what they leave out."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dashboards.questions import ADAPTED_LAYERS, AUGMENTATIONS, NETWORKS
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.methods import METHODS
+from sweeps import architectures, augmentations, lora_layers, search
+from sweeps.service.augmentations import combinations
+from sweeps.service.options import SweepOptions, parse_options
+from sweeps.service.plan import Point, SweepPlan, build_plan
+from sweeps.service.printed import headline
+from sweeps.service.scores import final_scores, visible_scores
+from sweeps.service.search_space import SearchOptions, with_default_space
+from sweeps.service.searching import plan_search
+from sweeps.service.tuning import Candidate, _best, compared
+from trainers.models.clip import SMALL_MODELS, ClipConfig, find_clip
+from trainers.settings import CPU, PAIRS_CPU
+
+RECALL = "image_to_text_recall_at_10"
+QUICK = ("--dataset", "shapes:200", "--expected-batch-size", "64", "--num-steps", "2", "--repeats", "1")
+QUICK += ("--noise-multiplier", "1", "--no-non-private")
+SEALED = ("--release", "sealed", "--dataset", "shapes:200", "--evaluate-on", "shapes:100:7")
+
+
+def given(sweep: Any, kind: type[Any], *arguments: str) -> Any:
+    """The options of one of the sweeps for a command line."""
+    tiny, full = sweep.TINY, sweep.FULL
+    return parse_options(kind, description="", tiny=tiny, full=full, by_dataset={}, arguments=arguments)
+
+
+def layers(*arguments: str) -> lora_layers.LoraLayersOptions:
+    return given(lora_layers, lora_layers.LoraLayersOptions, *arguments)
+
+
+def networks(*arguments: str) -> architectures.ArchitecturesOptions:
+    return given(architectures, architectures.ArchitecturesOptions, *arguments)
+
+
+def augmented(*arguments: str) -> augmentations.AugmentationsOptions:
+    return given(augmentations, augmentations.AugmentationsOptions, *arguments)
+
+
+def planned(options: SweepOptions, points: list[Point]) -> SweepPlan:
+    return build_plan("pairs", options, points, calibration_folder=None)
+
+
+# Adapted layers
+
+
+def test_layers_of_a_plan_are_those_that_get_adapters() -> None:
+    chosen = layers(*QUICK)
+    plan = planned(chosen, lora_layers.points(chosen))
+    found = {trial.params["lora_layers"]: trial.config.network.lora_targets for trial in plan.trials}  # type: ignore[union-attr]
+    assert found == {name: tuple(name.lower().split("+")) for name in lora_layers.LAYERS}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rank"),
+    [((), 4), (("--network", "ViT-B-32"), 16), (("--lora-rank", "2"), 2), (("--full",), 16)],
+)
+def test_layers_are_adapted_at_a_rank_that_fits_the_network(arguments: tuple[str, ...], rank: int) -> None:
+    points = lora_layers.points(layers(*arguments))
+    assert {point.changes["lora_rank"] for point in points} == {rank}
+
+
+def test_layers_are_swept_private_and_not() -> None:
+    epsilons = [point.changes.get("epsilon") for point in lora_layers.points(layers("--layers", "Q+V"))]
+    assert epsilons == [None, math.inf]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(("--dataset", "digits"), "adapters are for CLIP models"), (("--layers", "Q+W"), "did you mean 'Q")],
+)
+def test_layers_refuse_what_has_none(arguments: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ConfigError, match=words.replace("+", r"\+")):
+        lora_layers.points(layers(*arguments))
+
+
+# Architectures
+
+
+def test_architectures_of_pairs_are_small_clip_models_unless_given() -> None:
+    chosen = networks(*QUICK)
+    plan = planned(chosen, architectures.points(chosen))
+    assert [trial.config.network.name for trial in plan.trials] == list(SMALL_MODELS)
+
+
+def test_architectures_of_images_are_encoders_of_images() -> None:
+    points = architectures.points(networks("--dataset", "digits", "--no-non-private"))
+    assert [point.changes["network"] for point in points] == list(architectures.OF_IMAGES)
+
+
+def test_architecture_is_given_with_its_own_weights() -> None:
+    (point,) = architectures.points(networks("--networks", "ViT-B-32=/models/b32", "--no-non-private"))
+    assert point.changes["warm_start"] == Path("/models/b32")
+    assert point.changes["pretrained"] == "random"
+
+
+def test_architecture_is_given_once_for_the_figure_names_it() -> None:
+    with pytest.raises(ConfigError, match="given once"):
+        architectures.points(networks("--networks", "clip-tiny", "clip-tiny=/models/tiny"))
+
+
+@pytest.mark.parametrize("name", SMALL_MODELS)
+def test_small_models_read_the_same_images(name: str) -> None:
+    assert find_clip(ClipConfig(model=name)).image_size == (32, 32)
+
+
+# Augmentations
+
+
+def test_augmentations_are_all_combinations_of_the_paper() -> None:
+    points = augmentations.points(augmented("--no-non-private"))
+    assert len({str(point.changes) for point in points}) == len(points) == 9
+
+
+def test_augmentations_of_images_alone_have_no_captions() -> None:
+    points = augmentations.points(augmented("--dataset", "digits", "--no-non-private"))
+    assert [point.params["augmentation"] for point in points] == ["crop", "jitter", "blur"]
+    assert not any("swap" in option for point in points for option in point.changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("crop", {"min_crop_area", "max_crop_area"}),
+        ("jitter", {"brightness", "contrast", "saturation", "hue"}),
+        ("blur", {"blur_prob"}),
+        ("none", set()),
+    ],
+)
+def test_augmentation_that_is_on_stands_alone(name: str, options: set[str]) -> None:
+    (changes,) = combinations(PAIRS_CPU, [name], ["none"]).values()
+    off = {"min_crop_area": 1.0, "max_crop_area": 1.0}
+    views = dataclasses.replace(PAIRS_CPU, **changes)
+    every = {"min_crop_area", "max_crop_area", "brightness", "contrast", "saturation", "hue", "blur_prob"}
+    assert {each for each in every if getattr(views, each) != off.get(each, 0.0)} >= options - {
+        "max_crop_area"
+    }
+    assert all(getattr(views, each) == off.get(each, 0.0) for each in every - options)
+
+
+def test_augmentation_has_the_strength_of_the_setting() -> None:
+    (changes,) = combinations(dataclasses.replace(CPU, blur_prob=0.1), ["crop+jitter+blur"], None).values()
+    changed = dataclasses.replace(CPU, blur_prob=0.1, **changes)
+    names = ("min_crop_area", "max_crop_area", "flip_prob", "brightness", "saturation", "blur_prob")
+    assert [getattr(changed, name) for name in names] == [0.3, 1.0, 0.5, 0.4, 0.0, 0.1]
+
+
+def test_flips_go_with_crops() -> None:
+    (changes,) = combinations(CPU, ["jitter"], None).values()
+    assert changes["flip_prob"] == 0
+
+
+def test_text_augmentations_reach_the_training() -> None:
+    chosen = augmented(*QUICK, "--image-augmentations", "crop", "--text-augmentations", "word_swap", "none")
+    plan = planned(chosen, augmentations.points(chosen))
+    found = {trial.params["augmentation"]: trial.config.text_views for trial in plan.trials}
+    assert [dataclasses.astuple(views) for views in found.values() if views] == [(0, 0.3, 0), (0, 0, 0)]
+    assert list(found) == ["crop, word swap", "crop, none"]
+
+
+@pytest.mark.parametrize("name", ["crop+crop", "crop+jiter"])
+def test_augmentations_refuse_names_that_are_none(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"name each once|did you mean 'jitter'"):
+        combinations(CPU, [name], None)
+
+
+def test_figures_know_the_order_of_what_is_swept() -> None:
+    assert set(lora_layers.LAYERS) == set(ADAPTED_LAYERS)
+    assert {*SMALL_MODELS, *architectures.FULL["networks"]} <= set(NETWORKS)  # type: ignore[misc]
+    swept = augmentations.points(augmented()) + augmentations.points(augmented("--dataset", "digits"))
+    assert {point.params["augmentation"] for point in swept} <= set(AUGMENTATIONS)
+
+
+# What is scored
+
+
+@pytest.mark.parametrize(("dataset", "score"), [("shapes:200", RECALL), ("digits", "knn_accuracy")])
+def test_sealed_sweep_selects_by_the_score_of_its_modality(dataset: str, score: str) -> None:
+    assert layers("--release", "sealed", "--dataset", dataset).select_by == score
+
+
+@pytest.mark.parametrize(
+    "name", [f"{RECALL}_during", f"untrained_{RECALL}", "knn_accuracy_during", "epsilon"]
+)
+def test_sealed_sweep_selects_by_no_score_that_a_trial_never_ends_with(name: str) -> None:
+    assert name not in final_scores()
+    with pytest.raises(ConfigError, match="unknown score to select by"):
+        layers(*SEALED, "--select-by", name)
+
+
+def test_sealed_plan_refuses_a_score_that_its_data_do_not_give() -> None:
+    quick = [argument for argument in QUICK if argument not in ("--repeats", "1")]
+    chosen = layers(*QUICK[2:6], *SEALED, "--noise-multiplier", "1", "--select-by", "view_retrieval_top1")
+    assert quick
+    with pytest.raises(ConfigError, match=f"no trial on these data has the score.*{RECALL}"):
+        planned(chosen, [Point(label="one", changes={})])
+
+
+def test_pairs_have_recalls_and_with_labels_those_of_labels() -> None:
+    chosen = layers(*QUICK)
+    data = planned(chosen, [Point(label="one", changes={})]).data
+    assert visible_scores(data)[0] == RECALL
+    assert "knn_accuracy" in visible_scores(data)
+    assert "view_retrieval_top1" not in visible_scores(data)
+    assert data.index is not None
+    unlabelled = dataclasses.replace(data, index=dataclasses.replace(data.index, labels=None))
+    assert "knn_accuracy" not in visible_scores(unlabelled)
+
+
+def test_search_of_pairs_raises_their_recall_unless_told_otherwise(tmp_path: Path) -> None:
+    arguments = (*QUICK[:4], "--num-steps", "2", "--noise-multiplier", "1")
+    chosen = with_default_space(given(search, SearchOptions, *arguments), arguments)
+    assert chosen.objectives == (RECALL,)
+    assert plan_search("search", chosen, tmp_path).params()["objective"] == RECALL
+
+
+def test_tuning_of_pairs_takes_the_setting_of_the_best_recall() -> None:
+    settings = [Point(label=f"s{k}", changes={"learning_rate": rate}) for k, rate in enumerate((0.1, 0.2))]
+    scores = [{RECALL: 0.5, "knn_accuracy": 0.1}, {RECALL: 0.4, "knn_accuracy": 0.9}]
+    results = {f"s{k}-r0": {"metrics": each} for k, each in enumerate(scores)}
+    for dataset, rate in (("shapes:200", 0.1), ("digits", 0.2)):
+        plan = SimpleNamespace(options=SweepOptions(dataset=dataset))
+        tuning: Any = SimpleNamespace(plan=plan, results=results)
+        assert _best(settings, tuning, Candidate(label="c", changes={})).changes["learning_rate"] == rate
+
+
+def test_line_of_a_trial_of_pairs_shows_recalls() -> None:
+    metrics = {"knn_accuracy": 0.1, RECALL: 0.5, "text_to_image_recall_at_10": 0.4, "epsilon": 10.0}
+    expected = [f"{RECALL} 0.5", "text_to_image_recall_at_10 0.4", "epsilon 10"]
+    assert headline(metrics) == expected
+
+
+# Methods
+
+
+def test_comparison_of_pairs_has_the_methods_that_take_them(capsys: pytest.CaptureFixture[str]) -> None:
+    found = [method.name for method in compared((), SweepOptions(dataset="shapes:200"))]
+    assert found == [name for name, method in METHODS.items() if method.takes_pairs]
+    assert "logit_dp" in capsys.readouterr().out
+
+
+def test_comparison_of_images_has_all_methods() -> None:
+    assert [method.name for method in compared((), SweepOptions())] == list(METHODS)
+
+
+def test_comparison_of_pairs_refuses_a_method_that_is_named_and_takes_none() -> None:
+    chosen = layers(*QUICK)
+    (named,) = compared(("group_clip",), chosen)
+    with pytest.raises(ConfigError, match="no loss for pairs"):
+        planned(chosen, [Point(label="one", changes={"method": named.name})])

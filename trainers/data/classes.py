@@ -1,0 +1,115 @@
+"""Names of classes: of the built-in data sets, and the list that text labels make.
+
+They go into the prompts of zero-shot scores and nowhere else. Those of private data are as private as the
+records: one record more can bring a class.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpgcl_core.errors import DataError
+from trainers.data.sources import RecordsError
+
+ClassNames = tuple[str, ...]
+"""One for every label 0, 1, …; none where they are not known."""
+
+_DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+BUILTIN_CLASS_NAMES: dict[str, ClassNames] = {
+    "digits": tuple(f"handwritten digit {digit}" for digit in _DIGITS),
+    "fashion-mnist": (
+        "t-shirt or top",
+        "trouser",
+        "pullover",
+        "dress",
+        "coat",
+        "sandal",
+        "shirt",
+        "sneaker",
+        "bag",
+        "ankle boot",
+    ),
+    "cifar10": (
+        "airplane",
+        "automobile",
+        "bird",
+        "cat",
+        "deer",
+        "dog",
+        "frog",
+        "horse",
+        "ship",
+        "truck",
+    ),
+    "eurosat": (
+        "annual crop",
+        "forest",
+        "herbaceous vegetation",
+        "highway",
+        "industrial buildings",
+        "pasture",
+        "permanent crop",
+        "residential buildings",
+        "river",
+        "sea or lake",
+    ),
+}
+"""The publishers' names in the order of the labels, as words of a sentence."""
+
+
+def class_indices(
+    columns: list[NDArray[Any] | None],
+) -> tuple[list[NDArray[np.int64] | None], ClassNames]:
+    """Returns the labels of each split as integers, and the names of the classes of text labels.
+
+    Integers stay as they are and have no names; text becomes its place in the sorted classes of all splits.
+
+    Args:
+      columns: labels as stored, `[num_rows]`, or None, for each split.
+
+    Raises:
+      DataError: some splits have labels and others none, or they are neither all integers nor all text.
+
+    >>> class_indices([np.array(["dog", "cat"]), np.array(["eel"])])
+    ([array([1, 0]), array([2])], ('cat', 'dog', 'eel'))
+    """
+    given = [column for column in columns if column is not None]
+    if not given:
+        return list(columns), ()
+    if len(given) < len(columns):
+        raise DataError("labels must be given for training and test records, or for neither; got one of them")
+    kinds = {
+        "integer" if c.dtype.kind in "iub" else "text" if c.dtype.kind in "USO" else "other" for c in given
+    }
+    if len(kinds) > 1 or "other" in kinds:
+        types = ", ".join(str(column.dtype) for column in given)
+        raise DataError(f"labels must be all integers or all strings; got {types}")
+    if kinds == {"text"}:
+        texts = [np.array(as_text(column)) for column in given]
+        classes = np.unique(np.concatenate(texts))
+        places = [np.searchsorted(classes, text).astype(np.int64) for text in texts]
+        return list(places), tuple(map(encodable, classes.tolist()))
+    # Too large an unsigned label turns negative here and is refused with the negative ones.
+    whole = [column.astype(np.int64) for column in given]
+    negative = sum(int((column < 0).sum()) for column in whole)
+    if negative:
+        raise RecordsError(f"integer labels must lie in [0, 2^63); {negative} do not")
+    return list(whole), ()
+
+
+def as_text(values: NDArray[Any]) -> list[str]:
+    """Returns strings, bytes or integers as text."""
+    return [v.decode("latin-1") if isinstance(v, bytes) else str(v) for v in values.tolist()]
+
+
+def encodable(name: str) -> str:
+    r"""Returns a name as valid Unicode, which a file's need not be, and what is hashed or tokenised must.
+
+    >>> encodable("caf\udce9") != encodable("caf\udcea"), encodable("café")
+    (True, 'café')
+    """
+    return name.encode("utf-8", "surrogatepass").decode("utf-8", "backslashreplace")
