@@ -3,6 +3,7 @@
 
     python benchmarks/clip_step.py --group-sizes 2 --augmentations 0 --json
     python benchmarks/clip_step.py           # S = 2 and 16, N_a = 0 and 1, with a file in benchmarks/results/
+    python benchmarks/clip_step.py --views-per-microbatch 32
     python benchmarks/clip_step.py --model clip-tiny --expected-batch-size 32 --repeats 1 --json
 
 The private step is a training's own: views, clipped sum in its microbatches, noise, Adam. Two ordinary
@@ -118,7 +119,7 @@ def measure(options: Options, task: PairTask) -> dict[str, Any]:
         "num_parameters": num_parameters,
         **_ratios(sides),
         **dataclasses.asdict(check),
-        "num_calls_by_path": _count(check),
+        "num_layers_by_path": _count(check),
         "sides": sides,
     }
 
@@ -193,7 +194,8 @@ def main() -> int:
     options = tyro.cli(Options, description=__doc__)
     chosen = tasks(options)
     facts = reports.about(device=options.device, threads=options.threads)
-    name, rows = f"clip_step_{Path(options.model).stem}", []
+    size = options.views_per_microbatch
+    name, rows = f"clip_step_{Path(options.model).stem}" + (f"_{size}_views" if size else ""), []
     for task in chosen:
         say(f"{task.model}, N_a = {task.num_augmentations}, S = {task.group_size}")
         rows.append(measure(options, task))

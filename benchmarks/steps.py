@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from dpgcl_core import clipping
 from dpgcl_core.clipping import GroupLosses, trainable_parameters
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.losses import two_view_group_loss
 from dpgcl_core.mechanism import Mechanism, default_delta
 from dpgcl_core.methods.base import GroupRule
 from trainers import loop, modality
@@ -35,7 +36,7 @@ from trainers.config import (
 from trainers.data.dataset import AnyRecords, Records
 from trainers.encoder import build_encoder
 from trainers.optimizers import build_optimizer
-from trainers.precision import add_clipped_sum, embed_of, gradient_scale, group_losses_of
+from trainers.precision import add_clipped_sum, embed_of, gradient_scale
 from trainers.views import make_views
 from trainers.workers import SingleWorker, Workers
 
@@ -329,7 +330,6 @@ class OrdinaryStep:
         self.scaler = torch.amp.GradScaler(task.device, enabled=task.precision == "float16")
         self.divisor = self.config.mechanism.divisor
         self._generator = np.random.default_rng(0)
-        self._group_losses = group_losses_of(self._embed, self.config.temperature)
         self._step = 1
 
     def take(self) -> None:
@@ -345,7 +345,9 @@ class OrdinaryStep:
         for start in range(0, len(groups), at_once):
             chosen = groups[start : start + at_once]
             views = views_of(self.records, chosen, self.config, step=step, device=self.task.device)
-            loss = self._group_losses(views).sum() / self.divisor
+            embeddings = self._embed(views.flatten(0, 2)).unflatten(0, views.shape[:3])
+            losses = two_view_group_loss(embeddings, temperature=self.config.temperature)
+            loss = losses.sum() / self.divisor
             self.scaler.scale(loss).backward()
 
     def _embed(self, images: Tensor) -> Tensor:

@@ -28,7 +28,6 @@ from trainers.config import (
     TrainingConfig,
     ViewConfig,
 )
-from trainers.data import modality_of_name
 from trainers.data.dataset import Modality
 from trainers.warm_start import read_warm_start
 
@@ -412,16 +411,16 @@ SETTINGS: dict[str, Setting] = {
 }
 
 
-def named_setting(name: str, *, dataset: str) -> Setting:
+def named_setting(name: str, *, dataset: str, modality: Modality = "image") -> Setting:
     """Returns a setting by name; `auto` is the CPU-sized one of the data set, `paper` its modality's.
 
     Raises:
       ConfigError: there is no such setting.
     """
     if name == "auto":
-        default = PAIRS_CPU if modality_of_name(dataset) == "image-text" else CPU
+        default = PAIRS_CPU if modality == "image-text" else CPU
         return SETTINGS.get(f"{dataset}-cpu", default)
-    if name == "paper" and modality_of_name(dataset) == "image-text":
+    if name == "paper" and modality == "image-text":
         return PAPER_PAIRS
     if name not in SETTINGS:
         raise ConfigError(unknown_choice("setting", name, [*SETTINGS, "auto"]))

@@ -47,6 +47,8 @@ class SweepOptions(Setting):
     """Column of csv or parquet with the images' paths (parquet: or bytes): filepath (parquet: or image)."""
     csv_caption_key: str | None = None
     """Column of csv or parquet with captions: title or caption unless given."""
+    csv_split_key: str | None = None
+    """Column of csv or parquet that says train or test; without it all rows are training rows."""
     skip_corrupt: bool = False
     """Drop image-text rows without a readable image or a caption, instead of refusing the data."""
     image_size: int | None = None
@@ -146,6 +148,7 @@ _PAIR_OPTIONS = {
     "image": "csv_img_key",
     "caption": "csv_caption_key",
     "separator": "csv_separator",
+    "split": "csv_split_key",
     "skip_corrupt": "skip_corrupt",
 }
 
@@ -194,6 +197,8 @@ def parse_options(
     first.add_argument("--dataset")
     first.add_argument("--setting", default="auto")
     first.add_argument("--method", default=Setting.method)
+    for option in ("--csv-img-key", "--csv-caption-key"):
+        first.add_argument(option)
     first.add_argument("--tiny", action="store_true")
     first.add_argument("--full", action="store_true")
     chosen, _ = first.parse_known_args(arguments)
@@ -202,7 +207,9 @@ def parse_options(
     check_dataset_name(dataset)
     preset = preset or by_dataset.get(dataset, {})
     setting_name = "paper" if chosen.full and chosen.setting == "auto" else chosen.setting
-    setting = named_setting(setting_name, dataset=dataset)
+    pairs = PairOptions(image=chosen.csv_img_key, caption=chosen.csv_caption_key).fitting(dataset)
+    modality = modality_of_name(dataset, pairs)
+    setting = named_setting(setting_name, dataset=dataset, modality=modality)
     values = {f.name: getattr(setting, f.name) for f in dataclasses.fields(Setting)} | preset
     if not method_named(chosen.method).takes_augmented_keys:
         values["num_augmentations"] = 0

@@ -114,6 +114,7 @@ def test_clip_step_command_measures_time_and_memory() -> None:
     assert {"device", "torch", "threads", "command"} <= set(result)
 
 
+@pytest.mark.slow
 def test_clip_step_covers_every_setting(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -32,6 +32,7 @@ OF_CSV = {
     "--csv-separator": ",",
     "--csv-img-key": "picture",
     "--csv-caption-key": "words",
+    "--csv-split-key": "split",
     "--skip-corrupt": None,
 }
 NEEDS_A_DOWNLOAD = {"--pretrained"}
@@ -62,9 +63,10 @@ def test_fingerprint_follows_how_a_csv_file_is_read(option: str, tmp_path: Path)
         pixels = random.integers(0, 256, (32, 32, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(tmp_path / f"{number}.png")
         for separator, listed in lines.items():
-            listed.append(separator.join([f"{number}.png", f"number {number}"] * 2))
+            cells = [f"{number}.png", f"number {number}"] * 2
+            listed.append(separator.join([*cells, "test" if number % 5 == 0 else "train"]))
     separator = "," if option == "--csv-separator" else "\t"
-    head = separator.join(["filepath", "title", "picture", "words"])
+    head = separator.join(["filepath", "title", "picture", "words", "split"])
     (tmp_path / "pairs.csv").write_text("\n".join([head, *lines[separator]]))
     (tmp_path / "tabs.csv").write_text("\n".join([head.replace(",", "\t"), *lines["\t"]]))
     csv = [a.replace("--dataset=shapes:200", f"--dataset=csv:{tmp_path}/tabs.csv") for a in QUICK]
@@ -105,6 +107,17 @@ def test_plan_refuses_options_of_clip_for_images(arguments: tuple[str, ...]) -> 
 
 def test_notes_say_what_a_record_is() -> None:
     assert "One record is one image with all its captions." in planned(*QUICK).notes
+
+
+def test_parquet_with_a_named_caption_column_starts_from_the_setting_of_pairs(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.table({"image": [b"not looked at"], "name": ["a caption"]})
+    pyarrow.parquet.write_table(table, tmp_path / "pairs.parquet")
+    source = f"--dataset=parquet:{tmp_path}/pairs.parquet"
+    assert options(source, "--csv-caption-key=name", "--no-ledger").network == "clip-tiny"
+    assert options(source, "--no-ledger").network != "clip-tiny"
 
 
 def test_image_text_data_start_from_their_own_setting() -> None:

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, StorageError
+from trainers.models import clip as clip_module
 from trainers.models.attention import separate_attention
 from trainers.models.clip import CONFIG_FILE, WEIGHTS_FILE, ClipConfig, build_clip, find_clip
 from trainers.models.clip_encoder import ImageTextEncoder, build_image_text_encoder, synthetic_pairs
@@ -21,6 +22,8 @@ from trainers.models.clip_export import (
     export_adapter,
     export_merged,
     merged_state_dict,
+    trained_encoder,
+    trained_spec,
 )
 from trainers.models.clip_lora import ClipLora
 from trainers.models.clip_tokens import ClipTokenizer
@@ -146,3 +149,41 @@ def test_same_adapters_are_the_same_bytes(tmp_path: Path) -> None:
 def test_model_without_adapters_has_none_to_export(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no adapters to export; export the merged model"):
         export_adapter(_trained(None), tmp_path, note="x")
+
+
+@pytest.mark.parametrize(
+    ("model", "pretrained"),
+    [
+        ("clip-tiny", "random"),
+        ("ViT-B-32", "random"),
+        ("ViT-B-32", "openai"),
+        ("ViT-B/16", "laion2b_s34b_b88k"),
+        ("ViT-B-16-SigLIP", "webli"),
+    ],
+)
+def test_trained_model_is_told_as_it_was_before_the_training(
+    monkeypatch: pytest.MonkeyPatch, model: str, pretrained: str
+) -> None:
+    monkeypatch.setattr(clip_module, "_downloaded", lambda *_: Path("downloaded.safetensors"))
+    before = find_clip(ClipConfig(model=model, weights=pretrained))
+    monkeypatch.setattr(clip_module, "_downloaded", None)  # nothing is fetched afterwards
+    after = trained_spec(model, pretrained)
+    assert (after.architecture, after.mean, after.std) == (before.architecture, before.mean, before.std)
+
+
+def test_name_of_weights_that_open_clip_does_not_know_is_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown weights of CLIP model ViT-B-32 'laion'"):
+        trained_spec("ViT-B-32", "laion")
+
+
+@pytest.mark.parametrize("lora", [*LORAS, None])
+def test_state_of_a_training_becomes_its_model(lora: ClipLora | None) -> None:
+    encoder = _trained(lora)
+    again = trained_encoder(encoder.spec, lora, encoder.state_dict())
+    assert torch.equal(_embeddings(again), _embeddings(encoder))
+
+
+def test_state_of_another_model_is_refused() -> None:
+    encoder = _trained(LORAS[0])
+    with pytest.raises(StorageError, match="do not fit CLIP model clip-tiny"):
+        trained_encoder(encoder.spec, None, encoder.state_dict())

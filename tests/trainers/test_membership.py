@@ -12,6 +12,7 @@ import torch
 
 from dpgcl_core.errors import ConfigError, DataError
 from tests.trainers.conftest import make_records
+from tests.trainers.exporting import write_pairs
 from trainers.config import NetworkConfig, ViewConfig
 from trainers.data import load_dataset
 from trainers.encoder import build_encoder
@@ -93,6 +94,19 @@ def test_view_alignment_leaves_the_mode_of_the_encoder() -> None:
 def test_membership_inference_on_private_data_is_refused(data_is: str) -> None:
     with pytest.raises(ConfigError, match="refused on private data"):
         MembershipOptions(dataset="npz:scans.npz", data_is=data_is)
+
+
+@pytest.mark.parametrize("dataset", ["shapes", "shapes:200", "csv:pairs.csv", "webdataset:pairs.tar"])
+def test_membership_inference_on_pairs_is_refused_as_such(dataset: str) -> None:
+    with pytest.raises(ConfigError, match="not made for pairs of images and texts"):
+        MembershipOptions(dataset=dataset, data_is="public")
+
+
+def test_pairs_that_come_under_the_name_of_images_are_refused(tmp_path: Path) -> None:
+    options = MembershipOptions(dataset=f"parquet:{tmp_path / 'a.parquet'}", data_is="public")
+    write_pairs(tmp_path / "a.parquet", 2)
+    with pytest.raises(ConfigError, match="not made for pairs of images and texts"):
+        _members_and_others(options)
 
 
 def test_membership_inference_on_declared_public_data_is_accepted() -> None:

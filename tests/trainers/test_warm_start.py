@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,12 +16,13 @@ from dpgcl_core.errors import ConfigError, StorageError
 from sweeps.service.storage import config_hash
 from tests.sweeps import support
 from tests.trainers.conftest import make_config, make_data
-from tests.trainers.exporting import SMALL, same_weights, write_small_model
+from tests.trainers.exporting import LORA, SMALL, same_weights, write_small_clip, write_small_model
 from tests.trainers.test_checkpoint import _crashed, _folder
 from trainers import loop
-from trainers.config import NetworkConfig, TrainingConfig
+from trainers.config import ClipNetworkConfig, NetworkConfig, TextViewConfig, TrainingConfig
 from trainers.encoder import build_encoder
 from trainers.loop import train
+from trainers.models.clip_encoder import ImageTextEncoder, synthetic_pairs
 from trainers.settings import DIGITS_CPU
 from trainers.warm_start import read_warm_start, starting_encoder, warm_start_note
 from trainers.workers import SingleWorker
@@ -223,3 +225,105 @@ def test_checkpoint_wins_over_the_warm_start(
 def test_nothing_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no"):
         read_warm_start(tmp_path / "none")
+
+
+# --- CLIP models ---
+
+
+def _clip_config(path: Path | None, **network: Any) -> TrainingConfig:
+    start = None if path is None else read_warm_start(path)
+    return make_config(
+        network=ClipNetworkConfig(**{"lora_rank": 2} | network), text_views=TextViewConfig(), warm_start=start
+    )
+
+
+def _started(config: TrainingConfig) -> Tensor:
+    """The embeddings of both towers before step 0, `[2n, dim]`."""
+    encoder = starting_encoder(config, (3, 32, 32))
+    assert isinstance(encoder, ImageTextEncoder)
+    return _embeddings(encoder)
+
+
+@torch.no_grad()
+def _embeddings(encoder: ImageTextEncoder) -> Tensor:
+    images, tokens = synthetic_pairs(encoder)
+    return torch.cat([encoder.embed_images(images), encoder.embed_texts(tokens)])
+
+
+@pytest.mark.parametrize("file", ["", "open_clip_model.safetensors"])
+def test_clip_training_starts_from_an_exported_clip_model(tmp_path: Path, file: str) -> None:
+    trained = write_small_clip(tmp_path / "m")
+    config = _clip_config(tmp_path / "m" / file)
+    assert torch.allclose(_started(config), _embeddings(trained), rtol=0, atol=1e-5)
+    assert not torch.allclose(_started(_clip_config(None)), _embeddings(trained), atol=1e-2)
+    note = str(warm_start_note(config))
+    assert "exported model of sweep one, trained on public shapes" in note
+    assert "head" not in note
+
+
+def test_changed_clip_model_is_not_started_from(tmp_path: Path) -> None:
+    write_small_clip(tmp_path / "m")
+    write_small_clip(tmp_path / "other", lora=None)
+    shutil.copy(tmp_path / "other/open_clip_model.safetensors", tmp_path / "m/open_clip_model.safetensors")
+    with pytest.raises(StorageError, match="not what was exported"):
+        read_warm_start(tmp_path / "m")
+
+
+@pytest.mark.parametrize("file", ["", "open_clip_model.safetensors", "adapter/adapter_model.safetensors"])
+def test_clip_model_of_private_pairs_is_refused(tmp_path: Path, file: str) -> None:
+    write_small_clip(tmp_path / "m", data="private", lora=LORA)
+    with pytest.raises(ConfigError, match="comes from private data"):
+        read_warm_start(tmp_path / "m" / file)
+
+
+@pytest.mark.parametrize("file", ["open_clip_model.safetensors", "adapter/adapter_model.safetensors"])
+def test_files_of_private_pairs_are_refused_wherever_they_are_copied(tmp_path: Path, file: str) -> None:
+    write_small_clip(tmp_path / "m", data="private", lora=LORA)
+    shutil.copy(tmp_path / "m" / file, tmp_path / "blob")
+    (tmp_path / "linked.safetensors").symlink_to(tmp_path / "blob")
+    shutil.copy(tmp_path / "m" / file, tmp_path / "innocent.safetensors")
+    for name in ("innocent.safetensors", "linked.safetensors"):
+        with pytest.raises(ConfigError, match="comes from private data"):
+            read_warm_start(tmp_path / name)
+
+
+def test_private_clip_model_among_public_files_is_refused(tmp_path: Path) -> None:
+    write_small_clip(tmp_path / "m", data="private")
+    (tmp_path / "downloads").mkdir()
+    for name in ("open_clip_model.safetensors", "open_clip_config.json"):
+        shutil.copy(tmp_path / "m" / name, tmp_path / "downloads" / name)
+    with pytest.raises(ConfigError, match="comes from private data"):
+        read_warm_start(tmp_path / "downloads")
+
+
+def test_training_starts_from_one_set_of_weights(tmp_path: Path) -> None:
+    write_small_clip(tmp_path / "m")
+    with pytest.raises(ConfigError, match="one set of weights"):
+        starting_encoder(_clip_config(tmp_path / "m", pretrained="openai"), (3, 32, 32))
+
+
+def test_place_is_no_name_of_published_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_small_clip(tmp_path / "openai", data="private")
+    monkeypatch.chdir(tmp_path)
+    for place in ("openai", str(tmp_path / "openai"), "openai/open_clip_model.safetensors", "none.pt"):
+        with pytest.raises(ConfigError, match="give it as --warm-start"):
+            starting_encoder(_clip_config(None, pretrained=place), (3, 32, 32))
+
+
+def test_clip_model_that_differs_in_no_shape_is_refused(tmp_path: Path) -> None:
+    write_small_clip(tmp_path / "m")
+    config = json.loads((tmp_path / "m/open_clip_config.json").read_text())
+    for part, change in (("model_cfg", {"quick_gelu": True}), ("preprocess_cfg", {"mean": [0.4] * 3})):
+        other = config | {part: config[part] | change}
+        (tmp_path / "other.json").write_text(json.dumps(other))
+        with pytest.raises(ConfigError, match=f"give --network {tmp_path / 'm'}"):
+            starting_encoder(_clip_config(tmp_path / "m", name=str(tmp_path / "other.json")), (3, 32, 32))
+    starting_encoder(_clip_config(tmp_path / "m", name=str(tmp_path / "m")), (3, 32, 32))
+
+
+def test_clip_model_and_encoder_of_images_do_not_start_from_each_other(public: Path, tmp_path: Path) -> None:
+    write_small_clip(tmp_path / "m")
+    with pytest.raises(ConfigError, match="does not fit CLIP model clip-tiny"):
+        starting_encoder(_clip_config(public), (3, 32, 32))
+    with pytest.raises(ConfigError, match="of the same network"):
+        starting_encoder(_config(tmp_path / "m"), SHAPE)
