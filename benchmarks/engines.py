@@ -126,10 +126,11 @@ def _opacus(encoder: Encoder, temperature: float) -> AddClippedSum:
 
     _quiet()
     wrapped = GradSampleModule(encoder, batch_first=True, loss_reduction="sum", strict=False)
-    parameters, group_losses = trainable_parameters(encoder), group_losses_of(wrapped, temperature)
+    parameters = trainable_parameters(encoder)
 
     def add(total: Tensor, views: Tensor) -> None:
-        group_losses(views).sum().backward()
+        embeddings = wrapped(views.flatten(0, 2)).unflatten(0, views.shape[:3])
+        two_view_group_loss(embeddings, temperature=temperature).sum().backward()
         per_group = []
         for parameter in parameters:
             per_view = parameter.grad_sample.flatten(1)

@@ -10,6 +10,7 @@ from dashboards.differences import differences_table
 from dashboards.figures import draw
 from dashboards.names import DRAWN_RECALLS, PAIR_SCORES, RECALLS
 from dashboards.questions import QUESTIONS
+from dashboards.runs import DashboardError
 from dashboards.search import objective
 from dpgcl_core.metrics import METRICS, Release
 from tests.dashboards.conftest import ALL_SCORES, log_trials
@@ -139,3 +140,26 @@ def test_scores_of_pairs_have_titles_wherever_they_are_declared():
     of_pairs = {name for name in declared if "_recall_at_" in name or "zero_shot" in name}
     every = (("", ""), ("untrained_", ""), ("", "_during"))
     assert of_pairs == {f"{before}{name}{behind}" for name in PAIR_SCORES for before, behind in every}
+
+
+def test_axis_of_adapted_layers_stands_as_the_paper_lists_them(make_sweep):
+    content = content_of(make_sweep("lora_layers", ("K+V", "V", "Q", "Q+V")), "lora-layers")
+    assert [name for _, name in content.panels[0].axis.ticks] == ["Q", "V", "Q+V", "K+V"]
+
+
+def test_title_names_the_question_where_the_axis_is_of_names(make_sweep):
+    rows = make_sweep("augmentation", ("crop", "blur"), method="dp_gcl", lora_rank=4)
+    content = content_of(rows.assign(dataset="shapes:400"), "augmentations")
+    assert content.title.startswith("Shapes (400): augmentations, DP-GCL, ε = 10")
+    assert content.subtitle.endswith("LoRA rank = 4")
+
+
+def test_adapted_layers_are_compared_with_those_of_the_paper(make_sweep):
+    rows = make_sweep("lora_layers", ("Q", "V", "Q+V"))
+    assert "Q+V" in set(differences_table(rows, QUESTIONS["lora-layers"])["minus"])
+
+
+def test_trials_of_different_augmentations_are_no_repeats(make_sweep):
+    rows = make_sweep("augmentation", ("crop", "blur"), epsilons=(10.0,)).assign(temperature=0.2)
+    with pytest.raises(DashboardError, match="differ in augmentation"):
+        content_of(rows, "temperature")
