@@ -43,7 +43,8 @@ def visible_scores(data: TrainingData) -> list[str]:
     if index is not None and queries is not None and (data.evaluation_is_public or data.train_is_public):
         labelled = index.labels is not None and queries.labels is not None
         if modality_of(data.train) == "image-text":
-            found += [*_RECALLS, *(_LABELS if labelled else ())]
+            named = queries.labels is not None and data.class_names
+            found += [*_RECALLS, *(("zero_shot_accuracy",) if named else ()), *(_LABELS if labelled else ())]
         else:
             found += _LABELS if labelled else _VIEWS
     return found + (list(NOISED_SCORES) if data.scored is not None else [])

@@ -213,6 +213,9 @@ def test_pairs_have_recalls_and_with_labels_those_of_labels() -> None:
     assert data.index is not None
     unlabelled = dataclasses.replace(data, index=dataclasses.replace(data.index, labels=None))
     assert "knn_accuracy" not in visible_scores(unlabelled)
+    for names in ((), ("circle", "square", "triangle", "diamond", "cross", "ring")):
+        named = dataclasses.replace(data, class_names=names)
+        assert ("zero_shot_accuracy" in visible_scores(named)) == bool(names)
 
 
 def test_search_of_pairs_raises_their_recall_unless_told_otherwise(tmp_path: Path) -> None:
