@@ -28,8 +28,8 @@ _T = TypeVar("_T")
 # some 800 views, and from some 30 views of a ResNet-18 (8 MB each) on the caches no longer help.
 _CPU_MAX_VIEWS = 768
 _CPU_MAX_ACTIVATIONS = 256 * 2**20
-# Views of a ViT-B/32 take some 40 MB each, and few of them make small matrices: a step with 6 views at once took
-# 1.3 times one with 32.
+# Views of a ViT-B/32 take some 40 MB each, and few of them make small matrices: a step with 6 views at once
+# took 1.3 times one with 32.
 _CPU_MIN_VIEWS_OF_CLIP = 32
 _GPU_MAX_VIEWS = 8192
 
