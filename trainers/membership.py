@@ -44,7 +44,8 @@ from trainers.data import (
 from trainers.encoder import Encoder, build_encoder
 from trainers.evaluate import first_by_hash
 from trainers.loop import train
-from trainers.settings import Setting, named_setting
+from trainers.named_settings import named_setting
+from trainers.settings import Setting
 from trainers.views import make_views
 
 Scores = NDArray[np.float64]

@@ -22,7 +22,8 @@ from sweeps.service.release import check_release
 from sweeps.service.scores import default_score
 from trainers.data import PairOptions, check_dataset_name, is_builtin_name, modality_of_name
 from trainers.data.dataset import Modality
-from trainers.settings import Setting, named_setting
+from trainers.named_settings import named_setting
+from trainers.settings import Setting
 
 
 @dataclass(frozen=True, kw_only=True)

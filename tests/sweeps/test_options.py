@@ -17,7 +17,7 @@ from sweeps.group_size import FULL, TINY, GroupSizeOptions, points
 from sweeps.service import run as service_run
 from tests.sweeps.support import SCRIPT, contents, environment, options
 from trainers.data import PairOptions
-from trainers.settings import SETTINGS
+from trainers.named_settings import SETTINGS
 
 Refusal = Callable[..., str]
 

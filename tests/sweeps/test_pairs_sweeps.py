@@ -24,7 +24,7 @@ from sweeps.service.searching import plan_search
 from sweeps.service.tuning import Candidate, _best, compared
 from trainers.config import ClipNetworkConfig
 from trainers.models.clip import SMALL_MODELS, ClipConfig, find_clip
-from trainers.settings import CPU, PAIRS_CPU
+from trainers.named_settings import CPU, PAIRS_CPU
 
 RECALL = "image_to_text_recall_at_10"
 QUICK = ("--dataset", "shapes:200", "--expected-batch-size", "64", "--num-steps", "2", "--repeats", "1")

@@ -14,8 +14,9 @@ from dpgcl_core.losses import two_view_group_loss
 from dpgcl_core.methods.base import GroupRule
 from trainers.config import NetworkConfig
 from trainers.encoder import build_encoder
+from trainers.named_settings import DIGITS_CPU
 from trainers.precision import add_clipped_sum, embed_of, gradient_scale
-from trainers.settings import DIGITS_CPU, Setting
+from trainers.settings import Setting
 
 
 def _setting(**changes: object) -> Setting:

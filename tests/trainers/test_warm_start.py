@@ -23,7 +23,7 @@ from trainers.config import ClipNetworkConfig, NetworkConfig, TextViewConfig, Tr
 from trainers.encoder import build_encoder
 from trainers.loop import train
 from trainers.models.clip_encoder import ImageTextEncoder, synthetic_pairs
-from trainers.settings import DIGITS_CPU
+from trainers.named_settings import DIGITS_CPU
 from trainers.warm_start import read_warm_start, starting_encoder, warm_start_note
 from trainers.workers import SingleWorker
 
