@@ -69,6 +69,7 @@ class PrivacyStatement:
       mechanisms: of the trainings, one entry per distinct one.
       scores: how scores were evaluated.
       unit_column: whose equal values make rows one record; None where each row is one.
+      row: what a row of the data is, in words.
       randomness: where sampling, permutations and noise came from: `DrawSource.description`.
       versions: of the software.
       trials: of an open sweep.
@@ -92,6 +93,7 @@ class PrivacyStatement:
     randomness: str
     mode: str = OPEN
     unit_column: str | None = None
+    row: str = "row"
     versions: Mapping[str, str] = field(default_factory=lambda: software_versions())
     trials: OpenTrials | None = None
     ledger: LedgerStatement | None = None
@@ -118,7 +120,7 @@ class PrivacyStatement:
     def unit(self) -> str:
         """What one record stands for, in words."""
         if self.unit_column is None:
-            return "one row; a person with k rows gets group privacy (k times)"
+            return f"one {self.row}; a person with k of them gets group privacy (k times)"
         return f"all rows with the same value of {self.unit_column}"
 
     @property

@@ -28,7 +28,6 @@ from sweeps.service.release import Charged, check_sealed_plan, cost_of, cost_tag
 from sweeps.service.storage import config_hash
 from trainers.config import TrainingConfig
 from trainers.data.dataset import modality_of
-from trainers.data.pairs import ImageTextRecords
 from trainers.loop import TrainingData
 from trainers.modality import check_encoder, check_records
 from trainers.optimizers import check_optimizer
@@ -365,11 +364,11 @@ def _noised_notes(config: TrainingConfig, options: SweepOptions) -> list[str]:
 
 def _unit_notes(options: SweepOptions, data: TrainingData) -> list[str]:
     """Says what a record is where that is not one row."""
-    pairs = data.train if isinstance(data.train, ImageTextRecords) else None
-    unit = options.unit_column or (pairs.unit if pairs is not None else None)
-    if unit is not None:
-        return [f"One record is all rows with the same value of {unit}."]
-    return ["One record is one image with all its captions."] if pairs is not None else []
+    if options.unit_column is not None:
+        return [f"One record is all rows with the same value of {options.unit_column}."]
+    if modality_of(data.train) == "image-text":
+        return ["One record is one image with all its captions."]
+    return []
 
 
 def cross_checks(trial: TrialClass, delta: float) -> dict[str, float]:

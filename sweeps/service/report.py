@@ -14,6 +14,7 @@ from sweeps.service.plan import SweepPlan, Trial
 from sweeps.service.release import Charged, cost_of, is_proven, open_trials, score_text, trial_class
 from sweeps.service.storage import SweepFolder
 from trainers.checkpoint import read_attempt, read_grant
+from trainers.data.dataset import modality_of
 
 STATEMENT = "privacy_statement"
 
@@ -96,6 +97,7 @@ def build_statement(
         randomness="; ".join(dict.fromkeys(str(trial.params["randomness"]) for trial in plan.trials)),
         scores=score_text(plan),
         unit_column=options.unit_column,
+        row="image with all its captions" if modality_of(plan.data.train) == "image-text" else "row",
         trials=open_trials(plan.charged_trials, charged, len(charged)) if is_open else None,
         ledger=ledger,
         ledger_note=NO_LEDGER if options.data_are_private else "no ledger: public data need none",

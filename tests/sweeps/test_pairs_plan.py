@@ -10,6 +10,7 @@ from PIL import Image
 
 from dpgcl_core.errors import ConfigError
 from sweeps.service.plan import Point, SweepPlan, build_plan
+from sweeps.service.report import build_statement
 from tests.sweeps.support import options
 from tests.sweeps.test_plan import PAIRS_ALONE
 
@@ -105,8 +106,10 @@ def test_plan_refuses_options_of_clip_for_images(arguments: tuple[str, ...]) -> 
         planned("--dataset=digits", "--noise-multiplier=1", "--repeats=1", *arguments)
 
 
-def test_notes_say_what_a_record_is() -> None:
-    assert "One record is one image with all its captions." in planned(*QUICK).notes
+def test_notes_and_statement_say_what_a_record_is() -> None:
+    plan = planned(*QUICK)
+    assert "One record is one image with all its captions." in plan.notes
+    assert build_statement(plan, sweep="pairs").unit.startswith("one image with all its captions; a person")
 
 
 def test_parquet_with_a_named_caption_column_starts_from_the_setting_of_pairs(tmp_path: Path) -> None:

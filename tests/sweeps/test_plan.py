@@ -550,7 +550,7 @@ def test_statement_names_the_unit(make_plan: Plan, own: str) -> None:
         dict(build_statement(make_plan(*QUICK, *SMALL, "--dataset", own, *unit), "one").lines())
         for unit in ((), ("--unit-column", "person"))
     ]
-    assert said[0]["One record"] == "one row; a person with k rows gets group privacy (k times)"
+    assert said[0]["One record"] == "one row; a person with k of them gets group privacy (k times)"
     assert said[1]["One record"] == "all rows with the same value of person"
 
 
