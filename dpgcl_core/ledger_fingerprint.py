@@ -12,6 +12,7 @@ its files, each with a mark of its own. A mark does not hold for a copy, and a h
 
 from __future__ import annotations
 
+import errno
 import hmac
 import itertools
 import json
@@ -27,8 +28,11 @@ from dpgcl_core.errors import LedgerError
 from dpgcl_core.ledger_chain import Head
 
 _KEY_BYTES = 32
-_MARK = ".dpgcl-ledger.json"
+_UNREACHABLE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG))
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+MARK = ".dpgcl-ledger.json"
+"""The name of a folder's mark, and how that of a file ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,12 +146,26 @@ def read_mark_above(place: Path) -> tuple[str, Head] | None:
     """Returns the mark on a folder or on one above it, whatever is marked of what lies in it; None without.
 
     For files that are named one by one, as a list of images does: what lies beside them is not looked at.
+    Such a name is the content of a record, which no message holds. It may lead nowhere, or where nobody may
+    look: then no data can be read there either, and there is no mark to miss.
 
     Raises:
-      LedgerError: a mark cannot be read, or the path leads in a circle.
+      LedgerError: a mark is there and cannot be read.
     """
-    ways = dict.fromkeys((_resolved(place), place.absolute()))
-    return next((mark for way in ways for mark in _marks_above(way)), None)
+    ways = dict.fromkeys((Path(os.path.realpath(place)), place.absolute()))
+    spots = (folder / MARK for way in ways for folder in (way, *way.parents))
+    return next((mark for mark in map(_read_unnamed, spots) if mark is not None), None)
+
+
+def _read_unnamed(path: Path) -> tuple[str, Head] | None:
+    """As `_read`, with no path in the message; None where the system knows of no such path for us."""
+    try:
+        os.lstat(path)
+        return _read(path)
+    except (OSError, LedgerError) as error:
+        if isinstance(error, OSError) and error.errno in _UNREACHABLE:
+            return None
+    raise LedgerError("the mark on a folder of the images cannot be read; restore it")
 
 
 def heads_of_marks(data: Path, dataset_id: str) -> list[Head]:
@@ -173,13 +191,17 @@ def check_unmarked(data: Path) -> None:
     _refuse(data, read_mark(data))
 
 
-def check_unmarked_above(place: Path) -> None:
+def check_unmarked_above(place: Path, *, named_in: Path) -> None:
     """Refuses a folder that is charged by a mark on it or above it, see `read_mark_above`.
 
+    Args:
+      place: the folder.
+      named_in: the file that names it, and that a message names in its stead.
+
     Raises:
-      LedgerError: as `check_unmarked`.
+      LedgerError: as said; or a mark cannot be read.
     """
-    _refuse(place, read_mark_above(place))
+    _refuse(named_in, read_mark_above(place))
 
 
 def _refuse(data: Path, mark: tuple[str, Head] | None) -> None:
@@ -203,7 +225,7 @@ def _marks_on_one(data: Path) -> Iterator[tuple[str, Head]]:
     for root, folders, files in os.walk(real):
         for name in folders + files:
             path = Path(root, name)
-            if name.endswith(_MARK):
+            if name.endswith(MARK):
                 mark = _read(path)
                 if mark is not None:
                     yield mark
@@ -212,7 +234,7 @@ def _marks_on_one(data: Path) -> Iterator[tuple[str, Head]]:
 
 
 def _marks_above(path: Path) -> Iterator[tuple[str, Head]]:
-    for place in (_mark_beside(path), *(parent / _MARK for parent in path.parents)):
+    for place in (_mark_beside(path), *(parent / MARK for parent in path.parents)):
         mark = _read(place)
         if mark is not None:
             yield mark
@@ -229,7 +251,7 @@ def _read(path: Path) -> tuple[str, Head] | None:
 
 
 def _mark_beside(path: Path) -> Path:
-    return path / _MARK if path.is_dir() else path.with_name(path.name + _MARK)
+    return path / MARK if path.is_dir() else path.with_name(path.name + MARK)
 
 
 def _resolved(path: Path) -> Path:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from dpgcl_core.errors import ConfigError, DataError, StorageError
 from dpgcl_core.records import ids_from_names
 from trainers.data import AnyRecords, Dataset, PairOptions, load_dataset
+from trainers.data.image_text import check_one_line_each, column_missing, image_keys
 from trainers.data.pairs import ImageTextRecords, caption_fault
 from trainers.evaluate import Features
 from trainers.models.clip_encoder import ImageTextEncoder
@@ -187,6 +188,7 @@ def _csv_column(path: Path, wanted: tuple[str, ...], separator: str) -> list[Any
         rows = []
     if len(rows) < 2 or rows[-1] != [_END]:
         raise DataError(f"{path} must be a csv file with a line of column names and every quote closed")
+    check_one_line_each(rows[:-1])
     place = rows[0].index(_found(rows[0], wanted, path))
     return [row[place] if len(row) == len(rows[0]) else None for row in rows[1:-1]]
 
@@ -212,17 +214,15 @@ def _parquet_column(path: Path, wanted: tuple[str, ...]) -> list[Any]:
 def _found(header: Sequence[str], wanted: tuple[str, ...], path: Path) -> str:
     found = [name for name in wanted if list(header).count(name) == 1]
     if len(found) != 1:
-        raise DataError(
-            f"{path} must have one column {' or '.join(wanted)}; found {', '.join(header)!r}. Name the "
-            "column, or give the file's separator"
-        )
+        raise column_missing(str(path), wanted, header, "captions")
     return found[0]
 
 
 def pair_names(dataset: Dataset, options: PairOptions) -> Names:
-    """Returns what names each image of pairs: the value of `id`, its path as written, or else its place.
+    """Returns what names each image of pairs: its unit, the value of `id`, its path, or else its place.
 
-    Places are counted from 0, the test images after the training images.
+    The unit where a column is given, else the first row of an image names it. A path is as written but for
+    detours. Places are counted from 0, the test images after the training images.
     """
     parts = parts_of(dataset)
     of_records = _record_names(dataset, options)
@@ -237,7 +237,7 @@ def pair_names(dataset: Dataset, options: PairOptions) -> Names:
 
 
 def _record_names(dataset: Dataset, options: PairOptions) -> dict[int, str]:
-    """The names that ids were made of, by id; empty where they are not written in a column."""
+    """A name of each record, by its id; empty where no column holds such."""
     scheme, _, place = dataset.name.partition(":")
     path = Path(place).expanduser()
     if scheme not in ("csv", "parquet") or dataset.is_builtin:
@@ -251,13 +251,25 @@ def _record_names(dataset: Dataset, options: PairOptions) -> dict[int, str]:
         except DataError:
             return None
 
-    values = column((_ID,))
-    if values is None:
-        values = column(_wanted(options.image, _IMAGES if scheme == "parquet" else _IMAGES[:1]))
-        values = [os.path.normpath(value) for value in values or [] if isinstance(value, str) and value]
-    names = list(dict.fromkeys(str(value) for value in values if value is not None))
-    shown = [name.encode("utf-8", "surrogatepass").decode("utf-8", "backslashreplace") for name in names]
-    return dict(zip(ids_from_names(shown).tolist(), shown, strict=True))
+    images = column(_wanted(options.image, _IMAGES if scheme == "parquet" else _IMAGES[:1])) or []
+    images = [image.get("bytes") if isinstance(image, dict) else image for image in images]
+    if options.unit is not None:
+        keys = names = column((options.unit,)) or []
+    else:
+        keys, names = (
+            image_keys(images, path if path.is_dir() else path.parent),
+            column((_ID,))
+            or [os.path.normpath(image) if isinstance(image, str) and image else None for image in images],
+        )
+    found: dict[str, str] = {}
+    for key, name in zip(keys, names, strict=True):
+        if name is not None:
+            found.setdefault(_shown(str(key)), _shown(str(name)))
+    return dict(zip(ids_from_names(list(found)).tolist(), found.values(), strict=True))
+
+
+def _shown(name: str) -> str:
+    return name.encode("utf-8", "surrogatepass").decode("utf-8", "backslashreplace")
 
 
 def load_images(name: str, encoder: ImageTextEncoder, options: PairOptions) -> Dataset:

@@ -11,15 +11,18 @@ from dpgcl_core.ledger import Ledger
 from dpgcl_core.ledger_cap import RECORD
 from dpgcl_core.ledger_chain import Head
 from dpgcl_core.ledger_fingerprint import (
+    MARK,
     check_unmarked,
     check_unmarked_above,
+    heads_of_marks,
     read_mark,
     read_mark_above,
+    write_mark,
 )
 from sweeps.service.options import SweepOptions
 from sweeps.service.storage import SweepFolder
 from trainers.data import is_builtin_name
-from trainers.data.image_text import image_folders
+from trainers.data.image_text import image_files, image_folders
 
 
 def check_ledger_options(options: SweepOptions) -> None:
@@ -34,7 +37,7 @@ def check_ledger_options(options: SweepOptions) -> None:
         if path := data_path(name):
             check_unmarked(path)
             for folder in image_folders(name, options.pairs.fitting(name)):
-                check_unmarked_above(folder)
+                check_unmarked_above(folder, named_in=path)
     url, (path, mark) = ledger_url(options), _marked(options)
     if mark is not None and not options.data_are_private:
         raise LedgerError(
@@ -63,9 +66,10 @@ def check_ledger_options(options: SweepOptions) -> None:
 
 
 def _marked(options: SweepOptions) -> tuple[Path | None, tuple[str, Head] | None]:
-    """A place of the training data with its mark: their own file or folder, else a folder of their images.
+    """The training data's own file or folder with its mark, else with that on a folder of their images.
 
     A file that names its images is not all of the data: another list of the same images has no mark itself.
+    Where the images lie is the content of records, and is returned to nobody.
     """
     path = data_path(options.dataset)
     if path is None:
@@ -74,8 +78,58 @@ def _marked(options: SweepOptions) -> tuple[Path | None, tuple[str, Head] | None
         return path, mark
     for folder in image_folders(options.dataset, options.pairs.fitting(options.dataset)):
         if mark := read_mark_above(folder):
-            return folder, mark
+            return path, mark
     return path, None
+
+
+def bind_images(ledger: Ledger, dataset_id: str, options: SweepOptions) -> bool:
+    """Leaves the ledger's mark on the folders of the images that a list of private data names.
+
+    A list's own mark is no help against a second list of the same images. A mark on a folder holds for all
+    that lies in it, so only those are marked that hold nothing but images of the list (and the list, and
+    hidden files): public data beside them would not be usable any more.
+
+    Returns:
+      Whether all images are protected so; True where the data are no list.
+
+    Raises:
+      LedgerError: as `Ledger.bind`; no message names a folder, which is the content of records.
+    """
+    path, pairs = data_path(options.dataset), options.pairs.fitting(options.dataset)
+    files = {os.path.realpath(file) for file in image_files(options.dataset, pairs)}
+    folders = {os.path.dirname(file) for file in files}
+    known = files if path is None else {*files, os.path.realpath(path)}
+    alone = [Path(each) for each in sorted(folders) if os.access(each, os.W_OK) and _holds_only(each, known)]
+    heads: set[Head] | None = set()
+    try:
+        heads = {head for folder in alone for head in heads_of_marks(folder, dataset_id)}
+    except (LedgerError, OSError):
+        heads = None
+    if heads is None:  # raised out here: the other message names the folder
+        raise LedgerError(
+            f"images of {path} carry a mark of another data set or ledger than {dataset_id!r}, or one that "
+            "cannot be read: give the data set that they are charged to, or restore the mark"
+        )
+    for head in heads:
+        ledger.verify(against=head)
+    now = ledger.verify().head if alone else None
+    return sum(_is_marked(folder, dataset_id, now) for folder in alone if now) == len(folders)
+
+
+def _is_marked(folder: Path, dataset_id: str, head: Head) -> bool:
+    try:
+        write_mark(folder, dataset_id, head)
+    except LedgerError:  # a disk that is full, say
+        return False
+    return True
+
+
+def _holds_only(folder: str, known: set[str]) -> bool:
+    return all(
+        name.startswith(".") or name.endswith(MARK) or os.path.join(root, name) in known
+        for root, _, names in os.walk(folder)
+        for name in names
+    )
 
 
 def ledger_url(options: SweepOptions) -> str | None:

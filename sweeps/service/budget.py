@@ -27,6 +27,7 @@ labelled `sweep-id/trial/snr` and `sweep-id/trial/scores`:
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,8 @@ from dpgcl_core.ledger import Ledger
 from dpgcl_core.ledger_account import PlannedTraining, Reservation
 from dpgcl_core.ledger_cap import RECORD
 from dpgcl_core.ledger_report import LedgerStatement
-from sweeps.service.account import check_account, unit_of
+from sweeps.service.account import bind_images, check_account, unit_of
+from sweeps.service.options import SweepOptions
 from sweeps.service.plan import SweepPlan, Trial
 from sweeps.service.release import is_proven, trial_class
 from sweeps.service.storage import SweepFolder
@@ -46,6 +48,7 @@ from trainers.checkpoint import CheckpointFolder, Grant, read_attempt, read_gran
 
 CONFIRM_EVERY_SECONDS = 5.0
 SNR, SCORES = "/snr", "/scores"
+_log = logging.getLogger(__name__)
 NO_LEDGER = "no ledger: nothing stops other trainings on the same data from adding to this ε"
 
 
@@ -61,6 +64,7 @@ class SweepBudget:
       later: trials that follow in a sweep of their own, which the budget must hold, too, in advance.
       folder: of the sweep; its plan must hold the id before anything is charged.
       unit: what one record stands for.
+      options: the sweep's; None: images that its data name are not marked.
       lost: why the ledger is out of reach; None while it answers.
       refused: trials that may not start again, and why.
     """
@@ -71,6 +75,7 @@ class SweepBudget:
     trials: Sequence[Trial]
     folder: SweepFolder
     unit: str = RECORD
+    options: SweepOptions | None = None
     later: Sequence[Trial] = ()
     lost: str | None = None
     refused: dict[str, str] = field(default_factory=dict)
@@ -125,7 +130,8 @@ class SweepBudget:
 
         Args:
           remaining: the trials that are about to run.
-          data: where the records lie, to leave the ledger's mark there.
+          data: where the records lie, to leave the ledger's mark there; also on the images of a list, where
+            they lie by themselves.
 
         Raises:
           BudgetExceeded, LedgerError: nothing may start.
@@ -134,6 +140,11 @@ class SweepBudget:
             raise LedgerError(f"{self.folder.path} does not hold this sweep's id: a resume would not find it")
         if data is not None:
             self.ledger.bind(self.dataset_id, data)
+            if self.options is not None and not bind_images(self.ledger, self.dataset_id, self.options):
+                _log.warning(
+                    "not all images have the ledger's mark, for some lie among other files or in folders "
+                    "that cannot be written: another list of them would not be recognised"
+                )
         missing = self._missing()
         for trial in missing:  # from here on a missing grant tells that a folder was lost
             self._take_back(trial.name)
@@ -294,5 +305,6 @@ def sweep_budget(plan: SweepPlan, ledger: Ledger | None, folder: SweepFolder) ->
         trials=plan.trials,
         folder=folder,
         unit=unit_of(plan.options),
+        options=plan.options,
         later=plan.later,
     )

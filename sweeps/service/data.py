@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, DataError, DpgclError
 from sweeps.service.account import data_path
 from sweeps.service.options import SweepOptions
 from trainers.data import (
@@ -33,7 +33,30 @@ def load_training_data(options: SweepOptions) -> tuple[TrainingData, list[str]]:
     Public data are split for scoring, by their own split or by record id. Private data are trained on
     whole, and scored on `evaluate_on` alone, which is public; but for the share that is held out to be
     scored with noise, by record id.
+
+    Raises:
+      ConfigError: the options do not fit the data, or each other.
+      DataError: the data cannot be used; of private data any other exception, too, by its type alone, for its
+        text and its traceback may carry a record.
     """
+    try:
+        return _load(options)
+    except DpgclError:
+        raise
+    except Exception as error:
+        if not options.data_are_private:
+            raise
+        withheld = _describe(error)
+    raise DataError(f"the data of this sweep must be readable; loading them ended in {withheld}")
+
+
+def _describe(error: Exception) -> str:
+    from trainers.ray_worker import describe_error  # Ray: slow to import, and needed here for this alone
+
+    return describe_error(error, data_are_public=False)
+
+
+def _load(options: SweepOptions) -> tuple[TrainingData, list[str]]:
     _check_data_options(options)
     dataset = load_dataset(
         options.dataset,
@@ -65,7 +88,7 @@ def load_training_data(options: SweepOptions) -> tuple[TrainingData, list[str]]:
         )
         if probes:
             public["probe_datasets"] = [part for probe in probes for part in (probe.index, probe.queries)]
-        _refuse_shared_images(dataset.train, public)
+        _refuse_shared_images(dataset, public)
     data = TrainingData(
         train=train,
         index=index,
@@ -161,15 +184,17 @@ def _check_data_options(options: SweepOptions) -> None:
         )
 
 
-def _refuse_shared_images(private: AnyRecords, public: Mapping[str, Sequence[AnyRecords]]) -> None:
+def _refuse_shared_images(private: Dataset, public: Mapping[str, Sequence[AnyRecords]]) -> None:
     """Refuses public data sets, given by their option, with private images in them, whatever their names.
+
+    The private test records, which nothing is trained on, are as private as the others.
 
     Images that are stored are read some at a time, once. Two different images have one digest with a
     probability of 2^-64; then public data are refused.
     """
     if not any(public.values()):
         return
-    own = _image_digests([private])
+    own = _image_digests([private.train, *([private.test] if private.test else [])])
     for option, records in public.items():
         if np.isin(_image_digests(records), own).any():
             raise ConfigError(f"{option} must be public; it holds images of the private training data")

@@ -38,7 +38,7 @@ from dpgcl_core.selection_bounds import papernot_steinke_rdp
 from dpgcl_core.selection_laws import TrialCountLaw
 from dpgcl_core.selection_trials import cases_of
 from dpgcl_core.statement import RESEARCH
-from sweeps.service.account import account_of, data_path, unit_of
+from sweeps.service.account import account_of, bind_images, data_path, unit_of
 from sweeps.service.budget import new_sweep_id
 from sweeps.service.execution import Stopped, say
 from sweeps.service.plan import SweepPlan, Trial
@@ -162,6 +162,7 @@ def reserve(ledger: Ledger, plan: SweepPlan, label: str) -> LedgerStatement:
     path = data_path(plan.options.dataset)
     if path is not None and plan.options.data_are_private:
         ledger.bind(dataset_id, path)
+        bind_images(ledger, dataset_id, plan.options)
     has_curve = plan.options.release == SEALED and not ledger.spent(dataset_id, with_pld=False).cap.quotas
     ledger.reserve_sealed(
         dataset_id,

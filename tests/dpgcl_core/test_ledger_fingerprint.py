@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -261,8 +263,57 @@ def test_mark_above_is_found_and_a_mark_within_is_not(folder: Path) -> None:
     assert read_mark_above(folder / "inner") == read_mark_above(folder) == read_mark(folder)
     assert read_mark_above(folder.parent) is None
     with pytest.raises(LedgerError, match="private, charged as data set 'scans'"):
-        check_unmarked_above(folder / "inner")
-    check_unmarked_above(folder.parent)
+        check_unmarked_above(folder / "inner", named_in=Path("list.csv"))
+    check_unmarked_above(folder.parent, named_in=Path("list.csv"))
+
+
+def test_message_of_a_mark_above_names_the_list_alone(folder: Path) -> None:
+    with pytest.raises(LedgerError, match=r"the data in list.csv are private") as caught:
+        check_unmarked_above(folder / "inner", named_in=Path("list.csv"))
+    assert str(folder) not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["gone", "x" * 300, "x" * 300 + "/" + "y" * 5000])
+def test_folder_that_cannot_be_has_the_marks_above_it_alone(name: str, folder: Path) -> None:
+    assert read_mark_above(folder / name) == read_mark(folder)
+    assert read_mark_above(folder.parent / name) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "is_refused"), [(errno.EACCES, False), (errno.ELOOP, False), (errno.EIO, True)]
+)
+def test_folder_that_may_not_be_looked_at_has_no_mark(
+    number: int, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody may read images in it either; a disk that fails is another matter."""
+    look = os.lstat
+
+    def lstat(path: os.PathLike[str] | str, **more: object) -> os.stat_result:
+        if "secret" in str(path):
+            raise OSError(number, "no", str(path))
+        return look(path, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    if not is_refused:
+        assert read_mark_above(tmp_path / "secret") is None
+        return
+    with pytest.raises(LedgerError, match="cannot be read") as caught:
+        read_mark_above(tmp_path / "secret")
+    assert "secret" not in str(caught.value)
+
+
+def test_damaged_mark_above_is_refused_without_its_place(folder: Path) -> None:
+    mark_path(folder).write_text("no mark")
+    with pytest.raises(LedgerError, match="cannot be read") as caught:
+        read_mark_above(folder / "inner")
+    assert folder.name not in str(caught.value)
+    assert caught.value.__context__ is None
+
+
+def test_folder_in_a_circle_has_no_mark(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    assert read_mark_above(tmp_path / "a") is None
 
 
 def test_mark_above_is_found_through_a_link(folder: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import logging
 import pickle
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -201,6 +203,41 @@ def test_grayscale_among_colour_becomes_rgb(scheme, tmp_path):
     loaded = load_dataset(write_images(scheme, tmp_path, [encoded(gray), encoded(noise(4, 4, 3))]))
     assert (loaded.train.images[0] == gray).all()
     assert loaded.image_shape == (3, 4, 4)
+
+
+def transparent() -> bytes:
+    """A picture whose palette is transparent in parts, of which the decoder warns."""
+    image, out = Image.fromarray(noise(4, 4, 3)).quantize(4), io.BytesIO()
+    image.save(out, "PNG", transparency=bytes((0, 9, 255)))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("scheme", ["folder", "parquet", "csv"])
+@pytest.mark.parametrize("kind", ["many pixels", "transparent palette"])
+def test_decoder_says_nothing_of_an_image(kind, scheme, tmp_path, monkeypatch, capfd):
+    if kind == "many pixels":
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    content = encoded(noise(4, 4, 3)) if kind == "many pixels" else transparent()
+    if scheme == "csv":
+        (tmp_path / "a.png").write_bytes(content)
+        (tmp_path / "a.csv").write_text("filepath\ttitle\na.png\tone\n")
+        name = f"csv:{tmp_path / 'a.csv'}"
+    else:
+        name = write_images(scheme, tmp_path, [content])
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        load_dataset(name)
+        assert [str(each.message) for each in heard] == []
+        Image.open(io.BytesIO(content)).convert("RGB")
+        warnings.simplefilter("always")
+        Image.open(io.BytesIO(content)).convert("RGB")
+        assert heard, "the picture must be one of which the decoder warns"
+    assert capfd.readouterr().err == ""
+
+
+def test_decoder_logs_nothing_of_an_image(tmp_path):
+    load_dataset(write_images("folder", tmp_path, [encoded(noise(4, 4))]))
+    assert not logging.getLogger("PIL.TiffImagePlugin").isEnabledFor(logging.CRITICAL)
 
 
 def test_records_error_keeps_its_details_through_pickle():

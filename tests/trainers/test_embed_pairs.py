@@ -123,15 +123,15 @@ def test_parquet_holds_what_npz_holds(
     assert len(images) + len(texts) == len(rows)
 
 
-def test_images_of_one_unit_stand_by_its_name(model: tuple[Path, ImageTextEncoder], tmp_path: Path) -> None:
+def test_images_are_named_by_the_column_id(model: tuple[Path, ImageTextEncoder], tmp_path: Path) -> None:
     for number in range(3):
         Image.fromarray(_pixels(number)).save(tmp_path / f"{number}.png")
     people = [("0.png", "x", "b"), ("1.png", "y", "a"), ("2.png", "z", "b")]
     lines = ["\t".join(row) for row in [("filepath", "title", "id"), *people]]
     (tmp_path / "a.csv").write_text("\n".join(lines))
     found = _embed(model, tmp_path / "e.npz", "--images", f"csv:{tmp_path / 'a.csv'}")
-    assert found["ids"].tolist() == ["b", "b", "a"]
-    for row, number in enumerate((0, 2, 1)):
+    assert found["ids"].tolist() == ["b", "a", "b"]
+    for row, number in enumerate(range(3)):
         expected = _image(model[1], _pixels(number).transpose(2, 0, 1))
         assert found["image_embeddings"][row] == pytest.approx(expected, abs=1e-5)
 
@@ -232,9 +232,38 @@ def test_empty_captions_are_counted_and_none_is_shown(tmp_path: Path, name: str,
 
 def test_file_without_a_column_of_captions_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text\nx\n")
-    with pytest.raises(DataError, match="one column title or caption; found 'text'"):
+    with pytest.raises(DataError, match=r"one column title or caption .*of 1 columns 0 have") as caught:
         read_captions(tmp_path / "a.csv", PairOptions())
+    assert (caught.value.details, "text" in str(caught.value)) == ({"columns": ["text"]}, False)
     assert read_captions(tmp_path / "a.csv", PairOptions(caption="text")) == ["x"]
+
+
+def test_captions_that_a_quote_joins_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('title\n"a secret\nb"\nc\n')
+    with pytest.raises(DataError, match="1 go on over line breaks") as caught:
+        read_captions(tmp_path / "a.csv", PairOptions())
+    assert "secret" not in str(caught.value)
+
+
+def test_images_of_one_unit_stand_by_its_name(tmp_path: Path) -> None:
+    lines = ["filepath\ttitle\tperson"]
+    for number, person in enumerate("bab"):
+        Image.fromarray(_pixels(number)).save(tmp_path / f"{number}.png")
+        lines.append(f"{number}.png\tx\t{person}")
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    options = PairOptions(unit="person")
+    dataset = load_dataset(f"csv:{tmp_path / 'a.csv'}", pairs=options)
+    assert pair_names(dataset, options).tolist() == ["b", "b", "a"]
+
+
+def test_images_within_a_table_are_named_by_the_column_id(tmp_path: Path) -> None:
+    images = []
+    for number in (0, 1, 0):
+        Image.fromarray(_pixels(number)).save(tmp_path / "a.png")
+        images.append((tmp_path / "a.png").read_bytes())
+    pq.write_table(pa.table({"image": images, "title": ["x"] * 3, "id": [7, 8, 9]}), tmp_path / "a.parquet")
+    dataset = load_dataset(f"parquet:{tmp_path / 'a.parquet'}")
+    assert pair_names(dataset, PairOptions()).tolist() == ["7", "8"]
 
 
 @pytest.mark.parametrize(

@@ -104,9 +104,32 @@ def test_an_image_with_all_its_captions_is_one_record(scheme, tmp_path):
     assert (got, len(records)) == (expected, 3)
 
 
-def test_two_spellings_of_a_path_are_one_record(tmp_path):
-    records = load("csv", tmp_path / "x", [("a.png", "one"), ("./a.png", "two")]).train
-    assert records.captions == (("one", "two"),)
+@pytest.mark.parametrize("spelled", ["./a.png", "../x/a.png", "{}/a.png", "{}/../x/./a.png"])
+@pytest.mark.parametrize("scheme", ["csv", "parquet-paths"])
+def test_two_spellings_of_a_path_are_one_record(scheme, spelled, tmp_path):
+    rows = [("a.png", "one"), (spelled.format(tmp_path / "x"), "two")]
+    assert load(scheme, tmp_path / "x", rows).train.captions == (("one", "two"),)
+
+
+def test_two_absolute_paths_through_a_link_to_the_folder_are_one_record(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "x")
+    path = write_csv(tmp_path / "x", [(str(tmp_path / name / "a.png"), name) for name in ("x", "link")])
+    assert load_csv_pairs(tmp_path / "link" / path.name).train.captions == (("x", "link"),)
+
+
+@pytest.mark.parametrize("spelled", ["a.png", "./a.png", "{}/a.png"])
+def test_ids_stay_when_the_folder_moves(spelled, tmp_path):
+    ids = [
+        load("csv", tmp_path / name, [(spelled.format(tmp_path / name), "one")]).train.ids.tolist()
+        for name in ("x", "y")
+    ]
+    assert ids[0] == ids[1] == ids_from_names(["a.png"]).tolist()
+
+
+def test_an_image_in_another_folder_is_known_by_its_absolute_path(tmp_path):
+    (tmp_path / "a.png").write_bytes(encoded(of("a.png")))
+    records = load("csv", tmp_path / "x", [("../a.png", "one"), (str(tmp_path / "a.png"), "two")]).train
+    assert records.ids.tolist() == ids_from_names([str(tmp_path / "a.png")]).tolist()
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -152,10 +175,31 @@ def test_csv_reads_another_separator_and_quotes(tmp_path):
     assert load_csv_pairs(path, PairOptions(separator=",")).train.captions == (('one, "two"',),)
 
 
-def test_csv_with_another_separator_is_refused_with_what_was_found(tmp_path):
+def test_csv_with_another_separator_is_refused_with_the_columns_in_details_alone(tmp_path):
     path = write_csv(tmp_path / "x", ROWS, separator=",")
-    with pytest.raises(DataError, match=r"one column filepath .*found 'filepath,title' with separator '\\t'"):
+    expected = r"one column filepath .*of 1 columns with separator '\\t' 0 have"
+    with pytest.raises(RecordsError, match=expected) as caught:
         load_csv_pairs(path)
+    assert caught.value.details == {"columns": ["filepath,title"]}
+
+
+def test_csv_without_column_names_tells_nothing_of_its_first_record(tmp_path):
+    (tmp_path / "pairs.csv").write_text(f"{SECRET}.png\t{SECRET}\n2.png\ttwo\n")
+    with pytest.raises(RecordsError, match="of 2 columns") as caught:
+        load_csv_pairs(tmp_path / "pairs.csv")
+    assert SECRET not in str(caught.value)
+
+
+SWALLOWED = [("a.png", f'"{SECRET}'), ("b.png", "two"), ("c.png", 'three"'), ("d.png", "four")]
+
+
+@pytest.mark.parametrize("skip_corrupt", [False, True])
+def test_rows_that_a_quote_joins_are_refused(skip_corrupt, tmp_path):
+    options = PairOptions(skip_corrupt=skip_corrupt)
+    with pytest.raises(RecordsError, match="must be one line; 1 go on over line breaks") as caught:
+        load("csv", tmp_path / "x", SWALLOWED, options=options)
+    assert caught.value.details == {"rows with line breaks": [0]}
+    assert SECRET not in str(caught.value)
 
 
 def test_csv_with_an_open_quote_is_refused(tmp_path):
@@ -317,9 +361,29 @@ def test_rows_without_a_unit_are_corrupt(tmp_path):
         with_units(tmp_path, [*UNIT_ROWS, ("d", "six", "")])
 
 
-def test_an_id_column_is_the_unit(tmp_path):
-    path = write_parquet(tmp_path, image=[encoded(of("a"))], title=["one"], id=[17])
-    assert load_parquet_pairs(path).train.ids.tolist() == ids_from_names(["17"]).tolist()
+def test_an_id_column_is_no_unit(tmp_path):
+    """Each caption of one image with an id of its own: as units they would be two records."""
+    images = [encoded(of("a"))] * 2
+    records = load_parquet_pairs(write_parquet(tmp_path, image=images, title=["one", "two"], id=[1, 2])).train
+    assert (records.captions, records.unit) == ((("one", "two"),), None)
+
+
+NO_UNITS = {"NaN": [1.5, float("nan")], "null": [1, None], "empty": ["p", ""], "blank": ["p", " \t"]}
+
+
+@pytest.mark.parametrize("kind", NO_UNITS)
+def test_units_without_a_value_are_missing(kind, tmp_path):
+    person = pa.array(NO_UNITS[kind], from_pandas=False)
+    path = write_parquet(tmp_path, image=[encoded(of(i)) for i in "ab"], title=["one", "two"], person=person)
+    with pytest.raises(RecordsError, match="of 2 rows 1 missing unit") as caught:
+        load_parquet_pairs(path, PairOptions(unit="person"))
+    assert caught.value.details == {"missing unit": [1]}
+
+
+def test_an_image_in_two_units_is_a_row_of_each(tmp_path):
+    records = with_units(tmp_path, [("a", "one", "p"), ("a", "two", "q")])
+    assert (records.captions, len(records)) == ((("one",), ("two",)), 2)
+    assert with_units(tmp_path / "p", [("a", "one", "p")]).ids.tolist() == records.ids[:1].tolist()
 
 
 def with_splits(folder: Path, splits: list[str]) -> LoadedPairs:

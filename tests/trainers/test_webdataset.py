@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import re
 import tarfile
 from pathlib import Path
 
@@ -100,8 +101,10 @@ def test_reading_one_record_touches_no_other(tmp_path):
             opened.write(bytes(40))
     os.utime(shard, ns=(state.st_atime_ns, state.st_mtime_ns))
     assert (records.images[np.array([2])][0] == picture(2).transpose(2, 0, 1)).all()
-    with pytest.raises(RecordsError, match="1 of 2 are not any more"):
+    with pytest.raises(RecordsError, match="some that were drawn are not any more") as caught:
         records.images[np.array([2, 3])]
+    assert caught.value.details == {"rows": [1]}
+    assert not re.search(r"\d", str(caught.value)), "a number tells how many were drawn"
 
 
 def test_images_in_memory_are_those_of_the_shards(tmp_path):
@@ -218,8 +221,10 @@ def test_a_shard_that_changed_after_loading_is_refused(tmp_path):
     shard = write_shard(tmp_path / "s.tar", [sample(1, "one")])
     records = load_webdataset(shard).train
     write_shard(shard, [sample(2, "two"), sample(1, "one")])
-    with pytest.raises(DataError, match="must stay as it was when it was indexed"):
+    with pytest.raises(RecordsError, match="must stay as it was when it was indexed") as caught:
         records.images[np.array([0])]
+    assert caught.value.details == {"shards": [0]}
+    assert not re.search(r"\d", str(caught.value)), "which shard tells which records were drawn"
 
 
 # What is refused
@@ -227,6 +232,7 @@ def test_a_shard_that_changed_after_loading_is_refused(tmp_path):
 FAULTS = {
     "missing image": {"txt": b"words"},
     "several images": sample(8, "words", jpg=b"x"),
+    "several files of one kind": sample(8, "words", **{"0.TXT": b"which one?"}),
     "unreadable image": {"png": encoded(picture(8, 64, 64))[:-900], "txt": b"words"},
     "not 8-bit image": {"png": encoded(picture(8, 4, 4).astype(np.uint16)), "txt": b"words"},
     "empty caption": sample(8, " "),

@@ -1,7 +1,15 @@
 """Pairs of the user's own: `csv:PATH` and `parquet:PATH`, in open_clip's convention.
 
 A column `filepath` names the image, a column `title` holds a caption, and several rows with one image give
-it several captions. What a record and its id then are is in `trainers.data.pairs`.
+it several captions. What a record and its id then are is in `trainers.data.pairs`: without a unit column, one
+image with all its captions, whatever other columns there are.
+
+An image that is named by its path is known by it: by the path from the file's own folder where the image lies
+in that folder, so that ids stay when the folder moves, else by the absolute path. So one image is one record
+however its path is spelled; through links a file has several paths, and is as many records.
+
+No message holds a line of the file: the first one, too, is a record where the columns have no names, or
+where the separator is another one.
 """
 
 from __future__ import annotations
@@ -11,7 +19,7 @@ import dataclasses
 import hashlib
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,13 +34,14 @@ from trainers.data.pairs import (
     decode_each,
     stack_images,
 )
+from trainers.data.sources import RecordsError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["ImageTextRecords", "LoadedPairs", "PairOptions", "load_csv_pairs", "load_parquet_pairs"]
 
-_IMAGE_COLUMNS, _CAPTION_COLUMNS, _ID_COLUMN = ("filepath", "image"), ("title", "caption"), "id"
+_IMAGE_COLUMNS, _CAPTION_COLUMNS = ("filepath", "image"), ("title", "caption")
 _END = "\x00end of file\x00"
 
 
@@ -44,7 +53,7 @@ class PairOptions:
       image: column with paths (csv, parquet) or encoded bytes (parquet); None: `filepath`, or `image`.
       caption: column with one caption or, in parquet, a list of them; None: `title`, or `caption`.
       separator: what stands between the columns of a csv file, one character; open_clip's own is a tab.
-      unit: column that names the privacy unit; None: `id` where there is one, else the image.
+      unit: column that names the privacy unit; None: it is one image with all its captions.
       split: column that holds `train` or `test`; None: all rows are training rows.
       skip_corrupt: drop rows without a readable image or with an empty caption, instead of refusing all.
     """
@@ -114,7 +123,7 @@ def load_csv_pairs(
     keys, texts = column(names.image) or [], column(names.caption) or []
     rows = _PlainRows(
         sources=[path.parent / key if key else None for key in keys],
-        keys=[_path_key(key) for key in keys],
+        keys=image_keys(keys, path.parent),
         captions=[(text,) for text in texts],
         units=column(names.unit),
         splits=column(names.split),
@@ -180,20 +189,25 @@ def image_folders(name: str, options: PairOptions | None = None) -> list[Path]:
     Reads no image. None where the images are in the file itself, and where it cannot be read, for loading
     tells why.
     """
+    folders = set()
+    for file in image_files(name, options):
+        folders.add(os.path.dirname(file))
+        if os.path.islink(file):
+            folders.add(os.path.dirname(os.path.realpath(file)))
+    return [Path(folder) for folder in sorted(folders)]
+
+
+def image_files(name: str, options: PairOptions | None = None) -> list[str]:
+    """Returns the files of the images that `csv:PATH` or `parquet:PATH` names, as `image_folders`."""
     scheme, _, rest = name.partition(":")
     path, options = Path(rest).expanduser(), options or PairOptions()
     if scheme not in ("csv", "parquet"):
         return []
-    folders = set()
     try:
-        for file in _csv_paths(path, options) if scheme == "csv" else _parquet_paths(path, options):
-            if "\0" not in file:
-                folders.add(os.path.dirname(file))
-            if os.path.islink(file):
-                folders.add(os.path.dirname(os.path.realpath(file)))
+        files = _csv_paths(path, options) if scheme == "csv" else _parquet_paths(path, options)
+        return [file for file in files if "\0" not in file]
     except (DataError, ConfigError):
         return []
-    return [Path(folder) for folder in sorted(folders)]
 
 
 def _csv_paths(path: Path, options: PairOptions) -> Iterator[str]:
@@ -241,11 +255,12 @@ def _parquet_rows(values: dict[str, list[Any]], names: PairOptions, base: Path) 
         raise DataError(f"parquet column {names.caption} must hold strings or lists of strings")
 
     def named(name: str | None) -> list[str] | None:
-        return None if name is None else ["" if v is None else str(v) for v in values[name]]
+        # NaN, which alone differs from itself, is how a table writes that there is nothing.
+        return None if name is None else ["" if v is None or v != v else str(v) for v in values[name]]
 
     return _PlainRows(
         sources=[base / image if isinstance(image, str) else image for image in images],
-        keys=[_digest(image) if isinstance(image, bytes) else _path_key(image) for image in images],
+        keys=image_keys(images, base),
         captions=[tuple(c or "" for c in (e if isinstance(e, list) else [e])) for e in captions],
         units=named(names.unit),
         splits=named(names.split),
@@ -253,13 +268,27 @@ def _parquet_rows(values: dict[str, list[Any]], names: PairOptions, base: Path) 
     )
 
 
-def _path_key(path: str | None) -> str:
-    """The path as written, but for detours: `a.png` and `./a.png` are one image, so one record."""
-    return os.path.normpath(path) if path else ""
+def image_keys(images: Sequence[str | bytes | None], base: Path) -> list[str]:
+    """Returns what identifies each image: a digest of its bytes, or its path in `base`, else in full.
 
+    >>> image_keys(["a.png", "./b/../a.png", "/data/a.png", "../a.png", None], Path("/data"))
+    ['a.png', 'a.png', 'a.png', '/a.png', '']
+    """
+    # A folder that a link leads to has two absolute paths; either may be written in the file.
+    roots = [os.path.join(root, "") for root in (os.path.abspath(base), os.path.realpath(base))]
 
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+    def of_path(path: str) -> str:
+        whole = os.path.normpath(os.path.join(roots[0], path))
+        return next((whole.removeprefix(root) for root in roots if whole.startswith(root)), whole)
+
+    return [
+        hashlib.blake2b(image, digest_size=16).hexdigest()
+        if isinstance(image, bytes)
+        else of_path(image)
+        if image
+        else ""
+        for image in images
+    ]
 
 
 def _read_csv(path: Path, separator: str) -> tuple[list[str], list[list[str]]]:
@@ -278,7 +307,27 @@ def _read_csv(path: Path, separator: str) -> tuple[list[str], list[list[str]]]:
             "csv:PATH must be a readable text file with a line of column names and every quote closed; "
             f"got {str(path)!r}"
         )
+    check_one_line_each(lines[:-1])
     return lines[0], lines[1:-1]
+
+
+def check_one_line_each(lines: Sequence[Sequence[str]]) -> None:
+    """Refuses lines of a csv file, column names first, with a line break in a cell.
+
+    Two quotes that do not belong together make one cell of all lines between them. Those rows would be gone
+    without a word. No row alone tells whether it was meant so: dropping such ones would be no function of
+    each row by itself, so the whole file is refused, also where corrupt rows are dropped.
+
+    Raises:
+      RecordsError: as said; the rows are in `details`, where the first one is 0 and column names are -1.
+    """
+    broken = [row - 1 for row, line in enumerate(lines) if any("\n" in cell or "\r" in cell for cell in line)]
+    if broken:
+        raise RecordsError(
+            f"every row of a csv file must be one line; {len(broken)} go on over line breaks, as rows do "
+            "that a stray quote joins: write captions without line breaks, and each quote in a caption twice",
+            {"rows with line breaks": broken},
+        )
 
 
 def _resolve(options: PairOptions, header: list[str], scheme: str, separator: str = "") -> PairOptions:
@@ -288,20 +337,28 @@ def _resolve(options: PairOptions, header: list[str], scheme: str, separator: st
         wanted = (given,) if given else usual
         found = [name for name in wanted if header.count(name) == 1]
         if len(found) != 1:
-            hint = f" with separator {separator!r}" if separator else ""
-            raise DataError(
-                f"{scheme} data must have one column {' or '.join(wanted)} for the {what}; "
-                f"found {', '.join(header)!r}{hint}. Name the column, or give the file's separator"
-            )
+            raise column_missing(f"{scheme} data", wanted, header, what, separator)
         return found[0]
 
-    unit = options.unit or (_ID_COLUMN if _ID_COLUMN in header else None)
     return dataclasses.replace(
         options,
         image=find(options.image, _IMAGE_COLUMNS if scheme == "parquet" else _IMAGE_COLUMNS[:1], "images"),
         caption=find(options.caption, _CAPTION_COLUMNS, "captions"),
-        unit=unit and find(unit, (), "privacy unit"),
+        unit=options.unit and find(options.unit, (), "privacy unit"),
         split=options.split and find(options.split, (), "split"),
+    )
+
+
+def column_missing(
+    subject: str, wanted: Sequence[str], header: Sequence[str], what: str, separator: str = ""
+) -> RecordsError:
+    """Returns the error for columns of which none, or several, are the one that is wanted."""
+    num_named = sum(name in wanted for name in header)
+    hint = f" with separator {separator!r}" if separator else ""
+    return RecordsError(
+        f"{subject} must have one column {' or '.join(wanted)} for the {what}; of {len(header)} "
+        f"columns{hint} {num_named} have such a name. Name the column, or give the file's separator",
+        {"columns": list(header)},
     )
 
 

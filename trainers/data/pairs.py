@@ -3,10 +3,12 @@
 An image with several captions is **one record**: it is sampled as one, and at a step one of its captions,
 chosen by a keyed hash of the record's id and the step, stands for it. So the adjacency is "add or remove
 one image with all its captions", whatever their number. With a unit column (a person, say) the record is
-the unit with all its images, as in `trainers.data.dataset`.
+the unit with all its images, as in `trainers.data.dataset`. An image that lies in several units is a row of
+each: one unit more or less takes its own rows alone, so the adjacency "add or remove one unit" stands. It
+promises nothing for the image itself, which stays with the other units when one leaves.
 
-An id depends on its own record alone: on the unit's name, else on what identifies the image (its path as
-written, or its bytes as stored); never on a caption or on a row's place. Which rows are corrupt is a
+An id depends on its own record alone: on the unit's name, else on what identifies the image (its path, or
+its bytes as stored); never on a caption or on a row's place. Which rows are corrupt is a
 function of each row alone, too, so dropping them moves no other record; they are dropped before the data
 set is fingerprinted. No message holds a path, a caption or a position: those of the faults are in
 `RecordsError.details` alone.
@@ -26,6 +28,7 @@ from numpy.typing import NDArray
 from dpgcl_core.errors import DataError
 from dpgcl_core.records import Ids, ids_from_names, keyed_uniform
 from trainers.data.dataset import NO_STEP
+from trainers.data.decoders import silence_decoders
 from trainers.data.sources import RecordsError, decode_image, in_threads
 
 Decoded = NDArray[np.uint8] | str
@@ -178,7 +181,7 @@ class PairRows:
     """Rows as stored, in every list one entry each.
 
     Attributes:
-      keys: what identifies the row's image: a path as written, or a digest of its bytes.
+      keys: what identifies the row's image: its path, or a digest of its bytes.
       captions: the row's captions.
       faults: what is wrong with the row; "" where nothing is.
       units: the privacy unit's name, or None: each image is its own.
@@ -224,7 +227,7 @@ def assemble(
 def _sound_rows(rows: PairRows, skip_corrupt: bool) -> list[int]:
     faults: dict[str, list[int]] = {}
     for row, fault in enumerate(rows.faults):
-        if not fault and rows.units is not None and not rows.units[row]:
+        if not fault and rows.units is not None and not rows.units[row].strip():
             fault = "missing unit"
         if not fault and rows.splits is not None and rows.splits[row] not in SPLITS:
             fault = "split neither train nor test"
@@ -269,6 +272,7 @@ def _stable_ids(names: list[str]) -> Ids:
 
 def decode_each(sources: Iterable[bytes | Path], image_size: int | None) -> list[Decoded]:
     """Returns every image decoded and resized, or what is wrong with it; several threads share the work."""
+    silence_decoders()
     return list(in_threads(lambda source: _decode_or_fault(source, image_size), sources))
 
 

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from dpgcl_core.errors import DataError
 from dpgcl_core.records import Ids, ids_from_contents
 from trainers.data.dataset import Records
+from trainers.data.decoders import silence_decoders
 from trainers.data.download import RemoteFile, cache_folder, find_file, find_or_download, write_atomically
 
 if TYPE_CHECKING:
@@ -257,6 +258,7 @@ def decode_images(sources: Sequence[bytes | Path | None], image_size: int | None
     """
     if not sources:
         raise DataError("a data set must hold at least one image; found none")
+    silence_decoders()
     decoded = in_threads(lambda source: decode_image(source, image_size), sources)
     faults = {
         kind: [i for i, image in enumerate(decoded) if isinstance(image, str) and image == kind]

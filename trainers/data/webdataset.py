@@ -45,7 +45,7 @@ from trainers.data.pairs import (
 )
 from trainers.data.sources import RecordsError, in_threads
 
-_FORMAT = 1
+_FORMAT = 2
 _IMAGE_SUFFIXES = frozenset(("jpg", "jpeg", "png", "webp"))
 _IMAGES_AT_ONCE = 256
 _BLOCK = 512
@@ -100,8 +100,7 @@ class ShardImages:
         """Returns the images at `rows`, uint8 `[n, 3, height, width]`.
 
         Raises:
-          RecordsError: some cannot be read any more.
-          DataError: a shard is not the one that was indexed.
+          RecordsError: some cannot be read any more, or a shard is not the one that was indexed.
         """
         wanted = self.places[rows]
         if len(wanted) == 0:
@@ -110,7 +109,8 @@ class ShardImages:
         bad = [i for i, image in enumerate(decoded) if isinstance(image, str)]
         if bad:
             raise RecordsError(
-                f"every image must stay readable; {len(bad)} of {len(decoded)} are not any more",
+                # No number: of a step it would tell how many records were drawn.
+                "every image must stay readable; some that were drawn are not any more: restore the shards",
                 {"rows": bad},
             )
         return stack_images(decoded)
@@ -137,7 +137,11 @@ class ShardImages:
         except OSError:
             content = None
         if content is None:
-            raise DataError(f"shard {shard} must stay as it was when it was indexed; load the data set again")
+            # Which one tells of the records that were drawn.
+            raise RecordsError(
+                "every shard must stay as it was when it was indexed; one has changed: load the data again",
+                {"shards": [shard]},
+            )
         return content
 
 
@@ -271,8 +275,11 @@ def _read_shard(file: Path, unit_field: str | None) -> tuple[list[_Sample], bool
             for name, places, content, image in zip(chunk, images, encoded, decoded, strict=True):
                 texts = {kind: read(place) for kind, place in members[name] if _is_text(kind)}
                 captions, unit, fault = _texts(texts, unit_field)
+                kinds = [kind for kind, _ in members[name] if kind in _IMAGE_SUFFIXES or _is_text(kind)]
                 if len(places) != 1:
                     fault = "several images" if places else "missing image"
+                elif len(set(kinds)) < len(kinds):  # one would stand for the other without a word
+                    fault = "several files of one kind"
                 samples.append(
                     _Sample(
                         place=places[0] if places else (0, 0),
