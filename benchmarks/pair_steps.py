@@ -29,11 +29,10 @@ from trainers.config import (
 from trainers.data.pairs import ImageTextRecords
 from trainers.data.shapes import make_shape_pairs
 from trainers.microbatch import max_views
+from trainers.modality import pair_views
 from trainers.models.clip import CLIP_TINY, ClipConfig, find_clip
 from trainers.models.clip_encoder import ImageTextEncoder
 from trainers.optimizers import build_optimizer
-from trainers.text_views import make_text_views
-from trainers.views import make_views
 from trainers.warm_start import starting_encoder
 
 CLIP_NORM = 0.01
@@ -148,24 +147,11 @@ class OrdinaryPairStep:
 
     def _views(self, groups: NDArray[np.int64], step: int) -> tuple[Tensor, Tensor]:
         """Images and tokens `[groups, group_size, 1 + num_augmentations, ...]`, those of the private step."""
-        config, rows, num_views = self.config, groups.reshape(-1), 1 + self.task.num_augmentations
-        assert config.text_views is not None
-        seed, ids, device = config.public_seed, self.records.ids[rows], self.task.device
-        pixels, captions = self.records.pairs_at(rows, seed=seed, step=step)
-        texts = make_text_views(
-            captions, ids, config=config.text_views, seed=seed, step=step, num_views=num_views
+        num_views = 1 + self.task.num_augmentations
+        images, tokens = pair_views(
+            self.config, self.encoder, self.records, groups.reshape(-1), step=step, num_views=num_views
         )
-        tokens = self.encoder.tokenizer([text for views in texts for text in views]).tokens
-        images = make_views(
-            torch.from_numpy(pixels).to(device),
-            ids,
-            config=config.views,
-            seed=seed,
-            step=step,
-            num_views=num_views,
-        )
-        tokens = tokens.to(device).unflatten(0, (*groups.shape, num_views))
-        return images.unflatten(0, groups.shape), tokens
+        return images.unflatten(0, groups.shape), tokens.unflatten(0, groups.shape)
 
 
 def build_step(side: str, task: PairTask, views_per_microbatch: int) -> Step:

@@ -308,11 +308,15 @@ class TrainingConfig:
 
     @property
     def views_per_record(self) -> int:
-        """Views of a record in one step: a query, a key and its copies, `num_view_draws` times.
+        """Views of a record in one step."""
+        return self.num_views(self.num_augmentations)
+
+    def num_views(self, num_augmentations: int) -> int:
+        """Returns the views of a record: a query, a key and its copies, `num_view_draws` times.
 
         Of a pair: image, caption, and copies of both.
         """
-        copies = 2 * self.num_augmentations if self.trains_pairs else self.num_augmentations
+        copies = 2 * num_augmentations if self.trains_pairs else num_augmentations
         return self.num_view_draws * (2 + copies)
 
     @property

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from dpgcl_core.errors import ConfigError, DataError, StorageError
 from dpgcl_core.records import ids_from_names
 from trainers.data import AnyRecords, Dataset, PairOptions, load_dataset
-from trainers.data.image_text import check_one_line_each, column_missing, image_keys
+from trainers.data.image_text import check_one_line_each, image_keys
+from trainers.data.pair_options import column_missing
 from trainers.data.pairs import ImageTextRecords, caption_fault
 from trainers.evaluate import Features
 from trainers.models.clip_encoder import ImageTextEncoder

@@ -210,14 +210,12 @@ def _add_clipped_sum(
 ) -> list[GroupReport]:
     """Adds the clipped gradients of `groups` to `total`, a microbatch of whole groups at a time."""
     config = run.config
-    copies = 2 * num_augmentations if config.trains_pairs else num_augmentations
-    num_views = config.num_view_draws * (2 + copies)
     if not groups.size:
         return []
     rule, scale = config.rule(), gradient_scale(config.network)
     embed = embed_of(run.encoder, config.network, run.target)
     draws = run.randomness.generator(run.step, "statistics") if rule.needs_draws else None
-    at_once = max(1, run.max_views // (groups.shape[1] * num_views))
+    at_once = max(1, run.max_views // (groups.shape[1] * config.num_views(num_augmentations)))
     if rule.whole_batch:
         at_once = len(groups)
     beside = run.beside if config.performance.prefetch else None

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.records import Ids
 from trainers.config import TOWERS, TrainingConfig
 from trainers.data.dataset import AnyRecords
 from trainers.data.pairs import ImageTextRecords
@@ -57,14 +58,9 @@ def check_records(config: TrainingConfig, records: AnyRecords) -> None:
     """
     if config.trains_pairs == isinstance(records, ImageTextRecords):
         return
-    kind, other = (
-        ("a CLIP model", "images without captions")
-        if config.trains_pairs
-        else (
-            "an encoder of images",
-            "pairs of images and texts",
-        )
-    )
+    kind, other = "an encoder of images", "pairs of images and texts"
+    if config.trains_pairs:
+        kind, other = "a CLIP model", "images without captions"
     raise ConfigError(f"{config.network.name} is {kind}, and the data are {other}: give another --network")
 
 
@@ -106,30 +102,63 @@ def views_of(
       step: of the training.
       num_augmentations: N_a.
     """
-    rows, seed, draws = groups.reshape(-1), config.public_seed, config.num_view_draws
-    device, ids = next(encoder.parameters()).device, records.ids[rows]
+    rows, draws = groups.reshape(-1), config.num_view_draws
     if isinstance(records, ImageTextRecords):
         assert isinstance(encoder, ImageTextEncoder)
-        assert config.text_views is not None
-        num_views = draws * (1 + num_augmentations)
-        pixels, captions = records.pairs_at(rows, seed=seed, step=step)
-        texts = make_text_views(
-            captions, ids, config=config.text_views, seed=seed, step=step, num_views=num_views
+        views = pack_views(
+            *pair_views(config, encoder, records, rows, step=step, num_views=draws * (1 + num_augmentations)),
+            encoder,
         )
-        tokens = encoder.tokenizer([text for views in texts for text in views]).tokens
-        tokens = tokens.unflatten(0, (len(rows), num_views)).to(device)
     else:
-        num_views = draws * (2 + num_augmentations)
-        pixels, tokens = records.images_at(rows, seed=seed, step=step), None
-    views = make_views(
-        torch.from_numpy(pixels).to(device),
-        ids,
-        config=config.views,
-        seed=seed,
-        step=step,
-        num_views=num_views,
-    )
-    if tokens is not None:
-        assert isinstance(encoder, ImageTextEncoder)
-        views = pack_views(views, tokens, encoder)
+        seed, num_views = config.public_seed, draws * (2 + num_augmentations)
+        pixels = records.images_at(rows, seed=seed, step=step)
+        views = _image_views(config, encoder, pixels, records.ids[rows], step=step, num_views=num_views)
     return views.unflatten(0, groups.shape)
+
+
+def pair_views(
+    config: TrainingConfig,
+    encoder: ImageTextEncoder,
+    records: ImageTextRecords,
+    rows: NDArray[np.int64],
+    *,
+    step: int,
+    num_views: int,
+) -> tuple[Tensor, Tensor]:
+    """Returns the views of both sides of pairs at a step, on the encoder's device.
+
+    Args:
+      config: augmentations and seed.
+      encoder: that will see them; its tokenizer is used.
+      records: pairs.
+      rows: `[n]`, places of the records.
+      step: of the training.
+      num_views: of each side.
+
+    Returns:
+      images, float32 `[n, num_views, channels, height, width]`, and tokens, `[n, num_views, context]`.
+    """
+    assert config.text_views is not None
+    seed, ids = config.public_seed, records.ids[rows]
+    pixels, captions = records.pairs_at(rows, seed=seed, step=step)
+    texts = make_text_views(
+        captions, ids, config=config.text_views, seed=seed, step=step, num_views=num_views
+    )
+    images = _image_views(config, encoder, pixels, ids, step=step, num_views=num_views)
+    tokens = encoder.tokenizer([text for views in texts for text in views]).tokens
+    return images, tokens.unflatten(0, (len(rows), num_views)).to(images.device)
+
+
+def _image_views(
+    config: TrainingConfig,
+    encoder: AnyEncoder,
+    pixels: NDArray[np.uint8],
+    ids: Ids,
+    *,
+    step: int,
+    num_views: int,
+) -> Tensor:
+    images = torch.from_numpy(pixels).to(next(encoder.parameters()).device)
+    return make_views(
+        images, ids, config=config.views, seed=config.public_seed, step=step, num_views=num_views
+    )

@@ -16,12 +16,12 @@ and any of them can be on together; they are applied in this order:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.errors import ConfigError
 from dpgcl_core.records import Ids
 from trainers.config import TextViewConfig
 from trainers.views import Draw
@@ -56,23 +56,6 @@ _WORD = re.compile(r"\w+(?:['’\-]\w+)*")
 _ENDS = tuple(".!?…。！？")
 
 Uniforms = NDArray[np.float64]
-
-
-def text_view_config(names: Iterable[str]) -> TextViewConfig:
-    """Returns the augmentations of these names with the paper's probabilities, and no others.
-
-    Raises:
-      ConfigError: a name is unknown.
-
-    >>> text_view_config(["word_swap"])
-    TextViewConfig(sentence_swap_prob=0.0, word_swap_prob=0.3, word_delete_prob=0.0)
-    """
-    chosen = set(names)
-    for name in sorted(chosen - TEXT_AUGMENTATIONS.keys()):
-        raise ConfigError(unknown_choice("text augmentation", name, TEXT_AUGMENTATIONS))
-    return TextViewConfig(
-        **{f"{name}_prob": prob if name in chosen else 0.0 for name, prob in TEXT_AUGMENTATIONS.items()}
-    )
 
 
 def make_text_views(

@@ -16,7 +16,6 @@ from trainers.data import (
     AnyRecords,
     Dataset,
     load_dataset,
-    modality_of_name,
     split_held_out,
     split_train_test,
 )
@@ -62,7 +61,7 @@ def _load(options: SweepOptions) -> tuple[TrainingData, list[str]]:
         options.dataset,
         image_size=options.image_size,
         unit_column=options.unit_column,
-        pairs=options.pairs.fitting(options.dataset),
+        pairs=options.pairs_of_training,
     )
     private = options.data_are_private
     index = queries = other = None
@@ -155,7 +154,7 @@ def _data_notes(options: SweepOptions) -> list[str]:
 def _check_data_options(options: SweepOptions) -> None:
     """Refuses data that cannot be scored as the options ask, before any are read."""
     share, other = options.score_on_held_out, options.evaluate_on
-    if share and modality_of_name(options.dataset, options.pairs.fitting(options.dataset)) != "image":
+    if share and options.modality != "image":
         raise ConfigError(
             "score_on_held_out is for images with labels: of images with captions the score is a recall, in "
             "which each record is a candidate of every query, so one record can change all answers and no "

@@ -50,6 +50,8 @@ class SweepOptions(Setting):
     """Column of csv or parquet with captions: title or caption unless given."""
     csv_split_key: str | None = None
     """Column of csv or parquet that says train or test; without it all rows are training rows."""
+    csv_label_key: str | None = None
+    """Column of csv or parquet with captions that holds the images' classes, for scores by label."""
     skip_corrupt: bool = False
     """Drop image-text rows without a readable image or a caption, instead of refusing the data."""
     image_size: int | None = None
@@ -140,6 +142,13 @@ class SweepOptions(Setting):
             given["separator"] = "\t"
         return PairOptions(**given)
 
+    @property
+    def pairs_of_training(self) -> PairOptions:
+        """How images with captions are read of the training data: labels only where these are scored, too."""
+        fitting = self.pairs.fitting(self.dataset)
+        scored = self.evaluate_on is None and not self.data_are_private
+        return fitting if scored else dataclasses.replace(fitting, label=None)
+
     def training_setting(self) -> Setting:
         """Returns the training knobs alone."""
         return Setting(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Setting)})
@@ -150,6 +159,7 @@ _PAIR_OPTIONS = {
     "caption": "csv_caption_key",
     "separator": "csv_separator",
     "split": "csv_split_key",
+    "label": "csv_label_key",
     "skip_corrupt": "skip_corrupt",
 }
 
@@ -157,14 +167,14 @@ _PAIR_OPTIONS = {
 def _check_pair_options(options: SweepOptions) -> None:
     """Refuses what means nothing for any of the data sets that are named."""
     given = options.pairs
-    names = [options.dataset, options.evaluate_on or "", *options.probe_datasets]
-    meant = {field for name in names for field in given.fitting(name).given}
+    scored = [given.fitting(name) for name in (options.evaluate_on or "", *options.probe_datasets)]
+    meant = {field for pairs in (options.pairs_of_training, *scored) for field in pairs.given}
     unused = [_PAIR_OPTIONS[field] for field in given.given if field not in meant]
     if unused:
         raise ConfigError(
             f"{', '.join(unused)} must be left out: they tell how csv:PATH is read (all but csv_separator "
             "also parquet:PATH, skip_corrupt also webdataset:PATH), and mean nothing for "
-            f"{options.dataset.partition(':')[0]}"
+            f"{options.dataset.partition(':')[0]}; labels are read of public data that are scored, no others"
         )
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from dpgcl_core.errors import DpgclError
+from dpgcl_core.ledger import Ledger
+from dpgcl_core.ledger_cap import Cap
 from sweeps.service.plan import SweepPlan
 from tests.sweeps import support
 from trainers.mlflow_server import connect
@@ -55,3 +57,12 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
     connect(f"sqlite:///{path}", create=True)
     return path
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    """A ledger of two data sets, ε = 8 each."""
+    created = Ledger.create(str(tmp_path / "ledger.db"))
+    for name in ("scans", "others"):
+        created.register(name, Cap(epsilon=8.0, delta=1e-5), num_records_public=10_000)
+    return created

@@ -13,7 +13,6 @@ from PIL import Image
 
 from dpgcl_core.errors import ConfigError, LedgerError
 from dpgcl_core.ledger import Ledger
-from dpgcl_core.ledger_cap import Cap
 from sweeps.service import data as service_data
 from sweeps.service.account import check_ledger_options, data_path
 from sweeps.service.data import load_training_data
@@ -131,6 +130,33 @@ def test_options_of_reading_hold_for_all_data_sets_that_have_such(tmp_path: Path
     assert (len(data.train), len(data.index) + len(data.queries)) == (20, 20)
 
 
+def write_labelled_csv(folder: Path, images: Sequence[np.ndarray]) -> str:
+    name = write_csv(folder, images)
+    path = folder / "own.csv"
+    head, *lines = path.read_text().splitlines()
+    path.write_text("\n".join([f"{head}\tkind", *(f"{line}\tkind {i % 3}" for i, line in enumerate(lines))]))
+    return name
+
+
+def test_labels_are_read_of_public_pairs_that_are_scored(tmp_path: Path) -> None:
+    data, _ = load(write_labelled_csv(tmp_path, random_images(40)), data_is="public", csv_label_key="kind")
+    assert data.class_names == ("kind 0", "kind 1", "kind 2")
+    assert set(data.queries.labels.tolist()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("write", [write_csv, write_labelled_csv])
+def test_labels_of_private_pairs_are_not_read(write: Callable[..., str], tmp_path: Path) -> None:
+    public = write_labelled_csv(tmp_path / "public", random_images(40, seed=1))
+    data, _ = load(write(tmp_path, random_images(40)), evaluate_on=public, csv_label_key="kind")
+    assert data.train.labels is None
+    assert (data.index.labels is None, data.class_names) == (False, ("kind 0", "kind 1", "kind 2"))
+
+
+def test_a_label_column_of_private_pairs_alone_is_refused(tmp_path: Path) -> None:
+    own = write_labelled_csv(tmp_path, random_images(10))
+    assert "labels are read of public data that are scored" in refused(own, csv_label_key="kind")
+
+
 def test_pairs_are_probed_with_labelled_images_in_their_own_shape() -> None:
     data, _ = load("shapes:20", probe_datasets=("digits",))
     (probe,) = data.probes
@@ -221,14 +247,6 @@ def test_refusal_of_corrupt_rows_tells_no_path_caption_or_position(
 
 
 # Marks
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    created = Ledger.create(str(tmp_path / "ledger.db"))
-    for name in ("scans", "others"):
-        created.register(name, Cap(epsilon=8.0, delta=1e-5), num_records_public=10_000)
-    return created
 
 
 def checked(dataset: str, **options: object) -> str:

@@ -26,14 +26,6 @@ from trainers.data import load_dataset
 SECRET = "secret-words"
 
 
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    created = Ledger.create(str(tmp_path / "ledger.db"))
-    for name in ("scans", "others"):
-        created.register(name, Cap(epsilon=8.0, delta=1e-5), num_records_public=10_000)
-    return created
-
-
 def options(dataset: str, **more: object) -> SweepOptions:
     return SweepOptions(dataset=dataset, no_ledger=True, **more)  # type: ignore[arg-type]
 

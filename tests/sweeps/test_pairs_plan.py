@@ -34,6 +34,7 @@ OF_CSV = {
     "--csv-img-key": "picture",
     "--csv-caption-key": "words",
     "--csv-split-key": "split",
+    "--csv-label-key": "kind",
     "--skip-corrupt": None,
 }
 NEEDS_A_DOWNLOAD = {"--pretrained"}
@@ -65,13 +66,16 @@ def test_fingerprint_follows_how_a_csv_file_is_read(option: str, tmp_path: Path)
         Image.fromarray(pixels).save(tmp_path / f"{number}.png")
         for separator, listed in lines.items():
             cells = [f"{number}.png", f"number {number}"] * 2
-            listed.append(separator.join([*cells, "test" if number % 5 == 0 else "train"]))
+            part, kind = "test" if number % 5 == 0 else "train", f"kind {number % 3}"
+            listed.append(separator.join([*cells, part, kind]))
     separator = "," if option == "--csv-separator" else "\t"
-    head = separator.join(["filepath", "title", "picture", "words", "split"])
+    head = separator.join(["filepath", "title", "picture", "words", "split", "kind"])
     (tmp_path / "pairs.csv").write_text("\n".join([head, *lines[separator]]))
     (tmp_path / "tabs.csv").write_text("\n".join([head.replace(",", "\t"), *lines["\t"]]))
     csv = [a.replace("--dataset=shapes:200", f"--dataset=csv:{tmp_path}/tabs.csv") for a in QUICK]
     csv += ["--num-records-public=100", "--no-non-private", "--no-ledger"]
+    if option == "--csv-label-key":  # read of what is scored
+        csv.append("--data-is=public")
     plain = planned(*csv)
     if option == "--csv-separator":
         csv[0] = f"--dataset=csv:{tmp_path}/pairs.csv"

@@ -329,7 +329,8 @@ PAIRS_ALONE = {
     *("--pretrained", "--lora-rank", "--lora-alpha", "--lora-targets", "--lora-towers"),
     *("--learn-temperature", "--per-tower-clipping", "--gradient-checkpointing"),
     *("--sentence-swap-prob", "--word-swap-prob", "--word-delete-prob"),
-    *("--csv-separator", "--csv-img-key", "--csv-caption-key", "--csv-split-key", "--skip-corrupt"),
+    *("--csv-separator", "--csv-img-key", "--csv-caption-key", "--csv-split-key"),
+    *("--csv-label-key", "--skip-corrupt"),
 }
 NO_CHANGE_FLAGS = (
     "--no-secure-noise",

@@ -402,6 +402,56 @@ def test_a_record_in_both_splits_is_refused(tmp_path):
         with_splits(tmp_path, ["train", "test", "train", "train", "train"])
 
 
+LABELS = {"a.png": "dog", "b.png": "cat", "c.png": "dog"}
+
+
+def with_labels(folder: Path, labels: list[str | int | None], splits: list[str] | None = None) -> LoadedPairs:
+    images, captions = [encoded(of(name)) for name, _ in ROWS], [caption for _, caption in ROWS]
+    more = {} if splits is None else {"part": splits}
+    path = write_parquet(folder, image=images, title=captions, kind=labels, **more)
+    return load_parquet_pairs(path, PairOptions(label="kind", split=None if splits is None else "part"))
+
+
+def test_a_label_column_names_the_classes_of_images(tmp_path):
+    loaded = with_labels(tmp_path, [LABELS[name] for name, _ in ROWS])
+    assert loaded.class_names == ("cat", "dog")
+    assert loaded.train.labels is not None
+    assert loaded.train.labels.tolist() == [1, 0, 1]
+
+
+def test_a_label_column_of_a_csv_file_is_read(tmp_path):
+    path = write_csv(tmp_path, ROWS)
+    lines = path.read_text().splitlines()
+    kinds = ["kind", *(LABELS[name] for name, _ in ROWS)]
+    path.write_text("\n".join(f"{line}\t{kind}" for line, kind in zip(lines, kinds, strict=True)))
+    loaded = load_csv_pairs(path, PairOptions(label="kind"))
+    assert (loaded.class_names, loaded.train.labels.tolist()) == (("cat", "dog"), [1, 0, 1])
+
+
+@pytest.mark.parametrize("kind", [int, str])
+def test_labels_that_are_numbers_have_no_names(kind, tmp_path):
+    loaded = with_labels(tmp_path, [kind(label) for label in (7, 0, 7, 10, 0)])
+    assert (loaded.class_names, loaded.train.labels.tolist()) == ((), [7, 0, 10])
+
+
+def test_labels_of_both_splits_share_one_list_of_classes(tmp_path):
+    loaded = with_labels(
+        tmp_path, [LABELS[name] for name, _ in ROWS], ["train", "test", "train", "train", "test"]
+    )
+    assert (loaded.train.labels.tolist(), loaded.test.labels.tolist()) == ([1, 1], [0])
+
+
+def test_rows_without_a_label_are_corrupt(tmp_path):
+    with pytest.raises(RecordsError, match="of 5 rows 1 missing label"):
+        with_labels(tmp_path, ["dog", None, "dog", "dog", "cat"])
+
+
+def test_an_image_with_two_labels_is_refused_without_saying_which(tmp_path):
+    with pytest.raises(RecordsError, match="1 have several in their rows") as caught:
+        with_labels(tmp_path, [SECRET, "cat", "dog", "dog", "cat"])
+    assert SECRET not in str(caught.value)
+
+
 # Records
 
 

@@ -142,6 +142,7 @@ def load_dataset(
             test=loaded.test,
             is_builtin=False,
             num_skipped=loaded.num_skipped,
+            class_names=loaded.class_names,
         )
     train: AnyRecords
     test: AnyRecords | None

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
-from dpgcl_core.records import Ids, keyed_uniform
+from dpgcl_core.records import Ids
+from trainers.data.rows import check_row_starts, row_of_each, rows_of
 
 if TYPE_CHECKING:
     from trainers.data.pairs import ImageTextRecords
@@ -26,9 +27,6 @@ AnyRecords: TypeAlias = "Records | ImageTextRecords"
 
 Modality = Literal["image", "image-text"]
 """What a record is: an image, or an image with its captions."""
-
-NO_STEP = -1
-"""The step of what is chosen once: other choices than at any step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,27 +59,14 @@ class Records:
             column = getattr(self, name)
             if column is not None and column.shape != (len(self.images),):
                 raise DataError(f"{name} must have one entry per image; got shape {column.shape}")
-        starts = self.row_starts
-        if starts is not None and (
-            starts.shape != (len(self.ids) + 1,)
-            or starts[0] != 0
-            or starts[-1] != len(self.images)
-            or (np.diff(starts) < 1).any()
-        ):
-            raise DataError("row_starts must cut the rows into one or more per record, in their order")
+        check_row_starts(self.row_starts, num_records=len(self.ids), num_rows=len(self.images))
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def take(self, records: NDArray[np.int64] | NDArray[np.bool_]) -> Records:
         """Returns the records at `records` (indices or a mask), with all their rows."""
-        rows: NDArray[np.int64] | NDArray[np.bool_] = records
-        starts = None
-        if self.row_starts is not None:
-            chosen = np.arange(len(self))[records]
-            firsts, ends = self.row_starts[chosen], self.row_starts[chosen + 1]
-            starts = np.concatenate([[0], np.cumsum(ends - firsts)]).astype(np.int64)
-            rows = np.arange(starts[-1]) + np.repeat(firsts - starts[:-1], ends - firsts)
+        rows, starts = rows_of(self.row_starts, np.arange(len(self))[records])
         return Records(
             images=self.images[rows],
             ids=self.ids[records],
@@ -92,28 +77,19 @@ class Records:
 
     def images_at(self, records: NDArray[np.int64], *, seed: int, step: int) -> NDArray[np.uint8]:
         """Returns the image that stands for each of `records` at `step`, `[n, channels, height, width]`."""
-        return self.images[self._rows_at(records, seed, step)]
+        return self.images[row_of_each(self.row_starts, self.ids, records, seed=seed, step=step)]
 
     def one_row_each(self) -> Records:
         """Returns the same records with one row each, chosen by a keyed hash of the record's id."""
         if self.row_starts is None:
             return self
-        rows = self._rows_at(np.arange(len(self)), 0, NO_STEP)
+        rows = row_of_each(self.row_starts, self.ids, np.arange(len(self)))
         return Records(
             images=self.images[rows],
             ids=self.ids,
             labels=None if self.labels is None else self.labels[rows],
             classes_from_data=self.classes_from_data,
         )
-
-    def _rows_at(self, records: NDArray[np.int64], seed: int, step: int) -> NDArray[np.int64]:
-        """A function of each record's own id and number of rows, of the seed and the step."""
-        if self.row_starts is None:
-            return records
-        firsts = self.row_starts[records]
-        sizes = self.row_starts[records + 1] - firsts
-        uniform = keyed_uniform(self.ids[records], "row", int(seed), int(step))
-        return firsts + np.minimum((uniform * sizes).astype(np.int64), sizes - 1)
 
 
 @dataclass(frozen=True, kw_only=True)

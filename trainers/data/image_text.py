@@ -15,7 +15,6 @@ where the separator is another one.
 from __future__ import annotations
 
 import csv
-import dataclasses
 import hashlib
 import itertools
 import os
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpgcl_core.errors import ConfigError, DataError
+from trainers.data.pair_options import CAPTION_COLUMNS, PairOptions, resolve_columns
 from trainers.data.pairs import (
     ImageTextRecords,
     LoadedPairs,
@@ -41,60 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ImageTextRecords", "LoadedPairs", "PairOptions", "load_csv_pairs", "load_parquet_pairs"]
 
-_IMAGE_COLUMNS, _CAPTION_COLUMNS = ("filepath", "image"), ("title", "caption")
 _END = "\x00end of file\x00"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairOptions:
-    """How pairs of one's own are read: where a file keeps what, and what is done with corrupt rows.
-
-    Attributes:
-      image: column with paths (csv, parquet) or encoded bytes (parquet); None: `filepath`, or `image`.
-      caption: column with one caption or, in parquet, a list of them; None: `title`, or `caption`.
-      separator: what stands between the columns of a csv file, one character; open_clip's own is a tab.
-      unit: column that names the privacy unit; None: it is one image with all its captions.
-      split: column that holds `train` or `test`; None: all rows are training rows.
-      skip_corrupt: drop rows without a readable image or with an empty caption, instead of refusing all.
-    """
-
-    image: str | None = None
-    caption: str | None = None
-    separator: str = "\t"
-    unit: str | None = None
-    split: str | None = None
-    skip_corrupt: bool = False
-
-    def __post_init__(self) -> None:
-        if len(self.separator) != 1 or self.separator in '"\r\n':
-            raise ConfigError(
-                "the csv separator must be one character, no quote and no line end; "
-                f"got {self.separator!r}. A tab is the default"
-            )
-        named = [name for name in (self.image, self.caption, self.unit, self.split) if name is not None]
-        if "" in named or len(set(named)) < len(named):
-            raise ConfigError(f"column names must be distinct and not empty; got {', '.join(named)!r}")
-
-    @property
-    def given(self) -> tuple[str, ...]:
-        """The names of those that differ from their defaults."""
-        return tuple(f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default)
-
-    def fitting(self, name: str) -> PairOptions:
-        """Returns the same with the default of everything that means nothing for the data set `name`.
-
-        >>> PairOptions(separator=",", skip_corrupt=True).fitting("webdataset:x.tar").given
-        ('skip_corrupt',)
-        """
-        meant = _MEANT_BY_SCHEME.get(name.partition(":")[0], ())
-        return PairOptions(**{field: getattr(self, field) for field in self.given if field in meant})
-
-
-_MEANT_BY_SCHEME = {
-    "csv": ("image", "caption", "separator", "unit", "split", "skip_corrupt"),
-    "parquet": ("image", "caption", "unit", "split", "skip_corrupt"),
-    "webdataset": ("unit", "skip_corrupt"),
-}
 
 
 def load_csv_pairs(
@@ -113,7 +60,7 @@ def load_csv_pairs(
     """
     options = options or PairOptions()
     header, lines = _read_csv(path, options.separator)
-    names = _resolve(options, header, "csv", options.separator)
+    names = resolve_columns(options, header, "csv", options.separator)
     sound = [line if len(line) == len(header) else None for line in lines]
 
     def column(name: str | None) -> list[str] | None:
@@ -127,6 +74,7 @@ def load_csv_pairs(
         captions=[(text,) for text in texts],
         units=column(names.unit),
         splits=column(names.split),
+        labels=column(names.label),
         malformed=[line is None for line in sound],
     )
     return _load(rows, names, image_size)
@@ -149,8 +97,9 @@ def load_parquet_pairs(
     table = None
     try:
         header = pq.read_schema(files[0]).names
-        names = _resolve(options or PairOptions(), header, "parquet")
-        wanted = [n for n in (names.image, names.caption, names.unit, names.split) if n is not None]
+        names = resolve_columns(options or PairOptions(), header, "parquet")
+        columns = (names.image, names.caption, names.unit, names.split, names.label)
+        wanted = [name for name in columns if name is not None]
         table = pa.concat_tables([pq.ParquetFile(file).read(columns=wanted) for file in files])
         lists = {name: table.column(name) for name in wanted}
     except (OSError, NotImplementedError, KeyError, pa.ArrowException):
@@ -172,7 +121,7 @@ def has_captions(path: Path, options: PairOptions | None = None) -> bool:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    usual = _CAPTION_COLUMNS if options is None or options.caption is None else (options.caption,)
+    usual = CAPTION_COLUMNS if options is None or options.caption is None else (options.caption,)
     try:
         return any(not set(usual).isdisjoint(pq.read_schema(f).names) for f in _parquet_files(path)[:1])
     except (OSError, ValueError, NotImplementedError, pa.ArrowException):
@@ -212,7 +161,7 @@ def image_files(name: str, options: PairOptions | None = None) -> list[str]:
 
 def _csv_paths(path: Path, options: PairOptions) -> Iterator[str]:
     header, lines = _read_csv(path, options.separator)
-    place = header.index(_resolve(options, header, "csv", options.separator).image or "")
+    place = header.index(resolve_columns(options, header, "csv", options.separator).image or "")
     for line in lines:
         if len(line) == len(header) and line[place]:
             yield os.path.join(path.parent, line[place])
@@ -227,7 +176,7 @@ def _parquet_paths(path: Path, options: PairOptions) -> Iterator[str]:
     try:
         for file in _parquet_files(path):
             schema = pq.read_schema(file)
-            image = _resolve(options, schema.names, "parquet").image or ""
+            image = resolve_columns(options, schema.names, "parquet").image or ""
             kind = schema.field(image).type
             if kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind):
                 values = pq.ParquetFile(file).read(columns=[image]).column(image).to_pylist()
@@ -264,6 +213,7 @@ def _parquet_rows(values: dict[str, list[Any]], names: PairOptions, base: Path) 
         captions=[tuple(c or "" for c in (e if isinstance(e, list) else [e])) for e in captions],
         units=named(names.unit),
         splits=named(names.split),
+        labels=named(names.label),
         malformed=[False] * len(images),
     )
 
@@ -330,38 +280,6 @@ def check_one_line_each(lines: Sequence[Sequence[str]]) -> None:
         )
 
 
-def _resolve(options: PairOptions, header: list[str], scheme: str, separator: str = "") -> PairOptions:
-    """The same with every column that is there by name."""
-
-    def find(given: str | None, usual: tuple[str, ...], what: str) -> str:
-        wanted = (given,) if given else usual
-        found = [name for name in wanted if header.count(name) == 1]
-        if len(found) != 1:
-            raise column_missing(f"{scheme} data", wanted, header, what, separator)
-        return found[0]
-
-    return dataclasses.replace(
-        options,
-        image=find(options.image, _IMAGE_COLUMNS if scheme == "parquet" else _IMAGE_COLUMNS[:1], "images"),
-        caption=find(options.caption, _CAPTION_COLUMNS, "captions"),
-        unit=options.unit and find(options.unit, (), "privacy unit"),
-        split=options.split and find(options.split, (), "split"),
-    )
-
-
-def column_missing(
-    subject: str, wanted: Sequence[str], header: Sequence[str], what: str, separator: str = ""
-) -> RecordsError:
-    """Returns the error for columns of which none, or several, are the one that is wanted."""
-    num_named = sum(name in wanted for name in header)
-    hint = f" with separator {separator!r}" if separator else ""
-    return RecordsError(
-        f"{subject} must have one column {' or '.join(wanted)} for the {what}; of {len(header)} "
-        f"columns{hint} {num_named} have such a name. Name the column, or give the file's separator",
-        {"columns": list(header)},
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class _PlainRows:
     sources: list[Any]
@@ -369,6 +287,7 @@ class _PlainRows:
     captions: list[tuple[str, ...]]
     units: list[str] | None
     splits: list[str] | None
+    labels: list[str] | None
     malformed: list[bool]
 
 
@@ -383,7 +302,12 @@ def _load(rows: _PlainRows, options: PairOptions, image_size: int | None) -> Loa
         fault = "malformed" if is_malformed else image if isinstance(image, str) else caption_fault(captions)
         faults.append(fault)
     known = PairRows(
-        keys=rows.keys, captions=rows.captions, faults=faults, units=rows.units, splits=rows.splits
+        keys=rows.keys,
+        captions=rows.captions,
+        faults=faults,
+        units=rows.units,
+        splits=rows.splits,
+        labels=rows.labels,
     )
     return assemble(
         known,

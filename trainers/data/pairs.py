@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
 from dpgcl_core.records import Ids, ids_from_names, keyed_uniform
-from trainers.data.dataset import NO_STEP
+from trainers.data.classes import ClassNames, class_indices
 from trainers.data.decoders import silence_decoders
+from trainers.data.rows import check_row_starts, row_of_each, rows_of
 from trainers.data.sources import RecordsError, decode_image, in_threads
 
 Decoded = NDArray[np.uint8] | str
@@ -77,7 +78,7 @@ class ImageTextRecords:
     unit: str | None = None
 
     def __post_init__(self) -> None:
-        num_rows, starts = len(self.captions), self.row_starts
+        num_rows = len(self.captions)
         if len(self.images.shape) != 4 or self.images.shape[0] != num_rows:
             raise DataError(
                 "images must be [num_rows, channels, height, width] with captions for each; "
@@ -85,15 +86,9 @@ class ImageTextRecords:
             )
         if self.labels is not None and self.labels.shape != (num_rows,):
             raise DataError(f"labels must have one entry per image; got shape {self.labels.shape}")
-        if starts is None and len(self.ids) != num_rows:
+        if self.row_starts is None and len(self.ids) != num_rows:
             raise DataError(f"ids must have one entry per image; got {len(self.ids)} for {num_rows}")
-        if starts is not None and (
-            starts.shape != (len(self.ids) + 1,)
-            or starts[0] != 0
-            or starts[-1] != num_rows
-            or (np.diff(starts) < 1).any()
-        ):
-            raise DataError("row_starts must cut the rows into one or more per record, in their order")
+        check_row_starts(self.row_starts, num_records=len(self.ids), num_rows=num_rows)
         empty = sum(not row or not all(caption.strip() for caption in row) for row in self.captions)
         if empty:
             raise DataError(f"every image must have captions and none may be empty; {empty} break the rule")
@@ -103,20 +98,8 @@ class ImageTextRecords:
 
     def take(self, records: NDArray[np.int64] | NDArray[np.bool_]) -> ImageTextRecords:
         """Returns the records at `records` (indices or a mask), with all their rows and captions."""
-        rows = np.arange(len(self))[records]
-        starts = None
-        if self.row_starts is not None:
-            firsts, ends = self.row_starts[rows], self.row_starts[rows + 1]
-            starts = np.concatenate([[0], np.cumsum(ends - firsts)]).astype(np.int64)
-            rows = np.arange(starts[-1]) + np.repeat(firsts - starts[:-1], ends - firsts)
-        return ImageTextRecords(
-            images=self.images[rows] if isinstance(self.images, np.ndarray) else self.images.select(rows),
-            captions=tuple(self.captions[row] for row in rows.tolist()),
-            ids=self.ids[records],
-            row_starts=starts,
-            labels=None if self.labels is None else self.labels[rows],
-            unit=self.unit,
-        )
+        rows, starts = rows_of(self.row_starts, np.arange(len(self))[records])
+        return self._with_rows(rows, self.ids[records], starts)
 
     def pairs_at(
         self, records: NDArray[np.int64], *, seed: int, step: int
@@ -126,7 +109,7 @@ class ImageTextRecords:
         Both are functions of each record alone, the public seed and the step. So one record more or less
         changes no other's pair, and a record is one place of one group however many captions it has.
         """
-        rows, chosen = self._rows_at(records, seed, step), []
+        rows, chosen = row_of_each(self.row_starts, self.ids, records, seed=seed, step=step), []
         uniform = keyed_uniform(self.ids[records], "caption", int(seed), int(step))
         for row, u in zip(rows.tolist(), uniform.tolist(), strict=True):
             captions = self.captions[row]
@@ -142,23 +125,19 @@ class ImageTextRecords:
         """Returns the same records with one image each, chosen by a keyed hash of the record's id."""
         if self.row_starts is None:
             return self
-        rows = self._rows_at(np.arange(len(self)), 0, NO_STEP)
+        return self._with_rows(row_of_each(self.row_starts, self.ids, np.arange(len(self))), self.ids, None)
+
+    def _with_rows(
+        self, rows: NDArray[np.int64], ids: Ids, row_starts: NDArray[np.int64] | None
+    ) -> ImageTextRecords:
         return ImageTextRecords(
             images=self.images[rows] if isinstance(self.images, np.ndarray) else self.images.select(rows),
             captions=tuple(self.captions[row] for row in rows.tolist()),
-            ids=self.ids,
+            ids=ids,
+            row_starts=row_starts,
             labels=None if self.labels is None else self.labels[rows],
             unit=self.unit,
         )
-
-    def _rows_at(self, records: NDArray[np.int64], seed: int, step: int) -> NDArray[np.int64]:
-        if self.row_starts is None:
-            return records
-        firsts = self.row_starts[records]
-        sizes = self.row_starts[records + 1] - firsts
-        uniform = keyed_uniform(self.ids[records], "row", int(seed), int(step))
-        rows: NDArray[np.int64] = firsts + np.minimum((uniform * sizes).astype(np.int64), sizes - 1)
-        return rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,11 +148,13 @@ class LoadedPairs:
       train: records to train on.
       test: held-out records, or None where the source has no split of its own.
       num_skipped: corrupt rows that were dropped; as private as the records: not for logs or MLflow.
+      class_names: one for every label 0, 1, …, empty where unknown; likewise as private as the records.
     """
 
     train: ImageTextRecords
     test: ImageTextRecords | None
     num_skipped: int = field(repr=False)
+    class_names: ClassNames = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +167,7 @@ class PairRows:
       faults: what is wrong with the row; "" where nothing is.
       units: the privacy unit's name, or None: each image is its own.
       splits: `train` or `test`, or None: all rows are training rows.
+      labels: the class of the row's image, by name or number, or None: images have none.
     """
 
     keys: Sequence[str]
@@ -193,6 +175,7 @@ class PairRows:
     faults: Sequence[str]
     units: Sequence[str] | None = None
     splits: Sequence[str] | None = None
+    labels: Sequence[str] | None = None
 
 
 def assemble(
@@ -207,7 +190,7 @@ def assemble(
       skip_corrupt: drop corrupt rows instead of refusing all.
 
     Raises:
-      RecordsError: some rows are corrupt, or a record lies in both splits.
+      RecordsError: some rows are corrupt, a record lies in both splits, or an image has several labels.
       DataError: no row is left, or the splits differ in shape.
     """
     kept = _sound_rows(rows, skip_corrupt)
@@ -218,10 +201,16 @@ def assemble(
     both = set.intersection(*({names[row] for row in part} for part in places)) if len(places) > 1 else ()
     if both:
         raise RecordsError(f"a record must lie in one split; {len(both)} lie in both train and test")
-    train, *test = (_records(rows, part, images_of, unit) for part in places)
+    labels, class_names = _labels(rows, kept)
+    train, *test = (_records(rows, part, labels, images_of, unit) for part in places)
     if test and train.images.shape[1:] != test[0].images.shape[1:]:
         raise DataError("training and test images must have one size; they differ. Give image_size")
-    return LoadedPairs(train=train, test=test[0] if test else None, num_skipped=len(rows.keys) - len(kept))
+    return LoadedPairs(
+        train=train,
+        test=test[0] if test else None,
+        num_skipped=len(rows.keys) - len(kept),
+        class_names=class_names,
+    )
 
 
 def _sound_rows(rows: PairRows, skip_corrupt: bool) -> list[int]:
@@ -231,6 +220,8 @@ def _sound_rows(rows: PairRows, skip_corrupt: bool) -> list[int]:
             fault = "missing unit"
         if not fault and rows.splits is not None and rows.splits[row] not in SPLITS:
             fault = "split neither train nor test"
+        if not fault and rows.labels is not None and not rows.labels[row].strip():
+            fault = "missing label"
         faults.setdefault(fault, []).append(row)
     kept = faults.pop("", [])
     if faults and not skip_corrupt:
@@ -243,8 +234,33 @@ def _sound_rows(rows: PairRows, skip_corrupt: bool) -> list[int]:
     return kept
 
 
+def _labels(rows: PairRows, kept: list[int]) -> tuple[dict[int, int] | None, ClassNames]:
+    """The label of each row that is kept, and the classes' names; numbers in every row have no names.
+
+    Of no use to a step: only what is scored, public records, has its labels looked at.
+    """
+    if rows.labels is None:
+        return None, ()
+    texts = [rows.labels[row].strip() for row in kept]
+    are_numbers = all(text.isdecimal() and len(text) <= 18 for text in texts)
+    given = np.array([int(text) for text in texts]) if are_numbers else np.array(texts)
+    (places,), class_names = class_indices([given])
+    assert places is not None
+    by_image: dict[str, set[int]] = {}
+    for row, label in zip(kept, places.tolist(), strict=True):
+        by_image.setdefault(rows.keys[row], set()).add(label)
+    several = sum(len(labels) > 1 for labels in by_image.values())
+    if several:
+        raise RecordsError(f"an image must have one label; {several} have several in their rows")
+    return dict(zip(kept, places.tolist(), strict=True)), class_names
+
+
 def _records(
-    rows: PairRows, kept: list[int], images_of: Callable[[list[int]], Images], unit: str | None
+    rows: PairRows,
+    kept: list[int],
+    labels: dict[int, int] | None,
+    images_of: Callable[[list[int]], Images],
+    unit: str | None,
 ) -> ImageTextRecords:
     units: dict[str, dict[str, list[int]]] = {}
     for row in kept:
@@ -259,6 +275,7 @@ def _records(
         ),
         ids=_stable_ids(list(units)),
         row_starts=None if rows.units is None else np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+        labels=None if labels is None else np.array([labels[same[0]] for same in images], dtype=np.int64),
         unit=unit,
     )
 

@@ -1,0 +1,104 @@
+"""Where a file of pairs keeps what: the columns as the user names them, or as open_clip does."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dpgcl_core.errors import ConfigError
+from trainers.data.sources import RecordsError
+
+IMAGE_COLUMNS, CAPTION_COLUMNS = ("filepath", "image"), ("title", "caption")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairOptions:
+    """How pairs of one's own are read: where a file keeps what, and what is done with corrupt rows.
+
+    Attributes:
+      image: column with paths (csv, parquet) or encoded bytes (parquet); None: `filepath`, or `image`.
+      caption: column with one caption or, in parquet, a list of them; None: `title`, or `caption`.
+      separator: what stands between the columns of a csv file, one character; open_clip's own is a tab.
+      unit: column that names the privacy unit; None: it is one image with all its captions.
+      split: column that holds `train` or `test`; None: all rows are training rows.
+      label: column with the class of the image, a name or a whole number; None: images have no labels.
+      skip_corrupt: drop rows without a readable image or with an empty caption, instead of refusing all.
+    """
+
+    image: str | None = None
+    caption: str | None = None
+    separator: str = "\t"
+    unit: str | None = None
+    split: str | None = None
+    label: str | None = None
+    skip_corrupt: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.separator) != 1 or self.separator in '"\r\n':
+            raise ConfigError(
+                "the csv separator must be one character, no quote and no line end; "
+                f"got {self.separator!r}. A tab is the default"
+            )
+        columns = (self.image, self.caption, self.unit, self.split, self.label)
+        named = [name for name in columns if name is not None]
+        if "" in named or len(set(named)) < len(named):
+            raise ConfigError(f"column names must be distinct and not empty; got {', '.join(named)!r}")
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The names of those that differ from their defaults."""
+        return tuple(f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default)
+
+    def fitting(self, name: str) -> PairOptions:
+        """Returns the same with the default of everything that means nothing for the data set `name`.
+
+        >>> PairOptions(separator=",", skip_corrupt=True).fitting("webdataset:x.tar").given
+        ('skip_corrupt',)
+        """
+        meant = _MEANT_BY_SCHEME.get(name.partition(":")[0], ())
+        return PairOptions(**{field: getattr(self, field) for field in self.given if field in meant})
+
+
+_MEANT_BY_SCHEME = {
+    "csv": ("image", "caption", "separator", "unit", "split", "label", "skip_corrupt"),
+    "parquet": ("image", "caption", "unit", "split", "label", "skip_corrupt"),
+    "webdataset": ("unit", "skip_corrupt"),
+}
+
+
+def resolve_columns(options: PairOptions, header: list[str], scheme: str, separator: str = "") -> PairOptions:
+    """Returns the same with every column that is there by name.
+
+    Raises:
+      RecordsError: a column that is wanted is not there once; the message holds no name of the file's own.
+    """
+
+    def find(given: str | None, usual: tuple[str, ...], what: str) -> str:
+        wanted = (given,) if given else usual
+        found = [name for name in wanted if header.count(name) == 1]
+        if len(found) != 1:
+            raise column_missing(f"{scheme} data", wanted, header, what, separator)
+        return found[0]
+
+    return dataclasses.replace(
+        options,
+        image=find(options.image, IMAGE_COLUMNS if scheme == "parquet" else IMAGE_COLUMNS[:1], "images"),
+        caption=find(options.caption, CAPTION_COLUMNS, "captions"),
+        unit=options.unit and find(options.unit, (), "privacy unit"),
+        split=options.split and find(options.split, (), "split"),
+        label=options.label and find(options.label, (), "labels"),
+    )
+
+
+def column_missing(
+    subject: str, wanted: Sequence[str], header: Sequence[str], what: str, separator: str = ""
+) -> RecordsError:
+    """Returns the error for columns of which none, or several, are the one that is wanted."""
+    num_named = sum(name in wanted for name in header)
+    hint = f" with separator {separator!r}" if separator else ""
+    return RecordsError(
+        f"{subject} must have one column {' or '.join(wanted)} for the {what}; of {len(header)} "
+        f"columns{hint} {num_named} have such a name. Name the column, or give the file's separator",
+        {"columns": list(header)},
+    )

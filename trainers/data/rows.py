@@ -1,0 +1,61 @@
+"""Which rows of a data set a record has, and which of them stands for it: privacy-critical, so written once.
+
+`row_starts` is int64 `[num_records + 1]`: record i has the rows from `row_starts[i]` to before
+`row_starts[i + 1]`. It is None where every record has one row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpgcl_core.errors import DataError
+from dpgcl_core.records import Ids, keyed_uniform
+
+NO_STEP = -1
+"""The step of what is chosen once: other choices than at any step."""
+
+RowStarts = NDArray[np.int64]
+
+
+def check_row_starts(row_starts: RowStarts | None, *, num_records: int, num_rows: int) -> None:
+    """Refuses starts that leave a row without a record, or a record without a row.
+
+    Raises:
+      DataError: says the rule, and no number of records.
+    """
+    if row_starts is not None and (
+        row_starts.shape != (num_records + 1,)
+        or row_starts[0] != 0
+        or row_starts[-1] != num_rows
+        or (np.diff(row_starts) < 1).any()
+    ):
+        raise DataError("row_starts must cut the rows into one or more per record, in their order")
+
+
+def rows_of(
+    row_starts: RowStarts | None, records: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], RowStarts | None]:
+    """Returns all rows of `records`, a record's rows together, and where each one's rows start among them."""
+    if row_starts is None:
+        return records, None
+    firsts, ends = row_starts[records], row_starts[records + 1]
+    starts = np.concatenate([[0], np.cumsum(ends - firsts)]).astype(np.int64)
+    return np.arange(starts[-1]) + np.repeat(firsts - starts[:-1], ends - firsts), starts
+
+
+def row_of_each(
+    row_starts: RowStarts | None, ids: Ids, records: NDArray[np.int64], *, seed: int = 0, step: int = NO_STEP
+) -> NDArray[np.int64]:
+    """Returns the row that stands for each of `records` at `step`, `[n]`.
+
+    A function of each record's own id and number of rows, of the public seed and the step: one record more
+    or less changes no other's row.
+    """
+    if row_starts is None:
+        return records
+    firsts = row_starts[records]
+    sizes = row_starts[records + 1] - firsts
+    uniform = keyed_uniform(ids[records], "row", int(seed), int(step))
+    rows: NDArray[np.int64] = firsts + np.minimum((uniform * sizes).astype(np.int64), sizes - 1)
+    return rows
