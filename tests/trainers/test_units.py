@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpgcl_core.errors import ConfigError, DataError
+from dpgcl_core.records import ids_from_names
 from tests.trainers.test_data import encoded
-from trainers.data import load_dataset, split_held_out
+from trainers.data import Records, load_dataset, split_held_out
 
 PERSONS = np.array(["ann", "bob", "ann", "cid", "bob", "ann"])
 SCHEMES = pytest.mark.parametrize("scheme", ["npz", "parquet"])
@@ -65,6 +66,39 @@ def test_labels_stay_with_their_rows(scheme: str, tmp_path: Path) -> None:
     records = load_dataset(_write(scheme, tmp_path, PERSONS, np.arange(6)), unit_column="person").train
     assert records.labels is not None
     assert (records.images[:, 0, 0, 0] // 10).tolist() == records.labels.tolist()
+
+
+def _many_units(num_units: int = 40) -> Records:
+    """Unit i has 1 + i % 4 rows; row j of all is an image of brightness j."""
+    starts = np.cumsum([0, *(1 + i % 4 for i in range(num_units))])
+    images = np.broadcast_to(
+        np.arange(starts[-1], dtype=np.uint8)[:, None, None, None], (starts[-1], 1, 8, 8)
+    )
+    ids = ids_from_names(f"unit {i}" for i in range(num_units))
+    return Records(images=images.copy(), ids=ids, row_starts=starts)
+
+
+def _row_at(records: Records, step: int) -> dict[int, int]:
+    images = records.images_at(np.arange(len(records)), seed=7, step=step)
+    return dict(zip(records.ids.tolist(), images[:, 0, 0, 0].tolist(), strict=True))
+
+
+def test_the_row_that_stands_for_a_unit_is_its_own_whatever_the_others_are() -> None:
+    whole = _many_units()
+    for step in (0, 5):
+        for left_out in range(len(whole)):
+            rest = whole.take(np.arange(len(whole)) != left_out)
+            assert _row_at(rest, step).items() < _row_at(whole, step).items()
+
+
+def test_units_choose_their_rows_apart_and_every_row_in_its_turn() -> None:
+    units = _many_units()
+    assert units.row_starts is not None
+    places = np.array([[*_row_at(units, step).values()] for step in range(60)]) - units.row_starts[:-1]
+    for rows in range(2, 5):
+        of_size = places[:, np.diff(units.row_starts) == rows]
+        assert set(of_size.flat) == set(range(rows))
+        assert (of_size != of_size[:, :1]).any()
 
 
 @SCHEMES
