@@ -12,6 +12,7 @@ from dashboards.curves import split
 from dashboards.methods import without_guarantee
 from dashboards.names import (
     DURING,
+    NOISED_SCORES,
     RECALLS,
     dataset_title,
     has_values,
@@ -21,6 +22,7 @@ from dashboards.names import (
     value_text,
 )
 from dashboards.questions import Question
+from dashboards.transfer import PROBE
 from dashboards.trials import AS_PUBLISHED, PROVEN, num_trials
 from trainers.tracking import NO_TUNING_COST, TUNING_COST_TAG
 
@@ -165,6 +167,7 @@ def notes(
     if has_values(shown, "num_augmentations") and shown["num_augmentations"].nunique() == 1:
         count = value_text(shown["num_augmentations"].iloc[0])
         found.append(f"Extra augmented copies of every key: Nₐ = {count}.")
+    found += _scored_on(shown) if has_scores else []
     found += _recalls(shown)
     found += _not_private(shown, question)
     if private:
@@ -188,6 +191,20 @@ def _repeats(num_repeats: list[int], question: Question) -> str:
     missing = "" if fewest == most else " (some trials are missing)"
     what = "Lines and bands" if question.axis.dense else "Points and error bars"
     return f"{what}: mean ± standard error over {span} repeats{missing}."
+
+
+def _scored_on(shown: pd.DataFrame) -> list[str]:
+    """What the scores are of, where not of the data set in the title; older runs record nothing of it."""
+    if PROBE in shown or not has_values(shown, "scored_on"):  # an axis of data sets names them itself
+        return []
+    scored = shown["scored_on"].dropna()
+    if "dataset" in shown:
+        scored = scored[scored != shown.loc[scored.index, "dataset"]]
+    if scored.empty:
+        return []
+    names = ", ".join(dict.fromkeys(dataset_title(str(name)) for name in scored))
+    noised = " Noised scores: on private records held out." * any(has_values(shown, s) for s in NOISED_SCORES)
+    return [f"Scored on {names}.{noised}"]
 
 
 def _recalls(shown: pd.DataFrame) -> list[str]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _INK = "#222222"
 _PIXELS = 100  # of one inch of the layout
 _BUTTONS = 34  # pixels above the drawing for plotly's own
+_MARGIN = 0.06  # of the values' span, at both ends
 _DASHES = {"solid": "solid", "dashed": "dash", "dotted": "dot", "dashdot": "dashdot", "": "solid"}
 _MARKERS = {"triangle": "triangle-up", "cross": "x"}
 
@@ -83,14 +84,7 @@ def _place_axes(
         "ticktext": names,
         "range": [panel.axis.low, panel.axis.high],
     }
-    values: dict[str, Any] = {
-        "title_text": html.escape(panel.y_label),
-        "type": "log" if panel.log_y else "linear",
-    }
-    if panel.log_y:
-        spread = [v for curve in panel.curves for v in curve.mean if v > 0]
-        marks = round_numbers(math.log10(min(spread)) - 0.5, math.log10(max(spread)) + 0.5, "log")
-        values |= {"tickvals": [10**place for place, _ in marks], "ticktext": [text for _, text in marks]}
+    values = _values_axis(panel)
     if panel.axis.categorical:
         across |= {"title_text": "", "range": [panel.axis.high, panel.axis.low]}
         across |= {} if named else {"showticklabels": False}
@@ -102,6 +96,35 @@ def _place_axes(
     for axis in (x, y):
         axis |= {"zeroline": False, "gridcolor": "#E3E3E3"}
     figure.update_layout({_numbered("xaxis", number): x, _numbered("yaxis", number): y})
+
+
+def _values_axis(panel: Panel) -> dict[str, Any]:
+    """The axis of the values; plotly's own range would end on a line across, which the frame then hides."""
+    axis: dict[str, Any] = {
+        "title_text": html.escape(panel.y_label),
+        "type": "log" if panel.log_y else "linear",
+    }
+    spread = _drawn_values(panel)
+    if panel.log_y:
+        spread = [math.log10(value) for value in spread if value > 0]
+    if not spread:
+        return axis
+    low, high = min(spread), max(spread)
+    margin = _MARGIN * (high - low) or 0.05 * abs(high) or 1.0
+    axis["range"] = [low - margin, high + margin]
+    if panel.log_y:
+        marks = round_numbers(low - 0.5, high + 0.5, "log")
+        axis |= {"tickvals": [10**place for place, _ in marks], "ticktext": [text for _, text in marks]}
+    return axis
+
+
+def _drawn_values(panel: Panel) -> list[float]:
+    """Every finite value of a panel with the ends of its error."""
+    points = [pair for c in panel.curves for pair in zip(c.mean, c.standard_error, strict=True)]
+    if panel.reference:
+        points.append((panel.reference.mean, panel.reference.standard_error))
+    ends = [end for mean, error in points for end in (mean, mean - error, mean + error)]
+    return [end for end in ends if math.isfinite(end)]
 
 
 def _add_panel(figure: go.Figure, panel: Panel, number: int, *, legend: str) -> None:

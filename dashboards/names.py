@@ -152,11 +152,13 @@ def dataset_title(name: str) -> str:
 
     >>> [dataset_title(name) for name in ("cifar10", "shapes:400", "shapes:400:7", "npz:/data/scans.npz")]
     ['CIFAR-10', 'Shapes (400)', 'Shapes (400, seed 7)', 'scans.npz']
+    >>> dataset_title("csv:mine.csv")
+    'mine.csv'
     """
     kind, _, numbers = name.partition(":")
     if kind == "shapes" and numbers:
         return f"{DATASET_NAMES[kind]} ({numbers.replace(':', ', seed ')})"
-    last = name.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
+    last = name.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1].removeprefix(f"{kind}:")
     return DATASET_NAMES.get(last, last)
 
 

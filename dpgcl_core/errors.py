@@ -71,23 +71,28 @@ def exit_on_bad_input(main: Callable[[], int]) -> NoReturn:
         sys.exit(main())
     except DpgclError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        _show_on_a_terminal(error.details)
+        if error.details and not sys.stderr.isatty():
+            print("more is shown in a terminal alone: run it in one", file=sys.stderr)
+        show_on_a_terminal(error.details)
         sys.exit(2)
     except KeyboardInterrupt:  # before the trials; while they run, a signal is an ending of its own
         sys.exit(130)
 
 
-def _show_on_a_terminal(details: Mapping[str, Any]) -> None:
-    """Shows details where somebody sits and nothing is kept: a job's log or a file gets none of them."""
-    if not details:
-        return
+def show_on_a_terminal(details: Mapping[str, Any]) -> None:
+    """Shows details where somebody sits and nothing is kept: a job's log or a file gets none of them.
+
+    Args:
+      details: by name; positions of records are lists of numbers.
+    """
     if not sys.stderr.isatty():
-        print("which ones is shown in a terminal alone: run it in one", file=sys.stderr)
         return
     for name, found in details.items():
-        listed = list(found) if not isinstance(found, (str, Mapping)) else [found]
+        listed = list(found) if isinstance(found, (list, tuple)) else [found]
         more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
-        print(f"  {name}: {', '.join(map(str, listed[:_SHOWN]))}{more}", file=sys.stderr)
+        are_places = isinstance(found, (list, tuple)) and all(isinstance(each, int) for each in found)
+        count = f"{len(listed)}, in rows (the first is 0) " if are_places else ""
+        print(f"  {name}: {count}{', '.join(map(str, listed[:_SHOWN]))}{more}", file=sys.stderr)
 
 
 class StrictParser(argparse.ArgumentParser):

@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
@@ -36,6 +36,8 @@ RANK, RANK_OF_SMALL = 16, 4
 @dataclass(frozen=True, kw_only=True)
 class LoraLayersOptions(SweepOptions):
     """The axes of this sweep. The rank is 16, of the small models 4, unless --lora-rank gives another."""
+
+    always_adapts: ClassVar[bool] = True
 
     dataset: str = "shapes"
     """shapes or shapes:NUM; your own pairs: {parquet,csv,webdataset}:PATH."""

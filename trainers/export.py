@@ -27,7 +27,7 @@ from dpgcl_core.metrics import Release, find_metric
 from dpgcl_core.statement import PROVEN, epsilon_text, rounded_up, software_versions
 from trainers.exported import CLIP, ClipDescription, ModelDescription, write_model
 from trainers.finished import FinishedSweep, FinishedTrial, read_sweep, storage_folder
-from trainers.models.clip_export import trained_spec
+from trainers.models.clip_export import MERGES_FILE, trained_spec
 
 DEFAULT_SCORES = ("image_to_text_recall_at_10", "knn_accuracy")
 """What the best trial is chosen by: the first of these that there is."""
@@ -54,7 +54,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     print(f"embed with it: python -m trainers.embed --model {folder} --images folder:PATH --texts FILE")
     print(f'open_clip reads it: open_clip.create_model("local-dir:{folder}")')
+    print(f"its tokenizer: {tokenizer_call(folder, description.clip)}")
     return 0
+
+
+def tokenizer_call(folder: Path, clip: ClipDescription) -> str:
+    """Returns the call for open_clip's tokenizer of a model; a small vocabulary has its own merges."""
+    merges = folder / MERGES_FILE
+    if not merges.is_file():
+        return f'open_clip.get_tokenizer("local-dir:{folder}")'
+    return f'open_clip.SimpleTokenizer(bpe_path="{merges}", context_length={clip.context_length})'
 
 
 def choose_trial(

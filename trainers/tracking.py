@@ -155,7 +155,7 @@ class Tracker:
           metrics: final values, by the names in `dpgcl_core.metrics`; logged at the last step of `series`.
           series: (step, value) pairs by name, for example of `snr`.
           tags: further tags.
-          run_name: shown in MLflow; by default from `params`, see `trial_run_name`.
+          run_name: shown in MLflow; by default see `trial_run_name`.
 
         Raises:
           ConfigError: a name is in both `metrics` and `series`.
@@ -177,7 +177,7 @@ class Tracker:
             run = self.client.create_run(
                 self.experiment_id,
                 tags={**_strings(tags), **own},
-                run_name=run_name or trial_run_name(params) or trial_name,
+                run_name=run_name or trial_run_name(trial_name, params),
             )
             self._log(run.info.run_id, _strings(params), points)
             self.client.set_terminated(run.info.run_id, "FINISHED")
@@ -263,16 +263,19 @@ class Tracker:
             self.client.log_batch(run_id, metrics=some_points, params=some_params)
 
 
-def trial_run_name(params: Mapping[str, Any]) -> str:
-    """Returns the name a trial has in MLflow's tables and plots, from those settings it has.
+def trial_run_name(trial_name: str, params: Mapping[str, Any]) -> str:
+    """Returns the name a trial has in MLflow's tables and plots.
 
-    >>> trial_run_name({"group_size": 8, "target_epsilon": 10.0, "num_augmentations": 1, "repeat": 0})
-    'S=8 ε=10 Na=1 #0'
-    >>> trial_run_name({"group_size": "batch", "target_epsilon": float("inf")})
-    'S=batch ε=∞'
+    It begins with the trial's own, which tells the swept setting and the repeat, as tables cut the end off.
+
+    >>> trial_run_name("Q+V-private-r0", {"group_size": 8, "target_epsilon": 10.0, "num_augmentations": 1})
+    'Q+V-private-r0: S=8 ε=10 Na=1'
+    >>> trial_run_name("trial-3", {"group_size": "batch", "target_epsilon": float("inf")})
+    'trial-3: S=batch ε=∞'
     """
-    shown = (("group_size", "S="), ("target_epsilon", "ε="), ("num_augmentations", "Na="), ("repeat", "#"))
-    return " ".join(sign + _short(params[name]) for name, sign in shown if name in params)
+    shown = (("group_size", "S="), ("target_epsilon", "ε="), ("num_augmentations", "Na="))
+    settings = " ".join(sign + _short(params[name]) for name, sign in shown if name in params)
+    return f"{trial_name}: {settings}" if settings else trial_name
 
 
 def _short(value: Any) -> str:

@@ -179,7 +179,7 @@ def _check_same_model(network: ClipNetworkConfig, start: WarmStart) -> None:
     if network.pretrained != RANDOM:
         raise ConfigError(
             f"a training must start from one set of weights; got the warm start {start.path} and pretrained "
-            f"= {network.pretrained}: leave one out"
+            f"= {network.pretrained}: leave one out, with --pretrained {RANDOM}"
         )
     place = Path(start.path).parent
     if not (place / CONFIG_FILE).is_file():

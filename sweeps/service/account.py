@@ -49,11 +49,9 @@ def check_ledger_options(options: SweepOptions) -> None:
             raise ConfigError(
                 f"dataset_id = {options.dataset_id!r} is an id in a ledger: give --ledger or $DPGCL_LEDGER"
             )
-        if options.data_are_private and not options.no_ledger and not options.dry_run:
-            raise ConfigError(
-                "training on private data is charged to a budget ledger: give --ledger URL (or "
-                "$DPGCL_LEDGER) and --dataset-id NAME, or --no-ledger, which the privacy statement will say"
-            )
+        missing = ledger_missing(options)
+        if missing and not options.dry_run:
+            raise ConfigError(missing)
         if mark is not None and not options.dry_run:
             raise LedgerError(
                 f"the data in {path} are charged as data set {mark[0]!r} to ledger {mark[1].ledger_id}; "
@@ -63,6 +61,16 @@ def check_ledger_options(options: SweepOptions) -> None:
         raise ConfigError("which data set in the ledger is charged? give --dataset-id NAME")
     elif mark is not None and mark[0] != options.dataset_id:
         raise LedgerError(f"{path} is charged as data set {mark[0]!r}, not as {options.dataset_id!r}")
+
+
+def ledger_missing(options: SweepOptions) -> str | None:
+    """Returns what is wrong where private data are to be charged to no ledger; a dry run may do without."""
+    if not options.data_are_private or options.no_ledger or ledger_url(options) is not None:
+        return None
+    return (
+        "training on private data is charged to a budget ledger: give --ledger URL (or "
+        "$DPGCL_LEDGER) and --dataset-id NAME, or --no-ledger, which the privacy statement will say"
+    )
 
 
 def _marked(options: SweepOptions) -> tuple[Path | None, tuple[str, Head] | None]:

@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dpgcl_core.errors import ConfigError, DataError, DpgclError
+from dpgcl_core.errors import ConfigError, DataError, DpgclError, show_on_a_terminal
 from sweeps.service.account import data_path
 from sweeps.service.options import SweepOptions
 from trainers.data import (
     AnyRecords,
     Dataset,
+    RecordsError,
     load_dataset,
     split_held_out,
     split_train_test,
@@ -40,13 +41,28 @@ def load_training_data(options: SweepOptions) -> tuple[TrainingData, list[str]]:
     """
     try:
         return _load(options)
+    except RecordsError as error:
+        if not options.data_are_private:
+            raise
+        counted = error
     except DpgclError:
         raise
     except Exception as error:
         if not options.data_are_private:
             raise
-        withheld = _describe(error)
+        counted, withheld = None, _describe(error)
+    if counted is not None:  # raised out here, for an error shows what it was raised in the handling of
+        raise _without_counts(counted)
     raise DataError(f"the data of this sweep must be readable; loading them ended in {withheld}")
+
+
+def _without_counts(error: RecordsError) -> RecordsError:
+    """The same of private records: how many break the rule is in the details alone, as which ones is."""
+    rule = str(error).partition(";")[0]
+    return RecordsError(
+        f"{rule}; some of these data break it",
+        {"in full": str(error)} | dict(error.details),
+    )
 
 
 def _describe(error: Exception) -> str:
@@ -77,6 +93,10 @@ def _load(options: SweepOptions) -> tuple[TrainingData, list[str]]:
     elif not private:
         train, queries = split_train_test(dataset, options.test_fraction)
         index = train
+    if private and dataset.num_skipped:
+        show_on_a_terminal(
+            {"corrupt rows of the training data, left out (--skip-corrupt)": dataset.num_skipped}
+        )
     train, scored = split_held_out(train, options.score_on_held_out)
     probes = load_probes(
         options.probe_datasets, dataset, test_fraction=options.test_fraction, pairs=options.pairs

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar, get_type_hints
+from typing import Annotated, ClassVar, Literal, TypeVar, get_type_hints
 
 from dpgcl_core.errors import ConfigError, StrictParser, unknown_choice
 from dpgcl_core.methods import method_named
@@ -28,7 +28,13 @@ from trainers.settings import Setting
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions(Setting):
-    """Options of a sweep besides its axes."""
+    """Options of a sweep besides its axes.
+
+    Attributes:
+      always_adapts: whether every trial has adapters, of a rank that the sweep chooses where none is given.
+    """
+
+    always_adapts: ClassVar[bool] = False
 
     dataset: str = "digits"
     """digits, fashion-mnist, cifar10, eurosat, shapes; your own: {npz,parquet,folder,csv,webdataset}:PATH."""
@@ -170,11 +176,17 @@ def _check_pair_options(options: SweepOptions) -> None:
     scored = [given.fitting(name) for name in (options.evaluate_on or "", *options.probe_datasets)]
     meant = {field for pairs in (options.pairs_of_training, *scored) for field in pairs.given}
     unused = [_PAIR_OPTIONS[field] for field in given.given if field not in meant]
+    if "csv_label_key" in unused:
+        raise ConfigError(
+            "csv_label_key names the classes of public pairs that are scored, in csv:PATH or parquet:PATH; "
+            f"here {options.evaluate_on or 'nothing'} is scored, and labels of training data are not read: "
+            "leave it out"
+        )
     if unused:
         raise ConfigError(
             f"{', '.join(unused)} must be left out: they tell how csv:PATH is read (all but csv_separator "
             "also parquet:PATH, skip_corrupt also webdataset:PATH), and mean nothing for "
-            f"{options.dataset.partition(':')[0]}; labels are read of public data that are scored, no others"
+            f"{options.dataset.partition(':')[0]}"
         )
 
 
@@ -208,7 +220,7 @@ def parse_options(
     first.add_argument("--dataset")
     first.add_argument("--setting", default="auto")
     first.add_argument("--method", default=Setting.method)
-    for option in ("--csv-img-key", "--csv-caption-key"):
+    for option in ("--csv-img-key", "--csv-caption-key", "--warm-start"):
         first.add_argument(option)
     first.add_argument("--tiny", action="store_true")
     first.add_argument("--full", action="store_true")
@@ -222,6 +234,8 @@ def parse_options(
     modality = modality_of_name(dataset, pairs)
     setting = named_setting(setting_name, dataset=dataset, modality=modality)
     values = {f.name: getattr(setting, f.name) for f in dataclasses.fields(Setting)} | preset
+    if chosen.warm_start is not None:  # in place of the weights that the setting names
+        values["pretrained"] = Setting.pretrained
     if not method_named(chosen.method).takes_augmented_keys:
         values["num_augmentations"] = 0
     options = _typed(kind, kind(**values), description, arguments)
@@ -305,4 +319,15 @@ def _refuse_contradictions(options: SweepOptions, arguments: Sequence[str]) -> N
             f"repeats are a list of trials that anybody can see, and --release {options.release} draws their "
             "number in secret; give --mean-trials, or --halting-prob with a threshold"
         )
+    _refuse_unused_adapters(options, arguments)
     options.target_epsilon()
+
+
+def _refuse_unused_adapters(options: SweepOptions, arguments: Sequence[str]) -> None:
+    of_adapters = {"--lora-alpha", "--lora-targets", "--lora-towers"} & set(_names(arguments))
+    has_none = options.lora_rank == 0 and options.modality == "image-text" and not options.always_adapts
+    if of_adapters and has_none:
+        raise ConfigError(
+            f"{', '.join(sorted(of_adapters))} tell of adapters, and lora_rank 0 trains every weight "
+            "without any: give --lora-rank, too"
+        )

@@ -88,8 +88,8 @@ def clock(seconds: float) -> str:
 
 
 def run_name(trial: Trial) -> str:
-    """Returns a trial's name for people."""
-    name = trial_run_name(trial.params)
+    """Returns a trial's name in MLflow: that of the terminal, and its settings."""
+    name = trial_run_name(trial.name, trial.params)
     return f"{name}, seeded: no guarantee" if trial.config.seeded_non_private else name
 
 

@@ -15,7 +15,14 @@ from dpgcl_core.errors import ConfigError, DpgclError, LedgerError, StorageError
 from dpgcl_core.ledger_report import LedgerStatement
 from dpgcl_core.selection import OPEN
 from dpgcl_core.statement import PrivacyStatement
-from sweeps.service.account import account_of, check_account, check_ledger_options, data_path, open_ledger
+from sweeps.service.account import (
+    account_of,
+    check_account,
+    check_ledger_options,
+    data_path,
+    ledger_missing,
+    open_ledger,
+)
 from sweeps.service.budget import SweepBudget, new_sweep_id, sweep_budget
 from sweeps.service.captions import tell_cut_captions
 from sweeps.service.execution import RaySession, Stopped, check_this_machine, ray_session, run_trials, say
@@ -143,6 +150,8 @@ def execute(
                 check_this_machine(options)
             except ConfigError as error:
                 say(f"note: this machine cannot run it: {error}")
+            if missing := ledger_missing(options):
+                say(f"note: it would be refused: {missing}")
             say("measuring a step of every kind …")
             say(estimate_text(plan))
             return Outcome(code=0, plan=plan)

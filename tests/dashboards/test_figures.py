@@ -269,6 +269,50 @@ def test_interactive_figure_tells_mean_error_and_repeats_on_hovering(make_trials
     assert trace.text[1] == (f"S = 8<br>mean {100 * mean:.4g}<br>standard error {100 * error:.2g}<br>n = 3")
 
 
+@pytest.mark.parametrize("level", [0.0, 1.0])
+def test_interactive_figure_has_room_around_an_extreme_untrained_line(make_trials, level):
+    figure = interactive_group_size_figure(make_trials(untrained_knn_accuracy=level))
+    low, high = figure.layout.yaxis.range
+    line = next(trace for trace in figure.data if trace.name == "untrained network")
+    drawn = [value for trace in figure.data if trace.yaxis == "y" for value in trace.y]
+    assert set(line.y) == {100 * level}
+    room = 0.02 * (high - low)
+    assert low + room < min(drawn)
+    assert max(drawn) < high - room
+
+
+def test_interactive_figure_has_room_around_an_extreme_error_bar(make_trials):
+    content = group_size_content(make_trials(untrained_knn_accuracy=0.7))
+    figure = interactive_figure(content)
+    ends = [
+        mean + sign * error
+        for curve in content.panels[0].curves
+        for mean, error in zip(curve.mean, curve.standard_error, strict=True)
+        for sign in (-1, 1)
+    ]
+    low, high = figure.layout.yaxis.range
+    assert low < min(ends)
+    assert max(ends) < high
+
+
+def test_interactive_figure_of_values_that_are_all_one_has_a_range(make_trials):
+    trials = make_trials(
+        num_repeats=1, scores=("knn_accuracy",), knn_accuracy=0.0, untrained_knn_accuracy=0.0
+    )
+    low, high = interactive_group_size_figure(trials).layout.yaxis.range
+    assert low < 0 < high
+
+
+def test_interactive_figure_has_every_snr_in_its_logarithmic_range(make_trials):
+    content = group_size_content(make_trials())
+    figure = interactive_figure(content)
+    low, high = figure.layout[f"yaxis{len(content.panels)}"].range
+    means = [mean for curve in snr_panel(content).curves for mean in curve.mean]
+    assert 10**low < min(means)
+    assert max(means) < 10**high
+    assert high - low < 5
+
+
 def test_html_contains_numbers_notes_and_needs_no_network(make_trials, tmp_path):
     trials = make_trials()
     _, page = write_group_size_figure(trials, tmp_path)

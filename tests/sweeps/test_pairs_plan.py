@@ -95,6 +95,8 @@ def test_fingerprint_follows_how_a_csv_file_is_read(option: str, tmp_path: Path)
         (("--lora-rank=2", "--lora-targets=qq"), "matches no layer of the image tower"),
         (("--lora-rank=2", "--lora-towers=text", "--per-tower-clipping"), "clip.visual"),
         (("--learn-temperature", "--temperature=3"), "between 0.01 and 1"),
+        (("--lora-rank=0", "--lora-targets=q"), "lora_rank 0 trains every weight"),
+        (("--lora-rank=0", "--lora-towers=text", "--lora-alpha=2"), "--lora-alpha, --lora-towers tell"),
     ],
 )
 def test_plan_refuses_what_pairs_cannot_be_trained_with(arguments: tuple[str, ...], reason: str) -> None:
@@ -108,6 +110,13 @@ def test_plan_refuses_what_pairs_cannot_be_trained_with(arguments: tuple[str, ..
 def test_plan_refuses_options_of_clip_for_images(arguments: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="for CLIP models"):
         planned("--dataset=digits", "--noise-multiplier=1", "--repeats=1", *arguments)
+
+
+def test_a_warm_start_takes_the_place_of_the_weights_that_a_setting_names() -> None:
+    paper = ("--dataset=shapes:200", "--setting=paper")
+    assert options(*paper).pretrained == "laion2b_s34b_b79k"
+    assert options(*paper, "--warm-start=weights.pt").pretrained == "random"
+    assert options(*paper, "--warm-start=weights.pt", "--pretrained=openai").pretrained == "openai"
 
 
 def test_notes_and_statement_say_what_a_record_is() -> None:

@@ -170,9 +170,13 @@ def test_without_network_the_message_says_which_file_to_fetch(
         raise FileNotFoundError("no route to host")
 
     monkeypatch.setattr(open_clip, "download_pretrained", offline)
-    reason = r"cannot be downloaded here \(FileNotFoundError\): fetch .*laion/CLIP-ViT-B-32-laion2B.*its path"
-    with pytest.raises(ConfigError, match=reason):
+    reason = (
+        r"cannot be downloaded here \(FileNotFoundError\): fetch .*laion/CLIP-ViT-B-32-laion2B.*its path with"
+    )
+    with pytest.raises(ConfigError, match=f"{reason} --pretrained random --warm-start FILE$"):
         find_clip(ClipConfig(model="ViT-B-32", weights="laion2b_s34b_b79k"))
+    with pytest.raises(ConfigError, match="its path with --network ViT-B-32-quickgelu --pretrained random"):
+        find_clip(ClipConfig(model="ViT-B-32", weights="openai"))
 
 
 def test_published_weights_bring_their_activation_and_colours(

@@ -161,7 +161,7 @@ BOTH = pytest.mark.parametrize("scheme", ["parquet", "folder"])
 @BOTH
 def test_mixed_sizes_are_refused_with_counts_in_details_alone(scheme, tmp_path):
     contents = [encoded(noise(4, 4)), encoded(noise(5, 7)), encoded(noise(4, 4))]
-    with pytest.raises(RecordsError, match=r"3 images have 2 different sizes.*image_size") as caught:
+    with pytest.raises(RecordsError, match=r"3 images have 2 different sizes.*--image-size") as caught:
         load_dataset(write_images(scheme, tmp_path, contents))
     assert caught.value.details == {"num_images_by_height_and_width": {(4, 4): 2, (5, 7): 1}}
     assert SECRET not in str(caught.value)

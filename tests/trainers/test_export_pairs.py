@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dpgcl_core.errors import ConfigError, StorageError
 from dpgcl_core.statement import RESEARCH
 from tests.trainers.exporting import LORA, PAIRS, run_small_sweep, write_pairs, write_small_clip
-from trainers.export import main
+from trainers.export import main, tokenizer_call
 from trainers.exported import Statement, load_clip, load_encoder, read_description, write_model
 from trainers.finished import read_sweep
 from trainers.modality import AnyEncoder
@@ -106,6 +106,17 @@ def test_open_clip_loads_what_was_trained_and_scored(
     assert torch.equal(model.logit_scale, trained.clip.logit_scale)
     # The comparison says something: what was trained is not what the training started from.
     assert not torch.allclose(_embeddings(model), _embeddings(build_clip(trained.spec, seed=0)), atol=1e-3)
+
+
+def test_the_tokenizer_that_is_named_is_the_one_of_the_training(
+    open_clip: Any, sweeps: Sweeps, adapted: Path
+) -> None:
+    texts, trained = ["a red circle above a star", "Ünïcode 123"], sweeps.trained["adapted"][PRIVATE]
+    assert isinstance(trained, ImageTextEncoder)
+    clip = read_description(adapted).clip
+    assert clip is not None
+    tokenizer = eval(tokenizer_call(adapted, clip), {"open_clip": open_clip})
+    assert torch.equal(tokenizer(texts), trained.tokenizer(texts).tokens)
 
 
 def test_open_clip_loads_the_weights_into_a_model_by_its_name(

@@ -178,14 +178,14 @@ def test_csv_reads_another_separator_and_quotes(tmp_path):
 def test_csv_with_another_separator_is_refused_with_the_columns_in_details_alone(tmp_path):
     path = write_csv(tmp_path / "x", ROWS, separator=",")
     expected = r"one column filepath .*of 1 columns with separator '\\t' 0 have"
-    with pytest.raises(RecordsError, match=expected) as caught:
+    with pytest.raises(DataError, match=expected) as caught:
         load_csv_pairs(path)
     assert caught.value.details == {"columns": ["filepath,title"]}
 
 
 def test_csv_without_column_names_tells_nothing_of_its_first_record(tmp_path):
     (tmp_path / "pairs.csv").write_text(f"{SECRET}.png\t{SECRET}\n2.png\ttwo\n")
-    with pytest.raises(RecordsError, match="of 2 columns") as caught:
+    with pytest.raises(DataError, match="of 2 columns") as caught:
         load_csv_pairs(tmp_path / "pairs.csv")
     assert SECRET not in str(caught.value)
 
@@ -321,7 +321,7 @@ def test_a_file_of_corrupt_rows_alone_is_refused(tmp_path):
 
 def test_images_of_several_sizes_are_refused_with_counts_in_details_alone(tmp_path):
     images = [encoded(picture(1, 4, 4, 3)), encoded(picture(2, 5, 7, 3)), encoded(picture(3, 4, 4, 3))]
-    with pytest.raises(RecordsError, match=r"3 images have 2 different sizes.*image_size") as caught:
+    with pytest.raises(RecordsError, match=r"3 images have 2 different sizes.*--image-size") as caught:
         load_parquet_pairs(write_parquet(tmp_path, image=images, title=list("abc")))
     assert caught.value.details == {"num_images_by_height_and_width": {(4, 4): 2, (5, 7): 1}}
 

@@ -112,9 +112,21 @@ def test_trial_run_is_finished_under_its_parent_with_its_tags(tracker):
     assert wanted.items() <= run.data.tags.items()
 
 
-def test_trial_run_name_reads_as_its_settings(tracker):
+def test_trial_run_name_tells_trials_of_equal_groups_and_epsilon_apart(tracker):
     parent = tracker.start_sweep("s", {}, {})
-    assert tracker.client.get_run(log(tracker, parent)).info.run_name == "S=8 ε=10 Na=1 #0"
+    names = ("Q+V-private-r0", "Q-private-r0")
+    found = [tracker.client.get_run(log(tracker, parent, name)).info.run_name for name in names]
+    assert found == ["Q+V-private-r0: S=8 ε=10 Na=1", "Q-private-r0: S=8 ε=10 Na=1"]
+
+
+def test_trial_run_name_without_settings_is_the_trials_own(tracker):
+    parent = tracker.start_sweep("s", {}, {})
+    assert tracker.client.get_run(log(tracker, parent, params={})).info.run_name == "t0"
+
+
+def test_sealed_run_name_is_that_of_the_sweep(tracker):
+    run_id = tracker.log_sealed("hidden", PARAMS, METRICS, {})
+    assert tracker.client.get_run(run_id).info.run_name == "hidden"
 
 
 def test_trial_keeps_params_metrics_and_series(tracker):

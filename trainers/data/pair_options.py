@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dpgcl_core.errors import ConfigError
-from trainers.data.sources import RecordsError
+from dpgcl_core.errors import ConfigError, DataError
 
 IMAGE_COLUMNS, CAPTION_COLUMNS = ("filepath", "image"), ("title", "caption")
 
@@ -71,7 +70,7 @@ def resolve_columns(options: PairOptions, header: list[str], scheme: str, separa
     """Returns the same with every column that is there by name.
 
     Raises:
-      RecordsError: a column that is wanted is not there once; the message holds no name of the file's own.
+      DataError: a column that is wanted is not there once; the message holds no name of the file's own.
     """
 
     def find(given: str | None, usual: tuple[str, ...], what: str) -> str:
@@ -93,12 +92,14 @@ def resolve_columns(options: PairOptions, header: list[str], scheme: str, separa
 
 def column_missing(
     subject: str, wanted: Sequence[str], header: Sequence[str], what: str, separator: str = ""
-) -> RecordsError:
+) -> DataError:
     """Returns the error for columns of which none, or several, are the one that is wanted."""
     num_named = sum(name in wanted for name in header)
     hint = f" with separator {separator!r}" if separator else ""
-    return RecordsError(
+    error = DataError(
         f"{subject} must have one column {' or '.join(wanted)} for the {what}; of {len(header)} "
-        f"columns{hint} {num_named} have such a name. Name the column, or give the file's separator",
-        {"columns": list(header)},
+        f"columns{hint} {num_named} have such a name. Name the column (--csv-img-key, --csv-caption-key, …), "
+        "or give the file's separator (--csv-separator)"
     )
+    error.details = {"columns": list(header)}  # the first line may be a record
+    return error

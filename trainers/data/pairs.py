@@ -190,13 +190,18 @@ def assemble(
       skip_corrupt: drop corrupt rows instead of refusing all.
 
     Raises:
-      RecordsError: some rows are corrupt, a record lies in both splits, or an image has several labels.
-      DataError: no row is left, or the splits differ in shape.
+      RecordsError: some rows are corrupt, no row is left, a record lies in both splits, or an image has
+        several labels.
+      DataError: the splits differ in shape.
     """
-    kept = _sound_rows(rows, skip_corrupt)
+    kept, faults = _sound_rows(rows, skip_corrupt)
     places = [[row for row in kept if rows.splits[row] == s] for s in SPLITS] if rows.splits else [kept]
     if not all(places):
-        raise DataError("a data set must hold at least one sound row, in every split; got none")
+        raise RecordsError(
+            f"a data set must hold at least one sound row, in every split; of {len(rows.keys)} rows "
+            f"{len(kept)} are sound, and a split has none",
+            faults,
+        )
     names = rows.keys if rows.units is None else rows.units
     both = set.intersection(*({names[row] for row in part} for part in places)) if len(places) > 1 else ()
     if both:
@@ -204,7 +209,7 @@ def assemble(
     labels, class_names = _labels(rows, kept)
     train, *test = (_records(rows, part, labels, images_of, unit) for part in places)
     if test and train.images.shape[1:] != test[0].images.shape[1:]:
-        raise DataError("training and test images must have one size; they differ. Give image_size")
+        raise DataError("training and test images must have one size; they differ. Give --image-size")
     return LoadedPairs(
         train=train,
         test=test[0] if test else None,
@@ -213,7 +218,8 @@ def assemble(
     )
 
 
-def _sound_rows(rows: PairRows, skip_corrupt: bool) -> list[int]:
+def _sound_rows(rows: PairRows, skip_corrupt: bool) -> tuple[list[int], dict[str, list[int]]]:
+    """The rows to keep, and those of every fault."""
     faults: dict[str, list[int]] = {}
     for row, fault in enumerate(rows.faults):
         if not fault and rows.units is not None and not rows.units[row].strip():
@@ -228,10 +234,10 @@ def _sound_rows(rows: PairRows, skip_corrupt: bool) -> list[int]:
         listed = ", ".join(f"{len(faults[fault])} {fault}" for fault in sorted(faults))
         raise RecordsError(
             f"every row must have a readable image and a caption; of {len(rows.faults)} rows {listed}. "
-            "Repair or remove them, or drop them with skip_corrupt",
+            "Repair or remove them, or drop them (--skip-corrupt)",
             faults,
         )
-    return kept
+    return kept, faults
 
 
 def _labels(rows: PairRows, kept: list[int]) -> tuple[dict[int, int] | None, ClassNames]:
@@ -331,6 +337,6 @@ def check_one_size(sizes: Counter[tuple[int, int]]) -> None:
     if len(sizes) > 1:
         raise RecordsError(
             f"all images must have one size; {sizes.total()} images have {len(sizes)} different sizes. "
-            "Give image_size to resize them to a square",
+            "Give --image-size to resize them to a square",
             {"num_images_by_height_and_width": dict(sizes)},
         )

@@ -233,7 +233,7 @@ def _decode_eurosat(path: Path, size: int) -> Records:
 
 
 class RecordsError(DataError):
-    """Some records cannot be used; the message says how many, never which.
+    """Some records cannot be used; the message says the rule, and after ";" how many break it, never which.
 
     Attributes:
       details: counts and positions per fault. As private as the records: not for logs.
@@ -276,7 +276,7 @@ def decode_images(sources: Sequence[bytes | Path | None], image_size: int | None
     if len(sizes) > 1:
         raise RecordsError(
             f"all images must have one size; {len(decoded)} images have {len(sizes)} different sizes. "
-            "Give image_size to resize them to a square",
+            "Give --image-size to resize them to a square",
             {"num_images_by_height_and_width": dict(sizes)},
         )
     channels = 3 if any(image.ndim == 3 for image in decoded) else 1

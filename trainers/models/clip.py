@@ -222,7 +222,7 @@ def _published(config: ClipConfig) -> Mapping[str, Any]:
     model = config.model.replace("/", "-")
     published: Mapping[str, Any] = _open_clip().get_pretrained_cfg(model, config.weights)
     if not published:
-        names = [RANDOM, "a file or folder", *_open_clip().list_pretrained_tags_by_model(model)]
+        names = [RANDOM, *_open_clip().list_pretrained_tags_by_model(model)]
         raise ConfigError(unknown_choice(f"weights of CLIP model {config.model}", config.weights, names))
     return published
 
@@ -237,8 +237,15 @@ def _downloaded(config: ClipConfig, published: Mapping[str, Any]) -> Path:
         raise ConfigError(
             f"the weights {config.weights!r} of {config.model} cannot be downloaded here "
             f"({type(error).__name__}): fetch {source} where there is a network, put it on this machine and "
-            "give its path as the weights"
+            f"give its path with {_network_for(config, published)}--pretrained {RANDOM} --warm-start FILE"
         ) from error
+
+
+def _network_for(config: ClipConfig, published: Mapping[str, Any]) -> str:
+    """The option that names the model with these weights' activation, which a file does not tell."""
+    if not published.get("quick_gelu") or config.model.endswith("quickgelu"):
+        return ""
+    return f"--network {config.model}-quickgelu "
 
 
 def _random_model(spec: ClipSpec) -> nn.Module:
