@@ -88,10 +88,12 @@ def show_on_a_terminal(details: Mapping[str, Any]) -> None:
     if not sys.stderr.isatty():
         return
     for name, found in details.items():
+        if found == []:
+            continue
         listed = list(found) if isinstance(found, (list, tuple)) else [found]
         more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
         are_places = isinstance(found, (list, tuple)) and all(isinstance(each, int) for each in found)
-        count = f"{len(listed)}, in rows (the first is 0) " if are_places else ""
+        count = f"{len(listed)}, at (the first is 0) " if are_places else ""
         print(f"  {name}: {count}{', '.join(map(str, listed[:_SHOWN]))}{more}", file=sys.stderr)
 
 

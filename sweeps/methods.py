@@ -25,7 +25,7 @@ from sweeps.service.options import SweepOptions, parse_options
 from sweeps.service.points import changes_for
 from sweeps.service.tuning import Candidate, compared, run_tuned_sweep
 
-TINY: dict[str, Any] = {"methods": ("dp_gcl", "logit_dp"), "group_size": 4, "l2_clip_norm_grid": (1.0,)}
+TINY: dict[str, Any] = {"methods": ("dp_gcl", "dp_clip"), "group_size": 4, "l2_clip_norm_grid": (1.0,)}
 TINY |= {"expected_batch_size": 64, "num_steps": 5, "repeats": 1, "max_query_records": 500}
 FULL = {"dataset": "fashion-mnist", "epsilon_grid": (1.0, 10.0), "repeats": 5}
 

@@ -84,7 +84,7 @@ def _marked(options: SweepOptions) -> tuple[Path | None, tuple[str, Head] | None
         return None, None
     if mark := read_mark(path):
         return path, mark
-    for folder in image_folders(options.dataset, options.pairs.fitting(options.dataset)):
+    for folder in image_folders(options.dataset, options.pairs_of_training):
         if mark := read_mark_above(folder):
             return path, mark
     return path, None
@@ -103,7 +103,7 @@ def bind_images(ledger: Ledger, dataset_id: str, options: SweepOptions) -> bool:
     Raises:
       LedgerError: as `Ledger.bind`; no message names a folder, which is the content of records.
     """
-    path, pairs = data_path(options.dataset), options.pairs.fitting(options.dataset)
+    path, pairs = data_path(options.dataset), options.pairs_of_training
     files = {os.path.realpath(file) for file in image_files(options.dataset, pairs)}
     folders = {os.path.dirname(file) for file in files}
     known = files if path is None else {*files, os.path.realpath(path)}

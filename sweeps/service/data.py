@@ -41,26 +41,37 @@ def load_training_data(options: SweepOptions) -> tuple[TrainingData, list[str]]:
     """
     try:
         return _load(options)
-    except RecordsError as error:
-        if not options.data_are_private:
-            raise
-        counted = error
     except DpgclError:
         raise
     except Exception as error:
         if not options.data_are_private:
             raise
-        counted, withheld = None, _describe(error)
-    if counted is not None:  # raised out here, for an error shows what it was raised in the handling of
-        raise _without_counts(counted)
+        withheld = _describe(error)
     raise DataError(f"the data of this sweep must be readable; loading them ended in {withheld}")
+
+
+def _load_own(options: SweepOptions) -> Dataset:
+    """Loads the data to train on; of private ones a refusal tells no number outside its details."""
+    try:
+        return load_dataset(
+            options.dataset,
+            image_size=options.image_size,
+            unit_column=options.unit_column,
+            pairs=options.pairs_of_training,
+        )
+    except RecordsError as error:
+        if not options.data_are_private:
+            raise
+        counted = error
+    raise _without_counts(counted)  # out here: an error shows what it was raised in the handling of
 
 
 def _without_counts(error: RecordsError) -> RecordsError:
     """The same of private records: how many break the rule is in the details alone, as which ones is."""
-    rule = str(error).partition(";")[0]
+    rule, _, found = str(error).partition(";")
+    _, _, fix = found.partition(". ")
     return RecordsError(
-        f"{rule}; some of these data break it",
+        f"{rule}; some of the training data do not{'. ' * bool(fix)}{fix}",
         {"in full": str(error)} | dict(error.details),
     )
 
@@ -73,12 +84,7 @@ def _describe(error: Exception) -> str:
 
 def _load(options: SweepOptions) -> tuple[TrainingData, list[str]]:
     _check_data_options(options)
-    dataset = load_dataset(
-        options.dataset,
-        image_size=options.image_size,
-        unit_column=options.unit_column,
-        pairs=options.pairs_of_training,
-    )
+    dataset = _load_own(options)
     private = options.data_are_private
     index = queries = other = None
     train = dataset.train

@@ -234,7 +234,7 @@ def parse_options(
     modality = modality_of_name(dataset, pairs)
     setting = named_setting(setting_name, dataset=dataset, modality=modality)
     values = {f.name: getattr(setting, f.name) for f in dataclasses.fields(Setting)} | preset
-    if chosen.warm_start is not None:  # in place of the weights that the setting names
+    if chosen.warm_start not in (None, "None"):  # in place of the weights that the setting names
         values["pretrained"] = Setting.pretrained
     if not method_named(chosen.method).takes_augmented_keys:
         values["num_augmentations"] = 0

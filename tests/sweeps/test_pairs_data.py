@@ -243,7 +243,17 @@ def test_refusal_of_corrupt_rows_tells_no_path_caption_position_or_number(
 ) -> None:
     own = write_csv(tmp_path, random_images(20), num_corrupt=2)
     message = refusal("--tiny", "--dataset", own, "--no-ledger")
-    assert message == "every row must have a readable image and a caption; some of these data break it"
+    assert message == (
+        "every row must have a readable image and a caption; some of the training data do not. Repair or "
+        "remove them, or drop them (--skip-corrupt)"
+    )
+
+
+def test_refusal_of_corrupt_public_rows_beside_private_data_tells_how_many(tmp_path: Path) -> None:
+    own, other = write_csv(tmp_path / "a", random_images(20)), tmp_path / "b"
+    scored = write_csv(other, random_images(20, seed=1), num_corrupt=2)
+    with pytest.raises(RecordsError, match="of 22 rows 2 missing image"):
+        load(own, evaluate_on=scored)
 
 
 def test_numbers_of_corrupt_private_rows_are_details_of_the_refusal(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_image_below_a_name_that_is_too_long_is_one_corrupt_row(folder: str, tmp
         check_ledger_options(SweepOptions(**role, skip_corrupt=True, no_ledger=True))
     data, _ = load_training_data(options(own, skip_corrupt=True))
     assert len(data.train) == 5
-    with pytest.raises(DataError, match="some of these data break it") as caught:
+    with pytest.raises(DataError, match="some of the training data do not") as caught:
         load_training_data(options(own))
     assert caught.value.details["missing image"] == [5]
     assert "xxx" not in f"{caught.value} {caught.value.details}"
@@ -139,6 +139,29 @@ def test_second_list_of_charged_images_is_refused(
     with pytest.raises(LedgerError, match="charged as data set 'scans'"):
         check_ledger_options(options(again))
     check_ledger_options(SweepOptions(dataset=own, ledger=str(tmp_path / "ledger.db"), dataset_id="scans"))
+
+
+LABELS = {"csv_label_key": "kind"}  # a column of the public pairs alone
+
+
+@pytest.mark.parametrize(
+    "role", [{"data_is": "public"}, {"no_ledger": True}, {"dataset_id": "others", "ledger": "{ledger}"}]
+)
+def test_labels_of_what_is_scored_hide_no_mark_of_images(
+    role: dict[str, object], ledger: Ledger, tmp_path: Path
+) -> None:
+    own = write_csv(tmp_path / "own", random_images(5))
+    again = second_list(own, tmp_path / "again")
+    begun(ledger, own, tmp_path)
+    role = {name: str(tmp_path / "ledger.db") if name == "ledger" else value for name, value in role.items()}
+    with pytest.raises(LedgerError, match="as data set 'scans'"):
+        check_ledger_options(SweepOptions(dataset=again, evaluate_on="csv:public.csv", **LABELS, **role))
+
+
+def test_images_are_marked_beside_labels_of_what_is_scored(ledger: Ledger, tmp_path: Path) -> None:
+    own = write_csv(tmp_path / "own", random_images(5))
+    assert bind_images(ledger, "scans", options(own, evaluate_on="csv:public.csv", **LABELS))
+    assert read_mark_above(tmp_path / "own" / "images") is not None
 
 
 def test_images_beside_their_list_are_marked_with_it(ledger: Ledger, tmp_path: Path) -> None:

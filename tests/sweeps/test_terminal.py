@@ -70,7 +70,7 @@ def said(code: str, *arguments: str, in_a_terminal: bool) -> str:
 def test_positions_of_corrupt_records_are_shown_in_a_terminal_alone(in_a_terminal: bool) -> None:
     text = said(FAULTY, in_a_terminal=in_a_terminal)
     assert "error: 2 of 9 rows are corrupt" in text
-    assert ("missing image: 2, in rows (the first is 0) 3, 7" in text) is in_a_terminal
+    assert ("missing image: 2, at (the first is 0) 3, 7" in text) is in_a_terminal
     assert ("run it in one" in text) is not in_a_terminal
 
 

@@ -297,7 +297,7 @@ BAD_NPZ = {
     "empty test": ({"train_images": OK, "test_images": OK[:0]}, "in every split"),
     "few labels": (
         {"images": OK, "labels": np.arange(2)},
-        r"labels must have one entry per image.*got \(2,\)",
+        r"labels must have one entry per image; got shape \(2,\)",
     ),
     "float labels": ({"images": OK, "labels": np.ones(3)}, "all integers or all strings; got float64"),
     "negative labels": ({"images": OK, "labels": np.array([0, -1, -2])}, "2 do not"),

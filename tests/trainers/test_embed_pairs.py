@@ -232,7 +232,7 @@ def test_empty_captions_are_counted_and_none_is_shown(tmp_path: Path, name: str,
 
 def test_file_without_a_column_of_captions_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text\nx\n")
-    with pytest.raises(DataError, match=r"one column title or caption .*of 1 columns 0 have") as caught:
+    with pytest.raises(DataError, match=r"one column title or caption .*none has such a name") as caught:
         read_captions(tmp_path / "a.csv", PairOptions())
     assert (caught.value.details, "text" in str(caught.value)) == ({"columns": ["text"]}, False)
     assert read_captions(tmp_path / "a.csv", PairOptions(caption="text")) == ["x"]

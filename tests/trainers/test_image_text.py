@@ -177,7 +177,7 @@ def test_csv_reads_another_separator_and_quotes(tmp_path):
 
 def test_csv_with_another_separator_is_refused_with_the_columns_in_details_alone(tmp_path):
     path = write_csv(tmp_path / "x", ROWS, separator=",")
-    expected = r"one column filepath .*of 1 columns with separator '\\t' 0 have"
+    expected = r"one column filepath .*none has such a name with separator '\\t'"
     with pytest.raises(DataError, match=expected) as caught:
         load_csv_pairs(path)
     assert caught.value.details == {"columns": ["filepath,title"]}
@@ -185,7 +185,7 @@ def test_csv_with_another_separator_is_refused_with_the_columns_in_details_alone
 
 def test_csv_without_column_names_tells_nothing_of_its_first_record(tmp_path):
     (tmp_path / "pairs.csv").write_text(f"{SECRET}.png\t{SECRET}\n2.png\ttwo\n")
-    with pytest.raises(DataError, match="of 2 columns") as caught:
+    with pytest.raises(DataError, match="none has such a name") as caught:
         load_csv_pairs(tmp_path / "pairs.csv")
     assert SECRET not in str(caught.value)
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpgcl_core.errors import ConfigError, DataError
-from trainers.data.pair_options import CAPTION_COLUMNS, PairOptions, resolve_columns
+from trainers.data.pair_options import CAPTION_COLUMNS, PairOptions, image_column, resolve_columns
 from trainers.data.pairs import (
     ImageTextRecords,
     LoadedPairs,
@@ -161,7 +161,7 @@ def image_files(name: str, options: PairOptions | None = None) -> list[str]:
 
 def _csv_paths(path: Path, options: PairOptions) -> Iterator[str]:
     header, lines = _read_csv(path, options.separator)
-    place = header.index(resolve_columns(options, header, "csv", options.separator).image or "")
+    place = header.index(image_column(options, header, "csv", options.separator))
     for line in lines:
         if len(line) == len(header) and line[place]:
             yield os.path.join(path.parent, line[place])
@@ -176,7 +176,7 @@ def _parquet_paths(path: Path, options: PairOptions) -> Iterator[str]:
     try:
         for file in _parquet_files(path):
             schema = pq.read_schema(file)
-            image = resolve_columns(options, schema.names, "parquet").image or ""
+            image = image_column(options, schema.names, "parquet")
             kind = schema.field(image).type
             if kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind):
                 values = pq.ParquetFile(file).read(columns=[image]).column(image).to_pylist()

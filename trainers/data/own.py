@@ -118,8 +118,9 @@ def _npz_part(arrays: dict[str, NDArray[Any]], prefix: str, unit_column: str | N
     for column in ("labels", "ids", *([unit_column] if unit_column else [])):
         values = arrays.get(prefix + column)
         if values is not None and values.shape != (len(images),):
-            raise DataError(
-                f"{prefix}{column} must have one entry per image, shape ({len(images)},); got {values.shape}"
+            raise RecordsError(
+                f"{prefix}{column} must have one entry per image; got shape {values.shape} for "
+                f"{len(images)} images"
             )
     if unit_column is not None:
         units = arrays.get(prefix + unit_column)
@@ -146,7 +147,8 @@ def _channels_first(images: NDArray[Any], name: str) -> NDArray[np.uint8]:
     first, last = images.shape[1] in (1, 3), images.shape[3] in (1, 3)
     if first == last:
         raise DataError(
-            f"{name} must have exactly one channel axis, of size 1 or 3, second or last; got {images.shape}"
+            f"{name} must have exactly one channel axis, of size 1 or 3, second or last; got "
+            f"{images.shape[1:]} for each"
         )
     return images if first else np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 
@@ -291,7 +293,7 @@ def load_folder(path: Path, image_size: int | None = None) -> NamedSplits:
     names = _image_names(path)
     classes = [name.split("/", 1)[0] if "/" in name else None for name in names]
     if None in classes and any(classes):
-        raise DataError(
+        raise RecordsError(
             "folder:PATH must hold images either all in class sub-folders or none; "
             f"{classes.count(None)} of {len(classes)} lie outside"
         )

@@ -74,15 +74,11 @@ def resolve_columns(options: PairOptions, header: list[str], scheme: str, separa
     """
 
     def find(given: str | None, usual: tuple[str, ...], what: str) -> str:
-        wanted = (given,) if given else usual
-        found = [name for name in wanted if header.count(name) == 1]
-        if len(found) != 1:
-            raise column_missing(f"{scheme} data", wanted, header, what, separator)
-        return found[0]
+        return _find((given,) if given else usual, header, scheme, separator, what)
 
     return dataclasses.replace(
         options,
-        image=find(options.image, IMAGE_COLUMNS if scheme == "parquet" else IMAGE_COLUMNS[:1], "images"),
+        image=image_column(options, header, scheme, separator),
         caption=find(options.caption, CAPTION_COLUMNS, "captions"),
         unit=options.unit and find(options.unit, (), "privacy unit"),
         split=options.split and find(options.split, (), "split"),
@@ -90,16 +86,35 @@ def resolve_columns(options: PairOptions, header: list[str], scheme: str, separa
     )
 
 
+def image_column(options: PairOptions, header: list[str], scheme: str, separator: str = "") -> str:
+    """Returns the column of the images, whatever the others are.
+
+    Raises:
+      DataError: as `resolve_columns`.
+    """
+    usual = IMAGE_COLUMNS if scheme == "parquet" else IMAGE_COLUMNS[:1]
+    return _find((options.image,) if options.image else usual, header, scheme, separator, "images")
+
+
+def _find(wanted: Sequence[str], header: list[str], scheme: str, separator: str, what: str) -> str:
+    found = [name for name in wanted if header.count(name) == 1]
+    if len(found) != 1:
+        raise column_missing(f"{scheme} data", wanted, header, what, separator)
+    return found[0]
+
+
 def column_missing(
     subject: str, wanted: Sequence[str], header: Sequence[str], what: str, separator: str = ""
 ) -> DataError:
-    """Returns the error for columns of which none, or several, are the one that is wanted."""
-    num_named = sum(name in wanted for name in header)
+    """Returns the error for columns of which none, or several, are the one that is wanted.
+
+    The first line may be a record: neither its cells nor their number are in the message.
+    """
+    how_many = "several have" if any(name in wanted for name in header) else "none has"
     hint = f" with separator {separator!r}" if separator else ""
     error = DataError(
-        f"{subject} must have one column {' or '.join(wanted)} for the {what}; of {len(header)} "
-        f"columns{hint} {num_named} have such a name. Name the column (--csv-img-key, --csv-caption-key, …), "
-        "or give the file's separator (--csv-separator)"
+        f"{subject} must have one column {' or '.join(wanted)} for the {what}; {how_many} such a name{hint}. "
+        "Name the column (--csv-img-key, --csv-caption-key, …), or give the separator (--csv-separator)"
     )
-    error.details = {"columns": list(header)}  # the first line may be a record
+    error.details = {"columns": list(header)}
     return error
