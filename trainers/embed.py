@@ -10,7 +10,8 @@ built-in data set), resized to the model's input and brought to its number of ch
 is refused as a whole, with how many there are; so no row goes missing. `--features backbone` gives the
 features that the scores are computed from, `projection` the unit embeddings that the loss saw.
 
-A CLIP model gives unit embeddings in the space of both towers, and of images with captions both sides.
+A CLIP model gives unit embeddings in the space of both towers, and of images with captions both sides. Rows
+of pairs with one image are one record, and it has one embedding.
 `--texts` is a file with one caption per line, or csv or parquet with a column of captions. An encoder of
 images takes the images of such pairs.
 

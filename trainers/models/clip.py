@@ -11,6 +11,7 @@ open_clip is imported when a model is asked for, not with this file.
 from __future__ import annotations
 
 import copy
+import difflib
 import json
 import os
 from collections.abc import Mapping
@@ -175,10 +176,11 @@ def _architecture(name: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
     path = Path(name.removeprefix("local-dir:")).expanduser()
     if path.suffix == ".json" or os.sep in name or path.is_dir():
         return _read_architecture(path / CONFIG_FILE if path.is_dir() else path)
+    near = difflib.get_close_matches(name, [*SMALL_MODELS, *_open_clip().list_models()], n=3)
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
     raise ConfigError(
-        unknown_choice(
-            "CLIP model", name, [*SMALL_MODELS, "a JSON file or folder", *_open_clip().list_models()]
-        )
+        f"unknown CLIP model {name!r}{hint} Valid: {', '.join(SMALL_MODELS)}, a name of "
+        "open_clip.list_models(), a JSON file or a folder"
     )
 
 
