@@ -172,10 +172,14 @@ def value_text(value: Any) -> str:
 
     >>> [value_text(value) for value in (1024.0, 0.0707107, float("inf"), "dp_gcl", "batch", None)]
     ['1024', '0.0707107', '∞', 'DP-GCL', 'batch', 'none']
+    >>> value_text("shapes:400")
+    'Shapes (400)'
     """
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "none"
     if isinstance(value, str):
+        if value.startswith("shapes:"):
+            return dataset_title(value)
         return METHOD_NAMES.get(value) or DATASET_NAMES.get(value) or value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
