@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FAULTY = """
 from dpgcl_core.errors import exit_on_bad_input
-from trainers.data.sources import RecordsError
+from trainers.data.faults import RecordsError
 
 def main():
     raise RecordsError("2 of 9 rows are corrupt", {"missing image": [3, 7]})

@@ -15,6 +15,7 @@ from PIL import Image
 
 from dpgcl_core.errors import ConfigError, DataError
 from dpgcl_core.records import ids_from_names
+from trainers.data.faults import RecordsError
 from trainers.data.image_text import (
     ImageTextRecords,
     LoadedPairs,
@@ -22,7 +23,6 @@ from trainers.data.image_text import (
     load_csv_pairs,
     load_parquet_pairs,
 )
-from trainers.data.sources import RecordsError
 
 SECRET = "secret-words"
 USERS_DATA = os.environ.get("DPGCL_DATA")

@@ -16,8 +16,8 @@ from PIL import Image
 
 from dpgcl_core.errors import DataError
 from dpgcl_core.records import ids_from_names
+from trainers.data.faults import RecordsError
 from trainers.data.pairs import ImageTextRecords
-from trainers.data.sources import RecordsError
 from trainers.data.webdataset import ShardImages, load_webdataset
 
 SECRET = "secret-words"

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
-from trainers.data.sources import RecordsError
+from trainers.data.faults import RecordsError
 
 ClassNames = tuple[str, ...]
 """One for every label 0, 1, …; none where they are not known."""

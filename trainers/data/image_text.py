@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpgcl_core.errors import ConfigError, DataError
+from trainers.data.faults import RecordsError
 from trainers.data.pair_options import CAPTION_COLUMNS, PairOptions, image_column, resolve_columns
 from trainers.data.pairs import (
     ImageTextRecords,
@@ -34,7 +35,6 @@ from trainers.data.pairs import (
     decode_each,
     stack_images,
 )
-from trainers.data.sources import RecordsError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -28,7 +28,8 @@ from dpgcl_core.errors import DataError
 from dpgcl_core.records import Ids, ids_from_names
 from trainers.data.classes import ClassNames, as_text, class_indices, encodable
 from trainers.data.dataset import Records
-from trainers.data.sources import RecordsError, content_ids, decode_images, resize_images
+from trainers.data.faults import RecordsError
+from trainers.data.sources import content_ids, decode_images, resize_images
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -29,8 +29,9 @@ from dpgcl_core.errors import DataError
 from dpgcl_core.records import Ids, ids_from_names, keyed_uniform
 from trainers.data.classes import ClassNames, class_indices
 from trainers.data.decoders import silence_decoders
+from trainers.data.faults import RecordsError, check_one_size
 from trainers.data.rows import check_row_starts, row_of_each, rows_of
-from trainers.data.sources import RecordsError, decode_image, in_threads
+from trainers.data.sources import decode_image, in_threads
 
 Decoded = NDArray[np.uint8] | str
 """An image `[height, width]` or `[height, width, 3]`, or what is wrong with it."""
@@ -330,13 +331,3 @@ def stack_images(decoded: list[Any]) -> NDArray[np.uint8]:
     for row, image in zip(images, decoded, strict=True):
         row[:] = image.transpose(2, 0, 1) if image.ndim == 3 else image
     return images
-
-
-def check_one_size(sizes: Counter[tuple[int, int]]) -> None:
-    """Raises RecordsError where images have several sizes, counted by (height, width)."""
-    if len(sizes) > 1:
-        raise RecordsError(
-            f"all images must have one size; {sizes.total()} images have {len(sizes)} different sizes. "
-            "Give --image-size to resize them to a square",
-            {"num_images_by_height_and_width": dict(sizes)},
-        )

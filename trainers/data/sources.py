@@ -31,6 +31,7 @@ from dpgcl_core.records import Ids, ids_from_contents
 from trainers.data.dataset import Records
 from trainers.data.decoders import silence_decoders
 from trainers.data.download import RemoteFile, cache_folder, find_file, find_or_download, write_atomically
+from trainers.data.faults import RecordsError, check_one_size
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -232,18 +233,6 @@ def _decode_eurosat(path: Path, size: int) -> Records:
     return Records(images=decode_images(encoded, size), labels=labels, ids=content_ids(encoded, labels))
 
 
-class RecordsError(DataError):
-    """Some records cannot be used; the message says the rule, and after ";" how many break it, never which.
-
-    Attributes:
-      details: counts and positions per fault. As private as the records: not for logs.
-    """
-
-    def __init__(self, message: str, details: dict[str, Any] | None = None) -> None:
-        super().__init__(message)
-        self.details = details or {}
-
-
 def decode_images(sources: Sequence[bytes | Path | None], image_size: int | None = None) -> NDArray[np.uint8]:
     """Returns the images as uint8 `[num_records, channels, height, width]`.
 
@@ -273,12 +262,7 @@ def decode_images(sources: Sequence[bytes | Path | None], image_size: int | None
             faults,
         )
     sizes = Counter(image.shape[:2] for image in decoded)
-    if len(sizes) > 1:
-        raise RecordsError(
-            f"all images must have one size; {len(decoded)} images have {len(sizes)} different sizes. "
-            "Give --image-size to resize them to a square",
-            {"num_images_by_height_and_width": dict(sizes)},
-        )
+    check_one_size(sizes)
     channels = 3 if any(image.ndim == 3 for image in decoded) else 1
     images = np.empty((len(decoded), channels, *next(iter(sizes))), dtype=np.uint8)
     for row, image in zip(images, decoded, strict=True):

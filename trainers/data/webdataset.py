@@ -34,16 +34,16 @@ from numpy.typing import NDArray
 from dpgcl_core.errors import DataError
 from dpgcl_core.ledger_fingerprint import expand_ranges
 from trainers.data.download import write_atomically
+from trainers.data.faults import RecordsError, check_one_size
 from trainers.data.pairs import (
     LoadedPairs,
     PairRows,
     assemble,
     caption_fault,
-    check_one_size,
     decode_each,
     stack_images,
 )
-from trainers.data.sources import RecordsError, in_threads
+from trainers.data.sources import in_threads
 
 _FORMAT = 2
 _IMAGE_SUFFIXES = frozenset(("jpg", "jpeg", "png", "webp"))

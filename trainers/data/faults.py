@@ -1,0 +1,30 @@
+"""Records that cannot be used: the error that says so, and the check that every kind of image data needs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from dpgcl_core.errors import DataError
+
+
+class RecordsError(DataError):
+    """Some records cannot be used; the message says the rule, and after ";" how many break it, never which.
+
+    Attributes:
+      details: counts and positions per fault. As private as the records: not for logs.
+    """
+
+    def __init__(self, message: str, details: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.details = details or {}
+
+
+def check_one_size(sizes: Counter[tuple[int, int]]) -> None:
+    """Raises RecordsError where images have several sizes, counted by (height, width)."""
+    if len(sizes) > 1:
+        raise RecordsError(
+            f"all images must have one size; {sizes.total()} images have {len(sizes)} different sizes. "
+            "Give --image-size to resize them to a square",
+            {"num_images_by_height_and_width": dict(sizes)},
+        )
