@@ -104,6 +104,7 @@ class Mechanism(PublicNumbers):
     def epsilon(self, num_steps: int | None = None) -> float:
         """Returns ε at `target_delta` by the method's accountant, of all or of `num_steps` charged steps.
 
+        >>> from dpgcl_core.mechanism.numbers import default_delta
         >>> round(Mechanism(num_records_public=60_000, sampling_prob=2048 / 60_000, group_size=16,
         ...     l2_clip_norm=1.0, noise_multiplier=0.97, num_steps=1200,
         ...     target_delta=default_delta(60_000)).epsilon(), 2)
