@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 
@@ -133,18 +134,18 @@ def test_table_shows_the_figures_without_json(capsys: pytest.CaptureFixture[str]
         ("--noise-multiplier", "nan", "noise_multiplier must be"),
         ("--noise-multiplier", "inf", "noise_multiplier must be"),
         ("--num-steps", "0", "num_steps must be a whole number of at least 1; got 0"),
-        ("--num-steps", "1.5", "must be a whole number; got '1.5'"),
+        ("--num-steps", "1.5", "--num-steps: invalid literal for int() with base 10: '1.5'"),
         ("--delta", "0", "delta must be in"),
         ("--delta", "1", "delta must be in"),
         ("--delta", "nan", "delta must be in"),
-        ("--delta", "small", "must be a number; got 'small'"),
+        ("--delta", "small", "--delta: could not convert string to float: 'small'"),
         ("--delta", "1e-300", "no finite epsilon"),
-        ("--accountant", "gdp", "invalid choice: 'gdp'"),
+        ("--accountant", "gdp", "invalid choice 'gdp'"),
         ("--num-steps", "10000000000", "epsilon must stay below 1000"),
     ],
 )
 def test_bad_training_is_refused(option: str, value: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         calculator.main(_arguments("epsilon", {**S1, option: value}))
 
 
@@ -175,7 +176,7 @@ def test_bad_target_is_refused(value: str) -> None:
         ({"--mode": "open", "--num-trials": "3", "--bound": "profile"}, "--bound belongs to --mode sealed"),
         ({"--mode": "sealed-threshold"}, "--mode sealed-threshold needs --halting-prob"),
         ({"--mode": "sealed-threshold", "--halting-prob": "0"}, "halting_prob must be in"),
-        ({"--mode": "ajar"}, "invalid choice: 'ajar'"),
+        ({"--mode": "ajar"}, "invalid choice 'ajar'"),
     ],
 )
 def test_bad_tuning_is_refused(options: dict[str, str], message: str) -> None:
