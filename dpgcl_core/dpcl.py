@@ -41,6 +41,7 @@ from torch import Tensor, nn
 
 from dpgcl_core.clipping import GroupClipper, GroupReport, check_gamma
 from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.full_precision import full_precision
 from dpgcl_core.noise import GaussianNoise
 from dpgcl_core.path_clipping import Embed, add_clipped_paths, embed_without_graph, finite_rows
 from dpgcl_core.randomness import Draws
@@ -205,6 +206,12 @@ class DpSimClr(_TwoViewRule):
         Raises:
           ConfigError: the batch is not of the fixed size.
         """
+        with full_precision(total.device.type):
+            return self._add(total, model, embed, inputs, generator)
+
+    def _add(
+        self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, generator: Draws
+    ) -> GroupReport:
         embeddings, kept = self._embeddings(embed, inputs)
         leaf = embeddings.requires_grad_()
         std = self.similarity_noise_multiplier * self.similarity_sensitivity
@@ -287,6 +294,12 @@ class DpBarlowTwins(_TwoViewRule):
         Raises:
           ConfigError: the batch is not of the fixed size.
         """
+        with full_precision(total.device.type):
+            return self._add(total, model, embed, inputs, generator)
+
+    def _add(
+        self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, generator: Draws
+    ) -> GroupReport:
         embeddings, kept = self._embeddings(embed, inputs)
         leaf = embeddings.requires_grad_()
         means, variances = self._released(leaf.detach(), generator)

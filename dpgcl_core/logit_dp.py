@@ -59,7 +59,7 @@ from torch import Tensor, nn
 
 from dpgcl_core.clipping import GroupInputs, check_gamma, clip_factor, trainable_parameters
 from dpgcl_core.errors import ConfigError, unknown_choice
-from dpgcl_core.folding import full_precision
+from dpgcl_core.full_precision import full_precision
 from dpgcl_core.logit_jacobians import Embed, flat_gradient
 from dpgcl_core.logit_norms import ROUNDING_SHARE, Jacobians, cross_terms
 

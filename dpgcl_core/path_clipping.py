@@ -52,6 +52,7 @@ from dpgcl_core.clipping import (
 )
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.folding import squares_of
+from dpgcl_core.full_precision import full_precision
 
 Embed = Callable[[Tensor], Tensor]
 """Maps inputs `[groups, group_size, views, ...]` to unit embeddings `[groups, group_size, views, dim]`."""
@@ -147,6 +148,10 @@ class PathClipping:
         Raises:
           ConfigError: the batch is larger than the cap.
         """
+        with full_precision(total.device.type):
+            return self._add(total, model, embed, inputs)
+
+    def _add(self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor) -> GroupReport:
         records = _whole_batch(inputs, self.batch_cap, "batch_cap")
         if not len(records):
             return _nothing(0, total.device, OWN_PATH)
@@ -285,6 +290,10 @@ class FullBatchGroupClipping:
         Raises:
           ConfigError: more groups than the cap.
         """
+        with full_precision(total.device.type):
+            return self._add(total, model, embed, inputs)
+
+    def _add(self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor) -> GroupReport:
         num_groups = len(inputs)
         _refuse_more(num_groups, self.num_groups_cap, "num_groups_cap")
         if not num_groups:

@@ -242,11 +242,12 @@ def test_callers_autocast_and_matmul_precision_reach_no_norm_and_no_sum(
     model, views = _built(TinyEncoder), 3 * _images(3, 3, 3, 0)
     seen = []
 
-    def losses(some: Tensor) -> Tensor:
-        with torch.autocast("cpu", enabled=False):
-            return group_losses_of(model)(some)
+    def clipped_sum() -> Tensor:
+        total = torch.zeros(num_trainable(model))
+        GroupClipper(l2_clip_norm=0.1).add_clipped_sum(total, model, group_losses_of(model), views)
+        return total
 
-    expected = _folded_sum(model, losses, views, 0.1)
+    expected = clipped_sum()
 
     def noting(function):  # type: ignore[no-untyped-def]
         return lambda *args: (seen.append(torch.get_float32_matmul_precision()), function(*args))[1]
@@ -256,7 +257,7 @@ def test_callers_autocast_and_matmul_precision_reach_no_norm_and_no_sum(
     torch.set_float32_matmul_precision("medium")
     try:
         with torch.autocast("cpu", torch.bfloat16):
-            actual = _folded_sum(model, losses, views, 0.1)
+            actual = clipped_sum()
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision("highest")
