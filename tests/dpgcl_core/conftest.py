@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy
 
-_BACKENDS = ("sqlite", pytest.param("postgresql", marks=pytest.mark.server))
+_BACKENDS = ("sqlite", pytest.param("postgresql", marks=[pytest.mark.server, pytest.mark.ci]))
 
 
 @pytest.fixture(scope="session")

@@ -39,6 +39,7 @@ TABLE_9 = [
     ("PEDES", 190_916, 8192, 240, 0.76, 10.91, 9.79),
     ("RSTPReid", 37_010, 8192, 160, 1.70, 10.57, 9.79),
 ]
+QUICK = TABLE_9[3], TABLE_9[5]
 
 
 @pytest.mark.parametrize("case", [S1, S2])
@@ -53,7 +54,9 @@ def test_rdp_matches_reference(case: tuple[float, ...]) -> None:
     assert epsilon_rdp(_event(sigma, q, int(steps)), delta) == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("row", TABLE_9, ids=[row[0] for row in TABLE_9])
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, id=row[0], marks=() if row in QUICK else pytest.mark.ci) for row in TABLE_9]
+)
 def test_pld_matches_the_papers_table_9(row: tuple[str, int, int, int, float, float, float]) -> None:
     _, n, batch, steps, sigma, _, expected = row
     assert epsilon_pld(_event(sigma, batch / n, steps), _delta(n)) == pytest.approx(expected, abs=6e-3)
@@ -118,7 +121,7 @@ def test_calibration_inverts_epsilon() -> None:
 
 
 def test_calibration_cache_is_used(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    options = {"sampling_prob": 0.01, "num_steps": 100, "target_epsilon": 2.0, "target_delta": 1e-5}
+    options = {"sampling_prob": 0.01, "num_steps": 100, "target_epsilon": 0.5, "target_delta": 1e-5}
     first = calibrate_noise_multiplier(**options, cache_folder=tmp_path)
     monkeypatch.setattr(
         accounting, "search_noise_multiplier", lambda *_: pytest.fail("searched in spite of the cache")
@@ -126,9 +129,9 @@ def test_calibration_cache_is_used(tmp_path, monkeypatch: pytest.MonkeyPatch) ->
     assert calibrate_noise_multiplier(**options, cache_folder=tmp_path) == first
 
 
-@pytest.mark.parametrize("damage", ['{"noise_multiplier": 0.2}', "{"])
+@pytest.mark.parametrize("damage", ['{"noise_multiplier": 0.7}', "{"])
 def test_calibration_cache_cannot_weaken_the_guarantee(tmp_path, damage: str) -> None:  # type: ignore[no-untyped-def]
-    options = {"sampling_prob": 0.01, "num_steps": 100, "target_epsilon": 2.0, "target_delta": 1e-5}
+    options = {"sampling_prob": 0.01, "num_steps": 100, "target_epsilon": 0.5, "target_delta": 1e-5}
     first = calibrate_noise_multiplier(**options, cache_folder=tmp_path)
     (file,) = tmp_path.iterdir()
     file.write_text(damage)
