@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 
 import pytest
 
@@ -89,7 +90,7 @@ def test_composing_n_times_equals_self_composition() -> None:
 
     one = dp_event.PoissonSampledDpEvent(0.02, dp_event.GaussianDpEvent(1.2))
     apart = dp_event.ComposedDpEvent([one] * 5)
-    for epsilon in (epsilon_pld, epsilon_rdp):
+    for epsilon in (partial(epsilon_pld, grid=1e-3), epsilon_rdp):
         assert epsilon(apart, 1e-5) == pytest.approx(epsilon(_event(1.2, 0.02, 5), 1e-5), rel=1e-6)
 
 
@@ -146,9 +147,17 @@ def test_calibration_target_must_be_positive_and_finite(target: float) -> None:
         calibrate_noise_multiplier(sampling_prob=0.1, num_steps=1, target_epsilon=target, target_delta=1e-5)
 
 
-def test_calibration_refuses_a_target_that_protects_nothing() -> None:
+def test_calibration_refuses_a_target_that_protects_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search ends at the smallest noise, whatever it costs there."""
+    asked: list[float] = []
+    monkeypatch.setattr(
+        accounting,
+        "epsilon_of_steps",
+        lambda *, noise_multiplier, **_: asked.append(noise_multiplier) or 1 / noise_multiplier,
+    )
     with pytest.raises(ConfigError, match="protects nothing"):
         calibrate_noise_multiplier(sampling_prob=0.001, num_steps=1, target_epsilon=1000.0, target_delta=1e-5)
+    assert min(asked) == accounting.MIN_NOISE_MULTIPLIER
 
 
 def test_non_private_event_has_infinite_epsilon() -> None:

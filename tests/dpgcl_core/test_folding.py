@@ -66,7 +66,7 @@ def _relative_error(actual: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.parametrize("flops_per_number", [BY_GRADIENT, BY_GRAM])
 @pytest.mark.parametrize("name", IMAGE_MODELS)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(groups=st.integers(1, 5), size=st.integers(2, 4), copies=st.integers(0, 2), seed=st.integers(0, 2**16))
 def test_fold_equals_oracle_for_every_layer_on_both_paths(
     name: str, flops_per_number: float, groups: int, size: int, copies: int, seed: int
@@ -81,7 +81,7 @@ def test_fold_equals_oracle_for_every_layer_on_both_paths(
 
 @pytest.mark.parametrize("flops_per_number", [BY_GRADIENT, BY_GRAM])
 @pytest.mark.parametrize("options", [{}, {"padding_idx": 0}, {"tied": True}])
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(groups=st.integers(1, 5), size=st.integers(2, 4), seed=st.integers(0, 2**16))
 def test_fold_equals_oracle_for_texts(
     options: dict[str, int], flops_per_number: float, groups: int, size: int, seed: int
@@ -513,6 +513,6 @@ def test_low_precision_contributions_stay_within_the_clip_norm(
             embeddings = model(views.flatten(0, 2))
         return two_view_group_loss(embeddings.float().unflatten(0, views.shape[:3]), temperature=0.01)
 
-    for seed in range(3):
+    for seed in range(2):
         total = _folded_sum(model, losses, 3 * _images(1, 3, 3, seed), 0.1)
         assert 0.0999 * 0.99 < float(total.double().norm()) <= 0.1

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from dpgcl_core import accounting
+from dpgcl_core import accounting, capped_sampling
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.logit_dp import LogitClipper
 from dpgcl_core.mechanism import ADD_OR_REMOVE_ONE, Mechanism
@@ -191,6 +191,11 @@ def test_tiny_budget_is_searched_on_coarse_grids_and_met_on_a_fine_one(
     assert min(grid for _, grid in asked) == fine
 
 
-def test_budget_of_a_fixed_size_batch_that_protects_nothing_is_refused() -> None:
+def test_budget_of_a_fixed_size_batch_that_protects_nothing_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        capped_sampling, "_epsilon_replace_one", lambda what, delta: 1 / min(what.noise_multipliers)
+    )
     with pytest.raises(ConfigError, match="such a budget protects nothing"):
         mechanism_of("dpcl_simclr_rigorous").calibrated(1e6)

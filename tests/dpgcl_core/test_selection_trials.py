@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
 import pytest
 from scipy.stats import norm
 
+from dpgcl_core import selection
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.filters import StepClass
 from dpgcl_core.selection import TrialClass, open_cost, sealed_cost, sealed_threshold_cost
@@ -108,6 +110,16 @@ def test_bound_of_training_alone_is_no_bound_for_a_scored_record() -> None:
     assert _true_delta("scored", cost.tuned_epsilon) > DELTA
 
 
+@pytest.fixture
+def coarse(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Losses on a coarse grid, for costs that are compared with each other alone."""
+    monkeypatch.setattr(selection, "GRID", 1e-3)
+    selection._profile.cache_clear()
+    yield
+    selection._profile.cache_clear()
+
+
+@pytest.mark.usefixtures("coarse")
 @pytest.mark.parametrize(("score_noise", "name"), [(50.0, "training"), (1.0, "scoring")])
 def test_every_cost_is_the_larger_of_the_two_cases(score_noise: float, name: str) -> None:
     both = _with(score_noise_multiplier=score_noise, num_scores=2, **SNR)
