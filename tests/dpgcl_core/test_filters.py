@@ -8,15 +8,12 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from dpgcl_core import filters
 from dpgcl_core.accounting import epsilon_pld, epsilon_rdp
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.filters import FILTER_ORDERS, QuotaFilter, RdpFilter, StepClass, composed_event
 
 STEPS = StepClass(sampling_prob=0.01, noise_multiplier=1.0)
 QUIET = StepClass(sampling_prob=0.02, noise_multiplier=2.0)
-
-COARSE = 1e-3
 
 # The counterexample: a first Gaussian, then by its output one of two continuations.
 CAP = (1.0, 1e-3)
@@ -44,15 +41,9 @@ def _delta_of_adaptive_choice(*continuations: StepClass) -> float:
     return float(np.trapezoid(norm.pdf(outputs - mu) * np.max(deltas, axis=0), outputs))
 
 
-@pytest.fixture
-def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Losses on a grid ten times as coarse: another upper bound on the same ε, and ten times as quick."""
-    monkeypatch.setattr(filters, "GRID", COARSE)
-
-
 @pytest.mark.parametrize("second", [FLAT, SPIKED])
 def test_pld_total_admits_either_continuation(second: StepClass) -> None:
-    assert epsilon_pld(composed_event({FIRST: 1, second: 1}), CAP[1], grid=COARSE) <= CAP[0]
+    assert epsilon_pld(composed_event({FIRST: 1, second: 1}), CAP[1], grid=1e-3) <= CAP[0]
     assert _delta_of_adaptive_choice(second) <= CAP[1]
 
 
@@ -68,13 +59,13 @@ def test_rdp_filter_refuses_the_adaptive_choice() -> None:
         assert not all(budget.admits(spent, budget.cost(second, 1)) for second in (FLAT, SPIKED))
 
 
-@pytest.mark.usefixtures("coarse")
+@pytest.mark.usefixtures("coarse_losses")
 def test_quota_filter_refuses_the_adaptive_choice_at_the_same_cap() -> None:
     with pytest.raises(ConfigError, match="all quotas together reach"):
         QuotaFilter(*CAP, quotas={FIRST: 1, FLAT: 1, SPIKED: 1})
 
 
-@pytest.mark.usefixtures("coarse")
+@pytest.mark.usefixtures("coarse_losses")
 def test_quota_filter_covers_the_adaptive_choice_at_a_cap_that_pays_for_it() -> None:
     budget = QuotaFilter(epsilon=1.5, delta=CAP[1], quotas={FIRST: 1, FLAT: 1, SPIKED: 1})
     mu, left = 1 / FIRST.noise_multiplier, budget.epsilon_of_quotas

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
 import pytest
 from scipy.stats import norm
 
-from dpgcl_core import selection
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.filters import StepClass
 from dpgcl_core.selection import TrialClass, open_cost, sealed_cost, sealed_threshold_cost
@@ -103,6 +101,7 @@ def test_best_of_k_by_a_noised_count_is_never_worse_than_the_bound(bound: str, c
     assert _true_delta(case, cost.tuned_epsilon) <= DELTA
 
 
+@pytest.mark.usefixtures("coarse_losses")
 def test_bound_of_training_alone_is_no_bound_for_a_scored_record() -> None:
     forgotten = TrialClass(sampling_prob=0.1, noise_multiplier=2.0, num_steps=1)
     cost = sealed_cost([forgotten], law=LAW, delta=DELTA, bound="pointwise")
@@ -110,16 +109,7 @@ def test_bound_of_training_alone_is_no_bound_for_a_scored_record() -> None:
     assert _true_delta("scored", cost.tuned_epsilon) > DELTA
 
 
-@pytest.fixture
-def coarse(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Losses on a coarse grid, for costs that are compared with each other alone."""
-    monkeypatch.setattr(selection, "GRID", 1e-3)
-    selection._profile.cache_clear()
-    yield
-    selection._profile.cache_clear()
-
-
-@pytest.mark.usefixtures("coarse")
+@pytest.mark.usefixtures("coarse_losses")
 @pytest.mark.parametrize(("score_noise", "name"), [(50.0, "training"), (1.0, "scoring")])
 def test_every_cost_is_the_larger_of_the_two_cases(score_noise: float, name: str) -> None:
     both = _with(score_noise_multiplier=score_noise, num_scores=2, **SNR)
@@ -140,6 +130,7 @@ def test_every_cost_is_the_larger_of_the_two_cases(score_noise: float, name: str
         assert "the larger ε of training and of scoring" in found.theorem
 
 
+@pytest.mark.usefixtures("coarse_losses")
 def test_candidate_without_scores_costs_a_scored_record_nothing() -> None:
     """Half of the draws release no count: δ at ε is half of that of a count, at the training's own cost."""
     scored = _with(score_noise_multiplier=0.5, num_scores=1)
@@ -152,6 +143,7 @@ def test_candidate_without_scores_costs_a_scored_record_nothing() -> None:
     )
 
 
+@pytest.mark.usefixtures("coarse_losses")
 def test_open_trials_add_up_in_each_case() -> None:
     three = _with(score_noise_multiplier=2.0, num_scores=2, count=3)
     expected = TrialClass(sampling_prob=1.0, noise_multiplier=2.0 / math.sqrt(6), num_steps=1)
