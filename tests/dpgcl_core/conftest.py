@@ -20,7 +20,9 @@ import pytest
 import sqlalchemy
 from dp_accounting import dp_event
 
-from dpgcl_core import accounting, filters, selection
+from dpgcl_core.accounting import composition as accounting
+from dpgcl_core.accounting import filters
+from dpgcl_core.accounting.tuning import cost as selection
 
 COARSE_GRID = 1e-3
 _BACKENDS = ("sqlite", pytest.param("postgresql", marks=[pytest.mark.server, pytest.mark.ci]))
