@@ -4,8 +4,8 @@ A process can be told to take float32 products in bfloat16 or TensorFloat32
 (`torch.set_float32_matmul_precision`, `torch.backends`), and a caller may stand under autocast. Which of
 this has an effect depends on the processor. So every rule enters `full_precision` before its forward pass
 and leaves it after the sum: norms are taken of the tensors that are summed, at the accuracy that the margin
-of `dpgcl_core.clipping.clipper` is made for, and every processor takes the same passes. A network that is meant to
-run in low precision says so inside, by an autocast of its own around its forward pass.
+of `dpgcl_core.clipping.clipper` is made for, and every processor takes the same passes. A network that is
+meant to run in low precision says so inside, by an autocast of its own around its forward pass.
 """
 
 from __future__ import annotations

@@ -20,9 +20,8 @@ import pytest
 import sqlalchemy
 from dp_accounting import dp_event
 
-from dpgcl_core.accounting import composition as accounting
-from dpgcl_core.accounting import filters
-from dpgcl_core.accounting.tuning import cost as selection
+from dpgcl_core.accounting import composition, filters
+from dpgcl_core.accounting.tuning import cost
 
 COARSE_GRID = 1e-3
 _BACKENDS = ("sqlite", pytest.param("postgresql", marks=[pytest.mark.server, pytest.mark.ci]))
@@ -34,16 +33,16 @@ def coarse_losses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     For figures that are compared with each other, not with a reference.
     """
-    fine = accounting.epsilon_pld
+    fine = composition.epsilon_pld
 
     def coarse(event: dp_event.DpEvent, delta: float, *, grid: float = COARSE_GRID) -> float:
         return fine(event, delta, grid=max(grid, COARSE_GRID))
 
-    for module in (accounting, selection):
+    for module in (composition, cost):
         monkeypatch.setattr(module, "epsilon_pld", coarse)
-    for module in (accounting, filters, selection):
+    for module in (composition, filters, cost):
         monkeypatch.setattr(module, "GRID", COARSE_GRID)
-    remembered = (accounting.epsilon_of_steps, selection._profile)
+    remembered = (composition.epsilon_of_steps, cost._profile)
     for function in remembered:
         function.cache_clear()
     yield

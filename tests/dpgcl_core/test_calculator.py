@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from dpgcl_core import calculator
-from dpgcl_core.accounting import composition as accounting
+from dpgcl_core.accounting import composition
 from dpgcl_core.accounting.composition import epsilon_of_steps
 from dpgcl_core.errors import ConfigError
 
@@ -52,7 +52,7 @@ def test_epsilon_by_prv_is_the_accountants(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[dict[str, float]] = []
-    monkeypatch.setattr(accounting, "epsilon_prv", lambda **options: asked.append(options) or 1.25)
+    monkeypatch.setattr(composition, "epsilon_prv", lambda **options: asked.append(options) or 1.25)
     result = _json(capsys, "epsilon", {**S1, "--num-steps": "50", "--accountant": "prv"})
     assert (result["accountant"], result["epsilon"]) == ("prv", 1.25)
     assert asked == [{"sampling_prob": 0.01, "noise_multiplier": 1.0, "num_steps": 50, "delta": 1e-5}]

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from dpgcl_core.accounting import composition as accounting
+from dpgcl_core.accounting import composition
 from dpgcl_core.accounting.composition import (
     CALIBRATION_TOLERANCE,
     calibrate_noise_multiplier,
@@ -125,7 +125,7 @@ def test_calibration_cache_is_used(tmp_path, monkeypatch: pytest.MonkeyPatch) ->
     options = {"sampling_prob": 0.01, "num_steps": 100, "target_epsilon": 0.5, "target_delta": 1e-5}
     first = calibrate_noise_multiplier(**options, cache_folder=tmp_path)
     monkeypatch.setattr(
-        accounting, "search_noise_multiplier", lambda *_: pytest.fail("searched in spite of the cache")
+        composition, "search_noise_multiplier", lambda *_: pytest.fail("searched in spite of the cache")
     )
     assert calibrate_noise_multiplier(**options, cache_folder=tmp_path) == first
 
@@ -151,13 +151,13 @@ def test_calibration_refuses_a_target_that_protects_nothing(monkeypatch: pytest.
     """The search ends at the smallest noise, whatever it costs there."""
     asked: list[float] = []
     monkeypatch.setattr(
-        accounting,
+        composition,
         "epsilon_of_steps",
         lambda *, noise_multiplier, **_: asked.append(noise_multiplier) or 1 / noise_multiplier,
     )
     with pytest.raises(ConfigError, match="protects nothing"):
         calibrate_noise_multiplier(sampling_prob=0.001, num_steps=1, target_epsilon=1000.0, target_delta=1e-5)
-    assert min(asked) == accounting.MIN_NOISE_MULTIPLIER
+    assert min(asked) == composition.MIN_NOISE_MULTIPLIER
 
 
 def test_non_private_event_has_infinite_epsilon() -> None:

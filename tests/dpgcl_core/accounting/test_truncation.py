@@ -20,17 +20,13 @@ from dp_accounting.rdp import RdpAccountant
 from numpy.typing import NDArray
 from scipy import stats
 
-from dpgcl_core.accounting import composition as accounting
+from dpgcl_core.accounting import composition
 from dpgcl_core.accounting.composition import CALIBRATION_TOLERANCE, epsilon_pld, poisson_gaussian_event
-from dpgcl_core.accounting.truncation import (
-    FixedSizeGaussians,
-    FixedSizeSampler,
-    TruncatedPoissonSampler,
-    Truncation,
-    calibrate_fixed_size,
-    calibrate_truncated,
-)
+from dpgcl_core.accounting.fixed_size import FixedSizeGaussians, calibrate_fixed_size
+from dpgcl_core.accounting.truncation import Truncation, calibrate_truncated
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.sampling.fixed_size import FixedSizeSampler
+from dpgcl_core.sampling.truncated import TruncatedPoissonSampler
 
 Law = dict[tuple[int, ...], Fraction]
 GRID = 1e-3
@@ -244,9 +240,9 @@ def test_truncation_that_never_happens_costs_nothing() -> None:
     assert truncation.epsilon(1e-5, grid=GRID) == pytest.approx(epsilon_pld(plain, 1e-5, grid=GRID), rel=1e-6)
 
 
-@pytest.mark.parametrize("grid", [GRID, pytest.param(accounting.GRID, marks=pytest.mark.ci)])
+@pytest.mark.parametrize("grid", [GRID, pytest.param(composition.GRID, marks=pytest.mark.ci)])
 def test_calibrated_truncation_meets_its_target(grid: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounting, "GRID", grid)
+    monkeypatch.setattr(composition, "GRID", grid)
     found = calibrate_truncated(
         num_records_public=1000,
         sampling_prob=0.05,
