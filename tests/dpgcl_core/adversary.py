@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -36,7 +37,7 @@ def farthest(
     distance: Callable[[Tensor], Tensor],
     shape: tuple[int, ...],
     *,
-    enough: float,
+    enough: float = math.inf,
     starts: int = 2,
     steps: int = 30,
 ) -> Tensor:
