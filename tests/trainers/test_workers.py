@@ -80,8 +80,8 @@ def test_noise_is_drawn_once_for_all_workers(tmp_path: Path) -> None:
     _spawn(_save_noise, 2, tmp_path)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     assert torch.equal(first, second)
-    error = 2.0 / np.sqrt(2 * len(first))
-    assert abs(float(first.std()) - 2.0) < 5 * error  # σ · 2C; drawn twice it would be √2 larger
+    expected = make_config().mechanism.noise_multiplier * 2.0  # σ · 2C; drawn twice it would be √2 larger
+    assert abs(float(first.std()) - expected) < 5 * expected / np.sqrt(2 * len(first))
 
 
 def _share(rank: int, folder: Path) -> None:
