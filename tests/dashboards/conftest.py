@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpgcl_core.metrics import find_metric
+from dpgcl_core.release.metrics import find_metric
 from tests.trainers.databases import open_tracker
 
 ALL_SCORES = ("knn_accuracy", "linear_probe_accuracy")

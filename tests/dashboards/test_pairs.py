@@ -12,7 +12,7 @@ from dashboards.names import DRAWN_RECALLS, PAIR_SCORES, RECALLS
 from dashboards.questions import QUESTIONS
 from dashboards.runs import DashboardError
 from dashboards.search import objective
-from dpgcl_core.metrics import METRICS, Release
+from dpgcl_core.release.metrics import METRICS, Release
 from tests.dashboards.conftest import ALL_SCORES, log_trials
 from tests.trainers.databases import open_tracker
 

@@ -10,7 +10,7 @@ from dashboards.__main__ import main
 from dashboards.runs import DashboardError, list_sweeps, load_trials
 from dpgcl_core.errors import TrackingError
 from tests.trainers.databases import open_tracker
-from trainers.tracking import PARENT_TAG, search_runs
+from trainers.tracking.runs import PARENT_TAG, search_runs
 
 
 @pytest.fixture(scope="module")

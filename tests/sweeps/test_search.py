@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 
 from dashboards.runs import load_trials
-from dpgcl_core import accounting
+from dpgcl_core.accounting import composition as accounting
+from dpgcl_core.accounting.filters import StepClass, composed_event
 from dpgcl_core.errors import BudgetExceeded, DpgclError, StorageError
-from dpgcl_core.filters import StepClass, composed_event
-from dpgcl_core.ledger import Ledger
-from dpgcl_core.ledger_cap import Cap
+from dpgcl_core.ledger.cap import Cap
+from dpgcl_core.ledger.ledger import Ledger
 from sweeps import search
 from sweeps.service import run as service
 from sweeps.service import searching
@@ -35,7 +35,7 @@ from sweeps.service.release import trial_classes
 from sweeps.service.search_space import SearchOptions, Space, with_default_space
 from sweeps.service.searching import SearchPlan, SearchSweep, plan_search, searched_trial
 from tests.sweeps.support import ROOT, environment, write_npz
-from trainers.mlflow_server import connect
+from trainers.tracking.server import connect
 
 SIGMA = ("--noise-multiplier-range", "1", "4")
 

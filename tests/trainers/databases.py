@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from trainers.tracking import Tracker
+from trainers.tracking.runs import Tracker
 
 
 @functools.cache
