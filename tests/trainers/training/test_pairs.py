@@ -174,6 +174,7 @@ def test_one_exchanged_record_moves_the_sum_by_at_most_the_sensitivity(method: s
 def test_per_tower_clipping_gives_each_tower_its_share(per_tower: bool) -> None:
     config = config_of(network=WHOLE, per_tower_clipping=per_tower, l2_clip_norm=0.1)
     total, _ = clipped_sum(config, _views(config, [[0, 1, 2, 3]]))
+    assert float(total.norm()) <= 0.1 * (1 + 1e-5)  # of both towers together
     encoder = _moved(config)
     of_image = [
         torch.full((p.numel(),), "visual" in name)
