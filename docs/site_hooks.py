@@ -1,4 +1,4 @@
-"""MkDocs hooks: pages that live elsewhere in the repository, and the API reference from the packages as they are.
+"""MkDocs hooks: pages from elsewhere in the repository, the API reference, no resource from other machines.
 
 The Markdown files under `docs/` link to other files of the repository by their real relative path, so that
 they read well in the repository, too; on the site these links lead to the pages named in `ELSEWHERE`.
@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,6 +28,11 @@ ELSEWHERE = {
 
 _LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 _RESULT_FILES = {".md", ".png", ".csv"}
+_REMOTE = re.compile(
+    r"""<(?:link|script|img|iframe|source)\b[^>]*?(?:href|src)=["']?((?:https?:)?//[^"'\s>]+)"""
+    r"""|(?:@import\s+|url\()["']?((?:https?:)?//[^"')\s]+)""",
+    re.IGNORECASE,
+)
 
 
 def site_path(repository_path: str) -> str | None:
@@ -101,6 +107,17 @@ def reference_pages(root: Path) -> dict[str, str]:
     return pages
 
 
+def remote_resources(text: str) -> list[str]:
+    """Return the addresses of other machines that HTML or CSS loads something from; links do not count.
+
+    >>> remote_resources('<a href="https://example.org"></a> <script src="https://cdn.example/x.js"></script>')
+    ['https://cdn.example/x.js']
+    >>> remote_resources("@import '//fonts.example/a.css'; a { background: url(data:image/png;base64,AA) }")
+    ['//fonts.example/a.css']
+    """
+    return [first or second for first, second in _REMOTE.findall(text)]
+
+
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Append the API reference to the navigation."""
     names = [PurePosixPath(page).stem for page in reference_pages(ROOT)]
@@ -127,3 +144,14 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
     """Make the repository's links those of the site."""
     site = str(page.file.src_uri)
     return markdown if site.startswith("reference/") else with_site_links(markdown, repository_path(site))
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Refuse a site that would load anything from another machine.
+
+    Raises:
+      PluginError: names the file and the address.
+    """
+    for file in sorted(Path(config.site_dir).rglob("*")):
+        if file.suffix in {".html", ".css"} and (found := remote_resources(file.read_text())):
+            raise PluginError(f"{file} loads {found[0]}; the site must hold all it needs")
