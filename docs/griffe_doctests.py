@@ -11,18 +11,7 @@ _DOCTEST = re.compile(r"^(?P<indent> *)>>> .*(?:\n(?P=indent)\S.*)*", re.MULTILI
 
 
 def fenced(text: str) -> str:
-    """Return a docstring with its doctests in fences.
-
-    >>> print(fenced("One.\\n\\n>>" + "> 1 + 1\\n2\\n\\nTwo.").replace("`" * 3, "~~~"))
-    One.
-    <BLANKLINE>
-    ~~~pycon
-    >>> 1 + 1
-    2
-    ~~~
-    <BLANKLINE>
-    Two.
-    """
+    """Return a docstring with its doctests in fences."""
 
     def fence(found: re.Match[str]) -> str:
         indent = found["indent"]

