@@ -6,6 +6,7 @@ they read well in the repository, too; on the site these links lead to the pages
 
 from __future__ import annotations
 
+import html
 import posixpath
 import re
 from pathlib import Path, PurePosixPath
@@ -28,7 +29,9 @@ ELSEWHERE = {
 
 _LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 _CODE = re.compile(r"(```.*?```|`[^`]*`)", re.DOTALL)
-_SUBSCRIPT = re.compile(r"(?<=[A-Za-zα-ωΑ-Ωℓ∇∏'°\u0302])_(?:\{([^}]*)\}|([A-Za-z0-9α-ω]{1,4})(?!\w))")
+_SUBSCRIPT = re.compile(
+    r"(?<=[A-Za-zα-ωΑ-Ωℓ∇∏'°\u0302])_(?:\{([^}]*)\}|([A-Za-z0-9α-ω]{1,4})(?![A-Za-z0-9α-ω_]))"
+)
 _SUPERSCRIPT = re.compile(r"\^(?:\{([^}]*)\}|\(([^()]*)\)|([−-]?\([^()]*\)|[−-]?[A-Za-z0-9α-ω\u0302]+))")
 _RESULT_FILES = {".md", ".png", ".csv"}
 _REMOTE = re.compile(
@@ -95,12 +98,23 @@ def with_indices(markdown: str) -> str:
 `sampling_prob` and dp_accounting'
     """
     parts = _CODE.split(markdown)
-    for at in range(0, len(parts), 2):
-        lowered = _SUBSCRIPT.sub(
-            lambda found: f"<sub>{(found[1] or found[2]).replace('<', '&lt;')}</sub>", parts[at]
-        )
-        parts[at] = _SUPERSCRIPT.sub(lambda f: f"<sup>{f[1] or f[2] or f[3]}</sup>", lowered)
+    for at, part in enumerate(parts):
+        if part.startswith(
+            "```text"
+        ):  # a formula of its own: the lines as they stand, in the text's own letters
+            formula = html.escape(part.removeprefix("```text").removesuffix("```").strip("\n"), quote=False)
+            parts[at] = f'<pre class="formula">{_indexed(formula)}</pre>'
+        elif at % 2 == 0:
+            parts[at] = _indexed(part)
     return "".join(parts)
+
+
+def _indexed(text: str) -> str:
+    def escaped(found: re.Match[str]) -> str:
+        return re.sub(r"<", "&lt;", found[1] or found[2])
+
+    lowered = _SUBSCRIPT.sub(lambda found: f"<sub>{escaped(found)}</sub>", text)
+    return _SUPERSCRIPT.sub(lambda found: f"<sup>{found[1] or found[2] or found[3]}</sup>", lowered)
 
 
 def modules_by_package(root: Path, package: str) -> dict[str, list[str]]:
