@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from dpgcl_core.losses import two_view_group_loss
+from dpgcl_core.losses.info_nce import two_view_group_loss
 from tests.docs.commands import ROOT, blocks
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pytest
 
-from dpgcl_core import selection
+from dpgcl_core.accounting.tuning import cost as selection
 from sweeps import noise_multiplier
 from sweeps.service import run as service
 from sweeps.service import searching
