@@ -36,7 +36,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 # The site, in build/site: a warning, such as a dead link, is an error.
 docs: $(INSTALLED)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) build *.egg-info
