@@ -10,7 +10,7 @@ OPTIONS ?=
 PYTEST_OPTIONS ?= -m "not thorough and not gpu"
 INSTALLED := $(VENV)/installed
 
-.PHONY: sweep test test-all lint clean
+.PHONY: sweep test test-all mutants mutants-slice lint clean
 
 sweep: $(INSTALLED)
 	$(BIN)/python sweeps/group_size.py $(OPTIONS)
@@ -20,6 +20,13 @@ test: $(INSTALLED)
 
 test-all:
 	$(MAKE) test PYTEST_OPTIONS='-m "not gpu"'
+
+# Deliberate breakages, which the tests must catch; the slice is of five, chosen by the commit.
+mutants: $(INSTALLED)
+	$(BIN)/python -m tests.mutants
+
+mutants-slice: $(INSTALLED)
+	$(BIN)/python -m tests.mutants --slice 5
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
