@@ -172,10 +172,7 @@ BREAKAGES = (
         file="dpgcl_core/methods/in_groups.py",
         before="(1 if mechanism.group_size == 1 else 2)",
         after="1",
-        tests=(
-            "tests/dpgcl_core/test_mechanism.py::test_sensitivity_is_2c_except_for_groups_of_one",
-            "tests/dpgcl_core/test_methods_neighbours.py",
-        ),
+        tests=("tests/dpgcl_core/test_mechanism.py::test_sensitivity_is_2c_except_for_groups_of_one",),
     ),
     Breakage(
         name="clipping through the whole batch without the two in 2·cap·C",

@@ -192,6 +192,10 @@ def _tracked(path: Path) -> dict[str, list[str]]:
     """Names of all that MLflow holds of a sweep's runs."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
         return {
-            table: [row[0] for row in database.execute(f"SELECT DISTINCT key FROM {table} ORDER BY key")]
+            table: [
+                key
+                for (key,) in database.execute(f"SELECT DISTINCT key FROM {table} ORDER BY key")
+                if not key.startswith("mlflow.")  # user, source and commit, as MLflow finds them
+            ]
             for table in ("params", "metrics", "tags")
         }
