@@ -8,9 +8,9 @@
 `measure` runs the tests of the core once, with a coverage context for each of them. `sample` draws mutants
 with a fixed seed, as many from each area: a swapped comparison or operator, a constant off by one, a dropped
 `not`, `return` or `raise`. `run` applies one after the other to a copy of the tree and runs the tests that
-execute the mutated line, the fastest first, up to the first failure. A mutant is known by its function and its
-source text, so that the same mutants can be run again after files have moved; interrupted, `run` goes on where
-it stopped.
+execute the mutated line, the fastest first, up to the first failure. A mutant is known by its function and
+its source text, so that the same mutants can be run again after files have moved; interrupted, `run` goes on
+where it stopped.
 """
 
 from __future__ import annotations
