@@ -21,11 +21,9 @@ import hashlib
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -36,12 +34,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
 TESTS = ("tests/dpgcl_core",)
-PRELOADED = ("torch", "pytest", "hypothesis", "scipy.stats", "dp_accounting.pld", "dp_accounting.rdp")
-PRELOADED += ("sqlalchemy", "cryptography.hazmat.primitives.ciphers", "opacus", "numpy")
 SECONDS_OF_TESTS = 60.0
 """Recorded time of the tests that one mutant is given."""
-SECONDS_AT_MOST = 900.0
-"""A mutant whose tests take longer hangs, which counts as caught."""
 
 AREAS: dict[str, tuple[str, ...]] = {
     "mechanism": ("dpgcl_core/mechanism.py", "dpgcl_core/methods/*.py"),
@@ -383,11 +377,10 @@ class Executed:
 
 def run(mutants: list[Mutant], executed: Executed, results: Path, limit: int | None) -> None:
     """Run the mutants that `results` lacks, and write it after each."""
-    from tests.mutants.__main__ import copy_tree
+    from tests.mutants.running import copy_tree, preload
 
     known: dict[str, Any] = json.loads(results.read_text()) if results.is_file() else {}
-    for name in PRELOADED:
-        __import__(name)
+    preload()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder).resolve() / "copy"
         copy_tree(copy)
@@ -401,6 +394,8 @@ def run(mutants: list[Mutant], executed: Executed, results: Path, limit: int | N
 
 
 def _verdict(mutant: Mutant, executed: Executed, copy: Path) -> tuple[str, float, int]:
+    from tests.mutants.running import run_tests
+
     found = find(mutant)
     if found is None:
         return "gone", 0.0, 0
@@ -411,52 +406,12 @@ def _verdict(mutant: Mutant, executed: Executed, copy: Path) -> tuple[str, float
     right = (ROOT / found.mutant.file).read_bytes()
     file.write_bytes(found.applied(right))
     try:
-        verdict, seconds = _run_tests(tests, copy)
+        code, seconds, _ = run_tests(tests, copy)
     finally:
         file.write_bytes(right)
+    # Where the mistake keeps pytest from importing the tests, it is caught as well.
+    verdict = {0: "survived", 1: "killed", 2: "killed", 3: "killed"}.get(code, f"exit code {code}")
     return verdict, seconds, len(tests)
-
-
-def _run_tests(tests: list[str], copy: Path) -> tuple[str, float]:
-    """Run tests in a child that has what they import already; pytest's exit codes say what came of it."""
-    started = time.monotonic()
-    child = os.fork()
-    if not child:
-        os.setsid()
-        _become_pytest(tests, copy)
-    while time.monotonic() < started + SECONDS_AT_MOST:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            code = os.waitstatus_to_exitcode(status)
-            verdict = {0: "survived", 1: "killed", 2: "killed", 3: "killed"}.get(code, f"exit code {code}")
-            return verdict, time.monotonic() - started
-        time.sleep(0.05)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return "killed", time.monotonic() - started
-
-
-def _become_pytest(tests: list[str], copy: Path) -> None:
-    """Run the tests in this process, of the copy alone, and end it."""
-    import pytest
-
-    code = 3
-    try:
-        os.chdir(copy)
-        sys.path[:] = [str(copy), *(path for path in sys.path if Path(path or ".").resolve() != ROOT)]
-        for name in [name for name in sys.modules if name.partition(".")[0] in _OWN]:
-            del sys.modules[name]
-        sys.dont_write_bytecode = True
-        silent = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silent, 1)
-        os.dup2(silent, 2)
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header"]
-        code = int(pytest.main([*options, *tests]))
-    finally:
-        os._exit(code)
-
-
-_OWN = ("dpgcl_core", "trainers", "sweeps", "dashboards", "tests", "benchmarks")
 
 
 def print_kills(results: dict[str, Any]) -> None:

@@ -12,19 +12,14 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from tests.mutants.breakages import BREAKAGES, Breakage
-
-ROOT = Path(__file__).resolve().parents[2]
-_TESTS_FAILED, _PASSED = 1, 0
+from tests.mutants.running import FAILED, PASSED, ROOT, copy_tree, preload, run_tests
 
 
 def main() -> int:
@@ -46,8 +41,9 @@ def main() -> int:
     if given.list:
         print("\n".join(each.name for each in chosen))
         return 0
+    preload()
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "copy"
+        copy = Path(folder).resolve() / "copy"
         copy_tree(copy)
         return run(chosen, copy)
 
@@ -66,65 +62,36 @@ def part_for(commit: str, breakages: Sequence[Breakage], count: int) -> list[Bre
     return [each for each in breakages if each in kept]
 
 
-def copy_tree(target: Path) -> None:
-    """Copy what git tracks or would track, as it lies in the working tree."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    ).stdout
-    for name in filter(None, os.fsdecode(listed).split("\0")):
-        if (ROOT / name).is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, target / name)
-
-
 def run(breakages: Sequence[Breakage], copy: Path) -> int:
-    """Run breakages on a copy of the tree; return the exit code."""
-    misfits = [each for each in breakages if _count(each, copy) != 1]
-    for each in misfits:
-        print(f"{each.name}: its text stands {_count(each, copy)} times in {each.file}, not once")
+    """See that the named tests pass, then run the breakages on a copy of the tree; return the exit code."""
     tests = list(dict.fromkeys(test for each in breakages for test in each.tests))
-    code, seconds, output = _tests(tests, copy)
-    if code != _PASSED:
+    code, seconds, output = run_tests(tests, copy)
+    if code != PASSED:
         print(f"the named tests must pass on the code as it is:\n{output}")
         return 1
     print(f"{len(tests)} named tests pass on the code as it is ({seconds:.0f} s)", flush=True)
-    survived = 0
-    for each in (each for each in breakages if each not in misfits):
+    return break_each(breakages, copy)
+
+
+def break_each(breakages: Sequence[Breakage], copy: Path) -> int:
+    """Apply one breakage after the other to a copy of the tree, and print what the tests say to it."""
+    num_killed = 0
+    for each in breakages:
         file = copy / each.file
-        right = file.read_text(encoding="utf-8")
+        right = file.read_text(encoding="utf-8") if file.is_file() else ""
+        if right.count(each.before) != 1:
+            print(f"NOT FOUND: {each.name}: its text stands {right.count(each.before)} times in {each.file}")
+            continue
         file.write_text(right.replace(each.before, each.after), encoding="utf-8")
-        code, seconds, output = _tests(each.tests, copy)
+        code, seconds, output = run_tests(each.tests, copy)
         file.write_text(right, encoding="utf-8")
-        verdict = {_TESTS_FAILED: "killed", _PASSED: "SURVIVED"}.get(code, f"NOT RUN (exit code {code})")
-        survived += verdict != "killed"
+        verdict = {FAILED: "killed", PASSED: "SURVIVED"}.get(code, f"NOT RUN (exit code {code})")
+        num_killed += verdict == "killed"
         print(f"{verdict:<10} {seconds:5.1f} s  {each.name}", flush=True)
-        if code not in (_TESTS_FAILED, _PASSED):
+        if code not in (FAILED, PASSED):
             print(output)
-    print(f"{len(breakages) - len(misfits) - survived} of {len(breakages)} breakages killed")
-    return 1 if survived or misfits else 0
-
-
-def _count(breakage: Breakage, copy: Path) -> int:
-    file = copy / breakage.file
-    return file.read_text(encoding="utf-8").count(breakage.before) if file.is_file() else 0
-
-
-def _tests(tests: Sequence[str], copy: Path) -> tuple[int, float, str]:
-    """Run tests up to the first failure: exit code, seconds, and the end of the output."""
-    options = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    environment = os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    started = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *tests],
-        cwd=copy,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    return done.returncode, time.monotonic() - started, (done.stdout + done.stderr)[-4000:]
+    print(f"{num_killed} of {len(breakages)} breakages killed")
+    return 0 if num_killed == len(breakages) else 1
 
 
 def _commit() -> str:
