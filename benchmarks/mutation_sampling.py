@@ -289,6 +289,8 @@ def find(mutant: Mutant) -> Found | None:
     places = [ROOT / mutant.file] if (ROOT / mutant.file).is_file() else []
     places += [path for path in sorted((ROOT / "dpgcl_core").rglob("*.py")) if path not in places]
     for file in places:
+        if mutant.function.rpartition(".")[2] not in file.read_text(encoding="utf-8"):
+            continue
         for found in mutants_of(file, mutant.area):
             if found.mutant.key == mutant.key:
                 return found

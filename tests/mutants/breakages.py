@@ -201,9 +201,15 @@ BREAKAGES = (
     Breakage(
         name="clipping after the sum",
         file="dpgcl_core/clipping.py",
-        before="factor, finite = _factors(norms, l2_clip_norm, gamma)",
-        after="factor, finite = _factors(\n"
-        "        norms.square().sum(1, keepdim=True).sqrt().expand_as(norms), l2_clip_norm, gamma\n    )",
+        before="""            return _plain(total, parameters, group_losses, inputs)
+""",
+        after="""            return _plain(total, parameters, group_losses, inputs)
+        if self.parts is None:
+            summed = torch.zeros_like(total)
+            report = _plain(summed, parameters, group_losses, inputs)
+            total += summed * clip_factor(summed.norm(), self.l2_clip_norm, self.gamma)[0]
+            return report
+""",
         tests=("tests/dpgcl_core/test_clipping.py::test_clipped_sum_equals_oracle",),
     ),
     Breakage(
@@ -219,7 +225,8 @@ BREAKAGES = (
         before="torch.where(finite[0], flat[run], 0.0) * factor[part, 0]",
         after="flat[run] * factor[part, 0]",
         tests=(
-            "tests/dpgcl_core/test_clipping.py::test_non_finite_group_is_masked_and_leaves_others_bit_equal",
+            "tests/dpgcl_core/test_clipping_by_parts.py"
+            "::test_group_with_one_part_not_finite_is_left_out_as_a_whole",
         ),
     ),
     Breakage(
