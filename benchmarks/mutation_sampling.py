@@ -21,12 +21,14 @@ import hashlib
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -38,34 +40,16 @@ SECONDS_OF_TESTS = 60.0
 """Recorded time of the tests that one mutant is given."""
 
 AREAS: dict[str, tuple[str, ...]] = {
-    "mechanism": ("dpgcl_core/mechanism.py", "dpgcl_core/methods/*.py"),
-    "sampling": (
-        "dpgcl_core/sampling.py",
-        "dpgcl_core/capped_sampling.py",
-        "dpgcl_core/grouping.py",
-        "dpgcl_core/records.py",
+    "mechanism": (
+        "dpgcl_core/mechanism/*.py",
+        "dpgcl_core/methods/*.py",
+        "dpgcl_core/methods/baselines/*.py",
     ),
-    "clipping": (
-        "dpgcl_core/clipping.py",
-        "dpgcl_core/clipping_parts.py",
-        "dpgcl_core/clipping_self_check.py",
-        "dpgcl_core/folding.py",
-        "dpgcl_core/layer_rules.py",
-        "dpgcl_core/bare_parameters.py",
-        "dpgcl_core/path_clipping.py",
-    ),
-    "noise": ("dpgcl_core/noise.py", "dpgcl_core/randomness.py", "dpgcl_core/secure_randomness.py"),
-    "accounting": (
-        "dpgcl_core/accounting.py",
-        "dpgcl_core/filters.py",
-        "dpgcl_core/scores.py",
-        "dpgcl_core/selection.py",
-        "dpgcl_core/selection_bounds.py",
-        "dpgcl_core/selection_laws.py",
-        "dpgcl_core/selection_profile.py",
-        "dpgcl_core/selection_trials.py",
-    ),
-    "ledger": ("dpgcl_core/ledger*.py",),
+    "sampling": ("dpgcl_core/sampling/*.py",),
+    "clipping": ("dpgcl_core/clipping/*.py",),
+    "noise": ("dpgcl_core/noise/*.py",),
+    "accounting": ("dpgcl_core/accounting/**/*.py", "dpgcl_core/release/noised_counts.py"),
+    "ledger": ("dpgcl_core/ledger/*.py",),
 }
 
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -122,6 +106,15 @@ class Mutant:
 
     def _place(self) -> tuple[str, str, str, str, int]:
         return self.function, self.statement, self.before, self.after, self.occurrence
+
+    def outline(self) -> tuple[str, ...]:
+        """What is left where variables and the class have other names."""
+        texts = (self.statement, self.before, self.after)
+        return (
+            self.function.rpartition(".")[2],
+            str(self.occurrence),
+            *(re.sub(r"(?<![.\w'\"])[A-Za-z_]\w*", "_", text) for text in texts),
+        )
 
 
 @dataclass(frozen=True)
@@ -285,16 +278,23 @@ def sample(number: int, seed: int) -> list[Mutant]:
 
 
 def find(mutant: Mutant) -> Found | None:
-    """Return where a mutant is now: in its file, or in the first other one of the core that has it."""
+    """Return where a mutant is now: in its file, or in the first other one of the core that has it.
+
+    Where no function has its text any more, the one is taken that has it with other names of variables.
+    """
     places = [ROOT / mutant.file] if (ROOT / mutant.file).is_file() else []
     places += [path for path in sorted((ROOT / "dpgcl_core").rglob("*.py")) if path not in places]
-    for file in places:
-        if mutant.function.rpartition(".")[2] not in file.read_text(encoding="utf-8"):
-            continue
-        for found in mutants_of(file, mutant.area):
-            if found.mutant.key == mutant.key:
-                return found
-    return None
+    name = mutant.function.rpartition(".")[2]
+    with_name = [path for path in places if f"def {name}(" in path.read_text(encoding="utf-8")]
+    now = [found for path in with_name for found in mutants_of(path, mutant.area)]
+    same = [found for found in now if found.mutant.key == mutant.key]
+    alike = [found for found in now if found.mutant.outline() == mutant.outline()]
+
+    def likeness(found: Found) -> float:
+        texts = (f"{each.function} {each.file} {each.statement}" for each in (found.mutant, mutant))
+        return SequenceMatcher(None, *texts).ratio()
+
+    return same[0] if same else max(alike, key=likeness, default=None)
 
 
 def measure(folder: Path) -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from dpgcl_core.accounting.filters import StepClass
 from dpgcl_core.errors import BudgetExceeded, LedgerError
-from dpgcl_core.filters import StepClass
-from dpgcl_core.ledger import Ledger
-from dpgcl_core.ledger_account import PlannedTraining
-from dpgcl_core.ledger_report import read_head
+from dpgcl_core.ledger.account import PlannedTraining
+from dpgcl_core.ledger.ledger import Ledger
+from dpgcl_core.ledger.report import read_head
 
 WRITTEN = Path(__file__).with_name("ledger")
 OPEN_TRAINING = "temperature-scans-77b2e4/S8-Na1-private-r0"
