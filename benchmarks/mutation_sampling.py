@@ -19,6 +19,7 @@ import argparse
 import ast
 import hashlib
 import json
+import keyword
 import os
 import random
 import re
@@ -75,6 +76,7 @@ _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
 }
 _NAMES = {"min": "max", "max": "min", "any": "all", "all": "any", "minimum": "maximum", "maximum": "minimum"}
 _NAMES |= {"floor": "ceil", "ceil": "floor", "clamp_min": "clamp_max", "clamp_max": "clamp_min"}
+_VARIABLE = re.compile(rf"(?<![.\w'\"])(?!(?:{'|'.join(keyword.kwlist)})\b)[A-Za-z_]\w*")
 _SKIPPED = (ast.JoinedStr, ast.Assert, ast.arguments, ast.Import, ast.ImportFrom)
 
 
@@ -113,7 +115,7 @@ class Mutant:
         return (
             self.function.rpartition(".")[2],
             str(self.occurrence),
-            *(re.sub(r"(?<![.\w'\"])[A-Za-z_]\w*", "_", text) for text in texts),
+            *(_VARIABLE.sub("_", text) for text in texts),
         )
 
 

@@ -76,6 +76,16 @@ def test_mutant_is_found_again_in_another_file_and_on_another_line(root: Path) -
         assert again.first_line == each.first_line + 1
 
 
+def test_mutant_is_found_again_where_a_variable_has_another_name(root: Path) -> None:
+    before = found_in(root)
+    renamed = SOURCE.replace("count", "number")
+    (root / "dpgcl_core" / "shares.py").write_text(renamed)
+    for each in before:
+        again = find(each.mutant)
+        assert again is not None
+        assert again.begin == each.begin or "number" in renamed.splitlines()[again.begin[0] - 1]
+
+
 def test_mutant_of_code_that_is_gone_is_not_found(root: Path) -> None:
     gone = Mutant(
         area="area", file="none.py", function="share", statement="x", before="x", after="y", occurrence=0
