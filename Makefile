@@ -7,10 +7,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 OPTIONS ?=
-PYTEST_OPTIONS ?= -m "not thorough and not gpu"
+PYTEST_OPTIONS ?= -m "not thorough and not ci and not long and not gpu"
 INSTALLED := $(VENV)/installed
 
-.PHONY: sweep test test-all lint docs clean
+.PHONY: sweep test test-all mutants mutants-slice lint docs clean
 
 sweep: $(INSTALLED)
 	$(BIN)/python sweeps/group_size.py $(OPTIONS)
@@ -19,7 +19,14 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_OPTIONS)
 
 test-all:
-	$(MAKE) test PYTEST_OPTIONS='-m "not gpu"'
+	$(MAKE) test PYTEST_OPTIONS='-m "not long and not gpu"'
+
+# Deliberate breakages, which the tests must catch; the slice is of five, chosen by the commit.
+mutants: $(INSTALLED)
+	$(BIN)/python -m tests.mutants
+
+mutants-slice: $(INSTALLED)
+	$(BIN)/python -m tests.mutants --slice 5
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
