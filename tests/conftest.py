@@ -15,6 +15,7 @@ import torch
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("RAY_worker_niceness", "0")  # 15 unless told: beside other work its workers starve
 # The user's own services must not be touched by tests.
 for name in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS", "DPGCL_STORAGE"):
     os.environ.pop(name, None)
