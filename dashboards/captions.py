@@ -24,7 +24,7 @@ from dashboards.names import (
 from dashboards.questions import Question
 from dashboards.transfer import PROBE
 from dashboards.trials import AS_PUBLISHED, PROVEN, num_trials
-from trainers.tracking import NO_TUNING_COST, TUNING_COST_TAG
+from trainers.tracking.runs import NO_TUNING_COST, TUNING_COST_TAG
 
 _BEYOND_TARGET = 1.001
 

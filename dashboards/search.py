@@ -23,7 +23,7 @@ from dashboards.names import (
 from dashboards.panels import beside
 from dashboards.questions import Question
 from dashboards.trials import PROVEN
-from dpgcl_core.metrics import find_metric
+from dpgcl_core.release.metrics import find_metric
 
 TRIALS, FRONT = "Trials", "Pareto front"
 _FRONT_COLOUR = "#222222"

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dpgcl_core.errors import ConfigError, unknown_choice
-from dpgcl_core.methods.base import GradientRule, LossSettings, Method
-from dpgcl_core.methods.dpcl import DPCL_BARLOW, DPCL_BARLOW_RIGOROUS, DPCL_SIMCLR, DPCL_SIMCLR_RIGOROUS
+from dpgcl_core.mechanism.method import GradientRule, LossSettings, Method
+from dpgcl_core.methods.baselines.dpcl.methods import (
+    DPCL_BARLOW,
+    DPCL_BARLOW_RIGOROUS,
+    DPCL_SIMCLR,
+    DPCL_SIMCLR_RIGOROUS,
+)
+from dpgcl_core.methods.baselines.whole_batch import DP_SGD, GROUP_CLIP, LOGIT_DP, LOGIT_DP_SPREAD_OUT
 from dpgcl_core.methods.in_groups import DP_CLIP, DP_GCL, SIGLIP_GROUPS
 from dpgcl_core.methods.non_contrastive import BYOL_GROUPS
-from dpgcl_core.methods.whole_batch import DP_SGD, GROUP_CLIP, LOGIT_DP, LOGIT_DP_SPREAD_OUT
 from dpgcl_core.methods.without_privacy import BASE, NON_PRIVATE
 
 __all__ = ["METHODS", "GradientRule", "LossSettings", "Method", "method_named"]

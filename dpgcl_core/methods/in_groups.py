@@ -1,7 +1,7 @@
 """Methods that clip one gradient per disjoint group of records: DP-GCL, DP-CLIP, and sigmoid loss in groups.
 
 A record touches one group only and the loss of a group sees nothing else, so all of them have the
-sensitivity of `dpgcl_core.grouping`: 2C for groups of at least two records and for the whole batch, C for
+sensitivity of `dpgcl_core.sampling.groups`: 2C for groups of at least two records and for the whole batch, C for
 groups of one. Their losses differ, and the guarantee does not depend on the loss.
 """
 
@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dpgcl_core.clipping import GroupClipper, gamma_of
+from dpgcl_core.clipping.clipper import GroupClipper, gamma_of
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.grouping import BATCH
-from dpgcl_core.image_text_loss import image_text_group_loss, image_text_sigmoid_loss
-from dpgcl_core.losses import two_view_group_loss
-from dpgcl_core.methods.base import GroupLoss, GroupRule, LossSettings, Method
-from dpgcl_core.sigmoid_loss import two_view_sigmoid_loss
+from dpgcl_core.losses.image_text import image_text_group_loss, image_text_sigmoid_loss
+from dpgcl_core.losses.info_nce import two_view_group_loss
+from dpgcl_core.losses.sigmoid import two_view_sigmoid_loss
+from dpgcl_core.mechanism.method import GroupLoss, GroupRule, LossSettings, Method
+from dpgcl_core.sampling.groups import BATCH
 
 if TYPE_CHECKING:
-    from dpgcl_core.mechanism import Mechanism
+    from dpgcl_core.mechanism.mechanism import Mechanism
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from dpgcl_core.errors import ConfigError
 from dpgcl_core.methods.in_groups import InGroups
 
 if TYPE_CHECKING:
-    from dpgcl_core.mechanism import Mechanism
+    from dpgcl_core.mechanism.mechanism import Mechanism
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import pytest
 from dashboards.__main__ import main
 from dashboards.asking import content_of, load_for, numbers_of
 from dashboards.runs import DashboardError, load_series
-from trainers.tracking import Tracker
+from trainers.tracking.runs import Tracker
 
 PARAMS = {"target_epsilon": 10.0, "dataset": "digits", "target_delta": 1e-5}
 LOSSES = {0: [4.0, 3.0, 1.0], 1: [2.0, 1.0, 1.0]}

@@ -12,9 +12,9 @@ from dashboards.names import DRAWN_RECALLS, PAIR_SCORES, RECALLS
 from dashboards.questions import QUESTIONS
 from dashboards.runs import DashboardError
 from dashboards.search import objective
-from dpgcl_core.metrics import METRICS, Release
+from dpgcl_core.release.metrics import METRICS, Release
 from tests.dashboards.conftest import ALL_SCORES, log_trials
-from trainers.tracking import Tracker
+from trainers.tracking.runs import Tracker
 
 SCORES = (*PAIR_SCORES, *ALL_SCORES)
 DRAWN = ["Image → text recall at 10 (%)", "Text → image recall at 10 (%)"]

@@ -9,7 +9,7 @@ import pytest
 from dashboards.__main__ import main
 from dashboards.runs import DashboardError, list_sweeps, load_trials
 from dpgcl_core.errors import TrackingError
-from trainers.tracking import PARENT_TAG, Tracker, search_runs
+from trainers.tracking.runs import PARENT_TAG, Tracker, search_runs
 
 
 @pytest.fixture(scope="module")

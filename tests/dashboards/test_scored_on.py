@@ -9,7 +9,7 @@ from dashboards.asking import content_of
 from dashboards.figures import draw
 from dashboards.printed import printed_figure
 from tests.dashboards.conftest import log_trials
-from trainers.tracking import Tracker
+from trainers.tracking.runs import Tracker
 
 OWN = "csv:/secret/place/mine.csv"
 

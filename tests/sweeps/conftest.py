@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import sklearn.datasets
 
-from dpgcl_core import accounting
+from dpgcl_core.accounting import composition as accounting
 from dpgcl_core.errors import DpgclError
-from dpgcl_core.ledger import Ledger
-from dpgcl_core.ledger_cap import Cap
+from dpgcl_core.ledger.cap import Cap
+from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service import plan as plan_module
 from sweeps.service.plan import SweepPlan
 from tests.sweeps import support
-from trainers.mlflow_server import connect
+from trainers.tracking.server import connect
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from sweeps.service.plan import build_plan
 from sweeps.service.points import along, of_methods
 from tests.sweeps.support import ROOT, run_script, train_here, write_npz
 from trainers import ray_worker
-from trainers.loop import TrainingData
+from trainers.training.loop import TrainingData
 
 SCRIPTS = sorted(path.stem for path in (ROOT / "sweeps").glob("*.py") if path.stem != "__init__")
 each_script = pytest.mark.parametrize("name", SCRIPTS)

@@ -15,7 +15,7 @@ import pytest
 from dashboards.runs import load_trials
 from tests.sweeps import watched
 from tests.sweeps.support import ROOT, Driver, contents
-from trainers.mlflow_server import connect
+from trainers.tracking.server import connect
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
 

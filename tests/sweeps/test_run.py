@@ -24,7 +24,7 @@ from sweeps.service import run as service
 from sweeps.service.execution import RaySession, max_concurrent_trials, ray_session
 from sweeps.service.options import SweepOptions
 from tests.sweeps.support import Driver, contents, plan, run, run_script, write_npz
-from trainers.mlflow_server import connect
+from trainers.tracking.server import connect
 
 pytestmark = pytest.mark.ray
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpgcl_core import accounting
+from dpgcl_core.accounting import composition as accounting
+from dpgcl_core.accounting.filters import StepClass, composed_event
 from dpgcl_core.errors import BudgetExceeded, DpgclError, StorageError
-from dpgcl_core.filters import StepClass, composed_event
-from dpgcl_core.ledger import Ledger
-from dpgcl_core.ledger_cap import Cap
+from dpgcl_core.ledger.cap import Cap
+from dpgcl_core.ledger.ledger import Ledger
 from sweeps import search
 from sweeps.service import run as service
 from sweeps.service import searching

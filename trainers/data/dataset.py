@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
-from dpgcl_core.records import Ids
+from dpgcl_core.sampling.records import Ids
 from trainers.data.rows import check_row_starts, row_of_each, rows_of
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
-from dpgcl_core.records import Ids, ids_from_names, keyed_uniform
+from dpgcl_core.sampling.records import Ids, ids_from_names, keyed_uniform
 from trainers.data.classes import ClassNames, class_indices
 from trainers.data.decoders import silence_decoders
 from trainers.data.faults import RecordsError, check_one_size

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
-from dpgcl_core.records import Ids, ids_from_contents
+from dpgcl_core.sampling.records import Ids, ids_from_contents
 from trainers.data.dataset import Records
 from trainers.data.decoders import silence_decoders
 from trainers.data.download import RemoteFile, cache_folder, find_file, find_or_download, write_atomically

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
-from dpgcl_core.ledger_fingerprint import expand_ranges
+from dpgcl_core.ledger.fingerprints import expand_ranges
 from trainers.data.download import write_atomically
 from trainers.data.faults import RecordsError, check_one_size
 from trainers.data.pairs import (
