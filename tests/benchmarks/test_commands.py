@@ -26,7 +26,8 @@ from benchmarks.steps import (
     relative_errors,
     views_of,
 )
-from dpgcl_core.clipping.clipper import GroupClipper, trainable_parameters
+from dpgcl_core.clipping.clipper import GroupClipper
+from dpgcl_core.clipping.types import trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.image_text import image_text_group_loss
 from trainers.tasks import modality
@@ -65,6 +66,7 @@ def _json_of(script: str, *arguments: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.ci
 def test_clipping_command_prints_one_row() -> None:
     """The names that readers of the row rely on."""
     row = _json_of(
@@ -151,6 +153,7 @@ def test_growth_prints_both_axes(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert len(result["by_group_size"]) == 1
 
 
+@pytest.mark.ci
 def test_workers_compares_two_arrangements(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

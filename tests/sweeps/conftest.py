@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sklearn.datasets
 
-from dpgcl_core.accounting import composition as accounting
+from dpgcl_core.accounting import composition
 from dpgcl_core.errors import DpgclError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
@@ -37,7 +37,7 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def remembered() -> Iterator[None]:
     """Many plans have the same steps and records: these are accounted for and read once."""
     known: dict[Any, float] = {}
-    by_accountant, by_prv = accounting._epsilon, plan_module.epsilon_prv
+    by_accountant, by_prv = composition._epsilon, plan_module.epsilon_prv
 
     def epsilon(accountant: Any, event: Any, delta: float) -> float:
         grid = getattr(accountant, "_value_discretization_interval", None)
@@ -54,7 +54,7 @@ def remembered() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sklearn.datasets, "load_digits", cache(sklearn.datasets.load_digits))
-        patch.setattr(accounting, "_epsilon", epsilon)
+        patch.setattr(composition, "_epsilon", epsilon)
         patch.setattr(plan_module, "epsilon_prv", epsilon_prv)
         yield
 

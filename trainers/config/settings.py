@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.mechanism.mechanism import Mechanism, check_delta, default_delta
-from dpgcl_core.methods import method_named
-from dpgcl_core.methods.baselines.whole_batch import default_cap
-from dpgcl_core.release import noised_counts as scores
+from dpgcl_core.mechanism.mechanism import Mechanism
+from dpgcl_core.mechanism.numbers import check_delta, default_delta
+from dpgcl_core.mechanism.registry import method_named
+from dpgcl_core.methods.baselines.capped import default_cap
+from dpgcl_core.release import noised_counts
 from dpgcl_core.sampling.groups import BATCH, GroupSize, expected_dropped_share
 from trainers.config.training import (
     ClipNetworkConfig,
@@ -266,7 +267,7 @@ class Setting:
         target = self.target_epsilon()
         n = num_records if self.num_records_public is None else self.num_records_public
         evaluation = self._part(EvaluationConfig)
-        trained, _ = scores.split_public(n, evaluation.score_on_held_out)
+        trained, _ = noised_counts.split_public(n, evaluation.score_on_held_out)
         noise = 1.0 if self.noise_multiplier is None else self.noise_multiplier
         if not noise > 0:
             raise ConfigError(
@@ -293,7 +294,7 @@ class Setting:
         check_delta(mechanism.target_delta, n)  # those held out are scored: the promise is to them, too
         if target is None or without_privacy:
             return mechanism
-        return scores.calibrated(
+        return noised_counts.calibrated(
             mechanism,
             target,
             score_noise_multiplier=evaluation.score_noise_multiplier,

@@ -1,8 +1,8 @@
 """The settings of one training: frozen, keyword-only, validated at construction.
 
-What decides the guarantee is in `dpgcl_core.mechanism.mechanism.Mechanism`; what decides the result besides it is
-in `trainers.config.networks` and in `OptimizerConfig` and `EvaluationConfig` here; what must not change the
-result stands apart in `PerformanceConfig`.
+What decides the guarantee is in `dpgcl_core.mechanism.mechanism.Mechanism`; what decides the result besides
+it is in `trainers.config.networks` and in `OptimizerConfig` and `EvaluationConfig` here; what must not change
+the result stands apart in `PerformanceConfig`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from dpgcl_core.clipping.parts import ClippingParts
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.mechanism.method import GroupRule
-from dpgcl_core.methods import METHODS, GradientRule, LossSettings
+from dpgcl_core.mechanism.method import GradientRule, GroupRule, LossSettings
+from dpgcl_core.mechanism.registry import METHODS
 from dpgcl_core.methods.view_draws import over_view_draws
 from dpgcl_core.noise.chacha20 import choose_randomness
 from dpgcl_core.noise.sources import DrawSource
-from dpgcl_core.release import noised_counts as scores
+from dpgcl_core.release import noised_counts
 from trainers.config.networks import (
     PRECISIONS,
     ClipNetworkConfig,
@@ -62,7 +62,8 @@ class OptimizerConfig:
       momentum: of SGD and LARS.
       warmup_steps: steps in which the learning rate rises to its value, see `trainers.training.optimizers`.
       learning_rate_decay: how it falls afterwards, towards 0 at the last step: "none", "cosine" or "linear".
-      ema_decay: of the average of the iterates that is scored and returned, see `trainers.training.averaging`; 0 =
+      ema_decay: of the average of the iterates that is scored and returned, see
+        `trainers.training.averaging`; 0 =
         the last iterate itself.
     """
 
@@ -133,7 +134,7 @@ class EvaluationConfig:
         )
         for name in ("score_noise_multiplier", "snr_noise_multiplier"):
             if getattr(self, name) is not None:
-                scores.check_noise_multiplier(name, getattr(self, name))
+                noised_counts.check_noise_multiplier(name, getattr(self, name))
 
     @property
     def num_noised_scores(self) -> int:
@@ -354,7 +355,7 @@ class TrainingConfig:
           num_restarts: each may have repeated the first step, whose SNR is then charged once more.
           num_scorings: times that the noised scores may have been drawn.
         """
-        return scores.trial_epsilon(
+        return noised_counts.trial_epsilon(
             self.mechanism,
             self.evaluation.score_noise_multiplier,
             self.evaluation.num_noised_scores * max(1, num_scorings),

@@ -8,7 +8,8 @@ from functools import partial
 import pytest
 import torch
 
-from dpgcl_core.clipping.clipper import GAMMA, GroupClipper, num_trainable
+from dpgcl_core.clipping.clipper import GAMMA, GroupClipper
+from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from dpgcl_core.mechanism.method import GroupRule
