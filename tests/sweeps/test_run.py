@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from dashboards.runs import load_trials
+from dpgcl_core.sampling.poisson import PoissonSampler
 from sweeps.service import run as service
 from sweeps.service.execution import RaySession, max_concurrent_trials, ray_session
 from sweeps.service.options import SweepOptions
@@ -217,11 +218,13 @@ def restarted(
     shutil.copy(empty_database, storage)
     (own_folder / "die-0").write_text("7")
     (own_folder / "raise-1").touch()
-    code, out, err = run_script(
-        "group_size",
-        *(*QUICK, "--no-non-private", "--repeats=2", "--num-steps=12", "--checkpoint-every-steps=4"),
-        *("--network=tests.sweeps.faulty:network", f"--storage={storage}", "--name=one"),
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PoissonSampler, "sample", PoissonSampler.sample)  # planning builds the network here
+        code, out, err = run_script(
+            "group_size",
+            *(*QUICK, "--no-non-private", "--repeats=2", "--num-steps=12", "--checkpoint-every-steps=4"),
+            *("--network=tests.sweeps.faulty:network", f"--storage={storage}", "--name=one"),
+        )
     return Restarted(code, out + err, storage / "sweeps" / "one")
 
 
