@@ -43,8 +43,8 @@ def training_once() -> Iterator[None]:
 
     def trained(trial: ray_worker.RayTrial, data: TrainingData) -> dict[str, Any]:
         config = trial.config
-        mechanism, images = config.mechanism, data.train.images.shape
-        kind = (config.network, config.evaluation, mechanism.method, mechanism.is_private, images)
+        mechanism, read = config.mechanism, (data.train.images.shape, len(data.probes))
+        kind = (config.network, config.evaluation, mechanism.method, mechanism.is_private, *read)
         if kind not in known:
             known[kind] = train(trial, data)
         metrics = known[kind]["metrics"] | {"epsilon": config.epsilon()}
