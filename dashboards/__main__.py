@@ -11,7 +11,8 @@ import re
 import sys
 from pathlib import Path
 
-from dashboards.runs import DashboardError, list_sweeps
+from dashboards.errors import DashboardError
+from dashboards.query.sweeps import list_sweeps
 from dpgcl_core.errors import DpgclError
 
 
@@ -55,9 +56,8 @@ def figure_command(
       output: folder to write; default `figures/SWEEP` in the results folder.
       axis: param to draw against, in place of the question's own.
     """
-    from dashboards.asking import load_for
-    from dashboards.figures import write_figure, write_table
-    from dashboards.questions import find_question
+    from dashboards.compose.questions import find_question
+    from dashboards.figures import load_for, write_figure, write_table
 
     asked = find_question(question)
     asked = asked if axis is None else asked.along(axis)

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from dashboards.asking import PAIRED, content_of, load_for, numbers_of
-from dashboards.interactive import page_of
-from dashboards.printed import DOTS_PER_INCH, printed_figure
-from dashboards.questions import Question, find_question
-from dashboards.tables import to_markdown
+from dashboards.compose.figure import PAIRED, content_of, numbers_of
+from dashboards.compose.questions import Question, find_question
+from dashboards.errors import DashboardError
+from dashboards.query.trials import load_series, load_trials
+from dashboards.render.interactive import page_of
+from dashboards.render.printed import DOTS_PER_INCH, printed_figure
+from dashboards.render.tables import to_markdown
 
 
 def draw(question: Question | str, tracking_uri: str, sweep: str | None, folder: Path) -> list[Path]:
@@ -34,12 +36,12 @@ def write_figure(trials: pd.DataFrame, folder: Path, question: Question | str) -
     """Writes a picture (`group_size.png`) and a self-contained page (`.html`); returns their paths.
 
     Args:
-      trials: from `dashboards.asking.load_for`.
+      trials: from `dashboards.compose.figure.load_for`.
       folder: created if missing.
       question: or its name, which names the files.
 
     Raises:
-      DashboardError: as `dashboards.asking.content_of`.
+      DashboardError: as `dashboards.compose.figure.content_of`.
       OSError: the folder cannot be written.
     """
     asked = find_question(question)
@@ -72,11 +74,29 @@ def write_table(trials: pd.DataFrame, folder: Path, question: Question | str) ->
     return csv_path, text_path
 
 
-def write_group_size_figure(trials: pd.DataFrame, folder: Path) -> tuple[Path, Path]:
-    """Writes the figure of the group size. Raises as `write_figure`."""
-    return write_figure(trials, folder, "group-size")
+def load_for(question: Question | str, tracking_uri: str, sweep: str | None = None) -> pd.DataFrame:
+    """Returns what a question is drawn from: trials, or for convergence a row per trial and recorded step.
 
-
-def write_summary_table(trials: pd.DataFrame, folder: Path) -> tuple[Path, Path]:
-    """Writes the tables of the group size. Raises as `write_figure`."""
-    return write_table(trials, folder, "group-size")
+    Raises:
+      TrackingError: the server does not answer or the database does not exist.
+      DashboardError: as `dashboards.query.trials.load_trials`, or no series was recorded.
+    """
+    asked = find_question(question)
+    if asked.kind != "convergence":
+        return load_trials(tracking_uri, sweep)
+    trials = load_trials(tracking_uri, sweep)
+    name = sweep or str(trials["sweep"].iloc[0])
+    recorded = [metric for metric in asked.series if metric in trials]
+    found = [load_series(tracking_uri, name, metric) for metric in recorded]
+    # Each frame has the last values of the other series, which belong to no step of its own.
+    found = [
+        frame.drop(columns=[other for other in recorded if other != metric and other in frame])
+        for metric, frame in zip(recorded, found, strict=True)
+        if len(frame)
+    ]
+    if not found:
+        raise DashboardError(
+            f"no trial of the sweep {name!r} recorded any of {', '.join(asked.series)} on the way; train on "
+            "public data with record_every_steps above 0"
+        )
+    return pd.concat(found, ignore_index=True)

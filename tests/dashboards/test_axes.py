@@ -7,7 +7,7 @@ import math
 import pandas as pd
 import pytest
 
-from dashboards.axes import Axis, ticks_of
+from dashboards.compose.axes import Axis, ticks_of
 
 
 def ticks(scale, values, **options):

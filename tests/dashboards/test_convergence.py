@@ -8,8 +8,10 @@ import pandas as pd
 import pytest
 
 from dashboards.__main__ import main
-from dashboards.asking import content_of, load_for, numbers_of
-from dashboards.runs import DashboardError, load_series
+from dashboards.compose.figure import content_of, numbers_of
+from dashboards.errors import DashboardError
+from dashboards.figures import load_for
+from dashboards.query.trials import load_series
 from trainers.tracking import Tracker
 
 PARAMS = {"target_epsilon": 10.0, "dataset": "digits", "target_delta": 1e-5}

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from dashboards import differences
-from dashboards.questions import QUESTIONS
+from dashboards.compose.questions import QUESTIONS
 
 
 def _trials(scores: dict[object, list[float]], untrained: list[float]) -> pd.DataFrame:

@@ -13,15 +13,16 @@ from matplotlib.table import Cell
 from matplotlib.text import Text
 
 from dashboards.__main__ import main
-from dashboards.asking import content_of
-from dashboards.curves import NON_PRIVATE_COLOUR
-from dashboards.figures import write_group_size_figure, write_summary_table
-from dashboards.interactive import interactive_figure
-from dashboards.panels import GRADIENT_SNR, SCORES
-from dashboards.printed import printed_figure
-from dashboards.questions import QUESTIONS
-from dashboards.runs import DashboardError, load_trials
-from dashboards.tables import summary_table
+from dashboards.compose.curves import NON_PRIVATE_COLOUR
+from dashboards.compose.figure import content_of
+from dashboards.compose.panels import GRADIENT_SNR, SCORES
+from dashboards.compose.questions import QUESTIONS
+from dashboards.compose.tables import summary_table
+from dashboards.errors import DashboardError
+from dashboards.figures import write_figure, write_table
+from dashboards.query.trials import load_trials
+from dashboards.render.interactive import interactive_figure
+from dashboards.render.printed import printed_figure
 
 TUNING_COST = "Open release: all 12 trials together ε = 40 at δ = 1.5e-06"
 
@@ -315,7 +316,7 @@ def test_interactive_figure_has_every_snr_in_its_logarithmic_range(make_trials):
 
 def test_html_contains_numbers_notes_and_needs_no_network(make_trials, tmp_path):
     trials = make_trials()
-    _, page = write_group_size_figure(trials, tmp_path)
+    _, page = write_figure(trials, tmp_path, "group-size")
     text = page.read_text(encoding="utf-8")
     mean, error = by_hand(trials, "knn_accuracy", 8, 10.0)
     assert f"{100 * mean:.2f} ± {100 * error:.2f}" in text
@@ -324,14 +325,14 @@ def test_html_contains_numbers_notes_and_needs_no_network(make_trials, tmp_path)
 
 
 def test_html_of_a_hostile_data_set_name_holds_no_markup(make_trials, tmp_path):
-    _, page = write_group_size_figure(make_trials(dataset="<img src=x onerror=alert(1)>"), tmp_path)
+    _, page = write_figure(make_trials(dataset="<img src=x onerror=alert(1)>"), tmp_path, "group-size")
     assert "<img src=x" not in page.read_text(encoding="utf-8")
 
 
 def test_png_is_written_at_print_resolution(make_trials, tmp_path):
     from PIL import Image
 
-    png, _ = write_group_size_figure(make_trials(), tmp_path)
+    png, _ = write_figure(make_trials(), tmp_path, "group-size")
     with Image.open(png) as picture:
         assert round(picture.info["dpi"][0]) == 200
 
@@ -354,7 +355,7 @@ def test_summary_table_of_private_data_withholds_snr_and_unnoised_trials(make_tr
 
 def test_summary_csv_keeps_every_digit(make_trials, tmp_path):
     trials = make_trials()
-    csv, _ = write_summary_table(trials, tmp_path)
+    csv, _ = write_table(trials, tmp_path, "group-size")
     np.testing.assert_array_equal(
         pd.read_csv(csv)["knn_accuracy_mean"],
         summary_table(trials, QUESTIONS["group-size"])["knn_accuracy_mean"],
@@ -362,7 +363,7 @@ def test_summary_csv_keeps_every_digit(make_trials, tmp_path):
 
 
 def test_summary_text_states_epsilon_delta_and_the_notes(make_trials, tmp_path):
-    _, text = write_summary_table(make_trials(), tmp_path)
+    _, text = write_table(make_trials(), tmp_path, "group-size")
     words_of_file = text.read_text(encoding="utf-8")
     assert "ε = 10, δ = 1.5e-06" in words_of_file
     assert TUNING_COST in words_of_file

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from dashboards.asking import content_of
-from dashboards.curves import PRIVATE_COLOURS
-from dashboards.tables import to_html, to_markdown
+from dashboards.compose.curves import PRIVATE_COLOURS
+from dashboards.compose.figure import content_of
+from dashboards.render.tables import to_html, to_markdown
 
 UNPROVEN = {"dpcl_simclr": "as-published", "non_private": "none", "base": "none"}
 METHODS = ("non_private", "dp_gcl", "dpcl_simclr", "base", "dp_clip")

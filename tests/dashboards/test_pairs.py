@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dashboards.asking import content_of, load_for, numbers_of
-from dashboards.differences import differences_table
-from dashboards.figures import draw
-from dashboards.names import DRAWN_RECALLS, PAIR_SCORES, RECALLS
-from dashboards.questions import QUESTIONS
-from dashboards.runs import DashboardError
-from dashboards.search import objective
+from dashboards.compose.differences import differences_table
+from dashboards.compose.figure import content_of, numbers_of
+from dashboards.compose.names import DRAWN_RECALLS, PAIR_SCORES, RECALLS
+from dashboards.compose.questions import QUESTIONS
+from dashboards.compose.search import objective
+from dashboards.errors import DashboardError
+from dashboards.figures import draw, load_for
 from dpgcl_core.metrics import METRICS, Release
 from tests.dashboards.conftest import ALL_SCORES, log_trials
 from trainers.tracking import Tracker

@@ -9,13 +9,13 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from dashboards.__main__ import main
-from dashboards.asking import content_of
-from dashboards.curves import PRIVATE_COLOURS
+from dashboards.compose.curves import PRIVATE_COLOURS
+from dashboards.compose.figure import content_of
+from dashboards.compose.questions import QUESTIONS, find_question
+from dashboards.errors import DashboardError
 from dashboards.figures import draw, write_figure, write_table
-from dashboards.interactive import interactive_figure, page_of
-from dashboards.printed import printed_figure
-from dashboards.questions import QUESTIONS, find_question
-from dashboards.runs import DashboardError
+from dashboards.render.interactive import interactive_figure, page_of
+from dashboards.render.printed import printed_figure
 
 BATCHES = (16.0, 64.0, 1024.0)
 

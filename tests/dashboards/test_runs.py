@@ -7,7 +7,9 @@ import math
 import pytest
 
 from dashboards.__main__ import main
-from dashboards.runs import DashboardError, list_sweeps, load_trials
+from dashboards.errors import DashboardError
+from dashboards.query.sweeps import list_sweeps
+from dashboards.query.trials import load_trials
 from dpgcl_core.errors import TrackingError
 from trainers.tracking import PARENT_TAG, Tracker, search_runs
 

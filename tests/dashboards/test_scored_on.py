@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from matplotlib.text import Text
 
-from dashboards.asking import content_of
+from dashboards.compose.figure import content_of
 from dashboards.figures import draw
-from dashboards.printed import printed_figure
+from dashboards.render.printed import printed_figure
 from tests.dashboards.conftest import log_trials
 from trainers.tracking import Tracker
 

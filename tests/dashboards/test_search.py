@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from dashboards.asking import content_of, numbers_of
-from dashboards.printed import printed_figure
-from dashboards.search import searched_columns
+from dashboards.compose.figure import content_of, numbers_of
+from dashboards.compose.search import searched_columns
+from dashboards.render.printed import printed_figure
 
 
 def trials_of(rows, **shared):

@@ -7,13 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from dashboards.asking import content_of, numbers_of
-from dashboards.differences import differences_table
+from dashboards.compose.differences import differences_table
+from dashboards.compose.figure import content_of, numbers_of
+from dashboards.compose.questions import find_question
+from dashboards.compose.repeats import num_trials
+from dashboards.compose.transfer import by_probe
+from dashboards.errors import DashboardError
 from dashboards.figures import write_figure, write_table
-from dashboards.questions import find_question
-from dashboards.runs import DashboardError
-from dashboards.transfer import by_probe
-from dashboards.trials import num_trials
 
 SCORES = ("knn_accuracy", "linear_probe_accuracy")
 

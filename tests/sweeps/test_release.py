@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from dp_accounting import dp_event
 
-from dashboards.runs import load_trials
+from dashboards.query.trials import load_trials
 from dpgcl_core.accounting import epsilon_pld, epsilon_rdp
 from dpgcl_core.errors import ConfigError, LedgerError
 from dpgcl_core.ledger import Ledger

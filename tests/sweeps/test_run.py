@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from dashboards.runs import load_trials
+from dashboards.query.trials import load_trials
 from tests.sweeps import watched
 from tests.sweeps.support import ROOT, Driver, contents, environment, run, write_npz
 from trainers.mlflow_server import connect

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dashboards.runs import load_trials
+from dashboards.query.trials import load_trials
 from dpgcl_core import accounting
 from dpgcl_core.errors import BudgetExceeded, DpgclError, StorageError
 from dpgcl_core.filters import StepClass, composed_event

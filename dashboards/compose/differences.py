@@ -11,10 +11,10 @@ import math
 
 import pandas as pd
 
-from dashboards.axes import Ticks, ticks_of
-from dashboards.names import UNTRAINED, has_values, panel_scores, score_names, value_text
-from dashboards.questions import Question
-from dashboards.trials import ORDER, cell_columns, shown_trials
+from dashboards.compose.axes import Ticks, ticks_of
+from dashboards.compose.names import UNTRAINED, has_values, panel_scores, score_names, value_text
+from dashboards.compose.questions import Question
+from dashboards.compose.selection import ORDER, cell_columns, shown_trials
 
 RESOLVED_AT = 2.0
 
@@ -31,7 +31,7 @@ def differences_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     numbers.
 
     Raises:
-      DashboardError: as `dashboards.trials.shown_trials`.
+      DashboardError: as `dashboards.compose.selection.shown_trials`.
     """
     shown = shown_trials(trials, question)
     if "repeat" not in shown:

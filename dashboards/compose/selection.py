@@ -6,9 +6,9 @@ import math
 
 import pandas as pd
 
-from dashboards.names import DURING, value_text
-from dashboards.questions import Question
-from dashboards.runs import DashboardError
+from dashboards.compose.names import DURING, value_text
+from dashboards.compose.questions import Question
+from dashboards.errors import DashboardError
 from dpgcl_core.metrics import Release, find_metric
 
 PROVEN, AS_PUBLISHED, NO_GUARANTEE = "proven", "as-published", "none"
@@ -78,38 +78,6 @@ def data_are_private(trials: pd.DataFrame) -> bool:
 def cell_columns(trials: pd.DataFrame, question: Question) -> list[str]:
     """Returns the columns that tell the points of a figure apart, the axis first."""
     return [ORDER, *(name for name in question.curve_columns if name in trials), "guarantee"]
-
-
-def mean_and_error(trials: pd.DataFrame, metric: str) -> tuple[float, float, int]:
-    """Returns the mean over repeats, its standard error (NaN for one repeat) and the number of repeats.
-
-    Trials of the same repeat are averaged first: they share the network's initial values, so they are
-    no independent evidence.
-
-    >>> mean_and_error(pd.DataFrame({"repeat": [0, 1, 1], "score": [1.0, 2.0, 4.0]}), "score")
-    (2.0, 1.0, 2)
-    """
-    values = trials[metric].dropna()
-    if "repeat" in trials:
-        values = values.groupby(trials.loc[values.index, "repeat"]).mean()
-    n = len(values)
-    mean = float(values.mean()) if n else math.nan
-    return mean, float(values.std(ddof=1) / math.sqrt(n)) if n > 1 else math.nan, n
-
-
-def means_and_errors(trials: pd.DataFrame, by: list[str], metric: str) -> pd.DataFrame:
-    """Returns the same for each group of trials that has a value: columns `mean`, `error` and `n`."""
-    values = trials.dropna(subset=[metric])
-    if "repeat" in trials:
-        values = values.groupby([*by, "repeat"], as_index=False)[metric].mean()
-    found = values.groupby(by)[metric].agg(["mean", "std", "count"])
-    errors = found["std"] / found["count"] ** 0.5
-    return pd.DataFrame({"mean": found["mean"], "error": errors, "n": found["count"]})
-
-
-def num_trials(rows: pd.DataFrame) -> int:
-    """The trials behind rows; a series, and a trial scored on several data sets, have many rows of one."""
-    return int(rows["run_id"].nunique()) if "run_id" in rows else len(rows)
 
 
 def _is_withheld(name: str) -> bool:

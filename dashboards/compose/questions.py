@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dashboards.axes import Axis, Scale
-from dashboards.names import DURING, METHOD_NAMES, PAIR_SCORES, column_title, symbol
-from dashboards.runs import DashboardError
-from dashboards.transfer import PROBE
+from dashboards.compose.axes import Axis, Scale
+from dashboards.compose.names import DURING, METHOD_NAMES, PAIR_SCORES, column_title, symbol
+from dashboards.compose.transfer import PROBE
+from dashboards.errors import DashboardError
 from dpgcl_core.errors import unknown_choice
 
 Kind = Literal["axis", "methods", "convergence", "search"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 
-from dashboards.content import Content, Panel
+from dashboards.compose.content import Content, Panel
 
 _WIDTH, _HEIGHT = 3.95, 3.3
 _GAP_X, _GAP_Y = 0.95, 0.85

@@ -4,51 +4,22 @@ from __future__ import annotations
 
 import pandas as pd
 
-from dashboards import captions
-from dashboards.content import Content, Table
-from dashboards.differences import RESOLVED_AT, differences_table
-from dashboards.methods import guarantee_table, score_table
-from dashboards.panels import axis_rows, series_rows, with_relative_loss
-from dashboards.questions import Question, find_question
-from dashboards.runs import DashboardError, load_series, load_trials
-from dashboards.search import number_trials, search_rows, trials_table
-from dashboards.tables import differences_for_readers, for_readers, summary_table
-from dashboards.transfer import PROBE, by_probe
-from dashboards.trials import data_are_private, shown_trials
+from dashboards.compose import captions
+from dashboards.compose.content import Content, Table
+from dashboards.compose.differences import RESOLVED_AT, differences_table
+from dashboards.compose.methods import guarantee_table, score_table
+from dashboards.compose.panels import axis_rows, series_rows, with_relative_loss
+from dashboards.compose.questions import Question, find_question
+from dashboards.compose.search import number_trials, search_rows, trials_table
+from dashboards.compose.selection import data_are_private, shown_trials
+from dashboards.compose.tables import differences_for_readers, for_readers, summary_table
+from dashboards.compose.transfer import PROBE, by_probe
 
 _STEPS_SHOWN = 10
 PAIRED = (
     f"A difference counts as resolved above {RESOLVED_AT:g} standard errors; trials of one repeat share the "
     "network's initial values and the scored records."
 )
-
-
-def load_for(question: Question | str, tracking_uri: str, sweep: str | None = None) -> pd.DataFrame:
-    """Returns what a question is drawn from: trials, or for convergence a row per trial and recorded step.
-
-    Raises:
-      TrackingError: the server does not answer or the database does not exist.
-      DashboardError: as `dashboards.runs.load_trials`, or no series was recorded.
-    """
-    asked = find_question(question)
-    if asked.kind != "convergence":
-        return load_trials(tracking_uri, sweep)
-    trials = load_trials(tracking_uri, sweep)
-    name = sweep or str(trials["sweep"].iloc[0])
-    recorded = [metric for metric in asked.series if metric in trials]
-    found = [load_series(tracking_uri, name, metric) for metric in recorded]
-    # Each frame has the last values of the other series, which belong to no step of its own.
-    found = [
-        frame.drop(columns=[other for other in recorded if other != metric and other in frame])
-        for metric, frame in zip(recorded, found, strict=True)
-        if len(frame)
-    ]
-    if not found:
-        raise DashboardError(
-            f"no trial of the sweep {name!r} recorded any of {', '.join(asked.series)} on the way; train on "
-            "public data with record_every_steps above 0"
-        )
-    return pd.concat(found, ignore_index=True)
 
 
 def content_of(trials: pd.DataFrame, question: Question | str) -> Content:
@@ -59,7 +30,7 @@ def content_of(trials: pd.DataFrame, question: Question | str) -> Content:
       question: or its name.
 
     Raises:
-      DashboardError: the trials do not make one figure, see `dashboards.trials.shown_trials`.
+      DashboardError: the trials do not make one figure, see `dashboards.compose.selection.shown_trials`.
     """
     asked = find_question(question)
     trials = _prepared(trials, asked)

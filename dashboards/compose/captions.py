@@ -6,11 +6,11 @@ import math
 
 import pandas as pd
 
-from dashboards.axes import Axis, ticks_of
-from dashboards.content import Table
-from dashboards.curves import split
-from dashboards.methods import without_guarantee
-from dashboards.names import (
+from dashboards.compose.axes import Axis, ticks_of
+from dashboards.compose.content import Table
+from dashboards.compose.curves import split
+from dashboards.compose.methods import without_guarantee
+from dashboards.compose.names import (
     DURING,
     NOISED_SCORES,
     RECALLS,
@@ -21,9 +21,10 @@ from dashboards.names import (
     score_title,
     value_text,
 )
-from dashboards.questions import Question
-from dashboards.transfer import PROBE
-from dashboards.trials import AS_PUBLISHED, PROVEN, num_trials
+from dashboards.compose.questions import Question
+from dashboards.compose.repeats import num_trials
+from dashboards.compose.selection import AS_PUBLISHED, PROVEN
+from dashboards.compose.transfer import PROBE
 from trainers.tracking import NO_TUNING_COST, TUNING_COST_TAG
 
 _BEYOND_TARGET = 1.001

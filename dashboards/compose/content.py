@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
-from dashboards.axes import Ticks
+from dashboards.compose.axes import Ticks
 
 REFERENCE_COLOUR = "#6B6B6B"
 

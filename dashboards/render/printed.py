@@ -6,8 +6,8 @@ import math
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from dashboards.content import REFERENCE_COLOUR, Content, Curve, Panel, Reference, Style
-from dashboards.layout import Box, Layout, layout_of, legend_text, wrapped
+from dashboards.compose.content import REFERENCE_COLOUR, Content, Curve, Panel, Reference, Style
+from dashboards.render.layout import Box, Layout, layout_of, legend_text, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

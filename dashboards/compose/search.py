@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from dashboards.axes import Axis, fitting_scale, ticks_of
-from dashboards.content import Curve, Panel, Style, Table
-from dashboards.curves import guarantee_text
-from dashboards.names import (
+from dashboards.compose.axes import Axis, fitting_scale, ticks_of
+from dashboards.compose.content import Curve, Panel, Style, Table
+from dashboards.compose.curves import guarantee_text
+from dashboards.compose.names import (
     column_title,
     has_values,
     natural_key,
@@ -20,9 +20,9 @@ from dashboards.names import (
     symbol,
     value_text,
 )
-from dashboards.panels import beside
-from dashboards.questions import Question
-from dashboards.trials import PROVEN
+from dashboards.compose.panels import beside
+from dashboards.compose.questions import Question
+from dashboards.compose.selection import PROVEN
 from dpgcl_core.metrics import find_metric
 
 TRIALS, FRONT = "Trials", "Pareto front"

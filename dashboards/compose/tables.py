@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import html
 import math
 import re
 from typing import Any
 
 import pandas as pd
 
-from dashboards.content import Table
-from dashboards.names import (
+from dashboards.compose.content import Table
+from dashboards.compose.names import (
     SNR,
     SNR_NOISED,
     SNR_PLAIN,
@@ -19,8 +18,9 @@ from dashboards.names import (
     score_names,
     value_text,
 )
-from dashboards.questions import Question
-from dashboards.trials import ORDER, cell_columns, means_and_errors, shown_trials
+from dashboards.compose.questions import Question
+from dashboards.compose.repeats import means_and_errors
+from dashboards.compose.selection import ORDER, cell_columns, shown_trials
 
 _ENDINGS = ("_mean", "_standard_error", "_n")
 
@@ -28,7 +28,7 @@ _ENDINGS = ("_mean", "_standard_error", "_n")
 def summary_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     """Returns one row per point of the figure: the mean, standard error and n of each number.
 
-    Scores are fractions, not per cent. Raises as `dashboards.trials.shown_trials`.
+    Scores are fractions, not per cent. Raises as `dashboards.compose.selection.shown_trials`.
     """
     shown = shown_trials(trials, question)
     metrics = [*score_names(shown), *((SNR, SNR_PLAIN, SNR_NOISED) if question.snr else ())]
@@ -106,43 +106,6 @@ def differences_for_readers(differences: pd.DataFrame) -> Table:
         rows.append([_plain(str(name), shown[name], record["guarantee"]) for name in order])
     heading = [titles.get(name, "Repeats" if name == "num_repeats" else column_title(name)) for name in order]
     return Table(heading=heading, rows=rows)
-
-
-def to_markdown(table: Table) -> str:
-    """Returns a table as Markdown; names on the left, numbers on the right.
-
-    >>> print(to_markdown(Table(heading=["S", "mean"], rows=[["a|b", "0.12"], ["c", "–"]], bold={(0, 1)})))
-    | S | mean |
-    | :--- | ---: |
-    | a\\|b | **0.12** |
-    | c | – |
-    """
-    lines = [list(map(_escaped, table.heading))]
-    lines.append([":---" if table.holds_text(i) else "---:" for i in range(len(table.heading))])
-    for number, row in enumerate(table.rows):
-        cells = list(map(_escaped, row))
-        lines.append([f"**{cell}**" if (number, i) in table.bold else cell for i, cell in enumerate(cells)])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def to_html(table: Table) -> str:
-    """Returns a table as HTML, every text escaped."""
-
-    def cell(tag: str, text: str, column: int, bold: bool = False) -> str:
-        side = ' class="name"' if table.holds_text(column) else ""
-        shown = html.escape(text)
-        return f"<{tag}{side}>{f'<b>{shown}</b>' if bold else shown}</{tag}>"
-
-    head = "".join(cell("th", text, i) for i, text in enumerate(table.heading))
-    body = "".join(
-        "<tr>" + "".join(cell("td", text, i, (n, i) in table.bold) for i, text in enumerate(row)) + "</tr>"
-        for n, row in enumerate(table.rows)
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")
 
 
 def _is_news(table: pd.DataFrame, name: str) -> bool:

@@ -10,11 +10,12 @@ import math
 
 import pandas as pd
 
-from dashboards.content import Table
-from dashboards.names import has_values, score_names, score_title, value_text
-from dashboards.questions import Question
-from dashboards.tables import mean_text
-from dashboards.trials import AS_PUBLISHED, ORDER, PROVEN, mean_and_error
+from dashboards.compose.content import Table
+from dashboards.compose.names import has_values, score_names, score_title, value_text
+from dashboards.compose.questions import Question
+from dashboards.compose.repeats import mean_and_error
+from dashboards.compose.selection import AS_PUBLISHED, ORDER, PROVEN
+from dashboards.compose.tables import mean_text
 
 _SETTINGS = (
     ("neighboring_relation", "Neighbours"),
@@ -32,7 +33,7 @@ def score_table(shown: pd.DataFrame, question: Question) -> Table:
     """Returns one row per method, or other category, and guarantee; each score at each ε.
 
     Args:
-      shown: from `dashboards.trials.shown_trials`.
+      shown: from `dashboards.compose.selection.shown_trials`.
       question: with a categorical axis.
     """
     scores = list(score_names(shown))

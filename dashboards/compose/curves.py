@@ -12,10 +12,11 @@ from typing import Any
 
 import pandas as pd
 
-from dashboards.content import Curve, Style
-from dashboards.names import METHOD_NAMES, natural_key, symbol, value_text
-from dashboards.questions import Question
-from dashboards.trials import AS_PUBLISHED, ORDER, PROVEN, means_and_errors
+from dashboards.compose.content import Curve, Style
+from dashboards.compose.names import METHOD_NAMES, natural_key, symbol, value_text
+from dashboards.compose.questions import Question
+from dashboards.compose.repeats import means_and_errors
+from dashboards.compose.selection import AS_PUBLISHED, ORDER, PROVEN
 
 # Okabe and Ito (2008) and two dark ones, told apart by colour-blind readers; blue is non-private.
 NON_PRIVATE_COLOUR = "#0072B2"
@@ -31,7 +32,7 @@ def split(shown: pd.DataFrame, question: Question) -> list[tuple[Style, pd.DataF
     Colour tells methods apart where they differ, ε otherwise; dashes tell the rest, the largest N_a solid.
 
     Args:
-      shown: from `dashboards.trials.shown_trials`.
+      shown: from `dashboards.compose.selection.shown_trials`.
       question: whose splits count; those that do not vary are not named.
     """
     columns = [name for name in question.curve_columns if name in shown]
@@ -70,7 +71,7 @@ def curve(rows: pd.DataFrame, metric: str, axis: Any, style: Style, *, scale: fl
     Args:
       rows: the trials of the curve.
       metric: column of the values.
-      axis: the drawn axis, a `dashboards.axes.Ticks`.
+      axis: the drawn axis, a `dashboards.compose.axes.Ticks`.
       style: of the curve.
       scale: factor on the values, 100 for per cent.
       dense: draw the error as a band.

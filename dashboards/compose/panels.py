@@ -7,10 +7,10 @@ import math
 
 import pandas as pd
 
-from dashboards.axes import Ticks, ticks_of
-from dashboards.content import REFERENCE_COLOUR, Panel, Reference, Style
-from dashboards.curves import curve, split
-from dashboards.names import (
+from dashboards.compose.axes import Ticks, ticks_of
+from dashboards.compose.content import REFERENCE_COLOUR, Panel, Reference, Style
+from dashboards.compose.curves import curve, split
+from dashboards.compose.names import (
     DURING,
     SNR,
     SNR_PLAIN,
@@ -21,8 +21,8 @@ from dashboards.names import (
     score_title,
     value_text,
 )
-from dashboards.questions import Question
-from dashboards.trials import mean_and_error
+from dashboards.compose.questions import Question
+from dashboards.compose.repeats import mean_and_error
 
 SCORES, GRADIENT_SNR = "Scores", "Gradient SNR"
 RELATIVE_LOSS = "relative_loss"

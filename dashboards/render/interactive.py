@@ -6,10 +6,10 @@ import html
 import math
 from typing import TYPE_CHECKING, Any
 
-from dashboards.axes import round_numbers
-from dashboards.content import REFERENCE_COLOUR, Content, Curve, Panel, Reference
-from dashboards.layout import Box, Layout, layout_of, legend_text, wrapped
-from dashboards.tables import to_html
+from dashboards.compose.axes import round_numbers
+from dashboards.compose.content import REFERENCE_COLOUR, Content, Curve, Panel, Reference
+from dashboards.render.layout import Box, Layout, layout_of, legend_text, wrapped
+from dashboards.render.tables import to_html
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

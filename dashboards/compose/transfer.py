@@ -6,8 +6,8 @@ import re
 
 import pandas as pd
 
-from dashboards.names import DURING, PAIR_SCORES, UNTRAINED, score_title
-from dashboards.runs import DashboardError
+from dashboards.compose.names import DURING, PAIR_SCORES, UNTRAINED, score_title
+from dashboards.errors import DashboardError
 
 PROBE = "probe_dataset"
 _TRANSFER = re.compile(rf"(?:(?P<untrained>{UNTRAINED})_)?transfer_(?P<score>\w+)/(?P<dataset>.+)")
@@ -21,7 +21,7 @@ def by_probe(trials: pd.DataFrame) -> pd.DataFrame:
     pairs that no other data set has do not: the recalls, and zero-shot accuracy without names of classes.
 
     Args:
-      trials: from `dashboards.runs.load_trials`.
+      trials: from `dashboards.query.trials.load_trials`.
 
     Raises:
       DashboardError: no trial was scored on another data set.
