@@ -17,17 +17,17 @@ from dpgcl_core.errors import DpgclError
 
 
 def storage_folder() -> Path:
-    """Returns the results folder: $DPGCL_STORAGE, else `results` of this copy of the code, as the sweeps."""
+    """Return the results folder: $DPGCL_STORAGE, else `results` of this copy of the code, as the sweeps."""
     return Path(os.environ.get("DPGCL_STORAGE") or Path(__file__).resolve().parents[1] / "results")
 
 
 def default_tracking_uri() -> str:
-    """Returns $MLFLOW_TRACKING_URI, else the database in the results folder."""
+    """Return $MLFLOW_TRACKING_URI, else the database in the results folder."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{storage_folder() / 'mlflow.db'}"
 
 
 def list_command(tracking_uri: str | None = None) -> None:
-    """Lists the sweeps, newest first; sealed ones last, without when they ran and how many trials they had.
+    """List the sweeps, newest first; sealed ones last, without when they ran and how many trials they had.
 
     Args:
       tracking_uri: MLflow server or database; default $MLFLOW_TRACKING_URI, else the results folder's.
@@ -43,7 +43,7 @@ def figure_command(
     output: Path | None = None,
     axis: str | None = None,
 ) -> None:
-    """Draws the figure of a question, and writes its tables.
+    """Draw the figure of a question, and writes its tables.
 
     Writes QUESTION.png, .html, .csv and .md.
 
@@ -77,7 +77,7 @@ def figure_command(
 def group_size_command(
     tracking_uri: str | None = None, sweep: str | None = None, output: Path | None = None
 ) -> None:
-    """Draws accuracy and gradient SNR against group size (the paper's Figure 4).
+    """Draw accuracy and gradient SNR against group size (the paper's Figure 4).
 
     The same as `figure --question group-size`.
 
@@ -90,7 +90,7 @@ def group_size_command(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command; returns the exit code: 2 when the user can put something right."""
+    """Run one command; returns the exit code: 2 when the user can put something right."""
     import tyro
 
     commands = {"figure": figure_command, "group-size": group_size_command, "list": list_command}

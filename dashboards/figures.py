@@ -15,13 +15,13 @@ from dashboards.compose.figure import PAIRED, content_of, numbers_of
 from dashboards.compose.questions import Question, find_question
 from dashboards.errors import DashboardError
 from dashboards.query.trials import load_series, load_trials
-from dashboards.render.interactive import page_of
-from dashboards.render.printed import DOTS_PER_INCH, printed_figure
+from dashboards.render.page import page_of
+from dashboards.render.pictures import pictures_of
 from dashboards.render.tables import to_markdown
 
 
 def draw(question: Question | str, tracking_uri: str, sweep: str | None, folder: Path) -> list[Path]:
-    """Loads a sweep, writes its figure and its tables, and returns their paths.
+    """Load a sweep, writes its figure and its tables, and returns their paths.
 
     Raises:
       TrackingError: the server does not answer.
@@ -32,13 +32,16 @@ def draw(question: Question | str, tracking_uri: str, sweep: str | None, folder:
     return [*write_figure(trials, folder, question), *write_table(trials, folder, question)]
 
 
-def write_figure(trials: pd.DataFrame, folder: Path, question: Question | str) -> tuple[Path, Path]:
-    """Writes a picture (`group_size.png`) and a self-contained page (`.html`); returns their paths.
+def write_figure(trials: pd.DataFrame, folder: Path, question: Question | str) -> list[Path]:
+    """Write pictures (`group_size.png`, `.svg`, `.pdf`) and a self-contained page (`.html`).
 
     Args:
-      trials: from `dashboards.compose.figure.load_for`.
+      trials: from `load_for`.
       folder: created if missing.
       question: or its name, which names the files.
+
+    Returns:
+      The paths, the PNG first and the page last.
 
     Raises:
       DashboardError: as `dashboards.compose.figure.content_of`.
@@ -46,16 +49,16 @@ def write_figure(trials: pd.DataFrame, folder: Path, question: Question | str) -
     """
     asked = find_question(question)
     content = content_of(trials, asked)
-    figure, page = printed_figure(content), page_of(content, asked.name)
+    files = pictures_of(content) | {".html": page_of(content, asked.name).encode()}
     folder.mkdir(parents=True, exist_ok=True)
-    png_path, html_path = folder / f"{asked.stem}.png", folder / f"{asked.stem}.html"
-    figure.savefig(png_path, dpi=DOTS_PER_INCH)
-    html_path.write_text(page, encoding="utf-8")
-    return png_path, html_path
+    paths = [folder / f"{asked.stem}{ending}" for ending in files]
+    for path, written in zip(paths, files.values(), strict=True):
+        path.write_bytes(written)
+    return paths
 
 
 def write_table(trials: pd.DataFrame, folder: Path, question: Question | str) -> tuple[Path, Path]:
-    """Writes the numbers at full precision (`.csv`) and the tables with the notes (`.md`).
+    """Write the numbers at full precision (`.csv`) and the tables with the notes (`.md`).
 
     Raises as `write_figure`.
     """
@@ -75,7 +78,7 @@ def write_table(trials: pd.DataFrame, folder: Path, question: Question | str) ->
 
 
 def load_for(question: Question | str, tracking_uri: str, sweep: str | None = None) -> pd.DataFrame:
-    """Returns what a question is drawn from: trials, or for convergence a row per trial and recorded step.
+    """Return what a question is drawn from: trials, or for convergence a row per trial and recorded step.
 
     Raises:
       TrackingError: the server does not answer or the database does not exist.

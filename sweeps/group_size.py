@@ -53,7 +53,7 @@ def points(options: GroupSizeOptions) -> list[Point]:
 
 
 def figure(tracking_uri: str, sweep: str, folder: Path) -> list[Path]:
-    """Draws the figure and its table from MLflow alone."""
+    """Draw the figure and its tables from MLflow alone."""
     from dashboards.figures import draw
 
     return draw("group-size", tracking_uri, sweep, folder)

@@ -43,7 +43,7 @@ class Axis:
     detached_name: str = ""
 
     def orders(self, values: pd.Series) -> pd.Series:
-        """Returns a number for each value that sorts and identifies it."""
+        """Return a number for each value that sorts and identifies it."""
         if self.scale != "categorical":
             return values.map(_number).astype(float)
         known = {name: rank for rank, name in enumerate(self.order)}
@@ -91,7 +91,7 @@ class Ticks:
 
 
 def ticks_of(axis: Axis, values: pd.Series) -> Ticks:
-    """Returns the drawn axis of the `values` of a column."""
+    """Return the drawn axis of the `values` of a column."""
     orders = axis.orders(values)
     names = {order: value_text(_stripped(value)) for order, value in zip(orders, values, strict=True)}
     names = dict(sorted(names.items()))
@@ -127,7 +127,7 @@ def ticks_of(axis: Axis, values: pd.Series) -> Ticks:
 
 
 def fitting_scale(values: pd.Series) -> Scale:
-    """Returns the scale that suits values without a grid, as a search draws them.
+    """Return the scale that suits values without a grid, as a search draws them.
 
     >>> [fitting_scale(pd.Series(values)) for values in ([1e-4, 1e-2], [1, 3], [2, 8], ["a"])]
     ['log', 'linear', 'log2', 'categorical']
@@ -153,7 +153,7 @@ def _stripped(value: Any) -> Any:
 
 
 def round_numbers(low: float, high: float, scale: Scale) -> list[tuple[float, str]]:
-    """Returns (position, label) of the round numbers between two positions."""
+    """Return (position, label) of the round numbers between two positions."""
     if scale in ("log", "log2"):
         base = 10.0 if scale == "log" else 2.0
         powers = range(math.floor(low), math.ceil(high) + 1)

@@ -44,7 +44,7 @@ def _values(trials: pd.DataFrame, name: str, form: str = ".4g") -> str:
 
 
 def title(shown: pd.DataFrame, question: Question) -> str:
-    """Returns data set, method, ε, δ and the neighbouring relation, or that there is no guarantee.
+    """Return data set, method, ε, δ and the neighbouring relation, or that there is no guarantee.
 
     ε, δ and the relation are those of trials with a proven guarantee alone.
     """
@@ -68,18 +68,13 @@ def title(shown: pd.DataFrame, question: Question) -> str:
     delta = _values(private, "target_delta", ".2g") or "not recorded"
     relation = _values(private, "neighboring_relation") or "add or remove one record"
     epsilon = _values(private, "target_epsilon")
-    epsilon = (
-        f"ε from {epsilon}"
-        if " to " in epsilon
-        else f"ε ∈ {{{epsilon}}}"
-        if "," in epsilon
-        else f"ε = {epsilon}"
-    )
+    # No sign for "one of": fonts without it would show an empty box.
+    epsilon = f"ε from {epsilon}" if " to " in epsilon else f"ε = {' and '.join(epsilon.rsplit(', ', 1))}"
     return f"{head}, {epsilon}, δ = {delta} ({relation})"
 
 
 def subtitle(shown: pd.DataFrame, question: Question) -> str:
-    """Returns σ, expected batch size, steps, temperature and network, without what is on the axis."""
+    """Return σ, expected batch size, steps, temperature and network, without what is on the axis."""
     private = shown[shown["guarantee"] == PROVEN]
     parts = []
     if has_values(private, "noise_multiplier") and question.axis.column != "noise_multiplier":
@@ -110,7 +105,7 @@ def subtitle(shown: pd.DataFrame, question: Question) -> str:
 
 
 def facts(shown: pd.DataFrame, question: Question) -> Table:
-    """Returns what was trained and spent, a row for each curve."""
+    """Return what was trained and spent, a row for each curve."""
     heading = ["", question.axis.label, "trials", "ε spent", "σ", "steps"]
     rows = []
     for style, cell in split(shown, question):
@@ -147,7 +142,7 @@ def notes(
     private: bool,
     has_scores: bool,
 ) -> list[str]:
-    """Returns what the reader must know, one sentence each; the tuning cost comes last.
+    """Return what the reader must know, one sentence each; the tuning cost comes last.
 
     Args:
       shown: the trials.

@@ -136,7 +136,7 @@ class Content:
         return [panel for row in self.rows for panel in row]
 
     def legends(self) -> dict[str, list[Style | Reference]]:
-        """Returns what each legend lists, without repetition."""
+        """Return what each legend lists, without repetition."""
         found: dict[str, dict[str, Style | Reference]] = {}
         for panel in self.panels:
             entries = found.setdefault(panel.legend, {})

@@ -27,7 +27,7 @@ DASHES = ("solid", "dashed", "dotted", "dashdot")
 
 
 def split(shown: pd.DataFrame, question: Question) -> list[tuple[Style, pd.DataFrame]]:
-    """Returns the trials of each curve and its style; the curve without noise comes first.
+    """Return the trials of each curve and its style; the curve without noise comes first.
 
     Colour tells methods apart where they differ, ε otherwise; dashes tell the rest, the largest N_a solid.
 
@@ -66,7 +66,7 @@ def split(shown: pd.DataFrame, question: Question) -> list[tuple[Style, pd.DataF
 
 
 def curve(rows: pd.DataFrame, metric: str, axis: Any, style: Style, *, scale: float, dense: bool) -> Curve:
-    """Returns one curve of a metric; places without a value are left out.
+    """Return one curve of a metric; places without a value are left out.
 
     Args:
       rows: the trials of the curve.
@@ -91,7 +91,7 @@ def curve(rows: pd.DataFrame, metric: str, axis: Any, style: Style, *, scale: fl
 
 
 def guarantee_text(guarantee: str, epsilon: float | None) -> str:
-    """Returns what a legend says of ε and the guarantee; ε is None where it differs along the curve.
+    """Return what a legend says of ε and the guarantee; ε is None where it differs along the curve.
 
     >>> guarantee_text("proven", 10.0), guarantee_text("none", math.inf)
     ('ε = 10', 'ε = ∞ (non-private)')

@@ -20,7 +20,7 @@ RESOLVED_AT = 2.0
 
 
 def differences_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
-    """Returns the paired difference of every point to the untrained network, each reference and the best.
+    """Return the paired difference of every point to the untrained network, each reference and the best.
 
     Of the scores that have a panel: the recalls at 1, 5 and 10 of a pair of towers tell nearly the same.
     Where scores along the axis are not to be compared, to the untrained network alone.

@@ -23,7 +23,7 @@ PAIRED = (
 
 
 def content_of(trials: pd.DataFrame, question: Question | str) -> Content:
-    """Returns everything that the figure of a question shows.
+    """Return everything that the figure of a question shows.
 
     Args:
       trials: from `load_for`.
@@ -57,7 +57,7 @@ def content_of(trials: pd.DataFrame, question: Question | str) -> Content:
 
 
 def numbers_of(trials: pd.DataFrame, question: Question | str) -> pd.DataFrame:
-    """Returns the numbers of a figure at full precision: a row per point, or per trial of a search.
+    """Return the numbers of a figure at full precision: a row per point, or per trial of a search.
 
     Raises:
       DashboardError: as `content_of`.

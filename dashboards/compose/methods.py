@@ -30,7 +30,7 @@ _GRID_SIZE = "tuning_grid_size"
 
 
 def score_table(shown: pd.DataFrame, question: Question) -> Table:
-    """Returns one row per method, or other category, and guarantee; each score at each ε.
+    """Return one row per method, or other category, and guarantee; each score at each ε.
 
     Args:
       shown: from `dashboards.compose.selection.shown_trials`.
@@ -61,7 +61,7 @@ def score_table(shown: pd.DataFrame, question: Question) -> Table:
 
 
 def guarantee_table(shown: pd.DataFrame, question: Question) -> Table:
-    """Returns one row per method and ε: what its guarantee rests on, and how much was tried."""
+    """Return one row per method and ε: what its guarantee rests on, and how much was tried."""
     present = [(name, title) for name, title in _SETTINGS if has_values(shown, name)]
     heading = [
         question.axis.label,
@@ -86,7 +86,7 @@ def guarantee_table(shown: pd.DataFrame, question: Question) -> Table:
 
 
 def without_guarantee(shown: pd.DataFrame, column: str) -> list[str]:
-    """Returns sentences that name what is not private among the trials; none where all are."""
+    """Return sentences that name what is not private among the trials; none where all are."""
     found = []
     for guarantee, sentence in (
         (AS_PUBLISHED, "As published, not proven, and so not counted as private: {}."),

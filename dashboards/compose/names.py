@@ -107,7 +107,7 @@ def has_values(trials: pd.DataFrame, name: str) -> bool:
 
 
 def score_title(name: str) -> str | None:
-    """Returns the title of a score, a fraction drawn in per cent, or None for any other column.
+    """Return the title of a score, a fraction drawn in per cent, or None for any other column.
 
     >>> score_title("image_to_text_recall_at_10"), score_title("knn_accuracy_during"), score_title("snr")
     ('Image → text recall at 10', 'k-NN accuracy', None)
@@ -117,7 +117,7 @@ def score_title(name: str) -> str | None:
 
 
 def score_names(trials: pd.DataFrame) -> dict[str, str]:
-    """Returns the final scores and their titles, those of pairs first, of view retrieval only where alone."""
+    """Return the final scores and their titles, those of pairs first, of view retrieval only where alone."""
     known = {**PAIR_SCORES, **LABEL_SCORES, **NOISED_SCORES, **VIEW_SCORES}
     found = {name: title for name, title in known.items() if has_values(trials, name)}
     others = {name: title for name, title in found.items() if name not in VIEW_SCORES}
@@ -125,7 +125,7 @@ def score_names(trials: pd.DataFrame) -> dict[str, str]:
 
 
 def panel_scores(names: Iterable[str]) -> list[str]:
-    """Returns which of these scores, final or on the way, have a panel.
+    """Return which of these scores, final or on the way, have a panel.
 
     >>> panel_scores(["knn_accuracy", "linear_probe_accuracy"])
     ['knn_accuracy', 'linear_probe_accuracy']
@@ -137,7 +137,7 @@ def panel_scores(names: Iterable[str]) -> list[str]:
 
 
 def column_title(column: str) -> str:
-    """Returns a column's name for readers.
+    """Return a column's name for readers.
 
     >>> column_title("l2_clip_norm"), column_title("some_new_option")
     ('Clip norm C', 'Some new option')
@@ -148,7 +148,7 @@ def column_title(column: str) -> str:
 
 
 def dataset_title(name: str) -> str:
-    """Returns a data set's name for titles: of your own files the last part of the path.
+    """Return a data set's name for titles: of your own files the last part of the path.
 
     >>> [dataset_title(name) for name in ("cifar10", "shapes:400", "shapes:400:7", "npz:/data/scans.npz")]
     ['CIFAR-10', 'Shapes (400)', 'Shapes (400, seed 7)', 'scans.npz']
@@ -163,12 +163,12 @@ def dataset_title(name: str) -> str:
 
 
 def symbol(column: str) -> str:
-    """Returns the sign of a column in labels such as "S = 8"."""
+    """Return the sign of a column in labels such as "S = 8"."""
     return _SYMBOLS.get(column, column.replace("_", " "))
 
 
 def value_text(value: Any) -> str:
-    """Returns a value for readers.
+    """Return a value for readers.
 
     >>> [value_text(value) for value in (1024.0, 0.0707107, float("inf"), "dp_gcl", "batch", None)]
     ['1024', '0.0707107', '∞', 'DP-GCL', 'batch', 'none']
@@ -189,7 +189,7 @@ def value_text(value: Any) -> str:
 
 
 def natural_key(text: str) -> list[tuple[int, float | str]]:
-    """Sorts text with its numbers as numbers.
+    """Sort text with its numbers as numbers.
 
     >>> sorted(["t10", "t9", "b"], key=natural_key)
     ['b', 't9', 't10']

@@ -33,7 +33,7 @@ _UNTRAINED_POINTS = Style(
 
 
 def axis_rows(shown: pd.DataFrame, question: Question) -> list[list[Panel]]:
-    """Returns the panels of scores against the axis, then that of the SNR where asked for."""
+    """Return the panels of scores against the axis, then that of the SNR where asked for."""
     ticks = ticks_of(question.axis, shown[question.axis.column])
     scores = [_score_panel(shown, name, question, ticks) for name in panel_scores(score_names(shown))]
     rows = in_rows(scores)
@@ -43,7 +43,7 @@ def axis_rows(shown: pd.DataFrame, question: Question) -> list[list[Panel]]:
 
 
 def series_rows(shown: pd.DataFrame, question: Question) -> list[list[Panel]]:
-    """Returns the panels of everything that was recorded on the way, against the step."""
+    """Return the panels of everything that was recorded on the way, against the step."""
     ticks = ticks_of(question.axis, shown[question.axis.column])
     names = [name for name in question.series if name.endswith(DURING) and has_values(shown, name)]
     scores = [_score_panel(shown, name, question, ticks) for name in panel_scores(names)]
@@ -61,7 +61,7 @@ def series_rows(shown: pd.DataFrame, question: Question) -> list[list[Panel]]:
 
 
 def beside(panel: Panel) -> Panel:
-    """Returns a panel with the points of one category beside each other, none covering another."""
+    """Return a panel with the points of one category beside each other, none covering another."""
     if not panel.axis.categorical:
         return panel
     places: dict[float, list[int]] = {}
@@ -81,12 +81,12 @@ def beside(panel: Panel) -> Panel:
 
 
 def in_rows(panels: list[Panel], most: int = _PANELS_IN_A_ROW) -> list[list[Panel]]:
-    """Returns the panels, `most` side by side."""
+    """Return the panels, `most` side by side."""
     return [panels[start : start + most] for start in range(0, len(panels), most)]
 
 
 def with_relative_loss(series: pd.DataFrame, metric: str = "train_loss") -> pd.DataFrame:
-    """Returns a series with `relative_loss`: every loss over that of its trial's first recorded step."""
+    """Return a series with `relative_loss`: every loss over that of its trial's first recorded step."""
     if metric not in series:
         return series
     series = series.reset_index(drop=True)

@@ -67,7 +67,7 @@ class Question:
         return [name for name in self.splits if name != self.axis.column]
 
     def along(self, column: str) -> Question:
-        """Returns the same question against another column, by name where its scale is categorical."""
+        """Return the same question against another column, by name where its scale is categorical."""
         axis = dataclasses.replace(
             self.axis, column=column, label=column_title(column), symbol=symbol(column), order=()
         )
@@ -164,7 +164,7 @@ QUESTIONS = {question.name: question for question in _ASKED}
 
 
 def find_question(name: str | Question) -> Question:
-    """Returns the question of a name.
+    """Return the question of a name.
 
     Raises:
       DashboardError: there is none of this name.

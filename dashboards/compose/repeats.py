@@ -8,7 +8,7 @@ import pandas as pd
 
 
 def mean_and_error(trials: pd.DataFrame, metric: str) -> tuple[float, float, int]:
-    """Returns the mean over repeats, its standard error (NaN for one repeat) and the number of repeats.
+    """Return the mean over repeats, its standard error (NaN for one repeat) and the number of repeats.
 
     Trials of the same repeat are averaged first: they share the network's initial values, so they are
     no independent evidence.
@@ -25,7 +25,7 @@ def mean_and_error(trials: pd.DataFrame, metric: str) -> tuple[float, float, int
 
 
 def means_and_errors(trials: pd.DataFrame, by: list[str], metric: str) -> pd.DataFrame:
-    """Returns the same for each group of trials that has a value: columns `mean`, `error` and `n`."""
+    """Return the same for each group of trials that has a value: columns `mean`, `error` and `n`."""
     values = trials.dropna(subset=[metric])
     if "repeat" in trials:
         values = values.groupby([*by, "repeat"], as_index=False)[metric].mean()

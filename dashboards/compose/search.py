@@ -38,7 +38,7 @@ _NOT_SEARCHED = (
 
 
 def number_trials(trials: pd.DataFrame) -> pd.DataFrame:
-    """Returns the trials in the order they were proposed, by number in `trial_number`.
+    """Return the trials in the order they were proposed, by number in `trial_number`.
 
     Where a sweep records no number it is the place among their names, from 1.
     """
@@ -51,7 +51,7 @@ def number_trials(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def searched_columns(shown: pd.DataFrame) -> list[str]:
-    """Returns the settings that were searched: those the sweep names in `searched`, else those that vary."""
+    """Return the settings that were searched: those the sweep names in `searched`, else those that vary."""
     if has_values(shown, "searched"):
         named = [name.strip() for name in str(shown["searched"].iloc[0]).split(",")]
         return [name for name in named if has_values(shown, name)]
@@ -69,14 +69,14 @@ def searched_columns(shown: pd.DataFrame) -> list[str]:
 
 
 def objective(shown: pd.DataFrame) -> str | None:
-    """Returns the score that was maximised, by the param `objective`, else the first one drawn."""
+    """Return the score that was maximised, by the param `objective`, else the first one drawn."""
     if has_values(shown, "objective") and has_values(shown, str(shown["objective"].iloc[0])):
         return str(shown["objective"].iloc[0])
     return next(iter(panel_scores(score_names(shown))), None)
 
 
 def search_rows(shown: pd.DataFrame, question: Question) -> list[list[Panel]]:
-    """Returns the history and, where ε varies, utility against ε; then a panel per searched setting."""
+    """Return the history and, where ε varies, utility against ε; then a panel per searched setting."""
     score = objective(shown)
     if score is None:
         return []
@@ -106,7 +106,7 @@ def on_the_front(epsilons: list[float], scores: list[float]) -> list[bool]:
 
 
 def trials_table(shown: pd.DataFrame) -> Table:
-    """Returns one row per trial, the best first: settings, scores, ε, guarantee, place on the front."""
+    """Return one row per trial, the best first: settings, scores, ε, guarantee, place on the front."""
     score, searched = objective(shown), searched_columns(shown)
     scores = list(score_names(shown))
     marks = _marks(shown, score) if score else pd.Series(False, index=shown.index)

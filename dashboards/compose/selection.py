@@ -25,7 +25,7 @@ _FOLLOWS = {"noise_multiplier": ("target_epsilon",)}
 
 
 def shown_trials(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
-    """Returns what may be drawn, with `guarantee` and `axis_order`; with private data, proven trials alone.
+    """Return what may be drawn, with `guarantee` and `axis_order`; with private data, proven trials alone.
 
     With private data no private-only number is left either. The training withholds these numbers itself;
     this is the second lock. Data count as private unless every trial is tagged `data_is: public`.
@@ -63,7 +63,7 @@ def shown_trials(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
 
 
 def guarantees(trials: pd.DataFrame) -> pd.Series:
-    """Returns the guarantee of each trial: "proven", "as-published" or "none"; "none" for ε = ∞."""
+    """Return the guarantee of each trial: "proven", "as-published" or "none"; "none" for ε = ∞."""
     if "guarantee_label" not in trials:
         return pd.Series(NO_GUARANTEE, index=trials.index)
     label = trials["guarantee_label"].where(trials["guarantee_label"].isin([PROVEN, AS_PUBLISHED]))
@@ -76,7 +76,7 @@ def data_are_private(trials: pd.DataFrame) -> bool:
 
 
 def cell_columns(trials: pd.DataFrame, question: Question) -> list[str]:
-    """Returns the columns that tell the points of a figure apart, the axis first."""
+    """Return the columns that tell the points of a figure apart, the axis first."""
     return [ORDER, *(name for name in question.curve_columns if name in trials), "guarantee"]
 
 

@@ -26,7 +26,7 @@ _ENDINGS = ("_mean", "_standard_error", "_n")
 
 
 def summary_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
-    """Returns one row per point of the figure: the mean, standard error and n of each number.
+    """Return one row per point of the figure: the mean, standard error and n of each number.
 
     Scores are fractions, not per cent. Raises as `dashboards.compose.selection.shown_trials`.
     """
@@ -52,7 +52,7 @@ def summary_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
 
 
 def for_readers(summary: pd.DataFrame, axis: str) -> Table:
-    """Returns a summary with readable names, scores in per cent as "mean ± standard error".
+    """Return a summary with readable names, scores in per cent as "mean ± standard error".
 
     Args:
       summary: from `summary_table`.
@@ -77,7 +77,7 @@ def for_readers(summary: pd.DataFrame, axis: str) -> Table:
 
 
 def mean_text(mean: float, error: float, n: int, *, scale: float = 1) -> str:
-    """Returns a mean with its error; a dash for none.
+    """Return a mean with its error; a dash for none.
 
     >>> nan = float("nan")
     >>> mean_text(0.81234, 0.0123, 3, scale=100), mean_text(0.5, nan, 1), mean_text(nan, nan, 0)
@@ -91,7 +91,7 @@ def mean_text(mean: float, error: float, n: int, *, scale: float = 1) -> str:
 
 
 def differences_for_readers(differences: pd.DataFrame) -> Table:
-    """Returns the paired differences with readable names, of scores in percentage points."""
+    """Return the paired differences with readable names, of scores in percentage points."""
     plain = [name for name in differences if name not in ("difference", "standard_error", "minus")]
     place = plain.index("num_repeats")
     order = [*plain[:place], "minus", "difference", *plain[place:]]

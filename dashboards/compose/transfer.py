@@ -14,7 +14,7 @@ _TRANSFER = re.compile(rf"(?:(?P<untrained>{UNTRAINED})_)?transfer_(?P<score>\w+
 
 
 def by_probe(trials: pd.DataFrame) -> pd.DataFrame:
-    """Returns a row for every trial and data set it was scored on, named in `probe_dataset`.
+    """Return a row for every trial and data set it was scored on, named in `probe_dataset`.
 
     `transfer_knn_accuracy/digits` becomes `knn_accuracy` of the row of digits, and the same before training.
     The scores of the trial itself stay in a row of their own, named by the data they are of. Those of

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def list_sweeps(tracking_uri: str) -> pd.DataFrame:
-    """Returns one row per sweep, newest first, sealed ones last: they keep when they ran and how often.
+    """Return one row per sweep, newest first, sealed ones last: they keep when they ran and how often.
 
     Columns: `sweep`, `release_mode`, `status`, `started`, `num_finished_trials`, `tuned_epsilon` (of the
     whole sweep, as recorded; of its proven trials alone where others finished), `experiment`. Of a sealed

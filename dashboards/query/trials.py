@@ -20,7 +20,7 @@ _STORED_INFINITY = 1.79e308
 
 
 def load_trials(tracking_uri: str, sweep: str | None = None) -> pd.DataFrame:
-    """Returns one row per finished trial of a sweep.
+    """Return one row per finished trial of a sweep.
 
     Columns: `run_id`, `run_name`; every tag that is not MLflow's own (`dpgcl.` removed); every param,
     as int, float, bool, None or str; every metric's last value. Where the trial has no param or tag of
@@ -55,7 +55,7 @@ def load_trials(tracking_uri: str, sweep: str | None = None) -> pd.DataFrame:
 
 
 def load_series(tracking_uri: str, sweep: str | None, metric: str) -> pd.DataFrame:
-    """Returns one row per finished trial and recorded step of a metric; none where nothing was recorded.
+    """Return one row per finished trial and recorded step of a metric; none where nothing was recorded.
 
     Columns: those of `load_trials`, `step`, and the value in a column of the metric's name.
 
@@ -83,7 +83,7 @@ def load_series(tracking_uri: str, sweep: str | None, metric: str) -> pd.DataFra
 
 
 def group_size_order(group_size: int | str) -> float:
-    """Returns a number that sorts group sizes with "batch" last.
+    """Return a number that sorts group sizes with "batch" last.
 
     >>> sorted(["batch", 16, 2], key=group_size_order)
     [2, 16, 'batch']
@@ -92,7 +92,7 @@ def group_size_order(group_size: int | str) -> float:
 
 
 def typed(text: str) -> int | float | bool | str | None:
-    """Returns the value that MLflow turned into `text`.
+    """Return the value that MLflow turned into `text`.
 
     >>> [typed(text) for text in ("8", "inf", "1.5e-06", "True", "None", "batch")]
     [8, inf, 1.5e-06, True, None, 'batch']

@@ -8,7 +8,7 @@ from dashboards.compose.content import Table
 
 
 def to_markdown(table: Table) -> str:
-    """Returns a table as Markdown; names on the left, numbers on the right.
+    """Return a table as Markdown; names on the left, numbers on the right.
 
     >>> print(to_markdown(Table(heading=["S", "mean"], rows=[["a|b", "0.12"], ["c", "–"]], bold={(0, 1)})))
     | S | mean |
@@ -25,7 +25,7 @@ def to_markdown(table: Table) -> str:
 
 
 def to_html(table: Table) -> str:
-    """Returns a table as HTML, every text escaped."""
+    """Return a table as HTML, every text escaped."""
 
     def cell(tag: str, text: str, column: int, bold: bool = False) -> str:
         side = ' class="name"' if table.holds_text(column) else ""

@@ -6,16 +6,12 @@ import math
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from dashboards.__main__ import main
 from dashboards.compose.curves import PRIVATE_COLOURS
 from dashboards.compose.figure import content_of
 from dashboards.compose.questions import QUESTIONS, find_question
 from dashboards.errors import DashboardError
-from dashboards.figures import draw, write_figure, write_table
-from dashboards.render.interactive import interactive_figure, page_of
-from dashboards.render.printed import printed_figure
+from dashboards.render.page import page_of
 
 BATCHES = (16.0, 64.0, 1024.0)
 
@@ -173,59 +169,6 @@ def test_page_shows_no_epsilon_spent_by_a_trial_without_guarantee(make_sweep):
     assert "7.77" not in " ".join([content.title, *content.notes, *map(str, tables)])
 
 
-def test_interactive_curves_are_the_printed_ones(batches):
-    content = content_of(batches, "batch-size")
-    traces = [
-        t for t in interactive_figure(content).data if t.hovertemplate and t.name != "untrained network"
-    ]
-    curves = [curve for panel in content.panels for curve in panel.curves]
-    assert [list(trace.y) for trace in traces] == [curve.mean for curve in curves]
-
-
-def test_files_are_named_after_the_question(batches, tmp_path):
-    paths = [*write_figure(batches, tmp_path, "batch-size"), *write_table(batches, tmp_path, "batch-size")]
-    assert [p.name for p in paths] == [f"batch_size.{end}" for end in ("png", "html", "csv", "md")]
-
-
-def test_command_draws_a_question_by_name(tracking, tmp_path):
-    arguments = ["--question", "privacy-budget", "--tracking-uri", tracking[0], "--output", str(tmp_path)]
-    assert main(["figure", *arguments]) == 2  # the sweep has several group sizes
-    arguments[1] = "group-size"
-    assert main(["figure", *arguments]) == 0
-    assert (tmp_path / "group_size.png").exists()
-
-
-@pytest.mark.parametrize(
-    ("question", "column", "values", "options"),
-    [
-        ("lora-layers", "lora_layers", ("Q", "Q+K+V"), {}),
-        ("architectures", "network_name", ("a_package.with.a_long_name:factory", "cnn"), {}),
-        ("temperature", "temperature", (0.05, 0.1, 0.7071), {"augmentations": (0, 1, 4)}),
-        ("clip-norm", "l2_clip_norm", (0.01,), {"num_repeats": 1}),
-        ("num-augmentations", "num_augmentations", (0, 1, 2), {"scores": ("knn_accuracy",)}),
-    ],
-)
-def test_printed_words_stay_on_the_page_and_off_each_other(make_sweep, question, column, values, options):
-    figure = printed_figure(content_of(make_sweep(column, values, **options), question))
-    FigureCanvasAgg(figure).draw()
-    page = figure.bbox
-    boxes = [text.get_window_extent() for text in figure.texts]
-    boxes += [legend.get_window_extent() for ax in figure.axes for legend in ax.artists]
-    boxes += [ax.xaxis.label.get_window_extent() for ax in figure.axes if ax.axison]
-    ticks = [
-        label
-        for ax in figure.axes
-        if ax.axison
-        for axis, limits in ((ax.xaxis, ax.get_xlim()), (ax.yaxis, ax.get_ylim()))
-        for place, label in zip(axis.get_majorticklocs(), axis.get_majorticklabels(), strict=True)
-        if min(limits) <= place <= max(limits)
-    ]
-    boxes += [label.get_window_extent() for label in ticks if label.get_text()]
-    assert all(page.x0 <= box.x0 and box.x1 <= page.x1 for box in boxes)
-    assert all(page.y0 <= box.y0 and box.y1 <= page.y1 for box in boxes)
-    assert not [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
-
-
 def test_tables_keep_the_axis_whatever_its_values(make_sweep):
     tables = content_of(make_sweep("num_augmentations", (1,)), "num-augmentations").tables
     assert all("Augmented copies Nₐ" in table.heading for _, table in tables)
@@ -234,12 +177,6 @@ def test_tables_keep_the_axis_whatever_its_values(make_sweep):
 def test_question_keeps_trials_that_lack_a_split(make_sweep):
     trials = make_sweep("temperature", (0.1, 0.2), epsilons=(10.0,)).assign(num_augmentations=math.nan)
     assert content_of(trials, "temperature").panels[0].curves[0].names == ["0.1", "0.2"]
-
-
-def test_draw_writes_figure_and_tables_from_mlflow_alone(tracking, tmp_path):
-    paths = draw("group-size", tracking[0], "new", tmp_path)
-    assert [path.name for path in paths] == [f"group_size.{end}" for end in ("png", "html", "csv", "md")]
-    assert all(path.stat().st_size for path in paths)
 
 
 def test_question_of_many_curves_draws_no_two_alike(make_sweep):

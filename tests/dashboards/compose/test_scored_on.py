@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from matplotlib.text import Text
 
 from dashboards.compose.figure import content_of
 from dashboards.figures import draw
-from dashboards.render.printed import printed_figure
 from tests.dashboards.conftest import log_trials
+from tests.dashboards.render import drawn
 from trainers.tracking import Tracker
 
 OWN = "csv:/secret/place/mine.csv"
@@ -79,6 +78,5 @@ def test_figure_page_and_table_from_mlflow_say_what_was_scored_on(make_trials, t
 
 
 def test_printed_figure_says_what_was_scored_on(make_trials):
-    figure = printed_figure(content_of(make_trials(dataset=OWN, scored_on="shapes:400"), "group-size"))
-    text = " ".join(text.get_text() for text in figure.findobj(Text))
-    assert "Scored on Shapes (400)." in text
+    content = content_of(make_trials(dataset=OWN, scored_on="shapes:400"), "group-size")
+    assert "Scored on Shapes (400)." in drawn.said(content)

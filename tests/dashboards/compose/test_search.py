@@ -6,11 +6,9 @@ import math
 
 import pandas as pd
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from dashboards.compose.figure import content_of, numbers_of
 from dashboards.compose.search import searched_columns
-from dashboards.render.printed import printed_figure
 
 
 def trials_of(rows, **shared):
@@ -114,11 +112,3 @@ def test_search_without_scores_says_so():
     content = content_of(trials_of(FRONT).drop(columns="knn_accuracy"), "search")
     assert content.rows == []
     assert "No scores: none was recorded." in content.notes
-
-
-def test_search_panels_of_names_and_numbers_do_not_touch():
-    trials = trials_of(FRONT).assign(optimizer_name=["adam", "lars"] * 3)
-    figure = printed_figure(content_of(trials, "search"))
-    FigureCanvasAgg(figure).draw()
-    boxes = [ax.get_tightbbox() for ax in figure.axes]
-    assert not [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]

@@ -122,7 +122,8 @@ def test_difference_is_to_the_untrained_network_on_the_same_data(probed):
 
 def test_figure_and_tables_are_written(probed, tmp_path):
     paths = [*write_figure(probed, tmp_path, "transfer"), *write_table(probed, tmp_path, "transfer")]
-    assert {path.name for path in paths} == {f"transfer.{ending}" for ending in ("png", "html", "csv", "md")}
+    endings = ("png", "svg", "pdf", "html", "csv", "md")
+    assert {path.name for path in paths} == {f"transfer.{ending}" for ending in endings}
     assert "npz-faces" in (tmp_path / "transfer.md").read_text()
 
 
