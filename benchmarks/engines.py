@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.steps import CLIP_NORM, OrdinaryStep, OurStep, Step, Task, views_of
-from dpgcl_core import clipping
-from dpgcl_core.clipping import num_trainable, trainable_parameters
-from dpgcl_core.losses import two_view_group_loss
-from trainers.encoder import Encoder, build_encoder
-from trainers.optimizers import build_optimizer
-from trainers.precision import group_losses_of
+from dpgcl_core.clipping import clipper as clipping
+from dpgcl_core.clipping.types import num_trainable, trainable_parameters
+from dpgcl_core.losses.info_nce import two_view_group_loss
+from trainers.models.encoder import Encoder, build_encoder
+from trainers.training.optimizers import build_optimizer
+from trainers.training.precision import group_losses_of
 
 AddClippedSum = Callable[[Tensor, Tensor], None]
 """Adds the clipped sum of views `[groups, group_size, views, C, H, W]` to a flat total."""

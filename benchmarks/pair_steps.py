@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.steps import GroupTask, OurStep, Step
-from dpgcl_core.clipping import trainable_parameters
+from dpgcl_core.clipping.types import trainable_parameters
 from dpgcl_core.errors import ConfigError, unknown_choice
-from dpgcl_core.losses import symmetric_group_info_nce
-from trainers.config import (
+from dpgcl_core.losses.info_nce import symmetric_group_info_nce
+from trainers.config.training import (
     ClipNetworkConfig,
     EvaluationConfig,
     OptimizerConfig,
@@ -28,12 +28,12 @@ from trainers.config import (
 )
 from trainers.data.pairs import ImageTextRecords
 from trainers.data.shapes import make_shape_pairs
-from trainers.microbatch import max_views
-from trainers.modality import pair_views
-from trainers.models.clip import CLIP_TINY, ClipConfig, find_clip
-from trainers.models.clip_encoder import ImageTextEncoder
-from trainers.optimizers import build_optimizer
-from trainers.warm_start import starting_encoder
+from trainers.models.clip.encoder import ImageTextEncoder
+from trainers.models.clip.published import CLIP_TINY, ClipConfig, find_clip
+from trainers.tasks.modality import pair_views
+from trainers.training.microbatch import max_views
+from trainers.training.optimizers import build_optimizer
+from trainers.training.warm_start import starting_encoder
 
 CLIP_NORM = 0.01
 TEMPERATURE = 0.01
@@ -49,7 +49,7 @@ class PairTask(GroupTask):
     """A step on pairs of images and texts.
 
     Attributes:
-      model: a CLIP model, as `trainers.models.clip.ClipConfig.model`.
+      model: a CLIP model, as `trainers.models.clip.published.ClipConfig.model`.
       num_augmentations: N_a, further copies of both sides of a pair.
       lora_rank: of adapters on queries and values of both towers.
     """

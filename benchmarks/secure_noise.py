@@ -27,9 +27,9 @@ import torch
 from benchmarks import reports
 from benchmarks.reports import say
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.noise import NUM_SUMMED, GaussianNoise
-from dpgcl_core.randomness import DrawSource, SecretRandomness
-from dpgcl_core.secure_randomness import SecureRandomness
+from dpgcl_core.noise.chacha20 import SecureRandomness
+from dpgcl_core.noise.gaussian import NUM_SUMMED, GaussianNoise
+from dpgcl_core.noise.sources import DrawSource, SecretRandomness
 
 STD = 1.5
 SOURCES: dict[str, tuple[Callable[[], DrawSource], int]] = {

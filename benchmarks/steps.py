@@ -18,14 +18,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dpgcl_core import clipping
-from dpgcl_core.clipping import GroupLosses, trainable_parameters
+from dpgcl_core.clipping import clipper as clipping
+from dpgcl_core.clipping.types import GroupLosses, trainable_parameters
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.losses import two_view_group_loss
-from dpgcl_core.mechanism import Mechanism, default_delta
-from dpgcl_core.methods.base import GroupRule
-from trainers import loop, modality
-from trainers.config import (
+from dpgcl_core.losses.info_nce import two_view_group_loss
+from dpgcl_core.mechanism.mechanism import Mechanism
+from dpgcl_core.mechanism.method import GroupRule
+from dpgcl_core.mechanism.numbers import default_delta
+from trainers.config.training import (
     EvaluationConfig,
     NetworkConfig,
     OptimizerConfig,
@@ -33,12 +33,15 @@ from trainers.config import (
     TrainingConfig,
     ViewConfig,
 )
-from trainers.data.dataset import AnyRecords, Records
-from trainers.encoder import build_encoder
-from trainers.optimizers import build_optimizer
-from trainers.precision import add_clipped_sum, embed_of, gradient_scale
-from trainers.views import make_views
-from trainers.workers import SingleWorker, Workers
+from trainers.data.dataset import AnyRecords
+from trainers.data.records import Records
+from trainers.models.encoder import build_encoder
+from trainers.tasks import modality
+from trainers.training import loop
+from trainers.training.optimizers import build_optimizer
+from trainers.training.precision import add_clipped_sum, embed_of, gradient_scale
+from trainers.training.workers import SingleWorker, Workers
+from trainers.views.images import make_views
 
 CLIP_NORM = 1.0
 IMAGE_SHAPES = {
@@ -139,7 +142,7 @@ class Task(GroupTask):
     """A step on images.
 
     Attributes:
-      model: a network of `trainers.encoder.NETWORKS`.
+      model: a network of `trainers.models.encoder.NETWORKS`.
       image_size: pixels of the square images; None for the model's in `IMAGE_SHAPES`.
     """
 

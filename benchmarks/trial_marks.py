@@ -18,9 +18,9 @@ from typing import Any
 
 import ray
 
-from dpgcl_core.mechanism import Mechanism
+from dpgcl_core.mechanism.mechanism import Mechanism
 from trainers import ray_worker
-from trainers.checkpoint import CheckpointFolder
+from trainers.files.checkpoint import CheckpointFolder
 
 IMPORT_ENDED = time.time()
 
@@ -52,7 +52,7 @@ def marked_train_worker(loop_config: Mapping[str, Any]) -> dict[str, Any]:
     """`train_worker` of a trial; imports and records come first, one by one, to be told apart."""
     trial = loop_config["trial"]
     mark(trial, "worker", import_started=IMPORT_STARTED, import_seconds=IMPORT_ENDED - IMPORT_STARTED)
-    from trainers import loop
+    from trainers.training import loop
 
     mark(trial, "imported")
     ray.get(loop_config["records"][0])

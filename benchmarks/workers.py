@@ -31,7 +31,7 @@ import torch.multiprocessing as mp
 from benchmarks import reports
 from benchmarks.reports import say
 from benchmarks.steps import OurStep, Task
-from trainers.workers import current_workers
+from trainers.training.workers import current_workers
 
 BATCH_SIZES = {"tiny_cnn": 1024, "small_cnn": 1024, "resnet18": 64}
 MICROBATCH = {"tiny_cnn": 384, "small_cnn": 384, "resnet18": 96}

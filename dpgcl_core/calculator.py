@@ -53,19 +53,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _epsilon(options: argparse.Namespace) -> dict[str, Any]:
-    from dpgcl_core import accounting
-    from dpgcl_core.selection import NEIGHBORING_RELATION, check_affordable
+    from dpgcl_core.accounting import composition
+    from dpgcl_core.accounting.tuning.cost import NEIGHBORING_RELATION, check_affordable
 
     steps = _checked_steps(options)
-    event = accounting.poisson_gaussian_event(**steps)
+    event = composition.poisson_gaussian_event(**steps)
     if options.accountant != "rdp":
         check_affordable(event, options.delta)
     if options.accountant == "rdp":
-        epsilon = accounting.epsilon_rdp(event, options.delta)
+        epsilon = composition.epsilon_rdp(event, options.delta)
     elif options.accountant == "pld":
-        epsilon = accounting.epsilon_of_steps(**steps, delta=options.delta)
+        epsilon = composition.epsilon_of_steps(**steps, delta=options.delta)
     else:
-        epsilon = accounting.epsilon_prv(**steps, delta=options.delta)
+        epsilon = composition.epsilon_prv(**steps, delta=options.delta)
         if math.isnan(epsilon):
             raise ConfigError("the accountant prv gives up on these options; use --accountant pld or rdp")
     return {
@@ -78,8 +78,8 @@ def _epsilon(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _noise(options: argparse.Namespace) -> dict[str, Any]:
-    from dpgcl_core.accounting import calibrate_noise_multiplier
-    from dpgcl_core.selection import NEIGHBORING_RELATION
+    from dpgcl_core.accounting.composition import calibrate_noise_multiplier
+    from dpgcl_core.accounting.tuning.cost import NEIGHBORING_RELATION
 
     options.noise_multiplier = 1.0  # stands in for the one that is sought
     steps = _checked_steps(options)
@@ -99,7 +99,7 @@ def _noise(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _tuning(options: argparse.Namespace) -> dict[str, Any]:
-    from dpgcl_core import selection
+    from dpgcl_core.accounting.tuning import cost as selection
 
     steps = _checked_steps(options)
     for mode, names in _OPTIONS_OF_MODE.items():
@@ -124,7 +124,7 @@ def _tuning(options: argparse.Namespace) -> dict[str, Any]:
 
 def _law(options: argparse.Namespace) -> Any:
     """The law of K that the options name."""
-    from dpgcl_core import selection_laws as laws
+    from dpgcl_core.accounting.tuning import laws
 
     name, mean, cap = options.law or "tnb", _required(options, "mean_trials"), options.max_trials
     if name != "tnb" and options.eta is not None:
@@ -142,7 +142,7 @@ def _law(options: argparse.Namespace) -> Any:
 
 
 def _checked_steps(options: argparse.Namespace) -> dict[str, Any]:
-    from dpgcl_core.selection import TrialClass, check_delta
+    from dpgcl_core.accounting.tuning.cost import TrialClass, check_delta
 
     steps = {name: getattr(options, name) for name in ("sampling_prob", "noise_multiplier", "num_steps")}
     TrialClass(**steps)

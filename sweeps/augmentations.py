@@ -27,7 +27,7 @@ from sweeps.service.options import SweepOptions, parse_options
 from sweeps.service.plan import Point
 from sweeps.service.points import at
 from sweeps.service.run import run_sweep
-from trainers.text_views import TEXT_AUGMENTATIONS
+from trainers.views.captions import TEXT_AUGMENTATIONS
 
 TINY: dict[str, Any] = {"dataset": "shapes:400", "repeats": 1, "num_steps": 5, "expected_batch_size": 64}
 TINY |= {"image_augmentations": ("crop",), "text_augmentations": ("word_swap",)}

@@ -20,7 +20,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code,
 
 from dashboards.figures import draw
 from dpgcl_core.errors import exit_on_bad_input
-from dpgcl_core.grouping import GroupSize
+from dpgcl_core.sampling.groups import GroupSize
 from sweeps.service.options import SweepOptions, parse_options
 from sweeps.service.points import of_methods
 from sweeps.service.run import run_sweep

@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dpgcl_core.errors import exit_on_bad_input
-from dpgcl_core.grouping import GroupSize
+from dpgcl_core.sampling.groups import GroupSize
 from sweeps.service.options import SweepOptions, parse_options
 from sweeps.service.plan import Point
 from sweeps.service.points import at, check_groups

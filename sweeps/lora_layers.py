@@ -24,7 +24,7 @@ from sweeps.service.options import SweepOptions, parse_options
 from sweeps.service.plan import Point
 from sweeps.service.points import at
 from sweeps.service.run import run_sweep
-from trainers.models.clip import SMALL_MODELS
+from trainers.models.clip.published import SMALL_MODELS
 
 TINY: dict[str, Any] = {"dataset": "shapes:400", "layers": ("Q+V",), "repeats": 1, "num_steps": 5}
 TINY |= {"expected_batch_size": 64, "max_index_records": 200, "max_query_records": 200}

@@ -32,8 +32,10 @@ from scipy import stats
 from torch import Tensor
 
 from dpgcl_core.errors import ConfigError, DataError, StrictParser, exit_on_bad_input
-from trainers.config import NetworkConfig, ViewConfig
-from trainers.data import (
+from trainers.config.presets import named_setting
+from trainers.config.settings import Setting
+from trainers.config.training import NetworkConfig, ViewConfig
+from trainers.data.loading import (
     BUILTIN_DATASETS,
     Records,
     TrainingData,
@@ -41,12 +43,10 @@ from trainers.data import (
     load_dataset,
     modality_of_name,
 )
-from trainers.encoder import Encoder, build_encoder
-from trainers.evaluate import first_by_hash
-from trainers.loop import train
-from trainers.named_settings import named_setting
-from trainers.settings import Setting
-from trainers.views import make_views
+from trainers.evaluation.features import first_by_hash
+from trainers.models.encoder import Encoder, build_encoder
+from trainers.training.loop import train
+from trainers.views.images import make_views
 
 Scores = NDArray[np.float64]
 

@@ -27,12 +27,12 @@ from ray.train import RunConfig, ScalingConfig, WorkerGroupError
 from ray.train.torch import TorchTrainer
 
 from dpgcl_core.errors import DpgclError
-from trainers.checkpoint import CheckpointFolder
-from trainers.config import TrainingConfig
-from trainers.workers import current_workers
+from trainers.config.training import TrainingConfig
+from trainers.files.checkpoint import CheckpointFolder
+from trainers.training.workers import current_workers
 
 if TYPE_CHECKING:
-    from trainers.loop import TrainingData
+    from trainers.training.loop import TrainingData
 
 # "[…/gloo/transport/tcp/pair.cc:547] Connection closed by peer"; or a class of its own.
 _FROM_GLOO = re.compile(r"^\[[^\]\n]*gloo/[^\]\n]*\]")
@@ -137,7 +137,9 @@ def _give_memory_back() -> None:
 
 
 def _train(trial: RayTrial, data: TrainingData) -> dict[str, Any]:
-    from trainers.loop import train  # torch and scikit-learn: not needed by the processes that only wait
+    from trainers.training.loop import (
+        train,  # torch and scikit-learn: not needed by the processes that only wait
+    )
 
     _check_code(trial.code_root)
     every_steps = trial.config.performance.checkpoint_every_steps

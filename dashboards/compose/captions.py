@@ -25,7 +25,7 @@ from dashboards.compose.questions import Question
 from dashboards.compose.repeats import num_trials
 from dashboards.compose.selection import AS_PUBLISHED, PROVEN
 from dashboards.compose.transfer import PROBE
-from trainers.tracking import NO_TUNING_COST, TUNING_COST_TAG
+from trainers.tracking.runs import NO_TUNING_COST, TUNING_COST_TAG
 
 _BEYOND_TARGET = 1.001
 

@@ -23,7 +23,7 @@ from dashboards.compose.names import (
 from dashboards.compose.panels import beside
 from dashboards.compose.questions import Question
 from dashboards.compose.selection import PROVEN
-from dpgcl_core.metrics import find_metric
+from dpgcl_core.release.metrics import find_metric
 
 TRIALS, FRONT = "Trials", "Pareto front"
 _FRONT_COLOUR = "#222222"

@@ -9,7 +9,7 @@ import pandas as pd
 from dashboards.compose.names import DURING, value_text
 from dashboards.compose.questions import Question
 from dashboards.errors import DashboardError
-from dpgcl_core.metrics import Release, find_metric
+from dpgcl_core.release.metrics import Release, find_metric
 
 PROVEN, AS_PUBLISHED, NO_GUARANTEE = "proven", "as-published", "none"
 ORDER = "axis_order"

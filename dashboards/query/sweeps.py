@@ -8,8 +8,8 @@ import pandas as pd
 
 from dashboards.errors import DashboardError
 from dpgcl_core.errors import unknown_choice
-from trainers.mlflow_server import connect, search_runs, server_errors, without_credentials
-from trainers.tracking import PARENT_TAG, ROLE_TAG, SEALED_ROLE, SWEEP_ROLE, SWEEP_TAG
+from trainers.tracking.runs import PARENT_TAG, ROLE_TAG, SEALED_ROLE, SWEEP_ROLE, SWEEP_TAG
+from trainers.tracking.server import connect, search_runs, server_errors, without_credentials
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

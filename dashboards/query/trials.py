@@ -9,8 +9,8 @@ import pandas as pd
 
 from dashboards.errors import DashboardError
 from dashboards.query.sweeps import find_parent
-from trainers.mlflow_server import connect, search_runs, server_errors, without_credentials
-from trainers.tracking import PARENT_TAG, SWEEP_TAG
+from trainers.tracking.runs import PARENT_TAG, SWEEP_TAG
+from trainers.tracking.server import connect, search_runs, server_errors, without_credentials
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -28,7 +28,7 @@ def load_trials(tracking_uri: str, sweep: str | None = None) -> pd.DataFrame:
     sorted by group size, ε, num_augmentations and repeat, as far as these exist.
 
     Args:
-      tracking_uri: as for `trainers.tracking.connect`.
+      tracking_uri: as for `trainers.tracking.server.connect`.
       sweep: the sweep's name; None is the one started last.
 
     Raises:
@@ -60,7 +60,7 @@ def load_series(tracking_uri: str, sweep: str | None, metric: str) -> pd.DataFra
     Columns: those of `load_trials`, `step`, and the value in a column of the metric's name.
 
     Args:
-      tracking_uri: as for `trainers.tracking.connect`.
+      tracking_uri: as for `trainers.tracking.server.connect`.
       sweep: the sweep's name; None is the one started last.
       metric: name of a series, for example `train_loss`.
 

@@ -2,9 +2,9 @@
 
 The trained network predicts, from one view of a record, what a target network makes of its other view. The
 target is a moving average of iterates that were already released, so at every step it is a fixed function
-(`dpgcl_core.byol`), and the loss of a group sees the group's records alone: the sensitivity is that of
-`dpgcl_core.grouping`, C for groups of one record and 2C for larger ones. Without negatives a group of one
-has a gradient, so the smaller sensitivity can be had.
+(`dpgcl_core.losses.byol`), and the loss of a group sees the group's records alone: the sensitivity is that of
+`dpgcl_core.sampling.groups`, C for groups of one record and 2C for larger ones. Without negatives a group of
+one has a gradient, so the smaller sensitivity can be had.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dpgcl_core.byol import byol_group_loss
-from dpgcl_core.methods.base import GroupLoss, LossSettings
+from dpgcl_core.losses.byol import byol_group_loss
+from dpgcl_core.mechanism.method import GroupLoss, LossSettings
 from dpgcl_core.methods.in_groups import InGroups
 
 
@@ -49,5 +49,5 @@ BYOL_GROUPS = Byol(
     min_group_size=1,
     needs_target=True,
     takes_pairs=False,
-    proof="dpgcl_core/byol.py",
+    proof="dpgcl_core/losses/byol.py",
 )

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from dpgcl_core.errors import ConfigError, LedgerError
-from dpgcl_core.ledger import Ledger
-from dpgcl_core.ledger_cap import RECORD
-from dpgcl_core.ledger_chain import Head
-from dpgcl_core.ledger_fingerprint import (
+from dpgcl_core.ledger.cap import RECORD
+from dpgcl_core.ledger.chain import Head
+from dpgcl_core.ledger.fingerprints import (
     MARK,
     check_unmarked,
     check_unmarked_above,
@@ -19,10 +18,11 @@ from dpgcl_core.ledger_fingerprint import (
     read_mark_above,
     write_mark,
 )
+from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service.options import SweepOptions
 from sweeps.service.storage import SweepFolder
-from trainers.data import is_builtin_name
 from trainers.data.image_text import image_files, image_folders
+from trainers.data.loading import is_builtin_name
 
 
 def check_ledger_options(options: SweepOptions) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from dpgcl_core.errors import ConfigError, unknown_choice
-from trainers.settings import Setting
-from trainers.text_views import TEXT_AUGMENTATIONS
+from trainers.config.settings import Setting
+from trainers.views.captions import TEXT_AUGMENTATIONS
 
 NONE = "none"
 

@@ -1,7 +1,7 @@
 """The budget ledger in a sweep: reserved before any worker starts, extended before a resume, settled after.
 
 The driver alone talks to the ledger. A worker sees its *grant*, a file beside its checkpoint that says how
-many steps are reserved (`trainers.checkpoint`): it draws no step beyond it. The driver asks the ledger
+many steps are reserved (`trainers.files.checkpoint`): it draws no step beyond it. The driver asks the ledger
 every few seconds whether the reservations still stand; when it does not answer, all grants are taken back
 and every training stops at its next checkpoint.
 
@@ -35,16 +35,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dpgcl_core.errors import BudgetExceeded, ConfigError, DpgclError, LedgerError
-from dpgcl_core.ledger import Ledger
-from dpgcl_core.ledger_account import PlannedTraining, Reservation
-from dpgcl_core.ledger_cap import RECORD
-from dpgcl_core.ledger_report import LedgerStatement
+from dpgcl_core.ledger.account import PlannedTraining, Reservation
+from dpgcl_core.ledger.cap import RECORD
+from dpgcl_core.ledger.ledger import Ledger
+from dpgcl_core.ledger.report import LedgerStatement
 from sweeps.service.account import bind_images, check_account, unit_of
 from sweeps.service.options import SweepOptions
 from sweeps.service.plan import SweepPlan, Trial
 from sweeps.service.release import is_proven, trial_class
 from sweeps.service.storage import SweepFolder
-from trainers.checkpoint import CheckpointFolder, Grant, read_attempt, read_grant, write_grant
+from trainers.files.checkpoint import CheckpointFolder, Grant, read_attempt, read_grant, write_grant
 
 CONFIRM_EVERY_SECONDS = 5.0
 SNR, SCORES = "/snr", "/scores"

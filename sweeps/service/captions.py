@@ -6,8 +6,8 @@ import sys
 
 from sweeps.service.plan import SweepPlan
 from trainers.data.pairs import ImageTextRecords
-from trainers.models.clip import ClipConfig, find_clip
-from trainers.models.clip_tokens import ClipTokenizer
+from trainers.models.clip.published import ClipConfig, find_clip
+from trainers.models.clip.tokens import ClipTokenizer
 
 
 def tell_cut_captions(plan: SweepPlan) -> None:

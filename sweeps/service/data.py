@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dpgcl_core.errors import ConfigError, DataError, DpgclError, show_on_a_terminal
 from sweeps.service.account import data_path
 from sweeps.service.options import SweepOptions
-from trainers.data import (
+from trainers.data.loading import (
     AnyRecords,
     Dataset,
     RecordsError,
@@ -22,7 +22,7 @@ from trainers.data import (
 )
 from trainers.data.probes import load_probes
 from trainers.data.shapes import shape_numbers
-from trainers.loop import TrainingData
+from trainers.training.loop import TrainingData
 
 _IMAGES_AT_ONCE = 1024
 

@@ -8,19 +8,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpgcl_core.clipping import num_trainable
-from dpgcl_core.grouping import BATCH
-from dpgcl_core.randomness import SecretRandomness
+from dpgcl_core.clipping.types import num_trainable
+from dpgcl_core.noise.sources import SecretRandomness
+from dpgcl_core.sampling.groups import BATCH
 from sweeps.service.plan import SweepPlan, Trial
-from trainers.averaging import target_of
-from trainers.config import TrainingConfig
-from trainers.data.dataset import AnyRecords, Records
+from trainers.config.training import TrainingConfig
+from trainers.data.dataset import AnyRecords
+from trainers.data.records import Records
 from trainers.data.shapes import make_shape_pairs
-from trainers.microbatch import max_views
-from trainers.modality import views_of
-from trainers.precision import add_clipped_sum, embed_of, gradient_scale, look_at_engine
-from trainers.views import normalise
-from trainers.warm_start import starting_encoder
+from trainers.tasks.modality import views_of
+from trainers.training.averaging import target_of
+from trainers.training.microbatch import max_views
+from trainers.training.precision import add_clipped_sum, embed_of, gradient_scale, look_at_engine
+from trainers.training.warm_start import starting_encoder
+from trainers.views.images import normalise
 
 
 def estimate_seconds(plan: SweepPlan) -> float:

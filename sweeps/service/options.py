@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal, TypeVar, get_type_hints
 
 from dpgcl_core.errors import ConfigError, StrictParser, unknown_choice
-from dpgcl_core.methods import method_named
+from dpgcl_core.mechanism.registry import method_named
 from sweeps.service.release import check_release
 from sweeps.service.scores import default_score
-from trainers.data import PairOptions, check_dataset_name, is_builtin_name, modality_of_name
+from trainers.config.presets import named_setting
+from trainers.config.settings import Setting
 from trainers.data.dataset import Modality
-from trainers.named_settings import named_setting
-from trainers.settings import Setting
+from trainers.data.loading import PairOptions, check_dataset_name, is_builtin_name, modality_of_name
 
 
 @dataclass(frozen=True, kw_only=True)

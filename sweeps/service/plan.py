@@ -14,25 +14,25 @@ from typing import Any
 
 import torch
 
-from dpgcl_core.accounting import epsilon_prv, epsilon_rdp
+from dpgcl_core.accounting.composition import epsilon_prv, epsilon_rdp
+from dpgcl_core.accounting.filters import composed_event
+from dpgcl_core.accounting.tuning.cost import OPEN, TrialClass, TuningCost
+from dpgcl_core.accounting.tuning.trials import cases_of
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.filters import composed_event
-from dpgcl_core.mechanism import default_delta
-from dpgcl_core.methods import method_named
-from dpgcl_core.secure_randomness import choose_randomness
-from dpgcl_core.selection import OPEN, TrialClass, TuningCost
-from dpgcl_core.selection_trials import cases_of
+from dpgcl_core.mechanism.numbers import default_delta
+from dpgcl_core.mechanism.registry import method_named
+from dpgcl_core.noise.chacha20 import choose_randomness
 from sweeps.service.data import load_training_data
 from sweeps.service.options import SweepOptions
 from sweeps.service.release import Charged, check_sealed_plan, cost_of, cost_tags
 from sweeps.service.storage import config_hash
-from trainers.config import TrainingConfig
+from trainers.config.training import TrainingConfig
 from trainers.data.dataset import modality_of
-from trainers.loop import TrainingData
-from trainers.modality import check_encoder, check_records
-from trainers.optimizers import check_optimizer
-from trainers.release import check_release
-from trainers.warm_start import starting_encoder, warm_start_note
+from trainers.tasks.modality import check_encoder, check_records
+from trainers.training.loop import TrainingData
+from trainers.training.optimizers import check_optimizer
+from trainers.training.release import check_release
+from trainers.training.warm_start import starting_encoder, warm_start_note
 
 _WEAK_DELTA = 1e-3
 _LARGE_SCORE_ERROR = 0.1

@@ -6,8 +6,8 @@ import secrets
 from datetime import datetime
 from pathlib import Path
 
-from dpgcl_core.selection import OPEN
-from dpgcl_core.statement import epsilon_text, rounded_up
+from dpgcl_core.accounting.tuning.cost import OPEN
+from dpgcl_core.release.statement import epsilon_text, rounded_up
 from sweeps.service.estimate import estimate_seconds
 from sweeps.service.execution import say
 from sweeps.service.options import SweepOptions
@@ -15,7 +15,7 @@ from sweeps.service.plan import SweepPlan, Trial
 from sweeps.service.release import cost_line, cost_of, is_proven
 from sweeps.service.scores import shown_scores
 from sweeps.service.storage import fit_for_name
-from trainers.tracking import trial_run_name
+from trainers.tracking.runs import trial_run_name
 
 
 def print_plan(plan: SweepPlan) -> None:

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpgcl_core.ledger_report import LedgerStatement
-from dpgcl_core.selection import OPEN, TuningCost
-from dpgcl_core.statement import PrivacyStatement
+from dpgcl_core.accounting.tuning.cost import OPEN, TuningCost
+from dpgcl_core.ledger.report import LedgerStatement
+from dpgcl_core.release.statement import PrivacyStatement
 from sweeps.service.budget import NO_LEDGER
 from sweeps.service.plan import SweepPlan, Trial
 from sweeps.service.release import Charged, cost_of, is_proven, open_trials, score_text, trial_class
 from sweeps.service.storage import SweepFolder
-from trainers.checkpoint import read_attempt, read_grant
 from trainers.data.dataset import modality_of
+from trainers.files.checkpoint import read_attempt, read_grant
 
 STATEMENT = "privacy_statement"
 

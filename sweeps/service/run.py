@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dpgcl_core.accounting.tuning.cost import OPEN
 from dpgcl_core.errors import ConfigError, DpgclError, LedgerError, StorageError, TrackingError
-from dpgcl_core.ledger_report import LedgerStatement
-from dpgcl_core.selection import OPEN
-from dpgcl_core.statement import PrivacyStatement
+from dpgcl_core.ledger.report import LedgerStatement
+from dpgcl_core.release.statement import PrivacyStatement
 from sweeps.service.account import (
     account_of,
     check_account,
@@ -58,8 +58,8 @@ from sweeps.service.storage import (
     storage_root,
     tracking_address,
 )
-from trainers.mlflow_server import DATABASE_SCHEMES, connect, is_database
-from trainers.tracking import Tracker
+from trainers.tracking.runs import Tracker
+from trainers.tracking.server import DATABASE_SCHEMES, connect, is_database
 
 EXPERIMENT = "dpgcl"
 Figure = Callable[[str, str, Path], Sequence[Path]]

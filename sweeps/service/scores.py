@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpgcl_core.metrics import METRICS, Release
+from dpgcl_core.release.metrics import METRICS, Release
 from trainers.data.dataset import Modality, TrainingData, modality_of
 
 NOISED_SCORES = ("noised_knn_accuracy", "noised_linear_probe_accuracy")

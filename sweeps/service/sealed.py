@@ -1,7 +1,7 @@
 """Sealed sweeps: K trials in secret, of which one is published.
 
-The order is what the theorems of `dpgcl_core.selection_bounds` need: the tuned cost is charged, K and all
-draws are made from the operating system's entropy and written down, then the trials run, each a fresh
+The order is what the theorems of `dpgcl_core.accounting.tuning.bounds` need: the tuned cost is charged, K and
+all draws are made from the operating system's entropy and written down, then the trials run, each a fresh
 independent draw of (setting, training); the best one alone is published, with ties broken by coins drawn
 beforehand. A trial that fails, or that a crash interrupts, counts as the worst score and is never repeated.
 
@@ -27,17 +27,17 @@ import numpy as np
 from dp_accounting import NeighboringRelation
 from dp_accounting.rdp import RdpAccountant
 
+from dpgcl_core.accounting.filters import FILTER_ORDERS, StepClass, composed_event
+from dpgcl_core.accounting.tuning.bounds import papernot_steinke_rdp
+from dpgcl_core.accounting.tuning.cost import SEALED, SEALED_THRESHOLD
+from dpgcl_core.accounting.tuning.laws import TrialCountLaw
+from dpgcl_core.accounting.tuning.trials import cases_of
 from dpgcl_core.errors import LedgerError, StorageError
-from dpgcl_core.filters import FILTER_ORDERS, StepClass, composed_event
-from dpgcl_core.ledger import Ledger
-from dpgcl_core.ledger_chain import Head
-from dpgcl_core.ledger_report import LedgerStatement
-from dpgcl_core.metrics import Release, find_metric
-from dpgcl_core.selection import SEALED, SEALED_THRESHOLD
-from dpgcl_core.selection_bounds import papernot_steinke_rdp
-from dpgcl_core.selection_laws import TrialCountLaw
-from dpgcl_core.selection_trials import cases_of
-from dpgcl_core.statement import RESEARCH
+from dpgcl_core.ledger.chain import Head
+from dpgcl_core.ledger.ledger import Ledger
+from dpgcl_core.ledger.report import LedgerStatement
+from dpgcl_core.release.metrics import Release, find_metric
+from dpgcl_core.release.statement import RESEARCH
 from sweeps.service.account import account_of, bind_images, data_path, unit_of
 from sweeps.service.budget import new_sweep_id
 from sweeps.service.execution import Stopped, say
@@ -45,10 +45,10 @@ from sweeps.service.plan import SweepPlan, Trial
 from sweeps.service.release import candidates_of, trial_law
 from sweeps.service.report import build_statement, statement_text, write_statement
 from sweeps.service.storage import SweepFolder, config_hash, write_json
-from trainers.checkpoint import CheckpointFolder, read_attempt
-from trainers.finished import PUBLISHED, released_state
-from trainers.tracking import SEALED_TIME_MS, Tracker
-from trainers.weights import write_weights
+from trainers.export.finished import PUBLISHED, released_state
+from trainers.files.checkpoint import CheckpointFolder, read_attempt
+from trainers.files.weights import write_weights
+from trainers.tracking.runs import SEALED_TIME_MS, Tracker
 
 _HIDDEN_PARAMS = ("repeat", "num_candidates")
 _HIDDEN_METRICS = ("epsilon", "epsilon_rdp", "epsilon_prv", "num_restarts")
@@ -120,7 +120,7 @@ def choose(
 def tuned_rdp(plan: SweepPlan) -> Callable[[float], float]:
     """Returns the RDP curve of the published trial by Papernot and Steinke (2022), for the ledger.
 
-    With noised scores it is the larger curve of the two cases of `dpgcl_core.selection_trials`.
+    With noised scores it is the larger curve of the two cases of `dpgcl_core.accounting.tuning.trials`.
     """
     candidates, weights = candidates_of(plan.trials)
     law = trial_law(plan.options)

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dpgcl_core.accounting.tuning.cost import OPEN
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.grouping import GroupSize
-from dpgcl_core.methods import method_named
-from dpgcl_core.selection import OPEN
+from dpgcl_core.mechanism.registry import method_named
+from dpgcl_core.sampling.groups import GroupSize
 from sweeps.service.options import SweepOptions
 from sweeps.service.release import check_search
 from sweeps.service.scores import default_score

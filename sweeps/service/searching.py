@@ -9,8 +9,8 @@ Proof. The settings of a trial are a function of public numbers, the public seed
 scores: what public records say of released models, or noised scores, which are charged themselves. Given all
 that was released before,
 1. the next step is one of a training with this q (all trials share q and T), some sensitivity Δ and some
-   noise multiplier σ' ≥ σ. Its divergences are those of the pair of `dpgcl_core.mechanism`, whatever S, N_a,
-   C, τ and learning rate are: ((1 − q)·N(0, σ'²) + q·N(1, σ'²), N(0, σ'²)), in units of Δ.
+   noise multiplier σ' ≥ σ. Its divergences are those of the pair of `dpgcl_core.mechanism.mechanism`,
+   whatever S, N_a, C, τ and learning rate are: ((1 − q)·N(0, σ'²) + q·N(1, σ'²), N(0, σ'²)), in units of Δ.
 2. Adding an independent N(0, σ'² − σ²) to both sides of the pair of σ gives the pair of σ'. So the pair of σ
    dominates it, for adding and for removing alike: the other one is post-processing.
 3. Mechanisms that one fixed pair dominates, whatever came before, are dominated together by its K·T-fold
@@ -37,8 +37,8 @@ from pathlib import Path
 from typing import Any
 
 from dpgcl_core.errors import ConfigError, StorageError, unknown_choice
-from dpgcl_core.ledger_report import LedgerStatement
-from dpgcl_core.statement import PrivacyStatement
+from dpgcl_core.ledger.report import LedgerStatement
+from dpgcl_core.release.statement import PrivacyStatement
 from sweeps.service.budget import SweepBudget
 from sweeps.service.data import load_training_data
 from sweeps.service.execution import RaySession, run_trials, say
@@ -50,9 +50,9 @@ from sweeps.service.run import Figure, OpenSweep
 from sweeps.service.scores import visible_scores
 from sweeps.service.search_space import SearchOptions, Space, without_invalid
 from sweeps.service.storage import CalibrationCache, SweepFolder, config_hash, write_json
-from trainers.checkpoint import sync_folder
 from trainers.data.dataset import TrainingData
-from trainers.tracking import Tracker
+from trainers.files.checkpoint import sync_folder
+from trainers.tracking.runs import Tracker
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from dpgcl_core.errors import StorageError
-from trainers.checkpoint import read_attempt, sync_folder
-from trainers.config import PerformanceConfig, TrainingConfig
+from trainers.config.training import PerformanceConfig, TrainingConfig
+from trainers.files.checkpoint import read_attempt, sync_folder
 
 CODE_ROOT = Path(__file__).resolve().parents[2]
 _TRACES = ("trials", "checkpoints", "started", "trusted", "release", "suggested")

@@ -26,11 +26,12 @@ from benchmarks.steps import (
     relative_errors,
     views_of,
 )
-from dpgcl_core.clipping import GroupClipper, trainable_parameters
+from dpgcl_core.clipping.clipper import GroupClipper
+from dpgcl_core.clipping.types import trainable_parameters
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.image_text_loss import image_text_group_loss
-from trainers import modality
-from trainers.precision import embed_of, group_losses_of
+from dpgcl_core.losses.image_text import image_text_group_loss
+from trainers.tasks import modality
+from trainers.training.precision import embed_of, group_losses_of
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpgcl_core.metrics import find_metric
-from trainers.tracking import Tracker
+from dpgcl_core.release.metrics import find_metric
+from trainers.tracking.runs import Tracker
 
 ALL_SCORES = ("knn_accuracy", "linear_probe_accuracy")
 SIZES = (2, 8, 64, "batch")

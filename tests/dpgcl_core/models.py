@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.losses import two_view_group_loss
+from dpgcl_core.losses.info_nce import two_view_group_loss
 
 
 class TinyEncoder(nn.Module):

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from dpgcl_core import calculator
-from dpgcl_core.accounting import epsilon_of_steps, epsilon_prv
+from dpgcl_core.accounting.composition import epsilon_of_steps, epsilon_prv
 from dpgcl_core.errors import ConfigError
 
 S1 = {"--sampling-prob": "0.01", "--noise-multiplier": "1.0", "--num-steps": "1000", "--delta": "1e-5"}
@@ -196,7 +196,7 @@ def test_options_are_not_abbreviated() -> None:
 def test_infinite_bound_is_refused_in_place_of_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("dpgcl_core.accounting.epsilon_of_steps", lambda **_: math.inf)
+    monkeypatch.setattr("dpgcl_core.accounting.composition.epsilon_of_steps", lambda **_: math.inf)
     with pytest.raises(ConfigError, match="no finite epsilon"):
         calculator.main(_arguments("epsilon", S1))
     assert capsys.readouterr().out == ""

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from dpgcl_core.errors import DpgclError
-from dpgcl_core.ledger import Ledger
-from dpgcl_core.ledger_cap import Cap
+from dpgcl_core.ledger.cap import Cap
+from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service.plan import SweepPlan
 from tests.sweeps import support
-from trainers.mlflow_server import connect
+from trainers.tracking.server import connect
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpgcl_core.sampling import PoissonSampler
+from dpgcl_core.sampling.poisson import PoissonSampler
 
 _sample = PoissonSampler.sample
 

@@ -19,10 +19,10 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from trainers import loop
-from trainers.observe import Observer
-from trainers.views import PIXEL_MEAN, PIXEL_STD
-from trainers.workers import SingleWorker
+from trainers.training import loop
+from trainers.training.observe import Observer
+from trainers.training.workers import SingleWorker
+from trainers.views.images import PIXEL_MEAN, PIXEL_STD
 
 NUM_STEPS = 8
 

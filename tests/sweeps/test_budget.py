@@ -12,11 +12,11 @@ import pytest
 from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 
-from dpgcl_core.accounting import epsilon_pld
+from dpgcl_core.accounting.composition import epsilon_pld
+from dpgcl_core.accounting.filters import StepClass
 from dpgcl_core.errors import BudgetExceeded, ConfigError, DpgclError, LedgerError
-from dpgcl_core.filters import StepClass
-from dpgcl_core.ledger import Ledger
-from dpgcl_core.ledger_cap import Cap
+from dpgcl_core.ledger.cap import Cap
+from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service.account import account_of, check_account, check_ledger_options, data_path, unit_of
 from sweeps.service.budget import SweepBudget, sweep_budget
 from sweeps.service.plan import SweepPlan
@@ -24,7 +24,7 @@ from sweeps.service.release import Charged
 from sweeps.service.report import what_was_drawn
 from sweeps.service.storage import SweepFolder
 from tests.sweeps.support import options, write_npz
-from trainers.checkpoint import Checkpoint, CheckpointFolder, Grant, read_grant, write_grant
+from trainers.files.checkpoint import Checkpoint, CheckpointFolder, Grant, read_grant, write_grant
 
 QUICK = ("--tiny", "--noise-multiplier", "1", "--no-non-private", "--repeats", "2")
 NUM_STEPS = 10

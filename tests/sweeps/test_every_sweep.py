@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dpgcl_core import selection
+from dpgcl_core.accounting.tuning import cost as selection
 from sweeps import noise_multiplier
 from sweeps.service import run as service
 from sweeps.service import searching

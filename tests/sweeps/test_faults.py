@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from dpgcl_core.ledger import Ledger
-from dpgcl_core.ledger_cap import Cap
+from dpgcl_core.ledger.cap import Cap
+from dpgcl_core.ledger.ledger import Ledger
 from tests.sweeps.support import Driver, write_npz
-from trainers.checkpoint import read_grant
+from trainers.files.checkpoint import read_grant
 
 pytestmark = [pytest.mark.ray, pytest.mark.thorough]
 

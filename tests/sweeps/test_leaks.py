@@ -38,19 +38,19 @@ import pyarrow
 import pytest
 import torch
 
-from dpgcl_core.ledger import Ledger
-from dpgcl_core.ledger_cap import Cap
-from dpgcl_core.ledger_command import main as ledger_command
-from dpgcl_core.metrics import METRICS, Release
+from dpgcl_core.ledger.__main__ import main as ledger_command
+from dpgcl_core.ledger.cap import Cap
+from dpgcl_core.ledger.ledger import Ledger
+from dpgcl_core.release.metrics import METRICS, Release
 from tests.sweeps import kept, planted
 from tests.sweeps.leaks import files, number, pixels, search, unpacked, words
 from tests.sweeps.support import ROOT, environment
 from tests.trainers.conftest import make_config, make_records
-from trainers import release
-from trainers.checkpoint import CheckpointFolder
-from trainers.config import EvaluationConfig
-from trainers.data import split_held_out
-from trainers.loop import TrainingData, train
+from trainers.config.training import EvaluationConfig
+from trainers.data.loading import split_held_out
+from trainers.files.checkpoint import CheckpointFolder
+from trainers.training import release
+from trainers.training.loop import TrainingData, train
 
 NUMBERS = [number(name, value) for name, value in planted.METRICS.items()]
 RECORD = [

@@ -14,12 +14,12 @@ import pytest
 
 from dashboards.query.trials import load_trials
 from dpgcl_core.errors import BudgetExceeded, ConfigError, StorageError
-from dpgcl_core.ledger import Ledger
-from dpgcl_core.ledger_cap import Cap
-from dpgcl_core.mechanism import Mechanism
-from dpgcl_core.methods import METHODS
-from dpgcl_core.methods.base import ADD_OR_REMOVE_ONE
-from dpgcl_core.statement import rounded_up
+from dpgcl_core.ledger.cap import Cap
+from dpgcl_core.ledger.ledger import Ledger
+from dpgcl_core.mechanism.mechanism import Mechanism
+from dpgcl_core.mechanism.method import ADD_OR_REMOVE_ONE
+from dpgcl_core.mechanism.registry import METHODS
+from dpgcl_core.release.statement import rounded_up
 from sweeps import methods
 from sweeps.service import run as service
 from sweeps.service.options import parse_options
@@ -192,7 +192,7 @@ def test_statement_names_sampling_and_sensitivity_of_every_method() -> None:
     lines = dict(build_statement(plan, "one").lines())
     assert "DP-GCL: each record joins" in lines["Sampling"]
     assert "DP-SGD: Poisson, truncated" in lines["Sampling"]
-    assert "2·cap·C; proof in dpgcl_core/path_clipping.py" in lines["Sensitivity"]
+    assert "2·cap·C; proof in dpgcl_core/methods/baselines/path_clipping.py" in lines["Sensitivity"]
 
 
 def test_statement_of_methods_as_published_promises_nothing() -> None:

@@ -16,8 +16,8 @@ from dpgcl_core.errors import exit_on_bad_input
 from sweeps.group_size import FULL, TINY, GroupSizeOptions, points
 from sweeps.service import run as service_run
 from tests.sweeps.support import SCRIPT, contents, environment, options
-from trainers.data import PairOptions
-from trainers.named_settings import SETTINGS
+from trainers.config.presets import SETTINGS
+from trainers.data.loading import PairOptions
 
 Refusal = Callable[..., str]
 

@@ -12,13 +12,13 @@ import pytest
 from PIL import Image
 
 from dpgcl_core.errors import ConfigError, LedgerError
-from dpgcl_core.ledger import Ledger
+from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service import data as service_data
 from sweeps.service.account import check_ledger_options, data_path
 from sweeps.service.data import load_training_data
 from sweeps.service.options import SweepOptions
 from tests.sweeps.support import write_npz
-from trainers.data import ImageTextRecords, RecordsError, load_dataset
+from trainers.data.loading import ImageTextRecords, RecordsError, load_dataset
 from trainers.data.webdataset import ShardImages
 
 SECRET = "secret-words"

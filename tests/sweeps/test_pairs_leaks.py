@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from dpgcl_core.errors import ConfigError, DataError, LedgerError
-from dpgcl_core.ledger import Ledger
-from dpgcl_core.ledger_cap import Cap
-from dpgcl_core.ledger_fingerprint import mark_path, read_mark, read_mark_above
+from dpgcl_core.ledger.cap import Cap
+from dpgcl_core.ledger.fingerprints import mark_path, read_mark, read_mark_above
+from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service import account as service_account
 from sweeps.service import data as service_data
 from sweeps.service.account import bind_images, check_ledger_options, data_path
@@ -21,7 +21,7 @@ from sweeps.service.data import load_training_data
 from sweeps.service.options import SweepOptions
 from sweeps.service.storage import SweepFolder
 from tests.sweeps.test_pairs_data import encoded, random_images, write_csv, write_shard
-from trainers.data import load_dataset
+from trainers.data.loading import load_dataset
 
 SECRET = "secret-words"
 

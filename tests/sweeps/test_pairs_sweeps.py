@@ -12,7 +12,7 @@ import pytest
 
 from dashboards.compose.questions import ADAPTED_LAYERS, AUGMENTATIONS, NETWORKS
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.methods import METHODS
+from dpgcl_core.mechanism.registry import METHODS
 from sweeps import architectures, augmentations, lora_layers, search
 from sweeps.service.augmentations import combinations
 from sweeps.service.options import SweepOptions, parse_options
@@ -22,9 +22,9 @@ from sweeps.service.scores import final_scores, visible_scores
 from sweeps.service.search_space import SearchOptions, with_default_space
 from sweeps.service.searching import plan_search
 from sweeps.service.tuning import Candidate, _best, compared
-from trainers.config import ClipNetworkConfig
-from trainers.models.clip import SMALL_MODELS, ClipConfig, find_clip
-from trainers.named_settings import CPU, PAIRS_CPU
+from trainers.config.presets import CPU, PAIRS_CPU
+from trainers.config.training import ClipNetworkConfig
+from trainers.models.clip.published import SMALL_MODELS, ClipConfig, find_clip
 
 RECALL = "image_to_text_recall_at_10"
 QUICK = ("--dataset", "shapes:200", "--expected-batch-size", "64", "--num-steps", "2", "--repeats", "1")

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpgcl_core import accounting
+from dpgcl_core.accounting import composition
+from dpgcl_core.accounting.tuning.cost import TrialClass, open_cost
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.mechanism import default_delta
-from dpgcl_core.selection import TrialClass, open_cost
+from dpgcl_core.mechanism.numbers import default_delta
 from sweeps.service import plan as plan_module
 from sweeps.service.plan import Point, SweepPlan, build_plan, cross_checks
 from sweeps.service.release import Charged, trial_class
@@ -78,9 +78,9 @@ def test_noise_is_calibrated_once_for_all_sizes_and_repeats(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     searched = []
-    search = accounting.search_noise_multiplier
+    search = composition.search_noise_multiplier
     noted = lambda *given: searched.append(given) or search(*given)  # noqa: E731
-    monkeypatch.setattr(accounting, "search_noise_multiplier", noted)
+    monkeypatch.setattr(composition, "search_noise_multiplier", noted)
     arguments = ("--tiny", "--epsilon", "2", "--group-sizes", "2", "4", "batch", "--repeats", "2")
     trials = support.plan(*arguments, calibrations=tmp_path).trials
     assert len(searched) == 1
@@ -385,7 +385,7 @@ def test_fingerprint_tests_cover_every_option() -> None:
     lists = (*CHANGES, *FLAGS, *WITH_OTHERS, *NO_CHANGES, *NO_CHANGE_FLAGS)
     covered = {o if o == "--no-ledger" else o.replace("--no-", "--") for o in lists}
     covered |= {"--epsilon", "--group-size", "--num-augmentations-grid", "--setting", "--tiny", "--full"}
-    covered |= {"--warm-start"}  # tests/trainers/test_warm_start.py has weights to start from
+    covered |= {"--warm-start"}  # tests/trainers/training/test_warm_start.py has weights to start from
     covered |= PAIRS_ALONE  # tests/sweeps/test_pairs_plan.py
     named = {"--" + field.name.replace("_", "-") for field in dataclasses.fields(GroupSizeOptions)}
     assert named == covered

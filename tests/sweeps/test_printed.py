@@ -9,7 +9,7 @@ import pytest
 from sweeps.service.plan import Point, SweepPlan, Trial, build_plan
 from sweeps.service.printed import run_name
 from tests.sweeps.support import options
-from trainers.tracking import trial_run_name
+from trainers.tracking.runs import trial_run_name
 
 QUICK = ("--tiny", "--noise-multiplier", "1")
 

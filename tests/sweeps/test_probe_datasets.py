@@ -12,9 +12,9 @@ import pytest
 from dpgcl_core.errors import DataError
 from sweeps.service.plan import SweepPlan
 from tests.sweeps.support import write_npz
-from trainers.data import load_dataset
 from trainers.data.classes import BUILTIN_CLASS_NAMES
 from trainers.data.dataset import TrainingData
+from trainers.data.loading import load_dataset
 from trainers.data.shapes import SHAPE_NAMES
 
 SECRET_CLASSES = ("secret-axolotl", "secret-basilisk", "secret-capybara")

@@ -15,13 +15,13 @@ import pytest
 from dp_accounting import dp_event
 
 from dashboards.query.trials import load_trials
-from dpgcl_core.accounting import epsilon_pld, epsilon_rdp
+from dpgcl_core.accounting.composition import epsilon_pld, epsilon_rdp
+from dpgcl_core.accounting.tuning.cost import TrialClass, open_cost, sealed_cost, sealed_threshold_cost
+from dpgcl_core.accounting.tuning.laws import TruncatedNegativeBinomial
 from dpgcl_core.errors import ConfigError, LedgerError
-from dpgcl_core.ledger import Ledger
-from dpgcl_core.ledger_cap import Cap
-from dpgcl_core.metrics import METRICS, Release
-from dpgcl_core.selection import TrialClass, open_cost, sealed_cost, sealed_threshold_cost
-from dpgcl_core.selection_laws import TruncatedNegativeBinomial
+from dpgcl_core.ledger.cap import Cap
+from dpgcl_core.ledger.ledger import Ledger
+from dpgcl_core.release.metrics import METRICS, Release
 from sweeps.group_size import points
 from sweeps.service import run as service
 from sweeps.service.account import check_ledger_options
@@ -29,9 +29,9 @@ from sweeps.service.plan import SweepPlan
 from sweeps.service.release import MODES, Charged, check_search, cost_line, cost_of, cost_tags, score_text
 from sweeps.service.report import build_statement
 from tests.sweeps.support import options, write_npz
-from trainers.checkpoint import CheckpointFolder
-from trainers.loop import train
-from trainers.settings import Setting
+from trainers.config.settings import Setting
+from trainers.files.checkpoint import CheckpointFolder
+from trainers.training.loop import train
 
 Plan = Callable[..., SweepPlan]
 SEALED = ("--tiny", "--noise-multiplier", "1", "--release", "sealed")

@@ -13,11 +13,11 @@ import pytest
 
 from dashboards.errors import DashboardError
 from dashboards.query.trials import load_trials
+from dpgcl_core.accounting.filters import StepClass
 from dpgcl_core.errors import BudgetExceeded, LedgerError, StorageError, TrackingError
-from dpgcl_core.filters import StepClass
-from dpgcl_core.ledger import Ledger
-from dpgcl_core.ledger_cap import Cap
-from dpgcl_core.ledger_report import read_head
+from dpgcl_core.ledger.cap import Cap
+from dpgcl_core.ledger.ledger import Ledger
+from dpgcl_core.ledger.report import read_head
 from sweeps.group_size import points
 from sweeps.service import run as service
 from sweeps.service.execution import Stopped
@@ -25,8 +25,8 @@ from sweeps.service.options import SweepOptions
 from sweeps.service.plan import SweepPlan, Trial
 from sweeps.service.storage import SweepFolder
 from tests.sweeps.support import contents, options, without_ray
-from trainers.mlflow_server import connect
-from trainers.tracking import Tracker
+from trainers.tracking.runs import Tracker
+from trainers.tracking.server import connect
 
 RESULT = {
     "metrics": {"epsilon": 1.0, "num_steps_charged": 10, "knn_accuracy": 0.5},

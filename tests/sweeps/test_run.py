@@ -18,7 +18,7 @@ import pytest
 from dashboards.query.trials import load_trials
 from tests.sweeps import watched
 from tests.sweeps.support import ROOT, Driver, contents, environment, run, write_npz
-from trainers.mlflow_server import connect
+from trainers.tracking.server import connect
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -386,7 +386,7 @@ with ray_session(options("--tiny")):
     @ray.remote(num_cpus=1)
     def look(records):
         import time
-        from trainers.loop import TrainingData
+        from trainers.training.loop import TrainingData
         data = ray.get(records[0])
         assert isinstance(data, TrainingData)
         time.sleep(1)  # until the other one looks, too

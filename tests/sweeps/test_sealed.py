@@ -14,13 +14,13 @@ import pytest
 from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 
+from dpgcl_core.accounting.filters import FILTER_ORDERS
+from dpgcl_core.accounting.tuning.bounds import papernot_steinke_rdp
+from dpgcl_core.accounting.tuning.laws import TruncatedNegativeBinomial
 from dpgcl_core.errors import BudgetExceeded, LedgerError, StorageError, TrackingError
-from dpgcl_core.filters import FILTER_ORDERS
-from dpgcl_core.ledger import Ledger
-from dpgcl_core.ledger_cap import Cap
-from dpgcl_core.ledger_command import main as ledger_command
-from dpgcl_core.selection_bounds import papernot_steinke_rdp
-from dpgcl_core.selection_laws import TruncatedNegativeBinomial
+from dpgcl_core.ledger.__main__ import main as ledger_command
+from dpgcl_core.ledger.cap import Cap
+from dpgcl_core.ledger.ledger import Ledger
 from sweeps.group_size import points
 from sweeps.service import run as service
 from sweeps.service.execution import Stopped
@@ -28,9 +28,9 @@ from sweeps.service.plan import SweepPlan, Trial
 from sweeps.service.printed import name_suffix
 from sweeps.service.sealed import Draw, choose, draw_trials, drawn_trials, tuned_rdp
 from tests.sweeps.support import options, run, without_ray, write_npz
-from trainers.checkpoint import CheckpointFolder
-from trainers.mlflow_server import connect
-from trainers.tracking import SEALED_TIME_MS, Tracker
+from trainers.files.checkpoint import CheckpointFolder
+from trainers.tracking.runs import SEALED_TIME_MS, Tracker
+from trainers.tracking.server import connect
 
 SEALED = ("--tiny", "--noise-multiplier", "1", "--release", "sealed", "--name", "one")
 LAW = TruncatedNegativeBinomial.from_mean(20, eta=1)

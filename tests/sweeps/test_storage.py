@@ -30,7 +30,7 @@ from sweeps.service.storage import (
     tracking_address,
 )
 from tests.sweeps.support import ROOT, contents, options
-from trainers.checkpoint import CheckpointFolder
+from trainers.files.checkpoint import CheckpointFolder
 
 QUICK = ("--tiny", "--noise-multiplier", "1")
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpgcl_core.clipping import GroupLosses
-from dpgcl_core.image_text_loss import image_text_group_loss
-from trainers.models.clip import ClipConfig, find_clip
-from trainers.models.clip_encoder import ImageTextEncoder, Pairs, build_image_text_encoder, pack_views
-from trainers.models.clip_lora import ClipLora
-from trainers.models.clip_tokens import ClipTokenizer
+from dpgcl_core.clipping.types import GroupLosses
+from dpgcl_core.losses.image_text import image_text_group_loss
+from trainers.models.clip.adapters import ClipLora
+from trainers.models.clip.encoder import ImageTextEncoder, Pairs, build_image_text_encoder, pack_views
+from trainers.models.clip.published import ClipConfig, find_clip
+from trainers.models.clip.tokens import ClipTokenizer
 
 TINY = find_clip(ClipConfig())
 SMALL_LORA = ClipLora(rank=2, alpha=4)

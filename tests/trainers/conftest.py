@@ -8,11 +8,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dpgcl_core.mechanism import Mechanism
-from dpgcl_core.records import ids_from_names
-from trainers.config import EvaluationConfig, NetworkConfig, PerformanceConfig, TrainingConfig
-from trainers.data.dataset import Records
-from trainers.loop import TrainingData
+from dpgcl_core.mechanism.mechanism import Mechanism
+from dpgcl_core.sampling.records import ids_from_names
+from trainers.config.training import EvaluationConfig, NetworkConfig, PerformanceConfig, TrainingConfig
+from trainers.data.records import Records
+from trainers.training.loop import TrainingData
 
 
 def make_records(num_records: int, *, prefix: str = "record", labels: bool = True) -> Records:

@@ -28,9 +28,9 @@ from typing import Any
 
 import torch
 
-from dpgcl_core.ledger_session import LedgerSession
-from dpgcl_core.ledger_store import LedgerStore
-from dpgcl_core.sampling import PoissonSampler
+from dpgcl_core.ledger.session import LedgerSession
+from dpgcl_core.ledger.store import LedgerStore
+from dpgcl_core.sampling.poisson import PoissonSampler
 from sweeps.group_size import points
 from sweeps.service import run as service
 from sweeps.service.budget import SweepBudget
@@ -38,8 +38,8 @@ from sweeps.service.plan import SweepPlan, Trial
 from sweeps.service.storage import SweepFolder
 from tests.sweeps.support import options, plan
 from tests.trainers.conftest import make_data
-from trainers.checkpoint import CheckpointFolder
-from trainers.loop import train
+from trainers.files.checkpoint import CheckpointFolder
+from trainers.training.loop import train
 
 NUM_STEPS = 9
 EVERY_STEPS = 4

@@ -17,8 +17,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from dpgcl_core.selection_laws import TruncatedNegativeBinomial
-from dpgcl_core.statement import RESEARCH
+from dpgcl_core.accounting.tuning.laws import TruncatedNegativeBinomial
+from dpgcl_core.release.statement import RESEARCH
 from sweeps.group_size import points
 from sweeps.service import run as service
 from sweeps.service.execution import Stopped
@@ -26,15 +26,15 @@ from sweeps.service.plan import SweepPlan, Trial
 from sweeps.service.storage import SweepFolder
 from tests.sweeps.support import options
 from tests.trainers.clip_models import moved
-from trainers.checkpoint import CheckpointFolder
-from trainers.config import NetworkConfig
-from trainers.encoder import Encoder, ImageShape, build_encoder
-from trainers.exported import CLIP, ClipDescription, ModelDescription, Statement, write_model
-from trainers.loop import train
-from trainers.modality import AnyEncoder
-from trainers.models.clip import ClipConfig
-from trainers.models.clip_encoder import ImageTextEncoder, build_image_text_encoder
-from trainers.models.clip_lora import ClipLora
+from trainers.config.training import NetworkConfig
+from trainers.export.folder import CLIP, ClipDescription, ModelDescription, Statement, write_model
+from trainers.files.checkpoint import CheckpointFolder
+from trainers.models.clip.adapters import ClipLora
+from trainers.models.clip.encoder import ImageTextEncoder, build_image_text_encoder
+from trainers.models.clip.published import ClipConfig
+from trainers.models.encoder import Encoder, ImageShape, build_encoder
+from trainers.tasks.modality import AnyEncoder
+from trainers.training.loop import train
 
 SMALL = ("--tiny", "--num-steps", "2", "--network", "tiny_cnn", "--embedding-dim", "8")
 SMALL += ("--noise-multiplier", "1", "--max-query-records", "60", "--max-index-records", "60")

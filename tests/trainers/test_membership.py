@@ -13,9 +13,8 @@ import torch
 from dpgcl_core.errors import ConfigError, DataError
 from tests.trainers.conftest import make_records
 from tests.trainers.exporting import write_pairs
-from trainers.config import NetworkConfig, ViewConfig
-from trainers.data import load_dataset
-from trainers.encoder import build_encoder
+from trainers.config.training import NetworkConfig, ViewConfig
+from trainers.data.loading import load_dataset
 from trainers.membership import (
     ATTACK_STEP,
     MembershipOptions,
@@ -24,7 +23,8 @@ from trainers.membership import (
     main,
     view_alignment,
 )
-from trainers.views import make_views
+from trainers.models.encoder import build_encoder
+from trainers.views.images import make_views
 
 _ENCODER = build_encoder(NetworkConfig(name="tiny_cnn", embedding_dim=8), (1, 8, 8), seed=0)
 

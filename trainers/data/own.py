@@ -1,6 +1,6 @@
 """The user's own data: `npz:PATH`, `parquet:PATH` and `folder:PATH`.
 
-Every record's id depends on that record alone (see `dpgcl_core.records`): on the name its owner gave
+Every record's id depends on that record alone (see `dpgcl_core.sampling.records`): on the name its owner gave
 it, else on its bytes *as stored* and its label *as stored*. A class index or a resized image would
 depend on the other records or on options, and one removed record would then move the rest.
 
@@ -25,11 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
-from dpgcl_core.records import Ids, ids_from_names
+from dpgcl_core.sampling.records import Ids, ids_from_names
 from trainers.data.classes import ClassNames, as_text, class_indices, encodable
-from trainers.data.dataset import Records
+from trainers.data.decoding import content_ids, decode_images, resize_images
 from trainers.data.faults import RecordsError
-from trainers.data.sources import content_ids, decode_images, resize_images
+from trainers.data.records import Records
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.records import Ids, ids_from_names, keyed_uniform
+from dpgcl_core.sampling.records import Ids, ids_from_names, keyed_uniform
 from trainers.data.pairs import ImageTextRecords
 
 MAX_SHAPE_PAIRS = 60_000

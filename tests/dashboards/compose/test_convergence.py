@@ -12,7 +12,7 @@ from dashboards.compose.figure import content_of, numbers_of
 from dashboards.errors import DashboardError
 from dashboards.figures import load_for
 from dashboards.query.trials import load_series
-from trainers.tracking import Tracker
+from trainers.tracking.runs import Tracker
 
 PARAMS = {"target_epsilon": 10.0, "dataset": "digits", "target_delta": 1e-5}
 LOSSES = {0: [4.0, 3.0, 1.0], 1: [2.0, 1.0, 1.0]}

@@ -7,7 +7,7 @@ import math
 import pandas as pd
 import pytest
 
-from dashboards import differences
+from dashboards.compose import differences
 from dashboards.compose.questions import QUESTIONS
 
 

@@ -12,9 +12,9 @@ from dashboards.compose.questions import QUESTIONS
 from dashboards.compose.search import objective
 from dashboards.errors import DashboardError
 from dashboards.figures import draw, load_for
-from dpgcl_core.metrics import METRICS, Release
+from dpgcl_core.release.metrics import METRICS, Release
 from tests.dashboards.conftest import ALL_SCORES, log_trials
-from trainers.tracking import Tracker
+from trainers.tracking.runs import Tracker
 
 SCORES = (*PAIR_SCORES, *ALL_SCORES)
 DRAWN = ["Image → text recall at 10 (%)", "Text → image recall at 10 (%)"]

@@ -8,7 +8,7 @@ from dashboards.compose.figure import content_of
 from dashboards.figures import draw
 from tests.dashboards.conftest import log_trials
 from tests.dashboards.render import drawn
-from trainers.tracking import Tracker
+from trainers.tracking.runs import Tracker
 
 OWN = "csv:/secret/place/mine.csv"
 

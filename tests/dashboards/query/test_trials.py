@@ -11,7 +11,7 @@ from dashboards.errors import DashboardError
 from dashboards.query.sweeps import list_sweeps
 from dashboards.query.trials import load_trials
 from dpgcl_core.errors import TrackingError
-from trainers.tracking import PARENT_TAG, Tracker, search_runs
+from trainers.tracking.runs import PARENT_TAG, Tracker, search_runs
 
 
 @pytest.fixture(scope="module")

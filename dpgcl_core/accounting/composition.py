@@ -1,0 +1,239 @@
+"""Station 10, the accountant: from a mechanism's event to ε at a stated δ, and back to σ.
+
+The privacy loss distribution (PLD) of dp_accounting is the figure of record: a pessimistic
+discretisation, hence an upper bound (Koskela, Jälkö and Honkela 2020; Doroshenko et al. 2022). RDP and
+Opacus' PRV stand beside it as cross-checks. All for **adding or removing one record**.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+
+from dp_accounting import NeighboringRelation, dp_event
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+
+from dpgcl_core.errors import ConfigError
+
+GRID = 1e-4
+_COARSE_GRID = 1e-3
+# dp_accounting says through absl which RDP orders it left out: safe, and nothing the user can act on.
+logging.getLogger("absl").setLevel(logging.ERROR)
+MIN_NOISE_MULTIPLIER, _MAX_NOISE = 0.1, 1e5
+_GRIDS_IN_EPSILON = 500
+CALIBRATION_TOLERANCE = 0.005
+
+
+def poisson_gaussian_event(
+    *, sampling_prob: float, noise_multiplier: float, num_steps: int
+) -> dp_event.DpEvent:
+    """Returns the event of `num_steps` Gaussian steps on independent Poisson samples.
+
+    `noise_multiplier` is the noise's standard deviation over the **sensitivity** (2C for groups), not
+    over C. With `noise_multiplier = 0` and at least one step the event is non-private.
+    """
+    if num_steps == 0:
+        return dp_event.NoOpDpEvent()
+    if noise_multiplier == 0:
+        return dp_event.NonPrivateDpEvent()
+    step = dp_event.PoissonSampledDpEvent(sampling_prob, dp_event.GaussianDpEvent(noise_multiplier))
+    return dp_event.SelfComposedDpEvent(step, num_steps)
+
+
+def epsilon_pld(event: dp_event.DpEvent, delta: float, *, grid: float = GRID) -> float:
+    """Returns an upper bound on ε at `delta` by PLD; `inf` for a non-private event.
+
+    >>> event = poisson_gaussian_event(sampling_prob=0.01, noise_multiplier=1.0, num_steps=1000)
+    >>> round(epsilon_pld(event, 1e-5), 3)
+    1.828
+    """
+    return _epsilon(PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE, grid), event, delta)
+
+
+@lru_cache(maxsize=256)
+def epsilon_of_steps(
+    *, sampling_prob: float, noise_multiplier: float, num_steps: int, delta: float, grid: float = GRID
+) -> float:
+    """Returns `epsilon_pld` of `poisson_gaussian_event`, remembered: a sweep asks for the same ε often."""
+    event = poisson_gaussian_event(
+        sampling_prob=sampling_prob, noise_multiplier=noise_multiplier, num_steps=num_steps
+    )
+    return epsilon_pld(event, delta, grid=grid)
+
+
+def epsilon_rdp(event: dp_event.DpEvent, delta: float) -> float:
+    """Returns an upper bound on ε at `delta` by RDP with dp_accounting's default orders."""
+    accountant = RdpAccountant(neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
+    return _epsilon(accountant, event, delta)
+
+
+def _epsilon(accountant: PLDAccountant | RdpAccountant, event: dp_event.DpEvent, delta: float) -> float:
+    if isinstance(event, dp_event.NonPrivateDpEvent):
+        return math.inf
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            accountant.compose(event)
+            return float(accountant.get_epsilon(delta))
+        except MemoryError as error:
+            raise ConfigError(
+                "so many steps with so little noise cannot be accounted for in memory; take fewer steps "
+                "or more noise"
+            ) from error
+
+
+def epsilon_prv(*, sampling_prob: float, noise_multiplier: float, num_steps: int, delta: float) -> float:
+    """Returns ε at `delta` by Opacus' PRV accountant (upper end of its error interval).
+
+    `nan` where PRV's own error control gives up, as it does for some very large or very small ε.
+    """
+    from opacus.accountants import PRVAccountant  # imports half of Opacus: only where asked for
+
+    if noise_multiplier == 0:
+        return math.inf
+    accountant = PRVAccountant()
+    accountant.history = [(noise_multiplier, sampling_prob, num_steps)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return float(accountant.get_epsilon(delta))
+        except (RuntimeError, ValueError, OverflowError):
+            return math.nan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """A noise multiplier and the ε it was verified to reach.
+
+    Attributes:
+      noise_multiplier: σ.
+      epsilon: the ε of σ by PLD; at most the target, and within `CALIBRATION_TOLERANCE` of it.
+    """
+
+    noise_multiplier: float
+    epsilon: float
+
+
+def calibrate_noise_multiplier(
+    *,
+    sampling_prob: float,
+    num_steps: int,
+    target_epsilon: float,
+    target_delta: float,
+    cache_folder: Path | None = None,
+) -> Calibration:
+    """Returns the smallest noise multiplier found that meets (target_epsilon, target_delta) in PLD.
+
+    The returned ε is computed with the grid of record and never exceeds the target. A cached σ saves
+    the search, not the check: it is verified again, so a damaged cache cannot weaken a guarantee. Far above
+    a small target a coarser grid says so; no ε within the target comes from one.
+
+    Raises:
+      ConfigError: the target is not positive, or no σ in [0.1, 1e5] meets it; says the smallest ε reached.
+    """
+    if not target_epsilon > 0 or math.isinf(target_epsilon):
+        raise ConfigError(f"target_epsilon must be positive and finite; got {target_epsilon}")
+
+    def epsilon(noise: float, grid: float = GRID) -> float:
+        fine = min(grid, target_epsilon / _GRIDS_IN_EPSILON)
+        while True:
+            value = epsilon_of_steps(
+                sampling_prob=sampling_prob,
+                noise_multiplier=noise,
+                num_steps=num_steps,
+                delta=target_delta,
+                grid=grid,
+            )
+            if grid <= fine or value > _GRIDS_IN_EPSILON * grid:
+                return value
+            grid = max(grid / 10, fine)
+
+    low_enough = target_epsilon * (1 - CALIBRATION_TOLERANCE)
+    path = _cache_path(cache_folder, sampling_prob, num_steps, target_epsilon, target_delta)
+    cached = _read_cached(path)
+    if cached is not None and low_enough <= (reached := epsilon(cached)) <= target_epsilon:
+        return Calibration(noise_multiplier=cached, epsilon=reached)
+    for grid in (_COARSE_GRID, GRID):
+        noise = search_noise_multiplier(partial(epsilon, grid=grid), low_enough, target_epsilon)
+        reached = epsilon(noise)
+        if low_enough <= reached <= target_epsilon:
+            break
+    if reached > target_epsilon:
+        raise ConfigError(
+            f"no noise multiplier verified for target_epsilon = {target_epsilon}: the best found reaches "
+            f"{reached:.6g}; give at least that"
+        )
+    _write_cached(path, noise)
+    return Calibration(noise_multiplier=noise, epsilon=reached)
+
+
+def search_noise_multiplier(epsilon: Callable[[float], float], low: float, high: float) -> float:
+    """Returns a σ with ε(σ) in the upper half of [low, high], by bisection of ln σ."""
+    small = large = 1.0
+    while (reached := epsilon(large)) > high:
+        small, large = large, large * 2
+        if large > _MAX_NOISE:
+            raise ConfigError(
+                f"target_epsilon = {high:g} cannot be met by any noise_multiplier up to {_MAX_NOISE:g}: the "
+                f"smallest epsilon reachable is {reached:.3g}, at noise_multiplier = {small:g}; give at "
+                "least that, or take fewer steps or a smaller sampling_prob"
+            )
+    while epsilon(small) <= high:  # downwards in steps: small noise is slow to account for
+        if small <= MIN_NOISE_MULTIPLIER:
+            raise ConfigError(
+                f"target_epsilon = {high:g} is met even by noise_multiplier = {MIN_NOISE_MULTIPLIER}: "
+                "such a budget protects nothing; choose a smaller one, or epsilon = inf"
+            )
+        small, large = max(small / 1.5, MIN_NOISE_MULTIPLIER), small
+    middle = (low + high) / 2
+    while True:
+        noise = math.sqrt(small * large)
+        value = epsilon(noise)
+        if middle <= value <= high or large / small < 1 + 1e-5:  # ε jumps to 0 where δ alone is enough
+            return noise if value <= high else large
+        small, large = (noise, large) if value > high else (small, noise)
+
+
+def _cache_path(folder: Path | None, *key: float) -> Path | None:
+    if folder is None:
+        return None
+    name = hashlib.blake2b(repr(key).encode(), digest_size=12).hexdigest()
+    return folder / f"noise-{name}.json"
+
+
+def _read_cached(path: Path | None) -> float | None:
+    if path is None or not path.is_file():
+        return None
+    try:
+        noise = float(json.loads(path.read_text())["noise_multiplier"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    return noise if MIN_NOISE_MULTIPLIER <= noise <= _MAX_NOISE else None
+
+
+def _write_cached(path: Path | None, noise: float) -> None:
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(json.dumps({"noise_multiplier": noise}))
+    temporary.replace(path)
+
+
+def check_target(target_epsilon: float) -> None:
+    if not target_epsilon > 0 or math.isinf(target_epsilon):
+        raise ConfigError(f"target_epsilon must be positive and finite; got {target_epsilon}")
+
+
+def check_noise_multiplier(noise_multiplier: float) -> None:
+    if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
+        raise ConfigError(f"noise_multiplier must be finite and not negative; got {noise_multiplier}")

@@ -1,0 +1,304 @@
+"""Privacy filters: who may still spend, when each σ, q and T is chosen after seeing earlier results.
+
+Composition theorems fix the parameters of all steps in advance. A budget that charges an event, refuses at
+the cap and takes back unexecuted steps lets the next event depend on earlier outputs, and then "the privacy
+loss distributions charged so far stay within (ε, δ)" is **not** a valid rule: after a Gaussian of μ = 0.25,
+the better of two continuations, each (1, 1e-3)-DP in total, has δ = 1.69e-3
+(`tests/dpgcl_core/accounting/test_filters.py` computes it). Two rules are valid, and both are fixed with the
+cap:
+
+`RdpFilter`. One order α and the budget B that converts to (ε, δ) at that order; an event is admitted
+if the sum of the orders' RDP stays within B (Feldman and Zrnic 2021, Theorem 4.3; Rogers, Roth, Ullman
+and Vadhan 2016 for what a filter is).
+
+Proof. Fix neighbouring data sets and one direction; step t, chosen by the outputs so far, has densities
+p_t and q_t given them, and RDP r_t, known before step t runs. Write R_t = ∏_{s≤t} p_s/q_s and
+M_t = R_t^α · exp(−(α − 1) Σ_{s≤t} r_s). Given the past, E_q[(p_t/q_t)^α] ≤ exp((α − 1) r_t), so M is a
+supermartingale under q with M_0 = 1. The rule keeps Σ r_s ≤ B on every path, hence
+E_q[R_T^α] ≤ exp((α − 1)B) · E_q[M_T] ≤ exp((α − 1)B): the whole interaction has Rényi divergence at most
+B at order α. Conversion to (ε, δ) is then done once, at that order; minimising over orders afterwards
+would be a choice made with the outputs in hand. ∎
+
+`QuotaFilter`. A number of steps for every class (q, σ); all quotas together are (ε, δ)-DP by PLD.
+
+Proof. A step of class c is dominated by the pair (P_c, Q_c) of the subsampled Gaussian, so by Blackwell's
+theorem it is a kernel applied to one draw from that pair; the kernel may depend on the outputs so far.
+Let n_c be the quotas and give every class a tape of n_c independent draws. Whatever is chosen after
+seeing outputs (which class moves next, with which learning rate, when to stop), the interaction reads
+each draw at most once: it is post-processing of the tapes, by a kernel that knows the outputs. The tapes
+are ∏ P_c^{n_c} against ∏ Q_c^{n_c}, a fixed product, whose PLD is the plain composition. ∎
+
+Settling. Both proofs are about **executed** steps: what is reserved and not run adds nothing to Σ r_s and
+reads nothing off a tape. So unexecuted steps may be given back to the same order's sum, or to the same
+class's quota, and to nothing else. While trials run at the same time their reservations count in full,
+so the executed steps stay within the rule in whatever order they happen. A step counts as executed from
+the moment its noise may have been seen: after a crash, count the largest number that is possible.
+The budget is the guarantee; what was really spent under adaptive stopping is not an (ε, δ) statement.
+
+All for **adding or removing one record**.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from types import MappingProxyType
+
+import numpy as np
+from dp_accounting import NeighboringRelation, dp_event
+from dp_accounting.rdp import RdpAccountant
+from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS, compute_epsilon
+from numpy.typing import NDArray
+
+from dpgcl_core.accounting.composition import GRID, MIN_NOISE_MULTIPLIER, epsilon_pld, poisson_gaussian_event
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.sampling.poisson import PoissonSampler
+
+# Beyond dp_accounting's own orders: caps below ε = 0.02 need them.
+FILTER_ORDERS: tuple[float, ...] = (*DEFAULT_RDP_ORDERS, 2048.0, 4096.0, 8192.0)
+# What a cap's order is fitted to where nothing is known of the steps to come. The Gaussian alone would
+# choose orders at which a subsampled Gaussian of little noise costs fifty times more than it must.
+_TYPICAL_STEPS = ((1.0, 1.0), (0.01, 1.0), (0.04, 1.0), (0.01, 0.6), (0.1, 2.0))
+# Every cost is raised by this share, so that a sum of up to a million rounded costs is never too small.
+_ROUNDING = 1e-10
+
+
+@dataclass(frozen=True)
+class StepClass:
+    """Steps that cost the same: Gaussian noise on Poisson samples.
+
+    Attributes:
+      sampling_prob: q, each record's probability to join a step.
+      noise_multiplier: σ = noise std / sensitivity.
+
+    Raises:
+      ConfigError: q is outside (0, 1], or σ is not finite or below 0.1.
+    """
+
+    sampling_prob: float
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        PoissonSampler(sampling_prob=self.sampling_prob)
+        if not (MIN_NOISE_MULTIPLIER <= self.noise_multiplier < math.inf):
+            raise ConfigError(
+                f"noise_multiplier must be finite and at least {MIN_NOISE_MULTIPLIER}, for less protects "
+                f"nothing; got {self.noise_multiplier}"
+            )
+
+
+def composed_event(steps: Mapping[StepClass, int]) -> dp_event.DpEvent:
+    """Returns the event of so many steps of every class, fixed in advance.
+
+    Raises:
+      ConfigError: a number of steps is not a whole number of at least 0.
+    """
+    return dp_event.ComposedDpEvent(
+        [
+            poisson_gaussian_event(
+                sampling_prob=step_class.sampling_prob,
+                noise_multiplier=step_class.noise_multiplier,
+                num_steps=_checked_steps(num_steps),
+            )
+            for step_class, num_steps in steps.items()
+        ]
+    )
+
+
+@dataclass(frozen=True, init=False)
+class RdpFilter:
+    """Admits steps while their RDP at one fixed order stays within the budget; proof in the module.
+
+    Attributes:
+      target_epsilon, target_delta: the cap, given as `epsilon` and `delta`.
+      order: α > 1, fixed with the cap. Unless given, a compromise over typical steps, which may admit
+        only a third of what the best order would; `for_steps` fits it to the steps that are planned.
+      rdp_budget: B, the largest RDP at `order` that converts to (epsilon, delta); rounded down.
+
+    Raises:
+      ConfigError: the cap or the order is out of range, or the order cannot meet the cap at any cost.
+
+    >>> budget = RdpFilter(epsilon=8.0, delta=1e-5)
+    >>> steps = StepClass(sampling_prob=0.01, noise_multiplier=1.0)
+    >>> budget.admits(0.0, budget.cost(steps, 1000)), budget.admits(0.0, budget.cost(steps, 50_000))
+    (True, False)
+    """
+
+    target_epsilon: float
+    target_delta: float
+    order: float
+    rdp_budget: float
+
+    def __init__(self, epsilon: float, delta: float, order: float | None = None) -> None:
+        check_cap(epsilon, delta)
+        if order is None:
+            order = _fitted_order(epsilon, delta, tuple(StepClass(*typical) for typical in _TYPICAL_STEPS))
+        elif not 1.01 < order < math.inf:
+            raise ConfigError(f"order must be finite and above 1.01, for conversion needs it; got {order}")
+        budget = _rdp_within(epsilon, delta, order) * (1 - _ROUNDING)
+        if not budget > 0:
+            raise ConfigError(
+                f"order {order:g} cannot meet epsilon = {epsilon:g} at delta = {delta:g} at any cost; "
+                "raise the order, epsilon or delta, or leave the order out"
+            )
+        object.__setattr__(self, "target_epsilon", float(epsilon))
+        object.__setattr__(self, "target_delta", float(delta))
+        object.__setattr__(self, "order", float(order))
+        object.__setattr__(self, "rdp_budget", budget)
+
+    @classmethod
+    def for_steps(cls, epsilon: float, delta: float, step_classes: Iterable[StepClass]) -> RdpFilter:
+        """Returns the filter whose order admits most steps of the classes that are planned.
+
+        Of several classes the worst off counts: the largest least share of what its own best order would
+        admit. The choice knows no outputs, and is fixed with the cap.
+
+        >>> RdpFilter.for_steps(8.0, 1e-5, [StepClass(0.01, 1.0)]).order
+        3.7
+        """
+        check_cap(epsilon, delta)
+        return cls(epsilon, delta, _fitted_order(epsilon, delta, tuple(step_classes)))
+
+    def cost(self, step_class: StepClass, num_steps: int) -> float:
+        """Returns the RDP of `num_steps` steps at the order, rounded up; `inf` where it overflows."""
+        one = _rdp_of_step(step_class, self.order)
+        return one * _checked_steps(num_steps) * (1 + _ROUNDING) if num_steps else 0.0
+
+    def spent(self, steps: Mapping[StepClass, int]) -> float:
+        """Returns the summed cost of so many executed or reserved steps of every class.
+
+        Computing the sum afresh from the counts after every settlement keeps rounding from adding up.
+        """
+        return math.fsum(self.cost(step_class, num_steps) for step_class, num_steps in steps.items())
+
+    def admits(self, spent: float, cost: float) -> bool:
+        """Returns whether `spent` + `cost` ≤ `rdp_budget`, compared without rounding.
+
+        Raises:
+          ConfigError: an argument is negative or not a number.
+        """
+        for name, value in (("spent", spent), ("cost", cost)):
+            if not value >= 0:
+                raise ConfigError(f"{name} must be an RDP value of at least 0; got {value}")
+        if math.isinf(spent) or math.isinf(cost):
+            return False
+        return Fraction(spent) + Fraction(cost) <= Fraction(self.rdp_budget)
+
+    def epsilon(self, spent: float) -> float:
+        """Returns ε at `target_delta` of a sum of costs: information, for the guarantee is the cap."""
+        if not spent >= 0:
+            raise ConfigError(f"spent must be an RDP value of at least 0; got {spent}")
+        return math.inf if math.isinf(spent) else _epsilon_at(self.order, spent, self.target_delta)
+
+
+@dataclass(frozen=True)
+class QuotaFilter:
+    """Admits steps while every class keeps to its own quota; proof in the module.
+
+    Attributes:
+      epsilon, delta: the cap.
+      quotas: largest number of steps of every class, fixed with the cap.
+
+    Raises:
+      ConfigError: the cap is out of range, there is no quota, or all quotas together exceed the cap.
+
+    >>> noisy, quiet = StepClass(0.01, 1.0), StepClass(0.01, 2.0)
+    >>> budget = QuotaFilter(epsilon=2.0, delta=1e-5, quotas={noisy: 600, quiet: 600})
+    >>> budget.admits({noisy: 500}, noisy, 100), budget.admits({noisy: 500}, noisy, 101)
+    (True, False)
+    """
+
+    epsilon: float
+    delta: float
+    quotas: Mapping[StepClass, int]
+
+    def __post_init__(self) -> None:
+        check_cap(self.epsilon, self.delta)
+        if not self.quotas:
+            raise ConfigError("quotas must name at least one class of steps; got none")
+        object.__setattr__(self, "quotas", MappingProxyType(dict(self.quotas)))
+        reached = self.epsilon_of_quotas
+        if not reached <= self.epsilon:
+            raise ConfigError(
+                f"all quotas together reach epsilon = {reached:.6g} at delta = {self.delta:g}, above the cap "
+                f"{self.epsilon:g}; take fewer steps or more noise, or raise the cap"
+            )
+
+    @property
+    def epsilon_of_quotas(self) -> float:
+        """ε at `delta` of all quotas together by PLD: what the filter guarantees."""
+        return _epsilon_of_steps(frozenset(self.quotas.items()), self.delta, min(GRID, self.epsilon / 500))
+
+    def admits(self, spent_steps: Mapping[StepClass, int], step_class: StepClass, num_steps: int) -> bool:
+        """Returns whether `num_steps` more of `step_class` keep every class within its quota.
+
+        Args:
+          spent_steps: executed and reserved steps by class.
+          step_class: the class of the new steps; False if it has no quota.
+          num_steps: how many.
+        """
+        wanted = {other: _checked_steps(num) for other, num in spent_steps.items()}
+        wanted[step_class] = wanted.get(step_class, 0) + _checked_steps(num_steps)
+        return all(num <= self.quotas.get(other, 0) for other, num in wanted.items() if num) and (
+            step_class in self.quotas
+        )
+
+
+def check_cap(epsilon: float, delta: float) -> None:
+    """Raises ConfigError unless ε is positive and finite and δ in (0, 1)."""
+    if not 0 < epsilon < math.inf:
+        raise ConfigError(f"epsilon must be positive and finite; got {epsilon}")
+    if not 0 < delta < 1:
+        raise ConfigError(f"delta must be in (0, 1); got {delta}")
+
+
+def _checked_steps(num_steps: int) -> int:
+    if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 0:
+        raise ConfigError(f"num_steps must be a whole number of at least 0; got {num_steps!r}")
+    return num_steps
+
+
+def _rdp_within(epsilon: float, delta: float, order: float) -> float:
+    """The RDP r at `order` with r + ln(1 − 1/α) − ln(δα)/(α − 1) = ε (Canonne et al. 2020, Prop. 12)."""
+    return epsilon - math.log1p(-1 / order) + math.log(delta * order) / (order - 1)
+
+
+def _fitted_order(epsilon: float, delta: float, step_classes: tuple[StepClass, ...]) -> float:
+    if not step_classes:
+        raise ConfigError("step_classes must name at least one class of steps; got none")
+    budgets = np.array([_rdp_within(epsilon, delta, order) for order in FILTER_ORDERS])
+    admitted = np.maximum(budgets, 0) / np.array([_rdp_at_all_orders(each) for each in step_classes])
+    shares = admitted / np.maximum(admitted.max(axis=1, keepdims=True), 1e-300)
+    return float(FILTER_ORDERS[int(shares.min(axis=0).argmax())])
+
+
+def _epsilon_at(order: float, rdp: float, delta: float) -> float:
+    return float(compute_epsilon([order], [rdp], delta)[0])
+
+
+@lru_cache(maxsize=1024)
+def _rdp_of_step(step_class: StepClass, order: float) -> float:
+    return float(_rdp_of_steps(step_class, (order,))[0])
+
+
+@lru_cache(maxsize=64)
+def _rdp_at_all_orders(step_class: StepClass) -> NDArray[np.float64]:
+    return _rdp_of_steps(step_class, FILTER_ORDERS)
+
+
+def _rdp_of_steps(step_class: StepClass, orders: tuple[float, ...]) -> NDArray[np.float64]:
+    accountant = RdpAccountant(list(orders), NeighboringRelation.ADD_OR_REMOVE_ONE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        accountant.compose(composed_event({step_class: 1}))
+    rdp = np.asarray(accountant.rdp, dtype=np.float64)
+    return np.where(rdp > 0, rdp, np.inf)  # a NaN, zero or negative value would admit everything
+
+
+@lru_cache(maxsize=64)
+def _epsilon_of_steps(steps: frozenset[tuple[StepClass, int]], delta: float, grid: float) -> float:
+    return epsilon_pld(composed_event(dict(steps)), delta, grid=grid)

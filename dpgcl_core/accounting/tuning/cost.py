@@ -1,0 +1,369 @@
+"""What a sweep costs in privacy, apart from what each of its trainings costs.
+
+Three ways to release a sweep on private data, from `open`, which allows any search, to `sealed`:
+
+| mode | what leaves the trusted side | search | ε of the sweep |
+|---|---|---|---|
+| open | every trial | any, adaptive too | composition of all trials |
+| sealed | the best trial alone; K stays secret | independent draws, K random | `selection_bounds` |
+| sealed-threshold | the first trial with score ≥ s, or nothing | as sealed | `threshold_bound` |
+
+*Open.* All steps that the trials may take are capped **in advance**, per class (q, σ), and composed by
+PLD with RDP beside it. Then everything else may follow the results: learning rates, networks, pruning,
+which trial gets the next step. Each step is a kernel, which may know all earlier outputs, applied to the
+next unused draw of its class; so early stopping, ASHA and the like cost their cap and no more (the proof
+stands in `filters`, for `QuotaFilter`). Grids are open: a fixed number of trials whose best one alone is
+released has no discount in the worst case. If q, σ or T follow the results beyond any cap, use `filters`.
+
+*Sealed.* `selection_laws` has the laws of K, `selection_bounds` the theorems and what breaks them. The
+trials must be independent draws of (candidate, training) from one fixed law; candidates of different
+privacy are drawn from a fixed π, and one trial then has the mixture of their profiles (never the
+winner's own ε).
+
+*Noised releases.* Noised norms and noised counts on held-out records are accounted in two cases, one for a
+record that is trained on and one for a record that is scored; the larger tuned ε counts (`selection_trials`).
+
+Report the cost set in advance. What an adaptive sweep really spent is not an (ε, δ) statement.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from typing import Any, Final, Literal
+
+import numpy as np
+from dp_accounting import NeighboringRelation, dp_event
+from dp_accounting.rdp import RdpAccountant
+from numpy.typing import NDArray
+
+from dpgcl_core.accounting.composition import GRID, epsilon_pld, epsilon_rdp
+from dpgcl_core.accounting.filters import StepClass, composed_event
+from dpgcl_core.accounting.tuning.bounds import (
+    dp_hypo_bound,
+    papernot_steinke_bound,
+    pointwise_bound,
+    profile_bound,
+    threshold_bound,
+)
+from dpgcl_core.accounting.tuning.laws import PoissonTrials, TrialCountLaw, TruncatedNegativeBinomial
+from dpgcl_core.accounting.tuning.profile import PrivacyProfile, check_probabilities
+from dpgcl_core.accounting.tuning.trials import TrialClass as TrialClass
+from dpgcl_core.accounting.tuning.trials import cases_of
+from dpgcl_core.errors import ConfigError, unknown_choice
+
+Array = NDArray[np.float64]
+
+NEIGHBORING_RELATION = "add or remove one record"
+OPEN: Final = "open"
+SEALED: Final = "sealed"
+SEALED_THRESHOLD: Final = "sealed-threshold"
+_LARGEST_EPSILON = 1000.0
+_LARGER = "; the larger ε of training and of scoring, whose records are disjoint"
+Mode = Literal["open", "sealed", "sealed-threshold"]
+THEOREMS = {
+    "profile": "profile bound c* (proof in dpgcl_core/accounting/tuning/bounds.py)",
+    "pointwise": "pointwise supremum over the privacy loss distribution "
+    "(dpgcl_core/accounting/tuning/bounds.py)",
+    "ps22": "Papernot and Steinke (2022), Theorem 2 (truncated negative binomial) or 6 (Poisson)",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningCost:
+    """The cost of a sweep as a privacy statement carries it.
+
+    Attributes:
+      mode: open, sealed or sealed-threshold.
+      delta: δ of both figures.
+      training_epsilon: ε of one training by PLD; of several classes, the largest (open) or that of the
+        candidate drawn from π (sealed).
+      tuned_epsilon: ε of the whole sweep; None where it is not accounted.
+      theorem: what `tuned_epsilon` rests on.
+      rdp_epsilon: the RDP figure beside it; None where RDP has no theorem for the case.
+      planned: the trials set in advance, with the probability of each candidate if sealed.
+      law: law of K with its parameters, never K; None if open.
+      accounted: whether every hypothesis of the theorem holds.
+      reason: why it is not accounted; None if it is.
+      neighboring_relation: what δ and both ε are about.
+    """
+
+    mode: Mode
+    delta: float
+    training_epsilon: float
+    tuned_epsilon: float | None
+    theorem: str
+    rdp_epsilon: float | None
+    planned: tuple[Mapping[str, Any], ...]
+    law: Mapping[str, str | float] | None = None
+    accounted: bool = True
+    reason: str | None = None
+    neighboring_relation: str = field(default=NEIGHBORING_RELATION)
+
+    def __post_init__(self) -> None:
+        if self.accounted != (self.reason is None):
+            raise ConfigError("a cost is either accounted or carries the reason why not; got both or neither")
+        if self.accounted and (self.tuned_epsilon is None or not math.isfinite(self.tuned_epsilon)):
+            raise ConfigError(
+                f"an accounted cost needs a finite tuned_epsilon; got {self.tuned_epsilon} at delta = "
+                f"{self.delta:g} (raise delta or the noise, or choose another law or bound)"
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the fields as plain values, for a report."""
+        return asdict(self)
+
+
+def open_cost(trials: Sequence[TrialClass], *, delta: float) -> TuningCost:
+    """Returns the cost of releasing every trial, adaptive search and early stopping included.
+
+    Guarantee: (tuned_epsilon, delta)-DP for adding or removing one record, of all outputs of all trials
+    together, if no class of trials takes more than `num_steps`·`count` steps in total, of which
+    `num_joint_steps`·`count` release their noised norm, and `num_scores`·`count` noised counts, every step
+    samples and adds noise independently, and the scored records are those that no trial trains on.
+
+    Raises:
+      ConfigError: there is no trial, δ is out of range, or no finite ε holds at δ.
+
+    >>> trial = TrialClass(sampling_prob=0.01, noise_multiplier=1.0, num_steps=100, count=10)
+    >>> round(open_cost([trial], delta=1e-5).tuned_epsilon, 3)
+    1.828
+    """
+    check_delta(delta)
+    _check_some(trials)
+    events = []
+    for case in cases_of(trials):
+        total: Counter[StepClass] = Counter()
+        for trial, steps in zip(trials, case, strict=True):
+            total.update({step_class: num * trial.count for step_class, num in steps.items()})
+        events.append(composed_event(total))
+    for event in events:
+        check_affordable(event, delta)
+    each = [_profile(_frozen(steps)).epsilon(delta) for case in cases_of(trials) for steps in case]
+    return TuningCost(
+        mode=OPEN,
+        delta=delta,
+        training_epsilon=max(each),
+        tuned_epsilon=max(epsilon_pld(event, delta) for event in events),
+        theorem=f"composition of all planned steps by PLD{_LARGER if len(events) > 1 else ''}",
+        rdp_epsilon=max(epsilon_rdp(event, delta) for event in events),
+        planned=tuple(asdict(trial) for trial in trials),
+    )
+
+
+def sealed_cost(
+    candidates: Sequence[TrialClass],
+    *,
+    law: TrialCountLaw,
+    delta: float,
+    bound: str = "profile",
+    probabilities: Sequence[float] | None = None,
+) -> TuningCost:
+    """Returns the cost of releasing the best of K secret trials alone.
+
+    Guarantee: (tuned_epsilon, delta)-DP for adding or removing one record of the released trial, under
+    the hypotheses of `selection_bounds`: independent draws, K from `law` and secret, a score that is
+    itself part of the private output or uses public data only.
+
+    Args:
+      candidates: what one trial may be, `count` = 1 each.
+      law: of K.
+      delta: δ.
+      bound: profile, pointwise or ps22.
+      probabilities: π over the candidates, fixed without the data; uniform unless given.
+
+    Raises:
+      ConfigError: an argument is out of range, the bound has no form for the law, or no finite ε holds.
+    """
+    check_delta(delta)
+    if bound not in THEOREMS:
+        raise ConfigError(unknown_choice("bound", bound, THEOREMS))
+    weights = _weights(candidates, probabilities, delta)
+    drawn = [_Drawn.of(case, weights) for case in cases_of(candidates)]
+
+    def published_bound(each: _Drawn) -> float:
+        return papernot_steinke_bound(each.orders, each.rdp, law, delta, each.profile)
+
+    published = isinstance(law, TruncatedNegativeBinomial | PoissonTrials)
+    beside = max(map(published_bound, drawn)) if published else None
+    if bound == "ps22":
+        tuned = max(map(published_bound, drawn))
+    else:
+        proven = profile_bound if bound == "profile" else pointwise_bound
+        tuned = max(proven(each.profile, law, delta) for each in drawn)
+    return TuningCost(
+        mode=SEALED,
+        delta=delta,
+        training_epsilon=max(each.profile.epsilon(delta) for each in drawn),
+        tuned_epsilon=tuned,
+        theorem=f"{THEOREMS[bound]}{_LARGER if len(drawn) > 1 else ''}",
+        rdp_epsilon=beside,
+        planned=_planned(candidates, weights),
+        law=law.parameters(),
+    )
+
+
+def sealed_threshold_cost(
+    candidates: Sequence[TrialClass],
+    *,
+    halting_prob: float,
+    delta: float,
+    probabilities: Sequence[float] | None = None,
+) -> TuningCost:
+    """Returns the cost of releasing the first trial that reaches a public score, or nothing.
+
+    After each miss the sweep halts with probability `halting_prob`. Guarantee and hypotheses as
+    `sealed_cost`; the number of trials stays secret here too.
+
+    Raises:
+      ConfigError: an argument is out of range.
+    """
+    check_delta(delta)
+    weights = _weights(candidates, probabilities, delta)
+    profiles = [_Drawn.of(case, weights).profile for case in cases_of(candidates)]
+    theorem = "threshold bound c* (proof in dpgcl_core/accounting/tuning/bounds.py)"
+    return TuningCost(
+        mode=SEALED_THRESHOLD,
+        delta=delta,
+        training_epsilon=max(profile.epsilon(delta) for profile in profiles),
+        tuned_epsilon=max(threshold_bound(profile, halting_prob, delta) for profile in profiles),
+        theorem=f"{theorem}{_LARGER if len(profiles) > 1 else ''}",
+        rdp_epsilon=None,
+        planned=_planned(candidates, weights),
+        law={"name": "halting after a miss", "halting_prob": halting_prob, "max_mean": 1 / halting_prob},
+    )
+
+
+def experimental_dp_hypo_cost(
+    candidates: Sequence[TrialClass],
+    *,
+    law: TruncatedNegativeBinomial,
+    density_ratio: float,
+    delta: float,
+    probabilities: Sequence[float] | None = None,
+) -> TuningCost:
+    """Returns the cost of adaptive proposals within `density_ratio` of fixed ones; never accounted.
+
+    See `dp_hypo_bound`.
+    """
+    check_delta(delta)
+    weights = _weights(candidates, probabilities, delta)
+    drawn = [_Drawn.of(case, weights) for case in cases_of(candidates)]
+    bounds = [dp_hypo_bound(each.orders, each.rdp, law, delta, density_ratio=density_ratio) for each in drawn]
+    return not_accounted(
+        SEALED,
+        reason="DP-HyPO is experimental: its theorem is cited, not verified here",
+        delta=delta,
+        training_epsilon=max(each.profile.epsilon(delta) for each in drawn),
+        rdp_epsilon=max(bounds),
+        planned=_planned(candidates, weights),
+        law={**law.parameters(), "density_ratio": density_ratio},
+    )
+
+
+def not_accounted(
+    mode: Mode,
+    *,
+    reason: str,
+    delta: float,
+    training_epsilon: float,
+    rdp_epsilon: float | None = None,
+    planned: tuple[Mapping[str, Any], ...] = (),
+    law: Mapping[str, str | float] | None = None,
+) -> TuningCost:
+    """Returns the record of a sweep whose cost no theorem here covers; a statement must show the reason."""
+    return TuningCost(
+        mode=mode,
+        delta=delta,
+        training_epsilon=training_epsilon,
+        tuned_epsilon=None,
+        theorem="none",
+        rdp_epsilon=rdp_epsilon,
+        planned=planned,
+        law=law,
+        accounted=False,
+        reason=reason,
+    )
+
+
+def check_delta(delta: float) -> None:
+    """Raises ConfigError unless δ is in (0, 1)."""
+    if not 0 < delta < 1:
+        raise ConfigError(f"delta must be in (0, 1); got {delta}")
+
+
+def check_affordable(event: dp_event.DpEvent, delta: float) -> None:
+    """Raises ConfigError where ε would be so large that PLD needs gigabytes to say so."""
+    epsilon = epsilon_rdp(event, delta)
+    if not epsilon <= _LARGEST_EPSILON:
+        raise ConfigError(
+            f"epsilon must stay below {_LARGEST_EPSILON:g}, for more protects nothing; got {epsilon:.4g} by "
+            "RDP (take fewer steps or trials, or more noise)"
+        )
+
+
+def _check_some(trials: Sequence[TrialClass]) -> None:
+    if not trials:
+        raise ConfigError("a sweep needs at least one trial; got none")
+
+
+def _weights(
+    candidates: Sequence[TrialClass], probabilities: Sequence[float] | None, delta: float
+) -> Sequence[float]:
+    _check_some(candidates)
+    for candidate in candidates:
+        for steps in (candidate.steps_of_one, candidate.scores_of_one):
+            check_affordable(composed_event(steps), delta)
+        if candidate.count != 1:
+            raise ConfigError(f"a candidate's count must be 1, for K is drawn; got {candidate.count}")
+    weights = [1 / len(candidates)] * len(candidates) if probabilities is None else probabilities
+    check_probabilities(weights, len(candidates))
+    return weights
+
+
+def _planned(candidates: Sequence[TrialClass], weights: Sequence[float]) -> tuple[Mapping[str, Any], ...]:
+    pairs = zip(candidates, weights, strict=True)
+    return tuple({**asdict(candidate), "probability": weight} for candidate, weight in pairs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Drawn:
+    """A trial that draws its candidate, in one of the cases: E[(p/q)^λ] is the mixture of the candidates'."""
+
+    profile: PrivacyProfile
+    orders: Array
+    rdp: Array
+
+    @classmethod
+    def of(cls, case: Sequence[dict[StepClass, int]], weights: Sequence[float]) -> _Drawn:
+        profiles = [_profile(_frozen(steps)) for steps in case]
+        curves = [_rdp(_frozen(steps)) for steps in case]
+        orders = curves[0][0]
+        moments = [math.log(w) + (orders - 1) * rdp for w, (_, rdp) in zip(weights, curves, strict=True)]
+        return cls(
+            profile=PrivacyProfile.mixture(profiles, weights),
+            orders=orders,
+            rdp=np.asarray(np.logaddexp.reduce(moments, axis=0) / (orders - 1)),
+        )
+
+
+_Steps = tuple[tuple[StepClass, int], ...]
+
+
+def _frozen(steps: Mapping[StepClass, int]) -> _Steps:
+    return tuple(steps.items())
+
+
+@lru_cache(maxsize=32)
+def _profile(steps: _Steps) -> PrivacyProfile:
+    return PrivacyProfile.from_steps(dict(steps), grid=GRID)
+
+
+@lru_cache(maxsize=32)
+def _rdp(steps: _Steps) -> tuple[Array, Array]:
+    accountant = RdpAccountant(neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
+    accountant.compose(composed_event(dict(steps)))
+    return np.asarray(accountant.orders), np.asarray(accountant.rdp)

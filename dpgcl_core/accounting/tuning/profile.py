@@ -1,0 +1,203 @@
+"""The privacy profile of one trial: δ(ε) for every ε, from its privacy loss distribution (PLD).
+
+For a pair of laws (P, Q), the loss is L = ln(dP/dQ) under P and δ(ε) = E[(1 − e^(ε−L))₊]. A trial has two
+such pairs, one for removing a record and one for adding it; its profile is the larger of the two. Both
+come from dp_accounting as pessimistic discretisations: pairs that dominate the true ones, so everything
+monotone in the profile that is computed from them is an upper bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from dp_accounting.pld import privacy_loss_distribution as pld
+from numpy.typing import NDArray
+
+from dpgcl_core.accounting.composition import GRID
+from dpgcl_core.accounting.filters import StepClass
+from dpgcl_core.errors import ConfigError
+
+Array = NDArray[np.float64]
+_LARGEST = 700.0  # e^700 is near the largest float; losses beyond ±700 round to the safe side
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PrivacyLoss:
+    """The privacy loss of one pair (P, Q).
+
+    Attributes:
+      losses: finite values of L, ascending `[n]`.
+      masses: their probabilities under P `[n]`; with `infinity_mass` they sum to one.
+      infinity_mass: P(L = ∞).
+    """
+
+    losses: Array
+    masses: Array
+    infinity_mass: float
+
+    @classmethod
+    def build(cls, losses: Array, masses: Array, infinity_mass: float) -> PrivacyLoss:
+        """Returns the loss with clipped extremes; what is missing to total mass one goes to infinity."""
+        order = np.argsort(losses, kind="stable")
+        masses = np.maximum(np.asarray(masses, dtype=np.float64)[order], 0.0)
+        missing = max(0.0, 1.0 - infinity_mass - float(np.sum(masses)))
+        losses = np.maximum(np.asarray(losses, dtype=np.float64)[order], -_LARGEST)
+        return cls(losses=losses, masses=masses, infinity_mass=infinity_mass + missing)
+
+    @cached_property
+    def _tails(self) -> tuple[Array, Array]:
+        """P(L ≥ losses[i]) with infinity, and Q of the same event, for i = 0 … n."""
+        p = np.concatenate((np.cumsum(self.masses[::-1])[::-1], [0.0])) + self.infinity_mass
+        q = np.concatenate((np.cumsum((self.masses * np.exp(-self.losses))[::-1])[::-1], [0.0]))
+        return p, q
+
+    def delta(self, epsilon: Array) -> Array:
+        """Returns δ(ε) = P(L > ε) − e^ε Q(L > ε) for any real ε, any shape."""
+        epsilon = np.asarray(epsilon, dtype=np.float64)
+        p, q = self._tails
+        first = np.searchsorted(self.losses, epsilon, side="right")
+        return np.clip(p[first] - np.exp(np.minimum(epsilon, _LARGEST)) * q[first], 0.0, 1.0)
+
+    def epsilon(self, delta: float) -> float:
+        """Returns the least ε ≥ 0 with δ(ε) ≤ `delta`; `inf` if there is none."""
+        if float(self.delta(np.array(0.0))) <= delta:
+            return 0.0
+        if self.infinity_mass > delta:
+            return math.inf
+        p, q = self._tails
+        met = self.delta(self.losses) <= delta  # False … True, for δ falls
+        if not met.any():
+            return math.inf
+        first = int(met.argmax())
+        return (
+            max(0.0, math.log((p[first] - delta) / q[first])) if q[first] > 0 else float(self.losses[first])
+        )
+
+    def minimiser(self, t: Array) -> Array:
+        """Returns the ε that minimises e^ε t + δ(ε): where Q(L > ε) passes t; same shape as `t`."""
+        q = self._tails[1]
+        index = np.searchsorted(-q[1:], -np.asarray(t), side="left")  # the first ε with Q(L > ε) ≤ t
+        return np.asarray(self.losses[np.minimum(index, len(self.losses) - 1)])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PrivacyProfile:
+    """δ(ε) of one trial for **adding or removing one record**: the larger of both directions.
+
+    Attributes:
+      remove: loss of (with the record, without it).
+      add: loss of (without the record, with it).
+
+    >>> trial = PrivacyProfile.from_steps({StepClass(0.01, 1.0): 1000})
+    >>> round(trial.epsilon(1e-5), 3), round(trial.total_variation, 3)
+    (1.828, 0.161)
+    """
+
+    remove: PrivacyLoss
+    add: PrivacyLoss
+
+    @classmethod
+    def from_steps(cls, steps: Mapping[StepClass, int], *, grid: float = GRID) -> PrivacyProfile:
+        """Returns the profile of so many steps of every class, composed by PLD with losses on `grid`."""
+        composed = pld.identity(value_discretization_interval=grid)
+        try:
+            for step_class, num_steps in steps.items():
+                one = pld.from_gaussian_mechanism(
+                    step_class.noise_multiplier,
+                    sampling_prob=step_class.sampling_prob,
+                    value_discretization_interval=grid,
+                )
+                composed = composed.compose(one.self_compose(num_steps))
+        except MemoryError as error:
+            raise ConfigError(
+                "so many steps with so little noise cannot be accounted for in memory; take fewer steps "
+                "or more noise"
+            ) from error
+        return cls(remove=_loss_of(composed._pmf_remove), add=_loss_of(composed._pmf_add))
+
+    @classmethod
+    def from_pair(cls, p: Array, q: Array) -> PrivacyProfile:
+        """Returns the exact profile of a mechanism on finitely many outcomes.
+
+        Args:
+          p: probabilities with the record `[outcomes]`.
+          q: probabilities without it `[outcomes]`.
+        """
+        return cls(remove=_loss_of_pair(p, q), add=_loss_of_pair(q, p))
+
+    @classmethod
+    def mixture(cls, profiles: Sequence[PrivacyProfile], probabilities: Sequence[float]) -> PrivacyProfile:
+        """Returns the profile of a trial that draws its candidate i with probability π_i.
+
+        The drawn candidate is part of the output, so the loss is a mixture and δ(ε) = Σ π_i δ_i(ε):
+        sharper than the largest δ_i. π must be fixed without the data.
+
+        Raises:
+          ConfigError: the lengths differ, or the probabilities are not a law.
+        """
+        check_probabilities(probabilities, len(profiles))
+        return cls(
+            remove=_mixed([each.remove for each in profiles], probabilities),
+            add=_mixed([each.add for each in profiles], probabilities),
+        )
+
+    def delta(self, epsilon: float) -> float:
+        """Returns δ at any real ε."""
+        at = np.array(epsilon)
+        return max(float(self.remove.delta(at)), float(self.add.delta(at)))
+
+    def epsilon(self, delta: float) -> float:
+        """Returns the least ε ≥ 0 at `delta`; `inf` if there is none."""
+        return max(self.remove.epsilon(delta), self.add.epsilon(delta))
+
+    def largest_image(self, t: Array) -> Array:
+        """Returns β(t) = inf_ε (e^ε t + δ(ε)), clipped at 1; any shape.
+
+        No event of probability t on one data set is more likely than β(t) on a neighbouring one. The
+        infimum is taken over the minimisers for both directions and ε = 0, where the larger profile
+        changes from one to the other; any ε gives a valid bound.
+        """
+        images = [np.ones_like(t)]
+        for epsilon in (self.remove.minimiser(t), self.add.minimiser(t), np.zeros_like(t)):
+            delta = np.maximum(self.remove.delta(epsilon), self.add.delta(epsilon))
+            images.append(np.exp(np.minimum(epsilon, _LARGEST)) * t + delta)
+        return np.asarray(np.min(images, axis=0))
+
+    @property
+    def total_variation(self) -> float:
+        """δ(0): how far one record can move the probability of any event."""
+        return self.delta(0.0)
+
+
+def check_probabilities(probabilities: Sequence[float], length: int) -> None:
+    """Raises ConfigError unless there are `length` positive probabilities that sum to one."""
+    if len(probabilities) != length:
+        raise ConfigError(f"give one probability per candidate: {length}; got {len(probabilities)}")
+    total = math.fsum(probabilities)
+    if not all(0 < each <= 1 for each in probabilities) or not abs(total - 1) <= 1e-9:
+        raise ConfigError(f"probabilities must be positive and sum to 1; got {list(probabilities)}")
+
+
+def _loss_of(pmf: object) -> PrivacyLoss:
+    """dp_accounting shows its distribution only through δ and ε; the bounds need the masses."""
+    dense = pmf.to_dense_pmf()  # type: ignore[attr-defined]
+    losses = (np.arange(dense.size) + dense._lower_loss) * dense._discretization
+    return PrivacyLoss.build(losses, dense._probs, float(dense._infinity_mass))
+
+
+def _loss_of_pair(p: Array, q: Array) -> PrivacyLoss:
+    finite = (p > 0) & (q > 0)
+    losses = np.log(p[finite]) - np.log(q[finite])
+    return PrivacyLoss.build(losses, p[finite], float(np.sum(p[(p > 0) & (q == 0)])))
+
+
+def _mixed(each: Sequence[PrivacyLoss], probabilities: Sequence[float]) -> PrivacyLoss:
+    return PrivacyLoss.build(
+        np.concatenate([loss.losses for loss in each]),
+        np.concatenate([weight * loss.masses for loss, weight in zip(each, probabilities, strict=True)]),
+        math.fsum(weight * loss.infinity_mass for loss, weight in zip(each, probabilities, strict=True)),
+    )

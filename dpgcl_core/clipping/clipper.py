@@ -1,0 +1,365 @@
+"""Station 7, the clipped group gradient: one gradient per group, norm at most C, summed in fp32.
+
+Groups are disjoint and the network mixes no records, so **one** forward and one backward pass of many groups
+already hold every group's gradient; they only have to be separated. `dpgcl_core.clipping.one_pass` does that
+layer by layer, at about the price of the ordinary backward pass. Networks with a part it does not know go
+through `_loop`, one ordinary backward pass per group: exact and general. So do groups that fill a microbatch
+by themselves, for which there is nothing to separate.
+
+Guarantee. Every group contributes a vector of norm at most C to the sum: the factor is
+min(1, C(1 − 1e-4)/norm); the sum is taken over the tensors the norm was taken of, and both in float32 or
+better whatever the precision of the network. Norms are exact to 4e-5 of themselves, which the margin
+covers: squares are summed in short runs, then in float64, and Gram norms in float64 throughout. A group
+whose gradient is not finite contributes exactly zero and is masked *before* the product that sums groups,
+because 0·inf is not 0. No other group changes by a bit.
+
+*Automatic clipping* ("Automatic clipping", Bu et al. 2023) takes C(1 − 1e-4)/(norm + γ) instead, γ a public
+constant: short gradients are lengthened, so C and the learning rate act as one. The contribution's norm is
+C(1 − 1e-4)·norm/(norm + γ), again below C whatever the gradient is, and every proof of a sensitivity asks
+for no more than that. A factor may reach C/γ here, so an absolute error e of a short gradient's norm, as a
+Gram norm's cancellation leaves, grows with it: the contribution stays below C as long as e ≤ γ. A gradient
+of zero gives zero, for the factor is finite. Without a bound (C = inf) neither law does anything.
+
+Either law may be applied *by parts*, such as the two towers of CLIP: see `dpgcl_core.clipping.parts`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from dpgcl_core.clipping.direct_uses import NotFoldableError
+from dpgcl_core.clipping.one_pass import fold
+from dpgcl_core.clipping.parts import ClippingParts, Owners, norms_of, runs_of
+from dpgcl_core.clipping.types import (
+    GroupInputs,
+    GroupLosses,
+    GroupReport,
+    num_trainable,
+    trainable_parameters,
+)
+from dpgcl_core.clipping.verification import BothWays, refused_layer, wrongly_folded
+from dpgcl_core.errors import ConfigError, unknown_choice
+
+logger = logging.getLogger(__name__)
+
+
+ONE_BY_ONE = "one group at a time"
+FLAT, AUTOMATIC = "flat", "automatic"
+GAMMA = 0.01
+"""γ of automatic clipping: public, and the same for every training."""
+_MARGIN = 1 - 1e-4
+_MAX_FOLDED_NUMBERS = 2**26  # 256 MiB of per-group gradients at a time
+_LOOP_FROM_VIEWS = 96  # on a CPU a backward pass of this many images is as fast alone as among others,
+_LOOP_FROM_VIEWS_OF_MANY_WEIGHTS = 48  # and here it also saves the memory of the other groups' gradients
+_MANY_WEIGHTS = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupClipper:
+    """Per-group clipping to `l2_clip_norm`.
+
+    Attributes:
+      l2_clip_norm: C; inf for the plain gradient (non-private).
+      gamma: γ of automatic clipping, see `gamma_of`; None for flat clipping.
+      parts: the parts that are clipped by themselves; None clips the gradient as a whole.
+
+    Raises:
+      ConfigError: a field is outside its range.
+    """
+
+    l2_clip_norm: float
+    gamma: float | None = None
+    parts: ClippingParts | None = None
+
+    def __post_init__(self) -> None:
+        if not self.l2_clip_norm > 0:
+            raise ConfigError(f"l2_clip_norm must be positive; got {self.l2_clip_norm}")
+        check_gamma(self.gamma)
+
+    def scaled(self, scale: float) -> GroupClipper:
+        """Returns the clipper of gradients that arrive times `scale`: its sum is `scale` times this one's."""
+        gamma = None if self.gamma is None else self.gamma * scale
+        return replace(self, l2_clip_norm=self.l2_clip_norm * scale, gamma=gamma)
+
+    def add_clipped_sum(
+        self, total: Tensor, model: nn.Module, group_losses: GroupLosses, inputs: GroupInputs
+    ) -> GroupReport:
+        """Adds Σ Clip_C(∇L_G) over the groups of `inputs` to `total`, in place.
+
+        Calling it for any partition of a batch into microbatches of whole groups gives the same sum.
+        Groups of one record make it per-record DP-SGD.
+
+        Args:
+          total: float32 `[num_trainable(model)]`, in the order of `trainable_parameters`.
+          model: the network that `group_losses` calls; it must not mix records.
+          group_losses: maps inputs `[groups, ...]` to losses `[groups]`, one scalar per group that depends
+            on that group's inputs alone. Every layer of `model` should see the rows of `inputs` as its
+            leading axis, group by group; where one does not, the groups are taken one at a time. A model
+            with an attribute `num_towers` has towers of which each sees that share of the views.
+          inputs: `[groups, group_size, views, ...]`, at least one group; or a tuple of such tensors.
+
+        Returns:
+          The groups' norms and losses, for private-only diagnosis.
+
+        Raises:
+          ConfigError: one of `parts` holds no trainable parameter of this model.
+        """
+        parameters = trainable_parameters(model)
+        owners = None if self.parts is None else self.parts.owners(model)
+        if math.isinf(self.l2_clip_norm):
+            return _plain(total, parameters, group_losses, inputs)
+        law = (self.l2_clip_norm, self.gamma, owners)
+        if not _folds(model, group_losses, inputs, owners):
+            return _loop(total, parameters, group_losses, inputs, *law)
+        reports, start, num_groups = [], 0, _num_groups(inputs)
+        while start < num_groups:
+            some = _groups(inputs, start, start + _groups_at_once(model, inputs))
+            start += _num_groups(some)
+            rest = (parameters, group_losses, some, *law)
+            try:
+                report = _fold(total, model, *rest)
+            except NotFoldableError:  # these inputs took another way through the network
+                report = _loop(total, *rest)
+            reports.append(report)
+        return _joined(reports)
+
+
+def _shares(model: nn.Module) -> tuple[int, ...]:
+    """The parts of all views that a layer may see: all, or where a model says so each tower its share."""
+    return (1, int(getattr(model, "num_towers", 1)))
+
+
+def _num_groups(inputs: GroupInputs) -> int:
+    return len(inputs) if isinstance(inputs, Tensor) else len(inputs[0])
+
+
+def _groups(inputs: GroupInputs, start: int, stop: int) -> GroupInputs:
+    if isinstance(inputs, Tensor):
+        return inputs[start:stop]
+    return tuple(each[start:stop] for each in inputs)
+
+
+def _each(inputs: GroupInputs) -> tuple[Tensor, ...]:
+    return (inputs,) if isinstance(inputs, Tensor) else inputs
+
+
+def _joined(reports: list[GroupReport]) -> GroupReport:
+    if len(reports) == 1:
+        return reports[0]
+    ratios = [report.part_ratios for report in reports if report.part_ratios is not None]
+    return GroupReport(
+        norms=torch.cat([report.norms for report in reports]),
+        losses=torch.cat([report.losses for report in reports]),
+        non_finite=torch.cat([report.non_finite for report in reports]),
+        paths=reports[-1].paths,
+        part_ratios=torch.cat(ratios) if ratios else None,
+    )
+
+
+def _plain(
+    total: Tensor, parameters: list[nn.Parameter], group_losses: GroupLosses, inputs: GroupInputs
+) -> GroupReport:
+    """The plain gradient of all groups at once, for runs without clipping."""
+    losses = group_losses(inputs)
+    flat = flat_gradient(torch.autograd.grad(losses.sum(), parameters, allow_unused=True), parameters)
+    finite = torch.isfinite(flat).all()
+    total += torch.where(finite, flat, torch.zeros_like(flat))
+    return GroupReport(
+        norms=torch.full_like(losses.detach(), math.nan),
+        losses=losses.detach(),
+        non_finite=(~finite).expand(len(losses)),
+    )
+
+
+def _loop(
+    total: Tensor,
+    parameters: list[nn.Parameter],
+    group_losses: GroupLosses,
+    inputs: GroupInputs,
+    l2_clip_norm: float,
+    gamma: float | None = None,
+    owners: Owners | None = None,
+) -> GroupReport:
+    """One backward pass per group: exact for any network."""
+    norms, losses, counts = [], [], []
+    runs = runs_of(parameters, owners)
+    for index in range(_num_groups(inputs)):
+        loss = group_losses(_groups(inputs, index, index + 1))
+        flat = flat_gradient(torch.autograd.grad(loss.sum(), parameters, allow_unused=True), parameters)
+        norm = norms_of(flat, runs)
+        factor, finite = _factors(norm, l2_clip_norm, gamma)
+        for part, run in runs:
+            total[run] += torch.where(finite[0], flat[run], 0.0) * factor[part, 0]
+        norms.append(norm)
+        losses.append(loss.detach())
+        counts.append(finite)
+    return _report(torch.cat(norms, 1), torch.cat(counts), torch.cat(losses), l2_clip_norm, {"": ONE_BY_ONE})
+
+
+def _factors(norms: Tensor, l2_clip_norm: float, gamma: float | None) -> tuple[Tensor, Tensor]:
+    """Returns the factors `[parts, groups]` of norms `[parts, groups]`, and which groups count `[groups]`."""
+    factor, counts = clip_factor(norms, l2_clip_norm / math.sqrt(len(norms)), gamma)
+    if len(norms) == 1:
+        return factor, counts[0]
+    counted = counts.all(0) & torch.isfinite(_whole(norms))
+    return torch.where(counted, factor, 0.0), counted
+
+
+def _whole(norms: Tensor) -> Tensor:
+    return norms[0] if len(norms) == 1 else norms.double().square().sum(0).sqrt().float()
+
+
+def _report(
+    norms: Tensor, counts: Tensor, losses: Tensor, l2_clip_norm: float, paths: Mapping[str, str]
+) -> GroupReport:
+    bound = l2_clip_norm / math.sqrt(len(norms))
+    return GroupReport(
+        norms=_whole(norms),
+        losses=losses,
+        non_finite=~counts,
+        paths=paths,
+        part_ratios=None if len(norms) == 1 else (norms / bound).T,
+    )
+
+
+def flat_gradient(gradients: tuple[Tensor | None, ...], parameters: list[nn.Parameter]) -> Tensor:
+    """Returns gradients as one float32 vector in the order of `parameters`, zero where there is none."""
+    return torch.cat(
+        [
+            torch.zeros_like(p).flatten() if g is None else g.flatten().float()
+            for g, p in zip(gradients, parameters, strict=True)
+        ]
+    )
+
+
+def gamma_of(clipping: str) -> float | None:
+    """Returns γ of a clipping law by its name; None for flat clipping.
+
+    Raises:
+      ConfigError: there is no such law.
+
+    >>> gamma_of("automatic"), gamma_of("flat")
+    (0.01, None)
+    """
+    if clipping not in (FLAT, AUTOMATIC):
+        raise ConfigError(unknown_choice("clipping", clipping, (FLAT, AUTOMATIC)))
+    return GAMMA if clipping == AUTOMATIC else None
+
+
+def check_gamma(gamma: float | None) -> None:
+    """Raises ConfigError unless γ is None, or positive and finite."""
+    if gamma is not None and not (gamma > 0 and math.isfinite(gamma)):
+        raise ConfigError(f"gamma must be positive and finite, or None for flat clipping; got {gamma}")
+
+
+def clip_factor(
+    norm: Tensor, l2_clip_norm: float, gamma: float | None = None, *, tiny: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """The law of every clipper: the factors of gradients by their norms, of any shape, for finite C.
+
+    Args:
+      norm: norms, not negative.
+      l2_clip_norm: C, finite.
+      gamma: γ of automatic clipping; None for flat clipping.
+      tiny: smallest usable factor and norm; of the norms' precision unless given.
+
+    Returns:
+      The factors, and which gradients count: not those of infinite norm, nor of one so large that the
+      factor has lost its digits.
+    """
+    tiny = torch.finfo(norm.dtype).tiny if tiny is None else tiny
+    if gamma is None:
+        factor = (l2_clip_norm * _MARGIN / norm.clamp_min(tiny)).clamp_max(1.0)
+    else:
+        factor = l2_clip_norm * _MARGIN / (norm + gamma)
+    counts = torch.isfinite(norm) & (factor >= tiny)
+    return torch.where(counts, factor, torch.zeros_like(factor)), counts
+
+
+def _fold(
+    total: Tensor,
+    model: nn.Module,
+    parameters: list[nn.Parameter],
+    group_losses: GroupLosses,
+    inputs: GroupInputs,
+    l2_clip_norm: float,
+    gamma: float | None = None,
+    owners: Owners | None = None,
+) -> GroupReport:
+    """One forward and one backward pass; every layer's gradient separated by group."""
+    folded = fold(
+        model,
+        parameters,
+        lambda: group_losses(inputs),
+        num_groups=_num_groups(inputs),
+        num_rows=frozenset(
+            each.shape[:3].numel() // share for each in _each(inputs) for share in _shares(model)
+        ),
+        owners=owners,
+    )
+    norms = folded.norms()
+    factor, finite = _factors(norms, l2_clip_norm, gamma)
+    folded.check()
+    folded.add_weighted(total, parameters, factor)
+    _folded_numbers.setdefault(model, {})[_shape(inputs)] = folded.numbers_per_group
+    return _report(norms, finite, folded.losses, l2_clip_norm, folded.paths)
+
+
+_Shape = tuple[torch.Size, ...]
+_folded_numbers: WeakKeyDictionary[nn.Module, dict[_Shape, int]] = WeakKeyDictionary()
+_checked: WeakKeyDictionary[nn.Module, dict[Owners | None, bool]] = WeakKeyDictionary()
+
+
+def _shape(inputs: GroupInputs) -> _Shape:
+    return tuple(each.shape[1:] for each in _each(inputs))
+
+
+def _groups_at_once(model: nn.Module, inputs: GroupInputs) -> int:
+    """How many groups' gradients fit; the first group of a new shape goes alone, to learn its size."""
+    numbers = _folded_numbers.get(model, {}).get(_shape(inputs))
+    return 1 if numbers is None else max(1, _MAX_FOLDED_NUMBERS // max(1, numbers))
+
+
+def _folds(
+    model: nn.Module, group_losses: GroupLosses, inputs: GroupInputs, owners: Owners | None = None
+) -> bool:
+    """Whether `_fold` is exact for this model and pays for these inputs.
+
+    Other parts are another question: a norm that hardly counts in the whole gradient may be all of a part.
+    """
+    first = _each(inputs)[0]
+    if len(first) == 1 or (
+        first.device.type == "cpu" and first.shape[1:3].numel() >= _loop_from_views(model)
+    ):
+        return False
+    known = _checked.setdefault(model, {})
+    if owners not in known:
+        wrong = refused_layer(model) or wrongly_folded(model, _both_ways(model, group_losses, owners), inputs)
+        if wrong:
+            logger.warning("per-group gradients one by one (exact, slower): %s", wrong)
+        known[owners] = not wrong
+    return known[owners]
+
+
+def _loop_from_views(model: nn.Module) -> int:
+    return _LOOP_FROM_VIEWS if num_trainable(model) < _MANY_WEIGHTS else _LOOP_FROM_VIEWS_OF_MANY_WEIGHTS
+
+
+def _both_ways(model: nn.Module, group_losses: GroupLosses, owners: Owners | None) -> BothWays:
+    """Returns what the self-check compares: sum and report of `_loop` and of `_fold`, with C = 1."""
+    parameters = trainable_parameters(model)
+
+    def run(inputs: GroupInputs, *, folded: bool) -> tuple[Tensor, GroupReport]:
+        total = torch.zeros(num_trainable(model), device=_each(inputs)[0].device)
+        rest = (parameters, group_losses, inputs, 1.0, None, owners)
+        report = _fold(total, model, *rest) if folded else _loop(total, *rest)
+        return total, report
+
+    return run

@@ -1,0 +1,369 @@
+"""Every group's gradient from one forward and one backward pass ("folding").
+
+Groups are disjoint and the network mixes no records, so one backward pass of many groups already holds
+every group's gradient; it only has to be separated. `fold` keeps each layer's input, receives the
+gradient of its output the moment the backward pass reaches it, and takes that layer's share of each
+group's norm by the cheaper way of `dpgcl_core.clipping.layers`. With all norms known it sums the rescaled
+gradients; no second backward pass is needed.
+
+The parameters themselves take no gradient meanwhile, which is what makes room for the extra work: the
+ordinary weight gradient is replaced, not repeated.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpgcl_core.clipping.direct_uses import BareParameters, NotFoldableError
+from dpgcl_core.clipping.layers import LayerRule, rule_of
+
+PER_GROUP = "per-group gradient"
+GRAM = "Gram norm"
+
+ROUNDING_SHARE = 5e-3
+"""A group's norm counts as at least this share of its spread over the layers with a Gram norm. A float32
+product rounds by some 3e-8 of the spread (measured; 5e-7 is allowed for): with factor ≤ C/(5e-3·spread)
+that is at most 1e-4 C. It acts where gradients cancel to 1/200 of their terms, and over-clips there."""
+
+_FLOPS_PER_NUMBER = 80
+"""A Gram norm is taken where it needs fewer flops than this per parameter: what writing a number of the
+per-group gradient and reading it twice costs, measured on a CPU; about the ratio of a data-centre GPU."""
+
+
+@dataclass
+class _Call:
+    """One use of a layer in the forward pass."""
+
+    module: nn.Module
+    rule: LayerRule
+    x: Tensor
+    version: int
+    saved: tuple[Tensor, ...]
+
+
+@dataclass
+class Folded:
+    """All groups' gradients, separated.
+
+    Attributes:
+      losses: `[groups]`.
+      squares: `[parts, groups]`, float64: the squared norm of each part of each group's gradient.
+      spread: `[parts, groups]`, float64: size of the terms that Gram norms stand for.
+      part_of: each parameter's part; all have part 0 where the gradient is clipped as a whole.
+      paths: how each layer's norm was taken.
+      numbers_per_group: numbers of the per-group gradients kept, for one group.
+    """
+
+    losses: Tensor
+    squares: Tensor
+    spread: Tensor
+    part_of: dict[Tensor, int]
+    paths: dict[str, str] = field(default_factory=dict)
+    kept: dict[Tensor, Tensor] = field(default_factory=dict)
+    deferred: dict[Tensor, _Deferred] = field(default_factory=dict)
+
+    @property
+    def numbers_per_group(self) -> int:
+        return sum(gradients[0].numel() for gradients in self.kept.values())
+
+    def norms(self) -> Tensor:
+        """Returns what is clipped by, float32 `[parts, groups]`: a norm, or a share of its own part's spread.
+
+        A part's terms then round by a small share of that part's own bound, whatever the others' sizes.
+        """
+        return torch.maximum(self.squares.sqrt(), ROUNDING_SHARE * self.spread).float()
+
+    def check(self) -> None:
+        """Raises NotFoldableError if a tensor kept for the sum was changed since its norm was taken."""
+        for each in self.deferred.values():
+            if (each.x._version, each.grad._version) != each.versions:
+                raise NotFoldableError("a gradient was changed in place after its norm was taken")
+
+    def add_weighted(self, total: Tensor, parameters: list[nn.Parameter], factor: Tensor) -> None:
+        """Adds Σ factor_G ∇L_G to the flat `total`; a factor of 0 masks its group before any product.
+
+        Args:
+          total: float32 `[num_parameters]`.
+          parameters: the order of `total`.
+          factor: float32 `[parts, groups]`.
+        """
+        masked = factor == 0
+        masks = masked if bool(masked.any()) else None
+        offset = 0
+        with full_precision(total.device.type):
+            for parameter in parameters:
+                part = total[offset : offset + parameter.numel()].view_as(parameter)
+                row = self.part_of[parameter]
+                mask = None if masks is None else masks[row]
+                if parameter in self.kept:
+                    part += _weighted(self.kept[parameter], factor[row], mask)
+                elif parameter in self.deferred:
+                    part += self.deferred[parameter].weighted(factor[row], mask)
+                offset += parameter.numel()
+
+
+@contextmanager
+def full_precision(device: str) -> Iterator[None]:
+    """Products of float32 tensors in float32, whatever the caller's settings: no autocast, no TF32.
+
+    A sum of gradients rounded to ten bits would not be the sum their norms were taken of.
+    """
+    before = torch.get_float32_matmul_precision()
+    if before != "highest":
+        torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.autocast(device, enabled=False), _cudnn_without_tf32(device):
+            yield
+    finally:
+        if before != "highest":
+            torch.set_float32_matmul_precision(before)
+
+
+def _cudnn_without_tf32(device: str) -> AbstractContextManager[None]:
+    if device != "cuda":
+        return nullcontext()
+    cudnn = torch.backends.cudnn
+    return cudnn.flags(
+        enabled=cudnn.enabled, benchmark=cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False
+    )
+
+
+@dataclass
+class _Deferred:
+    """A layer whose norm came from Gram matrices: its sum is taken when the factors are known."""
+
+    rule: LayerRule
+    module: nn.Module
+    x: Tensor
+    grad: Tensor
+    versions: tuple[int, int]
+
+    def weighted(self, factor: Tensor, mask: Tensor | None) -> Tensor:
+        per_group = len(self.grad) // len(factor)
+        x, grad = self.x, self.grad.float()
+        if mask is not None:
+            rows = mask.repeat_interleave(per_group)
+            grad = torch.where(rows.view(-1, *(1,) * (grad.ndim - 1)), 0.0, grad)
+            if x.is_floating_point():
+                x = torch.where(rows.view(-1, *(1,) * (x.ndim - 1)), 0.0, x)
+        rows = factor.repeat_interleave(per_group).view(-1, *(1,) * (grad.ndim - 1))
+        return self.rule.total(self.module, x, grad * rows)
+
+
+def _dense(gradients: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """Returns `[groups, numbers]` over the storage of densely strided gradients, and one group's strides."""
+    num_groups, numbers = len(gradients), gradients[0].numel()
+    strides = gradients.stride()[1:]
+    return gradients.as_strided((num_groups, numbers), (numbers, 1)), strides
+
+
+def _weighted(gradients: Tensor, factor: Tensor, mask: Tensor | None) -> Tensor:
+    matrix, strides = _dense(gradients)
+    if mask is not None:
+        matrix = torch.where(mask[:, None], 0.0, matrix)
+    return (factor @ matrix).as_strided(gradients.shape[1:], strides)
+
+
+_CHUNK = 4096
+
+
+def squares_of(gradients: Tensor) -> Tensor:
+    """Returns the squared norms `[groups]`, float64, of densely strided float32 `[groups, *shape]`.
+
+    Squares of 4,096 numbers are summed in float32 (at most 512 additions in sequence: relative error below
+    4e-5), their sums in float64; one float32 sum over millions would fall short by more than the margin.
+    """
+    matrix, _ = _dense(gradients)
+    whole = matrix.shape[1] // _CHUNK * _CHUNK
+    squares = matrix[:, whole:].double().square().sum(1)
+    if whole:
+        chunks = torch.linalg.vector_norm(matrix[:, :whole].view(len(matrix), -1, _CHUNK), dim=2)
+        squares = squares + chunks.double().square().sum(1)
+    return squares
+
+
+def fold(
+    model: nn.Module,
+    parameters: list[nn.Parameter],
+    losses_of: Callable[[], Tensor],
+    *,
+    num_groups: int,
+    num_rows: frozenset[int],
+    owners: Sequence[int] | None = None,
+) -> Folded:
+    """Runs one forward and one backward pass and separates the groups' gradients.
+
+    Args:
+      model: the network.
+      parameters: its trainable parameters.
+      losses_of: runs the forward pass and returns losses `[groups]`.
+      num_groups: groups in this pass.
+      num_rows: what a layer's leading axis may be.
+      owners: the part of each of `parameters`, from 0; None for one part.
+
+    Raises:
+      NotFoldableError: a layer did not see exactly the rows of all groups, or a parameter is used in a
+        way that has no rule.
+    """
+    part_of: dict[Tensor, int] = dict(zip(parameters, owners or (0,) * len(parameters), strict=True))
+    recorder = _Recorder(model, part_of, num_groups, num_rows)
+    with recorder.recording():
+        losses = losses_of()
+    if losses.shape != (num_groups,):
+        raise NotFoldableError(f"losses must be [groups]; got {list(losses.shape)}")
+    try:
+        recorder.run_backward(losses)
+        return recorder.finish(losses)
+    finally:
+        recorder.forget()
+
+
+class _Recorder:
+    """Takes what the hooks bring, one layer at a time."""
+
+    def __init__(
+        self, model: nn.Module, part_of: dict[Tensor, int], num_groups: int, num_rows: frozenset[int]
+    ) -> None:
+        self._num_groups, self._num_rows = num_groups, num_rows
+        self._wanted = part_of.keys()
+        self._names = {module: name for name, module in model.named_modules()}
+        rules = {module: rule_of(module) for module in model.modules()}
+        self._rules = {
+            module: rule
+            for module, rule in rules.items()
+            if rule is not None and any(p in self._wanted for p in module.parameters(recurse=False))
+        }
+        names = {p: name for name, p in model.named_parameters() if p in self._wanted}
+        self._bare = BareParameters(names, num_groups, num_rows)
+        self._uses: Counter[Tensor] = Counter()
+        self._leaves: list[Tensor] = []
+        self._hooks: list[Any] = []
+        self._saved: dict[nn.Module, tuple[Tensor, ...]] = {}
+        self._shared: set[Tensor] = set()
+        shape, device = (max(part_of.values()) + 1, num_groups), next(iter(part_of)).device
+        squares = torch.zeros(shape, dtype=torch.float64, device=device)
+        self._result = Folded(
+            losses=squares[0], squares=squares, spread=torch.zeros_like(squares), part_of=part_of
+        )
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Records the forward pass; parameters take no gradient of their own meanwhile."""
+        handles = [layer.register_forward_hook(self._remember) for layer in self._rules]
+        handles += [layer.register_forward_pre_hook(self._bare.enter) for layer in self._rules]
+        replaced = [layer for layer in self._rules if type(layer) is nn.GroupNorm]
+        for layer in replaced:
+            layer.forward = partial(self._run, layer, layer.forward)  # type: ignore[method-assign]
+        for parameter in self._wanted:
+            parameter.requires_grad_(False)
+        try:
+            with torch.enable_grad(), self._bare:
+                yield
+        finally:
+            for parameter in self._wanted:
+                parameter.requires_grad_(True)
+            for handle in handles:
+                handle.remove()
+            for layer in replaced:
+                del layer.forward
+
+    def _run(
+        self, module: nn.Module, forward: Callable[..., Tensor], *args: Tensor, **kwargs: Tensor
+    ) -> Tensor:
+        ran = self._rules[module].runs(module, args[0]) if len(args) == 1 and not kwargs else None
+        output, saved = ran or (forward(*args, **kwargs), ())
+        self._saved[module] = saved
+        return output
+
+    def _remember(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        self._bare.leave()
+        rule = self._rules[module]
+        if (
+            len(args) != 1
+            or not args[0].ndim
+            or not len(args[0]) == len(output)
+            or len(output) not in self._num_rows
+        ):
+            raise NotFoldableError(
+                f"the leading axis of layer {self._names[module]!r} is not that of the inputs"
+            )
+        if not output.requires_grad:  # nothing before this layer needs a gradient
+            output.requires_grad_()
+            self._leaves.append(output)
+        x = args[0].detach()
+        call = _Call(module, rule, x, x._version, self._saved.pop(module, ()))
+        # The gradient of the output as it is now, also where the network changes it in place afterwards.
+        self._hooks.append(output.register_hook(partial(self._arrived, call)))  # type: ignore[no-untyped-call]
+        self._uses.update(module.parameters(recurse=False))
+        return output
+
+    def run_backward(self, losses: Tensor) -> None:
+        """Runs the backward pass, in which the layers' gradients arrive.
+
+        Only now, after the forward pass, is it known which parameters were used more than once: their
+        gradients must be added before a norm is taken.
+        """
+        self._shared = {p for p, count in self._uses.items() if count > 1} | self._bare.used
+        leaves = self._leaves + self._bare.leaves
+        if leaves:
+            with torch.autocast(losses.device.type, enabled=False):  # a caller's, which is for forward passes
+                torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+
+    def forget(self) -> None:
+        """Cuts what would keep a step's tensors alive: a leaf and its hook hold each other."""
+        for hook in self._hooks:
+            hook.remove()
+        self._leaves.clear()
+        self._bare.forget()
+
+    def _arrived(self, call: _Call, grad: Tensor) -> None:
+        rule, module, x, n = call.rule, call.module, call.x, self._num_groups
+        if x._version != call.version:
+            raise NotFoldableError(f"the input of layer {self._names[module]!r} was changed in place")
+        del call.x
+        with torch.no_grad(), full_precision(grad.device.type):
+            for parameter, gradients in rule.vectors(module, x, grad, n, call.saved):
+                self._keep(parameter, gradients)
+            matrix = rule.matrix(module)
+            if matrix is None or matrix not in self._wanted:
+                return
+            by_gram = rule.gram_flops(module, x, grad, n) < _FLOPS_PER_NUMBER * matrix.numel()
+            if by_gram and matrix not in self._shared:
+                squares, spread = rule.gram(module, x, grad, n)
+                part = self._result.part_of[matrix]
+                self._result.squares[part] += squares
+                self._result.spread[part] += spread
+                versions = (x._version, grad._version)
+                self._result.deferred[matrix] = _Deferred(rule, module, x, grad, versions)
+            else:
+                self._keep(matrix, rule.per_group(module, x, grad, n))
+            self._result.paths[self._names[module]] = GRAM if matrix in self._result.deferred else PER_GROUP
+
+    def _keep(self, parameter: Tensor, gradients: Tensor) -> None:
+        if parameter not in self._wanted:
+            return
+        if parameter not in self._shared:
+            self._result.squares[self._result.part_of[parameter]] += squares_of(gradients)
+        elif parameter in self._result.kept:
+            gradients = self._result.kept[parameter] + gradients.contiguous()
+        else:
+            gradients = gradients.contiguous()
+        self._result.kept[parameter] = gradients
+
+    def finish(self, losses: Tensor) -> Folded:
+        """Returns the result once the backward pass is over."""
+        result = self._result
+        result.losses = losses.detach()
+        for parameter, gradients in self._bare.gradients():
+            self._keep(parameter, gradients)
+        for shared in self._shared & result.kept.keys():
+            result.squares[result.part_of[shared]] += squares_of(result.kept[shared])
+        return result

@@ -1,0 +1,98 @@
+"""Station 7's look at itself: does one pass for all groups give what one pass per group gives?"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dpgcl_core.clipping.direct_uses import NotFoldableError
+from dpgcl_core.clipping.layers import rule_of
+from dpgcl_core.clipping.types import GroupInputs, GroupReport
+
+_TOLERANCE = 1e-3
+
+
+class BothWays(Protocol):
+    """Returns the clipped sum and the report of some inputs, in one pass or one group at a time."""
+
+    def __call__(self, inputs: GroupInputs, *, folded: bool) -> tuple[Tensor, GroupReport]: ...
+
+
+def refused_layer(model: nn.Module) -> str:
+    """Returns which layer cannot be folded by its own settings; empty if there is none."""
+    for name, module in model.named_modules():
+        rule = rule_of(module)
+        if rule is not None and any(p.requires_grad for p in module.parameters(recurse=False)):
+            reason = rule.refuses(module)
+            if reason:
+                return f"layer {name!r} ({type(module).__name__}): {reason}"
+    return ""
+
+
+def wrongly_folded(model: nn.Module, run: BothWays, inputs: GroupInputs) -> str:
+    """Compares both paths on synthetic inputs: finds what layer types cannot tell.
+
+    A layer whose weights are used around its `forward`, or that reorders records, folds wrongly. The
+    weights are perturbed for the comparison, lest a zero initialisation hide a branch, and restored bit
+    for bit; two numbers of groups are tried, lest a layer's leading axis fit by chance; the synthetic
+    records differ in level and contrast, lest all take the same way through the network.
+    """
+    leaves = (inputs,) if isinstance(inputs, Tensor) else inputs
+    # Not through state_dict, which a model may give a meaning of its own.
+    state = [(value, value.detach().clone()) for value in (*model.parameters(), *model.buffers())]
+    generator = torch.Generator().manual_seed(0)
+    vocabulary = min((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), default=2)
+    try:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.add_(0.1 * noise.to(parameter))
+        for num_groups in (2, 3):
+            synthetic = tuple(_synthetic(each, num_groups, vocabulary, generator) for each in leaves)
+            wrong = _compare(model, run, synthetic[0] if isinstance(inputs, Tensor) else synthetic)
+            if wrong:
+                return wrong
+    finally:
+        with torch.no_grad():
+            for value, before in state:
+                value.copy_(before)
+    return ""
+
+
+def _synthetic(like: Tensor, num_groups: int, vocabulary: int, generator: torch.Generator) -> Tensor:
+    shape = (num_groups, *like.shape[1:])
+    if not like.is_floating_point():
+        return torch.randint(vocabulary, shape, generator=generator).to(like)
+    rows = (*shape[:3], *(1 for _ in shape[3:]))
+    level, contrast = (torch.rand(rows, generator=generator) for _ in range(2))
+    return ((2 * level - 1) + contrast * (2 * torch.rand(shape, generator=generator) - 1)).to(like)
+
+
+def _compare(model: nn.Module, run: BothWays, inputs: GroupInputs) -> str:
+    """Returns how folded gradients differ from exact ones on these inputs; empty if they do not."""
+    expected, loop = run(inputs, folded=False)
+    try:
+        actual, folded = run(inputs, folded=True)
+    except NotFoldableError as error:
+        return str(error)
+    except Exception as error:  # whatever a module does to a hook: the exact loop needs none
+        return f"folding fails on synthetic inputs ({type(error).__name__}: {error})"
+    if not torch.allclose(folded.norms, loop.norms, rtol=_TOLERANCE):
+        return "folded norms differ from exact ones on synthetic inputs"
+    if _parts_differ(folded.part_ratios, loop.part_ratios):
+        return "folded norms of clipping parts differ from exact ones on synthetic inputs"
+    sizes = [p.numel() for p in model.parameters() if p.requires_grad]
+    allowed = 0.01 * _TOLERANCE * expected.norm()  # of a parameter that hardly matters
+    for part, exact in zip(torch.split(actual, sizes), torch.split(expected, sizes), strict=True):
+        if (part - exact).norm() > _TOLERANCE * exact.norm() + allowed:
+            return "folded gradients differ from exact ones on synthetic inputs"
+    return ""
+
+
+def _parts_differ(actual: Tensor | None, exact: Tensor | None) -> bool:
+    if actual is None or exact is None:
+        return actual is not exact
+    allowed = 0.01 * _TOLERANCE * exact.norm(dim=1, keepdim=True)  # rounding of the whole gradient
+    return bool(((actual - exact).abs() > _TOLERANCE * exact + allowed).any())

@@ -1,0 +1,215 @@
+"""`python -m dpgcl_core.ledger`: show, verify, cap and export a budget ledger.
+
+The ledger is `--ledger`, else `$DPGCL_LEDGER`: a path, or a SQLite or PostgreSQL URL.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from dpgcl_core.accounting.filters import StepClass
+from dpgcl_core.errors import ConfigError, LedgerError, exit_on_bad_input
+from dpgcl_core.ledger.cap import RECORD, Cap
+from dpgcl_core.ledger.chain import Entry, Head, checked_entries
+from dpgcl_core.ledger.ledger import Ledger
+from dpgcl_core.ledger.report import Spent, Verification, read_head, verified
+from dpgcl_core.mechanism.numbers import check_delta
+
+_LARGE_EPSILON = 50.0
+
+
+def show_command(
+    ledger: str | None = None, dataset: str | None = None, pld: bool = True, statement: bool = False
+) -> None:
+    """Shows caps, charges and the ledger's head.
+
+    Args:
+      ledger: path or URL; default $DPGCL_LEDGER.
+      dataset: one data set's id; all unless given.
+      pld: compute the PLD total that stands beside as information; it may take a while.
+      statement: print the data set's lines of a privacy statement instead, as JSON for `verify --against`.
+    """
+    opened = Ledger.open(_url(ledger))
+    if statement:
+        if dataset is None:
+            raise ConfigError("a statement is about one data set: give --dataset")
+        print(opened.statement(dataset).to_json())
+        return
+    for dataset_id in (dataset,) if dataset else opened.dataset_ids():
+        for line in _lines(opened.spent(dataset_id, with_pld=pld)):
+            print(line)
+    print(_head_line(opened.head()))
+
+
+def verify_command(
+    ledger: str | None = None, against: Path | None = None, export: Path | None = None
+) -> None:
+    """Checks every row, every hash and every admission.
+
+    Args:
+      ledger: path or URL; default $DPGCL_LEDGER.
+      against: a privacy statement (JSON); finds a tail that was cut off and a chain that was rewritten.
+      export: check this file of `export` instead of a ledger.
+    """
+    head = read_head(against) if against else None
+    found = verified(_exported(export), head) if export else _verified_ledger(ledger, head)
+    for note in found.notes:
+        print(f"note: {note}")
+    compared = ", and agrees with the statement" if against else "; give --against to find a cut-off tail"
+    print(f"{_head_line(found.head)}\nthe chain is whole{compared}")
+
+
+def cap_command(
+    dataset: str,
+    epsilon: float,
+    ledger: str | None = None,
+    delta: float | None = None,
+    num_records_public: int | None = None,
+    unit: str = RECORD,
+    order: float | None = None,
+    planned: tuple[tuple[float, float], ...] = (),
+    quota: tuple[tuple[float, float, int], ...] = (),
+    sealed_epsilon: float = 0.0,
+    sealed_delta: float = 0.0,
+    allow_raise: bool = False,
+    create: bool = False,
+) -> None:
+    """Registers a data set with its cap, or changes the ε of a registered one.
+
+    Args:
+      dataset: the data set's id.
+      epsilon: the cap's ε.
+      ledger: path or URL; default $DPGCL_LEDGER.
+      delta: the cap's δ; at most 1/num_records_public. For a new data set.
+      num_records_public: declared public number of records. For a new data set.
+      unit: what one record stands for. For a new data set.
+      order: the RDP filter's order; chosen unless given. For a new data set.
+      planned: sampling_prob noise_multiplier, any number of times: the steps that the order shall suit.
+        For a new data set.
+      quota: sampling_prob noise_multiplier num_steps, any number of times: step quotas instead of the
+        RDP filter. For a new data set.
+      sealed_epsilon: part of ε set aside for sealed sweeps by basic composition. For a new data set.
+      sealed_delta: part of δ set aside likewise. For a new data set.
+      allow_raise: a registered data set's ε may grow; every statement will carry the highest.
+      create: make the ledger where there is none.
+    """
+    url = _url(ledger)
+    new_only = [delta, num_records_public, order, planned or None, quota or None]
+    opened = None if create else Ledger.open(url)
+    if opened is not None and dataset in opened.dataset_ids():
+        if any(value is not None for value in new_only):
+            raise ConfigError(
+                f"data set {dataset!r} is registered: only epsilon can change; leave the other options out"
+            )
+        opened.change_cap(dataset, epsilon, allow_raise=allow_raise)
+    elif delta is None or num_records_public is None:
+        raise ConfigError(f"data set {dataset!r} is new: give delta and num_records_public")
+    else:
+        if sum((bool(planned), bool(quota), order is not None)) > 1:
+            raise ConfigError("give planned steps, an order, or quotas; not two of them")
+        sealed = {"sealed_epsilon": sealed_epsilon, "sealed_delta": sealed_delta}
+        if planned:
+            cap = Cap.for_steps(epsilon, delta, [StepClass(*each) for each in planned], **sealed)
+        else:
+            quotas = tuple((StepClass(prob, noise), num_steps) for prob, noise, num_steps in quota)
+            cap = Cap(epsilon=epsilon, delta=delta, order=order, quotas=quotas, **sealed)
+        check_delta(delta, num_records_public)
+        opened = opened or Ledger.create(url)  # only when nothing is wrong: no empty ledger is left behind
+        opened.register(dataset, cap, num_records_public=num_records_public, unit=unit)
+    for line in _lines(opened.spent(dataset, with_pld=False)):
+        print(line)
+    if epsilon > _LARGE_EPSILON:
+        print(f"note: ε = {epsilon:g} promises next to nothing")
+
+
+def export_command(output: Path, ledger: str | None = None, with_trusted: bool = False) -> None:
+    """Writes all rows as JSON lines, which `verify --export` can check.
+
+    Args:
+      output: the file; an existing one is refused.
+      ledger: path or URL; default $DPGCL_LEDGER.
+      with_trusted: include the keyed fingerprints; such a file stays on the trusted side.
+    """
+    entries = Ledger.open(_url(ledger)).entries()
+    try:
+        with output.open("x") as file:
+            for entry in entries:
+                row = {"number": entry.number, "text": entry.text, "entry_hash": entry.entry_hash}
+                trusted = {"trusted": entry.trusted_text} if with_trusted and entry.trusted_text else {}
+                file.write(json.dumps(row | trusted) + "\n")
+    except OSError as error:
+        raise LedgerError(f"{output} cannot be written ({error.strerror}); give another output") from error
+    print(f"{len(entries)} rows written to {output}")
+
+
+def _verified_ledger(ledger: str | None, head: Head | None) -> Verification:
+    return Ledger.open(_url(ledger)).verify(against=head)
+
+
+def _exported(path: Path) -> Iterator[Entry]:
+    try:
+        values = [json.loads(line) for line in path.read_text().splitlines()]
+        rows = [(v["number"], v["text"], v["entry_hash"], v.get("trusted")) for v in values]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LedgerError(f"{path} is no export of a ledger ({type(error).__name__})") from error
+    return checked_entries(rows, with_trusted=False)
+
+
+def _url(ledger: str | None) -> str:
+    url = ledger or os.environ.get("DPGCL_LEDGER")
+    if not url:
+        raise ConfigError("which ledger? give --ledger or $DPGCL_LEDGER: a path or a database's URL")
+    return url
+
+
+def _lines(spent: Spent) -> Iterator[str]:
+    cap = spent.cap
+    rule = "step quotas" if cap.quotas else f"RDP filter at order {cap.order:g}"
+    yield f"{spent.dataset_id}: cap ε = {cap.epsilon:g} at δ = {cap.delta:.4g}, {rule}"
+    if spent.rdp is not None and spent.rdp_budget is not None:
+        yield f"  charged: RDP {spent.rdp:.6g} of {spent.rdp_budget:.6g}"
+    quotas = dict(cap.quotas)
+    for step_class in {**quotas, **spent.num_steps}:
+        of = f" of {quotas[step_class]}" if step_class in quotas else ""
+        yield (
+            f"  q = {step_class.sampling_prob:.6g}, σ = {step_class.noise_multiplier:.6g}: "
+            f"{spent.num_steps.get(step_class, 0)}{of} steps"
+        )
+    if spent.num_sealed:
+        how = "by their RDP curves, in the RDP above" if spent.rdp is not None else "by basic composition"
+        yield f"  sealed sweeps: {spent.num_sealed}, charged {how}"
+    if cap.sealed_epsilon:
+        yield (
+            f"  set aside for sealed sweeps by basic composition: ({spent.sealed_epsilon:g}, "
+            f"{spent.sealed_delta:g}) of ({cap.sealed_epsilon:g}, {cap.sealed_delta:g})"
+        )
+    yield f"  reservations: {spent.num_open} open, {spent.num_settled} settled"
+    information = f"ε = {spent.epsilon_filter:.6g} by the filter"
+    if spent.epsilon_pld is not None:
+        information += f", {spent.epsilon_pld:.6g} by PLD"
+    yield f"  charged so far, for information: {information}, at δ = {cap.delta:.4g}; the promise is the cap"
+
+
+def _head_line(head: Head) -> str:
+    return f"ledger {head.ledger_id}: {head.num_entries} rows, head {head.head_hash}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one command; returns the exit code. What a user can put right is raised: `exit_on_bad_input`."""
+    import tyro
+
+    commands = {
+        "show": show_command,
+        "verify": verify_command,
+        "cap": cap_command,
+        "export": export_command,
+    }
+    tyro.extras.subcommand_cli_from_dict(commands, prog="python -m dpgcl_core.ledger", args=arguments)
+    return 0
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)

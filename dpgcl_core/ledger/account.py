@@ -1,0 +1,258 @@
+"""One data set's account: what is charged to it, and the rules by which more is admitted.
+
+`Ledger` asks the rules inside the transaction that adds a row, `verify` once more for every row it reads.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from dpgcl_core.accounting.filters import QuotaFilter, StepClass
+from dpgcl_core.errors import BudgetExceeded, ConfigError, LedgerError
+from dpgcl_core.ledger.cap import Cap
+from dpgcl_core.ledger.fingerprints import Fingerprint
+from dpgcl_core.mechanism.numbers import check_delta
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedTraining:
+    """What a driver wants to charge for one training before it starts a worker.
+
+    Attributes:
+      label: the trial's name; unique in the data set, so a trial cannot be started twice.
+      step_class: sampling probability and noise multiplier of every step.
+      num_steps: all steps that are planned.
+      delta: δ at which the training's own ε will be stated, or None; at most one over the number of records.
+    """
+
+    label: str
+    step_class: StepClass
+    num_steps: int
+    delta: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reservation:
+    """Steps of one training, charged before the first of them is drawn.
+
+    Attributes:
+      ledger_id, number: the ledger and the entry that reserved the first steps.
+      dataset_id: whose budget is charged.
+      label: the trial's name, unique in the data set.
+      step_class: sampling probability and noise multiplier of every step.
+      num_steps: steps reserved, extensions included.
+      num_steps_executed: steps settled; None while the training may still draw.
+    """
+
+    ledger_id: str
+    number: int
+    dataset_id: str
+    label: str
+    step_class: StepClass
+    num_steps: int
+    num_steps_executed: int | None = None
+
+    @property
+    def num_steps_charged(self) -> int:
+        """What counts: everything reserved until it is settled."""
+        return self.num_steps if self.num_steps_executed is None else self.num_steps_executed
+
+
+@dataclass(frozen=True, kw_only=True)
+class SealedReservation:
+    """The one charge of a sealed sweep; never settled, never refunded.
+
+    Attributes:
+      ledger_id, number: the ledger and the entry.
+      dataset_id: whose budget is charged.
+      label: the sweep's name, unique in the data set.
+      epsilon, delta: the tuned bound as it is stated.
+      rdp: the tuned release's RDP at the filter's order, or None when (epsilon, delta) itself is charged.
+    """
+
+    ledger_id: str
+    number: int
+    dataset_id: str
+    label: str
+    epsilon: float
+    delta: float
+    rdp: float | None
+
+
+@dataclass(kw_only=True)
+class Account:
+    """One data set: its registration, and everything charged to it."""
+
+    dataset_id: str
+    unit: str
+    neighboring_relation: str
+    num_records_public: int
+    cap: Cap
+    highest_epsilon: float = 0.0
+    num_raised: int = 0
+    fingerprints: set[str] = field(default_factory=set)
+    reservations: dict[int, Reservation] = field(default_factory=dict)
+    sealed: dict[int, SealedReservation] = field(default_factory=dict)
+    _steps: Counter[StepClass] = field(default_factory=Counter)
+    _labels: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.highest_epsilon = self.cap.epsilon
+
+    def charge(self, reservation: Reservation | SealedReservation) -> None:
+        """Takes a reservation, or what an entry has made of one it had."""
+        self._labels.add(reservation.label)
+        if isinstance(reservation, SealedReservation):
+            self.sealed[reservation.number] = reservation
+            return
+        before = self.reservations.get(reservation.number)
+        charged = reservation.num_steps_charged - (before.num_steps_charged if before else 0)
+        self._steps[reservation.step_class] += charged
+        self.reservations[reservation.number] = reservation
+
+    def steps(self) -> Mapping[StepClass, int]:
+        """Returns the steps charged, by class."""
+        return self._steps
+
+    def sealed_spent(self) -> tuple[Fraction, Fraction]:
+        """Returns the summed ε and δ, exact, of the sealed sweeps that entered by basic composition."""
+        basic = [s for s in self.sealed.values() if s.rdp is None]
+        return (
+            sum((Fraction(s.epsilon) for s in basic), Fraction()),
+            sum((Fraction(s.delta) for s in basic), Fraction()),
+        )
+
+    def rdp_spent(self) -> float:
+        """Returns the RDP charged at the filter's order, rounded up (RDP filter only)."""
+        of_steps = self.cap.rdp_filter().spent(self.steps())
+        curves = [s.rdp for s in self.sealed.values() if s.rdp is not None]
+        return math.nextafter(math.fsum([of_steps, *curves]), math.inf) if curves else of_steps
+
+    def check_use(self, unit: str, neighboring_relation: str, fingerprint: Fingerprint | None) -> None:
+        """Raises LedgerError unless a training of such records protects what is registered."""
+        for name, value in (("unit", unit), ("neighboring_relation", neighboring_relation)):
+            if value != getattr(self, name):
+                raise LedgerError(
+                    f"data set {self.dataset_id!r} is registered with {name} {getattr(self, name)!r}; a "
+                    f"training with {value!r} cannot be charged to it"
+                )
+        if fingerprint is not None and fingerprint.tag not in self.fingerprints:
+            raise LedgerError(
+                f"these records are not registered as data set {self.dataset_id!r}; if they are an edited "
+                "copy of it, register them as one first (add_copy)"
+            )
+
+    def is_within(self, cap: Cap) -> bool:
+        """Returns whether a cap's filter holds what is charged; only an overrun reservation leaves it."""
+        budget, steps = cap.filter(), self.steps()
+        if isinstance(budget, QuotaFilter):
+            return all(budget.admits(steps, step_class, 0) for step_class, num in steps.items() if num)
+        return budget.admits(self.rdp_spent(), 0.0)
+
+    def label_is_free(self, label: str) -> None:
+        """Raises LedgerError where a reservation has the label."""
+        if not label or not isinstance(label, str):
+            raise ConfigError(f"a reservation needs a label, such as its trial's name; got {label!r}")
+        if label in self._labels:
+            raise LedgerError(
+                f"{label!r} is charged to data set {self.dataset_id!r} already: a resumed training extends "
+                "its reservation by the steps it repeats; anything else needs a label of its own"
+            )
+
+    def admit_all(self, planned: Sequence[PlannedTraining]) -> None:
+        """Raises BudgetExceeded unless the filter admits all of them together."""
+        trial = copy.copy(self)
+        trial.reservations, trial._steps, trial._labels = {}, Counter(self._steps), set(self._labels)
+        for place, each in enumerate(planned):
+            if each.delta is not None:
+                check_delta(each.delta, self.num_records_public)
+            trial.label_is_free(each.label)
+            trial.admit_steps(each.step_class, each.num_steps)
+            trial.charge(
+                Reservation(
+                    ledger_id="",
+                    number=place,
+                    dataset_id=self.dataset_id,
+                    label=each.label,
+                    step_class=each.step_class,
+                    num_steps=each.num_steps,
+                )
+            )
+
+    def admit_steps(self, step_class: StepClass, num_steps: int) -> None:
+        """Raises BudgetExceeded unless the filter admits `num_steps` more."""
+        if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
+            raise ConfigError(f"num_steps of a reservation must be at least 1; got {num_steps!r}")
+        budget = self.cap.filter()
+        if isinstance(budget, QuotaFilter):
+            if not budget.admits(self.steps(), step_class, num_steps):
+                raise BudgetExceeded(self._quota_message(step_class, num_steps))
+            return
+        cost = budget.cost(step_class, num_steps)
+        if not budget.admits(self.rdp_spent(), cost):
+            raise BudgetExceeded(
+                f"{self._cap_text()} does not hold {num_steps} more steps of {_class_text(step_class)}: "
+                f"RDP {self.rdp_spent():.4g} at order {budget.order:g} is taken, by this request's earlier "
+                f"parts, too; they need {cost:.4g}, and {budget.rdp_budget:.4g} is the budget; take fewer "
+                "steps, fewer trainings, more noise or a smaller "
+                "sampling_prob, or settle what did not run"
+            )
+
+    def admit_sealed(self, *, epsilon: float, delta: float, rdp: float | None) -> None:
+        """Raises BudgetExceeded unless a sealed sweep's tuned bound fits."""
+        if not (0 < epsilon < math.inf and 0 <= delta < 1):
+            raise ConfigError(
+                f"a sealed sweep needs a finite positive epsilon and delta in [0, 1); got {epsilon}, {delta}"
+            )
+        if rdp is not None:
+            self._admit_rdp(rdp)
+            return
+        spent_epsilon, spent_delta = self.sealed_spent()
+        cap = self.cap
+        if (
+            spent_epsilon + Fraction(epsilon) > cap.sealed_epsilon
+            or spent_delta + Fraction(delta) > cap.sealed_delta
+        ):
+            raise BudgetExceeded(
+                f"{self._cap_text()} sets ({cap.sealed_epsilon:g}, {cap.sealed_delta:g}) aside for sealed "
+                f"sweeps by basic composition, ({float(spent_epsilon):g}, {float(spent_delta):g}) is "
+                f"charged, and this one needs ({epsilon:g}, {delta:g}); give its RDP curve (RDP filter "
+                "only), or tune with less"
+            )
+
+    def _admit_rdp(self, rdp: float) -> None:
+        budget = self.cap.filter()
+        if isinstance(budget, QuotaFilter):
+            raise ConfigError(
+                f"data set {self.dataset_id!r} has step quotas, which a sealed sweep's RDP curve cannot "
+                "enter; leave the curve out to charge (epsilon, delta) to what the cap sets aside"
+            )
+        if not rdp > 0:
+            raise ConfigError(f"a sealed sweep's RDP must be positive; got {rdp}")
+        if not budget.admits(self.rdp_spent(), rdp):
+            raise BudgetExceeded(
+                f"{self._cap_text()} does not hold this sealed sweep: RDP {self.rdp_spent():.4g} at order "
+                f"{budget.order:g} is charged, it needs {rdp:.4g}, and {budget.rdp_budget:.4g} is the budget"
+            )
+
+    def _quota_message(self, step_class: StepClass, num_steps: int) -> str:
+        quota = dict(self.cap.quotas).get(step_class)
+        if quota is None:
+            known = "; ".join(_class_text(step_class) for step_class, _ in self.cap.quotas)
+            return f"{self._cap_text()} has no quota for {_class_text(step_class)}; it has {known}"
+        return (
+            f"{self._cap_text()} does not hold {num_steps} more steps of {_class_text(step_class)}: "
+            f"{self._steps[step_class]} of {quota} are charged; take fewer, or settle what did not run"
+        )
+
+    def _cap_text(self) -> str:
+        return f"the cap ({self.cap.epsilon:g}, {self.cap.delta:g}) of data set {self.dataset_id!r}"
+
+
+def _class_text(step_class: StepClass) -> str:
+    return f"(q = {step_class.sampling_prob:.6g}, σ = {step_class.noise_multiplier:.6g})"

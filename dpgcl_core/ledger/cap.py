@@ -1,0 +1,113 @@
+"""A data set's cap: the budget, and the rule of admission that is fixed with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from dpgcl_core.accounting.filters import QuotaFilter, RdpFilter, StepClass
+from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, check_delta
+
+RECORD = "record"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cap:
+    """The budget of a data set and the rule by which it is spent, both fixed at once.
+
+    Attributes:
+      epsilon, delta: what all charges together may reach.
+      order: the RDP filter's order; chosen by the filter unless given. Without quotas only.
+      quotas: (class, steps) for the quota filter; empty for the RDP filter.
+      sealed_epsilon, sealed_delta: the part of epsilon and delta set aside for sealed sweeps that enter
+        as (ε, δ) by basic composition; the filter gets the rest.
+
+    Raises:
+      ConfigError: a value is out of range, or a class is named twice. (That quotas stay within the cap
+        is checked at registration and again at every admission, for it takes a composition by PLD.)
+    """
+
+    epsilon: float
+    delta: float
+    order: float | None = None
+    quotas: tuple[tuple[StepClass, int], ...] = ()
+    sealed_epsilon: float = 0.0
+    sealed_delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("epsilon", "delta"):
+            whole, part = getattr(self, name), getattr(self, f"sealed_{name}")
+            if not 0 < whole < math.inf:
+                raise ConfigError(f"{name} of a cap must be positive and finite; got {whole}")
+            if not 0 <= part < whole:
+                raise ConfigError(f"sealed_{name} must be in [0, {name} = {whole:g}); got {part}")
+        if self.quotas and self.order is not None:
+            raise ConfigError("give an order (RDP filter) or quotas (quota filter), not both")
+        if len({step_class for step_class, _ in self.quotas}) < len(self.quotas):
+            raise ConfigError("quotas name a class of steps twice; add the two numbers")
+        if not self.quotas:  # the order is fixed with the cap, not by what a later version would choose
+            object.__setattr__(self, "order", self.rdp_filter().order)
+
+    @classmethod
+    def for_steps(
+        cls,
+        epsilon: float,
+        delta: float,
+        step_classes: Iterable[StepClass],
+        *,
+        sealed_epsilon: float = 0.0,
+        sealed_delta: float = 0.0,
+    ) -> Cap:
+        """Returns the cap of an RDP filter whose order suits the classes of steps that are planned.
+
+        >>> Cap.for_steps(8.0, 1e-5, [StepClass(0.01, 1.0)]).order
+        3.7
+        """
+        cap = cls(epsilon=epsilon, delta=delta, sealed_epsilon=sealed_epsilon, sealed_delta=sealed_delta)
+        best = RdpFilter.for_steps(epsilon - sealed_epsilon, delta - sealed_delta, step_classes)
+        return replace(cap, order=best.order)
+
+    def filter(self) -> RdpFilter | QuotaFilter:
+        """Returns the rule of admission."""
+        return _quota_filter(self) if self.quotas else self.rdp_filter()
+
+    def rdp_filter(self) -> RdpFilter:
+        """Returns the RDP filter over what is not set aside."""
+        return RdpFilter(self.epsilon - self.sealed_epsilon, self.delta - self.sealed_delta, self.order)
+
+    def facts(self) -> dict[str, Any]:
+        """Returns the JSON of the cap."""
+        values = {name: value for name, value in vars(self).items() if name != "quotas"}
+        return values | {"quotas": [[*vars(c).values(), num_steps] for c, num_steps in self.quotas]}
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> Cap:
+        """Returns the cap of `facts()`."""
+        quotas = tuple((StepClass(prob, noise), steps) for prob, noise, steps in facts["quotas"])
+        return cls(**{**facts, "quotas": quotas})
+
+
+@lru_cache(maxsize=32)
+def _quota_filter(cap: Cap) -> QuotaFilter:
+    """Remembered, for it composes all quotas by PLD."""
+    return QuotaFilter(cap.epsilon - cap.sealed_epsilon, cap.delta - cap.sealed_delta, dict(cap.quotas))
+
+
+def check_registration(*, unit: str, neighboring_relation: str, num_records_public: int, cap: Cap) -> None:
+    """Raises ConfigError where a data set's registration makes no sense."""
+    if not unit or not isinstance(unit, str):
+        raise ConfigError(f'the unit of privacy needs a name, such as "{RECORD}"; got {unit!r}')
+    if neighboring_relation != ADD_OR_REMOVE_ONE:
+        raise ConfigError(
+            unknown_choice("neighboring_relation", str(neighboring_relation), [ADD_OR_REMOVE_ONE])
+        )
+    if isinstance(num_records_public, bool) or not isinstance(num_records_public, int):
+        raise ConfigError(f"num_records_public must be a whole number; got {num_records_public!r}")
+    if num_records_public < 3:
+        raise ConfigError(f"num_records_public must be at least 3; got {num_records_public}")
+    check_delta(cap.delta, num_records_public)
+    cap.filter()

@@ -1,0 +1,201 @@
+"""What a ledger says of itself: how much is charged, the lines for a privacy statement, and its own check."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dpgcl_core.accounting.composition import epsilon_pld
+from dpgcl_core.accounting.filters import QuotaFilter, StepClass, composed_event
+from dpgcl_core.errors import LedgerError
+from dpgcl_core.ledger.account import Account
+from dpgcl_core.ledger.books import Books
+from dpgcl_core.ledger.cap import Cap
+from dpgcl_core.ledger.chain import Entry, Head
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What is charged to a data set at some moment.
+
+    The guarantee is the cap. `epsilon_filter` and `epsilon_pld` are information: what was spent under
+    adaptive choices is no (ε, δ) statement.
+
+    Attributes:
+      dataset_id, cap: whose, and the budget.
+      num_steps: steps charged, by class: reserved ones until they are settled, executed ones after.
+      num_open, num_settled, num_sealed: reservations of trainings, and sealed sweeps.
+      sealed_epsilon, sealed_delta: charged by basic composition to what the cap sets aside.
+      rdp, rdp_budget: charged and allowed at the filter's order; None with quotas.
+      epsilon_filter: what the charge converts to at the cap's δ and order, plus `sealed_epsilon`; with
+        quotas that of all quotas. Information.
+      epsilon_pld: the PLD total at the cap's δ of all charged steps, plus the sealed sweeps' stated
+        (ε, δ) by basic composition; None where their δ leave nothing, or when not asked for. Information.
+    """
+
+    dataset_id: str
+    cap: Cap
+    num_steps: Mapping[StepClass, int]
+    num_open: int
+    num_settled: int
+    num_sealed: int
+    sealed_epsilon: float
+    sealed_delta: float
+    rdp: float | None
+    rdp_budget: float | None
+    epsilon_filter: float
+    epsilon_pld: float | None
+
+
+def spent_of(account: Account, *, with_pld: bool) -> Spent:
+    """Returns what is charged to an account."""
+    steps, budget = account.steps(), account.cap.filter()
+    settled = [r for r in account.reservations.values() if r.num_steps_executed is not None]
+    sealed_epsilon, sealed_delta = (float(value) for value in account.sealed_spent())
+    quotas = isinstance(budget, QuotaFilter)
+    rdp = None if quotas else account.rdp_spent()
+    if isinstance(budget, QuotaFilter):
+        epsilon_filter = budget.epsilon_of_quotas
+    else:
+        epsilon_filter = budget.epsilon(account.rdp_spent()) if rdp else 0.0
+    return Spent(
+        dataset_id=account.dataset_id,
+        cap=account.cap,
+        num_steps=dict(steps),
+        num_open=len(account.reservations) - len(settled),
+        num_settled=len(settled),
+        num_sealed=len(account.sealed),
+        sealed_epsilon=sealed_epsilon,
+        sealed_delta=sealed_delta,
+        rdp=rdp,
+        rdp_budget=None if isinstance(budget, QuotaFilter) else budget.rdp_budget,
+        epsilon_filter=epsilon_filter + sealed_epsilon,
+        epsilon_pld=_epsilon_pld(account, steps) if with_pld else None,
+    )
+
+
+def _epsilon_pld(account: Account, steps: Mapping[StepClass, int]) -> float | None:
+    delta = account.cap.delta - sum(s.delta for s in account.sealed.values())
+    if delta <= 0:
+        return None
+    drawn = {step_class: num for step_class, num in steps.items() if num}
+    of_steps = epsilon_pld(composed_event(drawn), delta) if drawn else 0.0
+    return of_steps + sum(s.epsilon for s in account.sealed.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerStatement:
+    """The ledger's lines of a privacy statement; releasable.
+
+    Attributes:
+      dataset_id, unit, neighboring_relation: what is protected.
+      epsilon, delta: the guarantee of everything charged together: the highest cap ever in force.
+      rule: the filter that enforced it.
+      num_raised: how often the cap was raised; each raising is a decision outside the guarantee.
+      head: the ledger's end when this was said, by which `verify` finds a cut-off or rewritten ledger.
+    """
+
+    dataset_id: str
+    unit: str
+    neighboring_relation: str
+    epsilon: float
+    delta: float
+    rule: str
+    num_raised: int
+    head: Head
+
+    def to_json(self) -> str:
+        """Returns the statement as JSON, for `verify --against`."""
+        return json.dumps(asdict(self), indent=2)
+
+
+def statement_of(account: Account, head: Head) -> LedgerStatement:
+    """Returns the statement of an account at `head`.
+
+    Raises:
+      LedgerError: more is charged than the highest cap holds.
+    """
+    cap = account.cap
+    if not account.is_within(replace(cap, epsilon=account.highest_epsilon)):
+        raise LedgerError(
+            f"there is no guarantee to state for data set {account.dataset_id!r}: a training drew steps "
+            "beyond its reservation, and above the cap; an RDP filter's cap can be raised to cover them"
+        )
+    return LedgerStatement(
+        dataset_id=account.dataset_id,
+        unit=account.unit,
+        neighboring_relation=account.neighboring_relation,
+        epsilon=account.highest_epsilon,
+        delta=cap.delta,
+        rule="step quotas composed by PLD" if cap.quotas else f"RDP filter at order {cap.order:g}",
+        num_raised=account.num_raised,
+        head=head,
+    )
+
+
+def read_head(path: Path) -> Head:
+    """Returns the ledger's head that a statement carries, at its top, in `head` or in `ledger.head`.
+
+    Raises:
+      LedgerError: the file holds none.
+    """
+    try:
+        values: Any = json.loads(path.read_text())
+        for name in ("ledger", "head"):
+            values = values.get(name, values)
+        return Head(**{name: values[name] for name in ("ledger_id", "num_entries", "head_hash")})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LedgerError(
+            f"{path} is no statement with a ledger's head ({type(error).__name__}); it needs ledger_id, "
+            "num_entries and head_hash"
+        ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """A ledger that was found whole.
+
+    Attributes:
+      head: its end.
+      notes: what a reader should know: clocks that went backwards, raised caps, overrun reservations.
+    """
+
+    head: Head
+    notes: tuple[str, ...]
+
+
+def verified(entries: Iterable[Entry], against: Head | None) -> Verification:
+    """Replays checked entries, asks every rule of admission again, and compares with a statement's head.
+
+    Raises:
+      LedgerError: a row contradicts those before it or was above its cap, or the ledger is not the
+        statement's, ends before it, or was rewritten.
+    """
+    books, found = Books(), None
+    for entry in entries:
+        books.apply(entry, check=True)
+        if against and entry.number == against.num_entries:
+            found = entry.entry_hash
+    if against is not None:
+        _compare(books.head, found, against)
+    return Verification(head=books.head, notes=tuple(books.notes))
+
+
+def _compare(head: Head, found: str | None, against: Head) -> None:
+    if head.ledger_id != against.ledger_id:
+        raise LedgerError(
+            f"the statement was made over ledger {against.ledger_id}, and this is {head.ledger_id}"
+        )
+    if found is None:
+        raise LedgerError(
+            f"the ledger was tampered with: it has {head.num_entries} rows, and the statement was made over "
+            f"{against.num_entries}; its tail was cut off, or this is an old copy"
+        )
+    if found != against.head_hash:
+        raise LedgerError(
+            f"the ledger was tampered with: its first {against.num_entries} rows are not those of the "
+            "statement; it was written anew, or went its own way from a copy"
+        )

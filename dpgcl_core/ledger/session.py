@@ -1,0 +1,106 @@
+"""One process's view of a ledger: transactions that read every new row before a row is added."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection
+
+from dpgcl_core.errors import LedgerError
+from dpgcl_core.ledger.books import Books
+from dpgcl_core.ledger.chain import Entry, checked_entries, next_entry
+from dpgcl_core.ledger.fingerprints import Fingerprint
+from dpgcl_core.ledger.store import LedgerStore
+
+
+@dataclass
+class Draft:
+    """Rows of one transaction: admitted under the books as they are, applied once they are on disk."""
+
+    books: Books
+    entries: list[Entry] = field(default_factory=list)
+
+    def add(self, kind: str, trusted: Mapping[str, Any] | None = None, **facts: Any) -> Entry:
+        """Adds a row and returns it."""
+        last = self.entries[-1] if self.entries else self.books.last
+        self.entries.append(next_entry(last, kind, facts, trusted=trusted))
+        return self.entries[-1]
+
+    def add_fingerprint(self, dataset_id: str, fingerprint: Fingerprint) -> None:
+        """Adds the row that these records belong to the id, unless there is one.
+
+        Raises:
+          LedgerError: they belong to another id, or the fingerprint was made with another key.
+        """
+        if self.books.key_id not in (None, fingerprint.key_id):
+            raise LedgerError(
+                "the fingerprint was made with another key than the ledger's others; restore the key"
+            )
+        owner = self.books.owners.get(fingerprint.tag)
+        if owner not in (None, dataset_id):
+            raise LedgerError(
+                f"these records are registered as data set {owner!r}, whose charges they carry; "
+                f"{dataset_id!r} would be a second budget for them"
+            )
+        if owner is None:
+            self.add("fingerprint", trusted=vars(fingerprint), dataset_id=dataset_id)
+
+
+@dataclass
+class LedgerSession:
+    """The books as far as this process has read them; every use reads what is new first.
+
+    Args:
+      store: where the rows lie.
+    """
+
+    store: LedgerStore
+    _books: Books = field(default_factory=Books)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @contextmanager
+    def reading(self) -> Iterator[Books]:
+        """The books of this moment.
+
+        Raises:
+          LedgerError: the ledger is missing, out of reach or tampered with.
+        """
+        with self._lock:
+            with self.store.reading() as connection:
+                self._catch_up(connection)
+            yield self._books
+
+    @contextmanager
+    def writing(self) -> Iterator[Draft]:
+        """One transaction: all rows are read, the caller's rules asked, its rows added and on disk.
+
+        Raises:
+          LedgerError: as `reading`, or the ledger cannot be written; nothing was added.
+        """
+        with self._lock:
+            with self.store.writing() as connection:
+                self._catch_up(connection)
+                draft = Draft(self._books)
+                yield draft
+                self.store.add(connection, draft.entries)
+            for entry in draft.entries:
+                self._books.apply(entry)
+
+    def _catch_up(self, connection: Connection) -> None:
+        books = self._books
+        last = books.last
+        rows = self.store.rows(connection, first=last.number if last else 1)
+        if last is not None:
+            seen = (last.number, last.text, last.entry_hash, last.trusted_text)
+            if not rows or rows.pop(0) != seen:
+                raise LedgerError(
+                    f"the ledger was tampered with: row {last.number} has changed since it was read"
+                )
+        elif not rows:
+            raise LedgerError(f"there is no ledger in {self.store.name}")
+        for entry in checked_entries(rows, last):
+            books.apply(entry)

@@ -1,0 +1,221 @@
+"""Where the ledger's rows lie: SQLite by default, PostgreSQL by URL, through one small interface.
+
+One table, to which rows are only added: triggers refuse UPDATE, DELETE and a row out of order. One writer
+at a time (SQLite: BEGIN IMMEDIATE; PostgreSQL: an advisory lock of the transaction), from the reading of
+the last row to the commit, which returns when the row is on disk. Every transaction has a connection of
+its own, so a ledger may be used from several threads and after a fork.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy
+from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+
+from dpgcl_core.errors import LedgerError
+from dpgcl_core.ledger.chain import Entry
+
+Row = tuple[int, str, str, str | None]
+
+TABLE = "dpgcl_ledger"
+_LOCK_NUMBER = 0x6470676C  # "dpgl"; one advisory lock for all ledgers of a PostgreSQL database
+_WRITES = "dpgcl_writes"
+_CREATE_TABLE = f"""CREATE TABLE {TABLE} (
+    number INTEGER PRIMARY KEY, content TEXT NOT NULL, entry_hash TEXT NOT NULL, trusted TEXT)"""
+_ORDER = f"SELECT COALESCE(MAX(number), 0) + 1 FROM {TABLE}"
+_REFUSED = f"{TABLE}: rows are only added, in order"
+_REFUSE = f"BEGIN SELECT RAISE(ABORT, '{_REFUSED}'); END"
+_TRIGGERS = {
+    "sqlite": (
+        f"CREATE TRIGGER {TABLE}_update BEFORE UPDATE ON {TABLE} {_REFUSE}",
+        f"CREATE TRIGGER {TABLE}_delete BEFORE DELETE ON {TABLE} {_REFUSE}",
+        # REPLACE deletes without a delete trigger; it cannot get past this one.
+        f"CREATE TRIGGER {TABLE}_insert BEFORE INSERT ON {TABLE} WHEN NEW.number <> ({_ORDER}) {_REFUSE}",
+    ),
+    "postgresql": (
+        f"CREATE FUNCTION {TABLE}_refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN RAISE EXCEPTION '{_REFUSED}'; END $$",
+        f"CREATE FUNCTION {TABLE}_in_order() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        f"IF NEW.number <> ({_ORDER}) THEN RAISE EXCEPTION '{_REFUSED}'; END IF; RETURN NEW; END $$",
+        f"CREATE TRIGGER {TABLE}_change BEFORE UPDATE OR DELETE OR TRUNCATE ON {TABLE} "
+        f"FOR EACH STATEMENT EXECUTE FUNCTION {TABLE}_refuse()",
+        f"CREATE TRIGGER {TABLE}_insert BEFORE INSERT ON {TABLE} "
+        f"FOR EACH ROW EXECUTE FUNCTION {TABLE}_in_order()",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class LedgerStore:
+    """The rows of one ledger.
+
+    Args:
+      url: `sqlite:////absolute/path.db`, a plain path, or `postgresql://user@host/database`.
+      wait_seconds: how long to wait for other writers.
+
+    Raises:
+      LedgerError: the URL is of another kind, or PostgreSQL's driver is not installed.
+    """
+
+    url: URL
+    wait_seconds: float
+    engine: Engine = field(compare=False, repr=False)
+
+    @classmethod
+    def at(cls, url: str, *, wait_seconds: float = 60.0) -> LedgerStore:
+        """Returns the store at `url`; nothing is connected yet."""
+        parsed = _parsed(url)
+        is_sqlite = parsed.get_backend_name() == "sqlite"
+        arguments: dict[str, Any] = {"timeout": wait_seconds} if is_sqlite else {"connect_timeout": 10}
+        target = _sqlite_uri(parsed) if is_sqlite else parsed
+        engine = sqlalchemy.create_engine(
+            target, connect_args=arguments, poolclass=sqlalchemy.NullPool, hide_parameters=True
+        )
+        if not is_sqlite:  # every statement after the lock sees what earlier writers committed
+            engine = engine.execution_options(isolation_level="READ COMMITTED")
+        if is_sqlite:
+            event.listen(engine, "connect", _prepare_sqlite)
+            event.listen(engine, "begin", _begin_sqlite)
+        return cls(parsed, wait_seconds, engine)
+
+    @property
+    def name(self) -> str:
+        """The URL without a password, for messages."""
+        return self.url.render_as_string(hide_password=True)
+
+    def create(self, first: Entry) -> None:
+        """Creates the table with its first row.
+
+        Raises:
+          LedgerError: there is a ledger already, or the place cannot be written.
+        """
+        if self.url.get_backend_name() == "sqlite":
+            self._create_file()
+        with self.writing() as connection:
+            if sqlalchemy.inspect(connection).has_table(TABLE):
+                raise LedgerError(f"there is a ledger at {self.name} already; leave create out")
+            for statement in (_CREATE_TABLE, *_TRIGGERS[self.url.get_backend_name()]):
+                connection.exec_driver_sql(statement)
+            self.add(connection, [first])
+
+    def add(self, connection: Connection, entries: Sequence[Entry]) -> None:
+        """Adds rows inside a `writing` transaction."""
+        statement = text(f"INSERT INTO {TABLE} VALUES (:number, :content, :entry_hash, :trusted)")
+        for entry in entries:
+            connection.execute(
+                statement,
+                {
+                    "number": entry.number,
+                    "content": entry.text,
+                    "entry_hash": entry.entry_hash,
+                    "trusted": entry.trusted_text,
+                },
+            )
+
+    def rows(self, connection: Connection, *, first: int) -> list[Row]:
+        """Returns the rows from number `first` on, in order."""
+        statement = text(
+            f"SELECT number, content, entry_hash, trusted FROM {TABLE} WHERE number >= :n ORDER BY number"
+        )
+        return [tuple(row) for row in connection.execute(statement, {"n": first})]
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A transaction that sees one state of the ledger.
+
+        Raises:
+          LedgerError: the ledger is missing or cannot be read.
+        """
+        with self._transaction(self.engine) as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A transaction that no other writer shares; it is on disk when the block has ended.
+
+        Raises:
+          LedgerError: the ledger is missing, locked for too long, or cannot be written. Nothing was
+            added then, unless the connection broke during the commit itself.
+        """
+        with self._transaction(self.engine.execution_options(**{_WRITES: True})) as connection:
+            if self.url.get_backend_name() == "postgresql":
+                connection.exec_driver_sql(f"SET LOCAL lock_timeout = {int(self.wait_seconds * 1000)}")
+                connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
+                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK_NUMBER})")
+            yield connection
+
+    @contextmanager
+    def _transaction(self, engine: Engine) -> Iterator[Connection]:
+        try:
+            with engine.begin() as connection:
+                yield connection
+        except (SQLAlchemyError, sqlite3.Error) as error:
+            raise LedgerError(
+                f"the ledger {self.name} cannot be used: {self._reason(error)}. Nothing may start or go on "
+                "uncharged; put it right and try again (if the connection broke while a row was being "
+                "committed the row may stand: charged too much, never too little)"
+            ) from error
+
+    def _reason(self, error: Exception) -> str:
+        original = error.orig if isinstance(error, DBAPIError) else None
+        said = " ".join(str(original or error).split()) or type(error).__name__
+        if self.url.get_backend_name() == "sqlite" and not Path(str(self.url.database)).is_file():
+            return "there is no such file"
+        if "no such table" in said or "UndefinedTable" in type(original).__name__:
+            return "there is no ledger in it"
+        if "database is locked" in said or "LockNotAvailable" in type(original).__name__:
+            return f"another process held it for more than {self.wait_seconds:g} s"
+        return said
+
+    def _create_file(self) -> None:
+        """Creates an empty file that its owner alone may read; opening never creates one."""
+        path = Path(str(self.url.database))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        except OSError as error:
+            raise LedgerError(f"the ledger {self.name} cannot be created ({error.strerror})") from error
+
+
+def _parsed(url: str) -> URL:
+    """The URL with an absolute path or with the PostgreSQL driver that is installed."""
+    try:
+        parsed = make_url(url if "://" in url else f"sqlite:///{Path(url).resolve()}")
+        backend = "postgresql" if parsed.drivername == "postgres" else parsed.get_backend_name()
+    except ArgumentError as error:
+        raise LedgerError(f"not a ledger's URL: {url!r}; give sqlite:////path or postgresql://…") from error
+    if backend == "sqlite":
+        if parsed.database in (None, "", ":memory:") or str(parsed.database).startswith("file:"):
+            raise LedgerError(f"a ledger must be a file that lasts; got {url!r}")
+        return parsed.set(drivername="sqlite", database=str(Path(str(parsed.database)).resolve()), query={})
+    if backend == "postgresql":
+        for driver in ("psycopg", "psycopg2"):
+            if importlib.util.find_spec(driver):
+                return parsed.set(drivername=f"postgresql+{driver}")
+        raise LedgerError("a PostgreSQL ledger needs its driver: pip install 'psycopg[binary]'")
+    raise LedgerError(f"a ledger lies in SQLite or PostgreSQL; got {backend!r}")
+
+
+def _sqlite_uri(url: URL) -> URL:
+    """The URL that fails where the file is missing: SQLite would make an empty one, free of all charges."""
+    return url.set(database=Path(str(url.database)).as_uri(), query={"mode": "rw", "uri": "true"})
+
+
+def _prepare_sqlite(connection: Any, record: Any) -> None:
+    connection.isolation_level = None  # the transactions are begun below
+    connection.execute("PRAGMA synchronous = EXTRA")  # the commit survives a power failure
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    writes = connection.get_execution_options().get(_WRITES)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,0 +1,102 @@
+"""Station 6 without negatives: regression onto a target network's embedding (BYOL; Grill et al. 2020).
+
+The private network predicts, from one view of a record, what the target network makes of another view. The
+target network is an exponential moving average of the private network's weights at earlier steps: it is
+post-processing of what was already released, so at every step it is a public function as far as the step's
+sensitivity goes, and it takes no gradient.
+
+A record's loss then depends on that record alone. Neither network may hold statistics across records; the
+original's BatchNorm has no place here (Richemond et al. 2020 show that BYOL can do without). So groups of
+one record have **sensitivity C** for adding or removing one record, as in supervised DP-SGD, with the plain
+Poisson event: each record adds one vector of norm at most C or none. Larger groups are allowed and have the
+grouping's 2C, for no gain.
+
+The targets' embeddings enter as data, beside the views: `inputs = (views, targets)`, both with the leading
+axes `[groups, group_size, views]`, so that the engine of `dpgcl_core.clipping.clipper` cuts them alike. (The
+method
+`byol_groups` has them computed where the views are embedded, beside the predictions, which is the same.)
+
+    views                                    # [groups, 1, 2, ...]
+    targets = target_embeddings(target, views)
+    GroupClipper(l2_clip_norm=1.0).add_clipped_sum(total, model, byol_group_losses(embed), (views, targets))
+    ...                                      # noise, optimizer step
+    update_target(target, online, decay=0.996)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from dpgcl_core.clipping.types import Embed
+from dpgcl_core.errors import ConfigError
+
+
+def byol_group_loss(predictions: Tensor, targets: Tensor) -> Tensor:
+    """L_G = Σ_{i∈G} Σ_{v≠w} ‖p_iv − t_iw‖², over ordered pairs of a record's views; 2 − 2·cos each.
+
+    For two views this is BYOL's symmetric loss.
+
+    Args:
+      predictions: `[groups, group_size, views, dim]`, unit vectors: the predictor's output.
+      targets: `[groups, group_size, views, dim]`, unit vectors of the target network; not differentiated.
+
+    Returns:
+      `[groups]`.
+
+    >>> z = torch.nn.functional.normalize(torch.randn(3, 1, 2, 8), dim=-1)
+    >>> bool(byol_group_loss(z, z.flip(2)).abs().max() < 1e-5)
+    True
+    """
+    distances = 2 - 2 * torch.einsum("gsvd,gswd->gsvw", predictions, targets.detach())
+    other_views = ~torch.eye(predictions.shape[2], dtype=torch.bool, device=predictions.device)
+    return torch.where(other_views, distances, 0.0).flatten(1).sum(1)
+
+
+def byol_group_losses(embed: Embed) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
+    """Returns the group losses of (views, targets) for `GroupClipper`.
+
+    Args:
+      embed: inputs `[groups, group_size, views, ...]` to the predictor's unit outputs
+        `[groups, group_size, views, dim]`.
+    """
+
+    def group_losses(inputs: tuple[Tensor, Tensor]) -> Tensor:
+        views, targets = inputs
+        return byol_group_loss(embed(views), targets)
+
+    return group_losses
+
+
+def target_embeddings(embed_target: Embed, inputs: Tensor) -> Tensor:
+    """Returns the target network's embeddings `[groups, group_size, views, dim]`, without a graph."""
+    with torch.no_grad():
+        return embed_target(inputs).detach()
+
+
+def update_target(target: nn.Module, online: nn.Module, *, decay: float) -> None:
+    """Moves the target's weights: ξ ← decay·ξ + (1 − decay)·θ, in place.
+
+    Call it **after** the private step: θ must hold released weights only. The target's architecture is the
+    online network's without the predictor, so parameters are matched by name.
+
+    Args:
+      target: the target network; its parameters take no gradient.
+      online: the private network, or the part of it that the target mirrors.
+      decay: in [0, 1].
+
+    Raises:
+      ConfigError: `decay` is outside [0, 1], or the target has a parameter that the online network lacks.
+    """
+    if not 0 <= decay <= 1:
+        raise ConfigError(f"decay must be in [0, 1]; got {decay}")
+    weights = dict(online.named_parameters())
+    missing = [name for name, _ in target.named_parameters() if name not in weights]
+    if missing:
+        raise ConfigError(f"the target's parameters must be the online network's; it lacks {missing}")
+    with torch.no_grad():
+        for name, value in target.named_parameters():
+            if value is not weights[name]:  # a frozen weight that both share
+                value.lerp_(weights[name].to(value), 1 - decay)

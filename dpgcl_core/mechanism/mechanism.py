@@ -1,0 +1,124 @@
+"""One frozen object that builds sampler, grouping, clipping, noise and the accounting event.
+
+All five come from the same fields, so a run cannot train with one sampler and be charged for another.
+
+Guarantee. One step releases S(B) + N(0, (σΔ)² I), where B is a Poisson(q) sample, S the sum of per-group
+gradients clipped to C, and Δ the sensitivity of `grouping` (2C for groups of at least two records and
+for the whole batch, C for groups of one). For neighbouring data sets D' = D ∪ {r}, the step on D' is an
+average over (sample without r, coupling of the groups, views) of the pair
+((1 − q)·N(μ) + q·N(μ'), N(μ)) with ‖μ − μ'‖ ≤ Δ. The hockey-stick divergence is jointly convex, so each
+pair is dominated by the Poisson-subsampled Gaussian of noise multiplier σ, and dominating pairs compose
+adaptively over the steps. Everything after the noise (division by a public constant, the optimizer, the
+schedule) is post-processing; every iterate up to the last is covered.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from dp_accounting import dp_event
+
+from dpgcl_core.clipping.clipper import GroupClipper, gamma_of
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.mechanism.method import GradientRule, GuaranteeLabel, LossSettings, Method, Sampler
+from dpgcl_core.mechanism.numbers import PublicNumbers
+from dpgcl_core.mechanism.registry import method_named
+from dpgcl_core.noise.gaussian import GaussianNoise
+from dpgcl_core.sampling.groups import Grouper
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mechanism(PublicNumbers):
+    """The private mechanism of one training: its public numbers, and what its method builds from them.
+
+    Raises:
+      ConfigError: a field is outside its range, δ exceeds 1/n, or the method cannot use the numbers.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rules.trains and self.num_steps < 1:
+            raise ConfigError(f"num_steps must be at least 1; got {self.num_steps}")
+        if not self.rules.trains and self.num_steps != 0:
+            raise ConfigError(f"{self.method} trains nothing: give num_steps = 0; got {self.num_steps}")
+        self.rules.check(self)
+        if self.divisor < 0.1:
+            raise ConfigError(
+                "the expected number of groups in a step must be at least 0.1; got "
+                f"{self.divisor:.3g} (raise sampling_prob or lower group_size)"
+            )
+
+    @property
+    def rules(self) -> Method:
+        """The method."""
+        return method_named(self.method)
+
+    @property
+    def guarantee_label(self) -> GuaranteeLabel:
+        """That of the method; `none` for a run without noise."""
+        return self.rules.label if self.is_private else "none"
+
+    @property
+    def neighboring_relation(self) -> str:
+        """The relation that the sensitivity and the accounting share."""
+        return self.rules.neighboring_relation
+
+    @property
+    def sensitivity(self) -> float:
+        """Largest change of the clipped sum between neighbouring data sets (proof: see the method)."""
+        return self.rules.sensitivity(self)
+
+    @property
+    def divisor(self) -> float:
+        """The public constant that divides the noisy sum, for groups their expected number."""
+        return self.rules.divisor(self)
+
+    def sampler(self) -> Sampler:
+        """Returns station 2."""
+        return self.rules.sampler(self)
+
+    def grouper(self) -> Grouper:
+        """Returns station 3."""
+        return self.rules.grouper(self)
+
+    def rule(self, loss: LossSettings) -> GradientRule:
+        """Returns stations 6 and 7."""
+        return self.rules.rule(self, loss)
+
+    def clipper(self) -> GroupClipper:
+        """Returns the clipper of the methods that clip disjoint groups."""
+        return GroupClipper(l2_clip_norm=self.l2_clip_norm, gamma=gamma_of(self.clipping))
+
+    def noise(self, *, num_summed: int = 1) -> GaussianNoise:
+        """Returns station 8; `num_summed` is that of the source it is drawn from, see `GaussianNoise`."""
+        std = self.noise_multiplier * self.sensitivity if self.is_private else 0.0
+        return GaussianNoise(std=std, num_summed=num_summed)
+
+    def dp_event(self, num_steps: int | None = None) -> dp_event.DpEvent:
+        """Returns the event of station 10, of all steps or of `num_steps` charged ones."""
+        return self.rules.dp_event(self, self.num_steps if num_steps is None else num_steps)
+
+    def epsilon(self, num_steps: int | None = None) -> float:
+        """Returns ε at `target_delta` by the method's accountant, of all or of `num_steps` charged steps.
+
+        >>> from dpgcl_core.mechanism.numbers import default_delta
+        >>> round(Mechanism(num_records_public=60_000, sampling_prob=2048 / 60_000, group_size=16,
+        ...     l2_clip_norm=1.0, noise_multiplier=0.97, num_steps=1200,
+        ...     target_delta=default_delta(60_000)).epsilon(), 2)
+        9.14
+        """
+        return self.rules.epsilon(self, self.num_steps if num_steps is None else num_steps)
+
+    def calibrated(self, target_epsilon: float, *, cache_folder: Path | None = None) -> Mechanism:
+        """Returns this mechanism with the noise multiplier that meets `target_epsilon` (inf: none).
+
+        Raises:
+          ConfigError: no noise multiplier meets the target.
+        """
+        if math.isinf(target_epsilon):
+            return dataclasses.replace(self, noise_multiplier=0.0, l2_clip_norm=math.inf)
+        noise = self.rules.calibrated(self, target_epsilon, cache_folder)
+        return dataclasses.replace(self, noise_multiplier=noise)

@@ -1,0 +1,332 @@
+"""DPCL: SimCLR with a noised similarity matrix, Barlow Twins with noised means and variances.
+
+Both draw batches of a fixed size |B| without replacement, **replacing one record**, with two views of each
+record. Some statistic that couples the records is released with noise first; the loss is taken at its noised
+value; every **view's** own-path gradient is clipped to C; the sum gets noise of its own. All of a step's
+mechanisms look at the same sample: `noise_multipliers` goes into one event of
+`capped_sampling.FixedSizeGaussians`.
+
+**What is claimed and what is true.** The paper says that once the statistic is noised the sum of gradients
+has sensitivity 4C: two views change, by 2C each. That treats the other records' gradients as unchanged. But
+the cotangent of view u is c_u = Σ_v (∂L/∂S_uv + ∂L/∂S_vu) z_v, and z_v of the replaced record is in it,
+noised similarity or not. Counterexample for SimCLR, any |B| ≥ 2: an encoder z = Wx at W = 1, all other views
+x_u = e₁, both views of the record at hand ±e₂, and one and the same released S̃, in which every other view has
+found its partner (∂ℓ_u = 0) and the record's views prefer the others equally. Then c_u is a positive multiple
+of ±e₂, each of the 2(|B| − 1) other views moves by 2C in one direction, and the sum moves by more than
+4(|B| − 1)C: 12C, 28C, 252C at |B| = 4, 8, 64. In Barlow Twins the cross-correlation couples the records,
+too, and is not released at all: with released means 0, variances 1 and all views at e₁, moving one view of
+one record to −e₁ takes C₁₁ from 1 + 1/(|B| − 1) to 1 − 1/(|B| − 1), every other cotangent changes its sign,
+and the sum moves by 4(|B| − 1)C. So `as-published` marks runs that no proof covers.
+
+**What is proven.** 2|B| vectors of norm at most C sum to a norm of at most 2|B|C, whatever the batch; two
+batches differ by at most 4|B|C. This holds with and without noise on the statistics (`proven`).
+
+The statistics' own sensitivities hold for embeddings in the unit ball, onto which they are projected here:
+- similarities, 4·√(2|B| − 1): of two replaced rows and columns 4·2|B| − 4 entries change, by at most 2;
+- mean of one view, 2/|B|;
+- sum of squared errors of one view, 6: with the mean of the others fixed, it changes from (1 − 1/|B|)·a² to
+  (1 − 1/|B|)·b², coordinate by coordinate, with ‖a²‖, ‖b²‖ ≤ 4 and no entry negative, so by at most 4√2.
+
+A record whose embedding is not finite is compared as the zero vector and its views contribute zero.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from dpgcl_core.clipping.clipper import GroupClipper, check_gamma
+from dpgcl_core.clipping.types import Embed, GroupReport
+from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.methods.baselines.path_clipping import add_clipped_paths, embed_without_graph, finite_rows
+from dpgcl_core.noise.gaussian import GaussianNoise
+from dpgcl_core.noise.sources import Draws
+
+AS_PUBLISHED: Literal["as-published"] = "as-published"
+PROVEN: Literal["proven"] = "proven"
+GuaranteeLabel = Literal["as-published", "proven"]
+
+NUM_VIEWS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TwoViewRule:
+    """What both methods share: fixed batches, clipped views, and which sensitivity is stated.
+
+    Attributes:
+      l2_clip_norm: C, bound on one view's gradient.
+      batch_size: |B|, records in every batch.
+      guarantee_label: "as-published" for the paper's 4C, "proven" for 4|B|C.
+      max_records_at_once: records in one pass through the network; changes no result.
+      num_summed: that of the source the statistics' noise is drawn from, see `GaussianNoise`.
+      gamma: γ of automatic clipping; None for flat clipping.
+    """
+
+    l2_clip_norm: float
+    batch_size: int
+    guarantee_label: GuaranteeLabel
+    max_records_at_once: int = 256
+    num_summed: int = 1
+    gamma: float | None = None
+
+    def __post_init__(self) -> None:
+        check_gamma(self.gamma)
+        if not (self.l2_clip_norm > 0 and math.isfinite(self.l2_clip_norm)):
+            raise ConfigError(f"l2_clip_norm must be positive and finite; got {self.l2_clip_norm}")
+        if self.batch_size < 2:
+            raise ConfigError(f"batch_size must be at least 2; got {self.batch_size}")
+        if self.guarantee_label not in (AS_PUBLISHED, PROVEN):
+            raise ConfigError(unknown_choice("guarantee label", self.guarantee_label, [AS_PUBLISHED, PROVEN]))
+        if self.max_records_at_once < 1:
+            raise ConfigError(f"max_records_at_once must be at least 1; got {self.max_records_at_once}")
+
+    @property
+    def sensitivity(self) -> float:
+        """Of the sum of gradients, for replacing one record: 4|B|C, or 4C as published (**false**)."""
+        return 4 * self.l2_clip_norm * (self.batch_size if self.guarantee_label == PROVEN else 1)
+
+    def _embeddings(self, embed: Embed, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns embeddings in the unit ball, float64 `[records, 2, dim]`, and which records are finite."""
+        if inputs.shape[:1] != (1,) or inputs.shape[1:3] != (self.batch_size, NUM_VIEWS):
+            raise ConfigError(
+                f"inputs must be [1, batch_size = {self.batch_size}, {NUM_VIEWS} views, ...]; got "
+                f"{list(inputs.shape)}"
+            )
+        embeddings = embed_without_graph(embed, inputs[0], self.max_records_at_once).double()
+        kept = finite_rows(embeddings)
+        embeddings = torch.where(kept[:, None, None], embeddings, torch.zeros_like(embeddings))
+        return embeddings / embeddings.norm(dim=-1, keepdim=True).clamp_min(1), kept
+
+    def _add_clipped_views(
+        self,
+        total: Tensor,
+        model: nn.Module,
+        embed: Embed,
+        inputs: Tensor,
+        loss: tuple[Tensor, Tensor, Tensor],
+    ) -> GroupReport:
+        """Adds every kept view's clipped own-path gradient; `loss` is (terms, their leaf, kept records)."""
+        terms, leaf, kept = loss
+        (cotangents,) = torch.autograd.grad(terms.sum(), leaf)
+        kept_views = kept.repeat_interleave(NUM_VIEWS)
+        return add_clipped_paths(
+            total,
+            model,
+            embed,
+            inputs[0].flatten(0, 1)[:, None],
+            cotangents.flatten(0, 1)[kept_views][:, None].to(total.dtype),
+            losses=terms.detach()[kept_views],
+            kept=kept_views,
+            clipper=GroupClipper(l2_clip_norm=self.l2_clip_norm, gamma=self.gamma),
+            max_at_once=NUM_VIEWS * self.max_records_at_once,
+        )
+
+    def _noised(self, values: Tensor, std: float, generator: Draws) -> Tensor:
+        """Returns float64 `values` with noise; exactly them for `std` 0."""
+        law = GaussianNoise(std=std, num_summed=self.num_summed)
+        noise = law.draw(values.numel(), generator).view(values.shape)
+        noisy = values + noise.to(values.device)
+        return law.on_grid(noisy) if self.num_summed > 1 else noisy
+
+
+def nt_xent(similarities: Tensor, *, temperature: float) -> Tensor:
+    """Each view's term of NT-Xent, divided by the number of views (Eq. 3 and 4 of DPCL).
+
+    Args:
+      similarities: `[2·records, 2·records]`; rows 2k and 2k + 1 are the two views of record k. The
+        diagonal is not used.
+      temperature: τ > 0.
+
+    Returns:
+      `[2·records]`; their sum is the loss.
+
+    >>> nt_xent(torch.eye(6), temperature=0.5).shape
+    torch.Size([6])
+    """
+    num_views = len(similarities)
+    rows = torch.arange(num_views, device=similarities.device)
+    logits = similarities / temperature
+    others = logits.masked_fill(torch.eye(num_views, dtype=torch.bool, device=logits.device), -math.inf)
+    return (torch.logsumexp(others, dim=1) - logits[rows, rows ^ 1]) / num_views
+
+
+@dataclass(frozen=True, kw_only=True)
+class DpSimClr(_TwoViewRule):
+    """SimCLR with DP-similarity (DPCL, 3.2): NT-Xent at the noised similarities of all 2|B| views.
+
+    Guarantee: see the module. With "as-published" **none is proven**.
+
+    Attributes:
+      temperature: τ.
+      similarity_noise_multiplier: noise std / (4·√(2|B| − 1)); 0 uses exact similarities, which only
+        "proven" allows (the paper's "original DPSGD").
+
+    Raises:
+      ConfigError: a field is outside its range.
+    """
+
+    temperature: float
+    similarity_noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.temperature > 0 and math.isfinite(self.temperature)):
+            raise ConfigError(f"temperature must be positive and finite; got {self.temperature}")
+        _check_noise(self.guarantee_label, similarity_noise_multiplier=self.similarity_noise_multiplier)
+
+    @property
+    def similarity_sensitivity(self) -> float:
+        """4·√(2|B| − 1), for replacing one record."""
+        return 4 * math.sqrt(2 * self.batch_size - 1)
+
+    def noise_multipliers(self, gradient: float) -> tuple[float, ...]:
+        """Returns those of all mechanisms of a step, given that of the gradient."""
+        noised = self.similarity_noise_multiplier > 0
+        return (self.similarity_noise_multiplier, gradient) if noised else (gradient,)
+
+    def add_clipped_sum(
+        self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, *, generator: Draws
+    ) -> GroupReport:
+        """Adds Σ_views Clip_C(J_uᵀ c_u) to `total`, in place.
+
+        Args:
+          total: float32 `[num_trainable(model)]`, in the order of `trainable_parameters`.
+          model: the network that `embed` calls; it must not mix records.
+          embed: station 5; its output's leading axes are those of its input.
+          inputs: `[1, batch_size, 2, ...]`.
+          generator: secret draws for the similarities' noise.
+
+        Returns:
+          By view: norms, NT-Xent terms at the noised similarities, and which views contributed zero.
+
+        Raises:
+          ConfigError: the batch is not of the fixed size.
+        """
+        embeddings, kept = self._embeddings(embed, inputs)
+        leaf = embeddings.requires_grad_()
+        std = self.similarity_noise_multiplier * self.similarity_sensitivity
+        with torch.enable_grad():
+            views = leaf.flatten(0, 1)
+            exact = views @ views.T
+            released = self._noised(exact.detach(), std, generator)
+            # The released value, with the exact one's derivative.
+            terms = nt_xent(released + (exact - exact.detach()), temperature=self.temperature)
+        return self._add_clipped_views(total, model, embed, inputs, (terms, leaf, kept))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DpBarlowTwins(_TwoViewRule):
+    """Barlow Twins with DP-mean and DP-variance (DPCL, 3.3): each view has a mean and a variance of its own.
+
+    Means and variances enter the loss as released, so no gradient goes through them. Releasing the two
+    means as one vector (sensitivity 2√2/|B|) and the two sums of squares (6√2) costs the same: one Gaussian
+    at σ/√2 is two at σ.
+
+    Guarantee: see the module. With "as-published" **none is proven**.
+
+    Attributes:
+      mean_noise_multiplier: noise std / (2/|B|), for each of the two means.
+      variance_noise_multiplier: noise std / 6, for each of the two sums of squared errors.
+      variance_floor: public positive constant below which a noised variance is not taken.
+      off_diagonal_weight: λ of Eq. 5.
+
+    Raises:
+      ConfigError: a field is outside its range.
+    """
+
+    mean_noise_multiplier: float
+    variance_noise_multiplier: float
+    variance_floor: float
+    off_diagonal_weight: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_noise(
+            self.guarantee_label,
+            mean_noise_multiplier=self.mean_noise_multiplier,
+            variance_noise_multiplier=self.variance_noise_multiplier,
+        )
+        for name in ("variance_floor", "off_diagonal_weight"):
+            value = getattr(self, name)
+            if not (value > 0 and math.isfinite(value)):
+                raise ConfigError(f"{name} must be positive and finite; got {value}")
+
+    @property
+    def mean_sensitivity(self) -> float:
+        """2/|B| of one view's mean, for replacing one record."""
+        return 2 / self.batch_size
+
+    @property
+    def squares_sensitivity(self) -> float:
+        """6 of one view's sum of squared errors, for replacing one record."""
+        return 6.0
+
+    def noise_multipliers(self, gradient: float) -> tuple[float, ...]:
+        """Returns those of all mechanisms of a step, given that of the gradient: up to five."""
+        statistics = (self.mean_noise_multiplier,) * 2 + (self.variance_noise_multiplier,) * 2
+        return (*(noise for noise in statistics if noise > 0), gradient)
+
+    def add_clipped_sum(
+        self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, *, generator: Draws
+    ) -> GroupReport:
+        """Adds Σ_views Clip_C(J_uᵀ c_u) to `total`, in place.
+
+        Args:
+          total: float32 `[num_trainable(model)]`, in the order of `trainable_parameters`.
+          model: the network that `embed` calls; it must not mix records.
+          embed: station 5; its output's leading axes are those of its input.
+          inputs: `[1, batch_size, 2, ...]`.
+          generator: secret draws for the noise of means and variances.
+
+        Returns:
+          By view: norms, the loss divided evenly, and which views contributed zero.
+
+        Raises:
+          ConfigError: the batch is not of the fixed size.
+        """
+        embeddings, kept = self._embeddings(embed, inputs)
+        leaf = embeddings.requires_grad_()
+        means, variances = self._released(leaf.detach(), generator)
+        with torch.enable_grad():
+            first, second = ((leaf - means) / variances.sqrt()).unbind(1)
+            correlation = first.T @ second / (self.batch_size - 1)
+            loss = barlow_twins(correlation, off_diagonal_weight=self.off_diagonal_weight)
+            num_views = NUM_VIEWS * self.batch_size
+            terms = (loss / num_views).expand(num_views)
+        return self._add_clipped_views(total, model, embed, inputs, (terms, leaf, kept))
+
+    def _released(self, embeddings: Tensor, generator: Draws) -> tuple[Tensor, Tensor]:
+        """Returns noised means and floored noised variances, `[2, dim]` each."""
+        exact = embeddings.mean(0)
+        squares = (embeddings - exact).square().sum(0)
+        mean_std = self.mean_noise_multiplier * self.mean_sensitivity
+        squares_std = self.variance_noise_multiplier * self.squares_sensitivity
+        means = self._noised(exact, mean_std, generator)
+        variances = self._noised(squares, squares_std, generator) / (self.batch_size - 1)
+        return means, variances.clamp_min(self.variance_floor)
+
+
+def barlow_twins(correlation: Tensor, *, off_diagonal_weight: float) -> Tensor:
+    """Σ_i (1 − C_ii)² + λ Σ_{i≠j} C_ij² of a cross-correlation `[dim, dim]` (Eq. 5 of DPCL).
+
+    >>> float(barlow_twins(torch.eye(3), off_diagonal_weight=0.005))
+    0.0
+    """
+    diagonal = torch.diagonal(correlation)
+    off_diagonal = correlation.square().sum() - diagonal.square().sum()
+    return (1 - diagonal).square().sum() + off_diagonal_weight * off_diagonal
+
+
+def _check_noise(guarantee_label: GuaranteeLabel, **noise_multipliers: float) -> None:
+    for name, value in noise_multipliers.items():
+        if not (value >= 0 and math.isfinite(value)):
+            raise ConfigError(f"{name} must be finite and not negative; got {value}")
+        if value == 0 and guarantee_label == AS_PUBLISHED:
+            raise ConfigError(
+                f"{name} must be positive for {AS_PUBLISHED!r}: the method noises it; got 0 (use "
+                f'guarantee_label="{PROVEN}" for exact statistics)'
+            )

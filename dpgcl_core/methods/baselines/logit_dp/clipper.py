@@ -1,0 +1,352 @@
+"""Station 7 of Logit-DP: the gradient of every similarity clipped to B, their weighted sum, its sensitivity.
+
+With similarities Z_ij = ⟨z_i, z'_j⟩ of unit embeddings, clamped to [−1, 1], and the loss Σ_i ℓ_i(Z), the step
+takes Σ_ij (∂ℓ_i/∂Z_ij) Clip_B(∇Z_ij) ("Differentially private optimization for non-decomposable objective
+functions", Eq. 5). Only the n² *norms* ‖∇Z_ij‖ are needed (`logit_norms`); then the sum is one ordinary
+backward pass through Σ_ij λ_ij Z_ij with λ_ij = (∂ℓ_i/∂Z_ij)·min(1, B/‖∇Z_ij‖).
+
+Proposition (sensitivity). Neighbouring data sets: add or remove one record. Let a batch of n records have one
+vector g_ij of norm ≤ B and one number Z_ij ∈ [−1, 1] for each of its pairs, both functions of records i and j
+alone, and let f = Σ_ij c_ij g_ij with c_ij = ∂L/∂Z_ij, where L = −Σ_i log(e^{Z_ii/τ} / Σ_j e^{Z_ij/τ}). Then
+removing one record moves f by at most
+
+    Δ(n) = (2B/τ)·(1 + (n−1)·a/(a + n − 1)),   a = e^{2/τ},   increasing in n, with limit (2B/τ)(1 + a).
+
+Proof. Let p_ij = e^{Z_ij/τ} / Σ_k e^{Z_ik/τ}; by the chain rule c_ij = (p_ij − [i = j])/τ: the 1/τ is part of
+the gradient. Let record n be the one removed, and p°, c° belong to the n − 1 others, whose g_ij and Z_ij are
+unchanged. The change of f has three parts.
+
+1. *The new row*, Σ_j c_nj g_nj. Σ_j |c_nj| = ((1 − p_nn) + Σ_{j≠n} p_nj)/τ = 2(1 − p_nn)/τ ≤ 2/τ.
+2. *The new column*, Σ_{i<n} c_in g_in, where c_in = p_in/τ.
+3. *The softmax of every other row*: for i, j < n, p_ij = p°_ij (1 − p_in), so c_ij − c°_ij = −p°_ij p_in/τ,
+   for j = i too, and Σ_{j<n} |c_ij − c°_ij| = p_in/τ.
+
+By the triangle inequality the change is at most (B/τ)(2 + 2 Σ_{i<n} p_in). Since |Z| ≤ 1,
+p_in ≤ e^{1/τ}/(e^{1/τ} + (n−1) e^{−1/τ}) = a/(a + n − 1). With x = n − 1, x·a/(a + x) grows in x, to a. ∎
+
+A batch of one has Δ = 2B/τ here, although its gradient is zero. The bound is attained but for p_nn ≥ 0
+(`tests/dpgcl_core/methods/baselines/test_logit_dp_sensitivity.py` comes within 2e-4 of it through this very
+clipper). Without 1/τ it is too small by that factor; the paper's Lemma 4.5 is slightly too small, for it
+merges p_nn and p_in of different rows.
+
+- *Symmetric loss*: the same with rows and columns exchanged is added, so Δ doubles.
+- *Spread-out loss* Σ_{j≠i} Z_ij²/(n−1), in Z without temperature, zero for n = 1: c_ij = 2 Z_ij/(n−1). Row:
+  ≤ 2. Column: ≤ 2. Others, for n ≥ 3: (n−1)(n−2) pairs change by 2|Z_ij|·(1/(n−2) − 1/(n−1)) each: ≤ 2.
+  Together 6B times its weight; losses add, and so do their bounds.
+- *Records without a direction*: where an embedding is zero, or part of a record's Jacobians is not finite, Z
+  and g are zero in all its pairs. That is a function of the record alone, so the proof holds.
+- *A cap on the batch*: Δ(cap) holds for batches up to it. Truncating a larger batch can also exchange one
+  record for another, which moves f by up to 2Δ(cap): one removal, one addition.
+- *A learnt temperature* has a gradient that is no sum of clipped ∇Z, and *augmented keys* other rows of
+  logits: both are refused.
+
+Precision. Pair norms are taken in float64 from float32 passes; the factor is B(1 − 1e-4)/norm, or that of
+automatic clipping (`clipping.clip_factor`) by the same norms, and the margin covers the rounding of the last
+backward pass, which is float32, too (see `logit_norms` for pairs whose terms cancel). Low precision is
+refused: its second pass would not be the one the norms were taken of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from dpgcl_core.clipping.clipper import check_gamma, clip_factor
+from dpgcl_core.clipping.one_pass import full_precision
+from dpgcl_core.clipping.types import GroupInputs, trainable_parameters
+from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.methods.baselines.logit_dp.jacobians import Embed, flat_gradient
+from dpgcl_core.methods.baselines.logit_dp.norms import ROUNDING_SHARE, Jacobians, cross_terms
+
+Norms = Literal["exact", "upper_bound"]
+_MAX_KEPT_NUMBERS = 2**27  # 512 MiB of the keys' Jacobians, which every block of queries needs
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitReport:
+    """By-products of one call, all **private-only** except `paths`.
+
+    Attributes:
+      norms: float32 `[n, n]`, what each pair was clipped by; nan where not needed (B = inf).
+      losses: float32 `[n]`, each query's term of the contrastive loss.
+      non_finite: `[n]`, which records were masked to zero.
+      paths: how the Jacobians were taken, by tower.
+    """
+
+    norms: Tensor
+    losses: Tensor
+    non_finite: Tensor
+    paths: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitClipper:
+    """Clips the gradient of every similarity of a batch to `logit_clip_norm`.
+
+    Attributes:
+      logit_clip_norm: B > 0; inf for runs without clipping.
+      temperature: τ > 0, a public constant.
+      norms: "exact", or "upper_bound", which replaces the norm of a pair that shares an encoder by
+        ‖J_iᵀ z'_j‖ + ‖J'_jᵀ z_i‖: over-clips, at a cost that grows with n instead of n². Towers that share
+        no parameter are exact either way.
+      spread_out: weight of the spread-out loss; 0 for none.
+      symmetric: whether the loss of keys against queries is added.
+      gamma: γ of automatic clipping; None for flat clipping.
+
+    Raises:
+      ConfigError: a field is outside its range, or the temperature is learnt.
+    """
+
+    logit_clip_norm: float
+    temperature: float
+    norms: Norms = "exact"
+    spread_out: float = 0.0
+    symmetric: bool = False
+    gamma: float | None = None
+
+    def __post_init__(self) -> None:
+        check_gamma(self.gamma)
+        if not self.logit_clip_norm > 0:
+            raise ConfigError(f"logit_clip_norm must be positive; got {self.logit_clip_norm}")
+        if isinstance(self.temperature, Tensor):
+            raise ConfigError(
+                "temperature must be a number for Logit-DP, for the gradient of a learnt one is no sum of "
+                f"clipped similarities; got a {type(self.temperature).__name__}"
+            )
+        if not (self.temperature > 0 and math.isfinite(self.temperature)):
+            raise ConfigError(f"temperature must be positive and finite; got {self.temperature}")
+        if not (self.spread_out >= 0 and math.isfinite(self.spread_out)):
+            raise ConfigError(f"spread_out must be finite and not negative; got {self.spread_out}")
+        if self.norms not in get_args(Norms):
+            raise ConfigError(unknown_choice("norms", self.norms, get_args(Norms)))
+
+    def sensitivity(self, batch_cap: int | None = None) -> float:
+        """Returns how far one record moves the clipped sum of at most `batch_cap` records (see the module).
+
+        Neighbouring data sets: add or remove one record. None is for batches of any size.
+
+        >>> round(LogitClipper(logit_clip_norm=1.0, temperature=0.2).sensitivity(200), 2)
+        1982.18
+
+        Raises:
+          ConfigError: `batch_cap` is below 1, or the bound has no finite value.
+        """
+        if batch_cap is not None and batch_cap < 1:
+            raise ConfigError(f"batch_cap must be at least 1, or None for no cap; got {batch_cap}")
+        shrink = math.exp(-2 / self.temperature)
+        if batch_cap is not None:  # (n−1)·a/(a + n − 1) without a itself, which overflows at small τ
+            others = (batch_cap - 1) / (1 + (batch_cap - 1) * shrink)
+        else:
+            others = 1 / shrink if shrink else math.inf
+        contrastive = 2 / self.temperature * (1 + others) * (2 if self.symmetric else 1)
+        spread_out = 6 * self.spread_out if batch_cap != 1 else 0.0
+        bound = self.logit_clip_norm * (contrastive + spread_out)
+        if not math.isfinite(bound) and math.isfinite(self.logit_clip_norm):
+            raise ConfigError(
+                f"without a cap on the batch the sensitivity at temperature {self.temperature} is not "
+                "finite: give a batch_cap"
+            )
+        return bound
+
+    def add_clipped_sum(
+        self, total: Tensor, model: nn.Module, embed: Embed | tuple[Embed, Embed], inputs: GroupInputs
+    ) -> LogitReport:
+        """Adds Σ_ij (∂L/∂Z_ij) Clip_B(∇Z_ij) over all pairs of the batch to `total`, in place.
+
+        Args:
+          total: float32 `[num_trainable(model)]`, in the order of `trainable_parameters`.
+          model: the network that the embeds call; it must not mix records.
+          embed: one encoder of both views, or one for the queries and one for the keys.
+          inputs: `[1, n, 2, ...]`, query and key of each record; with two encoders a pair
+            `([1, n, 1, ...], [1, n, 1, ...])`. The batch is one group; it may be empty.
+
+        Returns:
+          The pairs' norms and the records' losses, for private-only diagnosis.
+
+        Raises:
+          ConfigError: wrong shapes, augmented keys, or a network that runs in low precision.
+        """
+        pairs = _checked_inputs(embed, inputs)
+        if not pairs[0][1].shape[1]:
+            none = torch.zeros(0, device=total.device)
+            return LogitReport(norms=none.view(0, 0), losses=none, non_finite=none.bool())
+        with full_precision(total.device.type), _no_low_precision(model):
+            partners = pairs[0][1].shape[1] if self.norms == "exact" else 0
+            towers = [
+                Jacobians(model, *pair, tower=index, partners=partners) for index, pair in enumerate(pairs)
+            ]
+            if math.isfinite(self.logit_clip_norm):
+                batch = _with_norms(towers, self.norms)
+            else:
+                batch = _without_norms(towers)
+            weights, losses = self._weights(batch)
+            of_queries = (weights @ batch.keys.double()).float()
+            of_keys = (weights.T @ batch.queries.double()).float()
+            cotangents = torch.stack([of_queries, of_keys], dim=1)
+            for tower, cotangent in zip(towers, cotangents.chunk(len(towers), dim=1), strict=True):
+                _add_backward(total, model, tower, cotangent, batch.finite)
+        return LogitReport(
+            norms=batch.norms.float(), losses=losses.float(), non_finite=~batch.finite, paths=batch.paths
+        )
+
+    def _weights(self, batch: _Batch) -> tuple[Tensor, Tensor]:
+        """λ_ij, float64 `[n, n]`, and each query's loss."""
+        z = (batch.queries.double() @ batch.keys.double().T).clamp(-1, 1)
+        identity = torch.eye(len(z), dtype=z.dtype, device=z.device)
+        logits = z / self.temperature
+        coefficients = (logits.softmax(1) - identity) / self.temperature
+        losses = logits.logsumexp(1) - logits.diagonal()
+        if self.symmetric:
+            coefficients = coefficients + (logits.softmax(0) - identity) / self.temperature
+            losses = losses + logits.logsumexp(0) - logits.diagonal()
+        if self.spread_out and len(z) > 1:
+            coefficients = coefficients + self.spread_out * 2 * z * (1 - identity) / (len(z) - 1)
+            losses = losses + self.spread_out * (z.square() * (1 - identity)).sum(1) / (len(z) - 1)
+        factor, usable = torch.ones_like(z), batch.usable
+        if math.isfinite(self.logit_clip_norm):
+            tiny = torch.finfo(torch.float32).tiny
+            factor, counts = clip_factor(batch.norms, self.logit_clip_norm, self.gamma, tiny=tiny)
+            usable = usable & counts
+        return torch.where(usable, coefficients * factor, 0.0), losses
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Batch:
+    """Embeddings of the batch, zero for masked records, and the norms of its pairs."""
+
+    queries: Tensor
+    keys: Tensor
+    norms: Tensor
+    finite: Tensor
+    paths: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def usable(self) -> Tensor:
+        """`[n, n]`: pairs of two finite records whose embeddings have a direction."""
+        query, key = (self.finite & (z != 0).any(1) for z in (self.queries, self.keys))
+        return query[:, None] & key[None]
+
+
+def _checked_inputs(embed: Embed | tuple[Embed, Embed], inputs: GroupInputs) -> list[tuple[Embed, Tensor]]:
+    """Pairs every encoder with its inputs, after a look at their shapes."""
+    embeds = embed if isinstance(embed, tuple) else (embed,)
+    each = inputs if isinstance(inputs, tuple) else (inputs,)
+    shapes = " and ".join(str(list(x.shape)) for x in each)
+    if len(embeds) != len(each) or len(each) > 2:
+        raise ConfigError(
+            f"one encoder takes one tensor, two take a pair (queries, keys); got {len(embeds)} and "
+            f"inputs {shapes}"
+        )
+    views = 2 // len(each)
+    if any(x.ndim < 3 or x.shape[2] != views for x in each):
+        raise ConfigError(
+            f"Logit-DP takes {views} view(s) per record and encoder, for augmented keys would add "
+            "logits that its sensitivity does not know: set num_augmentations to 0; got inputs "
+            f"{shapes}"
+        )
+    if any(x.shape[0] != 1 or x.shape[1] != each[0].shape[1] for x in each):
+        raise ConfigError(f"the batch is one group, [1, n, views, ...] in every encoder; got inputs {shapes}")
+    return list(zip(embeds, each, strict=True))
+
+
+@contextmanager
+def _no_low_precision(model: nn.Module) -> Iterator[None]:
+    """Refuses a network that runs in low precision, where it does."""
+
+    def refuse(module: nn.Module, args: Any) -> None:
+        device = next(module.parameters(recurse=False)).device.type
+        if torch.is_autocast_enabled(device):
+            raise ConfigError(
+                f"Logit-DP needs precision float32, for its norms and its sum come from two passes; got "
+                f"autocast to {torch.get_autocast_dtype(device)}"
+            )
+
+    for parameter in model.parameters():
+        if parameter.dtype not in (torch.float32, torch.float64):
+            raise ConfigError(f"Logit-DP needs parameters in float32; got {parameter.dtype}")
+    layers = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
+    handles = [layer.register_forward_pre_hook(refuse) for layer in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _with_norms(towers: Sequence[Jacobians], kind: Norms) -> _Batch:
+    keep = _MAX_KEPT_NUMBERS if kind == "exact" else 0
+    sides = [tower.side(max_kept=keep) for tower in towers]
+    query, key = sides if len(sides) == 2 else (sides[0].every(0, 2), sides[0].every(1, 2))
+    of_queries, of_keys = query.lengths(key.z), key.lengths(query.z).T
+    squares = of_queries + of_keys
+    if query.parameters & key.parameters:
+        if kind == "exact":
+            squares += 2 * _cross(towers)
+        else:
+            squares += 2 * (of_queries * of_keys).sqrt()
+    floor = ROUNDING_SHARE * (query.spread[:, None] + key.spread[None])
+    finite = query.finite & key.finite
+    return _Batch(
+        queries=torch.where(finite[:, None], query.z, 0.0),
+        keys=torch.where(finite[:, None], key.z, 0.0),
+        norms=torch.maximum(squares.clamp_min(0).sqrt(), floor),
+        finite=finite,
+        paths={name: side.path for name, side in zip(("queries", "keys"), (query, key), strict=True)},
+    )
+
+
+def _cross(towers: Sequence[Jacobians]) -> Tensor:
+    """The cross terms of all pairs, float64 `[n, n]`; passes that were not kept are taken again."""
+    queries, keys, views = towers[0], towers[-1], 2 // len(towers)
+    n = queries.num_records
+    total = torch.zeros(n, n, dtype=torch.float64, device=queries.inputs.device)
+    for start, stop in queries.ranges:
+        some = queries.rows(start, stop).every(0, views)
+        for first, last in keys.ranges:
+            total[start:stop, first:last] = cross_terms(some, keys.rows(first, last).every(views - 1, views))
+    return total
+
+
+def _without_norms(towers: Sequence[Jacobians]) -> _Batch:
+    parts = []
+    with torch.no_grad():
+        for tower in towers:
+            parts.append(torch.cat([tower.embed(tower.inputs[:, a:b])[0] for a, b in tower.backward_ranges]))
+    both = torch.cat(parts, dim=1)
+    finite = torch.isfinite(both).all(2).all(1)
+    both = torch.where(finite[:, None, None], both, 0.0)
+    norms = torch.full((len(both), len(both)), math.nan, device=both.device)
+    return _Batch(queries=both[:, 0], keys=both[:, 1], norms=norms, finite=finite)
+
+
+def _add_backward(
+    total: Tensor, model: nn.Module, tower: Jacobians, cotangents: Tensor, finite: Tensor
+) -> None:
+    """Adds the gradient of Σ ⟨cotangent, embedding⟩ over a tower's finite records, `[n, views, dim]`."""
+    parameters = trainable_parameters(model)
+    for start, stop in tower.backward_ranges:
+        chosen = start + finite[start:stop].nonzero()[:, 0]  # a zero cotangent is not enough: 0·inf is not 0
+        pieces = [chosen] if len(chosen) else []
+        while pieces:
+            piece = pieces.pop()
+            flat = _backward(parameters, tower, piece, cotangents[piece])
+            if bool(torch.isfinite(flat).all()):
+                total += flat
+            elif len(piece) > 1:  # an overflow of one record's must not take the others with it
+                pieces += torch.split(piece, 1)
+
+
+def _backward(
+    parameters: Sequence[nn.Parameter], tower: Jacobians, records: Tensor, cotangents: Tensor
+) -> Tensor:
+    with torch.enable_grad():
+        z = tower.embed(tower.inputs[:, records])[0]
+    if not z.requires_grad:
+        return torch.zeros(sum(p.numel() for p in parameters), device=z.device)
+    return flat_gradient(torch.autograd.grad(z, parameters, cotangents.to(z), allow_unused=True), parameters)

@@ -1,0 +1,352 @@
+"""Jacobians of many rows' embeddings at once, layer by layer, for the pair norms of Logit-DP.
+
+One forward pass of all rows, then one backward pass per cotangent: the network mixes no records, so giving
+every row its own cotangent brings every row's gradients, at the price of an ordinary backward pass without
+weight gradients. Hooks note each layer's calls; its output gradients go to `logit_layers` as they arrive.
+
+*Fewer passes.* If all of the network up to some layer is seen only through that layer's input x, row i's
+cotangents at x are the rows of a d × width matrix H_i, of rank r_i < d after any ReLU that is off for some
+units. Only max_i r_i cotangents then need to go on through the front of the network, which holds most of the
+work: the eigenvectors of H_i H_iᵀ.
+
+A use of a parameter that no rule knows raises, and the caller takes `row_by_row`: exact for any network.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dpgcl_core.clipping.direct_uses import BareParameters, NotFoldableError
+from dpgcl_core.methods.baselines.logit_dp.layers import Part, Share, has_parts, of_output, parts_of
+
+Embed = Callable[[Tensor], Tensor]
+"""Maps inputs `[groups, group_size, views, ...]` to unit embeddings `[groups, group_size, views, dim]`."""
+
+_LEFT_OUT = 2e-14  # of the squared length of a row's cotangents: what their own rounding to float32 leaves
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Embeddings and Jacobians of some rows, parameter by parameter.
+
+    Attributes:
+      z: `[rows, dim]`.
+      shares: one for every parameter in use.
+      spread: float64 `[rows]`: √(Σ ‖a‖²‖b‖²) over the layers, the size of the terms whose sums are the
+        gradients. By Cauchy and Schwarz Σ_m ‖a_m‖‖b_m‖ is no more, along any unit combination of axes.
+    """
+
+    z: Tensor
+    shares: Sequence[Share]
+    spread: Tensor
+
+    def every(self, start: int, step: int) -> Rows:
+        """Returns every `step`-th row from `start` on."""
+        chosen = slice(start, None, step)
+        shares = [share.rows(chosen) for share in self.shares]
+        return Rows(z=self.z[chosen], shares=shares, spread=self.spread[chosen])
+
+    @property
+    def num_numbers(self) -> int:
+        """Numbers that the shares hold."""
+        return sum(share.values.numel() + share.part.a.numel() for share in self.shares)
+
+
+def row_by_row(parameters: Sequence[nn.Parameter], embed: Embed, inputs: Tensor) -> Rows:
+    """Every record's Jacobians by one backward pass per axis and view: exact for any network."""
+    embeddings, jacobians = [], []
+    for index in range(inputs.shape[1]):
+        with torch.enable_grad():
+            z = embed(inputs[:, index : index + 1])[0, 0]
+        jacobians += [_jacobian(view, parameters) for view in z]
+        embeddings.append(z.detach())
+    jacobian = torch.stack(jacobians)
+    ones = torch.ones(len(jacobian), 1, 1, 1, device=jacobian.device)
+    values = torch.split(jacobian, [p.numel() for p in parameters], dim=2)
+    shares = [
+        Share(part=Part(parameter=p, a=ones), formed=True, values=v)
+        for p, v in zip(parameters, values, strict=True)
+    ]
+    spread = torch.linalg.vector_norm(jacobian.double(), dim=(1, 2))
+    return Rows(z=torch.cat(embeddings), shares=shares, spread=spread)
+
+
+def _jacobian(z: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
+    """`[dim, num_parameters]`."""
+    if not z.requires_grad:
+        return torch.zeros(len(z), sum(p.numel() for p in parameters), device=z.device)
+    return torch.stack(
+        [
+            flat_gradient(
+                torch.autograd.grad(x, parameters, retain_graph=True, allow_unused=True), parameters
+            )
+            for x in z
+        ]
+    )
+
+
+def flat_gradient(gradients: Sequence[Tensor | None], parameters: Sequence[nn.Parameter]) -> Tensor:
+    """One float32 vector in the order of `parameters`, zero where there is no gradient."""
+    return torch.cat(
+        [
+            torch.zeros_like(p).flatten() if g is None else g.flatten()
+            for g, p in zip(gradients, parameters, strict=True)
+        ]
+    ).float()
+
+
+@dataclass
+class _Call:
+    """One use of a layer in the forward pass."""
+
+    module: nn.Module
+    x: Tensor
+    output: Tensor
+    versions: tuple[int, int]
+
+
+@dataclass
+class _Recording:
+    """The layers' calls of one forward pass, in order."""
+
+    calls: list[_Call] = field(default_factory=list)
+    uses: Counter[Tensor] = field(default_factory=Counter)
+
+
+@contextmanager
+def _recording(
+    model: nn.Module, parameters: Sequence[nn.Parameter], num_rows: int, views: int
+) -> Iterator[_Recording]:
+    """Records every layer's calls; parameters take no gradient meanwhile, and no other use goes unseen."""
+    recording, wanted = _Recording(), set(parameters)
+    names = {p: name for name, p in model.named_parameters() if p in wanted}
+    bare = BareParameters(names, num_rows // views, frozenset([num_rows]))
+
+    def remember(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        bare.leave()
+        if len(args) != 1 or not args[0].ndim or not len(args[0]) == len(output) == num_rows:
+            raise NotFoldableError("the leading axis of a layer is not that of the inputs")
+        if output.dtype != torch.float32:
+            raise NotFoldableError("a layer does not run in float32")
+        if not output.requires_grad:
+            output.requires_grad_()
+        recording.calls.append(_Call(module, args[0], output, (args[0]._version, output._version)))
+        recording.uses.update(p for p in module.parameters(recurse=False) if p in wanted)
+
+    layers = [m for m in model.modules() if any(p in wanted for p in m.parameters(recurse=False))]
+    handles = [m.register_forward_hook(remember) for m in layers if has_parts(m)]
+    handles += [m.register_forward_pre_hook(bare.enter) for m in layers if has_parts(m)]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        with torch.enable_grad(), bare:
+            yield recording
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        for handle in handles:
+            handle.remove()
+    if bare.used or any(count > 1 for count in recording.uses.values()):
+        bare.forget()
+        raise NotFoldableError("a parameter is used outside its layer, or more than once")
+
+
+def _watched(
+    model: nn.Module, parameters: Sequence[nn.Parameter], embed: Embed, inputs: Tensor
+) -> tuple[Tensor, list[_Call]]:
+    """Embeddings `[rows, dim]` with their graph, and the layers' calls.
+
+    Raises:
+      NotFoldableError: a parameter is used in a way that no rule knows.
+    """
+    views = inputs.shape[2]
+    with _recording(model, parameters, inputs.shape[1] * views, views) as recording:
+        z = embed(inputs).flatten(0, 2)
+    for call in recording.calls:
+        if (call.x._version, call.output._version) != call.versions:
+            raise NotFoldableError("a layer's input or output was changed in place")
+    return z, recording.calls
+
+
+def _axes(z: Tensor) -> Tensor:
+    """Every row's cotangents along the axes of the embedding, `[dim, rows, dim]`."""
+    return torch.eye(z.shape[1], device=z.device)[:, None].expand(-1, len(z), -1)
+
+
+def ranks(
+    model: nn.Module, parameters: Sequence[nn.Parameter], embed: Embed, inputs: Tensor
+) -> Tensor | None:
+    """How many cotangents of each row go through the front of the network, `[rows]`; None: all, of every row.
+
+    Raises:
+      NotFoldableError: a parameter is used in a way that no rule knows.
+    """
+    z, calls = _watched(model, parameters, embed, inputs)
+    neck = _neck(z, calls)
+    return _spectrum(_pull(z, [], _axes(z), calls[neck].x)).ranks if neck else None
+
+
+def by_layer(
+    model: nn.Module,
+    parameters: Sequence[nn.Parameter],
+    embed: Embed,
+    inputs: Tensor,
+    partners: int,
+    cotangents: Tensor | None = None,
+) -> Rows:
+    """All rows' Jacobians by one backward pass per cotangent.
+
+    Args:
+      model, parameters, embed: the network.
+      inputs: `[1, records, views, ...]`.
+      partners: how many rows of the other tower each row meets in cross terms.
+      cotangents: `[k, rows, dim]`, of which the shares hold the gradients; None: the embedding's axes.
+
+    Raises:
+      NotFoldableError: a parameter is used in a way that no rule knows.
+    """
+    z, calls = _watched(model, parameters, embed, inputs)
+    spread = torch.zeros(len(z), dtype=torch.float64, device=z.device)
+    if not calls:
+        return Rows(z=z.detach(), shares=[], spread=spread)
+    cotangents = _axes(z) if cotangents is None else cotangents
+    wanted, num = set(parameters), len(cotangents)
+    neck = _neck(z, calls)
+    early, late = (
+        [_Layer(call, wanted, num, partners) for call in some] for some in (calls[:neck], calls[neck:])
+    )
+    at_neck = _pull(z, late, cotangents, calls[neck].x if early else None)
+    basis = None
+    if early:
+        basis, narrowed = _narrowed(at_neck)
+        _pull(calls[neck].x, early, narrowed, None)
+    for layer in (*early, *late):
+        spread += layer.spread()
+    shares = [share for layer in early for share in layer.shares(basis)]
+    shares += [share for layer in late for share in layer.shares(None)]
+    return Rows(z=z.detach(), shares=shares, spread=spread.sqrt())
+
+
+class _Layer:
+    """Takes one layer's output gradients, one cotangent after another."""
+
+    def __init__(self, call: _Call, wanted: set[nn.Parameter], dim: int, partners: int) -> None:
+        self._module, self.output = call.module, call.output
+        self._dim, self._partners = dim, partners  # not the rank, lest one layer take two ways
+        with torch.no_grad():
+            self._parts = parts_of(call.module, call.x.detach(), wanted)
+        self._formed: dict[Tensor, Tensor] = {}
+        self._kept: Tensor | None = None
+        self._squares = torch.zeros(len(call.x), device=call.output.device)
+
+    def take(self, gradient: Tensor, index: int, num: int) -> None:
+        """Takes the gradient along cotangent `index` of `num`."""
+        b = of_output(self._module, gradient)
+        self._squares += torch.linalg.vector_norm(b, dim=(1, 2)).square()
+        for part in self._parts:
+            if part.by_explicit(b, self._dim, self._partners):
+                formed = part.gradient(b)
+                if index == 0:
+                    self._formed[part.parameter] = formed.new_zeros(len(b), num, formed.shape[1])
+                self._formed[part.parameter][:, index] = formed
+            else:
+                if self._kept is None:
+                    self._kept = b.new_zeros(len(b), num, *b.shape[1:])
+                self._kept[:, index] = b
+
+    def spread(self) -> Tensor:
+        """Σ ‖a‖²‖b‖² over the layer's parameters, float64 `[rows]`."""
+        total = torch.zeros_like(self._squares, dtype=torch.float64)
+        for part in self._parts:
+            total += part.squares() * self._squares.double()
+        return total
+
+    def shares(self, basis: Tensor | None) -> Iterator[Share]:
+        """Yields the parameters' shares once all cotangents are taken."""
+        for part in self._parts:
+            formed = self._formed.get(part.parameter)
+            values = self._kept if formed is None else formed
+            if values is not None:
+                yield Share(part=part, formed=formed is not None, values=values, basis=basis)
+
+
+def _pull(of: Tensor, layers: Sequence[_Layer], cotangents: Tensor, also: Tensor | None) -> Tensor:
+    """Gives the gradients of `of` along cotangents `[k, rows, width]` to the layers.
+
+    Returns:
+      Those at `also`, `[rows, k, width]`; nothing of use without it.
+    """
+    wanted = [layer.output for layer in layers] + ([] if also is None else [also])
+    at_also = []
+    for index, cotangent in enumerate(cotangents):
+        found = torch.autograd.grad(of, wanted, cotangent, retain_graph=True, allow_unused=True)
+        with torch.no_grad():
+            for layer, gradient in zip(layers, found, strict=False):
+                if gradient is not None:
+                    layer.take(gradient, index, len(cotangents))
+        at_also.append(found[-1])
+    return (
+        of if also is None else torch.stack([torch.zeros_like(also) if g is None else g for g in at_also], 1)
+    )
+
+
+def _neck(z: Tensor, calls: Sequence[_Call]) -> int:
+    """The first layer through whose input `[rows, width]` alone everything before it is seen; 0: none."""
+    for index, call in enumerate(calls):
+        if index and call.x.ndim == 2 and call.x.grad_fn is not None:
+            return index if _is_cut(z, call.x, [c.output for c in calls[:index]]) else 0
+    return 0
+
+
+def _is_cut(z: Tensor, x: Tensor, before: Sequence[Tensor]) -> bool:
+    """Whether the backward pass from `z` reaches the tensors `before` only through `x`."""
+    alive = [tensor.grad_fn for tensor in before] + [x.grad_fn]  # an id is only good while its node lives
+    hidden = {id(tensor) for tensor in before} | {id(node) for node in alive[:-1]} - {id(None)}
+    seen, nodes = {id(None), id(x.grad_fn)}, [z.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is None or id(node) in seen:
+            continue
+        if id(node) in hidden or id(getattr(node, "variable", node)) in hidden:
+            return False
+        seen.add(id(node))
+        alive.append(node)
+        nodes += [following for following, _ in node.next_functions]
+    return True
+
+
+class _Spectrum(NamedTuple):
+    """Matrices `h`, float64 `[rows, k, width]`, zero where not `finite`; eigenvectors of h hᵀ, and ranks."""
+
+    h: Tensor
+    finite: Tensor
+    vectors: Tensor
+    ranks: Tensor
+
+
+def _spectrum(gradients: Tensor) -> _Spectrum:
+    finite = torch.isfinite(gradients).all(2).all(1)
+    h = torch.where(finite[:, None, None], gradients, 0.0).double()
+    values, vectors = torch.linalg.eigh(h @ h.transpose(1, 2))
+    left_out = values.clamp_min(0).cumsum(1)  # ascending: the squared length of all up to here
+    num = (left_out > _LEFT_OUT * left_out[:, -1:]).sum(1)
+    return _Spectrum(h, finite, vectors, num)
+
+
+def _narrowed(gradients: Tensor) -> tuple[Tensor, Tensor]:
+    """A basis `[rows, dim, k]` of every row's cotangents `[rows, dim, width]`, and these, `[k, rows, width]`.
+
+    The matrices of rows that are not finite are replaced by zeros; they are masked by their own gradients.
+    """
+    h, finite, vectors, num = _spectrum(gradients)
+    rank = max(1, int(num.max()))
+    basis = torch.where(finite[:, None, None], vectors[:, :, -rank:], torch.nan)
+    cotangents = (vectors[:, :, -rank:].transpose(1, 2) @ h).float()
+    return basis, cotangents.transpose(0, 1).contiguous()

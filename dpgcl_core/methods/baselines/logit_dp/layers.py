@@ -1,0 +1,324 @@
+"""One parameter's share of every row's Jacobian, for the pair norms of Logit-DP.
+
+For a layer with input a and output gradient b, row i's gradient along cotangent k is Σ_m b_ikm ⊗ a_im, with m
+over positions (pixels, tokens) and, for a convolution in blocks, one such sum per block. Two things are asked
+of it: the Gram matrices ⟨∇_ik, ∇_il⟩ of one row's cotangents, and the inner products of two rows' gradients
+along given combinations of cotangents. Both are had in the cheaper of two ways, as in `layer_rules`:
+
+- *explicit*: form the gradients, in float32, as each cotangent's backward pass brings b, then multiply them;
+- *kernel*: keep b; Σ_mm' (a_m·a_m') (b_km·b_lm') never forms a gradient, all in float64.
+
+A float32 gradient is rounded by some 3e-8 of its terms, which `logit_norms.ROUNDING_SHARE` allows for. The
+products that follow are float64 in both ways: their sums may cancel, and where a squared length of 1e-6 of
+its terms is left, a float32 product would be wrong by a tenth of it, and the norm would fall short.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpgcl_core.clipping.layers import rule_of
+
+MAX_NUMBERS = 2**19
+"""Numbers of one piece of a product, which stay in the cache."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One parameter's place in a layer.
+
+    Attributes:
+      parameter: whose gradient it is.
+      a: `[rows, blocks, in, positions]`, or indices `[rows, positions]` of an embedding's table, negative
+        where there is no gradient.
+      is_bias: whether `a` is all ones, for a parameter that is added to every position.
+    """
+
+    parameter: Tensor
+    a: Tensor
+    is_bias: bool = False
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the weight that see channels of their own."""
+        return 1 if self.is_index else self.a.shape[1]
+
+    @property
+    def is_index(self) -> bool:
+        """Whether `a` stands for one-hot inputs."""
+        return not self.a.is_floating_point()
+
+    def squares(self) -> Tensor:
+        """‖a_i‖², float64 `[rows]`."""
+        if self.is_index:
+            return self.a.new_full((len(self.a),), self.a.shape[1], dtype=torch.float64)
+        norms: Tensor = torch.linalg.vector_norm(self.a.flatten(1), dim=1)
+        return norms.double().square()
+
+    def by_explicit(self, b: Tensor, num: int, partners: int) -> bool:
+        """Whether forming the gradients is cheaper, for b `[rows, out, positions]`.
+
+        Args:
+          num: number of cotangents.
+          partners: how many rows of the other tower each row meets in cross terms.
+        """
+        if self.is_index:
+            return False
+        out, length = b.shape[1] // self.blocks, b.shape[2]
+        width = self.a.shape[2]
+        formed = num * out * width * (length + 2 * num)  # what is float64 counts twice
+        kept = 2 * (length**2 * (width + num * out) + num**2 * out * length)
+        if partners:
+            formed += 2 * partners * 2 * num * out * width
+            kept += 2 * partners * (2 * num * out * length + length**2 * (width + out))
+        return bool(formed <= kept)
+
+    def gradient(self, b: Tensor) -> Tensor:
+        """Gradients `[rows, numbers]` of one cotangent, for b `[rows, out, positions]`."""
+        rows, _, length = b.shape
+        if self.is_bias:
+            return b.sum(2)
+        if self.blocks == b.shape[1] and self.a.shape[2] == 1:  # a scale per channel
+            return (b * self.a[:, :, 0]).sum(2)
+        b = b.reshape(rows * self.blocks, -1, length)
+        return torch.bmm(b, self.a.flatten(0, 1).transpose(1, 2)).view(rows, -1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """One parameter's gradients of all rows along `k` cotangents.
+
+    Attributes:
+      part: the parameter and its layer's input.
+      formed: whether `values` are gradients `[rows, k, numbers]`, or else the output gradients
+        `[rows, k, out, positions]`.
+      values: float32.
+      basis: float64 `[rows, dim, k]`, the cotangents as combinations of the embedding's axes; None: the axes.
+    """
+
+    part: Part
+    formed: bool
+    values: Tensor
+    basis: Tensor | None = None
+
+    def rows(self, chosen: slice) -> Share:
+        """Returns the same of some rows."""
+        return Share(
+            part=dataclasses.replace(self.part, a=self.part.a[chosen]),
+            formed=self.formed,
+            values=self.values[chosen],
+            basis=None if self.basis is None else self.basis[chosen],
+        )
+
+    def gram(self) -> Tensor:
+        """Gram matrices of each row along the axes of the embedding, float64 `[rows, dim, dim]`."""
+        at_once = max(1, MAX_NUMBERS // max(1, self.values[0].numel()))
+        starts = range(0, len(self.values), at_once)
+        gram = torch.cat([self.rows(slice(start, start + at_once))._gram() for start in starts])
+        return gram if self.basis is None else self.basis @ gram @ self.basis.transpose(1, 2)
+
+    def _gram(self) -> Tensor:
+        left = right = self.values.double()
+        if not self.formed:
+            right = _through(_by_block(left, self.part.blocks), kernel(self.part.a))
+        return torch.bmm(left.flatten(2), right.flatten(2).transpose(1, 2))
+
+    def combined(self, coefficients: Tensor) -> Tensor:
+        """Σ_i Σ_k c_gik ∇_ik of the parameter for several g, float32 `[g, numbers]`.
+
+        Args:
+          coefficients: c, float32 `[g, rows, dim]`.
+        """
+        c = coefficients.transpose(0, 1)  # [rows, g, dim]
+        c = c if self.basis is None else c @ self.basis.float()
+        if self.formed:
+            return c.transpose(0, 1).flatten(1) @ self.values.flatten(0, 1)
+        total = c.new_zeros(c.shape[1], self.part.parameter.numel())
+        at_once = max(1, 4 * MAX_NUMBERS // max(1, c.shape[1] * self.values[0, 0].numel()))
+        for start in range(0, len(c), at_once):
+            some = slice(start, start + at_once)
+            total += self.rows(some)._combined(c[some])
+        return total
+
+    def _combined(self, c: Tensor) -> Tensor:
+        """The same of few rows that are not formed, for c `[rows, g, k]`."""
+        a, num = self.part.a, c.shape[1]
+        b = (c @ self.values.flatten(2)).reshape(len(c), num, *self.values.shape[2:])
+        if self.part.is_index:
+            table = c.new_zeros(self.part.parameter.shape[0], num, b.shape[2])
+            used = a >= 0
+            table.index_add_(0, a[used], b.permute(0, 3, 1, 2)[used])
+            return table.transpose(0, 1).flatten(1)
+        return torch.einsum("rgbom,rbim->gboi", _by_block(b, self.part.blocks), a).flatten(1)
+
+    def as_formed(self) -> Share:
+        """Returns the same as gradients, for a partner that has no other form."""
+        if self.formed:
+            return self
+        a = self.part.a
+        if self.part.is_index:
+            table = F.one_hot(a.clamp_min(0), self.part.parameter.shape[0]).float() * (a >= 0)[..., None]
+            a = table.transpose(1, 2)[:, None]
+            values = torch.einsum("rkom,rbim->rkbio", self.values, a)
+        else:
+            values = torch.einsum("rkbom,rbim->rkboi", _by_block(self.values, self.part.blocks), a)
+        return dataclasses.replace(self, formed=True, values=values.flatten(2))
+
+
+def cross(queries: Share, keys: Share, of_queries: Tensor, of_keys: Tensor) -> Tensor:
+    """Inner products ⟨Σ_k c_ijk ∇_ik, Σ_k c'_ijk ∇'_jk⟩ of one parameter's gradients, float64 `[I, J]`.
+
+    Args:
+      queries, keys: the parameter's shares in rows I and rows J.
+      of_queries, of_keys: c and c', float64 `[I, J, dim]`.
+    """
+    if queries.formed != keys.formed:
+        queries, keys = queries.as_formed(), keys.as_formed()
+    c, other_c = of_queries, of_keys.transpose(0, 1)
+    c = c if queries.basis is None else c @ queries.basis
+    other_c = other_c if keys.basis is None else other_c @ keys.basis
+    values, other_values = queries.values.double().flatten(2), keys.values.double().flatten(2)
+    total = of_queries.new_zeros(of_queries.shape[:2])
+    at_once = max(1, 4 * MAX_NUMBERS // max(1, len(other_values) * other_values.shape[2]))
+    for start in range(0, len(total), at_once):
+        some = slice(start, start + at_once)
+        u, v = c[some] @ values[some], (other_c[:, some] @ other_values).transpose(0, 1)
+        if not queries.formed:
+            u = u.view(*u.shape[:2], queries.part.blocks, -1, queries.values.shape[-1])
+            u = (u @ kernels_between(queries.part.a[some], keys.part.a)).flatten(2)
+        total[some] = (u * v).sum(2)
+    return total
+
+
+def _by_block(b: Tensor, blocks: int) -> Tensor:
+    """`[rows, k, out, positions]` → `[rows, k, blocks, out per block, positions]`."""
+    rows, num, out, length = b.shape
+    return b.reshape(rows, num, blocks, out // blocks, length)
+
+
+def kernel(a: Tensor) -> Tensor:
+    """Inner products a_m·a_m' within each row, float64 `[rows, blocks, positions, positions]`."""
+    if not a.is_floating_point():
+        return _same(a[:, None, :, None], a[:, None, None, :])
+    a = a.double()
+    return a.transpose(2, 3) @ a
+
+
+def kernels_between(a: Tensor, other: Tensor) -> Tensor:
+    """Inner products a_m·a'_m' of rows I and J, float64 `[I, J, blocks, positions, positions']`."""
+    if not a.is_floating_point():
+        return _same(a[:, None, None, :, None], other[None, :, None, None, :])
+    rows, blocks, width, length = a.shape
+    left = a.double().permute(1, 0, 3, 2).reshape(blocks, rows * length, width)
+    right = other.double().permute(1, 2, 0, 3).reshape(blocks, width, -1)
+    product = torch.bmm(left, right).view(blocks, rows, length, len(other), -1)
+    return product.permute(1, 3, 0, 2, 4)
+
+
+def _same(a: Tensor, other: Tensor) -> Tensor:
+    return ((a == other) & (a >= 0)).double()
+
+
+def _through(b: Tensor, kernels: Tensor) -> Tensor:
+    """Σ_m' b_m' K_m'm: `[rows, k, blocks, out, positions]` times `[rows, blocks, positions, positions]`."""
+    rows, num, blocks, out, length = b.shape
+    if blocks == 1:
+        return torch.bmm(b.reshape(rows, num * out, length), kernels[:, 0]).view(b.shape)
+    return b @ kernels[:, None]
+
+
+def parts_of(module: nn.Module, x: Tensor, wanted: Container[Tensor]) -> list[Part]:
+    """Returns a layer's `wanted` parameters with their side of the factors, given the layer's input."""
+    weight, bias = (module._parameters.get(name) for name in ("weight", "bias"))
+    parts = []
+    if weight is not None and weight in wanted:
+        parts.append(Part(parameter=weight, a=_INPUTS[_kind(module)](module, x)))
+    if bias is not None and bias in wanted:
+        ones = torch.ones(len(x), 1, 1, _length(module, x), device=x.device)
+        parts.append(Part(parameter=bias, a=ones, is_bias=True))
+    return parts
+
+
+def has_parts(module: nn.Module) -> bool:
+    """Whether this layer is of a kind that `parts_of` knows."""
+    rule = rule_of(module)
+    return rule is not None and not rule.refuses(module) and _kind(module) is not None
+
+
+def of_output(module: nn.Module, grad: Tensor) -> Tensor:
+    """The gradient of a layer's output `[rows, ...]` as `[rows, out, positions]`."""
+    if isinstance(module, nn.Conv2d | nn.GroupNorm):
+        return grad.reshape(len(grad), grad.shape[1], -1)
+    width = module.normalized_shape if isinstance(module, nn.LayerNorm) else grad.shape[-1:]
+    return grad.reshape(len(grad), -1, torch.Size(width).numel()).transpose(1, 2)
+
+
+def _length(module: nn.Module, x: Tensor) -> int:
+    """Positions at which a bias is added."""
+    if isinstance(module, nn.Linear):
+        return x.shape[1:-1].numel()
+    if isinstance(module, nn.LayerNorm):
+        return x[0].numel() // torch.Size(module.normalized_shape).numel()
+    if isinstance(module, nn.GroupNorm):
+        return x.shape[2:].numel()
+    assert isinstance(module, nn.Conv2d)
+    return _patches(module, x[:1]).shape[2]
+
+
+def _linear(module: nn.Module, x: Tensor) -> Tensor:
+    return x.reshape(len(x), 1, -1, x.shape[-1]).transpose(2, 3)
+
+
+def _convolution(module: nn.Module, x: Tensor) -> Tensor:
+    assert isinstance(module, nn.Conv2d)
+    patches = _patches(module, x)
+    a = patches.reshape(len(x), module.groups, -1, patches.shape[2])
+    # A position's numbers lie side by side, as those of a gradient in channels last do: faster products.
+    return a.transpose(2, 3).contiguous().transpose(2, 3)
+
+
+def _patches(module: nn.Conv2d, x: Tensor) -> Tensor:
+    """Every position's patch, `[rows, channels × taps, positions]`."""
+    padding = module._reversed_padding_repeated_twice
+    if any(padding):
+        zeros = module.padding_mode == "zeros"
+        x = F.pad(x, padding) if zeros else F.pad(x, padding, mode=module.padding_mode)
+    dilation, stride = module.dilation, module.stride
+    return F.unfold(x, module.kernel_size, dilation=dilation, stride=stride)
+
+
+def _group_norm(module: nn.Module, x: Tensor) -> Tensor:
+    assert isinstance(module, nn.GroupNorm)
+    normal = F.group_norm(x, module.num_groups, eps=module.eps)
+    return normal.reshape(len(x), x.shape[1], 1, -1)
+
+
+def _layer_norm(module: nn.Module, x: Tensor) -> Tensor:
+    assert isinstance(module, nn.LayerNorm)
+    normal = F.layer_norm(x, module.normalized_shape, eps=module.eps)
+    return of_output(module, normal)[:, :, None]
+
+
+def _embedding(module: nn.Module, x: Tensor) -> Tensor:
+    assert isinstance(module, nn.Embedding)
+    index = x.reshape(len(x), -1)
+    return index if module.padding_idx is None else torch.where(index == module.padding_idx, -1, index)
+
+
+_INPUTS: dict[type[nn.Module] | None, Callable[[nn.Module, Tensor], Tensor]] = {
+    nn.Linear: _linear,
+    nn.Conv2d: _convolution,
+    nn.GroupNorm: _group_norm,
+    nn.LayerNorm: _layer_norm,
+    nn.Embedding: _embedding,
+}
+
+
+def _kind(module: nn.Module) -> type[nn.Module] | None:
+    return next((kind for kind in _INPUTS if kind is not None and isinstance(module, kind)), None)

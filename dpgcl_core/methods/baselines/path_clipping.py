@@ -1,0 +1,382 @@
+"""Full-batch InfoNCE with clipping per record or per group: the baselines `dp_sgd` and `group_clip`.
+
+Both compare every record of the batch with every other one (Eq. 4 of DP-GCL), so every term depends on the
+whole batch, which must be in one place: there are no groups to deal out to workers. What is clipped differs:
+
+- `PathClipping` clips what reaches the weights **through one record's own views**. With L = Σ_i ℓ_i over
+  embeddings z_i, and c_i = ∂L/∂z_i, record i contributes Clip_C(J_iᵀ c_i), where J_i = ∂z_i/∂w. This is what
+  per-sample hooks compute when they are put under a contrastive loss. Unclipped, Σ_i J_iᵀ c_i = ∇L. The
+  cotangents c_i come from detached embeddings, and <z_i(w), c_i> is a loss of record i alone, so the engine
+  of `dpgcl_core.clipping.clipper` takes it, at the price of one more forward pass.
+- `FullBatchGroupClipping` clips Σ_{i∈G} ∇ℓ_i with each ∇ℓ_i taken **through the whole batch** (Eq. 8; with
+  groups of one, Eq. 6 as printed). A group's gradient has terms from all n records, so that ghost norms do
+  not help: `batch_gradients` takes one backward pass for each of few groups, and for more groups than the
+  embedding has axes the Jacobians of every key, whose passes do not grow with the number of groups.
+
+Sensitivity of both, for adding or removing one record: 2·M·C, where M is a public cap on the number of
+clipped terms of a batch (records for `PathClipping`, groups for `FullBatchGroupClipping`).
+
+Proof. Every term has norm at most C whatever the batch, so ‖f(B)‖ ≤ M·C for every batch within the cap, and
+for **any** two batches ‖f(B) − f(B')‖ ≤ ‖f(B)‖ + ‖f(B')‖ ≤ 2·M·C. ∎
+
+By kind of change, for records: when r joins n < M others, each of n terms moves by at most 2C and one of norm
+C is new, (2n + 1)C ≤ (2M − 1)C, which is the paper's figure with the cap for B. When a batch is truncated to
+M, r may push another record out: M − 1 terms move by 2C, one of norm C goes and one comes, 2(M − 1)C + 2C =
+2·M·C. So a swap needs nothing on top, and with sampling at rate q, truncated or not, the pair of output laws
+is an average over the sample W without r and the sample V with it of ((1 − s)·N(f(W)) + s·N(f(V)), N(f(W))),
+s ≤ q the probability that r is in the sample that is used. Its hockey-stick divergence grows with s, so the
+Poisson-subsampled Gaussian of `dpgcl_core.accounting.composition` with q and noise_multiplier = std / (2·M·C)
+dominates it. The number of records need not be known.
+
+Records whose embedding is not finite are left out before anything is compared: they are no one's negative
+and contribute zero. A finite embedding with a derivative that is not finite costs its own term in
+`PathClipping` and every term in `FullBatchGroupClipping`; the bound holds all the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dpgcl_core.clipping.clipper import GroupClipper, check_gamma, clip_factor
+from dpgcl_core.clipping.one_pass import squares_of
+from dpgcl_core.clipping.types import Embed, GroupReport, num_trainable
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.methods.baselines.batch_gradients import gradients_through_batch
+
+OWN_PATH = "own path"
+WHOLE_BATCH = "through the whole batch"
+
+
+def record_info_nce(
+    embeddings: Tensor, *, temperature: float, rows: Tensor | None = None, pairs: bool = False
+) -> Tensor:
+    """Each record's term of InfoNCE over a whole batch, with augmented keys as more negatives (Eq. 4).
+
+    ℓ_i = −log( e^{s_ii/τ} / Σ_j ( e^{s_ij/τ} + Σ_m e^{s^m_ij/τ} ) ); their sum is
+    `losses.two_view_group_loss` of the batch as one group. Of pairs, a record's term is that of its image
+    among the texts plus that of its text among the images (Eq. 15).
+
+    Args:
+      embeddings: `[records, 2 + num_augmentations, dim]`: query, key and copies of the key; of pairs
+        `[records, 2 + 2·num_augmentations, dim]`, as `image_text_loss.interleaved` orders them.
+      temperature: τ > 0.
+      rows: numbers of the records whose terms are wanted; None: all.
+      pairs: whether the records are pairs of an image and a text.
+
+    Returns:
+      `[records]`, or as many as `rows`.
+
+    >>> z = torch.nn.functional.normalize(torch.randn(5, 3, 8), dim=-1)
+    >>> record_info_nce(z, temperature=0.5).shape
+    torch.Size([5])
+    """
+    rows = torch.arange(len(embeddings), device=embeddings.device) if rows is None else rows
+    if not pairs:
+        return _terms(embeddings[:, 0], embeddings[:, 1:], rows, temperature)
+    images, texts = embeddings[:, 0::2], embeddings[:, 1::2]
+    return _terms(images[:, 0], texts, rows, temperature) + _terms(texts[:, 0], images, rows, temperature)
+
+
+def _terms(queries: Tensor, keys: Tensor, rows: Tensor, temperature: float) -> Tensor:
+    """The terms of queries `[records, dim]` among all keys `[records, 1 + copies, dim]`."""
+    candidates = keys.transpose(0, 1).flatten(0, 1)  # keys first, then the copies
+    logits = queries[rows] @ candidates.T / temperature
+    return torch.logsumexp(logits, dim=1) - logits.gather(1, rows[:, None])[:, 0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathClipping:
+    """`dp_sgd`: full-batch InfoNCE, each record's own-path gradient clipped to `l2_clip_norm`.
+
+    Guarantee: for batches of at most `batch_cap` records the sum moves by at most `sensitivity` when one
+    record is added or removed, truncation to the cap included (proof in the module).
+
+    Attributes:
+      l2_clip_norm: C; inf for the plain gradient (non-private).
+      batch_cap: public cap on the number of records of a batch.
+      temperature: τ, a constant: a learned one has no record's path.
+      max_records_at_once: records in one pass through the network; changes no result.
+      gamma: γ of automatic clipping; None for flat clipping.
+      pairs: whether records are pairs of an image and a text, see `record_info_nce`.
+
+    Raises:
+      ConfigError: a field is outside its range.
+    """
+
+    l2_clip_norm: float
+    batch_cap: int
+    temperature: float
+    max_records_at_once: int = 256
+    gamma: float | None = None
+    pairs: bool = False
+
+    def __post_init__(self) -> None:
+        _check(self.l2_clip_norm, self.temperature, self.gamma)
+        _check_counts(batch_cap=self.batch_cap, max_records_at_once=self.max_records_at_once)
+
+    @property
+    def sensitivity(self) -> float:
+        """2·batch_cap·C, for adding or removing one record."""
+        return 2 * self.batch_cap * self.l2_clip_norm
+
+    def add_clipped_sum(self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor) -> GroupReport:
+        """Adds Σ_i Clip_C(J_iᵀ c_i) to `total`, in place.
+
+        Args:
+          total: float32 `[num_trainable(model)]`, in the order of `trainable_parameters`.
+          model: the network that `embed` calls; it must not mix records.
+          embed: station 5; its output's leading axes are those of its input.
+          inputs: `[1, records, 2 + num_augmentations, ...]`, the whole batch; it may be empty.
+
+        Returns:
+          By record: norms, InfoNCE terms, and which records were left out.
+
+        Raises:
+          ConfigError: the batch is larger than the cap.
+        """
+        records = _whole_batch(inputs, self.batch_cap, "batch_cap")
+        if not len(records):
+            return _nothing(0, total.device, OWN_PATH)
+        embeddings = embed_without_graph(embed, records, self.max_records_at_once)
+        kept = finite_rows(embeddings)
+        leaf = embeddings[kept].requires_grad_()
+        with torch.enable_grad():
+            losses = record_info_nce(leaf, temperature=self.temperature, pairs=self.pairs)
+            (cotangents,) = torch.autograd.grad(losses.sum(), leaf)
+        return add_clipped_paths(
+            total,
+            model,
+            embed,
+            records,
+            cotangents,
+            losses=losses.detach(),
+            kept=kept,
+            clipper=GroupClipper(l2_clip_norm=self.l2_clip_norm, gamma=self.gamma),
+            max_at_once=self.max_records_at_once,
+        )
+
+
+def add_clipped_paths(
+    total: Tensor,
+    model: nn.Module,
+    embed: Embed,
+    records: Tensor,
+    cotangents: Tensor,
+    *,
+    losses: Tensor,
+    kept: Tensor,
+    clipper: GroupClipper,
+    max_at_once: int,
+) -> GroupReport:
+    """Adds Σ_i Clip_C(J_iᵀ c_i) over the kept records to `total`, in place.
+
+    Args:
+      total: float32 `[num_trainable(model)]`.
+      model, embed: the network.
+      records: `[records, views, ...]`.
+      cotangents: `[kept, views, dim]`, c_i of the kept records.
+      losses: `[kept]`, for the report.
+      kept: `[records]`, which records take part.
+      clipper: of one record's gradient.
+      max_at_once: records in one pass.
+
+    Returns:
+      By record.
+    """
+    report = GroupReport(
+        norms=torch.full((len(records),), math.nan, device=total.device),
+        losses=torch.full((len(records),), math.nan, device=total.device),
+        non_finite=~kept,
+    )
+    if not kept.any():
+        return report
+    report.losses[kept] = losses.to(report.losses)
+    found = []
+    for some, their in zip(
+        torch.split(records[kept], max_at_once), torch.split(cotangents, max_at_once), strict=True
+    ):  # each record is a group of one; its cotangent travels beside it
+        pair = (some[:, None], their[:, None].detach())
+        found.append(clipper.add_clipped_sum(total, model, _on_own_path(embed), pair))
+    report.norms[kept] = torch.cat([part.norms for part in found])
+    report.non_finite[kept] = torch.cat([part.non_finite for part in found])
+    return GroupReport(
+        norms=report.norms,
+        losses=report.losses,
+        non_finite=report.non_finite,
+        paths={"": OWN_PATH} | dict(found[-1].paths),
+    )
+
+
+def _on_own_path(embed: Embed) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
+    """Returns the loss <z_i(w), c_i> of records with their cotangents: its gradient is J_iᵀ c_i."""
+
+    def losses(inputs: tuple[Tensor, Tensor]) -> Tensor:
+        records, cotangents = inputs
+        return (embed(records) * cotangents).flatten(1).sum(1)
+
+    return losses
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullBatchGroupClipping:
+    """`group_clip`: full-batch InfoNCE, the summed terms of each group clipped to `l2_clip_norm` (Eq. 8).
+
+    Guarantee: for batches of at most `num_groups_cap` groups the sum moves by at most `sensitivity` when
+    one record is added or removed, truncation to the cap included (proof in the module). Groups of exactly
+    S cut from a sample truncated to b records are at most ⌊b/S⌋.
+
+    Attributes:
+      l2_clip_norm: C, finite.
+      num_groups_cap: public cap on the number of groups of a batch.
+      temperature: τ, a constant.
+      max_records_at_once: records in one pass through the network; changes no result.
+      max_gradient_numbers: numbers of per-group gradients kept at a time; changes no result.
+      gamma: γ of automatic clipping; None for flat clipping.
+
+    Raises:
+      ConfigError: a field is outside its range.
+    """
+
+    l2_clip_norm: float
+    num_groups_cap: int
+    temperature: float
+    max_records_at_once: int = 256
+    max_gradient_numbers: int = 2**26
+    gamma: float | None = None
+
+    def __post_init__(self) -> None:
+        _check(self.l2_clip_norm, self.temperature, self.gamma)
+        _check_counts(
+            num_groups_cap=self.num_groups_cap,
+            max_records_at_once=self.max_records_at_once,
+            max_gradient_numbers=self.max_gradient_numbers,
+        )
+
+    @property
+    def sensitivity(self) -> float:
+        """2·num_groups_cap·C, for adding or removing one record."""
+        return 2 * self.num_groups_cap * self.l2_clip_norm
+
+    def add_clipped_sum(self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor) -> GroupReport:
+        """Adds Σ_G Clip_C(Σ_{i∈G} ∇ℓ_i) to `total`, in place.
+
+        Args:
+          total: float32 `[num_trainable(model)]`, in the order of `trainable_parameters`.
+          model: the network that `embed` calls; it must not mix records.
+          embed: station 5; its output's leading axes are those of its input.
+          inputs: `[groups, group_size, 2 + num_augmentations, ...]`, all groups of the batch, or none.
+
+        Returns:
+          By group.
+
+        Raises:
+          ConfigError: more groups than the cap.
+        """
+        num_groups = len(inputs)
+        _refuse_more(num_groups, self.num_groups_cap, "num_groups_cap")
+        if not num_groups:
+            return _nothing(0, total.device, WHOLE_BATCH)
+        records = inputs.flatten(0, 1)
+        embeddings = embed_without_graph(embed, records, self.max_records_at_once)
+        kept = finite_rows(embeddings)
+        if not kept.any():
+            return _nothing(num_groups, total.device, WHOLE_BATCH)
+        group_of = torch.arange(len(records), device=inputs.device).div(
+            inputs.shape[1], rounding_mode="floor"
+        )
+        embeddings, group_of = embeddings[kept], group_of[kept]
+        terms = record_info_nce(embeddings, temperature=self.temperature)
+        losses = torch.zeros(num_groups, dtype=terms.dtype, device=terms.device)
+        losses = losses.index_add(0, group_of, terms)
+        norms = []
+        numbers = max(num_trainable(model), embeddings.numel())
+        for groups in torch.split(torch.arange(num_groups), max(1, self.max_gradient_numbers // numbers)):
+            gradients = gradients_through_batch(
+                model,
+                embed,
+                records[kept],
+                self._cotangents(embeddings, [(group_of == group).nonzero()[:, 0] for group in groups]),
+                max_records_at_once=self.max_records_at_once,
+            )
+            norms.append(_add_clipped(total, gradients, self.l2_clip_norm, self.gamma))
+        return GroupReport(
+            norms=torch.cat(norms),
+            losses=losses,
+            non_finite=~torch.isfinite(torch.cat(norms)),
+            paths={"": WHOLE_BATCH},
+        )
+
+    def _cotangents(self, embeddings: Tensor, members: list[Tensor]) -> Tensor:
+        """∂L_G/∂z of groups given by their members' numbers, `[groups, records, views, dim]`."""
+        found, leaf = [], embeddings.detach().requires_grad_()
+        with torch.enable_grad():
+            for rows in members:
+                loss = record_info_nce(leaf, temperature=self.temperature, rows=rows).sum()
+                found.append(torch.autograd.grad(loss, leaf)[0])
+        return torch.stack(found)
+
+
+def _nothing(count: int, device: torch.device, path: str) -> GroupReport:
+    """The report of a batch that added nothing."""
+    none = torch.full((count,), math.nan, device=device)
+    return GroupReport(norms=none, losses=none, non_finite=torch.isnan(none), paths={"": path})
+
+
+def _add_clipped(total: Tensor, gradients: Tensor, l2_clip_norm: float, gamma: float | None) -> Tensor:
+    """Adds the clipped rows to `total` and returns their norms; a row that is not finite adds zero."""
+    norms = squares_of(gradients).sqrt().float()
+    if math.isinf(l2_clip_norm):
+        factor, finite = torch.ones_like(norms), torch.isfinite(norms)
+    else:
+        factor, finite = clip_factor(norms, l2_clip_norm, gamma)
+    for gradient, each, counts in zip(gradients, factor, finite, strict=True):
+        total += torch.where(counts, gradient, torch.zeros_like(gradient)) * each
+    return norms
+
+
+def embed_without_graph(embed: Embed, records: Tensor, max_at_once: int) -> Tensor:
+    """Returns embeddings `[records, views, dim]` of `[records, views, ...]`, without what gradients need."""
+    with torch.no_grad():
+        return torch.cat([embed(some[None])[0] for some in torch.split(records, max_at_once)])
+
+
+def finite_rows(embeddings: Tensor) -> Tensor:
+    """Returns which records have a finite embedding in every view, `[records]`."""
+    return torch.isfinite(embeddings).flatten(1).all(1)
+
+
+def _whole_batch(inputs: Tensor, cap: int, name: str) -> Tensor:
+    if len(inputs) != 1:
+        raise ConfigError(
+            f"full-batch negatives need the whole batch as one group, [1, records, views, ...]; got "
+            f"{len(inputs)} groups"
+        )
+    _refuse_more(inputs.shape[1], cap, name)
+    return inputs[0]
+
+
+def _refuse_more(count: int, cap: int, name: str) -> None:
+    if count > cap:
+        raise ConfigError(
+            f"the batch exceeds {name} = {cap}, for which the sensitivity is stated: truncate the sample "
+            "(dpgcl_core.accounting.truncation)"
+        )
+
+
+def _check(l2_clip_norm: float, temperature: float, gamma: float | None) -> None:
+    check_gamma(gamma)
+    if not l2_clip_norm > 0:
+        raise ConfigError(f"l2_clip_norm must be positive; got {l2_clip_norm}")
+    if not (temperature > 0 and math.isfinite(temperature)):
+        raise ConfigError(f"temperature must be positive and finite; got {temperature}")
+
+
+def _check_counts(**counts: int) -> None:
+    for name, count in counts.items():
+        if count < 1:
+            raise ConfigError(f"{name} must be at least 1; got {count}")

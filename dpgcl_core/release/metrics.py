@@ -1,0 +1,153 @@
+"""Station 11, metrics: every number a training reports, and who may see it.
+
+A metric is *releasable* when it is post-processing of the private model or of public settings; a *score* is
+releasable only when everything it is computed from besides the model (index, gallery, probe training data,
+queries) is public; a *noised* number has noise of its own and is charged in ε (see
+`dpgcl_core.release.noised_counts`); everything else is *private-only*: it depends on the private records
+outside any mechanism. With private data a private-only metric never reaches MLflow, Ray's results, a log or a
+file. `visible` is the one gate, and it refuses names it does not know.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dpgcl_core.errors import ConfigError, unknown_choice
+
+
+class Release(enum.Enum):
+    """Who may see a metric."""
+
+    RELEASABLE = "releasable"
+    SCORE = "releasable if scored on public data only"
+    NOISED = "noised and charged"
+    PRIVATE_ONLY = "private-only"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One declared metric.
+
+    Attributes:
+      name: the name in MLflow; the unit stands in it.
+      release: who may see it.
+      meaning: one line for reports.
+    """
+
+    name: str
+    release: Release
+    meaning: str
+
+
+_WAYS = {"image_to_text": "images whose caption is", "text_to_image": "captions whose image is"}
+_PAIR_SCORES = {
+    **{
+        f"{way}_recall_at_{k}": f"{what} among the first {k}"
+        for way, what in _WAYS.items()
+        for k in (1, 5, 10)
+    },
+    "zero_shot_accuracy": "images nearest to the text of their own class",
+}
+"""Of networks with an image and a text tower. No recall may be noised: one record more is a candidate of
+every query and can change the hit of each, so it is no count that one record moves by one."""
+
+_DECLARED = (
+    Metric("epsilon", Release.RELEASABLE, "ε of all that is released, at delta, by PLD"),
+    Metric("epsilon_rdp", Release.RELEASABLE, "the same by RDP (cross-check)"),
+    Metric("epsilon_prv", Release.RELEASABLE, "the same by PRV (cross-check)"),
+    Metric("num_steps_done", Release.RELEASABLE, "steps in the trained model"),
+    Metric("num_steps_charged", Release.RELEASABLE, "steps drawn, those repeated after restarts included"),
+    Metric("num_restarts", Release.RELEASABLE, "times the training was resumed"),
+    Metric("knn_accuracy", Release.SCORE, "k-NN accuracy (k = 3, cosine) on frozen features"),
+    Metric("linear_probe_accuracy", Release.SCORE, "linear probe accuracy on frozen features"),
+    Metric("view_retrieval_top1", Release.SCORE, "a record's other view found first among all"),
+    Metric("view_retrieval_top10", Release.SCORE, "a record's other view found among the first ten"),
+    Metric("knn_accuracy_during", Release.SCORE, "k-NN accuracy after a number of steps"),
+    Metric("linear_probe_accuracy_during", Release.SCORE, "linear probe accuracy after a number of steps"),
+    Metric("view_retrieval_top1_during", Release.SCORE, "view retrieval, top 1, after a number of steps"),
+    Metric("untrained_knn_accuracy", Release.SCORE, "k-NN accuracy of the same network before training"),
+    Metric("untrained_linear_probe_accuracy", Release.SCORE, "linear probe accuracy before training"),
+    Metric("untrained_view_retrieval_top1", Release.SCORE, "view retrieval, top 1, before training"),
+    Metric("untrained_view_retrieval_top10", Release.SCORE, "view retrieval, top 10, before training"),
+    *(Metric(name, Release.SCORE, what) for name, what in _PAIR_SCORES.items()),
+    *(Metric(f"{name}_during", Release.SCORE, f"{w}, after some steps") for name, w in _PAIR_SCORES.items()),
+    *(
+        Metric(f"untrained_{name}", Release.SCORE, f"{w}, before training")
+        for name, w in _PAIR_SCORES.items()
+    ),
+    Metric("noised_knn_accuracy", Release.NOISED, "k-NN accuracy on held-out private records, noised"),
+    Metric("noised_linear_probe_accuracy", Release.NOISED, "linear probe accuracy on them, noised"),
+    Metric("noised_snr_first_step", Release.NOISED, "noised ‖clipped sum‖ / (σΔ√d) at the first step"),
+    Metric("snr_first_step", Release.PRIVATE_ONLY, "‖clipped sum‖ / ‖noise‖ at the first step"),
+    Metric("snr_first_step_no_augmentation", Release.PRIVATE_ONLY, "the same with num_augmentations = 0"),
+    Metric("snr", Release.PRIVATE_ONLY, "‖clipped sum‖ / ‖noise‖ at a step"),
+    Metric("train_loss", Release.PRIVATE_ONLY, "mean group loss per record at a step"),
+    Metric("clip_fraction", Release.PRIVATE_ONLY, "share of groups whose gradient was clipped"),
+    Metric("mean_group_grad_norm", Release.PRIVATE_ONLY, "mean gradient norm of a group before clipping"),
+    Metric("realised_batch_size", Release.PRIVATE_ONLY, "records drawn by the sampler at a step"),
+    Metric("num_groups", Release.PRIVATE_ONLY, "full groups at a step"),
+    Metric("num_non_finite_groups", Release.PRIVATE_ONLY, "groups masked to zero at a step"),
+    Metric("train_seconds", Release.PRIVATE_ONLY, "wall-clock seconds of all steps"),
+    Metric("step_seconds", Release.PRIVATE_ONLY, "mean wall-clock seconds of a step"),
+    Metric("evaluation_seconds", Release.PRIVATE_ONLY, "wall-clock seconds of all evaluations"),
+)
+
+_DECLARED_PER_DATASET = (
+    Metric("transfer_knn_accuracy", Release.SCORE, "k-NN accuracy on a probing data set"),
+    Metric("transfer_linear_probe_accuracy", Release.SCORE, "linear probe accuracy on a probing data set"),
+    Metric("transfer_zero_shot_accuracy", Release.SCORE, "images of one nearest to their class's text"),
+    Metric("untrained_transfer_knn_accuracy", Release.SCORE, "the same before training"),
+    Metric("untrained_transfer_linear_probe_accuracy", Release.SCORE, "the same before training"),
+    Metric("untrained_transfer_zero_shot_accuracy", Release.SCORE, "the same before training"),
+)
+
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _DECLARED}
+METRICS_PER_DATASET: dict[str, Metric] = {metric.name: metric for metric in _DECLARED_PER_DATASET}
+"""Metrics with a value for each probing data set, named metric/data set: `transfer_knn_accuracy/digits`."""
+
+
+def find_metric(name: str) -> Metric | None:
+    """Returns the declared metric of a name, or None.
+
+    >>> [find_metric(name) is not None for name in ("knn_accuracy", "transfer_knn_accuracy/digits")]
+    [True, True]
+    >>> [find_metric(name) is not None for name in ("transfer_knn_accuracy", "knn_accuracy/digits", "loss")]
+    [False, False, False]
+    """
+    base, _, dataset = name.partition("/")
+    return METRICS_PER_DATASET.get(base) if dataset else METRICS.get(name)
+
+
+def visible(
+    values: Mapping[str, float], *, training_data_is_public: bool, evaluation_data_is_public: bool
+) -> dict[str, float]:
+    """Returns the metrics of `values` that may leave the training.
+
+    Args:
+      values: metric values by declared name.
+      training_data_is_public: whether the training records are public.
+      evaluation_data_is_public: whether *all* records the scores were computed from are public.
+
+    Raises:
+      ConfigError: a name is not declared; undeclared numbers must not slip through.
+
+    >>> visible({"epsilon": 9.9, "train_loss": 1.0, "knn_accuracy": 0.8},
+    ...         training_data_is_public=False, evaluation_data_is_public=True)
+    {'epsilon': 9.9, 'knn_accuracy': 0.8}
+    """
+    shown = {}
+    for name, value in values.items():
+        metric = find_metric(name)
+        if metric is None:
+            per_dataset = (f"{each}/DATASET" for each in METRICS_PER_DATASET)
+            raise ConfigError(unknown_choice("metric", name, [*METRICS, *per_dataset]))
+        release = metric.release
+        if (
+            release in (Release.RELEASABLE, Release.NOISED)
+            or training_data_is_public
+            or (release is Release.SCORE and evaluation_data_is_public)
+        ):
+            shown[name] = float(value)
+    return shown

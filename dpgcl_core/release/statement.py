@@ -1,0 +1,362 @@
+"""The privacy statement: what a sweep promises, on one page for people and as JSON for machines.
+
+A statement keeps the ε of one training and the ε of the whole sweep apart, names the theorem that the
+second one rests on, and says so wherever nothing can be promised. It never calls a sweep private whose
+released trainings are not all `proven`; and that of a sealed sweep holds nothing that tells how many
+trials there were.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from decimal import ROUND_CEILING, Context, Decimal
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from dpgcl_core.accounting.tuning.cost import OPEN, TuningCost
+from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.ledger.report import LedgerStatement
+from dpgcl_core.mechanism.mechanism import Mechanism
+from dpgcl_core.mechanism.method import Method
+
+PROVEN = "proven"
+LABELS = (PROVEN, "as-published", "none")
+RESEARCH = "research: public data"
+POISSON = "each record joins each step independently (Poisson), drawn in secret, afresh in every training"
+_FEW = 8
+_PACKAGES = ("dpgcl", "dp-accounting", "torch", "numpy", "scipy", "ray", "mlflow")
+_RELEASED = {
+    "open": "every trial: metrics, models and the tracking pages",
+    "sealed": "the best trial alone; how many trials there were is secret",
+    "sealed-threshold": "the first trial that reached the public score, or nothing; the number is secret",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenTrials:
+    """The trials of an open sweep; a sealed one has no such lines.
+
+    Attributes:
+      planned: trials set in advance.
+      without_guarantee: those of them whose label is not `proven`.
+      started: trials that may have drawn a step.
+      steps_planned: steps of all proven trials, set in advance.
+      steps_repeated: steps that restarts may have drawn once more, charged on top.
+    """
+
+    planned: int
+    without_guarantee: int
+    started: int
+    steps_planned: int
+    steps_repeated: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyStatement:
+    """What one sweep promises.
+
+    Attributes:
+      sweep, dataset: names.
+      data_are_private: False makes it `research: public data`; the numbers are computed all the same.
+      guarantee_label: `proven` only if every released training is.
+      num_records_public: n, and `num_records_source` where it comes from.
+      cost: of one training and of the whole sweep, repeated steps included; None where nothing is proven.
+      budget: the same as it was set in advance.
+      mechanisms: of the trainings, one entry per distinct one.
+      scores: how scores were evaluated.
+      unit_column: whose equal values make rows one record; None where each row is one.
+      row: what a row of the data is, in words.
+      randomness: where sampling, permutations and noise came from: `DrawSource.description`.
+      versions: of the software.
+      trials: of an open sweep.
+      ledger: the ledger's lines, or None; `ledger_note` says why.
+      notes: what else a reader must know.
+
+    Raises:
+      ConfigError: the label is unknown, or a sealed statement comes with numbers of trials.
+    """
+
+    sweep: str
+    dataset: str
+    data_are_private: bool
+    guarantee_label: str
+    num_records_public: int
+    num_records_source: str
+    cost: TuningCost | None
+    budget: TuningCost | None
+    mechanisms: Sequence[Mechanism]
+    scores: str
+    randomness: str
+    mode: str = OPEN
+    unit_column: str | None = None
+    row: str = "row"
+    versions: Mapping[str, str] = field(default_factory=lambda: software_versions())
+    trials: OpenTrials | None = None
+    ledger: LedgerStatement | None = None
+    ledger_note: str = "no ledger"
+    notes: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.guarantee_label not in LABELS:
+            raise ConfigError(unknown_choice("guarantee label", self.guarantee_label, LABELS))
+        if self.mode not in _RELEASED:
+            raise ConfigError(unknown_choice("release mode", self.mode, _RELEASED))
+        if self.mode != OPEN and self.trials is not None:
+            raise ConfigError(
+                f"a statement of a {self.mode} sweep must not tell its trials; got {self.trials}: leave "
+                "them out"
+            )
+
+    @property
+    def promises(self) -> bool:
+        """Whether the sweep as a whole has an (ε, δ) guarantee."""
+        return self.guarantee_label == PROVEN and self.cost is not None and self.cost.accounted
+
+    @property
+    def unit(self) -> str:
+        """What one record stands for, in words."""
+        if self.unit_column is None:
+            return f"one {self.row}; a person with k of them gets group privacy (k times)"
+        return f"all rows with the same value of {self.unit_column}"
+
+    @property
+    def conditions(self) -> list[str]:
+        """What the guarantee asks of both neighbours besides the relation, by some of the methods."""
+        asked = [m.rules.condition(m) for m in self.mechanisms]
+        return [condition for condition in dict.fromkeys(asked) if condition]
+
+    def headline(self) -> str:
+        """The statement in one sentence."""
+        cost = self.cost
+        if self.guarantee_label != PROVEN:
+            count = self.trials.without_guarantee if self.trials else 0
+            some = f"{count} of {self.trials.planned} trainings have" if self.trials else "the training has"
+            label = self.guarantee_label
+            rest = "; the figures below are of the others alone" if cost is not None else ""
+            return f"NO GUARANTEE for this sweep as a whole: {some} none (label `{label}`){rest}."
+        if cost is None or not cost.accounted or cost.tuned_epsilon is None:
+            reason = cost.reason if cost is not None else "nothing was trained with a guarantee"
+            return f"NO GUARANTEE for this sweep as a whole: the cost of tuning is not accounted ({reason})."
+        promise = (
+            f"(ε = {epsilon_text(cost.tuned_epsilon)}, δ = {rounded_up(cost.delta, 3)})-differentially "
+            f"private for {_adding(cost.neighboring_relation)}"
+        )
+        if self.conditions:
+            promise += f" among {' and '.join(self.conditions)}"
+        if self.data_are_private:
+            return f"All that this sweep releases together is {promise}."
+        return f"Research on public data: the numbers are those of a sweep that is {promise}."
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Returns (name, value) pairs in the order of the page."""
+        found = [
+            ("Sweep", self.sweep),
+            ("Data", f"{self.dataset} ({'private' if self.data_are_private else RESEARCH})"),
+            ("Release mode", f"{self.mode}: {_RELEASED[self.mode]}"),
+            ("Guarantee label", self.guarantee_label),
+        ]
+        found += self._cost_lines() + self._mechanism_lines()
+        found += [
+            ("One record", self.unit),
+            ("Number of records", f"{self.num_records_public} ({self.num_records_source})"),
+            *[("Guarantee among", condition) for condition in self.conditions],
+            ("Randomness", self.randomness),
+            ("Scores", self.scores),
+            ("Ledger", self._ledger_text()),
+            ("Software", ", ".join(f"{name} {value}" for name, value in self.versions.items())),
+        ]
+        return found
+
+    def _cost_lines(self) -> list[tuple[str, str]]:
+        cost, budget = self.cost, self.budget
+        if cost is None:
+            return [("ε", "none: no training has a guarantee")]
+        others = "" if self.guarantee_label == PROVEN else " (of the trainings with a guarantee)"
+        tuned = "not accounted" if cost.tuned_epsilon is None else epsilon_text(cost.tuned_epsilon)
+        found = [
+            ("Neighbouring data sets", cost.neighboring_relation),
+            ("δ", rounded_up(cost.delta, 4)),
+            (f"ε of one training{others}", epsilon_text(cost.training_epsilon)),
+            (f"ε of the whole sweep, tuning included{others}", tuned),
+            ("Theorem", cost.theorem),
+        ]
+        if cost.reason is not None:
+            found.append(("Not accounted, because", cost.reason))
+        if cost.rdp_epsilon is not None and math.isfinite(cost.rdp_epsilon):
+            found.append(("The same by RDP, as a cross-check", epsilon_text(cost.rdp_epsilon)))
+        if cost.law is not None:
+            law = ", ".join(f"{name} = {_short(value)}" for name, value in cost.law.items())
+            found.append(("Law of the number of trials", law))
+        if budget is not None and budget.tuned_epsilon is not None:
+            found.append(
+                ("Budget set in advance", f"ε = {epsilon_text(budget.tuned_epsilon)}{self._trials_text()}")
+            )
+        return found
+
+    def _trials_text(self) -> str:
+        trials = self.trials
+        if trials is None:
+            return ""
+        return (
+            f", {trials.planned - trials.without_guarantee} trainings, {trials.steps_planned} steps in all; "
+            f"restarts repeated up to {trials.steps_repeated} steps on top"
+        )
+
+    def _mechanism_lines(self) -> list[tuple[str, str]]:
+        kinds = [
+            f"{m.rules.title}: q = {m.sampling_prob:.5g}, σ = {m.noise_multiplier:.5g}, T = {m.num_steps}, "
+            f"S = {m.group_size}, C = {m.l2_clip_norm:g} ({m.clipping} clipping), "
+            f"sensitivity = {m.sensitivity:g}{_cap_text(m)}"
+            for m in self.mechanisms
+        ]
+        found = [("Mechanism", _first_few(list(dict.fromkeys(kinds))))] if kinds else []
+        planned = self.cost.planned if self.cost is not None else ()
+        joint = sorted(
+            {each["joint_noise_multiplier"] for each in planned if each.get("joint_noise_multiplier")}
+        )
+        if joint:
+            shown = ", ".join(f"{noise:.5g}" for noise in joint)
+            found.append(("Noised SNR", f"the first step, which releases it, counts with σ = {shown}"))
+        return found + [
+            (name, text)
+            for name in ("Sampling", "Grouping", "Sensitivity")
+            if (text := self._of_methods(name.lower()))
+        ]
+
+    def _of_methods(self, name: str) -> str:
+        """Returns what the methods say of sampling, grouping or sensitivity; by method if they differ."""
+        texts: dict[str, list[str]] = {}
+        for method in dict.fromkeys(m.rules for m in self.mechanisms):
+            texts.setdefault(_METHOD_TEXTS[name](method), []).append(method.title)
+        if len(texts) <= 1:
+            return "".join(texts)
+        return "; ".join(f"{', '.join(titles)}: {text}" for text, titles in texts.items())
+
+    def _ledger_text(self) -> str:
+        if self.ledger is None:
+            return self.ledger_note
+        head, num_raised = self.ledger.head, self.ledger.num_raised
+        times = "once" if num_raised == 1 else f"{num_raised} times"
+        raised = f"; the cap was raised {times}, a decision outside the guarantee" if num_raised else ""
+        return (
+            f"data set {self.ledger.dataset_id!r}: everything charged to it stays within "
+            f"(ε = {rounded_up(self.ledger.epsilon, 6)}, δ = {rounded_up(self.ledger.delta, 4)}) by "
+            f"{self.ledger.rule}{raised}; "
+            f"ledger {head.ledger_id}, {head.num_entries} rows, head {head.head_hash}"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns everything as plain values; `ledger.head` is what `ledger verify --against` reads."""
+        values = {name: value for name, value in vars(self).items() if name != "mechanisms"}
+        for name in ("cost", "budget", "trials", "ledger"):
+            if values[name] is not None:
+                values[name] = asdict(values[name])
+        if self.ledger is not None:
+            values["ledger_note"] = None
+        return values | {
+            "headline": self.headline(),
+            "data": "private" if self.data_are_private else RESEARCH,
+            "promises": self.promises,
+            "released": _RELEASED[self.mode],
+            "unit": self.unit,
+            "conditions": self.conditions,
+            **{name: self._of_methods(name) for name in _METHOD_TEXTS},
+            "versions": dict(self.versions),
+            "notes": list(self.notes),
+            "mechanisms": [asdict(m) | {"sensitivity": m.sensitivity} for m in self.mechanisms],
+        }
+
+    def to_json(self) -> str:
+        """Returns the statement as JSON; without a guarantee there is no field that speaks of one."""
+        values = self.as_dict()
+        del values["data_are_private"]
+        return json.dumps(values, indent=1, ensure_ascii=False, default=str)
+
+    def to_markdown(self) -> str:
+        """Returns the page."""
+        rows = [f"| {name} | {value.replace('|', '/')} |" for name, value in self.lines()]
+        notes = [f"- {note}" for note in self.notes]
+        parts = [
+            f"# Privacy statement: {self.sweep}",
+            f"**{self.headline()}**",
+            "\n".join(["| | |", "| --- | --- |", *rows]),
+            *(["\n".join(notes)] if notes else []),
+        ]
+        return "\n\n".join(parts) + "\n"
+
+
+def software_versions() -> dict[str, str]:
+    """Returns the versions of Python and of the packages that the numbers depend on, where installed."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def rounded_up(value: float, num_digits: int) -> str:
+    """Returns ε or δ to so many significant digits, rounded up: nothing may promise more than was computed.
+
+    >>> rounded_up(0.0015151, 3), rounded_up(1e-05, 3), rounded_up(9.9999, 4), rounded_up(math.inf, 4)
+    ('0.00152', '1e-05', '10', 'inf')
+    """
+    context = Context(prec=num_digits, rounding=ROUND_CEILING)
+    return f"{float(context.create_decimal(repr(float(value)))):.{num_digits}g}"
+
+
+def epsilon_text(epsilon: float) -> str:
+    """ε to four decimals, rounded up.
+
+    >>> epsilon_text(1.00001), epsilon_text(3.0000000000000004)
+    ('1.0001', '3.0001')
+    """
+    if not math.isfinite(epsilon):
+        return "∞"
+    return str(Decimal(repr(float(epsilon))).quantize(Decimal("0.0001"), rounding=ROUND_CEILING))
+
+
+def _first_few(texts: list[str]) -> str:
+    """The first ones of many; `privacy_statement.json` has them all."""
+    more = len(texts) - _FEW
+    return "; ".join(texts[:_FEW]) + (f"; and {more} more (in the JSON)" if more > 0 else "")
+
+
+def _cap_text(mechanism: Mechanism) -> str:
+    return "" if mechanism.batch_cap is None else f", batch cap = {mechanism.batch_cap}"
+
+
+def _sampling_text(method: Method) -> str:
+    return POISSON if method.sampling == "Poisson" else f"{method.sampling}, drawn in secret"
+
+
+def _sensitivity_text(method: Method) -> str:
+    return (
+        f"{_adding(method.neighboring_relation)} changes the clipped sum by at most "
+        f"{method.sensitivity_formula}; proof in {method.proof}"
+    )
+
+
+_METHOD_TEXTS: Mapping[str, Callable[[Method], str]] = {
+    "sampling": _sampling_text,
+    "grouping": lambda method: method.grouping,
+    "sensitivity": _sensitivity_text,
+}
+
+
+def _adding(relation: str) -> str:
+    """The relation inside a sentence.
+
+    >>> _adding("add or remove one record")
+    'adding or removing one record'
+    """
+    return relation.replace("add or remove", "adding or removing").replace("replace one", "replacing one")
+
+
+def _short(value: str | float) -> str:
+    return value if isinstance(value, str) else f"{value:.6g}"

@@ -1,0 +1,198 @@
+"""The registry: its table and labels, the sensitivities written out, and the numbers that it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from dpgcl_core.accounting import composition
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.mechanism.mechanism import Mechanism
+from dpgcl_core.mechanism.method import LossSettings
+from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE
+from dpgcl_core.mechanism.registry import METHODS, method_named
+from dpgcl_core.methods.__main__ import main
+from dpgcl_core.methods.baselines.capped import default_cap
+from dpgcl_core.methods.baselines.logit_dp.clipper import LogitClipper
+from tests.dpgcl_core.method_oracles import TAU, TRAINING, mechanism_of
+from trainers.config.settings import Setting
+
+REPLACE_ONE = "replace one record"
+DPCL = [name for name in METHODS if name.startswith("dpcl_")]
+
+
+def test_table_lists_every_method_with_its_label_and_sensitivity(capsys: pytest.CaptureFixture[str]) -> None:
+    main()
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 1 + len(METHODS)
+    for line, method in zip(printed[1:], METHODS.values(), strict=True):
+        assert line.split()[:2] == [method.name, method.label]
+        assert method.sensitivity_formula in line
+
+
+def test_labels_say_what_is_proven() -> None:
+    labels = {
+        label: {m.name for m in METHODS.values() if m.label == label} for label in ("as-published", "none")
+    }
+    assert labels == {"as-published": {"dpcl_simclr", "dpcl_barlow"}, "none": {"non_private", "base"}}
+
+
+def test_registry_names_are_the_methods_own() -> None:
+    assert all(method_named(name).name == name for name in METHODS)
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_label_of_a_run_is_the_methods_with_noise_and_none_without(name: str) -> None:
+    mechanism = mechanism_of(name)
+    assert mechanism.guarantee_label == METHODS[name].label
+    if name not in ("dpcl_simclr", "dpcl_barlow"):
+        assert mechanism.calibrated(math.inf).guarantee_label == "none"
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_relation_is_replacing_a_record_for_batches_of_a_fixed_size_alone(name: str) -> None:
+    expected = REPLACE_ONE if name in DPCL else ADD_OR_REMOVE_ONE
+    assert mechanism_of(name).neighboring_relation == expected
+
+
+_CAP, _C = 40, 0.7
+_A = math.exp(2 / TAU)
+_LOGIT = 2 * _C / TAU * (1 + (_CAP - 1) * _A / (_A + _CAP - 1))
+_SENSITIVITIES = {
+    "dp_gcl": 2 * _C,
+    "dp_clip": 2 * _C,
+    "siglip_groups": 2 * _C,
+    "byol_groups": _C,  # groups of one record
+    "dp_sgd": 2 * _CAP * _C,
+    "group_clip": 2 * (_CAP // 2) * _C,
+    "logit_dp": _LOGIT,
+    "logit_dp_spread_out": _LOGIT + 6 * _C,
+    "dpcl_simclr": 4 * _C,
+    "dpcl_barlow": 4 * _C,
+    "dpcl_simclr_rigorous": 4 * 4 * _C,  # batches of four
+    "dpcl_barlow_rigorous": 4 * 4 * _C,
+}
+
+
+@pytest.mark.parametrize("name", [name for name in TRAINING if METHODS[name].label != "none"])
+def test_sensitivity_is_the_stated_formula(name: str) -> None:
+    assert mechanism_of(name, l2_clip_norm=_C).sensitivity == pytest.approx(_SENSITIVITIES[name], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in TRAINING if METHODS[name].label != "none"])
+def test_noise_is_the_multiplier_times_the_sensitivity(name: str) -> None:
+    mechanism = mechanism_of(name, l2_clip_norm=_C)
+    assert mechanism.noise().std == pytest.approx(1.5 * _SENSITIVITIES[name], rel=1e-12)
+
+
+def test_unknown_method_lists_the_known_and_suggests_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="unknown method 'dp_sdg'; did you mean 'dp_sgd'") as raised:
+        method_named("dp_sdg")
+    assert all(name in str(raised.value) for name in METHODS)
+
+
+def test_unknown_method_of_a_setting_lists_the_known() -> None:
+    with pytest.raises(ConfigError, match="unknown method 'simclr'") as raised:
+        Setting(method="simclr").training_config(num_records=1000, public_seed=0)
+    assert all(name in str(raised.value) for name in METHODS)
+
+
+def _changed(name: str, **changes: object) -> Mechanism:
+    """The method's mechanism, with numbers that its case does not leave to the caller."""
+    return dataclasses.replace(mechanism_of(name), **changes)  # type: ignore[arg-type]
+
+
+NEEDS_CAP = [name for name in TRAINING if METHODS[name].needs_cap]
+
+
+@pytest.mark.parametrize("name", NEEDS_CAP)
+def test_cap_is_asked_for_with_an_example(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"batch_cap, for example {default_cap(4)}"):
+        _changed(name, batch_cap=None)
+
+
+@pytest.mark.parametrize("name", NEEDS_CAP)
+def test_cap_below_the_expected_batch_is_refused_with_a_better_one(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"got 3 with 4 records expected; from {default_cap(4)} on"):
+        _changed(name, batch_cap=3)
+
+
+@pytest.mark.parametrize("name", NEEDS_CAP)
+def test_setting_with_a_cap_below_the_expected_batch_is_refused(name: str) -> None:
+    setting = Setting(method=name, expected_batch_size=64, batch_cap=10, noise_multiplier=1.0)
+    with pytest.raises(ConfigError, match="got 10 with 64 records expected"):
+        setting.training_config(num_records=1000, public_seed=0)
+
+
+@pytest.mark.parametrize("name", [name for name in TRAINING if name not in NEEDS_CAP])
+def test_cap_that_the_method_does_not_need_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} needs none: leave it out"):
+        _changed(name, batch_cap=40)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("dp_clip", {"group_size": 2}, 'give group_size = "batch"; got 2'),
+        ("group_clip", {"group_size": "batch"}, 'with "batch" use dp_clip'),
+        ("logit_dp", {"temperature": None}, "depends on the temperature: give one"),
+        ("logit_dp", {"batch_cap": 10}, "is reached so often"),
+        ("logit_dp_spread_out", {"batch_cap": 10}, "is reached so often"),
+        ("dpcl_simclr", {"sampling_prob": 0.001}, "raise sampling_prob; got an expected batch of 1"),
+        ("dpcl_barlow_rigorous", {"sampling_prob": 0.001}, "raise sampling_prob"),
+        ("non_private", {"noise_multiplier": 1.0, "l2_clip_norm": 1.0}, "adds no noise: give epsilon = inf"),
+    ],
+)
+def test_method_refuses_numbers_it_cannot_use(name: str, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _changed(name, **changes)
+
+
+def test_logit_dp_refuses_a_loss_at_another_temperature_than_its_sensitivity() -> None:
+    with pytest.raises(ConfigError, match=r"one temperature for loss and sensitivity; got 0\.5 and 0\.3"):
+        mechanism_of("logit_dp").rule(LossSettings(temperature=0.5))
+
+
+def test_logit_dp_sensitivity_without_the_temperature_would_be_too_small() -> None:
+    """What 1/τ left out gives, against the sum of one pair that moves by 2B/τ."""
+    stated = mechanism_of("logit_dp").sensitivity
+    assert stated * TAU < LogitClipper(logit_clip_norm=1.0, temperature=TAU).sensitivity(_CAP)
+
+
+@pytest.mark.parametrize("name", ["dp_gcl", "logit_dp", "dpcl_simclr"])
+def test_budget_out_of_reach_names_the_smallest_epsilon_that_is_not(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(composition, "_MAX_NOISE", 3.0)
+    mechanism = mechanism_of(name)
+    with pytest.raises(ConfigError, match="cannot be met by any noise_multiplier up to 3") as raised:
+        mechanism.calibrated(1e-2)
+    smallest = dataclasses.replace(mechanism, noise_multiplier=2.0).epsilon()
+    assert f"the smallest epsilon reachable is {smallest:.3g}, at noise_multiplier = 2;" in str(raised.value)
+
+
+def test_tiny_budget_is_searched_on_coarse_grids_and_met_on_a_fine_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A fine grid at little noise takes minutes and gigabytes; a coarse one must not decide."""
+    asked: list[tuple[float, float]] = []
+
+    def epsilon_of_steps(*, noise_multiplier: float, grid: float, **others: float) -> float:
+        asked.append((noise_multiplier, grid))
+        return max(0.0, 1 / noise_multiplier - 3 * grid)  # as if coarseness hid some of the loss
+
+    monkeypatch.setattr(composition, "epsilon_of_steps", epsilon_of_steps)
+    found = composition.calibrate_noise_multiplier(
+        sampling_prob=0.1, num_steps=10, target_epsilon=1e-3, target_delta=1e-6
+    )
+    fine = 1e-3 / 500
+    assert found.noise_multiplier == pytest.approx(1 / (1e-3 + 3 * fine), rel=0.01)
+    assert min(noise for noise, grid in asked if grid <= fine) > 50
+    assert min(grid for _, grid in asked) == fine
+
+
+def test_budget_of_a_fixed_size_batch_that_protects_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="such a budget protects nothing"):
+        mechanism_of("dpcl_simclr_rigorous").calibrated(1e6)

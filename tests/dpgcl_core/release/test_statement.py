@@ -1,0 +1,212 @@
+"""The privacy statement: its numbers, its words, and what it never says."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dpgcl_core.accounting.filters import StepClass
+from dpgcl_core.accounting.tuning.cost import TrialClass, not_accounted, open_cost, sealed_cost
+from dpgcl_core.accounting.tuning.laws import TruncatedNegativeBinomial
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.ledger.account import PlannedTraining
+from dpgcl_core.ledger.cap import Cap
+from dpgcl_core.ledger.ledger import Ledger
+from dpgcl_core.ledger.report import read_head
+from dpgcl_core.mechanism.mechanism import Mechanism
+from dpgcl_core.noise.chacha20 import SecureRandomness
+from dpgcl_core.noise.sources import SecretRandomness
+from dpgcl_core.release.statement import OpenTrials, PrivacyStatement, rounded_up
+
+MECHANISM = Mechanism(
+    num_records_public=1000,
+    sampling_prob=0.05,
+    group_size=4,
+    l2_clip_norm=1.0,
+    noise_multiplier=1.0,
+    num_steps=20,
+    target_delta=1e-4,
+)
+TRIAL = TrialClass(sampling_prob=0.05, noise_multiplier=1.0, num_steps=20)
+OPEN = open_cost([replace(TRIAL, count=3)], delta=1e-4)
+SEALED = sealed_cost([TRIAL], law=TruncatedNegativeBinomial.from_mean(5, eta=1), delta=1e-4)
+TRIALS = OpenTrials(planned=3, without_guarantee=0, started=3, steps_planned=60, steps_repeated=0)
+STATEMENT = PrivacyStatement(
+    sweep="one",
+    dataset="scans",
+    data_are_private=True,
+    guarantee_label="proven",
+    num_records_public=1000,
+    num_records_source="declared",
+    cost=OPEN,
+    budget=OPEN,
+    mechanisms=[MECHANISM],
+    randomness=SecureRandomness.description,
+    scores="none were computed",
+    trials=TRIALS,
+)
+SEALED_STATEMENT = replace(STATEMENT, mode="sealed", cost=SEALED, budget=SEALED, trials=None)
+
+
+def test_statement_carries_the_numbers_of_the_tuning_cost() -> None:
+    values = json.loads(STATEMENT.to_json())
+    assert values["cost"]["tuned_epsilon"] == OPEN.tuned_epsilon
+    assert values["cost"]["training_epsilon"] == OPEN.training_epsilon
+    assert values["cost"]["theorem"] == OPEN.theorem
+
+
+def test_statement_has_training_and_tuning_on_separate_lines() -> None:
+    lines = dict(STATEMENT.lines())
+    one, whole = lines["ε of one training"], lines["ε of the whole sweep, tuning included"]
+    assert 0 <= float(one) - OPEN.training_epsilon <= 1e-4
+    assert 0 <= float(whole) - OPEN.tuned_epsilon <= 1e-4
+    assert float(one) < float(whole)
+
+
+def test_statement_rounds_epsilon_up() -> None:
+    shown = replace(STATEMENT, cost=replace(OPEN, tuned_epsilon=3.00001)).headline()
+    assert "ε = 3.0001" in shown
+
+
+def test_statement_rounds_delta_up() -> None:
+    rounded = replace(STATEMENT, cost=replace(OPEN, delta=1.51515e-6))
+    assert "δ = 1.52e-06" in rounded.headline()
+    assert dict(rounded.lines())["δ"] == "1.516e-06"
+
+
+def test_statement_keeps_exact_values_in_json() -> None:
+    exact = replace(STATEMENT, cost=replace(OPEN, tuned_epsilon=3.00001, delta=1.51515e-6))
+    values = json.loads(exact.to_json())
+    assert (values["cost"]["tuned_epsilon"], values["cost"]["delta"]) == (3.00001, 1.51515e-6)
+
+
+@pytest.mark.parametrize("num_digits", [3, 4, 6])
+def test_rounded_number_is_never_below_the_exact_one(num_digits: int) -> None:
+    generator = random.Random(0)
+    for _ in range(2000):
+        value = 10 ** generator.uniform(-12, 3)
+        shown = float(rounded_up(value, num_digits))
+        assert value <= shown <= value * (1 + 1.01 * 10 ** (1 - num_digits))
+        assert rounded_up(shown, num_digits) == rounded_up(value, num_digits)
+
+
+def test_epsilon_a_hair_above_its_decimals_is_rounded_up() -> None:
+    shown = replace(STATEMENT, cost=replace(OPEN, tuned_epsilon=3.0000000000000004)).headline()
+    assert "ε = 3.0001" in shown
+
+
+@pytest.mark.parametrize("label", ["none", "as-published"])
+def test_statement_without_guarantee_never_says_private(label: str) -> None:
+    trials = replace(TRIALS, without_guarantee=1)
+    loose = replace(STATEMENT, guarantee_label=label, data_are_private=False, trials=trials)
+    for text in (loose.to_json(), loose.to_markdown(), loose.headline()):
+        assert "private" not in text.lower()
+    assert "NO GUARANTEE" in loose.headline()
+    assert not loose.promises
+
+
+def test_statement_of_public_data_says_research() -> None:
+    public = replace(STATEMENT, data_are_private=False)
+    assert "research: public data" in public.to_markdown()
+    assert json.loads(public.to_json())["data"] == "research: public data"
+    assert public.headline().startswith("Research on public data")
+
+
+def test_statement_of_an_unaccounted_cost_gives_the_reason_and_no_promise() -> None:
+    cost = not_accounted("open", reason="trials shared a seed", delta=1e-4, training_epsilon=1.0)
+    loose = replace(STATEMENT, cost=cost)
+    assert "trials shared a seed" in loose.headline()
+    assert "differentially private" not in loose.headline()
+    assert not loose.promises
+
+
+def test_sealed_statement_refuses_numbers_of_trials() -> None:
+    with pytest.raises(ConfigError, match="must not tell its trials"):
+        replace(SEALED_STATEMENT, trials=TRIALS)
+
+
+def test_sealed_statement_names_law_parameters_and_theorem() -> None:
+    lines = dict(SEALED_STATEMENT.lines())
+    assert lines["Law of the number of trials"] == "name = tnb, eta = 1, gamma = 0.2, mean = 5"
+    assert lines["Theorem"] == SEALED.theorem
+
+
+def test_statement_names_sampling_grouping_sensitivity_and_software() -> None:
+    lines = dict(STATEMENT.lines())
+    assert "Poisson" in lines["Sampling"]
+    assert "groups of exactly S" in lines["Grouping"]
+    assert "2C" in lines["Sensitivity"]
+    assert "dp-accounting" in lines["Software"]
+    assert "σ = 1, T = 20, S = 4, C = 1 (flat clipping), sensitivity = 2" in lines["Mechanism"]
+
+
+def test_statement_names_where_the_secrets_come_from() -> None:
+    assert "ChaCha20" in dict(STATEMENT.lines())["Randomness"]
+    assert (
+        "| Randomness | PCG64DXSM, seeded"
+        in replace(STATEMENT, randomness=SecretRandomness.description).to_markdown()
+    )
+    assert json.loads(STATEMENT.to_json())["randomness"] == SecureRandomness.description
+
+
+def test_statement_says_that_there_is_no_ledger() -> None:
+    assert dict(STATEMENT.lines())["Ledger"] == "no ledger"
+
+
+def test_statement_is_what_verify_reads_the_ledgers_head_from(tmp_path: Path) -> None:
+    ledger = Ledger.create(str(tmp_path / "ledger.db"))
+    ledger.register("scans", Cap(epsilon=8.0, delta=1e-4), num_records_public=1000)
+    training = PlannedTraining(label="a", step_class=StepClass(0.05, 1.0), num_steps=20)
+    ledger.reserve("scans", [training])
+    statement = replace(STATEMENT, ledger=ledger.statement("scans"))
+    (tmp_path / "statement.json").write_text(statement.to_json())
+    assert read_head(tmp_path / "statement.json") == ledger.head()
+    assert f"{ledger.head().num_entries} rows, head {ledger.head().head_hash}" in statement.to_markdown()
+
+
+@pytest.mark.parametrize(
+    ("epsilons", "said"),
+    [
+        ([], "filter at order 4; ledger"),
+        ([9.0], "; the cap was raised once, a decision outside the guarantee; ledger"),
+        ([9.0, 8.5, 9.1], "; the cap was raised 2 times, a decision outside the guarantee; ledger"),
+    ],
+)
+def test_statement_says_how_often_the_cap_was_raised(
+    epsilons: list[float], said: str, tmp_path: Path
+) -> None:
+    ledger = Ledger.create(str(tmp_path / "ledger.db"))
+    ledger.register("scans", Cap(epsilon=8.0, delta=1e-4, order=4.0), num_records_public=1000)
+    for epsilon in epsilons:
+        ledger.change_cap("scans", epsilon, allow_raise=True)
+    assert said in dict(replace(STATEMENT, ledger=ledger.statement("scans")).lines())["Ledger"]
+
+
+def test_ledgers_line_rounds_the_cap_up(tmp_path: Path) -> None:
+    ledger = Ledger.create(str(tmp_path / "ledger.db"))
+    ledger.register("scans", Cap(epsilon=8.0000001, delta=1.00001e-4), num_records_public=1000)
+    line = dict(replace(STATEMENT, ledger=ledger.statement("scans")).lines())["Ledger"]
+    assert "(ε = 8.00001, δ = 0.0001001)" in line
+
+
+def test_step_that_releases_its_noised_norm_is_named() -> None:
+    joint = replace(TRIAL, joint_noise_multiplier=0.8, num_joint_steps=1)
+    lines = dict(replace(STATEMENT, cost=open_cost([joint], delta=1e-4)).lines())
+    assert "counts with σ = 0.8" in lines["Noised SNR"]
+    assert "Noised SNR" not in dict(STATEMENT.lines())
+
+
+def test_statement_with_a_ledger_has_no_word_of_none(tmp_path: Path) -> None:
+    ledger = Ledger.create(str(tmp_path / "ledger.db"))
+    ledger.register("scans", Cap(epsilon=8.0, delta=1e-4, order=4.0), num_records_public=1000)
+    with_ledger = replace(STATEMENT, ledger=ledger.statement("scans"), ledger_note="no ledger")
+    assert json.loads(with_ledger.to_json())["ledger_note"] is None
+
+
+def test_unknown_label_is_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown guarantee label 'prooven'"):
+        replace(STATEMENT, guarantee_label="prooven")

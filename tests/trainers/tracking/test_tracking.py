@@ -1,0 +1,312 @@
+"""Station 12: runs in MLflow are written once, survive resumes, and failures are quick and plain."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+from dpgcl_core.errors import ConfigError, TrackingError
+from trainers.tracking.runs import CHANGED_TAG, NO_TUNING_COST, NOTE_TAG, PARENT_TAG, Tracker, search_runs
+
+PARAMS = {"group_size": 8, "target_epsilon": 10.0, "num_augmentations": 1, "repeat": 0}
+METRICS = {"knn_accuracy": 0.8, "epsilon": 9.9}
+SERIES = {"snr": [(0, 1.5), (10, 1.25)]}
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory):
+    """An MLflow schema, made once: it takes seconds."""
+    folder = tmp_path_factory.mktemp("mlflow")
+    Tracker.open(None, folder, "elsewhere")
+    return folder / "mlflow.db"
+
+
+@pytest.fixture
+def storage(tmp_path, empty_database):
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    return tmp_path
+
+
+@pytest.fixture
+def tracker(storage):
+    return Tracker.open(None, storage, "experiment")
+
+
+def log(tracker, parent, trial="t0", **changes):
+    arguments = {"params": PARAMS, "metrics": METRICS, "series": SERIES, "tags": {}} | changes
+    return tracker.log_trial(parent, trial, **arguments)
+
+
+def children(tracker, parent):
+    return search_runs(tracker.client, [tracker.experiment_id], {PARENT_TAG: parent})
+
+
+def test_sweep_resumed_continues_the_same_parent_run(storage):
+    first = Tracker.open(None, storage, "experiment")
+    parent = first.start_sweep("s", {"target_delta": 1e-6}, {})
+    first.finish_sweep(parent, "KILLED")
+    again = Tracker.open(None, storage, "experiment")
+    assert again.start_sweep("s", {"target_delta": 1e-6}, {}) == parent
+    assert again.client.get_run(parent).info.status == "RUNNING"
+
+
+def test_sweep_of_another_name_gets_its_own_parent_run(tracker):
+    assert tracker.start_sweep("a", {}, {}) != tracker.start_sweep("b", {}, {})
+
+
+def test_find_sweep_is_none_for_an_unknown_name(tracker):
+    tracker.start_sweep("a", {}, {})
+    assert tracker.find_sweep("b") is None
+
+
+@pytest.mark.parametrize("name", ["it's", 'say "x"', "S=8 ε=∞; `a` and b"])
+def test_find_sweep_takes_any_ordinary_name(tracker, name):
+    parent = tracker.start_sweep(name, {}, {})
+    assert tracker.find_sweep(name) == parent
+
+
+def test_sweep_with_other_settings_keeps_the_first_and_says_so(tracker):
+    parent = tracker.start_sweep("s", {"num_steps": 100, "temperature": 0.2}, {})
+    tracker.start_sweep("s", {"num_steps": 200, "temperature": 0.2}, {})
+    data = tracker.client.get_run(parent).data
+    assert (data.params["num_steps"], data.tags[CHANGED_TAG]) == ("100", "num_steps: 100 → 200")
+
+
+def test_sweep_note_states_epsilon_delta_and_the_tuning_cost(tracker):
+    parent = tracker.start_sweep("s", {"target_epsilons": (10.0, math.inf), "target_delta": 1.5e-6}, {})
+    note = tracker.client.get_run(parent).data.tags[NOTE_TAG]
+    assert all(part in note for part in ("ε: 10, ∞", "δ: 1.5e-06", NO_TUNING_COST))
+
+
+def test_finish_sweep_sets_the_status(tracker):
+    parent = tracker.start_sweep("s", {}, {})
+    tracker.finish_sweep(parent, "FAILED")
+    assert tracker.client.get_run(parent).info.status == "FAILED"
+
+
+def test_finish_sweep_refuses_an_unknown_status(tracker):
+    with pytest.raises(ConfigError, match="'FINISHED'"):
+        tracker.finish_sweep("any", "FINISH")
+
+
+def test_trial_run_is_finished_under_its_parent_with_its_tags(tracker):
+    parent = tracker.start_sweep("s", {}, {})
+    run = tracker.client.get_run(log(tracker, parent, tags={"data_is": "public"}))
+    wanted = {
+        PARENT_TAG: parent,
+        "dpgcl.sweep": "s",
+        "dpgcl.trial": "t0",
+        "dpgcl.role": "trial",
+        "data_is": "public",
+    }
+    assert run.info.status == "FINISHED"
+    assert wanted.items() <= run.data.tags.items()
+
+
+def test_trial_run_name_tells_trials_of_equal_groups_and_epsilon_apart(tracker):
+    parent = tracker.start_sweep("s", {}, {})
+    names = ("Q+V-private-r0", "Q-private-r0")
+    found = [tracker.client.get_run(log(tracker, parent, name)).info.run_name for name in names]
+    assert found == ["Q+V-private-r0: S=8 ε=10 Na=1", "Q-private-r0: S=8 ε=10 Na=1"]
+
+
+def test_trial_run_name_without_settings_is_the_trials_own(tracker):
+    parent = tracker.start_sweep("s", {}, {})
+    assert tracker.client.get_run(log(tracker, parent, params={})).info.run_name == "t0"
+
+
+def test_sealed_run_name_is_that_of_the_sweep(tracker):
+    run_id = tracker.log_sealed("hidden", PARAMS, METRICS, {})
+    assert tracker.client.get_run(run_id).info.run_name == "hidden"
+
+
+def test_trial_keeps_params_metrics_and_series(tracker):
+    parent = tracker.start_sweep("s", {}, {})
+    run_id = log(tracker, parent)
+    run = tracker.client.get_run(run_id)
+    history = [(point.step, point.value) for point in tracker.client.get_metric_history(run_id, "snr")]
+    assert run.data.params["target_epsilon"] == "10.0"
+    assert run.data.metrics == {**METRICS, "snr": 1.25}
+    assert history == SERIES["snr"]
+
+
+def test_trial_logged_again_makes_no_second_run(tracker):
+    parent = tracker.start_sweep("s", {}, {})
+    first = log(tracker, parent)
+    assert log(tracker, parent) == first
+    assert len(children(tracker, parent)) == 1
+
+
+def test_trial_of_the_same_name_in_another_sweep_is_another_run(tracker):
+    parents = [tracker.start_sweep(name, {}, {}) for name in "ab"]
+    assert len({log(tracker, parent) for parent in parents}) == 2
+
+
+def test_trial_left_unfinished_is_replaced(tracker, monkeypatch):
+    parent = tracker.start_sweep("s", {}, {})
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            type(tracker.client), "set_terminated", lambda *_, **__: (_ for _ in ()).throw(OSError())
+        )
+        with pytest.raises(TrackingError):
+            log(tracker, parent, metrics={"knn_accuracy": 0.1})
+    log(tracker, parent)
+    runs = children(tracker, parent)
+    assert [(run.info.status, run.data.metrics["knn_accuracy"]) for run in runs] == [("FINISHED", 0.8)]
+
+
+def test_trial_with_more_numbers_than_one_request_takes_is_complete(tracker):
+    parent = tracker.start_sweep("s", {}, {})
+    params = {f"p{i}": i for i in range(130)}
+    run_id = log(tracker, parent, params=params, series={"snr": [(i, float(i)) for i in range(2100)]})
+    assert len(tracker.client.get_run(run_id).data.params) == 130
+    assert len(tracker.client.get_metric_history(run_id, "snr")) == 2100
+
+
+def test_trial_is_one_request_for_its_numbers(tracker, monkeypatch):
+    calls = []
+    kind = type(tracker.client)
+    real = kind.log_batch
+    monkeypatch.setattr(kind, "log_batch", lambda *a, **k: (calls.append(k), real(*a, **k))[1])
+    log(tracker, tracker.start_sweep("s", {}, {}))
+    assert len(calls) == 1
+
+
+def test_trial_refuses_a_metric_that_is_also_a_series(tracker):
+    parent = tracker.start_sweep("s", {}, {})
+    with pytest.raises(ConfigError, match="snr"):
+        log(tracker, parent, metrics={"snr": 1.0})
+
+
+def test_figure_is_stored_under_the_artifact_root(tracker, storage, tmp_path):
+    picture = tmp_path / "f.png"
+    picture.write_bytes(b"picture")
+    parent = tracker.start_sweep("s", {}, {})
+    tracker.log_figure(parent, picture)
+    assert [path.read_bytes() for path in (storage / "mlartifacts").rglob("figures/f.png")] == [b"picture"]
+
+
+def test_log_artifact_of_a_missing_file_is_a_tracking_error(tracker, tmp_path):
+    parent = tracker.start_sweep("s", {}, {})
+    with pytest.raises(TrackingError, match=r"nowhere\.png"):
+        tracker.log_artifact(parent, tmp_path / "nowhere.png")
+
+
+@pytest.mark.parametrize("uri", ["file:///tmp/x", "mlruns", "ftp://host", "databricks", "127.0.0.1:5000"])
+def test_open_refuses_other_addresses_and_lists_the_valid(uri, tmp_path):
+    with pytest.raises(TrackingError, match=r"sqlite, postgresql.*https"):
+        Tracker.open(uri, tmp_path, "experiment")
+
+
+def test_open_refuses_an_sqlite_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TrackingError, match="cannot be created"):
+        Tracker.open(f"sqlite:///{tmp_path}/file/below/mlflow.db", tmp_path, "experiment")
+
+
+def test_open_refuses_an_sqlite_file_that_cannot_be_written(storage, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anything
+    with pytest.raises(TrackingError, match="must be able to write"):
+        Tracker.open(None, storage, "experiment")
+
+
+def test_open_explains_a_deleted_experiment(tracker, storage):
+    tracker.client.delete_experiment(tracker.experiment_id)
+    with pytest.raises(TrackingError, match="restore"):
+        Tracker.open(None, storage, "experiment")
+
+
+def test_open_fails_within_seconds_when_nothing_listens(tmp_path):
+    address = f"http://user:secret@127.0.0.1:{free_port()}"
+    begin = time.monotonic()
+    with pytest.raises(TrackingError, match="Connection refused") as caught:
+        Tracker.open(address, tmp_path, "experiment")
+    assert time.monotonic() - begin < 8
+    assert "secret" not in str(caught.value)
+
+
+def test_open_fails_within_seconds_when_the_server_never_answers(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        begin = time.monotonic()
+        with pytest.raises(TrackingError, match=r"tim(ed )?e?out"):
+            Tracker.open(f"http://127.0.0.1:{silent.getsockname()[1]}", tmp_path, "experiment")
+    assert time.monotonic() - begin < 12
+
+
+def test_open_leaves_the_request_limits_as_the_user_set_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
+    with pytest.raises(TrackingError):
+        Tracker.open(f"http://127.0.0.1:{free_port()}", tmp_path, "experiment")
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
+
+
+def test_telemetry_is_off_and_mlflow_not_imported_by_the_module():
+    code = (
+        "import os, sys, trainers.tracking.runs;"
+        "print(os.environ['MLFLOW_DISABLE_TELEMETRY'], 'mlflow' in sys.modules)"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "MLFLOW_DISABLE_TELEMETRY"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["true", "False"]
+
+
+@pytest.mark.server
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_server_killed_midway_is_a_tracking_error_and_the_same_call_later_succeeds(storage):
+    port = free_port()
+    address = f"http://127.0.0.1:{port}"
+    server = start_server(storage, port)
+    try:
+        tracker = Tracker.open(address, storage, "experiment")
+        parent = tracker.start_sweep("s", {}, {})
+        log(tracker, parent, "t0")
+        end(server)
+        with pytest.raises(TrackingError, match=r"127\.0\.0\.1"):
+            log(tracker, parent, "t1")
+        server = start_server(storage, port)
+        log(tracker, parent, "t1")
+        assert sorted(run.data.tags["dpgcl.trial"] for run in children(tracker, parent)) == ["t0", "t1"]
+    finally:
+        end(server)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def start_server(storage, port):
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{storage / 'mlflow.db'}"]
+    command += ["--artifacts-destination", str(storage / "mlartifacts")]
+    with (storage / "server.log").open("w") as log_file:
+        server = subprocess.Popen(command, stdout=log_file, stderr=log_file, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2)
+        except OSError:
+            time.sleep(0.5)
+        else:
+            return server
+    end(server)
+    raise RuntimeError((storage / "server.log").read_text()[-2000:])
+
+
+def end(server):
+    """Ends the server's own process group, workers included."""
+    if server.poll() is None:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()

@@ -1,0 +1,138 @@
+"""BYOL in the training loop: what its target is at every step, and what one record can move."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from dpgcl_core.clipping.types import num_trainable, trainable_parameters
+from tests.trainers.conftest import make_config, make_data
+from trainers.config.training import TARGET_DECAY, NetworkConfig, OptimizerConfig
+from trainers.models.encoder import build_encoder, refuse_cross_record
+from trainers.training import loop
+from trainers.training.loop import train
+from trainers.training.precision import embed_of
+from trainers.training.workers import SingleWorker
+
+
+def _network(precision: str = "float32") -> NetworkConfig:
+    return NetworkConfig(name="small_cnn", embedding_dim=8, predictor=True, precision=precision)
+
+
+def _run(precision: str = "float32", **changes: object) -> loop._Run:
+    usual = {"method": "byol_groups", "num_augmentations": 0, "group_size": 1, "seeded_non_private": True}
+    config = make_config(**(usual | {"network": _network(precision)} | changes))
+    return loop._prepare(config, make_data(), SingleWorker())
+
+
+def _weights(network: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in trainable_parameters(network)])
+
+
+def _sum(run: loop._Run, records: list[int]) -> torch.Tensor:
+    total = torch.zeros(num_trainable(run.encoder))
+    size = int(run.config.mechanism.group_size)
+    loop._add_clipped_sum(run, np.array(records).reshape(-1, size), total, 0)
+    return total
+
+
+def test_predictor_mixes_no_records() -> None:
+    refuse_cross_record(build_encoder(_network(), (1, 8, 8), 0), (1, 8, 8))
+
+
+def test_predictor_leaves_the_rest_of_the_network_at_its_initial_weights() -> None:
+    plain = NetworkConfig(name="small_cnn", embedding_dim=8)
+    without, with_predictor = (build_encoder(each, (1, 8, 8), 0) for each in (plain, _network()))
+    images = torch.rand(3, 1, 8, 8)
+    assert torch.equal(without(images), with_predictor.without_predictor(images))
+    assert not torch.equal(without(images), with_predictor(images))
+
+
+def test_targets_stand_beside_the_predictions_and_take_no_gradient() -> None:
+    run = _run()
+    views = torch.rand(2, 1, 2, 1, 8, 8)
+    assert run.average is not None
+    found = embed_of(run.encoder, run.config.network, run.average.network)(views)
+    predictions, targets = found.chunk(2, dim=-1)
+    expected = run.average.network.without_predictor(views.flatten(0, 2)).view_as(targets)
+    assert torch.allclose(targets, expected)
+    assert torch.allclose(predictions, embed_of(run.encoder)(views))
+    gradients = torch.autograd.grad(found.sum(), trainable_parameters(run.average.network), allow_unused=True)
+    assert all(gradient is None for gradient in gradients)
+
+
+def test_target_is_the_average_of_earlier_steps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step's own iterate enters after its gradient was taken: at the first step it is the initial one."""
+    run, used = _run(), []
+    initial = _weights(run.encoder)
+    original = loop.embed_of
+
+    def spy(encoder, network, target):  # type: ignore[no-untyped-def]
+        used.append(_weights(target))
+        return original(encoder, network, target)
+
+    monkeypatch.setattr(loop, "embed_of", spy)
+    monkeypatch.setattr(loop, "_norm_without_augmentation", lambda *_: None)
+    iterates = []
+    for _ in range(2):
+        loop._step(run)
+        run.step += 1
+        iterates.append(_weights(run.encoder))
+    assert torch.equal(used[0], initial)
+    expected = TARGET_DECAY * initial + (1 - TARGET_DECAY) * iterates[0]
+    assert torch.allclose(used[1], expected, atol=1e-7)
+
+
+def test_record_that_joins_moves_the_sum_by_c_at_most() -> None:
+    """Groups of one record, in the loop's own way from records to the clipped sum."""
+    run = _run(l2_clip_norm=0.01)
+    for _ in range(2):  # so that the target is not the network itself
+        loop._step(run)
+        run.step += 1
+    shift = float((_sum(run, [3, 7, 11, 20]) - _sum(run, [3, 7, 11])).norm())
+    assert 0.99 * 0.01 < shift <= run.config.mechanism.sensitivity == 0.01
+
+
+def test_exchanged_record_moves_the_sum_by_2c_at_most() -> None:
+    run = _run(l2_clip_norm=0.01, group_size=2)
+    shift = float((_sum(run, [3, 7, 11, 20]) - _sum(run, [3, 7, 11, 40])).norm())
+    assert 0 < shift <= run.config.mechanism.sensitivity == 0.02
+
+
+def test_training_lowers_the_loss_without_noise() -> None:
+    config = make_config(
+        method="byol_groups",
+        num_augmentations=0,
+        network=_network(),
+        noise_multiplier=0.0,
+        l2_clip_norm=math.inf,
+        num_steps=20,
+        sampling_prob=1.0,
+    )
+    losses = [loss for _, loss in train(config, make_data()).series["train_loss"]]
+    assert np.mean(losses[-3:]) < 0.8 * np.mean(losses[:3])
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_low_precision_keeps_the_fast_way(precision: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        run = _run(precision, group_size=4)
+        loop._step(run)
+    assert "one by one" not in caplog.text
+    full = _sum(_run(group_size=4), list(range(24)))
+    low = _sum(_run(precision, group_size=4), list(range(24)))
+    assert 0 < float((low - full).norm() / full.norm()) < 0.3
+
+
+def test_decay_of_the_average_is_that_of_the_target_where_given() -> None:
+    run = _run(optimizer=OptimizerConfig(ema_decay=0.5))
+    initial = _weights(run.encoder)
+    loop._step(run)
+    assert run.average is not None
+    expected = 0.5 * initial + 0.5 * _weights(run.encoder)
+    assert torch.allclose(_weights(run.average.network), expected, atol=1e-7)
+    assert run.released is run.average.network

@@ -1,0 +1,173 @@
+"""Where a training's secrets come from, and what is released of a step that drew them from the stream."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.noise.chacha20 import SecureRandomness
+from dpgcl_core.noise.gaussian import NUM_SUMMED, GaussianNoise
+from dpgcl_core.noise.sources import Draws, SecretRandomness
+from tests.trainers.conftest import make_config, make_data, make_records
+from trainers.config.training import EvaluationConfig, TrainingConfig
+from trainers.data.dataset import TrainingData
+from trainers.data.loading import split_held_out
+from trainers.training import loop
+from trainers.training.loop import train
+from trainers.training.workers import SingleWorker
+
+Drawn = Counter[tuple[type, str]]
+MULTIPLIER = 0.8
+STD = MULTIPLIER * 2.0  # the sensitivity is 2C, with C = 1
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
+    """Counts the generators taken, by source and purpose."""
+    taken: Drawn = Counter()
+    for source in (SecureRandomness, SecretRandomness):
+
+        def spy(self: object, step: int, purpose: str, *, source: type = source, own=source.generator):  # type: ignore[no-untyped-def]
+            taken[source, purpose] += 1
+            return own(self, step, purpose)
+
+        monkeypatch.setattr(source, "generator", spy)
+    return taken
+
+
+@pytest.fixture
+def summed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many normals were summed, draw by draw."""
+    found: list[int] = []
+    own = GaussianNoise.draw
+
+    def spy(self: GaussianNoise, num_coordinates: int, generator: Draws) -> torch.Tensor:
+        found.append(self.num_summed)
+        return own(self, num_coordinates, generator)
+
+    monkeypatch.setattr(GaussianNoise, "draw", spy)
+    return found
+
+
+def _noised() -> tuple[TrainingConfig, TrainingData]:
+    """A private training of two steps that releases two noised counts and a noised norm, too."""
+    evaluation = EvaluationConfig(
+        also_untrained=False, score_on_held_out=0.3, score_noise_multiplier=5.0, snr_noise_multiplier=8.0
+    )
+    records, scored = split_held_out(make_records(60), 0.3)
+    public = make_records(40, prefix="public")
+    data = dataclasses.replace(
+        make_data(private=True, evaluation_is_public=True), train=records, scored=scored, index=public
+    )
+    return make_config(evaluation=evaluation, num_steps=2), data
+
+
+@pytest.mark.parametrize(
+    ("private", "asked", "source", "num_summed"),
+    [
+        (True, None, SecureRandomness, NUM_SUMMED),
+        (True, True, SecureRandomness, NUM_SUMMED),
+        (False, True, SecureRandomness, NUM_SUMMED),
+        (False, None, SecretRandomness, 1),
+        (False, False, SecretRandomness, 1),
+    ],
+)
+def test_training_draws_from_the_stream_for_private_data_or_where_asked(
+    private: bool, asked: bool | None, source: type, num_summed: int, drawn: Drawn, summed: list[int]
+) -> None:
+    train(make_config(secure_noise=asked), make_data(private=private))
+    assert drawn == {(source, purpose): 6 for purpose in ("sampling", "permutation", "noise")}
+    assert summed == [num_summed] * 6
+
+
+def test_noised_releases_are_drawn_from_the_stream_and_summed(drawn: Drawn, summed: list[int]) -> None:
+    train(*_noised())
+    assert drawn[SecureRandomness, "score noise"] == drawn[SecureRandomness, "snr noise"] == 1
+    assert {source for source, _ in drawn} == {SecureRandomness}
+    assert summed == [NUM_SUMMED] * 5  # two steps, one norm, two counts
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_seeded_training_has_no_stream(secure: bool, drawn: Drawn) -> None:
+    config = make_config(seeded_non_private=True, secure_noise=secure or None)
+    if secure:
+        with pytest.raises(ConfigError, match="give one of them"):
+            train(config, make_data())
+    else:
+        train(config, make_data())
+    assert not drawn
+
+
+def test_private_records_are_refused_without_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "starting_encoder", lambda *_: pytest.fail("something was built"))
+    with pytest.raises(ConfigError, match="cryptographic stream only"):
+        train(make_config(secure_noise=False), make_data(private=True))
+
+
+def _clean_and_released(
+    monkeypatch: pytest.MonkeyPatch, **changes: object
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns a step's clean and released sums, float64 `[num_parameters]`."""
+    run = loop._prepare(
+        make_config(noise_multiplier=MULTIPLIER, sampling_prob=1.0, **changes),
+        make_data(private="secure_noise" not in changes),
+        SingleWorker(),
+    )
+    clean: list[torch.Tensor] = []
+    own = GaussianNoise.add_rounded_once
+
+    def spy(self: GaussianNoise, total: torch.Tensor, noise: torch.Tensor) -> None:
+        clean.append(total.double())
+        own(self, total, noise)
+
+    monkeypatch.setattr(GaussianNoise, "add_rounded_once", spy)
+    loop._step(run)
+    assert len(clean) == 1
+    assert float(clean[0].norm()) > 0
+    return clean[0], run.total.double()
+
+
+def test_released_sum_has_the_mechanisms_noise_around_the_clean_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bounds are five standard errors: a right law breaks one in a million times."""
+    clean, released = _clean_and_released(monkeypatch)
+    noise, root = (released - clean).numpy(), math.sqrt(len(clean))
+    assert abs(noise.mean()) < 5 * STD / root
+    assert abs(noise.std() - STD) < 5 * STD / (math.sqrt(2) * root)
+    assert abs(noise.std() - 0.9 * STD) > 5 * STD / (math.sqrt(2) * root)  # a wrong one is rejected
+    assert stats.kstest(noise / STD, "norm").pvalue > 1e-6
+    assert stats.kstest(1.1 * noise / STD, "norm").pvalue < 1e-6
+
+
+def test_noise_does_not_follow_the_clean_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    clean, released = _clean_and_released(monkeypatch)
+    correlation = np.corrcoef(clean.numpy(), (released - clean).numpy())[0, 1]
+    assert abs(correlation) < 5 / math.sqrt(len(clean))
+
+
+def _share_on_grid(sums: torch.Tensor) -> float:
+    multiples = sums / GaussianNoise(std=STD).grid
+    return float((multiples == multiples.round()).double().mean())
+
+
+def test_released_sum_is_on_the_public_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    clean, released = _clean_and_released(monkeypatch)
+    assert _share_on_grid(released) == 1.0
+    assert _share_on_grid(clean) < 0.9
+
+
+def test_released_sum_of_public_data_is_not_rounded_to_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, released = _clean_and_released(monkeypatch, secure_noise=None)
+    assert _share_on_grid(released) < 0.99
+
+
+def test_noise_of_the_stream_is_drawn_in_a_thread_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "_LONG_DRAW", 1)
+    clean, released = _clean_and_released(monkeypatch)
+    assert stats.kstest((released - clean).numpy() / STD, "norm").pvalue > 1e-6

@@ -1,0 +1,63 @@
+"""One record more through the real step: the coupled sums differ by at most what the mechanism claims."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dpgcl_core.clipping.types import num_trainable
+from tests.trainers.conftest import make_config, make_data
+from trainers.training import loop
+from trainers.training.workers import SingleWorker
+
+CLIP = 0.1  # far below every group's gradient norm, so that each contributes its full C
+
+
+def _run(group_size: object) -> loop._Run:
+    config = make_config(group_size=group_size, l2_clip_norm=CLIP, temperature=0.05)
+    return loop._prepare(config, make_data(), SingleWorker())
+
+
+def _clipped_sum(run: loop._Run, groups: np.ndarray) -> torch.Tensor:
+    total = torch.zeros(num_trainable(run.encoder))
+    loop._add_clipped_sum(run, groups, total, 1)
+    return total.double()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_exchanged_record_moves_the_clipped_sum_by_at_most_2c(seed: int) -> None:
+    run = _run(4)
+    order = np.random.default_rng(seed).permutation(60)
+    groups, new = order[:20].reshape(5, 4), order[-1]
+    exchanged = groups.copy()
+    exchanged[seed % 5, seed % 4] = (
+        new  # Fisher-Yates: the new record takes one place, its owner is left over
+    )
+    distance = float((_clipped_sum(run, exchanged) - _clipped_sum(run, groups)).norm())
+    assert 0 < distance <= run.config.mechanism.sensitivity
+
+
+def test_additional_group_moves_the_clipped_sum_by_at_most_c() -> None:
+    run = _run(4)
+    groups = np.arange(24).reshape(6, 4)
+    distance = float((_clipped_sum(run, groups) - _clipped_sum(run, groups[:5])).norm())
+    assert 0.9 * CLIP < distance <= CLIP
+
+
+def test_record_more_moves_the_whole_batch_by_at_most_2c() -> None:
+    run = _run("batch")
+    rows = np.arange(30)
+    distance = float((_clipped_sum(run, rows[None]) - _clipped_sum(run, rows[None, :29])).norm())
+    assert 0 < distance <= run.config.mechanism.sensitivity
+
+
+def test_views_of_other_records_are_bit_equal_next_to_a_new_record() -> None:
+    run = _run(4)
+    groups = np.arange(8).reshape(2, 4)
+    exchanged = groups.copy()
+    exchanged[0, 0] = 50
+    before, after = loop._views(run, groups, 3), loop._views(run, exchanged, 3)
+    assert torch.equal(before[1], after[1])
+    assert torch.equal(before[0, 1:], after[0, 1:])
+    assert not torch.equal(before[0, 0], after[0, 0])

@@ -1,0 +1,98 @@
+"""One worker, two and four: the same law."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from dpgcl_core.clipping.types import trainable_parameters
+from dpgcl_core.sampling.poisson import PoissonSampler
+from tests.trainers.conftest import make_config, make_data
+from trainers.training.loop import train
+from trainers.training.workers import DistributedWorkers, current_workers
+
+pytestmark = pytest.mark.slow
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _spawn(function, count: int, folder: Path, *arguments: object) -> None:  # type: ignore[no-untyped-def]
+    mp.spawn(_enter, args=(count, _free_port(), function, str(folder), *arguments), nprocs=count)
+
+
+def _enter(rank: int, count: int, port: int, function, folder: str, *arguments: object) -> None:  # type: ignore[no-untyped-def]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=count)
+    function(rank, Path(folder), *arguments)
+    dist.destroy_process_group()
+
+
+def _train_and_save(rank: int, folder: Path, group_size: object) -> None:
+    config = make_config(seeded_non_private=True, group_size=group_size, sampling_prob=0.4)
+    result = train(config, make_data(), workers=current_workers())
+    weights = torch.cat([p.detach().flatten() for p in trainable_parameters(result.encoder)])
+    torch.save(
+        {"weights": weights, "series": result.series, "metrics": result.metrics}, folder / f"{rank}.pt"
+    )
+
+
+@pytest.mark.parametrize(("count", "group_size"), [(2, 4), (4, 4), (2, "batch")])
+def test_workers_have_the_law_of_one(count: int, group_size: object, tmp_path: Path) -> None:
+    """With the same draws (seeded, labelled non-private) W workers end where one does: one sample, one
+    permutation and one noise in total, and no group, negative or record counted twice or left out."""
+    one = train(make_config(seeded_non_private=True, group_size=group_size, sampling_prob=0.4), make_data())
+    expected = torch.cat([p.detach().flatten() for p in trainable_parameters(one.encoder)])
+    _spawn(_train_and_save, count, tmp_path, group_size)
+    saved = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(count)]
+    for other in saved:
+        assert float((other["weights"] - expected).norm() / expected.norm()) < 1e-5
+        assert torch.equal(other["weights"], saved[0]["weights"])
+    assert saved[0]["series"]["num_groups"] == one.series["num_groups"]
+    for actual, expected_loss in zip(saved[0]["series"]["train_loss"], one.series["train_loss"], strict=True):
+        assert actual == pytest.approx(expected_loss, rel=1e-4)
+    assert saved[0]["metrics"]["snr_first_step"] == pytest.approx(one.metrics["snr_first_step"], rel=1e-4)
+    assert saved[1]["metrics"] == {}
+
+
+def _save_noise(rank: int, folder: Path) -> None:
+    from trainers.training import loop
+
+    run = loop._prepare(make_config(), make_data(), current_workers())
+    run.optimizer.step = lambda: None
+    PoissonSampler.sample = lambda self, num_records, generator: np.empty(0, dtype=np.int64)
+    loop._step(run)
+    noise = torch.cat([p.grad.flatten() for p in run.encoder.parameters()]) * run.config.mechanism.divisor
+    torch.save(noise, folder / f"{rank}.pt")
+
+
+def test_noise_is_drawn_once_for_all_workers(tmp_path: Path) -> None:
+    _spawn(_save_noise, 2, tmp_path)
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    assert torch.equal(first, second)
+    error = 2.0 / np.sqrt(2 * len(first))
+    assert abs(float(first.std()) - 2.0) < 5 * error  # σ · 2C; drawn twice it would be √2 larger
+
+
+def _share(rank: int, folder: Path) -> None:
+    workers = DistributedWorkers()
+    groups = np.arange(6).reshape(3, 2) if rank == 0 else None
+    shared = workers.share_groups(groups)
+    empty = workers.share_groups(np.empty((0, 4), dtype=np.int64) if rank == 0 else None)
+    np.save(folder / f"{rank}.npy", shared)
+    assert empty.shape == (0, 4)
+
+
+def test_groups_are_shared_whole(tmp_path: Path) -> None:
+    _spawn(_share, 2, tmp_path)
+    for rank in range(2):
+        assert np.load(tmp_path / f"{rank}.npy").tolist() == [[0, 1], [2, 3], [4, 5]]

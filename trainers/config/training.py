@@ -1,0 +1,391 @@
+"""The settings of one training: frozen, keyword-only, validated at construction.
+
+What decides the guarantee is in `dpgcl_core.mechanism.mechanism.Mechanism`; what decides the result besides
+it is in `trainers.config.networks` and in `OptimizerConfig` and `EvaluationConfig` here; what must not change
+the result stands apart in `PerformanceConfig`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from dpgcl_core.clipping.parts import ClippingParts
+from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.mechanism.mechanism import Mechanism
+from dpgcl_core.mechanism.method import GradientRule, GroupRule, LossSettings
+from dpgcl_core.mechanism.registry import METHODS
+from dpgcl_core.methods.view_draws import over_view_draws
+from dpgcl_core.noise.chacha20 import choose_randomness
+from dpgcl_core.noise.sources import DrawSource
+from dpgcl_core.release import noised_counts
+from trainers.config.networks import (
+    PRECISIONS,
+    ClipNetworkConfig,
+    NetworkConfig,
+    TextViewConfig,
+    ViewConfig,
+    require,
+)
+from trainers.files.weights import WarmStart
+
+TOWERS = ClippingParts(prefixes=("clip.visual.",))
+"""The image tower; the text tower and the temperature are the rest."""
+
+__all__ = [
+    "PRECISIONS",
+    "ClipNetworkConfig",
+    "EvaluationConfig",
+    "NetworkConfig",
+    "OptimizerConfig",
+    "PerformanceConfig",
+    "TextViewConfig",
+    "TrainingConfig",
+    "ViewConfig",
+]
+
+DECAYS = ("none", "cosine", "linear")
+TARGET_DECAY = 0.99
+"""Of the average that a method regresses onto, where no `ema_decay` is given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """The optimizer (station 9).
+
+    Attributes:
+      name: one of `trainers.training.optimizers.OPTIMIZERS`.
+      learning_rate: positive.
+      weight_decay: non-negative; decoupled for AdamW, added to the gradient otherwise.
+      momentum: of SGD and LARS.
+      warmup_steps: steps in which the learning rate rises to its value, see `trainers.training.optimizers`.
+      learning_rate_decay: how it falls afterwards, towards 0 at the last step: "none", "cosine" or "linear".
+      ema_decay: of the average of the iterates that is scored and returned, see
+        `trainers.training.averaging`; 0 =
+        the last iterate itself.
+    """
+
+    name: str = "adam"
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+    momentum: float = 0.9
+    warmup_steps: int = 0
+    learning_rate_decay: str = "none"
+    ema_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(
+            0 < self.learning_rate < math.inf,
+            f"learning_rate must be positive and finite; got {self.learning_rate}",
+        )
+        require(
+            0 <= self.weight_decay < math.inf,
+            f"weight_decay must be finite and not negative; got {self.weight_decay}",
+        )
+        require(0 <= self.momentum < 1, f"momentum must be in [0, 1); got {self.momentum}")
+        require(self.warmup_steps >= 0, f"warmup_steps must not be negative; got {self.warmup_steps}")
+        if self.learning_rate_decay not in DECAYS:
+            raise ConfigError(unknown_choice("learning_rate_decay", self.learning_rate_decay, DECAYS))
+        require(0 <= self.ema_decay < 1, f"ema_decay must be in [0, 1); got {self.ema_decay}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """How frozen features are scored.
+
+    Attributes:
+      max_index_records: k-NN index and probe training records, the first by keyed hash of their id.
+      max_query_records: test records scored, likewise.
+      num_neighbors: k of k-NN.
+      also_untrained: score the network before training too.
+      record_every_steps: steps between recorded SNR and loss values (public data only); 0 = first only.
+      score_every_steps: steps between scores on the way, the first before training; 0 = none. They are
+        scores of released iterates, and seen where the final ones are.
+      score_on_held_out: share of the records that is never trained on but scored with noised counts
+        against the public index; 0 = none. By record id, so the same for all trials of a sweep.
+      score_noise_multiplier: standard deviation of each noised count.
+      snr_noise_multiplier: noise over sensitivity of the first step's noised SNR; None = not released.
+    """
+
+    max_index_records: int = 10_000
+    max_query_records: int = 10_000
+    num_neighbors: int = 3
+    also_untrained: bool = True
+    record_every_steps: int = 10
+    score_every_steps: int = 0
+    score_on_held_out: float = 0.0
+    score_noise_multiplier: float | None = None
+    snr_noise_multiplier: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_index_records", "max_query_records", "num_neighbors"):
+            value = getattr(self, name)
+            require(value >= 1, f"{name} must be at least 1; got {value}")
+        for name in ("record_every_steps", "score_every_steps"):
+            require(getattr(self, name) >= 0, f"{name} must not be negative; got {getattr(self, name)}")
+        share = self.score_on_held_out
+        require(0 <= share < 1, f"score_on_held_out must be a share in [0, 1); got {share}")
+        require(
+            (share > 0) == (self.score_noise_multiplier is not None),
+            "score_on_held_out and score_noise_multiplier belong together: give both or neither; "
+            f"got {share} and {self.score_noise_multiplier}",
+        )
+        for name in ("score_noise_multiplier", "snr_noise_multiplier"):
+            if getattr(self, name) is not None:
+                noised_counts.check_noise_multiplier(name, getattr(self, name))
+
+    @property
+    def num_noised_scores(self) -> int:
+        """Noised counts of one trial: k-NN and linear probe, of the trained network alone."""
+        return 2 if self.score_on_held_out else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerformanceConfig:
+    """Fields that change time and memory, never the law of the result.
+
+    Attributes:
+      num_workers: data-parallel workers of one training.
+      threads_per_worker: CPU threads of one worker.
+      max_views_per_microbatch: images passed through the encoder at once (one group at least); None for
+        what is fast and fits into the memory at hand.
+      prefetch: make the views of the next microbatch in a thread beside the current one; worth it only
+        where a core has nothing else to do.
+      checkpoint_every_steps: steps between checkpoints; the most that a crash makes repeat.
+      device: "cpu", "cuda", or "auto" for cuda where there is one.
+      worker_processes: give even a single worker a Ray Train worker group of its own process.
+    """
+
+    num_workers: int = 1
+    threads_per_worker: int = 1
+    max_views_per_microbatch: int | None = None
+    prefetch: bool = False
+    checkpoint_every_steps: int = 50
+    device: str = "auto"
+    worker_processes: bool = False
+
+    def __post_init__(self) -> None:
+        for name in (
+            "num_workers",
+            "threads_per_worker",
+            "max_views_per_microbatch",
+            "checkpoint_every_steps",
+        ):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"{name} must be at least 1; got {value}")
+        require(
+            self.device in ("auto", "cpu", "cuda"), f"device must be auto, cpu or cuda; got {self.device!r}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """One training, complete.
+
+    Attributes:
+      mechanism: the private step and its accounting.
+      temperature: τ of the loss.
+      num_augmentations: N_a, extra augmented copies of every key.
+      num_view_draws: K, independent draws of all of a record's views, whose gradients are averaged, see
+        `dpgcl_core.methods.view_draws`.
+      public_seed: governs initialisation, augmentation and the evaluation subsets: public things only.
+      seeded_non_private: take sampling, permutation and noise from `public_seed` too. Such a run is
+        reproducible and has **no** guarantee; it is labelled so everywhere.
+      secure_noise: take them from the cryptographic stream, with the floating-point defence; None for the
+        rule: for private data always, for public data not. False is refused for private data.
+      warm_start: public weights to start from; None for a random draw, or what a CLIP model starts from.
+      text_views: of captions; None where there are none.
+      per_tower_clipping: clip each tower's part of a group's gradient to C/√2, see
+        `dpgcl_core.clipping.parts`.
+    """
+
+    mechanism: Mechanism
+    temperature: float = 0.2
+    num_augmentations: int = 1
+    num_view_draws: int = 1
+    views: ViewConfig = field(default_factory=ViewConfig)
+    network: NetworkConfig | ClipNetworkConfig = field(default_factory=NetworkConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    performance: PerformanceConfig = field(default_factory=PerformanceConfig)
+    public_seed: int = 0
+    seeded_non_private: bool = False
+    secure_noise: bool | None = None
+    warm_start: WarmStart | None = None
+    text_views: TextViewConfig | None = None
+    per_tower_clipping: bool = False
+
+    def __post_init__(self) -> None:
+        require(
+            0 < self.temperature < math.inf,
+            f"temperature must be positive and finite; got {self.temperature}",
+        )
+        require(
+            self.num_augmentations >= 0,
+            f"num_augmentations must not be negative; got {self.num_augmentations}",
+        )
+        require(self.num_view_draws >= 1, f"num_view_draws must be at least 1; got {self.num_view_draws}")
+        self._check_pairs()
+        self._check_method()
+        self._check_schedule()
+
+    def _check_method(self) -> None:
+        method, rule = self.mechanism.rules, self.rule()
+        if self.num_augmentations and not method.takes_augmented_keys:
+            raise ConfigError(
+                f"{method.name} has no place for augmented keys: give num_augmentations = 0; got "
+                f"{self.num_augmentations}"
+            )
+        if rule.whole_batch and self.performance.num_workers > 1:
+            raise ConfigError(
+                f"{method.name} compares all records of a step, so one worker must hold them: give "
+                f"num_workers = 1; got {self.performance.num_workers}"
+            )
+        if self.network.precision == "float16" and not isinstance(rule, GroupRule):
+            raise ConfigError(
+                f"float16 is for methods that clip groups; {method.name} does not: give float32 or bfloat16"
+            )
+        if self.network.predictor != method.needs_target:
+            raise ConfigError(
+                "a network has a predictor exactly where its method regresses onto a target, and "
+                f"{method.name} {'does' if method.needs_target else 'does not'}: give predictor = "
+                f"{method.needs_target}"
+            )
+
+    def _check_pairs(self) -> None:
+        method, learns = self.mechanism.rules, self.learns_temperature
+        require(
+            (self.text_views is not None) == self.trains_pairs,
+            "text_views belong to the training of a CLIP model: give both or neither",
+        )
+        if self.trains_pairs and not method.takes_pairs:
+            raise ConfigError(
+                f"{method.name} has no loss for pairs of images and texts; "
+                f"{', '.join(each.name for each in METHODS.values() if each.takes_pairs)} have"
+            )
+        if self.per_tower_clipping and not (self.trains_pairs and isinstance(self.rule(), GroupRule)):
+            raise ConfigError(
+                "per_tower_clipping is for the two towers of a CLIP model and methods that clip groups; "
+                f"got {method.name} of {self.network.name}"
+            )
+        if learns and not isinstance(self.rule(), GroupRule):
+            raise ConfigError(
+                f"learn_temperature is for methods that clip groups; with {method.name} it has no record's "
+                "path"
+            )
+        if learns and not 0.01 <= self.temperature <= 1:
+            raise ConfigError(
+                f"a learned temperature starts between 0.01 and 1, its bounds; got {self.temperature}"
+            )
+
+    def _check_schedule(self) -> None:
+        warmup, num_steps = self.optimizer.warmup_steps, self.mechanism.num_steps
+        require(
+            not warmup or not num_steps or warmup < num_steps,
+            "warmup_steps must be below num_steps, for the learning rate to be reached; got "
+            f"{warmup} of {num_steps}",
+        )
+
+    def rule(self) -> GradientRule:
+        """Returns how one step's clipped sum is made."""
+        settings = LossSettings(
+            temperature=1.0 if self.learns_temperature else self.temperature,
+            pairs=self.trains_pairs,
+            parts=TOWERS if self.per_tower_clipping else None,
+        )
+        return over_view_draws(self.mechanism.rule(settings), self.num_view_draws)
+
+    @property
+    def trains_pairs(self) -> bool:
+        """Whether records are pairs of images and texts."""
+        return isinstance(self.network, ClipNetworkConfig)
+
+    @property
+    def learns_temperature(self) -> bool:
+        """Whether the temperature is a weight of the network."""
+        return isinstance(self.network, ClipNetworkConfig) and self.network.learn_temperature
+
+    @property
+    def views_per_record(self) -> int:
+        """Views of a record in one step."""
+        return self.num_views(self.num_augmentations)
+
+    def num_views(self, num_augmentations: int) -> int:
+        """Returns the views of a record: a query, a key and its copies, `num_view_draws` times.
+
+        Of a pair: image, caption, and copies of both.
+        """
+        copies = 2 * num_augmentations if self.trains_pairs else num_augmentations
+        return self.num_view_draws * (2 + copies)
+
+    @property
+    def average_decay(self) -> float:
+        """Decay of the average of the iterates that is kept; 0 where none is."""
+        return self.optimizer.ema_decay or (TARGET_DECAY if self.mechanism.rules.needs_target else 0.0)
+
+    @property
+    def warm_start_sha256(self) -> str | None:
+        """What identifies the weights that the training starts from, wherever they lie."""
+        return self.warm_start.sha256 if self.warm_start is not None else None
+
+    @property
+    def guarantee_label(self) -> str:
+        """`proven` or `none`; a seeded run is never private."""
+        return "none" if self.seeded_non_private else self.mechanism.guarantee_label
+
+    def randomness(self, *, data_are_private: bool) -> DrawSource:
+        """Returns where sampling, permutations and noise come from.
+
+        Raises:
+          ConfigError: private data without the cryptographic stream, or a seeded run with it.
+        """
+        return choose_randomness(
+            secure_noise=self.secure_noise,
+            data_are_private=data_are_private,
+            public_seed=self.public_seed if self.seeded_non_private else None,
+        )
+
+    def epsilon(self, num_steps: int | None = None, *, num_restarts: int = 0, num_scorings: int = 1) -> float:
+        """Returns ε of all that one training releases: model, noised scores and noised SNR.
+
+        Args:
+          num_steps: charged steps; all planned ones unless given.
+          num_restarts: each may have repeated the first step, whose SNR is then charged once more.
+          num_scorings: times that the noised scores may have been drawn.
+        """
+        return noised_counts.trial_epsilon(
+            self.mechanism,
+            self.evaluation.score_noise_multiplier,
+            self.evaluation.num_noised_scores * max(1, num_scorings),
+            num_steps=num_steps,
+            snr_noise_multiplier=self.evaluation.snr_noise_multiplier,
+            num_snr_steps=1 + num_restarts,
+        )
+
+    @property
+    def num_scored_public(self) -> int:
+        """The public divisor of noised counts: the held-out records to expect beside those trained on."""
+        share = self.evaluation.score_on_held_out
+        return max(1, round(self.mechanism.num_records_public * share / (1 - share)))
+
+    def as_params(self) -> dict[str, Any]:
+        """Returns every setting flat, by the names of the dataclass fields, for MLflow."""
+        params: dict[str, Any] = {}
+        for part in (
+            self,
+            self.mechanism,
+            self.views,
+            *([self.text_views] if self.text_views else []),
+            self.network,
+            self.optimizer,
+            self.evaluation,
+            self.performance,
+        ):
+            for item in dataclasses.fields(part):
+                value = getattr(part, item.name)
+                if not dataclasses.is_dataclass(value):
+                    prefix = {self.network: "network_", self.optimizer: "optimizer_"}.get(part, "")
+                    params[prefix + item.name if item.name == "name" else item.name] = value
+        return params | {"guarantee_label": self.guarantee_label, "warm_start": self.warm_start_sha256}

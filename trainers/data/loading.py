@@ -1,0 +1,264 @@
+"""Station 1 in practice: data sets by name, and the split into training and test records."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from dpgcl_core.errors import ConfigError, DataError, unknown_choice
+from dpgcl_core.sampling.records import held_out
+from trainers.data.classes import BUILTIN_CLASS_NAMES
+from trainers.data.dataset import AnyRecords, Dataset, Modality, TrainingData
+from trainers.data.faults import RecordsError
+from trainers.data.image_text import PairOptions, has_captions, load_csv_pairs, load_parquet_pairs
+from trainers.data.own import NamedSplits, load_folder, load_npz, load_parquet
+from trainers.data.pairs import ImageTextRecords, LoadedPairs
+from trainers.data.records import Records
+from trainers.data.shapes import SHAPE_NAMES, load_shapes, shape_numbers
+from trainers.data.sources import SOURCES, load_builtin
+from trainers.data.webdataset import load_webdataset
+
+BUILTIN_DATASETS: tuple[str, ...] = (*SOURCES, "shapes")
+"""Names of the public data sets: downloaded when they are needed, or generated."""
+
+MAX_IMAGE_SIZE = 1024
+"""Larger squares would fill the memory: images are held in it."""
+
+_WITH_COLUMNS = ("npz", "parquet", "csv", "webdataset")
+_RESERVED = ("image", "images", "label", "labels", "caption", "")
+_OWN: dict[str, Callable[..., NamedSplits]] = {
+    "npz": load_npz,
+    "parquet": load_parquet,
+    "folder": load_folder,
+}
+_OWN_PAIRS = ("csv", "parquet", "webdataset")
+
+__all__ = [
+    "AnyRecords",
+    "BUILTIN_DATASETS",
+    "Dataset",
+    "ImageTextRecords",
+    "Modality",
+    "PairOptions",
+    "Records",
+    "RecordsError",
+    "TrainingData",
+    "check_dataset_name",
+    "is_builtin_name",
+    "is_split_held_out",
+    "load_dataset",
+    "modality_of_name",
+    "split_held_out",
+    "split_train_test",
+]
+
+
+def check_dataset_name(name: str) -> None:
+    """Checks that `name` is a built-in data set or a file of one's own, such as `npz:PATH`.
+
+    Nothing is read: whether there is anything at PATH shows when it is loaded.
+
+    Raises:
+      ConfigError: it is neither.
+
+    >>> check_dataset_name("digit")
+    Traceback (most recent call last):
+    ...
+    dpgcl_core.errors.ConfigError: unknown data set 'digit'; did you mean 'digits'? Valid: cifar10, \
+csv:PATH, digits, eurosat, fashion-mnist, folder:PATH, npz:PATH, parquet:PATH, shapes, shapes:NUM:SEED, \
+webdataset:PATH
+    """
+    scheme, _, path = name.partition(":")
+    if is_builtin_name(name):
+        if scheme == "shapes":
+            shape_numbers(name)
+    elif not (path and scheme in {*_OWN, *_OWN_PAIRS}):
+        schemes = (f"{own}:PATH" for own in {*_OWN, *_OWN_PAIRS})
+        raise ConfigError(unknown_choice("data set", name, [*BUILTIN_DATASETS, "shapes:NUM:SEED", *schemes]))
+
+
+def is_builtin_name(name: str) -> bool:
+    """Whether `name` is a public data set of `BUILTIN_DATASETS`; with shapes, however many.
+
+    >>> is_builtin_name("digits"), is_builtin_name("shapes:500:7"), is_builtin_name("csv:pairs.csv")
+    (True, True, False)
+    """
+    return name in BUILTIN_DATASETS or name.startswith("shapes:")
+
+
+def modality_of_name(name: str, pairs: PairOptions | None = None) -> Modality:
+    """Returns what a record of a data set is, before it is loaded.
+
+    Reads the schema of a parquet file at most; where there is none it says "image", and loading tells why.
+
+    >>> modality_of_name("shapes"), modality_of_name("digits")
+    ('image-text', 'image')
+    """
+    scheme, _, path = name.partition(":")
+    if scheme == "parquet" and path:
+        return "image-text" if has_captions(Path(path).expanduser(), pairs) else "image"
+    return "image-text" if scheme in ("shapes", "csv", "webdataset") else "image"
+
+
+def load_dataset(
+    name: str,
+    *,
+    image_size: int | None = None,
+    unit_column: str | None = None,
+    pairs: PairOptions | None = None,
+) -> Dataset:
+    """Returns a data set with its images in memory; those of `webdataset:PATH` stay in their shards.
+
+    Args:
+      name: one of `BUILTIN_DATASETS`, `shapes:NUM` or `shapes:NUM:SEED`; or your own: `npz:PATH` and
+        `folder:PATH` of images, `csv:PATH` and `webdataset:PATH` of images with captions, `parquet:PATH` of
+        either, by whether it has a caption column.
+      image_size: resize every image to this many pixels square; None keeps the images' own size
+        (EuroSAT, shapes: 32) and refuses data of several sizes.
+      unit_column: the column (npz: array, webdataset: json field) that names the privacy unit: all rows of
+        one person, say, are one record. None protects one row, or one image with all its captions; a person
+        with k of them then has group privacy only.
+      pairs: how images with captions are read; None: as open_clip does.
+
+    Raises:
+      ConfigError: the name is unknown, an argument means nothing for this data set, or `image_size` is not
+        a positive integer.
+      DataError: the data are missing, damaged, empty or of several shapes.
+
+    >>> load_dataset("digits").image_shape
+    (1, 8, 8)
+    """
+    check_dataset_name(name)
+    _check_image_size(image_size)
+    _check_unit_column(name, unit_column)
+    pairs = pairs or PairOptions()
+    scheme, _, rest = name.partition(":")
+    has_pairs = scheme in _OWN_PAIRS and modality_of_name(name, pairs) == "image-text"
+    _check_pair_options(name, pairs, has_pairs)
+    if has_pairs:
+        loaded = _load_pairs(scheme, Path(rest).expanduser(), image_size, unit_column, pairs)
+        return Dataset(
+            name=name,
+            train=loaded.train,
+            test=loaded.test,
+            is_builtin=False,
+            num_skipped=loaded.num_skipped,
+            class_names=loaded.class_names,
+        )
+    train: AnyRecords
+    test: AnyRecords | None
+    class_names: tuple[str, ...]
+    if scheme == "shapes":
+        train, test = load_shapes(name, image_size)
+        class_names = SHAPE_NAMES
+    elif is_builtin_name(name):
+        train, test = load_builtin(name, image_size)
+        class_names = BUILTIN_CLASS_NAMES[name]
+    else:
+        more = {} if unit_column is None else {"unit_column": unit_column}
+        train, test, class_names = _OWN[scheme](Path(rest).expanduser(), image_size, **more)
+    return Dataset(
+        name=name, train=train, test=test, is_builtin=is_builtin_name(name), class_names=class_names
+    )
+
+
+def _load_pairs(
+    scheme: str, path: Path, image_size: int | None, unit_column: str | None, pairs: PairOptions
+) -> LoadedPairs:
+    pairs = dataclasses.replace(pairs, unit=unit_column or pairs.unit)
+    if scheme == "webdataset":
+        return load_webdataset(
+            path, image_size=image_size, unit_field=pairs.unit, skip_corrupt=pairs.skip_corrupt
+        )
+    load = load_csv_pairs if scheme == "csv" else load_parquet_pairs
+    return load(path, pairs, image_size=image_size)
+
+
+def _check_image_size(image_size: int | None) -> None:
+    if image_size is not None and (type(image_size) is not int or image_size < 1):
+        raise ConfigError(f"image_size must be a positive integer, in pixels, or None; got {image_size!r}")
+    if image_size is not None and image_size > MAX_IMAGE_SIZE:
+        raise ConfigError(f"image_size must be at most {MAX_IMAGE_SIZE} pixels; got {image_size}")
+
+
+def _check_unit_column(name: str, unit_column: str | None) -> None:
+    has_columns = name.partition(":")[0] in _WITH_COLUMNS
+    if unit_column is not None and (not has_columns or unit_column in _RESERVED):
+        raise ConfigError(
+            "unit_column must name a column of npz:PATH or parquet:PATH (or csv:PATH, webdataset:PATH) other "
+            f"than image, label and caption; got {unit_column!r} of {name.partition(':')[0]}"
+        )
+
+
+def _check_pair_options(name: str, pairs: PairOptions, has_pairs: bool) -> None:
+    meant = pairs.fitting(name).given if has_pairs else ()
+    unused = [field for field in pairs.given if field not in meant]
+    if unused:
+        scheme = name.partition(":")[0]
+        raise ConfigError(
+            f"{', '.join(unused)} tell how images with captions are read, and mean nothing for "
+            f"{scheme + ' without a caption column' if scheme == 'parquet' and not has_pairs else scheme}; "
+            "leave them out, or name the caption column"
+        )
+
+
+_SCORE_SPLIT = "score-split"
+
+
+def split_held_out(records: AnyRecords, share: float) -> tuple[AnyRecords, AnyRecords | None]:
+    """Returns the records to train on, and those held out to be scored with noise; None for a share of 0.
+
+    Each record goes by a keyed hash of its own id, so the split is the same in all trials, and one record
+    more or less moves no other. An empty side is no error: to tell would depend on the records.
+
+    >>> import numpy as np
+    >>> from dpgcl_core.sampling.records import ids_from_names
+    >>> ids = ids_from_names([f"r{i}" for i in range(100)])
+    >>> records = Records(images=np.zeros((100, 1, 8, 8), dtype=np.uint8), ids=ids)
+    >>> train, scored = split_held_out(records, 0.2)
+    >>> len(train) + len(scored), len(set(train.ids) & set(scored.ids))
+    (100, 0)
+    """
+    if not 0 <= share < 1:
+        raise ConfigError(f"score_on_held_out must be a share in [0, 1); got {share}")
+    if share == 0:
+        return records, None
+    held = held_out(records.ids, share, key=_SCORE_SPLIT)
+    return records.take(~held), records.take(held)
+
+
+def is_split_held_out(train: AnyRecords, scored: AnyRecords, share: float) -> bool:
+    """Whether `train` and `scored` are the two sides of `split_held_out`, record by record."""
+    return bool(
+        held_out(scored.ids, share, key=_SCORE_SPLIT).all()
+        and not held_out(train.ids, share, key=_SCORE_SPLIT).any()
+    )
+
+
+def split_train_test(dataset: Dataset, test_fraction: float) -> tuple[AnyRecords, AnyRecords]:
+    """Returns the records to train on and those held out for testing.
+
+    The source's own split is kept where it has one. Otherwise each record goes by its own id alone, so
+    adding or removing one record moves no other between the two.
+
+    Args:
+      dataset: as loaded.
+      test_fraction: in [0, 1), the share to hold out of a source without a split of its own.
+
+    Raises:
+      ConfigError: `test_fraction` lies outside [0, 1).
+      DataError: the split leaves no record to train on, or none to test on though some were asked for.
+    """
+    if not 0 <= test_fraction < 1:
+        raise ConfigError(f"test_fraction must be in [0, 1); got {test_fraction}")
+    if dataset.test is not None:
+        return dataset.train, dataset.test
+    held = held_out(dataset.train.ids, test_fraction)
+    train, test = dataset.train.take(~held), dataset.train.take(held)
+    if len(train) == 0 or (len(test) == 0 and test_fraction > 0):
+        raise DataError(
+            f"a split must leave records on both sides; test_fraction {test_fraction} of {len(held)} leaves "
+            f"{len(train)} to train on and {len(test)} to test on. Change test_fraction or add records"
+        )
+    return train, test

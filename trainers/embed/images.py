@@ -1,0 +1,359 @@
+"""Embeds images with an exported model; with a CLIP model also texts, and pairs of both.
+
+    python -m trainers.embed --model FOLDER --images folder:/data/scans --to scans.parquet
+    python -m trainers.embed --model FOLDER --images parquet:/data/scans.parquet --features projection
+    python -m trainers.embed --model FOLDER --images csv:/data/pairs.csv --to pairs.npz
+    python -m trainers.embed --model FOLDER --texts captions.txt --to captions.npz
+
+Images are read by the rules of `trainers.data.loading` (a folder, an `.npz`, parquet files, pairs of one's
+own, or a built-in data set), resized to the model's input and brought to its number of channels. What cannot
+be read is refused as a whole, with how many there are; so no row goes missing. `--features backbone` gives
+the features that the scores are computed from, `projection` the unit embeddings that the loss saw.
+
+A CLIP model gives unit embeddings in the space of both towers, and of images with captions both sides. Rows
+of pairs with one image are one record, and it has one embedding.
+`--texts` is a file with one caption per line, or csv or parquet with a column of captions. An encoder of
+images takes the images of such pairs.
+
+Embeddings of private data are private data themselves. The model's guarantee is about the records that
+it was trained on; it covers the model, and nothing that the model is applied to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from dpgcl_core.errors import ConfigError, DataError, StorageError, StrictParser
+from dpgcl_core.sampling.records import ids_from_names
+from trainers.data.dataset import Dataset
+from trainers.data.loading import PairOptions, load_dataset
+from trainers.embed.pairs import (
+    NPZ,
+    PARQUET,
+    Names,
+    PairEmbeddings,
+    embed_source,
+    embed_texts,
+    float_lists,
+    images_of,
+    load_images,
+    pair_names,
+    parts_of,
+    read_captions,
+    write_pair_embeddings,
+)
+from trainers.evaluation.features import Features, embed_features
+from trainers.evaluation.pairs import PAIRS_AT_ONCE
+from trainers.export.folder import ModelDescription, load_clip, load_encoder, read_description
+from trainers.models.clip.encoder import ImageTextEncoder
+from trainers.models.encoder import NORM_FLOOR, Encoder, ImageShape, device_named, to_fast_layout
+
+BACKBONE, PROJECTION = "backbone", "projection"
+NOTE = (
+    "Embeddings of private images are private data themselves: the guarantee covers the model, not what it "
+    "is applied to."
+)
+_IMAGES_AT_ONCE = 512
+_LUMA = np.array([19595, 38470, 7471], dtype=np.uint32)  # ITU-R 601 in 16 bits: how Pillow makes grey images
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns 0.
+
+    Raises:
+      ConfigError, DataError, StorageError: an option, the images or the model are unusable.
+    """
+    options = _parser().parse_args(arguments)
+    _check_target(options.to)
+    if options.batch_size is not None and options.batch_size < 1:
+        raise ConfigError(f"batch_size must be at least 1; got {options.batch_size}")
+    if options.images is None and options.texts is None:
+        raise ConfigError("there is nothing to embed: give --images, or of a CLIP model --texts")
+    pairs = PairOptions(
+        image=options.csv_img_key, caption=options.csv_caption_key, separator=options.csv_separator
+    )
+    description = read_description(options.model)
+    run = _images_alone if description.clip is None else _both_towers
+    run(options, description, pairs)
+    print(f"the model: {description.promise}")
+    print(f"note: {NOTE}")
+    return 0
+
+
+def _images_alone(options: argparse.Namespace, description: ModelDescription, pairs: PairOptions) -> None:
+    if options.texts is not None or options.images is None:
+        raise ConfigError(
+            "--texts needs a CLIP model; the model is an encoder of images: give --images alone"
+        )
+    encoder, description = load_encoder(options.model, own_network=options.network)
+    names, images = read_images(options.images, description.image_shape, pairs)
+    features = options.features or BACKBONE
+    embeddings = embed_images(
+        encoder,
+        images,
+        features=features,
+        batch_size=options.batch_size or _IMAGES_AT_ONCE,
+        device=_device(options.device),
+    )
+    about = {"model_sha256": description.sha256, "features": features, "note": NOTE}
+    write_embeddings(options.to, names, embeddings, about)
+    width = embeddings.shape[1]
+    print(f"written: {options.to}, {len(images)} embeddings of width {width} ({features})")
+
+
+def _both_towers(options: argparse.Namespace, _: ModelDescription, pairs: PairOptions) -> None:
+    if options.features is not None:
+        raise ConfigError(
+            f"a CLIP model has one kind of embedding, which both towers share; got --features "
+            f"{options.features}: leave it out"
+        )
+    encoder, description = load_clip(options.model)
+    device, batch_size = _device(options.device), options.batch_size or PAIRS_AT_ONCE
+    found = _embed_both(options, encoder, pairs, device, batch_size)
+    about = {"model_sha256": description.sha256, "features": "unit embeddings", "note": NOTE}
+    write_pair_embeddings(options.to, found, about)
+    sides = {"images": found.images, "texts": found.texts}
+    counts = " and ".join(f"{len(each)} {side}" for side, each in sides.items() if each is not None)
+    print(f"written: {options.to}, embeddings of {counts}, of width {encoder.embedding_dim}")
+    if found.num_truncated and found.texts is not None:  # the file stays without it: it depends on the texts
+        print(
+            f"note: {found.num_truncated} of {len(found.texts)} captions are longer than the "
+            f"{encoder.spec.context_length} tokens that the model reads, and were cut",
+            file=sys.stderr,
+        )
+
+
+def _embed_both(
+    options: argparse.Namespace,
+    encoder: ImageTextEncoder,
+    pairs: PairOptions,
+    device: torch.device,
+    batch_size: int,
+) -> PairEmbeddings:
+    found = PairEmbeddings()
+    if options.images is not None:
+        dataset = load_images(options.images, encoder, pairs)
+        if options.texts is not None and dataset.modality == "image-text":
+            raise ConfigError(
+                f"{options.images} has captions of its own: embed the texts in a run of their own, without "
+                "--images"
+            )
+        found = embed_source(encoder, dataset, _names(dataset, pairs), device=device, batch_size=batch_size)
+    if options.texts is not None:
+        texts = embed_texts(
+            encoder, read_captions(options.texts, pairs), device=device, batch_size=batch_size
+        )
+        found = dataclasses.replace(texts, ids=found.ids, images=found.images)
+    return found
+
+
+def read_images(
+    name: str, image_shape: ImageShape, pairs: PairOptions | None = None
+) -> tuple[Names, NDArray[np.uint8]]:
+    """Returns the names of all images and the images, uint8 `[num_images, *image_shape]`, in their order.
+
+    A name is the path in the folder, the value in the column `id`, or else the image's place, counted from
+    0; test images come after the training images.
+
+    Args:
+      name: as `trainers.data.load_dataset` takes it.
+      image_shape: (channels, height, width) of the model's input.
+      pairs: how images with captions are read; the captions are left aside.
+
+    Raises:
+      ConfigError: the images would have to be stretched to another shape than a square.
+      DataError: some are missing or unreadable (the message says how many, never which), or as
+        `load_dataset`.
+    """
+    channels, height, width = image_shape
+    pairs = (pairs or PairOptions()).fitting(name)
+    dataset = load_dataset(name, image_size=height if height == width else None, pairs=pairs)
+    if dataset.image_shape[1:] != (height, width):
+        raise ConfigError(
+            f"the model reads images of {height}×{width} pixels, and only squares are resized to; got "
+            f"{dataset.image_shape[1]}×{dataset.image_shape[2]}: resize them beforehand"
+        )
+    images = np.concatenate([to_channels(images_of(part), channels) for part in parts_of(dataset)])
+    return _names(dataset, pairs), images
+
+
+def to_channels(images: NDArray[np.uint8], channels: int) -> NDArray[np.uint8]:
+    """Returns images with 1 or 3 channels from those with 1 or 3: grey is repeated, colour becomes its luma.
+
+    >>> to_channels(np.full((1, 3, 1, 1), 200, dtype=np.uint8), 1).tolist()
+    [[[[200]]]]
+    """
+    found = images.shape[1]
+    if found == channels:
+        return images
+    if channels == 3:
+        return np.repeat(images, 3, axis=1)
+    luma = np.tensordot(images.astype(np.uint32), _LUMA, axes=([1], [0]))
+    return ((luma + 0x8000) >> 16).astype(np.uint8)[:, None]
+
+
+def _names(dataset: Dataset, pairs: PairOptions) -> Names:
+    if dataset.modality == "image-text":
+        return pair_names(dataset, pairs)
+    num_images = sum(part.images.shape[0] for part in parts_of(dataset))
+    scheme, _, place = dataset.name.partition(":")
+    path = Path(place).expanduser()
+    found: list[Any] | None = None
+    if dataset.is_builtin:
+        pass
+    elif scheme == "folder":
+        found = _paths_of(dataset, path)
+    elif scheme == "npz":
+        found = _npz_ids(path)
+    else:
+        found = _parquet_ids(path)
+    if found is None:
+        return np.arange(num_images)
+    if len(found) != num_images:
+        raise DataError(
+            f"the images must stay as they are while they are read; found {len(found)} and then {num_images}"
+        )
+    return np.array(found, dtype=object if isinstance(found[0], str) else None)
+
+
+def _paths_of(dataset: Dataset, folder: Path) -> list[Any]:
+    """The relative path of each record, found by the id that was made of it."""
+    places = [(Path(root).relative_to(folder), files) for root, _, files in os.walk(folder)]
+    paths = [(place / name).as_posix() for place, files in places for name in files]
+    shown = [path.encode("utf-8", "surrogatepass").decode("utf-8", "backslashreplace") for path in paths]
+    path_of = dict(zip(ids_from_names(shown).tolist(), shown, strict=True))
+    return [path_of[each] for each in dataset.train.ids.tolist() if each in path_of]
+
+
+def _npz_ids(path: Path) -> list[Any] | None:
+    with np.load(path, allow_pickle=False) as archive:
+        columns = ["train_ids", "test_ids"] if "train_images" in archive.files else ["ids"]
+        if "test_images" not in archive.files:
+            columns = columns[:1]
+        if not set(columns) <= set(archive.files):
+            return None
+        return [value for column in columns for value in archive[column].tolist()]
+
+
+def _parquet_ids(path: Path) -> list[Any] | None:
+    import pyarrow.parquet as pq
+
+    files = [path] if path.is_file() else sorted(path.rglob(f"*{PARQUET}"))
+    if "id" not in pq.read_schema(files[0]).names:
+        return None
+    found: list[Any] = []
+    for file in files:
+        with pq.ParquetFile(file) as opened:
+            found += opened.read(columns=["id"]).column("id").to_pylist()
+    return found
+
+
+def embed_images(
+    encoder: Encoder,
+    images: NDArray[np.uint8],
+    *,
+    features: str = BACKBONE,
+    batch_size: int = 512,
+    device: torch.device | str = "cpu",
+) -> Features:
+    """Returns one embedding per image, float32 `[num_images, dim]`, finite.
+
+    Args:
+      encoder: an exported one; it is moved to `device`.
+      images: uint8 `[num_images, channels, height, width]`, not normalised.
+      features: `backbone`, the features; or `projection`, the unit embeddings of the projection head.
+      batch_size: images passed at once; changes nothing beyond rounding.
+      device: where to compute.
+    """
+    device = torch.device(device)
+    to_fast_layout(encoder, device, images.shape[1:])
+    found = embed_features(encoder, images, batch_size=batch_size, device=device)
+    if features == BACKBONE:
+        return found
+    rows = [np.zeros((0, encoder.embedding_dim), dtype=np.float32)]
+    with torch.no_grad():
+        for start in range(0, len(found), batch_size):
+            projected = encoder.head(torch.from_numpy(found[start : start + batch_size]).to(device))
+            rows.append(F.normalize(projected, dim=1, eps=NORM_FLOOR).cpu().numpy())
+    return np.nan_to_num(np.concatenate(rows), posinf=0.0, neginf=0.0)
+
+
+def write_embeddings(path: Path, names: Names, embeddings: Features, about: dict[str, str]) -> None:
+    """Writes `.parquet` with the columns `id` and `embedding`, or `.npz` with `ids` and `embeddings`.
+
+    Args:
+      path: a new file.
+      names: `[num_images]`.
+      embeddings: float32 `[num_images, dim]`.
+      about: what the parquet file's metadata say under `dpgcl`, and the array `about` of the npz as JSON.
+
+    Raises:
+      StorageError: it cannot be written.
+    """
+    text = json.dumps(about, ensure_ascii=False)
+    ids = names.astype(np.str_) if names.dtype == object else names
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == NPZ:
+            np.savez(path, ids=ids, embeddings=embeddings, about=np.array(text))
+            return
+        _write_parquet(path, names, embeddings, text)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _write_parquet(path: Path, names: Names, embeddings: Features, about: str) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table({"id": pa.array(names.tolist()), "embedding": float_lists(embeddings)})
+    pq.write_table(table.replace_schema_metadata({"dpgcl": about}), path)
+
+
+def _check_target(path: Path) -> None:
+    if path.suffix not in (PARQUET, NPZ):
+        raise ConfigError(f"embeddings are written to a {PARQUET} or {NPZ} file; got --to {path}")
+    if path.exists():
+        raise StorageError(f"{path} exists and is not overwritten: give another --to")
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device cuda needs a GPU that torch sees; got none: give --device cpu")
+    return device_named(name)
+
+
+def _parser() -> StrictParser:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = StrictParser(
+        prog="python -m trainers.embed", description=__doc__, formatter_class=formatter, allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--model", type=Path, required=True, metavar="FOLDER", help="an exported model")
+    add("--images", metavar="SOURCE", help="folder:, npz:, parquet:, csv: or webdataset:PATH, or a name")
+    add("--texts", type=Path, metavar="FILE", help="captions, one per line, or csv or parquet (CLIP)")
+    add("--to", type=Path, default=Path("embeddings.parquet"), metavar="FILE", help=".parquet or .npz")
+    add("--features", choices=(BACKBONE, PROJECTION), help="what to write of an image encoder (backbone)")
+    add(
+        "--batch-size",
+        type=int,
+        help=f"images or texts at once ({_IMAGES_AT_ONCE}; of a CLIP model {PAIRS_AT_ONCE})",
+    )
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute (auto)")
+    add("--network", metavar="NAME", help="the network of your own that the model names, if you trust it")
+    add("--csv-separator", default="\t", metavar="CHAR", help="between the columns of a csv file (a tab)")
+    add("--csv-img-key", metavar="NAME", help="column of csv or parquet with images (filepath or image)")
+    add("--csv-caption-key", metavar="NAME", help="column of csv or parquet with captions (title or caption)")
+    return parser

@@ -1,0 +1,351 @@
+"""Embeddings by both towers of an exported CLIP model: images, captions, or pairs of both.
+
+Rows are unit embeddings in the space that both towers share, so that the inner product of an image's and a
+caption's is their cosine. Which caption belongs to which image is written beside them, by the image's row.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import itertools
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpgcl_core.errors import ConfigError, DataError, StorageError
+from dpgcl_core.sampling.records import ids_from_names
+from trainers.data.image_text import check_one_line_each, image_keys
+from trainers.data.loading import AnyRecords, Dataset, PairOptions, load_dataset
+from trainers.data.pair_options import column_missing
+from trainers.data.pairs import ImageTextRecords, caption_fault
+from trainers.evaluation.features import Features
+from trainers.evaluation.pairs import PAIRS_AT_ONCE, read_images
+from trainers.evaluation.retrieval import embed_in_batches
+from trainers.models.clip.encoder import ImageTextEncoder
+from trainers.views.images import normalise
+
+CSV, TSV, PARQUET, NPZ = ".csv", ".tsv", ".parquet", ".npz"
+_CAPTIONS = ("title", "caption")
+_IMAGES = ("filepath", "image")
+_ID = "id"
+_END = "\x00end of file\x00"
+
+Names = NDArray[Any]
+"""One name per image, `[num_images]`: strings or integers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairEmbeddings:
+    """What both towers made of images and captions.
+
+    Attributes:
+      ids: `[num_images]`, the images' names; None where none were embedded.
+      images: float32 `[num_images, dim]`, or None.
+      texts: float32 `[num_texts, dim]`, or None.
+      text_owners: int64 `[num_texts]`, the row of the image that each caption belongs to; None where they
+        belong to none.
+      num_truncated: captions that were cut. **Private-only**: it depends on them.
+    """
+
+    ids: Names | None = None
+    images: Features | None = None
+    texts: Features | None = None
+    text_owners: NDArray[np.int64] | None = None
+    num_truncated: int = dataclasses.field(default=0, repr=False)
+
+
+def embed_source(
+    encoder: ImageTextEncoder,
+    dataset: Dataset,
+    names: Names,
+    *,
+    device: torch.device | str = "cpu",
+    batch_size: int = PAIRS_AT_ONCE,
+) -> PairEmbeddings:
+    """Returns the embeddings of all images of a data set, and of all their captions where it has some.
+
+    Args:
+      encoder: an exported one; it is moved to `device`.
+      dataset: its images are of the model's size; test images come after the training images.
+      names: of the images, in this order.
+      device: where to compute.
+      batch_size: images or captions passed at once; changes nothing beyond rounding.
+    """
+    encoder.to(device)
+    images, captions, owners = [], list[str](), list[NDArray[np.int64]]()
+    num_before = 0
+    for part in parts_of(dataset):
+        stored = part.images
+
+        def embed(rows: slice, stored: Any = stored) -> torch.Tensor:
+            return encoder.embed_images(normalise(read_images(stored, rows).to(device)))
+
+        images.append(_finite(embed_in_batches(embed, stored.shape[0], batch_size)))
+        if isinstance(part, ImageTextRecords):
+            texts, rows = part.flat_captions()
+            captions += texts
+            owners.append(rows + num_before)
+        num_before += stored.shape[0]
+    found = PairEmbeddings(ids=names, images=np.concatenate(images))
+    if not captions:
+        return found
+    texts_alone = embed_texts(encoder, captions, device=device, batch_size=batch_size)
+    return dataclasses.replace(
+        texts_alone, ids=names, images=found.images, text_owners=np.concatenate(owners)
+    )
+
+
+def embed_texts(
+    encoder: ImageTextEncoder,
+    captions: Sequence[str],
+    *,
+    device: torch.device | str = "cpu",
+    batch_size: int = PAIRS_AT_ONCE,
+) -> PairEmbeddings:
+    """Returns the embeddings of captions, in their order, and how many were longer than the model reads."""
+    encoder.to(device)
+    num_truncated = 0
+
+    def embed(rows: slice) -> torch.Tensor:
+        nonlocal num_truncated
+        found = encoder.tokenizer(captions[rows])
+        num_truncated += found.num_truncated
+        return encoder.embed_texts(found.tokens.to(device))
+
+    texts = _finite(embed_in_batches(embed, len(captions), batch_size))
+    return PairEmbeddings(texts=texts, num_truncated=num_truncated)
+
+
+def _finite(embedded: torch.Tensor) -> Features:
+    found: Features = np.nan_to_num(embedded.cpu().numpy(), posinf=0.0, neginf=0.0)
+    return found
+
+
+def parts_of(dataset: Dataset) -> list[AnyRecords]:
+    """The training records, and the test records where there are some."""
+    return [dataset.train] if dataset.test is None else [dataset.train, dataset.test]
+
+
+def images_of(part: AnyRecords) -> NDArray[np.uint8]:
+    """All images of some records, in memory."""
+    found: NDArray[np.uint8] = read_images(part.images, slice(None)).numpy()
+    return found
+
+
+def read_captions(path: Path, options: PairOptions) -> list[str]:
+    """Returns the captions of a file in their order, none of them empty.
+
+    Args:
+      path: `.csv`, `.tsv` or `.parquet` with a column of captions, or one caption per line, UTF-8.
+      options: the column (`title` or `caption` unless given), and what separates those of a csv file.
+
+    Raises:
+      DataError: it cannot be read, has no such column, or captions are empty (the message says how many).
+    """
+    if path.suffix == PARQUET:
+        captions = _parquet_column(path, _wanted(options.caption, _CAPTIONS))
+    elif path.suffix in (CSV, TSV):
+        separator = "\t" if path.suffix == TSV else options.separator
+        captions = _csv_column(path, _wanted(options.caption, _CAPTIONS), separator)
+    else:
+        captions = _read_text(path).split("\n")
+        captions = [line.removesuffix("\r") for line in (captions[:-1] if captions[-1] == "" else captions)]
+    faults = [caption_fault([text] if isinstance(text, str) else []) for text in captions]
+    num_faults = sum(bool(fault) for fault in faults)
+    if num_faults or not captions:
+        raise DataError(
+            f"every caption must be a text that is not empty; of {len(captions)} in {path} {num_faults} "
+            "break the rule: repair or remove them, so that rows stay those of the file"
+        )
+    return captions
+
+
+def _wanted(given: str | None, usual: tuple[str, ...]) -> tuple[str, ...]:
+    return usual if given is None else (given,)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig", errors="surrogateescape")
+    except OSError as error:
+        raise DataError(f"the captions must be in a readable file; got {path} ({error.strerror})") from error
+
+
+def _csv_column(path: Path, wanted: tuple[str, ...], separator: str) -> list[Any]:
+    # A quote that is never closed would swallow the rest of the file, this last line with it.
+    lines = itertools.chain(io.StringIO(_read_text(path)), ["\n", _END])
+    try:
+        rows = [row for row in csv.reader(lines, delimiter=separator) if row]
+    except csv.Error:
+        rows = []
+    if len(rows) < 2 or rows[-1] != [_END]:
+        raise DataError(f"{path} must be a csv file with a line of column names and every quote closed")
+    check_one_line_each(rows[:-1])
+    place = rows[0].index(_found(rows[0], wanted, path))
+    return [row[place] if len(row) == len(rows[0]) else None for row in rows[1:-1]]
+
+
+def _parquet_column(path: Path, wanted: tuple[str, ...]) -> list[Any]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    files = sorted(path.rglob(f"*{PARQUET}")) if path.is_dir() else [path]
+    found = list[Any]()
+    try:
+        name = _found(pq.read_schema(files[0]).names, wanted, path)
+        for file in files:
+            with pq.ParquetFile(file) as opened:
+                found += opened.read(columns=[name]).column(name).to_pylist()
+    except (OSError, IndexError, KeyError, NotImplementedError, pa.ArrowException):
+        found = []
+    if not found:  # raised out here: the reader's own message could quote the file's content
+        raise DataError(f"{path} must be a readable parquet file with rows")
+    return found
+
+
+def _found(header: Sequence[str], wanted: tuple[str, ...], path: Path) -> str:
+    found = [name for name in wanted if list(header).count(name) == 1]
+    if len(found) != 1:
+        raise column_missing(str(path), wanted, header, "captions")
+    return found[0]
+
+
+def pair_names(dataset: Dataset, options: PairOptions) -> Names:
+    """Returns what names each image of pairs: its unit, the value of `id`, its path, or else its place.
+
+    The unit where a column is given, else the first row of an image names it. A path is as written but for
+    detours. Places are counted from 0, the test images after the training images.
+    """
+    parts = parts_of(dataset)
+    of_records = _record_names(dataset, options)
+    found: list[str | None] = []
+    for part in parts:
+        starts = part.row_starts
+        repeats = np.ones(len(part), dtype=np.int64) if starts is None else np.diff(starts)
+        found += [of_records.get(each) for each in np.repeat(part.ids, repeats).tolist()]
+    if None in found:
+        return np.arange(len(found))
+    return np.array(found, dtype=object)
+
+
+def _record_names(dataset: Dataset, options: PairOptions) -> dict[int, str]:
+    """A name of each record, by its id; empty where no column holds such."""
+    scheme, _, place = dataset.name.partition(":")
+    path = Path(place).expanduser()
+    if scheme not in ("csv", "parquet") or dataset.is_builtin:
+        return {}
+
+    def column(wanted: tuple[str, ...]) -> list[Any] | None:
+        try:
+            if scheme == "csv":
+                return _csv_column(path, wanted, options.separator)
+            return _parquet_column(path, wanted)
+        except DataError:
+            return None
+
+    images = column(_wanted(options.image, _IMAGES if scheme == "parquet" else _IMAGES[:1])) or []
+    images = [image.get("bytes") if isinstance(image, dict) else image for image in images]
+    if options.unit is not None:
+        keys = names = column((options.unit,)) or []
+    else:
+        keys, names = (
+            image_keys(images, path if path.is_dir() else path.parent),
+            column((_ID,))
+            or [os.path.normpath(image) if isinstance(image, str) and image else None for image in images],
+        )
+    found: dict[str, str] = {}
+    for key, name in zip(keys, names, strict=True):
+        if name is not None:
+            found.setdefault(_shown(str(key)), _shown(str(name)))
+    return dict(zip(ids_from_names(list(found)).tolist(), found.values(), strict=True))
+
+
+def _shown(name: str) -> str:
+    return name.encode("utf-8", "surrogatepass").decode("utf-8", "backslashreplace")
+
+
+def load_images(name: str, encoder: ImageTextEncoder, options: PairOptions) -> Dataset:
+    """Returns a data set with its images in the model's size.
+
+    Raises:
+      ConfigError: the images would have to be stretched to another shape than a square.
+      DataError: as `load_dataset`.
+    """
+    height, width = encoder.spec.image_size
+    dataset = load_dataset(name, image_size=height if height == width else None, pairs=options.fitting(name))
+    if dataset.image_shape[1:] != (height, width):
+        raise ConfigError(
+            f"the model reads images of {height}×{width} pixels, and only squares are resized to; got "
+            f"{dataset.image_shape[1]}×{dataset.image_shape[2]}: resize them beforehand"
+        )
+    return dataset
+
+
+def write_pair_embeddings(path: Path, found: PairEmbeddings, about: dict[str, str]) -> None:
+    """Writes what there is of both sides into one file.
+
+    `.npz`: the arrays `ids` and `image_embeddings`, `text_embeddings` and `text_owners`. `.parquet`: one row
+    per image and then one per caption, with the columns `id`, `image_embedding`, `text_embedding` and
+    `text_owner`; a caption's row has the id of its image and no image embedding.
+
+    Args:
+      path: a new file.
+      found: at least one side.
+      about: what the parquet file's metadata say under `dpgcl`, and the array `about` of the npz as JSON.
+
+    Raises:
+      StorageError: it cannot be written.
+    """
+    text = json.dumps(about, ensure_ascii=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == NPZ:
+            ids = found.ids
+            arrays: dict[str, NDArray[Any] | None] = {
+                "ids": ids.astype(np.str_) if ids is not None and ids.dtype == object else ids,
+                "image_embeddings": found.images,
+                "text_embeddings": found.texts,
+                "text_owners": found.text_owners,
+            }
+            given: dict[str, Any] = {name: each for name, each in arrays.items() if each is not None}
+            np.savez(path, **given, about=np.array(text))
+            return
+        _write_parquet(path, found, text)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _write_parquet(path: Path, found: PairEmbeddings, about: str) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sides = []
+    if found.images is not None and found.ids is not None:
+        columns = {"id": pa.array(found.ids.tolist()), "image_embedding": float_lists(found.images)}
+        sides.append(pa.table(columns))
+    if found.texts is not None:
+        columns = {"text_embedding": float_lists(found.texts)}
+        if found.text_owners is not None and found.ids is not None:
+            ids = pa.array(found.ids[found.text_owners].tolist())
+            columns = {"id": ids, "text_owner": pa.array(found.text_owners)} | columns
+        sides.append(pa.table(columns))
+    table = pa.concat_tables(sides, promote_options="default")  # what a side lacks is null
+    pq.write_table(table.replace_schema_metadata({"dpgcl": about}), path)
+
+
+def float_lists(embeddings: Features) -> Any:
+    """Returns embeddings `[n, dim]` as a parquet column of n lists."""
+    import pyarrow as pa
+
+    starts = np.arange(len(embeddings) + 1, dtype=np.int64) * embeddings.shape[1]
+    lists = pa.LargeListArray.from_arrays(pa.array(starts), pa.array(embeddings.reshape(-1)))
+    return lists.cast(pa.list_(pa.float32()))

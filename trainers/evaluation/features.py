@@ -1,0 +1,389 @@
+"""Scores of frozen features: k-NN, linear probe and, without labels, retrieval of a record's other view.
+
+Image-text records are scored by both towers (`trainers.evaluation.pairs`), and with labels by these as well.
+
+Scores are computed from evaluation records, not from the mechanism's output alone; whether they may
+leave the training is decided by `dpgcl_core.release.metrics.visible`, not here. A network that diverged gives
+poor scores and no error: non-finite features count as zero.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor, nn
+
+from dpgcl_core.errors import ConfigError, DataError
+from dpgcl_core.sampling.records import Ids, keyed_uniform
+from trainers.config.training import EvaluationConfig, TrainingConfig, ViewConfig
+from trainers.data.dataset import AnyRecords, TrainingData
+from trainers.data.pairs import Images, ImageTextRecords
+from trainers.data.records import Records
+from trainers.evaluation.pairs import PAIRS_AT_ONCE, read_images, tower_scores
+from trainers.models.clip.encoder import ImageTextEncoder
+from trainers.models.encoder import Encoder
+from trainers.views.images import make_views, normalise
+
+Features = NDArray[np.float32]
+Labels = NDArray[np.int64]
+Rule = Callable[[Features], Labels]
+"""Labels `[n]` of features `[n, feature_dim]`, each by itself."""
+
+RETRIEVAL_STEP = -1
+"""The step in the views' key: no training step has it, so these views were never trained on."""
+
+_RETRIEVAL_ROWS = 1024
+_NEIGHBOR_ROWS = 256  # a block of similarities that the second-level cache nearly holds
+_PROBE_MAX_ITERATIONS = 500
+
+# On 10,000 Fashion-MNIST records of an untrained network the accuracy is that of 1e-4 to four digits,
+# for a fifth of the iterations (73 instead of 362).
+_PROBE_TOLERANCE = 1e-3
+
+
+def all_scores(
+    encoder: Encoder | ImageTextEncoder,
+    data: TrainingData,
+    config: TrainingConfig,
+    *,
+    device: torch.device | str,
+    prefix: str = "",
+    with_probes: bool = True,
+) -> dict[str, float]:
+    """Returns the scores that may be seen by metric name; none are computed where none may.
+
+    Those of `data.queries` as `evaluate` names them; those of every data set in `data.probes` as
+    `transfer_knn_accuracy/NAME` and `transfer_linear_probe_accuracy/NAME`, and by both towers, where its
+    classes have names, `transfer_zero_shot_accuracy/NAME`.
+
+    Args:
+      encoder: the network, already on `device`.
+      data: what the training may touch.
+      config: subset sizes, k, augmentation and the public seed.
+      device: where the encoder is.
+      prefix: put before each name, such as "untrained_".
+      with_probes: whether `data.probes` are scored, too.
+
+    Raises:
+      DataError: there is nothing to score.
+      ConfigError: image-text records for a network without a text tower.
+    """
+    if not (data.train_is_public or data.evaluation_is_public):
+        return {}
+
+    def scores_of(index: AnyRecords | None, queries: AnyRecords, names: Sequence[str]) -> dict[str, float]:
+        return evaluate(
+            encoder,
+            index,
+            queries,
+            config.evaluation,
+            view_config=config.views,
+            seed=config.public_seed,
+            device=device,
+            class_names=names,
+        )
+
+    found = {}
+    index, queries = data.index, data.queries
+    if queries is not None and (index is not None or isinstance(queries, ImageTextRecords)):
+        scores = scores_of(index, queries, data.class_names)
+        found = {prefix + name: score for name, score in scores.items()}
+    for probe in data.probes if with_probes else ():
+        for name, score in scores_of(probe.index, probe.queries, probe.class_names).items():
+            found[f"{prefix}transfer_{name}/{probe.name}"] = score
+    return found
+
+
+def evaluate(
+    encoder: Encoder | ImageTextEncoder,
+    index: AnyRecords | None,
+    queries: AnyRecords,
+    config: EvaluationConfig,
+    *,
+    view_config: ViewConfig,
+    seed: int,
+    device: torch.device | str,
+    prefix: str = "",
+    batch_size: int = 512,
+    class_names: Sequence[str] = (),
+) -> dict[str, float]:
+    """Returns the scores of the frozen network by metric name, each in [0, 1].
+
+    With labels: `knn_accuracy` and `linear_probe_accuracy` of the queries, given the index. Without:
+    `view_retrieval_top1` and `view_retrieval_top10` among the queries. By an image-text network: what
+    `tower_scores` returns and, with labels, k-NN and linear probe on the image tower's features.
+
+    Args:
+      encoder: the network, already on `device`; its train/eval modes are restored.
+      index: k-NN index and training records of the probe; None for image-text records without.
+      queries: records scored.
+      config: subset sizes and k.
+      view_config: augmentation, for view retrieval.
+      seed: public seed of the subsets and the views.
+      device: where the encoder is.
+      prefix: put before each name, such as "untrained_".
+      batch_size: images passed through the encoder at once; changes no score beyond rounding.
+      class_names: of the queries' labels 0, 1, …, for the zero-shot score of an image-text network.
+
+    Raises:
+      DataError: there is nothing to score, or a label has no name though others have.
+      ConfigError: image-text records for a network without a text tower.
+    """
+    if (index is not None and len(index) == 0) or len(queries) == 0:
+        raise DataError(
+            "scoring needs at least one index and one query record; got "
+            f"{len(index) if index else 0} and {len(queries)}. Hold out a larger share of the records"
+        )
+    if isinstance(encoder, ImageTextEncoder):
+        batch_size = min(batch_size, PAIRS_AT_ONCE)
+    queries = _first(queries, config.max_query_records, seed)
+    labelled = index is not None and index.labels is not None and queries.labels is not None
+    asked: Features | None = None
+    scores: dict[str, float] = {}
+    if isinstance(queries, ImageTextRecords) or (labelled and isinstance(encoder, ImageTextEncoder)):
+        with _frozen(encoder):
+            scores, features = tower_scores(
+                _towers(encoder), queries, device=device, class_names=class_names, batch_size=batch_size
+            )
+        asked = _finite(features)
+    elif not labelled:
+        scores = view_retrieval(
+            encoder, queries, view_config=view_config, seed=seed, device=device, batch_size=batch_size
+        )
+    if index is not None and labelled:
+        index = _first(index, config.max_index_records, seed)
+        known = embed_features(encoder, index.images, batch_size=batch_size, device=device)
+        if asked is None:
+            asked = embed_features(encoder, queries.images, batch_size=batch_size, device=device)
+        scores |= _label_scores(known, index, asked, queries, config.num_neighbors)
+    return {prefix + name: score for name, score in scores.items()}
+
+
+def _label_scores(
+    known: Features, index: AnyRecords, asked: Features, queries: AnyRecords, num_neighbors: int
+) -> dict[str, float]:
+    """k-NN and linear probe on the features of records that have one labelled row each."""
+    assert index.labels is not None
+    assert queries.labels is not None
+    return {
+        "knn_accuracy": knn_accuracy(known, index.labels, asked, queries.labels, num_neighbors=num_neighbors),
+        "linear_probe_accuracy": linear_probe_accuracy(known, index.labels, asked, queries.labels),
+    }
+
+
+def _first(records: AnyRecords, max_records: int, seed: int) -> AnyRecords:
+    """The first records by keyed hash, with one row each."""
+    return records.take(first_by_hash(records.ids, max_records, seed=seed)).one_row_each()
+
+
+def _towers(encoder: nn.Module) -> ImageTextEncoder:
+    if not isinstance(encoder, ImageTextEncoder):
+        raise ConfigError(
+            "image-text records are scored by an image and a text tower; got a network of type "
+            f"{type(encoder).__name__}: give a CLIP network"
+        )
+    return encoder
+
+
+def first_by_hash(ids: Ids, max_records: int, *, seed: int) -> NDArray[np.int64]:
+    """Returns the rows of the first `max_records` records in the order of a keyed hash of their ids.
+
+    Which records these are, and their order, depends on the set of ids alone, not on their positions.
+
+    >>> ids = np.arange(5, dtype=np.uint64)
+    >>> a, b = ids[first_by_hash(ids, 3, seed=0)], ids[::-1][first_by_hash(ids[::-1], 3, seed=0)]
+    >>> bool((a == b).all())
+    True
+    """
+    order = np.lexsort((ids, keyed_uniform(ids, "evaluation", int(seed))))
+    return order[:max_records].astype(np.int64)
+
+
+@contextlib.contextmanager
+def _frozen(encoder: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; afterwards every module is in the mode it was in."""
+    modes = [(module, module.training) for module in encoder.modules()]
+    encoder.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, was_training in modes:
+            module.training = was_training
+
+
+def _finite(features: Tensor) -> Features:
+    rows: Features = features.float().cpu().numpy()
+    return np.where(np.isfinite(rows), rows, np.float32(0))
+
+
+def embed_features(
+    encoder: Encoder | ImageTextEncoder,
+    images: Images | Tensor,
+    *,
+    batch_size: int = 512,
+    device: torch.device | str = "cpu",
+) -> Features:
+    """Returns the features of each image without augmentation, float32 `[n, feature_dim]`, finite.
+
+    Args:
+      encoder: the network, already on `device`; its train/eval modes are restored.
+      images: uint8 `[n, C, H, W]`; stored ones are read a batch at a time.
+      batch_size: images passed at once.
+      device: where the encoder is.
+    """
+    rows = [np.zeros((0, encoder.feature_dim), dtype=np.float32)]
+    with _frozen(encoder):
+        for start in range(0, images.shape[0], batch_size):
+            batch = read_images(images, slice(start, start + batch_size))
+            rows.append(_finite(encoder.features(normalise(batch.to(device)))))
+    return np.concatenate(rows)
+
+
+def _unit_rows(features: Features) -> Features:
+    # Dividing by the largest entry first keeps the squares of very large features finite.
+    scaled = features / np.maximum(np.abs(features).max(axis=1, keepdims=True), np.float32(1e-30))
+    unit: Features = scaled / np.maximum(np.linalg.norm(scaled, axis=1, keepdims=True), np.float32(1e-12))
+    return unit
+
+
+def knn_accuracy(
+    index_features: Features,
+    index_labels: Labels,
+    query_features: Features,
+    query_labels: Labels,
+    num_neighbors: int = 3,
+) -> float:
+    """Returns the share of queries whose label is that of most of their nearest index records.
+
+    Nearness is cosine similarity (euclidean distance of unit features has the same order); of equally
+    frequent labels the smallest wins; a zero feature is equally near to all.
+
+    Args:
+      index_features: `[num_index, feature_dim]`.
+      index_labels: `[num_index]`.
+      query_features: `[num_queries, feature_dim]`.
+      query_labels: `[num_queries]`.
+      num_neighbors: k; all index records where there are fewer.
+
+    >>> index = np.eye(2, dtype=np.float32)
+    >>> knn_accuracy(index, np.array([0, 1]), 5 * index, np.array([0, 0]), num_neighbors=1)
+    0.5
+    """
+    rule = knn_rule(index_features, index_labels, num_neighbors)
+    return float(np.mean(rule(query_features) == query_labels))
+
+
+def knn_rule(index_features: Features, index_labels: Labels, num_neighbors: int = 3) -> Rule:
+    """Returns the rule of `knn_accuracy` with its index."""
+    classes, class_of_row = np.unique(index_labels, return_inverse=True)
+    index = torch.from_numpy(_unit_rows(index_features))
+    # Between unit rows the squared distance is 2 − 2·cosine, to a zero row 1: as to a cosine of 1/2.
+    offset = torch.where(index.any(dim=1), 0.0, 0.5)
+    row_classes = torch.from_numpy(class_of_row)
+
+    def rule(query_features: Features) -> Labels:
+        queries = torch.from_numpy(_unit_rows(query_features))
+        votes = torch.zeros(len(queries), len(classes), dtype=torch.int32)
+        for start in range(0, len(queries), _NEIGHBOR_ROWS):
+            nearness = torch.addmm(offset, queries[start : start + _NEIGHBOR_ROWS], index.T)
+            nearest = nearness.topk(min(num_neighbors, len(index)), dim=1, sorted=False).indices
+            ones = torch.ones_like(nearest, dtype=torch.int32)
+            votes[start : start + len(nearest)].scatter_add_(1, row_classes[nearest], ones)
+        found: Labels = classes[votes.argmax(dim=1).numpy()]  # the first of equals
+        return found
+
+    return rule
+
+
+def linear_probe_accuracy(
+    index_features: Features, index_labels: Labels, query_features: Features, query_labels: Labels
+) -> float:
+    """Returns the accuracy on the queries of logistic regression fitted on the index.
+
+    Features are standardised by the index's own mean and deviation. With one class only, that class is
+    the prediction.
+
+    Args:
+      index_features: `[num_index, feature_dim]`.
+      index_labels: `[num_index]`.
+      query_features: `[num_queries, feature_dim]`.
+      query_labels: `[num_queries]`.
+    """
+    rule = linear_probe_rule(index_features, index_labels)
+    return float(np.mean(rule(query_features) == query_labels))
+
+
+def linear_probe_rule(index_features: Features, index_labels: Labels) -> Rule:
+    """Returns the rule of `linear_probe_accuracy`, fitted on the index."""
+    if len(np.unique(index_labels)) == 1:
+        return lambda query_features: np.full(len(query_features), index_labels[0])
+    scaler = StandardScaler().fit(index_features)
+    probe = LogisticRegression(max_iter=_PROBE_MAX_ITERATIONS, tol=_PROBE_TOLERANCE)
+    with warnings.catch_warnings():
+        # Features of a poor network may not reach the tolerance; the accuracy is that of the last iterate.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        probe.fit(scaler.transform(index_features), index_labels)
+    return lambda query_features: probe.predict(scaler.transform(query_features))
+
+
+def view_retrieval(
+    encoder: Encoder | ImageTextEncoder,
+    records: Records,
+    *,
+    view_config: ViewConfig,
+    seed: int,
+    device: torch.device | str = "cpu",
+    batch_size: int = 512,
+) -> dict[str, float]:
+    """Returns how often a record's second view is found by its first: `view_retrieval_top1`, `_top10`.
+
+    Each record's first view is compared by cosine similarity with the second views of all records. Ties
+    are broken at random in expectation, so a network that maps everything to one point scores 1/n.
+
+    Args:
+      encoder: the network, already on `device`; its train/eval modes are restored.
+      records: `n` records; labels are not used.
+      view_config: augmentation.
+      seed: public seed of the views.
+      device: where the encoder is.
+      batch_size: records passed at once.
+    """
+    firsts, seconds = [], []
+    images = torch.as_tensor(records.images)
+    with _frozen(encoder):
+        for start in range(0, len(records), batch_size):
+            batch = slice(start, start + batch_size)
+            views = make_views(
+                images[batch].to(device),
+                records.ids[batch],
+                config=view_config,
+                seed=seed,
+                step=RETRIEVAL_STEP,
+                num_views=2,
+            )
+            firsts.append(_finite(encoder.features(views[:, 0])))
+            seconds.append(_finite(encoder.features(views[:, 1])))
+    return _retrieval_scores(_unit_rows(np.concatenate(firsts)), _unit_rows(np.concatenate(seconds)))
+
+
+def _retrieval_scores(firsts: Features, seconds: Features) -> dict[str, float]:
+    """Top-1 and top-10 shares for unit rows, where row i of both belongs together; in chunks of rows."""
+    found = {1: 0.0, 10: 0.0}
+    for start in range(0, len(firsts), _RETRIEVAL_ROWS):
+        similarities = firsts[start : start + _RETRIEVAL_ROWS] @ seconds.T
+        rows = np.arange(len(similarities))
+        own = similarities[rows, start + rows][:, None]
+        num_nearer = (similarities > own).sum(axis=1)
+        num_tied = (similarities == own).sum(axis=1)
+        for top in found:
+            found[top] += float(np.clip((top - num_nearer) / num_tied, 0, 1).sum())
+    return {f"view_retrieval_top{top}": total / len(firsts) for top, total in found.items()}

@@ -1,0 +1,107 @@
+"""Scores of both towers: retrieval in both directions on pairs and, with class names, zero-shot.
+
+What counts as found is in `trainers.evaluation.retrieval`, by the cosine, for which the image tower's
+features do as well as the unit embeddings; here is how records reach the towers. Stored images are read a
+batch at a time and once: while a batch is in memory it is embedded, and its contents are hashed, for
+identical images count for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpgcl_core.sampling.records import Ids
+from trainers.data.dataset import AnyRecords
+from trainers.data.pairs import Images, ImageTextRecords
+from trainers.evaluation.retrieval import (
+    Matches,
+    class_embeddings,
+    content_ids,
+    embed_in_batches,
+    recalls,
+    zero_shot_accuracy,
+)
+from trainers.models.clip.encoder import ImageTextEncoder
+from trainers.views.images import normalise
+
+ZERO_SHOT_TEMPLATES = ("a photo of a {}.", "a picture of a {}.")
+"""What stands around a class name; public, and the same for every data set. The class is their mean."""
+
+PAIRS_AT_ONCE = 64
+"""Images or texts in a tower at once: a large CLIP model keeps ten megabytes for each image."""
+
+
+def tower_scores(
+    encoder: ImageTextEncoder,
+    records: AnyRecords,
+    *,
+    device: torch.device | str,
+    class_names: Sequence[str] = (),
+    batch_size: int = PAIRS_AT_ONCE,
+) -> tuple[dict[str, float], Tensor]:
+    """Returns the scores of all images of `records`, by metric name, and their features `[n, feature_dim]`.
+
+    Of pairs `image_to_text_recall_at_K` and `text_to_image_recall_at_K` for K = 1, 5, 10, with all their
+    captions; with labels and class names `zero_shot_accuracy`, of images without captions, too. Each image is
+    read, and passed through its tower, once for all of these; its features are not scaled, for what else
+    they are asked.
+
+    Args:
+      encoder: both towers, on `device` and in evaluation mode.
+      records: at least one.
+      device: where the encoder is.
+      class_names: one for every label 0, 1, …; none: no zero-shot score.
+      batch_size: images or texts passed at once; changes no score beyond rounding.
+
+    Raises:
+      DataError: a label has no class name.
+    """
+
+    def embed_texts(texts: Sequence[str]) -> Tensor:
+        return encoder.embed_texts(encoder.tokenizer(texts).tokens.to(device))
+
+    found: dict[str, float] = {}
+    features, contents = _features_and_contents(
+        encoder, records.images, device, batch_size, hashed=isinstance(records, ImageTextRecords)
+    )
+    if isinstance(records, ImageTextRecords):
+        captions, image_of_text = records.flat_captions()
+        texts = embed_in_batches(lambda part: embed_texts(captions[part]), len(captions), batch_size)
+        matches = Matches(
+            image_of_text=image_of_text,
+            image_contents=contents,
+            text_contents=content_ids(caption.encode("utf-8", "surrogatepass") for caption in captions),
+        )
+        found = recalls(features, texts, matches)
+    if class_names and records.labels is not None:
+        names = [name.replace("_", " ") for name in class_names]  # of folders: golden_retriever
+        classes = class_embeddings(names, ZERO_SHOT_TEMPLATES, embed_texts, batch_size=batch_size)
+        found["zero_shot_accuracy"] = zero_shot_accuracy(features, records.labels, classes)
+    return found, features
+
+
+def read_images(images: Images | Tensor, rows: slice) -> Tensor:
+    """Returns some of the images, uint8 `[n, C, H, W]`; of stored ones no others come into memory."""
+    if isinstance(images, (np.ndarray, Tensor)):
+        return torch.as_tensor(images[rows])
+    return torch.from_numpy(images[np.arange(*rows.indices(images.shape[0]))])
+
+
+def _features_and_contents(
+    encoder: ImageTextEncoder, images: Images, device: torch.device | str, batch_size: int, *, hashed: bool
+) -> tuple[Tensor, Ids]:
+    """Features `[n, feature_dim]` and, where asked for, content ids `[n]` of all images, of one shape."""
+    contents = [np.zeros(0, dtype=np.uint64)]
+
+    def embed(rows: slice) -> Tensor:
+        batch = read_images(images, rows)
+        if hashed:
+            contents.append(content_ids(image.tobytes() for image in batch.numpy()))
+        return encoder.features(normalise(batch.to(device)))
+
+    features = embed_in_batches(embed, images.shape[0], batch_size)
+    return features, np.concatenate(contents)

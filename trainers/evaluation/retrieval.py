@@ -1,0 +1,310 @@
+"""Scores of two towers: retrieval in both directions, and zero-shot classification.
+
+What is right. A record is an image with one or more captions. Identical images count for each other, and so
+do identical captions, by content: a caption is right for an image if a caption of the same content belongs
+to an image of the same content. Of several right candidates the nearest counts.
+
+Ties. A query's hit at k needs fewer than k wrong candidates *at least as near* as its nearest right one: ties
+are decided against the network, and similarities within the rounding of float32 are ties. So a network that
+maps everything to one point scores 0 (unless there are fewer than k wrong candidates at all), where chance is
+about k/n; no order of the records or size of a chunk can turn ties into hits.
+
+Memory. Similarities are taken for a chunk of queries against all candidates, and only the hits are kept:
+24,000 images and captions take `max_bytes` (256 MiB) instead of the 2.3 GB of the whole matrix.
+
+Scores are computed from evaluation records; `dpgcl_core.release.metrics.visible` decides who may see them. A
+recall is not a mean of terms bounded by one record: every record is a candidate of all queries, and one more
+can turn each query's hit into a miss. So it must not be released by noising it as an accuracy is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dpgcl_core.errors import ConfigError, DataError
+from dpgcl_core.sampling.records import Ids
+
+Rows = NDArray[np.int64]
+EmbedTexts = Callable[[Sequence[str]], Tensor]
+"""Embeddings `[n, dim]` of n texts, in evaluation mode."""
+
+RECALL_AT = (1, 5, 10)
+MAX_BYTES = 2**28
+TIE_TOLERANCE = 1e-6
+"""Similarities closer than this are ties: about what a product of unit vectors in float32 is rounded by."""
+
+_BYTES_PER_SIMILARITY = 12  # two tensors of 4 bytes, two masks of 1 byte, and slack
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matches:
+    """Which images and captions belong together.
+
+    Attributes:
+      image_of_text: `[num_texts]`, the row of each caption's image.
+      image_contents: `[num_images]`, equal for identical images and only for them, as `content_ids` gives.
+      text_contents: `[num_texts]`, the same of captions.
+
+    Raises:
+      DataError: there is nothing to retrieve, a caption has no image, or an image has no caption.
+    """
+
+    image_of_text: Rows
+    image_contents: Ids
+    text_contents: Ids
+
+    def __post_init__(self) -> None:
+        num_images, num_texts = len(self.image_contents), len(self.image_of_text)
+        if num_texts == 0 or len(self.text_contents) != num_texts:
+            raise DataError(
+                "retrieval needs at least one caption, and a content id and an image for each; got "
+                f"{num_texts} images of captions and {len(self.text_contents)} content ids"
+            )
+        if self.image_of_text.min() < 0 or self.image_of_text.max() >= num_images:
+            raise DataError(
+                f"every caption must name a row of the {num_images} images; got rows "
+                f"{self.image_of_text.min()} to {self.image_of_text.max()}"
+            )
+        with_caption = self.image_contents[self.image_of_text]
+        num_without = int(np.sum(~np.isin(self.image_contents, with_caption)))
+        if num_without:
+            raise DataError(
+                f"every image needs a caption to be retrieved by; {num_without} of {num_images} have none. "
+                "Leave them out"
+            )
+
+    def take(self, rows: Rows) -> tuple[Matches, Rows]:
+        """Returns the matches among the images at `rows`, in that order, and the rows of their captions."""
+        new_row = np.full(len(self.image_contents), -1, dtype=np.int64)
+        new_row[rows] = np.arange(len(rows))
+        text_rows = np.flatnonzero(new_row[self.image_of_text] >= 0)
+        some = Matches(
+            image_of_text=new_row[self.image_of_text[text_rows]],
+            image_contents=self.image_contents[rows],
+            text_contents=self.text_contents[text_rows],
+        )
+        return some, text_rows
+
+
+def content_ids(contents: Iterable[bytes]) -> Ids:
+    """Returns one id per content, `[n]`, the same for the same bytes (unlike `ids_from_contents`).
+
+    Of images, give shape and decoded pixels: one picture may be stored as different files.
+
+    >>> a, b, c = content_ids([b"x", b"y", b"x"])
+    >>> bool(a == c), bool(a == b)
+    (True, False)
+    """
+    digests = (hashlib.blake2b(content, digest_size=8).digest() for content in contents)
+    return np.array([int.from_bytes(digest, "little") for digest in digests], dtype=np.uint64)
+
+
+def recalls(
+    images: Tensor, texts: Tensor, matches: Matches, *, max_bytes: int = MAX_BYTES
+) -> dict[str, float]:
+    """Returns the share of queries with a right candidate among the first k, for k = 1, 5, 10.
+
+    `image_to_text_recall_at_K` over all images, `text_to_image_recall_at_K` over all captions; ties count
+    against the network.
+
+    Args:
+      images: `[num_images, dim]` embeddings of any length; compared by cosine.
+      texts: `[num_texts, dim]`, on the same device. What is not finite counts as zero.
+      matches: which belong together.
+      max_bytes: bound on the memory of similarities, not counting embeddings; changes no score.
+
+    Raises:
+      DataError: the numbers of embeddings and matches differ.
+      ConfigError: one query's similarities do not fit in `max_bytes`.
+
+    >>> eye, ids = torch.eye(12), np.arange(12)
+    >>> pairs = Matches(image_of_text=ids, image_contents=ids.astype(np.uint64), text_contents=ids)
+    >>> found = recalls(eye, eye.roll(1, 0), pairs)
+    >>> found["image_to_text_recall_at_1"], found["text_to_image_recall_at_1"]
+    (0.0, 0.0)
+    """
+    if (len(images), len(texts)) != (len(matches.image_contents), len(matches.image_of_text)):
+        raise DataError(
+            "there must be one embedding for every image and caption; got "
+            f"{len(images)} and {len(texts)} for {len(matches.image_contents)} and "
+            f"{len(matches.image_of_text)}"
+        )
+    images, texts = unit_rows(images), unit_rows(texts)
+    image_class = np.unique(matches.image_contents, return_inverse=True)[1]
+    text_class = np.unique(matches.text_contents, return_inverse=True)[1]
+    owner_class = image_class[matches.image_of_text]
+    directions = {
+        "image_to_text": (images, texts, image_class, text_class, _linked(owner_class, text_class)),
+        "text_to_image": (texts, images, text_class, image_class, _linked(text_class, owner_class)),
+    }
+    found = {}
+    for name, direction in directions.items():
+        hits = _hits(*direction, ks=RECALL_AT, max_bytes=max_bytes).double().mean(dim=0)
+        for k, share in zip(RECALL_AT, hits.tolist(), strict=True):
+            found[f"{name}_recall_at_{k}"] = share
+    return found
+
+
+def class_embeddings(
+    class_names: Sequence[str], templates: Sequence[str], embed_texts: EmbedTexts, *, batch_size: int = 256
+) -> Tensor:
+    """Returns one unit embedding per class, `[num_classes, dim]`: the mean over the templates (CLIP, 3.1.4).
+
+    The text embeddings are normalised, averaged per class, and normalised again.
+
+    Args:
+      class_names: one for every label 0, 1, …
+      templates: texts with `{}` where the name goes, such as "a photo of a {}."
+      embed_texts: the text tower.
+      batch_size: texts passed at once.
+
+    Raises:
+      ConfigError: there is no class or no template, or a template has no place for the name.
+    """
+    if not class_names or not templates:
+        raise ConfigError(
+            "zero-shot classification needs class names and templates; got "
+            f"{len(class_names)} and {len(templates)}. Give at least one of each"
+        )
+    for template in templates:
+        if "{}" not in template:
+            raise ConfigError(
+                f"a template must say by {{}} where the class name goes; got {template!r}. "
+                'Write it as "a photo of a {}."'
+            )
+    texts = [template.replace("{}", name) for name in class_names for template in templates]
+    embedded = unit_rows(embed_in_batches(lambda part: embed_texts(texts[part]), len(texts), batch_size))
+    return unit_rows(embedded.view(len(class_names), len(templates), -1).mean(dim=1))
+
+
+def zero_shot_accuracy(images: Tensor, labels: Rows, classes: Tensor, *, max_bytes: int = MAX_BYTES) -> float:
+    """Returns the share of images nearer to their own class than to any other; ties are misses.
+
+    Args:
+      images: `[n, dim]` embeddings of any length.
+      labels: `[n]` rows of `classes`.
+      classes: `[num_classes, dim]`, of `class_embeddings`.
+      max_bytes: bound on the memory of similarities.
+
+    Raises:
+      DataError: there is no image, or a label without a class.
+    """
+    if len(labels) == 0 or len(labels) != len(images):
+        raise DataError(
+            "zero-shot accuracy needs at least one image and a label for each; got "
+            f"{len(images)} images and {len(labels)} labels"
+        )
+    if labels.min() < 0 or labels.max() >= len(classes):
+        raise DataError(
+            f"labels must be 0 to {len(classes) - 1}, rows of the class names; got "
+            f"{labels.min()} to {labels.max()}. Name every class"
+        )
+    every = np.arange(len(classes))
+    own_class_only = list(every[:, None])
+    hits = _hits(
+        unit_rows(images),
+        unit_rows(classes),
+        labels,
+        every,
+        own_class_only,
+        ks=(1,),
+        max_bytes=max_bytes,
+    )
+    return float(hits.double().mean())
+
+
+def unit_rows(embeddings: Tensor) -> Tensor:
+    """Returns float32 rows of length 1 `[n, dim]`; zero stays zero, and what is not finite counts as zero."""
+    finite = embeddings.detach().float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    # Dividing by the largest entry first keeps the squares of very large embeddings finite.
+    scaled = finite / finite.abs().amax(dim=1, keepdim=True).clamp_min(1e-30)
+    return F.normalize(scaled, dim=1)
+
+
+def embed_in_batches(embed: Callable[[slice], Tensor], num_rows: int, batch_size: int) -> Tensor:
+    """Returns the embeddings `[num_rows, dim]` of all rows, taken without gradients.
+
+    Args:
+      embed: gets the slices 0 to batch_size, batch_size to 2 · batch_size, … in this order.
+      num_rows: at least one.
+      batch_size: rows passed at once.
+
+    Raises:
+      ConfigError: a tower returns another number of rows than it was given.
+      DataError: there is nothing to embed.
+    """
+    parts = []
+    with torch.no_grad():
+        for start in range(0, num_rows, batch_size):
+            part = slice(start, min(start + batch_size, num_rows))
+            embedded = embed(part)
+            if embedded.ndim != 2 or len(embedded) != part.stop - start:
+                raise ConfigError(
+                    "a tower must return one embedding [n, dim] for each of n inputs; got "
+                    f"{list(embedded.shape)} for n = {part.stop - start}"
+                )
+            parts.append(embedded)
+    if not parts:
+        raise DataError("there is nothing to embed; give at least one image and one text")
+    return torch.cat(parts)
+
+
+def _linked(query_class: Rows, candidate_class: Rows) -> list[Rows]:
+    """The candidates' classes that are right for each class of queries, from pairs that belong together."""
+    pairs = np.unique(np.stack([query_class, candidate_class], axis=1), axis=0)
+    starts = np.flatnonzero(np.diff(pairs[:, 0]))
+    return np.split(pairs[:, 1], starts + 1)
+
+
+def _rows_per_chunk(num_candidates: int, max_bytes: int) -> int:
+    rows = max_bytes // (_BYTES_PER_SIMILARITY * num_candidates)
+    if rows < 1:
+        raise ConfigError(
+            f"max_bytes must hold one query against all candidates, {_BYTES_PER_SIMILARITY} bytes each; "
+            f"got {max_bytes} for {num_candidates}. Give at least {_BYTES_PER_SIMILARITY * num_candidates}"
+        )
+    return rows
+
+
+def _hits(
+    queries: Tensor,
+    candidates: Tensor,
+    query_class: Rows,
+    candidate_class: Rows,
+    linked: Sequence[Rows],
+    *,
+    ks: Sequence[int],
+    max_bytes: int,
+) -> Tensor:
+    """Whether fewer than k wrong candidates are as near as the nearest right one: `[queries, len(ks)]`."""
+    step = _rows_per_chunk(len(candidates), max_bytes)
+    columns = torch.from_numpy(candidate_class).to(queries.device)
+    right_classes = [torch.from_numpy(each).to(queries.device) for each in linked]
+    num_kept = min(max(ks), len(candidates))
+    hits = []
+    for start in range(0, len(queries), step):
+        similarities = queries[start : start + step] @ candidates.T
+        right = _right(right_classes, query_class[start : start + step], columns)
+        nearest = torch.where(right, similarities, -torch.inf).amax(dim=1, keepdim=True)
+        # Not by counting: the sum of a mask takes 8 bytes for each of its entries.
+        wrong = similarities.masked_fill_(right, -torch.inf).topk(num_kept, dim=1).values
+        nearer = nearest - TIE_TOLERANCE > wrong
+        hits.append(nearer[:, [min(k, num_kept) - 1 for k in ks]])
+    return torch.cat(hits)
+
+
+def _right(right_classes: Sequence[Tensor], query_class: Rows, columns: Tensor) -> Tensor:
+    """Which candidates are right, `[queries, candidates]`, by way of the candidates' classes."""
+    # Row by row: the positions of all right candidates of a chunk could take 16 bytes each.
+    by_class = torch.zeros(len(query_class), len(columns), dtype=torch.bool, device=columns.device)
+    for row, each in enumerate(query_class):
+        by_class[row, right_classes[each]] = True
+    return by_class.index_select(1, columns)

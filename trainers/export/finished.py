@@ -1,0 +1,218 @@
+"""What a sweep has left on disk, read for export: trials, weights, and the statement that goes with them.
+
+Of a sealed sweep only `release/` is read. What lies under its `trusted/`, other trials and how many there
+were, is not covered by the published ε and must not leave.
+
+An open sweep's statement is there only while it is true: the driver takes it away before it draws more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dpgcl_core.errors import ConfigError, StorageError, unknown_choice
+from trainers.config.training import ClipNetworkConfig
+from trainers.export.folder import STATEMENT, Statement
+from trainers.files.checkpoint import Checkpoint, CheckpointFolder, read_grant
+from trainers.files.weights import read_weights
+
+PUBLISHED = "model.safetensors"
+"""The weights that a sealed sweep publishes, in its folder `release/`."""
+_PREDICTOR = "predictor."  # of methods that regress onto a target: a part of the loss, not of the model
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedTrial:
+    """One trained model.
+
+    Attributes:
+      name: of the trial; None in a sealed sweep, where it would tell its place.
+      params: its settings, as MLflow shows them.
+      metrics: its final values that may be seen.
+      attempts_lost: whether attempts of it may have drawn steps that its own ε does not know of.
+      file: the checkpoint, or the published weights.
+    """
+
+    name: str | None
+    params: Mapping[str, Any]
+    metrics: Mapping[str, float]
+    attempts_lost: bool
+    file: Path
+
+    def state(self) -> Mapping[str, Tensor]:
+        """Returns the weights that were scored and released: the average, where the training keeps one.
+
+        Raises:
+          ConfigError: it was never trained.
+          StorageError: they are missing, damaged, or not those of the finished training.
+        """
+        found = read_weights(self.file).tensors if self.name is None else self._checkpointed()
+        return {name: value for name, value in found.items() if not name.startswith(_PREDICTOR)}
+
+    @property
+    def is_averaged(self) -> bool:
+        """Whether the weights are the average over the steps."""
+        return bool(self.params.get("ema_decay"))
+
+    @property
+    def clip(self) -> ClipNetworkConfig | None:
+        """The CLIP model that was trained; None where it is an encoder of images."""
+        if "lora_rank" not in self.params:
+            return None
+        names = {item.name for item in dataclasses.fields(ClipNetworkConfig)} - {"name"}
+        given = {name: self.params[name] for name in names & self.params.keys()}
+        given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+        return ClipNetworkConfig(name=self.params["network_name"], **given)
+
+    def _checkpointed(self) -> dict[str, Tensor]:
+        if self.metrics["num_steps_done"] == 0:
+            raise ConfigError(
+                f"{self.name} is the untrained network: there is nothing to export; choose another"
+            )
+        again = "the model cannot be exported; its training must be repeated, and charged, in another sweep"
+        if not self.file.is_file():
+            raise StorageError(f"{self.file} is missing: restore it, or {again}")
+        saved = CheckpointFolder(self.file.parent, every_steps=1).load()
+        if saved is None or saved.step != self.metrics["num_steps_done"]:
+            raise StorageError(
+                f"{self.file} must hold the weights after step {self.metrics['num_steps_done']:g}; got step "
+                f"{saved.step if saved else 'none'}: restore it, or {again}"
+            )
+        return released_state(saved, averaged=self.is_averaged)
+
+
+def released_state(saved: Checkpoint, *, averaged: bool) -> dict[str, Tensor]:
+    """Returns the weights that were scored: with `ema_decay` the average, and the last ones else.
+
+    A method may keep an average that it regresses onto; that one is not released in place of the weights.
+
+    Raises:
+      StorageError: there should be an average, and there is none.
+    """
+    if not averaged:
+        return saved.model
+    if saved.average is None:
+        raise StorageError(
+            f"the checkpoint after step {saved.step} must hold the average of the weights, which was scored, "
+            "and holds none: restore it"
+        )
+    return saved.model | saved.average
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedSweep:
+    """A sweep with a statement.
+
+    Attributes:
+      name: of the sweep.
+      is_sealed: whether one model alone was published.
+      statement: its privacy statement.
+      trials: those that may be exported, in the order of their names.
+    """
+
+    name: str
+    is_sealed: bool
+    statement: Statement
+    trials: tuple[FinishedTrial, ...]
+
+
+def storage_folder(option: Path | None) -> Path:
+    """Returns where sweeps lie: the option, `$DPGCL_STORAGE`, or the repository's `results/`."""
+    environment = os.environ.get("DPGCL_STORAGE")
+    default = Path(environment) if environment else Path(__file__).resolve().parents[2] / "results"
+    return option or default
+
+
+def read_sweep(root: Path, name: str) -> FinishedSweep:
+    """Returns a sweep of the storage folder `root`.
+
+    Raises:
+      StorageError: there is none of this name, it is unfinished, or it published nothing.
+    """
+    known = sorted(plan.parent.name for plan in (root / "sweeps").glob("*/plan.json"))
+    if not known:
+        raise StorageError(f"there are no sweeps in {root}: give --storage the folder that they were run in")
+    if name not in known:  # a path into a sweep's folder is no name either
+        raise StorageError(unknown_choice(f"sweep in {root}", name, known))
+    folder = root / "sweeps" / name
+    is_sealed = (folder / "trusted").is_dir()
+    place = folder / "release" if is_sealed else folder
+    statement = _read_statement(place, name)
+    trials = (_published(place),) if is_sealed else _open_trials(folder)
+    return FinishedSweep(name=name, is_sealed=is_sealed, statement=statement, trials=trials)
+
+
+def _read_statement(place: Path, sweep: str) -> Statement:
+    page, values = place / f"{STATEMENT}.md", place / f"{STATEMENT}.json"
+    try:
+        found = Statement(values=json.loads(values.read_text(encoding="utf-8")), page=page.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise StorageError(
+            f"a model leaves with its sweep's privacy statement, and {values} is missing or damaged, so the "
+            f"sweep is unfinished or was stopped; finish it with --resume --name {sweep}, which writes it"
+        ) from error
+    return found
+
+
+def _open_trials(folder: Path) -> tuple[FinishedTrial, ...]:
+    found = []
+    for file in sorted((folder / "trials").glob("*.json")):
+        result = _read_result(file)
+        checkpoints = folder / "checkpoints" / file.stem
+        grant = read_grant(checkpoints)
+        started = folder / "started" / file.name
+        num_lost = _read_result(started).get("num_lost", 0) if started.is_file() else 0
+        found.append(
+            FinishedTrial(
+                name=file.stem,
+                params=_params(result, file),
+                metrics=result["metrics"],
+                attempts_lost=num_lost > 0 or (grant is not None and grant.num_steps_lost > 0),
+                file=checkpoints / "checkpoint.pt",
+            )
+        )
+    if not found:
+        raise StorageError(f"no training of {folder.name} has finished: continue it with --resume")
+    return tuple(found)
+
+
+def _published(release: Path) -> FinishedTrial:
+    file, weights = release / "result.json", release / PUBLISHED
+    result = _read_result(file)
+    if result.get("outcome") != "one model" or not weights.is_file():
+        raise StorageError(f"the sealed sweep published no model: there is nothing to export in {release}")
+    return FinishedTrial(
+        name=None,
+        params=_params(result, file),
+        metrics=result["metrics"],
+        attempts_lost=False,
+        file=weights,
+    )
+
+
+def _read_result(file: Path) -> dict[str, Any]:
+    try:
+        result = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        result = None
+    if not isinstance(result, dict):
+        raise StorageError(f"{file} is missing or damaged; restore it")
+    return result
+
+
+def _params(result: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
+    params = result.get("params")
+    if not isinstance(params, Mapping) or "image_shape" not in params:
+        raise StorageError(
+            f"{file} does not tell the network and its input, for an earlier version wrote it; run the sweep "
+            "again, under another --name, to export its models"
+        )
+    return params

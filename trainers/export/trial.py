@@ -1,0 +1,260 @@
+"""Writes one trained model of a sweep with its privacy statement into a folder of its own.
+
+    python -m trainers.export --sweep NAME --trial NAME
+    python -m trainers.export --sweep NAME --best knn_accuracy --to /models/scans
+
+Without `--trial` the model with the best `--best` is taken, among the trials with a guarantee where there
+are any. What that choice costs: an open sweep releases all its trials, so choosing among them is
+post-processing of the whole sweep, and the ε that holds for the chosen model, the choice included, is that
+of the whole sweep. The ε of its one training is stated beside it, and never in its place. Of a sealed sweep
+only what it published can be exported, at the ε of the whole sweep.
+
+The folder holds the weights (`model.safetensors`), what they are (`model.json`), and the sweep's privacy
+statement with a first line on this model. It is never overwritten. The weights of a CLIP model are merged
+with its adapters into what open_clip loads by itself (`open_clip.create_model("local-dir:FOLDER")`); the
+adapters stand beside in `adapter/`, as peft reads them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpgcl_core.errors import ConfigError, StrictParser, unknown_choice
+from dpgcl_core.release.metrics import Release, find_metric
+from dpgcl_core.release.statement import PROVEN, epsilon_text, rounded_up, software_versions
+from trainers.export.finished import FinishedSweep, FinishedTrial, read_sweep, storage_folder
+from trainers.export.folder import CLIP, ClipDescription, ModelDescription, write_model
+from trainers.models.clip.files import MERGES_FILE, trained_spec
+
+DEFAULT_SCORES = ("image_to_text_recall_at_10", "knn_accuracy")
+"""What the best trial is chosen by: the first of these that there is."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns 0.
+
+    Raises:
+      ConfigError: an option is unknown, or there is no such trial or score; or as `write_model`.
+      StorageError: as `read_sweep` and `write_model`.
+    """
+    options = _parser().parse_args(arguments)
+    root = storage_folder(options.storage)
+    sweep = read_sweep(root, options.sweep)
+    trial, chosen = choose_trial(sweep, trial=options.trial, best=options.best)
+    folder = options.to or root / "exported" / "-".join(filter(None, (sweep.name, trial.name)))
+    description = write_model(folder, describe(sweep, trial, chosen), trial.state(), sweep.statement)
+    print(description.promise)
+    print(f"chosen: {description.chosen}")
+    print(f"written: {folder}")
+    if description.clip is None:
+        print(f"embed images with it: python -m trainers.embed --model {folder} --images folder:PATH")
+        return 0
+    print(f"embed with it: python -m trainers.embed --model {folder} --images folder:PATH --texts FILE")
+    print(f'open_clip reads it: open_clip.create_model("local-dir:{folder}")')
+    print(f"its tokenizer: {tokenizer_call(folder, description.clip)}")
+    return 0
+
+
+def tokenizer_call(folder: Path, clip: ClipDescription) -> str:
+    """Returns the call for open_clip's tokenizer of a model; a small vocabulary has its own merges."""
+    merges = folder / MERGES_FILE
+    if not merges.is_file():
+        return f'open_clip.get_tokenizer("local-dir:{folder}")'
+    return f'open_clip.SimpleTokenizer(bpe_path="{merges}", context_length={clip.context_length})'
+
+
+def choose_trial(
+    sweep: FinishedSweep, *, trial: str | None = None, best: str | None = None
+) -> tuple[FinishedTrial, str]:
+    """Returns the model to export, and how it was chosen, in words.
+
+    Args:
+      sweep: with at least one model.
+      trial: its name.
+      best: the score to choose by where no name is given; one of `DEFAULT_SCORES` unless given.
+
+    Raises:
+      ConfigError: there is no such trial or score, or a sealed sweep is asked for either.
+    """
+    if sweep.is_sealed:
+        if trial is not None or best is not None:
+            raise ConfigError(
+                "a sealed sweep published one model, and nothing else of it may leave: leave --trial and "
+                f"--best out; got {trial or best}"
+            )
+        return sweep.trials[0], "the one model that the sealed sweep published"
+    names = [str(each.name) for each in sweep.trials]
+    if trial is not None:
+        if trial not in names:
+            raise ConfigError(unknown_choice(f"trial of {sweep.name}", trial, names))
+        return sweep.trials[names.index(trial)], "by name"
+    return _best(sweep, best, names)
+
+
+def _best(sweep: FinishedSweep, score: str | None, names: Sequence[str]) -> tuple[FinishedTrial, str]:
+    trained = [each for each in sweep.trials if each.metrics.get("num_steps_done") != 0]
+    proven = [each for each in trained if each.params["guarantee_label"] == PROVEN]
+    known = {name for each in proven or trained for name in each.metrics if is_score(name)}
+    if not known:
+        raise ConfigError(
+            f"no training of {sweep.name} has a score to choose by: give --trial one of {', '.join(names)}"
+        )
+    if score is None:
+        score = next((name for name in DEFAULT_SCORES if name in known), DEFAULT_SCORES[-1])
+    if score not in known:
+        raise ConfigError(unknown_choice(f"score of the trials of {sweep.name}", score, known))
+    scored = [each for each in proven or trained if score in each.metrics]
+    found = max(scored, key=lambda each: each.metrics[score])
+    among = "the trials with a guarantee" if proven else "all trials"
+    return found, f"the best {score}, {found.metrics[score]:.4f}, of {among} ({len(scored)} have one)"
+
+
+def is_score(name: str) -> bool:
+    """Whether a metric is a score of the trained network that may be seen, the higher the better.
+
+    >>> [is_score(name) for name in ("knn_accuracy", "transfer_knn_accuracy/digits", "epsilon")]
+    [True, True, False]
+    >>> [is_score(name) for name in ("untrained_knn_accuracy", "knn_accuracy_during", "snr")]
+    [False, False, False]
+    >>> [is_score(name) for name in ("image_to_text_recall_at_10", "image_to_text_recall_at_10_during")]
+    [True, False]
+    """
+    metric = find_metric(name)
+    return (
+        metric is not None
+        and metric.release in (Release.SCORE, Release.NOISED)
+        and not name.startswith("untrained_")
+        and not name.endswith("_during")
+        and "snr" not in name
+    )
+
+
+def describe(sweep: FinishedSweep, trial: FinishedTrial, chosen: str) -> ModelDescription:
+    """Returns what `model.json` says of a model; the hashes come with writing the weights.
+
+    Raises:
+      ConfigError: its CLIP model is unknown here.
+    """
+    params, statement = trial.params, sweep.statement.values
+    figures = _figures(sweep, trial)
+    return ModelDescription(
+        promise=_promise(sweep, trial, figures),
+        network=params["network_name"],
+        **_network(trial),
+        sweep=sweep.name,
+        trial=trial.name,
+        chosen=chosen,
+        method=params["method"],
+        dataset=statement["dataset"],
+        data=statement["data"],
+        guarantee_label=params["guarantee_label"],
+        neighboring_relation=params["neighboring_relation"],
+        **figures,
+        num_steps=params["num_steps"],
+        averaged=trial.is_averaged,
+        scores={name: value for name, value in trial.metrics.items() if is_score(name)},
+        warm_start=params["warm_start"],
+        versions=software_versions(),
+    )
+
+
+def _network(trial: FinishedTrial) -> dict[str, Any]:
+    """What is said of the network, of either kind."""
+    params, clip = trial.params, trial.clip
+    if clip is None:
+        channels, height, width = params["image_shape"]
+        return {"embedding_dim": params["embedding_dim"], "image_shape": (channels, height, width)}
+    spec = trained_spec(clip.name, clip.pretrained)
+    about = ClipDescription(
+        architecture=spec.architecture,
+        mean=spec.mean,
+        std=spec.std,
+        context_length=spec.context_length,
+        pretrained=clip.pretrained,
+        lora_rank=clip.lora_rank,
+        lora_alpha=clip.lora_alpha,
+        lora_targets=clip.lora_targets,
+        lora_towers=clip.lora_towers,
+    )
+    # Grey images were shown in three colours, so the input is the model's own and not that of the data.
+    return {
+        "kind": CLIP,
+        "embedding_dim": int(spec.architecture["embed_dim"]),
+        "image_shape": (3, *spec.image_size),
+        "pixel_mean": None,
+        "pixel_std": None,
+        "clip": about,
+    }
+
+
+def _figures(sweep: FinishedSweep, trial: FinishedTrial) -> dict[str, Any]:
+    """ε and δ of the one training and of the whole sweep, each None where there is none."""
+    cost = sweep.statement.values["cost"]
+    if trial.params["guarantee_label"] != PROVEN or cost is None:
+        return dict.fromkeys(("epsilon", "delta", "sweep_epsilon", "sweep_delta"))
+    whole = cost["tuned_epsilon"] if cost["accounted"] else None
+    own = cost["training_epsilon"] if sweep.is_sealed else trial.metrics["epsilon"]
+    if trial.attempts_lost:  # its own ε does not know them; a part of the sweep costs no more than the whole
+        own = whole
+    return {
+        "epsilon": own,
+        "delta": None if own is None else trial.params["target_delta"],
+        "sweep_epsilon": whole,
+        "sweep_delta": None if whole is None else cost["delta"],
+    }
+
+
+def _promise(sweep: FinishedSweep, trial: FinishedTrial, figures: Mapping[str, Any]) -> str:
+    """The guarantee in words: that of the training and that of the whole sweep, never one for the other."""
+    statement, label = sweep.statement.values, trial.params["guarantee_label"]
+    place = f"sealed sweep {sweep.name}" if sweep.is_sealed else f"sweep {sweep.name}, trial {trial.name}"
+    data = f"{statement['dataset']} ({statement['data']})"
+    if label != PROVEN or statement["cost"] is None:
+        return f"NO PRIVACY GUARANTEE: this model ({place}) was trained on {data}; label `{label}`."
+    if figures["sweep_epsilon"] is None:
+        whole = f"not accounted ({statement['cost']['reason']}), so nothing is promised for the choice of it"
+    else:
+        whole = _pair(figures["sweep_epsilon"], figures["sweep_delta"])
+    if statement["guarantee_label"] == PROVEN:
+        together = f"All that the sweep releases together, this model and the choice of it included: {whole}."
+    else:
+        together = f"All its trainings that have a guarantee together: {whole}; the others have none."
+    return (
+        f"This model ({place}) was trained on {data}. "
+        f"Its one training alone: {_pair(figures['epsilon'], figures['delta'])}. {together} "
+        f"Neighbouring data sets: {trial.params['neighboring_relation']}{_among(statement)}."
+    )
+
+
+def _among(statement: Mapping[str, Any]) -> str:
+    """What the guarantee asks of both neighbours besides, as the statement says it."""
+    conditions = statement.get("conditions") or ()
+    return f", among {' and '.join(conditions)}" if conditions else ""
+
+
+def _pair(epsilon: float | None, delta: float | None) -> str:
+    if epsilon is None or delta is None:
+        return "not accounted, for attempts of it were lost"
+    return f"ε = {epsilon_text(epsilon)}, δ = {rounded_up(delta, 3)}"
+
+
+def _parser() -> StrictParser:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = StrictParser(
+        prog="python -m trainers.export", description=__doc__, formatter_class=formatter, allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--sweep", required=True, metavar="NAME", help="the sweep's name")
+    add("--storage", type=Path, metavar="FOLDER", help="where it was run ($DPGCL_STORAGE, or results/)")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--trial", metavar="NAME", help="export this trial's model")
+    which.add_argument(
+        "--best",
+        metavar="SCORE",
+        help=f"export the best one by this score ({' or '.join(reversed(DEFAULT_SCORES))})",
+    )
+    add("--to", type=Path, metavar="FOLDER", help="new folder (exported/SWEEP-TRIAL in the storage folder)")
+    return parser

@@ -1,0 +1,152 @@
+"""State dictionaries as files: read without running anything that lies in them, written plainly, hashed.
+
+The hash is that of the file's bytes, what `sha256sum` prints. A file is read once: what is hashed is what
+is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load, save
+from torch import Tensor
+
+from dpgcl_core.errors import StorageError
+
+SAFETENSORS = ".safetensors"
+_SHOWN = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """A file of named tensors.
+
+    Attributes:
+      tensors: by name, on the CPU.
+      sha256: of the file.
+    """
+
+    tensors: Mapping[str, Tensor]
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmStart:
+    """Public weights that a training starts from; made by `trainers.training.warm_start.read_warm_start`.
+
+    Attributes:
+      path: of the file; every worker reads it there.
+      sha256: of the file: what decides the result.
+      embedding_dim: width of the projection head in it; None without one.
+      origin: where it comes from, in words.
+    """
+
+    path: str
+    sha256: str
+    embedding_dim: int | None
+    origin: str
+
+
+def read_weights(path: Path) -> Weights:
+    """Returns the tensors of a `.safetensors` file, or of what `torch.save` wrote of a state dictionary.
+
+    Nothing is run: torch files are loaded with `weights_only=True`, pickled classes are refused.
+
+    Raises:
+      StorageError: there is no such file, it is damaged, or it holds something else than named tensors.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise StorageError(
+            f"the weights {path} cannot be read here ({error.strerror}); put them where every machine that "
+            "trains or embeds sees them under this path"
+        ) from error
+    try:
+        if path.suffix == SAFETENSORS:
+            tensors: Any = load(content)
+        else:
+            tensors = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+    except Exception as error:  # unpicklers and parsers raise nearly anything on damaged bytes
+        raise StorageError(
+            f"the weights {path} cannot be read ({type(error).__name__}): give a .safetensors file, or what "
+            "torch.save wrote of a state dictionary of plain tensors"
+        ) from error
+    return Weights(tensors=_named_tensors(tensors, path), sha256=hashlib.sha256(content).hexdigest())
+
+
+def _named_tensors(content: Any, path: Path) -> Mapping[str, Tensor]:
+    if isinstance(content, Mapping) and {"step", "model", "optimizer"} <= content.keys():
+        raise StorageError(
+            f"{path} is the checkpoint of a training, which may be one on private data: export the model "
+            "with python -m trainers.export, and give the exported folder"
+        )
+    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
+        content = content["state_dict"]
+    if not isinstance(content, Mapping) or not content:
+        raise StorageError(f"{path} must hold tensors by name; got {type(content).__name__}")
+    for name, value in content.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise StorageError(
+                f"{path} must hold tensors by name and nothing else; got {type(value).__name__} as {name!r}"
+            )
+    return content
+
+
+def write_weights(path: Path, tensors: Mapping[str, Tensor], *, note: str) -> str:
+    """Writes a `.safetensors` file and returns its sha256.
+
+    Args:
+      path: of the file.
+      tensors: a state dictionary.
+      note: what the file says of itself, wherever it is copied; see `read_note`.
+
+    Raises:
+      StorageError: the state dictionary holds something else than tensors.
+    """
+    # Clones, each in plain memory order: tensors that share memory are refused by the format.
+    plain = {
+        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, value in _named_tensors(tensors, path).items()
+    }
+    content = save(plain, metadata={"dpgcl": note})
+    path.write_bytes(content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def read_note(path: Path) -> str | None:
+    """Returns what a file says of itself; None where it says nothing, or is no `.safetensors` file."""
+    if path.suffix != SAFETENSORS:
+        return None
+    try:
+        with safe_open(path, framework="pt") as opened:
+            return (opened.metadata() or {}).get("dpgcl")
+    except (OSError, SafetensorError):
+        return None
+
+
+def misfits(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str | None:
+    """Returns where two state dictionaries differ in names and shapes, the first few; None where nowhere.
+
+    >>> misfits({"w": torch.zeros(2), "c": torch.zeros(1)}, {"w": torch.zeros(3), "b": torch.zeros(1)})
+    'b: missing, needs [1]; c: has [1], not needed; w: has [2], needs [3]'
+    """
+    found = []
+    for name in sorted(given.keys() | wanted.keys()):
+        if name not in given:
+            found.append(f"{name}: missing, needs {list(wanted[name].shape)}")
+        elif name not in wanted:
+            found.append(f"{name}: has {list(given[name].shape)}, not needed")
+        elif given[name].shape != wanted[name].shape:
+            found.append(f"{name}: has {list(given[name].shape)}, needs {list(wanted[name].shape)}")
+    if not found:
+        return None
+    more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return "; ".join(found[:_SHOWN]) + more

@@ -1,0 +1,132 @@
+"""What of a CLIP model trains: adapters on chosen layers of both towers, or everything.
+
+The noise of a private training grows with the number of trainable weights, so fine-tuning adapts few: LoRA
+on queries and values of both towers is 983,040 of ViT-B-32's 151 million.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from dpgcl_core.errors import ConfigError, unknown_choice
+from trainers.models.attention import separate_attention
+from trainers.models.lora import with_lora
+
+IMAGE, TEXT = "image", "text"
+TOWERS = (IMAGE, TEXT)
+TARGETS: Mapping[str, tuple[str, ...]] = {
+    "q": ("q_proj",),
+    "k": ("k_proj",),
+    "v": ("v_proj",),
+    "out": ("out_proj",),
+    "mlp": ("c_fc", "c_proj"),
+}
+"""Short names of the layers of a block."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipLora:
+    """Adapters (Hu et al. 2022) on a CLIP model.
+
+    Attributes:
+      rank: rows of A and columns of B.
+      alpha: the adapter's scale times `rank`.
+      targets: layers to adapt in every block: q, k, v, out, mlp; or a layer's own name, or its last parts.
+      towers: which towers get adapters.
+
+    Raises:
+      ConfigError: no target, or a tower that is none.
+    """
+
+    rank: int = 16
+    alpha: float = 16.0
+    targets: tuple[str, ...] = ("q", "v")
+    towers: tuple[str, ...] = TOWERS
+
+    def __post_init__(self) -> None:
+        if isinstance(self.targets, str) or not self.targets:
+            raise ConfigError(f"the targets of LoRA must be a list of names; got {self.targets!r}")
+        for tower in self.towers:
+            if tower not in TOWERS:
+                raise ConfigError(unknown_choice("tower", tower, TOWERS))
+        if not self.towers:
+            raise ConfigError("LoRA must adapt at least one tower; got none. Choose image, text or both")
+
+
+def make_trainable(clip: nn.Module, lora: ClipLora | None, *, seed: int, train_logit_scale: bool) -> None:
+    """Decides which weights of an open_clip model train, in place, and separates its attention.
+
+    Outputs stay as they were, but for rounding. With adapters every other weight is frozen. Without, all
+    train but the bias of a sigmoid loss, on which no loss here depends.
+
+    Args:
+      clip: as `trainers.models.clip.published.build_clip` makes it, on the device it will be trained on.
+      lora: the adapters; None trains everything.
+      seed: public seed of the adapters' first weights.
+      train_logit_scale: whether 1/τ trains, too. It then stands among the parameters of every group's
+        gradient, inside the norm that is clipped and under the same noise.
+
+    Raises:
+      ConfigError: a target matches no layer of a tower, or one that cannot be adapted.
+    """
+    separate_attention(clip)
+    if lora is None:
+        clip.requires_grad_(True)
+    else:
+        names = {tower: _adapted_layers(clip, lora, tower) for tower in lora.towers}
+        clip.requires_grad_(False)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            for tower in lora.towers:
+                _adapt(clip, lora, tower, names[tower])
+    for name, parameter in clip.named_parameters(recurse=False):
+        if name == "logit_scale":
+            parameter.requires_grad_(train_logit_scale)
+        if name == "logit_bias":
+            parameter.requires_grad_(False)
+
+
+def _adapted_layers(clip: nn.Module, lora: ClipLora, tower: str) -> list[str]:
+    """Full names of the layers of one tower to adapt."""
+    layers = {name: layer for name, layer in clip.named_modules() if name and _tower_of(name) == tower}
+    chosen: list[str] = []
+    for target in lora.targets:
+        for last in TARGETS.get(target, (target,)):
+            names = [name for name in layers if name == last or name.endswith(f".{last}")]
+            if not names:
+                linear = [name for name, layer in layers.items() if type(layer) is nn.Linear]
+                raise ConfigError(_no_match(target, tower, linear))
+            chosen += [name for name in names if name not in chosen]
+    return chosen
+
+
+def _adapt(clip: nn.Module, lora: ClipLora, tower: str, names: Sequence[str]) -> None:
+    """Puts adapters on one tower, seen alone: names of text layers are also ends of image layers' names."""
+    alone = nn.Module()
+    for name, child in clip.named_children():
+        if _tower_of(name) == tower:
+            alone.add_module(name, child)
+    with_lora(alone, rank=lora.rank, alpha=lora.alpha, targets=names)
+    for name, child in alone.named_children():  # a projection right at the top was replaced there
+        setattr(clip, name, child)
+
+
+def _tower_of(name: str) -> str:
+    return IMAGE if name == "visual" or name.startswith("visual.") else TEXT
+
+
+def _no_match(target: str, tower: str, linear: Sequence[str]) -> str:
+    last = sorted({name.rpartition(".")[2] for name in linear})
+    short = {part: key for key, parts in TARGETS.items() for part in parts}
+    known = sorted({short[name] for name in last if name in short}) + last
+    near = difflib.get_close_matches(target, known, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return (
+        f"target {target!r} of LoRA matches no layer of the {tower} tower; {hint}"
+        f"Valid there: {', '.join(known) or 'none, it has no linear layer'}"
+    )

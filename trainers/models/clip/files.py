@@ -1,0 +1,191 @@
+"""A fine-tuned CLIP model as files that others read: open_clip the whole model, peft the adapters.
+
+A training leaves a state dictionary with adapters and separate attention; `trained_spec` and
+`trained_encoder` make the model of it again. Both files are functions of the trained weights alone, which
+are released already: post-processing. The folder's privacy statement is written by the caller; what each
+file says of itself is given as `note`.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dpgcl_core.errors import ConfigError, StorageError, unknown_choice
+from trainers.files.weights import misfits, write_weights
+from trainers.models.attention import fuse_attention
+from trainers.models.clip.adapters import ClipLora, make_trainable
+from trainers.models.clip.encoder import ImageTextEncoder
+from trainers.models.clip.published import (
+    CONFIG_FILE,
+    RANDOM,
+    WEIGHTS_FILE,
+    ClipConfig,
+    ClipSpec,
+    build_clip,
+    find_clip,
+)
+from trainers.models.clip.tokens import CLIP_VOCABULARY, write_merges
+from trainers.models.lora import merge_lora
+from trainers.models.torchvision_import import ensure_torchvision_import
+
+ADAPTER_CONFIG_FILE = "adapter_config.json"
+ADAPTER_FILE = "adapter_model.safetensors"
+MERGES_FILE = "merges.txt.gz"
+_PEFT_PREFIX = "base_model.model."
+_ADAPTER = "default"
+
+
+def trained_spec(model: str, pretrained: str) -> ClipSpec:
+    """Returns what `find_clip` told a training of its model, without the weights that it started from.
+
+    So a model is exported where those weights are not, and nothing is downloaded.
+
+    Args:
+      model: as in `ClipConfig`.
+      pretrained: "random", or open_clip's name of published weights.
+
+    Raises:
+      ConfigError: this open_clip does not know them.
+
+    >>> trained_spec("ViT-B-32", "openai").architecture["quick_gelu"]
+    True
+    """
+    spec = find_clip(ClipConfig(model=model))
+    if pretrained == RANDOM:
+        return spec
+    ensure_torchvision_import()
+    import open_clip
+
+    builtin = model.replace("/", "-")
+    published = open_clip.get_pretrained_cfg(builtin, pretrained)
+    if not published:
+        names = [RANDOM, *open_clip.list_pretrained_tags_by_model(builtin)]
+        raise ConfigError(unknown_choice(f"weights of CLIP model {model}", pretrained, names))
+    own = {"quick_gelu": True} if published.get("quick_gelu") else {}
+    return dataclasses.replace(
+        spec,
+        architecture=dict(spec.architecture) | own,
+        mean=tuple(published.get("mean") or spec.mean),
+        std=tuple(published.get("std") or spec.std),
+    )
+
+
+def trained_encoder(spec: ClipSpec, lora: ClipLora | None, state: Mapping[str, Tensor]) -> ImageTextEncoder:
+    """Returns the model of a training from the state dictionary that it left.
+
+    Args:
+      spec: see `trained_spec`.
+      lora: the adapters that it trained; None where every weight was.
+      state: of its `ImageTextEncoder`, adapters and all.
+
+    Raises:
+      ConfigError: the model cannot be built.
+      StorageError: the state is of another model.
+    """
+    clip = build_clip(dataclasses.replace(spec, weights=None), seed=0)
+    make_trainable(clip, lora, seed=0, train_logit_scale=False)
+    encoder = ImageTextEncoder(clip, spec)
+    difference = misfits(state, encoder.state_dict())
+    if difference is not None:
+        raise StorageError(
+            f"the trained weights do not fit CLIP model {spec.name}: {difference}; put its configuration "
+            "back as it was when it was trained"
+        )
+    encoder.load_state_dict(dict(state))
+    return encoder
+
+
+def merged_state_dict(encoder: ImageTextEncoder) -> dict[str, Tensor]:
+    """Returns open_clip's own state dictionary of the trained model: adapters merged, attention fused.
+
+    The encoder is left untouched. A model without adapters comes back bit for bit; merging rounds.
+
+    >>> from trainers.models.clip.published import ClipConfig
+    >>> from trainers.models.clip.encoder import build_image_text_encoder
+    >>> from trainers.models.clip.adapters import ClipLora
+    >>> encoder = build_image_text_encoder(ClipConfig(), ClipLora(rank=2), seed=0)
+    >>> sum("lora" in name or "q_proj" in name for name in merged_state_dict(encoder))
+    0
+    """
+    clip = copy.deepcopy(encoder.clip)
+    merge_lora(clip)
+    fuse_attention(clip)
+    return {name: value.detach().cpu() for name, value in clip.state_dict().items()}
+
+
+def export_merged(encoder: ImageTextEncoder, folder: Path, *, note: str) -> str:
+    """Writes the trained model where open_clip reads it by itself.
+
+    `open_clip.create_model("local-dir:FOLDER")` gives the same embeddings, of pixels with the mean and
+    deviation in its configuration. A vocabulary smaller than CLIP's comes with its merges:
+    `open_clip.SimpleTokenizer(bpe_path="FOLDER/merges.txt.gz", context_length=...)`.
+
+    Args:
+      encoder: the trained model, left untouched.
+      folder: exists.
+      note: what the weights' file says of itself, see `trainers.files.weights.write_weights`.
+
+    Returns:
+      The sha256 of the weights' file.
+    """
+    spec = encoder.spec
+    preprocessing = {"mean": list(spec.mean), "std": list(spec.std)}
+    config = {"model_cfg": dict(spec.architecture), "preprocess_cfg": preprocessing}
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    vocabulary = int(spec.architecture["text_cfg"].get("vocab_size", CLIP_VOCABULARY))
+    if vocabulary < CLIP_VOCABULARY and not spec.architecture["text_cfg"].get("hf_tokenizer_name"):
+        write_merges(folder / MERGES_FILE, vocabulary)
+    return write_weights(folder / WEIGHTS_FILE, merged_state_dict(encoder), note=note)
+
+
+def export_adapter(encoder: ImageTextEncoder, folder: Path, *, note: str) -> str:
+    """Writes the adapters alone, in peft's format.
+
+    They fit the model they were trained on, with its attention separated:
+    `separate_attention(clip); PeftModel.from_pretrained(clip, FOLDER)`. The temperature, on which no
+    embedding depends, is in the merged model only.
+
+    Args:
+      encoder: the trained model, left untouched.
+      folder: exists; apart from the merged model's, since both are whole folders.
+      note: what the adapters' file says of itself.
+
+    Returns:
+      The sha256 of the adapters' file.
+
+    Raises:
+      ConfigError: the model has no adapters.
+    """
+    ensure_torchvision_import()
+    from peft import LoraConfig
+
+    adapted = {name: module for name, module in encoder.clip.named_modules() if hasattr(module, "lora_A")}
+    if not adapted:
+        raise ConfigError("the model has no adapters to export; export the merged model instead")
+    tensors = {
+        f"{_PEFT_PREFIX}{name.replace(f'.{_ADAPTER}', '')}": value
+        for name, value in encoder.clip.state_dict().items()
+        if ".lora_" in name
+    }
+    adapter: Any = next(iter(adapted.values()))  # all have the same rank and scale
+    config = LoraConfig(
+        r=adapter.r[_ADAPTER],
+        lora_alpha=adapter.lora_alpha[_ADAPTER],
+        lora_dropout=0.0,
+        bias="none",
+        # One pattern, which must match a whole name: in a list the text tower's names would match the end
+        # of the image tower's.
+        target_modules="|".join(re.escape(name) for name in adapted),
+        base_model_name_or_path=encoder.spec.name,
+        inference_mode=True,
+    )
+    config.save_pretrained(str(folder))
+    return write_weights(folder / ADAPTER_FILE, tensors, note=note)

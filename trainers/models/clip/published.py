@@ -1,0 +1,306 @@
+"""CLIP models of open_clip: which one, from which weights, as their authors published them.
+
+A model is named as open_clip names it ("ViT-B-32", "ViT-L-14-336", ...), is described by a file of one's own,
+or is one of `SMALL_MODELS`, small enough to be trained from nothing on a CPU. Its first weights are random,
+come through open_clip's own loader where the network allows, or from a file. They must be **public**: what
+they were made from is not protected by the training that starts from them (`trainers.training.warm_start`).
+
+open_clip is imported when a model is asked for, not with this file.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpgcl_core.errors import ConfigError, StorageError, unknown_choice
+from trainers.files.weights import SAFETENSORS, misfits, read_weights
+from trainers.models.torchvision_import import ensure_torchvision_import
+
+CLIP_TINY = "clip-tiny"
+RANDOM = "random"
+CONFIG_FILE = "open_clip_config.json"
+WEIGHTS_FILE = "open_clip_model.safetensors"
+_WEIGHTS_FILES = (WEIGHTS_FILE, "open_clip_pytorch_model.bin", "model.safetensors", "pytorch_model.bin")
+_PARTS = ("embed_dim", "vision_cfg", "text_cfg")
+
+
+def _small(*, width: int, layers: int, patch_size: int) -> Mapping[str, Any]:
+    """Two towers of one size, with heads of 32, for images of 32 × 32 pixels.
+
+    They know the first 2,048 tokens of CLIP: the noise of a private training grows with the number of
+    weights, and CLIP's 49,408 tokens would be nine tenths of the smallest of these models. Their context
+    holds every caption of `shapes`, of at most 51 tokens.
+    """
+    vision = {"image_size": 32, "patch_size": patch_size, "layers": layers, "width": width, "head_width": 32}
+    text = {"context_length": 56, "vocab_size": 2048, "width": width, "heads": width // 32, "layers": layers}
+    return {"embed_dim": width, "vision_cfg": vision, "text_cfg": text}
+
+
+SMALL_MODELS: Mapping[str, Mapping[str, Any]] = {
+    CLIP_TINY: _small(width=64, layers=2, patch_size=8),
+    "clip-tiny-patch4": _small(width=64, layers=2, patch_size=4),
+    "clip-small": _small(width=128, layers=4, patch_size=8),
+}
+"""Models of the same 32 × 32 pixels: the second has four times the patches, as ViT-B/16 has of ViT-B/32, and
+the third is wider and deeper."""
+
+Colours = tuple[float, float, float]
+_HALF: Colours = (0.5, 0.5, 0.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipConfig:
+    """Which CLIP model, and what it starts from.
+
+    Attributes:
+      model: a name of open_clip's, one of `SMALL_MODELS`, a JSON file with open_clip's model configuration,
+        or a folder that holds `open_clip_config.json`.
+      weights: "random"; one of open_clip's names for the weights of this model, such as "laion2b_s34b_b79k";
+        or a file (`.safetensors`, or written by `torch.save`), or a folder with one under open_clip's name.
+    """
+
+    model: str = CLIP_TINY
+    weights: str = RANDOM
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipSpec:
+    """A CLIP model, looked up but not built.
+
+    Attributes:
+      name: as asked for.
+      architecture: what open_clip calls `model_cfg`.
+      mean, std: of the pixels in [0, 1] that the weights were made for, per colour.
+      weights: the file of its first weights; None for random ones.
+    """
+
+    name: str
+    architecture: Mapping[str, Any]
+    mean: Colours
+    std: Colours
+    weights: Path | None = None
+
+    @property
+    def context_length(self) -> int:
+        """Tokens per caption."""
+        return int(self.architecture["text_cfg"].get("context_length", 77))
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """(height, width) in pixels."""
+        size = self.architecture["vision_cfg"].get("image_size", 224)
+        height, width = (size, size) if isinstance(size, int) else size
+        return int(height), int(width)
+
+
+def find_clip(config: ClipConfig) -> ClipSpec:
+    """Returns what a configuration means; downloads weights that open_clip knows and this machine lacks.
+
+    Raises:
+      ConfigError: an unknown model or name of weights (near ones are suggested), a configuration that is no
+        CLIP model, or weights that cannot be downloaded: the message says which file to put where.
+      StorageError: a file that cannot be read.
+
+    >>> find_clip(ClipConfig()).image_size
+    (32, 32)
+    """
+    architecture, preprocessing = _architecture(config.model)
+    path = _weights_file(config.weights)
+    if path is None and config.weights != RANDOM:
+        published = _published(config)
+        path = _downloaded(config, published)
+        preprocessing = published
+        if published.get("quick_gelu"):  # the activation these weights were trained with
+            architecture["quick_gelu"] = True
+    small = config.model in SMALL_MODELS
+    return ClipSpec(
+        name=config.model,
+        architecture=architecture,
+        mean=_colours(preprocessing.get("mean"), _HALF if small else _open_clip().OPENAI_DATASET_MEAN),
+        std=_colours(preprocessing.get("std"), _HALF if small else _open_clip().OPENAI_DATASET_STD),
+        weights=path,
+    )
+
+
+def build_clip(spec: ClipSpec, seed: int) -> nn.Module:
+    """Returns the open_clip model on the CPU, in float32, with its first weights.
+
+    Random weights are a function of the model and the public seed alone: the global random state is neither
+    read nor changed.
+
+    Raises:
+      ConfigError: the model cannot be built, or its checkpoint does not fit: the first tensors that do not
+        are named with both shapes. Nothing is resized to fit.
+      StorageError: the checkpoint cannot be read.
+
+    >>> sum(p.numel() for p in build_clip(find_clip(ClipConfig()), seed=0).parameters()) < 400_000
+    True
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        model = _random_model(spec)
+    if spec.weights is not None:
+        _load(model, spec.weights, spec.name)
+    return model
+
+
+def _open_clip() -> Any:
+    ensure_torchvision_import()
+    import open_clip
+
+    return open_clip
+
+
+def _architecture(name: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """open_clip's model configuration, a copy, and the preprocessing that a file states beside it."""
+    if name in SMALL_MODELS:
+        return copy.deepcopy(dict(SMALL_MODELS[name])), {}
+    if name.startswith("hf-hub:"):
+        raise ConfigError(
+            f"a model must lie here or be one of open_clip's; got {name!r}. Download its {CONFIG_FILE} and "
+            "its weights into a folder, and give the folder as model and as weights"
+        )
+    builtin = name.replace("/", "-")
+    if builtin in _open_clip().list_models():
+        return copy.deepcopy(_open_clip().get_model_config(builtin)), {}
+    path = Path(name.removeprefix("local-dir:")).expanduser()
+    if path.suffix == ".json" or os.sep in name or path.is_dir():
+        return _read_architecture(path / CONFIG_FILE if path.is_dir() else path)
+    near = difflib.get_close_matches(name, [*SMALL_MODELS, *_open_clip().list_models()], n=3)
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
+    raise ConfigError(
+        f"unknown CLIP model {name!r}{hint} Valid: {', '.join(SMALL_MODELS)}, a name of "
+        "open_clip.list_models(), a JSON file or a folder"
+    )
+
+
+def _read_architecture(path: Path) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no JSON"
+        raise ConfigError(
+            f"the model configuration {path} cannot be read ({reason}); give a JSON file with "
+            f"{', '.join(_PARTS)}, or a folder that holds {CONFIG_FILE}"
+        ) from error
+    architecture = content.get("model_cfg", content) if isinstance(content, dict) else {}
+    missing = [part for part in _PARTS if part not in architecture]
+    if missing:
+        raise ConfigError(
+            f"the model configuration {path} must have {', '.join(_PARTS)}; it lacks {', '.join(missing)}"
+        )
+    return architecture, content.get("preprocess_cfg", {})
+
+
+def _weights_file(weights: str) -> Path | None:
+    """The file that `weights` names; None where it names no place on this machine."""
+    path = Path(weights).expanduser()
+    if path.is_dir():
+        found = [path / name for name in _WEIGHTS_FILES if (path / name).is_file()]
+        if not found:
+            raise ConfigError(
+                f"the folder of weights must hold one of {', '.join(_WEIGHTS_FILES)}; {path} holds none"
+            )
+        return found[0]
+    if path.is_file():
+        return path
+    if path.suffix in (SAFETENSORS, ".pt", ".pth", ".bin") or os.sep in weights:
+        raise ConfigError(f"weights must be {RANDOM!r}, a name of open_clip's or a file; there is no {path}")
+    return None
+
+
+def _published(config: ClipConfig) -> Mapping[str, Any]:
+    """What open_clip knows of weights by their name."""
+    model = config.model.replace("/", "-")
+    published: Mapping[str, Any] = _open_clip().get_pretrained_cfg(model, config.weights)
+    if not published:
+        names = [RANDOM, *_open_clip().list_pretrained_tags_by_model(model)]
+        raise ConfigError(unknown_choice(f"weights of CLIP model {config.model}", config.weights, names))
+    return published
+
+
+def _downloaded(config: ClipConfig, published: Mapping[str, Any]) -> Path:
+    try:
+        return Path(_open_clip().download_pretrained(dict(published)))
+    except Exception as error:  # no network, a proxy's answer, a full disk: each library has its own
+        hub, url = published.get("hf_hub", ""), published.get("url", "")
+        repository, _, file = hub.rpartition("/")
+        source = f"{file or WEIGHTS_FILE} of huggingface.co/{repository}" if hub else url
+        raise ConfigError(
+            f"the weights {config.weights!r} of {config.model} cannot be downloaded here "
+            f"({type(error).__name__}): fetch {source} where there is a network, put it on this machine and "
+            f"give its path with {_network_for(config, published)}--pretrained {RANDOM} --warm-start FILE"
+        ) from error
+
+
+def _network_for(config: ClipConfig, published: Mapping[str, Any]) -> str:
+    """The option that names the model with these weights' activation, which a file does not tell."""
+    if not published.get("quick_gelu") or config.model.endswith("quickgelu"):
+        return ""
+    return f"--network {config.model}-quickgelu "
+
+
+def _random_model(spec: ClipSpec) -> nn.Module:
+    """The model, initialised from torch's global generator."""
+    architecture = copy.deepcopy(dict(spec.architecture))
+    if "multimodal_cfg" in architecture:
+        raise ConfigError(
+            f"the model must be two towers and nothing else; {spec.name} also writes captions. Choose a "
+            "plain CLIP model, for example ViT-B-32"
+        )
+    if architecture["vision_cfg"].get("timm_model_name"):
+        architecture["vision_cfg"]["timm_model_pretrained"] = False
+    from_transformers = bool(architecture["text_cfg"].get("hf_model_name"))
+    if from_transformers:
+        architecture["text_cfg"]["hf_model_pretrained"] = False
+    own_text = architecture.pop("custom_text", False) or from_transformers
+    # The classes rather than open_clip.create_model, which warns through the root logger.
+    kind = _open_clip().CustomTextCLIP if own_text else _open_clip().CLIP
+    try:
+        model: nn.Module = kind(**architecture)
+    except Exception as error:  # open_clip checks little; timm and transformers have errors of their own
+        raise ConfigError(
+            f"CLIP model {spec.name} cannot be built: {type(error).__name__}: {error}. See its configuration"
+        ) from error
+    return model
+
+
+def _load(model: nn.Module, path: Path, name: str) -> None:
+    given = {key.removeprefix("module."): value for key, value in read_weights(path).tensors.items()}
+    wanted = model.state_dict()
+    given = _in_open_clips_order(given, wanted)
+    for key in ("logit_scale", "logit_bias"):  # a number in some files, a list of one in others
+        if key in given and key in wanted and given[key].numel() == wanted[key].numel() == 1:
+            given[key] = given[key].reshape(wanted[key].shape)
+    differ = misfits(given, wanted)
+    if differ:
+        raise ConfigError(
+            f"the checkpoint {path} does not fit CLIP model {name}: {differ}. Give the model it was made for"
+        )
+    broken = next((key for key, value in given.items() if not bool(torch.isfinite(value).all())), None)
+    if broken:
+        raise StorageError(f"the checkpoint {path} holds numbers that are not finite in {broken!r}")
+    model.load_state_dict(given)
+
+
+def _in_open_clips_order(given: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Text weights stand under `text.` where a model has a text tower of its own; some files have none."""
+    if "text.positional_embedding" not in wanted or "positional_embedding" not in given:
+        return given
+    alone = ("visual.", "text.", "logit_")
+    return {key if key.startswith(alone) else f"text.{key}": value for key, value in given.items()}
+
+
+def _colours(given: Any, default: Colours) -> Colours:
+    red, green, blue = given or default
+    return float(red), float(green), float(blue)

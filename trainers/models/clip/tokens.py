@@ -1,0 +1,152 @@
+"""Captions to tokens, as a CLIP model reads them: cut at its context, and how many were cut.
+
+CLIP's tokeniser builds 48,894 merges upon 512 byte tokens, the most frequent first. A model with a smaller
+vocabulary uses the first merges and no others: every caption can still be written, in more tokens, and the
+vocabulary follows no record.
+"""
+
+from __future__ import annotations
+
+import gzip
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpgcl_core.errors import ConfigError
+from trainers.models.clip.published import ClipSpec
+from trainers.models.torchvision_import import ensure_torchvision_import
+
+CLIP_VOCABULARY = 49_408
+_BYTES_AND_ENDS = 512 + 2
+_BATCH = 4096
+_MOST_KNOWN = 2**18
+"""Captions whose tokens are kept: some hundred megabytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """Captions as token numbers.
+
+    Attributes:
+      tokens: int64 `[n, context_length]`.
+      num_truncated: captions that were longer. **Private-only**: it depends on the records.
+    """
+
+    tokens: Tensor
+    num_truncated: int
+
+
+class ClipTokenizer:
+    """The tokeniser of a CLIP model.
+
+    A caption's tokens depend on that caption alone.
+
+    Args:
+      spec: the model; its vocabulary is CLIP's, the beginning of CLIP's, or one of transformers.
+
+    Attributes:
+      context_length: tokens per caption.
+
+    Raises:
+      ConfigError: a vocabulary too small for any text, or a tokeniser of transformers that cannot be loaded.
+
+    >>> from trainers.models.clip.published import ClipConfig, find_clip
+    >>> ClipTokenizer(find_clip(ClipConfig()))(["a red square", "red " * 99]).num_truncated
+    1
+    """
+
+    def __init__(self, spec: ClipSpec) -> None:
+        self.context_length = spec.context_length
+        self._tokenize = _tokenizer(spec)
+        self._known: dict[str, tuple[Tensor, bool]] = {}
+
+    def __call__(self, captions: Sequence[str]) -> Tokens:
+        """Returns the tokens of captions, in their order; a caption is tokenised once."""
+        new = [caption for caption in dict.fromkeys(captions) if caption not in self._known]
+        if len(self._known) + len(new) > _MOST_KNOWN:
+            self._known.clear()
+            new = list(dict.fromkeys(captions))
+        for start in range(0, len(new), _BATCH):
+            some = new[start : start + _BATCH]
+            self._known.update(zip(some, self._batch(some), strict=True))
+        found = [self._known[caption] for caption in captions]
+        empty = torch.zeros(0, self.context_length, dtype=torch.int32)
+        return Tokens(
+            tokens=torch.stack([tokens for tokens, _ in found]).long() if found else empty.long(),
+            num_truncated=sum(cut for _, cut in found),
+        )
+
+    def _batch(self, captions: list[str]) -> list[tuple[Tensor, bool]]:
+        """One place more shows which captions go on: it is no padding, or moves the end token."""
+        tokens = self._tokenize(captions, self.context_length)
+        longer = self._tokenize(["", *captions], self.context_length + 1)
+        padding, longer = longer[0, -1], longer[1:]
+        cut = (longer[:, :-1] != tokens).any(1) | (longer[:, -1] != padding)
+        return list(zip(tokens.int(), cut.tolist(), strict=True))
+
+
+def write_merges(path: Path, vocabulary: int) -> None:
+    """Writes the merges of a vocabulary as `open_clip.SimpleTokenizer(bpe_path=...)` reads them.
+
+    Args:
+      path: of the file, `.gz`.
+      vocabulary: number of tokens, between 514 and CLIP's 49,408.
+
+    Raises:
+      ConfigError: a number outside that range.
+    """
+    if not _BYTES_AND_ENDS <= vocabulary <= CLIP_VOCABULARY:
+        raise ConfigError(
+            f"a vocabulary must have {_BYTES_AND_ENDS} to {CLIP_VOCABULARY} tokens, of which "
+            f"{_BYTES_AND_ENDS} are bytes and ends; got {vocabulary}"
+        )
+    ensure_torchvision_import()
+    from open_clip.tokenizer import default_bpe
+
+    with gzip.open(default_bpe(), "rt", encoding="utf-8") as source:
+        lines = source.read().split("\n")[: 1 + vocabulary - _BYTES_AND_ENDS]  # the first is a heading
+    # No date and no name in the file: the same vocabulary is the same bytes.
+    path.write_bytes(gzip.compress("\n".join(lines).encode(), mtime=0))
+
+
+def _tokenizer(spec: ClipSpec) -> Callable[[list[str], int], Tensor]:
+    ensure_torchvision_import()
+    import open_clip
+
+    text = spec.architecture["text_cfg"]
+    if text.get("hf_tokenizer_name") or "siglip" in spec.name.lower():
+        tokenizer = _of_open_clip(spec.name)
+    else:
+        vocabulary = min(int(text.get("vocab_size", CLIP_VOCABULARY)), CLIP_VOCABULARY)
+        if vocabulary == CLIP_VOCABULARY:
+            tokenizer = open_clip.SimpleTokenizer(**text.get("tokenizer_kwargs", {}))
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                merges = Path(folder) / "merges.txt.gz"
+                write_merges(merges, vocabulary)
+                tokenizer = open_clip.SimpleTokenizer(bpe_path=str(merges))
+
+    def tokenize(captions: list[str], context_length: int) -> Tensor:
+        tokens: Tensor = tokenizer(captions, context_length=context_length)
+        return tokens
+
+    return tokenize
+
+
+def _of_open_clip(name: str) -> Any:
+    """A tokeniser that open_clip takes from transformers, from the network or its cache."""
+    import open_clip
+
+    folder = Path(name.removeprefix("local-dir:")).expanduser()
+    try:
+        return open_clip.get_tokenizer(f"local-dir:{folder}" if folder.is_dir() else name)
+    except Exception as error:  # no network, or a file is missing: each library has its own
+        raise ConfigError(
+            f"the tokeniser of CLIP model {name} cannot be loaded here ({type(error).__name__}): put its "
+            "files beside open_clip_config.json in a folder, and give the folder as the model"
+        ) from error

@@ -1,0 +1,332 @@
+"""Station 12, MLflow: one parent run per sweep and one finished child run per trial.
+
+The sweep driver is the only writer; workers never talk to MLflow. Every call either did its work on the
+server or raises `TrackingError`, and every call may be repeated: a trial that is already there is not
+written twice, so a driver that keeps its results can log them again once the server is back.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dpgcl_core.errors import ConfigError, TrackingError, unknown_choice
+from trainers.tracking.server import connect, is_database, search_runs, server_errors, without_credentials
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric, Run
+    from mlflow.tracking import MlflowClient
+
+SWEEP_TAG = "dpgcl.sweep"
+TRIAL_TAG = "dpgcl.trial"
+ROLE_TAG = "dpgcl.role"
+SWEEP_ROLE, TRIAL_ROLE, SEALED_ROLE = "sweep", "trial", "sealed"
+CHANGED_TAG = "dpgcl.changed_on_resume"
+PARENT_TAG = "mlflow.parentRunId"
+NOTE_TAG = "mlflow.note.content"
+TUNING_COST_TAG = "tuning_cost"
+NO_TUNING_COST = "The tuning cost of this sweep was not recorded; each ε is that of one training."
+# Times of a sealed run: a real one would tell how long the sweep took, and so how many trials it had.
+SEALED_TIME_MS = 1
+
+SWEEP_STATUSES = ("FINISHED", "FAILED", "KILLED")
+# One request of MLflow takes at most 100 params and 1000 params, metrics and tags together.
+_PARAMS_PER_REQUEST = 100
+_METRICS_PER_REQUEST = 900
+
+Series = Mapping[str, Sequence[tuple[int, float]]]
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Tracker:
+    """Writes one sweep's runs to MLflow; build it with `Tracker.open`.
+
+    Attributes:
+      client: of the tracking server.
+      experiment_id: of the MLflow experiment that holds the runs.
+      address: of the server, without credentials, for messages.
+    """
+
+    client: MlflowClient
+    experiment_id: str
+    address: str
+
+    @classmethod
+    def open(cls, tracking_uri: str | None, artifact_root: Path, experiment: str) -> Tracker:
+        """Returns a tracker on a server that answers, with the schema and the experiment created.
+
+        Args:
+          tracking_uri: http(s) address of a server or URI of a database; None is `mlflow.db` in
+            `artifact_root`.
+          artifact_root: folder for artifacts when MLflow runs on a database; a server has its own.
+          experiment: name of the MLflow experiment.
+
+        Raises:
+          TrackingError: the address is refused, does not answer, or cannot be written.
+        """
+        uri = tracking_uri or f"sqlite:///{artifact_root / 'mlflow.db'}"
+        client = connect(uri, create=True)
+        location = (artifact_root / "mlartifacts").resolve().as_uri() if is_database(uri) else None
+        address = without_credentials(uri)
+        with server_errors(address, f"opening the experiment {experiment!r}"):
+            found = client.get_experiment_by_name(experiment)
+            if found is None:
+                # The kind makes MLflow's pages open on runs and metrics without asking.
+                tags = {"mlflow.experimentKind": "custom_model_development"}
+                experiment_id = client.create_experiment(experiment, location, tags)
+                return cls(client, experiment_id, address)
+        if found.lifecycle_stage == "deleted":
+            raise TrackingError(
+                f"the MLflow experiment {experiment!r} at {address} was deleted; restore it with "
+                f"`mlflow experiments restore -x {found.experiment_id}` or choose another name"
+            )
+        return cls(client, found.experiment_id, address)
+
+    def find_sweep(self, name: str) -> str | None:
+        """Returns the parent run of the sweep `name`, or None."""
+        with server_errors(self.address, f"looking for the sweep {name!r}"):
+            runs = self._search({ROLE_TAG: SWEEP_ROLE, SWEEP_TAG: name})
+        return runs[0].info.run_id if runs else None
+
+    def start_sweep(
+        self, name: str, params: Mapping[str, Any], tags: Mapping[str, Any], description: str = ""
+    ) -> str:
+        """Returns the parent run of a new sweep, or the existing one of a resumed sweep.
+
+        Params of a run are final in MLflow. When a resumed sweep comes with others, those recorded
+        first stay and the difference is written to the tag `dpgcl.changed_on_resume`.
+
+        Args:
+          name: the sweep's name, unique in the experiment.
+          params: settings that all trials share, and the grid.
+          tags: further tags, for example `data_is`.
+          description: a sentence on the sweep's question, for the run's note.
+
+        Raises:
+          TrackingError: the server failed; nothing is lost, call again.
+        """
+        run_id = self.find_sweep(name)
+        with server_errors(self.address, f"starting the sweep {name!r}"):
+            if run_id is None:
+                own = {
+                    SWEEP_TAG: name,
+                    ROLE_TAG: SWEEP_ROLE,
+                    NOTE_TAG: _note(name, params, tags, description),
+                }
+                run = self.client.create_run(
+                    self.experiment_id, tags={**_strings(tags), **own}, run_name=name
+                )
+            else:
+                run = self.client.get_run(run_id)
+                self.client.update_run(run_id, status="RUNNING")
+            known, wanted = run.data.params, _strings(params)
+            self._log(run.info.run_id, {k: v for k, v in wanted.items() if k not in known}, [])
+            changed = [f"{k}: {known[k]} → {v}" for k, v in wanted.items() if known.get(k, v) != v]
+            if changed:
+                self.client.set_tag(run.info.run_id, CHANGED_TAG, "; ".join(changed))
+        return run.info.run_id
+
+    def log_trial(
+        self,
+        parent_run_id: str,
+        trial_name: str,
+        params: Mapping[str, Any],
+        metrics: Mapping[str, float],
+        series: Series,
+        tags: Mapping[str, Any],
+        *,
+        run_name: str | None = None,
+    ) -> str:
+        """Returns the child run of a finished trial, written unless it is already there.
+
+        A run that an earlier, interrupted call left unfinished is deleted and written anew: MLflow
+        cannot take back what such a run already holds.
+
+        Args:
+          parent_run_id: from `start_sweep`.
+          trial_name: identifies the trial within the sweep, the same after a resume.
+          params: the trial's settings.
+          metrics: final values, by the names in `dpgcl_core.release.metrics`; logged at the last step of
+            `series`.
+          series: (step, value) pairs by name, for example of `snr`.
+          tags: further tags.
+          run_name: shown in MLflow; by default see `trial_run_name`.
+
+        Raises:
+          ConfigError: a name is in both `metrics` and `series`.
+          TrackingError: the server failed; the trial is not finished there, call again.
+        """
+        points = _metric_points(metrics, series)
+        with server_errors(self.address, f"logging the trial {trial_name!r}"):
+            for earlier in self._search({PARENT_TAG: parent_run_id, TRIAL_TAG: trial_name}):
+                if earlier.info.status == "FINISHED":
+                    return earlier.info.run_id
+                self.client.delete_run(earlier.info.run_id)
+            parent = self.client.get_run(parent_run_id)
+            own = {
+                PARENT_TAG: parent_run_id,
+                SWEEP_TAG: parent.data.tags[SWEEP_TAG],
+                TRIAL_TAG: trial_name,
+                ROLE_TAG: TRIAL_ROLE,
+            }
+            run = self.client.create_run(
+                self.experiment_id,
+                tags={**_strings(tags), **own},
+                run_name=run_name or trial_run_name(trial_name, params),
+            )
+            self._log(run.info.run_id, _strings(params), points)
+            self.client.set_terminated(run.info.run_id, "FINISHED")
+        return run.info.run_id
+
+    def log_sealed(
+        self,
+        name: str,
+        params: Mapping[str, Any],
+        metrics: Mapping[str, float],
+        tags: Mapping[str, Any],
+        *,
+        description: str = "",
+    ) -> str:
+        """Returns the one run of a sealed sweep, written unless it is already there.
+
+        It has no parent, no series and no times: nothing that tells how many trials there were.
+
+        Raises:
+          TrackingError: the server failed; call again.
+        """
+        with server_errors(self.address, f"publishing the sweep {name!r}"):
+            for earlier in self._search({ROLE_TAG: SEALED_ROLE, SWEEP_TAG: name}):
+                if earlier.info.status == "FINISHED":
+                    return earlier.info.run_id
+                self.client.delete_run(earlier.info.run_id)
+            own = {SWEEP_TAG: name, ROLE_TAG: SEALED_ROLE, NOTE_TAG: _note(name, params, tags, description)}
+            run = self.client.create_run(
+                self.experiment_id,
+                start_time=SEALED_TIME_MS,
+                tags={**_strings(tags), **own},
+                run_name=name,
+            )
+            self._log(run.info.run_id, _strings(params), _metric_points(metrics, {}, SEALED_TIME_MS))
+            self.client.set_terminated(run.info.run_id, "FINISHED", end_time=SEALED_TIME_MS)
+        return run.info.run_id
+
+    def set_tags(self, parent_run_id: str, tags: Mapping[str, Any]) -> None:
+        """Replaces tags of a sweep's parent run and of all its trials. Raises as `log_artifact`."""
+        with server_errors(self.address, "noting the tuning cost"):
+            trials = self._search({PARENT_TAG: parent_run_id})
+            for run_id in (parent_run_id, *(run.info.run_id for run in trials)):
+                for name, value in tags.items():
+                    self.client.set_tag(run_id, name, str(value))
+
+    def log_artifact(self, run_id: str, path: Path, folder: str | None = None) -> None:
+        """Uploads the file `path` to a run, into `folder` there; an earlier upload is overwritten.
+
+        Raises:
+          TrackingError: the file does not exist or the server failed.
+        """
+        with server_errors(self.address, f"uploading {path.name}"):
+            self.client.log_artifact(run_id, str(path), folder)
+
+    def log_figure(self, run_id: str, path: Path) -> None:
+        """Uploads a figure's file to a run's folder `figures`. Raises as `log_artifact`."""
+        self.log_artifact(run_id, path, "figures")
+
+    def finish_sweep(self, parent_run_id: str, status: str = "FINISHED") -> None:
+        """Ends the parent run with one of `SWEEP_STATUSES`.
+
+        Raises:
+          ConfigError: `status` is unknown.
+          TrackingError: the server failed; call again.
+        """
+        if status not in SWEEP_STATUSES:
+            raise ConfigError(unknown_choice("sweep status", status, SWEEP_STATUSES))
+        with server_errors(self.address, "ending the sweep"):
+            self.client.set_terminated(parent_run_id, status)
+
+    def _search(self, tags: Mapping[str, str]) -> list[Run]:
+        """Runs of the experiment with all `tags`, newest first."""
+        return search_runs(self.client, [self.experiment_id], tags)
+
+    def _log(self, run_id: str, params: Mapping[str, str], points: Sequence[Metric]) -> None:
+        """Params and metrics in as few requests as MLflow allows: one for an ordinary trial."""
+        from mlflow.entities import Param
+
+        entries = [Param(name, value) for name, value in params.items()]
+        for some_params, some_points in itertools.zip_longest(
+            _chunks(entries, _PARAMS_PER_REQUEST), _chunks(points, _METRICS_PER_REQUEST), fillvalue=()
+        ):
+            self.client.log_batch(run_id, metrics=some_points, params=some_params)
+
+
+def trial_run_name(trial_name: str, params: Mapping[str, Any]) -> str:
+    """Returns the name a trial has in MLflow's tables and plots.
+
+    It begins with the trial's own, which tells the swept setting and the repeat, as tables cut the end off.
+
+    >>> trial_run_name("Q+V-private-r0", {"group_size": 8, "target_epsilon": 10.0, "num_augmentations": 1})
+    'Q+V-private-r0: S=8 ε=10 Na=1'
+    >>> trial_run_name("trial-3", {"group_size": "batch", "target_epsilon": float("inf")})
+    'trial-3: S=batch ε=∞'
+    """
+    shown = (("group_size", "S="), ("target_epsilon", "ε="), ("num_augmentations", "Na="))
+    settings = " ".join(sign + _short(params[name]) for name, sign in shown if name in params)
+    return f"{trial_name}: {settings}" if settings else trial_name
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return "∞" if math.isinf(value) else f"{value:g}"
+    return str(value)
+
+
+def _strings(values: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in values.items()}
+
+
+def _chunks(items: Sequence[_T], size: int) -> list[Sequence[_T]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def _note(name: str, params: Mapping[str, Any], tags: Mapping[str, Any], description: str) -> str:
+    """The parent run's description in MLflow (Markdown)."""
+
+    def first(*names: str) -> str:
+        return next((_plain(params[each]) for each in names if each in params), "see the trials")
+
+    lines = [
+        f"**{name}**: a sweep of differentially private contrastive learning"
+        + (", one run per training." if tags.get("release_mode", "open") == "open" else ", one run."),
+        description,
+        f"- ε: {first('target_epsilons', 'target_epsilon', 'epsilons')}",
+        f"- δ: {first('target_delta', 'delta')}",
+        f"- {tags.get(TUNING_COST_TAG, NO_TUNING_COST)}",
+    ]
+    return "\n\n".join([*filter(None, lines[:2]), "\n".join(lines[2:])])
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_short, value))
+    return _short(value)
+
+
+def _metric_points(metrics: Mapping[str, float], series: Series, time_ms: int | None = None) -> list[Metric]:
+    from mlflow.entities import Metric
+
+    both = sorted(set(metrics) & set(series))
+    if both:
+        raise ConfigError(f"a metric is either a final value or a series; got both for {', '.join(both)}")
+    now = int(time.time() * 1000) if time_ms is None else time_ms
+    last_step = max((step for points in series.values() for step, _ in points), default=0)
+    final = [Metric(name, float(value), now, last_step) for name, value in metrics.items()]
+    return final + [
+        Metric(name, float(value), now, int(step))
+        for name, points in series.items()
+        for step, value in points
+    ]

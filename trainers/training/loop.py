@@ -1,0 +1,383 @@
+"""One private training, without Ray: the data's way from records to the optimizer step.
+
+Stations 2 to 9 stand in `_step`, in order. See ARCHITECTURE.md for the file of each station.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dpgcl_core.clipping.types import GroupReport, num_trainable, trainable_parameters
+from dpgcl_core.noise.gaussian import GaussianNoise
+from dpgcl_core.noise.sources import DrawSource
+from trainers.config.training import TrainingConfig
+from trainers.data.dataset import TrainingData
+from trainers.evaluation.features import all_scores
+from trainers.files.checkpoint import Attempt, Checkpoint, CheckpointFolder, holds_noised_scores
+from trainers.models.clip.encoder import ImageTextEncoder
+from trainers.models.encoder import Encoder, device_named, refuse_written_buffers
+from trainers.tasks.modality import AnyEncoder, check_encoder, check_records, place, views_of
+from trainers.training.averaging import WeightAverage, average_of
+from trainers.training.microbatch import in_turn, max_views
+from trainers.training.observe import Observer, Series
+from trainers.training.optimizers import build_optimizer, learning_rate_at, load_optimizer, take_step
+from trainers.training.precision import add_clipped_sum, embed_of, gradient_scale, look_at_engine
+from trainers.training.release import check_release, noised_scores
+from trainers.training.warm_start import starting_encoder
+from trainers.training.workers import SingleWorker, Workers
+
+_LONG_DRAW = 2**20
+"""Coordinates from which noise is drawn in a thread: ten milliseconds plain, fifty from the stream."""
+
+_THREADS_BESIDE = 2
+"""One draws noise, one makes views: neither waits for the other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """What leaves a training: the release policy has been applied.
+
+    Attributes:
+      metrics: final values by declared name.
+      series: per-step values by declared name, as (step, value).
+      encoder: the trained network, or with `ema_decay` the average of its iterates.
+    """
+
+    metrics: dict[str, float]
+    series: Series
+    encoder: AnyEncoder
+
+
+@dataclass
+class _Run:
+    """The moving parts of one training."""
+
+    config: TrainingConfig
+    data: TrainingData
+    workers: Workers
+    randomness: DrawSource
+    encoder: AnyEncoder
+    optimizer: torch.optim.Optimizer
+    average: WeightAverage | None
+    observer: Observer
+    device: torch.device
+    total: Tensor
+    buffers: dict[str, Tensor]
+    max_views: int
+    beside: ThreadPoolExecutor
+    step: int = 0
+    seconds_scoring: float = 0.0
+
+    @property
+    def released(self) -> AnyEncoder:
+        """The network that is scored and returned."""
+        return self.average.network if self.average and self.config.optimizer.ema_decay else self.encoder
+
+    @property
+    def target(self) -> Encoder | None:
+        """The network that a method without negatives regresses onto."""
+        if self.average is None or not self.config.mechanism.rules.needs_target:
+            return None
+        assert isinstance(self.average.network, Encoder)
+        return self.average.network
+
+
+def train(
+    config: TrainingConfig,
+    data: TrainingData,
+    *,
+    workers: Workers | None = None,
+    checkpoints: CheckpointFolder | None = None,
+    memory_share: float = 1.0,
+) -> TrainingResult:
+    """Trains one encoder under `config.mechanism` and scores it.
+
+    Guarantee: with the label `proven`, the trained encoder and every iterate, and so all averages of them,
+    are (ε, δ)-differentially private for adding or removing one record of `data.train` or `data.scored`, at
+    the ε reported as `epsilon`, which counts noised numbers and the steps that a resume repeated. Scores and
+    by-products pass through `dpgcl_core.release.metrics.visible`, so with private records only releasable
+    ones are returned.
+
+    Args:
+      config: the settings.
+      data: the records.
+      workers: this process among the data-parallel workers; default a single one. Every worker calls
+        `train` with the same arguments; the first one's result counts.
+      checkpoints: where to save and resume; None for neither.
+      memory_share: the part of the machine's free memory, or of the GPU's, that this worker may use.
+
+    Raises:
+      ConfigError: the network mixes records, a name is unknown, or the release policy forbids the data
+        or their plain randomness.
+      StorageError: a checkpoint is damaged.
+    """
+    workers = workers or SingleWorker()
+    run = _prepare(config, data, workers, memory_share)
+    with run.beside, checkpoints.held() if checkpoints and workers.rank == 0 else nullcontext():
+        return _train(run, checkpoints)
+
+
+def _train(run: _Run, checkpoints: CheckpointFolder | None) -> TrainingResult:
+    config = run.config
+    attempt = _resume(run, checkpoints)
+    if run.step == 0 and config.evaluation.also_untrained:
+        run.observer.final.update(_scores(run, prefix="untrained_"))
+    if run.step == 0:
+        _score_on_the_way(run)
+    run.seconds_scoring, started, first_step = 0.0, time.perf_counter(), run.step
+    while run.step < config.mechanism.num_steps:
+        _step(run)
+        run.step += 1
+        _score_on_the_way(run)
+        if checkpoints and run.step % checkpoints.every_steps == 0:
+            _save(run, checkpoints)
+    seconds = time.perf_counter() - started - run.seconds_scoring
+    drawn = _draw_noised_scores(run, checkpoints)
+    if checkpoints and (drawn or run.step % checkpoints.every_steps):
+        _save(run, checkpoints)
+    timing = {"train_seconds": seconds, "step_seconds": seconds / max(1, run.step - first_step)}
+    return _finish(run, attempt, timing, checkpoints.num_scorings() if checkpoints else 1)
+
+
+def _step(run: _Run) -> None:
+    """One private step, stations 2 to 9; an empty draw is a step like any other."""
+    mechanism, observer = run.config.mechanism, run.observer
+    num_summed = run.randomness.num_summed_normals
+    law = mechanism.noise(num_summed=num_summed)
+    groups, batch_size = _draw_groups(run)
+    drawn = _draw_noise(run, law)
+    run.total.zero_()
+    reports = _add_clipped_sum(run, groups, run.total, run.config.num_augmentations)
+    refuse_written_buffers(run.encoder, run.buffers)
+    run.workers.sum_at_first(run.total)
+    recorded, bare_norm = observer.wants(run.step), None
+    if recorded:
+        observer.record_groups(run.step, batch_size, groups.size, reports, run.workers)
+        bare_norm = _norm_without_augmentation(run, groups)
+    if drawn is not None:
+        noise = drawn()
+        if recorded and mechanism.is_private:
+            observer.record_snr(run.step, _norm(run.total), bare_norm, noise)
+        if observer.releases_noised_snr(run.step):
+            generator = run.randomness.generator(run.step, "snr noise")
+            observer.record_noised_snr(run.total, generator, num_summed=num_summed)
+        law.add_rounded_once(run.total, noise.to(run.device))
+    run.workers.share(run.total)
+    _apply(run, run.total / mechanism.divisor)
+
+
+def _draw_noise(run: _Run, law: GaussianNoise) -> Callable[[], Tensor] | None:
+    """Returns how to get the step's one noise draw, float64 `[num_parameters]`; None but at the first worker.
+
+    A long draw is made in a thread while the gradients are computed: it needs nothing of them. A step
+    that fails throws its draw away, unreleased.
+    """
+    if run.workers.rank > 0:
+        return None
+    generator = run.randomness.generator(run.step, "noise")
+    if len(run.total) < _LONG_DRAW:
+        return lambda: law.draw(len(run.total), generator)
+    return run.beside.submit(law.draw, len(run.total), generator).result
+
+
+def _draw_groups(run: _Run) -> tuple[NDArray[np.int64], int]:
+    """Returns this worker's share of the step's groups, `[groups, group_size]` rows of the records.
+
+    The first worker draws for all, in secret; whole groups are dealt out, so no group and no negative
+    crosses a worker.
+    """
+    mechanism, groups, batch_size = run.config.mechanism, None, 0
+    if run.workers.rank == 0:
+        sampling = run.randomness.generator(run.step, "sampling")
+        sample = mechanism.sampler().sample(len(run.data.train), sampling)
+        groups = mechanism.grouper().group(sample, run.randomness.generator(run.step, "permutation"))
+        batch_size = len(sample)
+    groups = run.workers.share_groups(groups)
+    return groups[run.workers.rank :: run.workers.count], batch_size
+
+
+def _add_clipped_sum(
+    run: _Run, groups: NDArray[np.int64], total: Tensor, num_augmentations: int
+) -> list[GroupReport]:
+    """Adds the clipped gradients of `groups` to `total`, a microbatch of whole groups at a time."""
+    config = run.config
+    if not groups.size:
+        return []
+    rule, scale = config.rule(), gradient_scale(config.network)
+    embed = embed_of(run.encoder, config.network, run.target)
+    draws = run.randomness.generator(run.step, "statistics") if rule.needs_draws else None
+    at_once = max(1, run.max_views // (groups.shape[1] * config.num_views(num_augmentations)))
+    if rule.whole_batch:
+        at_once = len(groups)
+    beside = run.beside if config.performance.prefetch else None
+    microbatches = [groups[start : start + at_once] for start in range(0, len(groups), at_once)]
+    return [
+        add_clipped_sum(rule, total, run.encoder, embed, views, scale, draws)
+        for views in in_turn(lambda some: _views(run, some, num_augmentations), microbatches, beside)
+    ]
+
+
+def _views(run: _Run, groups: NDArray[np.int64], num_augmentations: int) -> Tensor:
+    """Returns views, float32 `[groups, group_size, views, ...]`."""
+    return views_of(
+        run.config,
+        run.encoder,
+        run.data.train,
+        groups,
+        step=run.step,
+        num_augmentations=num_augmentations,
+    )
+
+
+def _apply(run: _Run, gradient: Tensor) -> None:
+    """Hands the private gradient `[num_parameters]` to the optimizer: post-processing from here on."""
+    rate = learning_rate_at(run.config.optimizer, run.step, run.config.mechanism.num_steps)
+    take_step(run.optimizer, trainable_parameters(run.encoder), gradient, learning_rate=rate)
+    if isinstance(run.encoder, ImageTextEncoder):
+        run.encoder.limit_logit_scale_()
+    if run.average:
+        run.average.update(run.encoder, run.step)
+
+
+def _norm_without_augmentation(run: _Run, groups: NDArray[np.int64]) -> float | None:
+    """Returns the first clean sum's norm with num_augmentations = 0, on the same groups and views."""
+    if run.step > 0 or not run.config.mechanism.is_private:
+        return None
+    bare = torch.zeros_like(run.total)
+    _add_clipped_sum(run, groups, bare, 0)
+    run.workers.sum_at_first(bare)
+    return _norm(bare)
+
+
+def _norm(values: Tensor) -> float:
+    return float(torch.linalg.vector_norm(values))
+
+
+def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memory_share: float = 1.0) -> _Run:
+    check_release(config, data)
+    randomness = config.randomness(data_are_private=not data.train_is_public)
+    torch.set_num_threads(config.performance.threads_per_worker)
+    device = device_named(config.performance.device)
+    shape = data.train.images.shape[1:]
+    check_records(config, data.train)
+    encoder = starting_encoder(config, shape)
+    check_encoder(config, encoder, shape)
+    place(encoder, device, shape)
+    look_at_engine(config, encoder, shape)
+    return _Run(
+        config=config,
+        data=data,
+        workers=workers,
+        randomness=randomness,
+        encoder=encoder,
+        optimizer=build_optimizer(config.optimizer, trainable_parameters(encoder)),
+        average=average_of(config, encoder),
+        observer=Observer(
+            config, train_is_public=data.train_is_public, evaluation_is_public=data.evaluation_is_public
+        ),
+        device=device,
+        total=torch.zeros(num_trainable(encoder), device=device),
+        buffers={name: buffer.clone() for name, buffer in encoder.named_buffers()},
+        max_views=max_views(config, encoder, shape, memory_share=memory_share),
+        beside=ThreadPoolExecutor(_THREADS_BESIDE),
+    )
+
+
+def _resume(run: _Run, checkpoints: CheckpointFolder | None) -> Attempt:
+    if checkpoints is None:
+        return Attempt(num_restarts=0, num_steps_repeated=0, saved_step=0, every_steps=0)
+    saved = checkpoints.load()
+    if saved is not None:
+        run.encoder.load_state_dict(saved.model)
+        load_optimizer(run.optimizer, saved.optimizer)
+        if run.average:
+            run.average.load(saved.average)
+        run.step = saved.step
+        run.observer.series, run.observer.final = saved.series, saved.final
+    if run.workers.rank > 0:
+        return Attempt(num_restarts=0, num_steps_repeated=0, saved_step=run.step, every_steps=0)
+    return checkpoints.begin_attempt(run.step, run.config.mechanism.num_steps)
+
+
+def _save(run: _Run, checkpoints: CheckpointFolder) -> None:
+    if run.workers.rank > 0:
+        return
+    checkpoints.save(
+        Checkpoint(
+            step=run.step,
+            model=run.encoder.state_dict(),
+            optimizer=run.optimizer.state_dict(),
+            average=run.average.state() if run.average else None,
+            series=run.observer.series,
+            final=run.observer.final,
+        )
+    )
+
+
+def _scores(run: _Run, *, prefix: str = "", with_probes: bool = True) -> dict[str, float]:
+    """Returns the scores that may be seen; none are computed where none may."""
+    if run.workers.rank > 0:
+        return {}
+    return run.observer.visible(
+        all_scores(
+            run.released, run.data, run.config, device=run.device, prefix=prefix, with_probes=with_probes
+        )
+    )
+
+
+def _score_on_the_way(run: _Run) -> None:
+    """Notes the scores after `step` steps: functions of released iterates, seen where final scores are."""
+    if run.observer.wants_scores(run.step):
+        started = time.perf_counter()
+        run.observer.note_during(run.step, _scores(run, with_probes=False))
+        run.seconds_scoring += time.perf_counter() - started
+
+
+def _draw_noised_scores(run: _Run, checkpoints: CheckpointFolder | None) -> bool:
+    """Draws the noised scores, once: a resume finds them in the checkpoint. Returns whether it drew."""
+    data, final = run.data, run.observer.final
+    if data.index is None or data.scored is None or run.workers.rank > 0 or holds_noised_scores(final):
+        return False
+    if checkpoints:
+        checkpoints.begin_scoring()
+    generator = run.randomness.generator(run.step, "score noise")
+    drawn = noised_scores(
+        run.released,
+        data.index,
+        data.scored,
+        run.config,
+        generator,
+        run.device,
+        num_summed=run.randomness.num_summed_normals,
+    )
+    final.update(run.observer.visible(drawn))
+    return True
+
+
+def _finish(run: _Run, attempt: Attempt, timing: dict[str, float], num_scorings: int) -> TrainingResult:
+    if run.workers.rank > 0:
+        return TrainingResult(metrics={}, series={}, encoder=run.released)
+    started = time.perf_counter()
+    scores = _scores(run)
+    num_steps_charged = run.step + attempt.num_steps_repeated
+    charged = {
+        "evaluation_seconds": time.perf_counter() - started + run.seconds_scoring,
+        "num_steps_done": run.step,
+        "num_restarts": attempt.num_restarts,
+        "num_steps_charged": num_steps_charged,
+    }
+    if run.config.guarantee_label == "proven":
+        charged["epsilon"] = run.config.epsilon(
+            num_steps_charged, num_restarts=attempt.num_restarts, num_scorings=num_scorings
+        )
+    metrics = run.observer.visible(charged | timing | scores | run.observer.final)
+    return TrainingResult(metrics=metrics, series=run.observer.series, encoder=run.released)

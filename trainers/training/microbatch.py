@@ -1,0 +1,146 @@
+"""How many views go through the encoder at once: as many as are fast and fit into memory.
+
+Everything this looks at is public or the machine's: image shape, network, group size, number of views
+and the memory that is free when a training starts. It never looks at a realised batch, and the result
+of a training does not depend on it (tested).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from dpgcl_core.clipping.types import num_trainable
+from dpgcl_core.sampling.groups import BATCH
+from trainers.config.training import TrainingConfig
+from trainers.models.clip.encoder import ImageTextEncoder
+from trainers.tasks.modality import AnyEncoder, blank_views
+
+_T = TypeVar("_T")
+
+# Measured on two cores (tiny_cnn and small_cnn at 28 × 28, resnet18 at 32 × 32): small networks gain up to
+# some 800 views, and from some 30 views of a ResNet-18 (8 MB each) on the caches no longer help.
+_CPU_MAX_VIEWS = 768
+_CPU_MAX_ACTIVATIONS = 256 * 2**20
+# Views of a ViT-B/32 take some 40 MB each, and few of them make small matrices: a step with 6 views at once
+# took 1.3 times one with 32.
+_CPU_MIN_VIEWS_OF_CLIP = 32
+_GPU_MAX_VIEWS = 8192
+
+_COPIES = 4
+"""Activations, their gradients, and what separating the groups holds on top, each at most this often."""
+
+_USABLE_SHARE = 0.5
+
+
+def max_views(
+    config: TrainingConfig, encoder: AnyEncoder, image_shape: tuple[int, ...], *, memory_share: float = 1.0
+) -> int:
+    """Returns the views that go through the encoder at once, beside the one group that always does.
+
+    Args:
+      config: `performance.max_views_per_microbatch` decides; None there asks for the choice made here.
+      encoder: on its device.
+      image_shape: `(channels, height, width)`.
+      memory_share: the part of the machine's free memory, or of the GPU's, that this worker may use.
+    """
+    given = config.performance.max_views_per_microbatch
+    if given is not None:
+        return given
+    device = next(encoder.parameters()).device
+    activations = activation_bytes(encoder, image_shape)
+    size = config.mechanism.group_size
+    # One gradient per group, for ways of clipping that hold them all; `batch` is one group.
+    views_per_group = 0 if size == BATCH else config.views_per_record * int(size)
+    gradients = 4 * num_trainable(encoder) / views_per_group if views_per_group else 0.0
+    fits = int(_USABLE_SHARE * memory_share * free_memory(device) / (_COPIES * activations + gradients))
+    if device.type == "cpu":
+        cached = _CPU_MAX_ACTIVATIONS // activations
+        if isinstance(encoder, ImageTextEncoder):
+            cached = max(cached, _CPU_MIN_VIEWS_OF_CLIP)
+        return max(1, min(fits, _CPU_MAX_VIEWS, cached))
+    return max(1, min(fits, _GPU_MAX_VIEWS))
+
+
+def in_turn(
+    make: Callable[[_T], Tensor], parts: Sequence[_T], beside: Executor | None = None
+) -> Iterator[Tensor]:
+    """Yields `make(part)` of each part; in a thread of `beside` the next one is made while one is used."""
+    if beside is None:
+        yield from map(make, parts)
+        return
+    coming: Future[Tensor] = beside.submit(make, parts[0])
+    for part in parts[1:]:
+        made, coming = coming.result(), beside.submit(make, part)
+        yield made
+    yield coming.result()
+
+
+def activation_bytes(encoder: AnyEncoder, image_shape: tuple[int, ...]) -> int:
+    """Returns the bytes of one view's activations: all outputs of the innermost modules, in float32.
+
+    Of a CLIP model the mean of an image's and a caption's.
+
+    >>> from trainers.config.training import NetworkConfig
+    >>> from trainers.models.encoder import build_encoder
+    >>> encoder = build_encoder(NetworkConfig(name="tiny_cnn"), (1, 8, 8), 0)
+    >>> activation_bytes(encoder, (1, 16, 16)) > activation_bytes(encoder, (1, 8, 8)) > 8 * 8 * 4
+    True
+    """
+    num_views = 2 if isinstance(encoder, ImageTextEncoder) else 1
+    blank = blank_views(encoder, image_shape, groups=1, group_size=1, num_views=num_views)
+    sizes = [4 * blank.numel()]
+
+    def note(module: nn.Module, args: object, output: object) -> None:
+        if isinstance(output, Tensor):
+            sizes.append(4 * output.numel())
+
+    innermost = [module for module in encoder.modules() if not any(True for _ in module.children())]
+    handles = [module.register_forward_hook(note) for module in innermost]
+    try:
+        with torch.no_grad():
+            encoder.embed_views(blank)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return sum(sizes) // num_views
+
+
+def free_memory(device: torch.device) -> int:
+    """Returns the bytes that may still be taken: of the GPU, or of this machine and container."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    limits = [_available_on_machine()]
+    limits += [room for room in (_room_in_cgroup(*files) for files in _CGROUP_FILES) if room is not None]
+    return max(0, min(limits))
+
+
+_CGROUP_FILES = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ),
+)
+
+
+def _available_on_machine() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
+    except (OSError, StopIteration, ValueError):  # not Linux
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _room_in_cgroup(limit: Path, used: Path) -> int | None:
+    """Bytes left in a control group; None where there is none, or no limit."""
+    try:
+        return int(limit.read_text()) - int(used.read_text())
+    except (OSError, ValueError):  # "max" is no number
+        return None

@@ -1,0 +1,147 @@
+"""What a training notes about itself on the way, behind the release policy.
+
+With private training records nothing here is even computed: these numbers depend on the records outside the
+mechanism. With public records they are what the ablation plots are drawn from. The one exception is the
+noised SNR of the first step, which is a mechanism of its own and charged
+(`dpgcl_core.release.noised_counts`).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from dpgcl_core.clipping.types import GroupReport
+from dpgcl_core.noise.sources import Draws
+from dpgcl_core.release import metrics as metric_policy
+from dpgcl_core.release.noised_counts import noised_norm
+from trainers.config.training import TrainingConfig
+from trainers.training.workers import Workers
+
+Series = dict[str, list[tuple[int, float]]]
+
+
+class Observer:
+    """Collects the per-step metrics and scores that may leave the training.
+
+    Attributes:
+      series: per-step values by declared name, as (step, value).
+      final: values that exist once: scores of the untrained network, SNR of the first step.
+    """
+
+    def __init__(self, config: TrainingConfig, *, train_is_public: bool, evaluation_is_public: bool) -> None:
+        self.series: Series = {}
+        self.final: dict[str, float] = {}
+        self._config = config
+        self._train_is_public = train_is_public
+        self._evaluation_is_public = evaluation_is_public
+
+    def visible(self, values: dict[str, float]) -> dict[str, float]:
+        """Returns the values that may be seen."""
+        return metric_policy.visible(
+            values,
+            training_data_is_public=self._train_is_public,
+            evaluation_data_is_public=self._evaluation_is_public,
+        )
+
+    def wants(self, step: int) -> bool:
+        """Whether `step` is recorded."""
+        every = self._config.evaluation.record_every_steps
+        return self._train_is_public and (step == 0 or (every > 0 and step % every == 0))
+
+    def note(self, step: int, values: dict[str, float]) -> None:
+        """Appends the visible ones of `values` to the series."""
+        for name, value in self.visible(values).items():
+            self.series.setdefault(name, []).append((step, value))
+
+    def wants_scores(self, step: int) -> bool:
+        """Whether the iterate after `step` steps is scored on the way."""
+        every = self._config.evaluation.score_every_steps
+        return every > 0 and step % every == 0
+
+    def note_during(self, step: int, scores: dict[str, float]) -> None:
+        """Appends scores of the iterate after `step` steps, those that are declared as a series."""
+        during = {f"{name}_during": score for name, score in scores.items()}
+        self.note(step, {name: score for name, score in during.items() if name in metric_policy.METRICS})
+
+    def record_groups(
+        self, step: int, batch_size: int, num_grouped: int, reports: list[GroupReport], workers: Workers
+    ) -> None:
+        """Records loss, norms and counts of one step, summed over the workers; all of them must call it.
+
+        Args:
+          batch_size: records the sampler drew.
+          num_grouped: records in this worker's groups.
+          reports: of this worker's microbatches.
+        """
+        empty = torch.zeros(0)
+        norms = torch.cat([r.norms.cpu() for r in reports] or [empty])
+        losses = torch.cat([r.losses.cpu() for r in reports] or [empty])
+        masked = torch.cat([r.non_finite.cpu() for r in reports] or [empty])
+        clipped = torch.cat([self._clipped(r) for r in reports] or [empty])
+        parts = [norms.nan_to_num(0, 0, 0), losses, masked, clipped, torch.ones_like(norms)]
+        sums = torch.stack(
+            [part.double().sum() for part in parts] + [torch.tensor(float(num_grouped)).double()]
+        )
+        workers.sum_at_first(sums)
+        norm_sum, loss_sum, num_masked, num_clipped, num_groups, num_records = sums.tolist()
+        values = {
+            "realised_batch_size": float(batch_size),
+            "num_groups": num_groups,
+            "num_non_finite_groups": num_masked,
+        }
+        if num_groups:
+            values["train_loss"] = loss_sum / num_records
+            if self._config.mechanism.is_private:
+                values["mean_group_grad_norm"] = norm_sum / num_groups
+                values["clip_fraction"] = num_clipped / num_groups
+        self.note(step, values)
+
+    def _clipped(self, report: GroupReport) -> Tensor:
+        """Which groups had a gradient, or a part of it that is clipped apart, beyond its bound."""
+        if report.part_ratios is not None:
+            return (report.part_ratios > 1).any(1).cpu()
+        return (report.norms > self._config.mechanism.l2_clip_norm).cpu()
+
+    def record_snr(self, step: int, clean_norm: float, bare_norm: float | None, noise: Tensor) -> None:
+        """Records SNR as DP-GCL defines it: norm of the clean clipped sum over the norm of the noise.
+
+        Args:
+          clean_norm: norm of the clean clipped sum.
+          bare_norm: the same without augmented negatives, at the first step; None elsewhere.
+          noise: the step's noise, `[num_parameters]`.
+        """
+        noise_norm = float(torch.linalg.vector_norm(noise))
+        self.note(step, {"snr": clean_norm / noise_norm})
+        if bare_norm is not None:
+            first = {
+                "snr_first_step": clean_norm / noise_norm,
+                "snr_first_step_no_augmentation": bare_norm / noise_norm,
+            }
+            self.final.update(self.visible(first))
+
+    def releases_noised_snr(self, step: int) -> bool:
+        """Whether the noised SNR of `step` is released: of the first, where asked for and charged."""
+        asked = self._config.evaluation.snr_noise_multiplier is not None
+        return asked and step == 0 and self._config.mechanism.is_private
+
+    def record_noised_snr(self, clean_sum: Tensor, generator: Draws, *, num_summed: int = 1) -> None:
+        """Records the noised norm of the clean clipped sum over the public σΔ√d, the noise's expected norm.
+
+        The norm of the noise that was drawn would tell more than the noisy sum does.
+
+        Args:
+          clean_sum: `[num_parameters]`.
+          generator: secret, and not that of the step's noise.
+          num_summed: normals summed for the noise, see `dpgcl_core.noise.gaussian`.
+        """
+        multiplier = self._config.evaluation.snr_noise_multiplier
+        if multiplier is None:
+            return
+        mechanism = self._config.mechanism
+        norm = float(torch.linalg.vector_norm(clean_sum.double()))
+        released = noised_norm(norm, mechanism.sensitivity, multiplier, generator, num_summed=num_summed)
+        expected = mechanism.noise_multiplier * mechanism.sensitivity * math.sqrt(len(clean_sum))
+        self.final.update(self.visible({"noised_snr_first_step": released / expected}))

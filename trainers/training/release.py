@@ -1,0 +1,147 @@
+"""What a training may release besides its model: refusals, and scores of private records with noise."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.noise.sources import Draws
+from dpgcl_core.release.noised_counts import noised_count, public_share
+from trainers.config.training import EvaluationConfig, TrainingConfig
+from trainers.data.dataset import TrainingData
+from trainers.data.loading import is_split_held_out
+from trainers.data.records import Records
+from trainers.evaluation.features import embed_features, first_by_hash, knn_rule, linear_probe_rule
+from trainers.models.encoder import Encoder
+
+PROVEN = "proven"
+
+
+def check_release(config: TrainingConfig, data: TrainingData) -> None:
+    """Refuses data on which the release policy could not be kept, before anything is computed.
+
+    Raises:
+      ConfigError: private records would be trained on without a proven guarantee or scored against
+        private ones, their number is outside what the method's accounting covers, or the records held out
+        for noised scores are not those of the keyed split.
+    """
+    if not data.train_is_public and config.guarantee_label != PROVEN:
+        raise ConfigError(
+            f"private records are trained on with a guarantee only; got label {config.guarantee_label!r}, "
+            f"noise_multiplier = {config.mechanism.noise_multiplier}, "
+            f"seeded_non_private = {config.seeded_non_private}"
+        )
+    if not data.train_is_public and not data.evaluation_is_public:
+        for name in ("index", "queries", "probes"):
+            if getattr(data, name) not in (None, ()):
+                raise ConfigError(
+                    f"with private training records the {name} of a score must be public: one record of a "
+                    "private k-NN index, gallery or probe training set can change every answer, and an "
+                    "un-noised score tells of its queries; got private ones. Give --evaluate-on a public "
+                    "data set, and --score-on-held-out for noised scores of private records"
+                )
+    config.mechanism.rules.check_records(config.mechanism, len(data.train))
+    _check_noised_scores(config.evaluation, data)
+
+
+def _check_noised_scores(evaluation: EvaluationConfig, data: TrainingData) -> None:
+    share, scored, index = evaluation.score_on_held_out, data.scored, data.index
+    if (scored is not None) != (share > 0):
+        found = "none" if scored is None else "some"
+        raise ConfigError(
+            f"score_on_held_out and held-out records belong together; got {share} and {found}: "
+            "split the records by trainers.data.split_held_out"
+        )
+    if scored is None:
+        return
+    if not (isinstance(data.train, Records) and isinstance(scored, Records)):
+        raise ConfigError(
+            "score_on_held_out is for images with labels: of images with captions the score is a recall, in "
+            "which each record is a candidate of every query, so one record can change all answers and no "
+            f"noise for one count covers it; got {share}: leave it out"
+        )
+    if index is None or index is data.train or not data.evaluation_is_public or index.labels is None:
+        raise ConfigError(
+            "score_on_held_out needs a public labelled index other than the training records, for a noised "
+            "count to move by one only; give --evaluate-on a public labelled data set"
+        )
+    if not is_split_held_out(data.train, scored, share):
+        raise ConfigError(
+            "records must go to training or to scoring by the keyed hash of their ids, the same in all "
+            "trials; got another split: use trainers.data.split_held_out with score_on_held_out"
+        )
+    if scored.labels is None or scored.classes_from_data:
+        raise ConfigError(
+            "score_on_held_out needs integer labels, of the same meaning as those of the public index: text "
+            "labels are numbered by their place among all classes of the private data, so one record could "
+            f"change the labels of others; got {'no' if scored.labels is None else 'text'} labels"
+        )
+
+
+def noised_scores(
+    encoder: Encoder,
+    index: Records,
+    scored: Records,
+    config: TrainingConfig,
+    generator: Draws,
+    device: torch.device | str,
+    *,
+    num_summed: int = 1,
+) -> dict[str, float]:
+    """Returns the noised accuracies on `scored` by metric name; noise may take them out of [0, 1].
+
+    Guarantee: given the encoder, a Gaussian mechanism of `score_noise_multiplier` per count, for adding or
+    removing one record of `scored`: see `dpgcl_core.release.noised_counts`.
+
+    Args:
+      encoder: the private network, on `device`.
+      index: public labelled records.
+      scored: private records that were not trained on.
+      config: noise and public divisor.
+      generator: secret.
+      device: where the encoder is.
+      num_summed: normals summed for the noise of a count, see `dpgcl_core.noise.gaussian`.
+    """
+    multiplier = config.evaluation.score_noise_multiplier
+    if multiplier is None:
+        return {}
+    counts = correct_counts(encoder, index, scored, config, device)
+    noised = {
+        name: noised_count(count, multiplier, generator, num_summed=num_summed)
+        for name, count in counts.items()
+    }
+    return {f"noised_{name}": public_share(count, config.num_scored_public) for name, count in noised.items()}
+
+
+def correct_counts(
+    encoder: Encoder, index: Records, scored: Records, config: TrainingConfig, device: torch.device | str
+) -> dict[str, int]:
+    """Returns how many of **all** `scored` each rule answers correctly: private until it is noised.
+
+    Every record passes through the network and the rule alone: in a batch its last digits would depend on
+    how many records stand beside it, and with them, in a tie, its answer.
+    """
+    index = index.one_row_each()
+    chosen = first_by_hash(index.ids, config.evaluation.max_index_records, seed=config.public_seed)
+    features = embed_features(encoder, index.images[chosen], device=device)
+    index_labels = _given(index.labels)[chosen]
+    rules = {
+        "knn_accuracy": knn_rule(features, index_labels, config.evaluation.num_neighbors),
+        "linear_probe_accuracy": linear_probe_rule(features, index_labels),
+    }
+    scored = scored.one_row_each()
+    alone = embed_features(encoder, scored.images, batch_size=1, device=device)
+    return {
+        name: sum(
+            int(rule(row[None])[0] == label) for row, label in zip(alone, _given(scored.labels), strict=True)
+        )
+        for name, rule in rules.items()
+    }
+
+
+def _given(labels: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    if labels is None:
+        raise ConfigError("scores need labels; got records without")
+    return labels
