@@ -11,7 +11,9 @@ import re
 import sys
 from pathlib import Path
 
+from dashboards.compose.questions import find_question
 from dashboards.errors import DashboardError
+from dashboards.figures import load_for, write_figure, write_table
 from dashboards.query.sweeps import list_sweeps
 from dpgcl_core.errors import DpgclError
 
@@ -27,7 +29,7 @@ def default_tracking_uri() -> str:
 
 
 def list_command(tracking_uri: str | None = None) -> None:
-    """List the sweeps, newest first; sealed ones last, without when they ran and how many trials they had.
+    """List the sweeps, newest first; sealed ones last, without start time and number of trials.
 
     Args:
       tracking_uri: MLflow server or database; default $MLFLOW_TRACKING_URI, else the results folder's.
@@ -43,9 +45,9 @@ def figure_command(
     output: Path | None = None,
     axis: str | None = None,
 ) -> None:
-    """Draw the figure of a question, and writes its tables.
+    """Draw the figure of a question, and write its tables.
 
-    Writes QUESTION.png, .html, .csv and .md.
+    Writes QUESTION.png, .svg, .pdf, .html, .csv and .md.
 
     Args:
       question: group-size, batch-size, num-augmentations, clip-norm, noise-multiplier, privacy-budget,
@@ -56,9 +58,6 @@ def figure_command(
       output: folder to write; default `figures/SWEEP` in the results folder.
       axis: param to draw against, in place of the question's own.
     """
-    from dashboards.compose.questions import find_question
-    from dashboards.figures import load_for, write_figure, write_table
-
     asked = find_question(question)
     asked = asked if axis is None else asked.along(axis)
     trials = load_for(asked, tracking_uri or default_tracking_uri(), sweep)
@@ -90,7 +89,7 @@ def group_size_command(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; returns the exit code: 2 when the user can put something right."""
+    """Run one command and return the exit code; 2 for bad input."""
     import tyro
 
     commands = {"figure": figure_command, "group-size": group_size_command, "list": list_command}

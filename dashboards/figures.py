@@ -1,4 +1,4 @@
-"""Station 13, plots: the figure and the tables of every question, written from MLflow alone.
+"""Stage 13, plots: load a sweep from MLflow, compose its figure and tables, render and write them.
 
     python -m dashboards figure --question batch-size --sweep NAME --output FOLDER
 
@@ -21,7 +21,7 @@ from dashboards.render.tables import to_markdown
 
 
 def draw(question: Question | str, tracking_uri: str, sweep: str | None, folder: Path) -> list[Path]:
-    """Load a sweep, writes its figure and its tables, and returns their paths.
+    """Load a sweep, write its figure and its tables, and return their paths.
 
     Raises:
       TrackingError: the server does not answer.
@@ -78,7 +78,7 @@ def write_table(trials: pd.DataFrame, folder: Path, question: Question | str) ->
 
 
 def load_for(question: Question | str, tracking_uri: str, sweep: str | None = None) -> pd.DataFrame:
-    """Return what a question is drawn from: trials, or for convergence a row per trial and recorded step.
+    """Load what a question is drawn from: trials, or for convergence one row per trial and recorded step.
 
     Raises:
       TrackingError: the server does not answer or the database does not exist.

@@ -54,13 +54,13 @@ class Axis:
         return values.map(lambda value: rank[str(value)]).astype(float)
 
     def is_detached(self, order: float) -> bool:
-        """Whether a value stands apart from the others."""
+        """Return whether a value is drawn apart from the numeric scale."""
         if self.scale == "categorical":
             return False
         return math.isinf(order) or (self.scale in ("log", "log2") and order <= 0)
 
     def place(self, order: float) -> float:
-        """Where a value that is not detached stands."""
+        """Return the position of a value that is not detached."""
         if self.scale == "log2":
             return math.log2(order)
         return math.log10(order) if self.scale == "log" else order
@@ -142,7 +142,7 @@ def fitting_scale(values: pd.Series) -> Scale:
 
 
 def _number(value: Any) -> float:
-    """The number behind a value, to six digits so that 512 and 511.9999999 are one; text is infinite."""
+    """Round a value to six digits, so that 512 and 511.9999999 are one; text becomes infinity."""
     if value is None or isinstance(value, str) or math.isnan(value):
         return math.inf
     return float(f"{float(value):.6g}")
@@ -169,7 +169,7 @@ def round_numbers(low: float, high: float, scale: Scale) -> list[tuple[float, st
 
 
 def _thinned(ticks: list[tuple[float, str]], span: float) -> list[tuple[float, str]]:
-    """The ticks whose labels do not touch; the last is kept, then the first, then what fits between."""
+    """Drop ticks whose labels would touch; keep the last, then the first, then what fits between."""
     if not ticks or not span:
         return ticks
 

@@ -1,4 +1,4 @@
-"""Table → words of a figure: title, settings, facts and what the reader must know."""
+"""Trials → the words of a figure: title, settings, facts and notes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BEYOND_TARGET = 1.001
 
 
 def _values(trials: pd.DataFrame, name: str, form: str = ".4g") -> str:
-    """The distinct values of a column, for example "3, 10"; empty without such a column."""
+    """Return the distinct values of a column, for example "3, 10"; empty without such a column."""
     if not has_values(trials, name):
         return ""
     found = sorted(trials[name].dropna().unique(), key=lambda value: natural_key(str(value)))
@@ -105,7 +105,7 @@ def subtitle(shown: pd.DataFrame, question: Question) -> str:
 
 
 def facts(shown: pd.DataFrame, question: Question) -> Table:
-    """Return what was trained and spent, a row for each curve."""
+    """Return the table of what was trained and spent, one row per curve."""
     heading = ["", question.axis.label, "trials", "ε spent", "σ", "steps"]
     rows = []
     for style, cell in split(shown, question):
@@ -142,7 +142,7 @@ def notes(
     private: bool,
     has_scores: bool,
 ) -> list[str]:
-    """Return what the reader must know, one sentence each; the tuning cost comes last.
+    """Return the notes under a figure, one sentence each, the tuning cost last.
 
     Args:
       shown: the trials.
@@ -190,7 +190,7 @@ def _repeats(num_repeats: list[int], question: Question) -> str:
 
 
 def _scored_on(shown: pd.DataFrame) -> list[str]:
-    """What the scores are of, where not of the data set in the title; older runs record nothing of it."""
+    """Name the data set that was scored, where the title names another; older runs do not record it."""
     if PROBE in shown or not has_values(shown, "scored_on"):  # an axis of data sets names them itself
         return []
     scored = shown["scored_on"].dropna()
@@ -204,7 +204,7 @@ def _scored_on(shown: pd.DataFrame) -> list[str]:
 
 
 def _recalls(shown: pd.DataFrame) -> list[str]:
-    """What a recall counts, and where the others stand."""
+    """Define recall at k, and point to the scores that have no panel."""
     names = {str(name).removesuffix(DURING) for name in shown if has_values(shown, str(name))}
     if names.isdisjoint(RECALLS):
         return []
@@ -215,7 +215,7 @@ def _recalls(shown: pd.DataFrame) -> list[str]:
 
 
 def _not_private(shown: pd.DataFrame, question: Question) -> list[str]:
-    """Names of what has no guarantee, where it stands beside what has one."""
+    """Name what has no guarantee, where it is drawn beside what has one."""
     column = question.axis.column if question.kind == "methods" else "method"
     named = without_guarantee(shown, column) if column in shown and shown[column].nunique() > 1 else []
     aimed = shown[(shown["guarantee"] != PROVEN) & (shown["target_epsilon"] < math.inf)]
@@ -225,7 +225,7 @@ def _not_private(shown: pd.DataFrame, question: Question) -> list[str]:
 
 
 def _tuning_cost(trials: pd.DataFrame) -> str:
-    """What the choice among the trials costs, as the sweep's own runs say."""
+    """Return the privacy cost of choosing among the trials, as the sweep recorded it."""
     if not has_values(trials, TUNING_COST_TAG):
         return NO_TUNING_COST
     told = list(dict.fromkeys(str(line) for line in trials[TUNING_COST_TAG].dropna()))
@@ -238,7 +238,7 @@ def _why_over(over: pd.DataFrame) -> str:
 
 
 def _overspent(shown: pd.DataFrame) -> str:
-    """A note when restarts repeated steps and the spent ε passed the target."""
+    """Return a note where trials spent more than their target ε, for example after restarts."""
     if not has_values(shown, "epsilon"):
         return ""
     private = shown[shown["guarantee"] == PROVEN]

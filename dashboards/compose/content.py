@@ -105,7 +105,7 @@ class Table:
     bold: Set[tuple[int, int]] = frozenset()
 
     def holds_text(self, column: int) -> bool:
-        """Whether a column holds words, which stand on the left, and not numbers."""
+        """Return whether a column holds words, which stand on the left, and not numbers."""
         cells = [row[column] for row in self.rows]
         return not any(cell[:1].isdigit() or cell[:2].strip("-").isdigit() for cell in cells)
 
@@ -132,7 +132,7 @@ class Content:
 
     @property
     def panels(self) -> list[Panel]:
-        """All panels, row by row."""
+        """Return all panels, row by row."""
         return [panel for row in self.rows for panel in row]
 
     def legends(self) -> dict[str, list[Style | Reference]]:

@@ -91,7 +91,7 @@ def curve(rows: pd.DataFrame, metric: str, axis: Any, style: Style, *, scale: fl
 
 
 def guarantee_text(guarantee: str, epsilon: float | None) -> str:
-    """Return what a legend says of ε and the guarantee; ε is None where it differs along the curve.
+    """Return the legend's words on ε and the guarantee; ε is None where it varies along the curve.
 
     >>> guarantee_text("proven", 10.0), guarantee_text("none", math.inf)
     ('ε = 10', 'ε = ∞ (non-private)')
@@ -109,7 +109,7 @@ def guarantee_text(guarantee: str, epsilon: float | None) -> str:
 
 
 def _rank(key: dict[str, Any], colour_by: str) -> tuple[Any, ...]:
-    """ε = ∞ first, then the largest ε; methods in the order of the tables; the largest N_a first."""
+    """Return a sort key: ε = ∞ first, then the largest ε; methods as in the tables; the largest N_a first."""
     epsilon = key.get("target_epsilon", 0.0)
     names = list(METHOD_NAMES)
     method = str(key.get("method", ""))
@@ -123,7 +123,7 @@ def _rank(key: dict[str, Any], colour_by: str) -> tuple[Any, ...]:
 
 
 def _varies(shown: pd.DataFrame, name: str, *, within_methods: bool) -> bool:
-    """Whether a column tells curves apart that their method does not tell apart already."""
+    """Return whether a column distinguishes curves beyond their method."""
     if name == "method" or not within_methods:
         return bool(shown[name].nunique() > 1)
     return bool(shown.groupby("method")[name].nunique().max() > 1)
@@ -133,7 +133,7 @@ _RANKED = ("target_epsilon", "method", "guarantee")
 
 
 def _dashes(keys: list[tuple[Any, ...]]) -> list[str]:
-    """A dash for each key, the same for equal ones."""
+    """Assign a dash to each key, the same to equal keys."""
     found: dict[tuple[Any, ...], str] = {}
     for key in sorted(dict.fromkeys(keys), key=_largest_first):
         found[key] = DASHES[len(found) % len(DASHES)]
@@ -141,7 +141,7 @@ def _dashes(keys: list[tuple[Any, ...]]) -> list[str]:
 
 
 def _largest_first(key: tuple[Any, ...]) -> list[tuple[int, float]]:
-    """Numbers from large to small, ε = ∞ behind them."""
+    """Return a sort key: numbers from large to small, ε = ∞ last."""
     numbers = [value if isinstance(value, (int, float)) else 0.0 for value in key]
     return [(1, 0.0) if math.isinf(number) else (0, -float(number)) for number in numbers]
 
@@ -149,7 +149,7 @@ def _largest_first(key: tuple[Any, ...]) -> list[tuple[int, float]]:
 def _look(
     key: dict[str, Any], taken: dict[tuple[Any, str], tuple[str, str, bool]], *, alone: bool
 ) -> tuple[str, str, bool]:
-    """Colour, marker and whether it is hollow; the first that is free, and blue for ε = ∞ unless `alone`."""
+    """Choose the next free colour and marker, and whether it is hollow; ε = ∞ is blue unless `alone`."""
     if key["guarantee"] == PROVEN:
         rank = sum(guarantee == PROVEN for _, guarantee in taken)
         return PRIVATE_COLOURS[rank % len(PRIVATE_COLOURS)], MARKERS[rank % len(MARKERS)], False

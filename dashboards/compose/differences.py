@@ -45,8 +45,8 @@ def differences_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
         for key, cell in shown.groupby(by):
             wide = cell.pivot_table(index="repeat", columns=ORDER, values=score)
             references = _references(cell, wide, score, question, ticks)
-            for order in wide:
-                untrained = _untrained(cell, score, question, float(order))
+            for order in _orders(wide):
+                untrained = _untrained(cell, score, question, order)
                 for name, (own, reference) in (untrained | references).items():
                     if own != order:
                         point = dict(zip(by, key, strict=True)) | {column: values[order]}
@@ -58,14 +58,14 @@ def differences_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
 def _references(
     cell: pd.DataFrame, wide: pd.DataFrame, score: str, question: Question, ticks: Ticks
 ) -> dict[str, tuple[float | None, pd.Series]]:
-    """What is subtracted everywhere within one curve, by name, with its own place on the axis."""
+    """Return what every point of a curve is compared with, by name, with its own place on the axis."""
     found: dict[str, tuple[float | None, pd.Series]] = {}
     if not question.compared:
         return found
-    for order in wide:
+    for order in _orders(wide):
         if ticks.names[order] in map(value_text, question.references):
             found[ticks.names[order]] = order, wide[order]
-    attached = [order for order in wide if not question.axis.is_detached(order)]
+    attached = [order for order in _orders(wide) if not question.axis.is_detached(order)]
     if len(attached) > 1:
         best = max(attached, key=lambda order: wide[order].mean())
         if all(own != best for own, _ in found.values()):
@@ -74,10 +74,15 @@ def _references(
     return found
 
 
+def _orders(wide: pd.DataFrame) -> list[float]:
+    """Return places on the axis, as columns of scores."""
+    return [float(order) for order in wide.columns.to_list()]
+
+
 def _untrained(
     cell: pd.DataFrame, score: str, question: Question, order: float
 ) -> dict[str, tuple[None, pd.Series]]:
-    """The untrained network's scores, of the place on the axis where they differ along it."""
+    """Return the untrained network's scores, at one place where they differ along the axis."""
     name = f"{UNTRAINED}_{score}"
     if not has_values(cell, name):
         return {}
@@ -86,7 +91,7 @@ def _untrained(
 
 
 def _verdict(difference: pd.Series) -> dict[str, float | int | str]:
-    """The mean, its standard error, n and the verdict.
+    """Return the mean, its standard error, n and the verdict.
 
     >>> _verdict(pd.Series([0.02, 0.03, 0.04]))["verdict"], _verdict(pd.Series([0.02, -0.03]))["verdict"]
     ('higher', 'not resolved')

@@ -70,7 +70,7 @@ def numbers_of(trials: pd.DataFrame, question: Question | str) -> pd.DataFrame:
 
 
 def _prepared(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
-    """The trials with the columns that the question draws and no trial records."""
+    """Return the trials with the columns that the question draws and no trial records."""
     if question.kind == "search":
         return number_trials(trials)
     if question.axis.column == PROBE and PROBE not in trials:

@@ -105,7 +105,7 @@ def _epsilon_text(epsilon: float) -> str:
 
 
 def _span(cell: pd.DataFrame, name: str) -> str:
-    """The values of a column, from the smallest to the largest."""
+    """Return the values of a column, from the smallest to the largest."""
     values = sorted(cell[name].dropna().unique(), key=lambda value: (isinstance(value, str), value))
     shown = list(
         dict.fromkeys(f"{v:.4g}" if isinstance(v, float) and v < 1e4 else value_text(v) for v in values)

@@ -102,7 +102,7 @@ _SYMBOLS = {
 
 
 def has_values(trials: pd.DataFrame, name: str) -> bool:
-    """Whether a column exists and holds anything."""
+    """Return whether a column exists and holds anything."""
     return name in trials and bool(trials[name].notna().any())
 
 

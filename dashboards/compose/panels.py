@@ -148,7 +148,7 @@ def _snr_panel(shown: pd.DataFrame, question: Question, ticks: Ticks) -> Panel |
 
 
 def _with_and_without(rows: pd.DataFrame) -> list[tuple[str, str, str, pd.DataFrame]]:
-    """Label, metric, dash and trials of the SNR with augmentation, for each N_a, and without."""
+    """Return label, metric, dash and trials of each SNR curve: with augmentation per N_a, and without."""
     found = []
     if "num_augmentations" in rows:
         counts = sorted((count for count in rows["num_augmentations"].unique() if count > 0), reverse=True)
@@ -164,7 +164,7 @@ def _with_and_without(rows: pd.DataFrame) -> list[tuple[str, str, str, pd.DataFr
 
 
 def _without_augmentation(rows: pd.DataFrame) -> pd.DataFrame:
-    """`rows` with the SNR of trials that had no augmentation at all standing in for the column."""
+    """Fill the SNR without augmentation from trials that were trained without any."""
     if SNR not in rows or "num_augmentations" not in rows:
         return rows
     plain = rows[SNR_PLAIN] if SNR_PLAIN in rows else pd.Series(math.nan, index=rows.index)

@@ -63,7 +63,7 @@ class Question:
 
     @property
     def curve_columns(self) -> list[str]:
-        """The splits without the axis itself."""
+        """Return the splits without the axis itself."""
         return [name for name in self.splits if name != self.axis.column]
 
     def along(self, column: str) -> Question:

@@ -28,12 +28,12 @@ def means_and_errors(trials: pd.DataFrame, by: list[str], metric: str) -> pd.Dat
     """Return the same for each group of trials that has a value: columns `mean`, `error` and `n`."""
     values = trials.dropna(subset=[metric])
     if "repeat" in trials:
-        values = values.groupby([*by, "repeat"], as_index=False)[metric].mean()
+        values = values.groupby([*by, "repeat"])[metric].mean().reset_index()
     found = values.groupby(by)[metric].agg(["mean", "std", "count"])
     errors = found["std"] / found["count"] ** 0.5
     return pd.DataFrame({"mean": found["mean"], "error": errors, "n": found["count"]})
 
 
 def num_trials(rows: pd.DataFrame) -> int:
-    """The trials behind rows; a series, and a trial scored on several data sets, have many rows of one."""
+    """Count trials; a series, or scores on several data sets, give one trial several rows."""
     return int(rows["run_id"].nunique()) if "run_id" in rows else len(rows)

@@ -1,4 +1,4 @@
-"""What a search found: its history, the score against each searched setting, and utility against ε."""
+"""Trials of a search → its history, the score against each searched setting, and utility against ε."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def objective(shown: pd.DataFrame) -> str | None:
 
 
 def search_rows(shown: pd.DataFrame, question: Question) -> list[list[Panel]]:
-    """Return the history and, where ε varies, utility against ε; then a panel per searched setting."""
+    """Return panels of the history, of utility against ε where it varies, and of each searched setting."""
     score = objective(shown)
     if score is None:
         return []
@@ -93,7 +93,7 @@ def search_rows(shown: pd.DataFrame, question: Question) -> list[list[Panel]]:
 
 
 def on_the_front(epsilons: list[float], scores: list[float]) -> list[bool]:
-    """Whether no other point has at most this ε and at least this score, one of them better.
+    """Return whether no other point has at most this ε and at least this score, one of them better.
 
     >>> on_the_front([1.0, 2.0, 2.0, 4.0], [0.5, 0.7, 0.6, 0.7])
     [True, True, False, False]
@@ -109,7 +109,7 @@ def trials_table(shown: pd.DataFrame) -> Table:
     """Return one row per trial, the best first: settings, scores, ε, guarantee, place on the front."""
     score, searched = objective(shown), searched_columns(shown)
     scores = list(score_names(shown))
-    marks = _marks(shown, score) if score else pd.Series(False, index=shown.index)
+    on_front = set(shown.index[_marks(shown, score)]) if score else set()
     ordered = shown.sort_values(score, ascending=False) if score else shown
     heading = ["Trial", *map(column_title, searched), *(f"{score_title(name)} (%)" for name in scores)]
     heading += ["ε spent", "Guarantee", "Pareto front"]
@@ -120,7 +120,7 @@ def trials_table(shown: pd.DataFrame) -> Table:
         spent = (
             f"{row['epsilon']:.4g}" if row["guarantee"] == PROVEN and has_values(shown, "epsilon") else "none"
         )
-        rows.append([*cells, spent, str(row["guarantee"]), "yes" if marks[index] else ""])
+        rows.append([*cells, spent, str(row["guarantee"]), "yes" if index in on_front else ""])
     best = next((i for i, row in enumerate(rows) if row[-2] == PROVEN), None)
     bold = (
         {(best, 1 + len(searched) + scores.index(score))} if best is not None and score in scores else set()
@@ -133,19 +133,19 @@ def _private(shown: pd.DataFrame) -> pd.Series:
 
 
 def _spent(shown: pd.DataFrame) -> pd.Series:
-    """ε of every trial: what was spent, else the target."""
+    """Return ε of every trial: what was spent, else the target."""
     return shown["epsilon"].fillna(shown["target_epsilon"]) if "epsilon" in shown else shown["target_epsilon"]
 
 
 def _marks(shown: pd.DataFrame, score: str) -> pd.Series:
-    """Which trials are on the front of those that are private."""
+    """Return which trials are on the front of those that are private."""
     rows = shown[_private(shown) & shown[score].notna()]
     front = on_the_front(list(_spent(rows)), list(rows[score]))
     return pd.Series(front, index=rows.index, dtype=bool).reindex(shown.index, fill_value=False)
 
 
 def _groups(shown: pd.DataFrame) -> list[tuple[Style, pd.DataFrame]]:
-    """Trials by guarantee alone, as dots."""
+    """Split the trials by guarantee, each group drawn as dots."""
     looks = {
         PROVEN: ("#D55E00", "square"),
         "as-published": ("#56B4E9", "circle"),
@@ -198,7 +198,7 @@ def _line(label: str, x: list[float], y: list[float], names: list[str], dash: st
 
 
 def _history(shown: pd.DataFrame, question: Question, score: str) -> Panel:
-    """Scores in the order of the trials, and the best private one so far."""
+    """Return the panel of scores in the order of the trials, with the best private one so far."""
     rows = shown[_private(shown) & shown[score].notna()].sort_values("trial_number")
     best = list(100 * rows[score].cummax())
     numbers = list(map(float, rows["trial_number"]))
@@ -208,7 +208,7 @@ def _history(shown: pd.DataFrame, question: Question, score: str) -> Panel:
 
 
 def _front_panel(shown: pd.DataFrame, score: str) -> Panel:
-    """The score against what was spent, and the private trials that no other one beats in both."""
+    """Return the panel of the score against ε spent, with the Pareto front of the private trials."""
     axis = Axis(
         column="epsilon",
         label="ε spent by one trial",
@@ -230,7 +230,7 @@ def _front_panel(shown: pd.DataFrame, score: str) -> Panel:
 
 
 def _steps(x: list[float], y: list[float]) -> tuple[list[float], list[float], list[str]]:
-    """The corners of a staircase through the points."""
+    """Return the corners of a staircase through the points."""
     corners_x, corners_y = x[:1], y[:1]
     for place, before, after in zip(x[1:], y, y[1:], strict=False):
         corners_x += [place, place]
@@ -239,7 +239,7 @@ def _steps(x: list[float], y: list[float]) -> tuple[list[float], list[float], li
 
 
 def _scatter(shown: pd.DataFrame, column: str, score: str) -> Panel:
-    """The score against one setting, with the rank correlation of the private trials."""
+    """Return the panel of the score against one setting, with the private trials' rank correlation."""
     scale, label = fitting_scale(shown[column]), column_title(column)
     dense = scale != "categorical" and shown[column].nunique() > _MOST_TICKS
     rows = shown[_private(shown)]

@@ -1,4 +1,4 @@
-"""Which trials may be shown, which of them are private, and what counts as a repeat of another."""
+"""Which trials may be shown, which of them are private, and which settings must agree among repeats."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _FOLLOWS = {"noise_multiplier": ("target_epsilon",)}
 
 
 def shown_trials(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
-    """Return what may be drawn, with `guarantee` and `axis_order`; with private data, proven trials alone.
+    """Return the trials that may be drawn, with `guarantee` and `axis_order`.
 
-    With private data no private-only number is left either. The training withholds these numbers itself;
+    With private data these are proven trials alone, without private-only numbers. The training withholds these numbers itself;
     this is the second lock. Data count as private unless every trial is tagged `data_is: public`.
 
     Raises:
@@ -71,7 +71,7 @@ def guarantees(trials: pd.DataFrame) -> pd.Series:
 
 
 def data_are_private(trials: pd.DataFrame) -> bool:
-    """Whether any trial lacks the tag `data_is: public`."""
+    """Return whether any trial lacks the tag `data_is: public`."""
     return "data_is" not in trials or bool((trials["data_is"] != "public").any())
 
 
@@ -81,7 +81,7 @@ def cell_columns(trials: pd.DataFrame, question: Question) -> list[str]:
 
 
 def _is_withheld(name: str) -> bool:
-    """Whether a number depends on private records outside any mechanism.
+    """Return whether a number depends on private records outside any mechanism.
 
     >>> [_is_withheld(name) for name in ("snr_first_step", "relative_loss", "knn_accuracy_during", "epsilon")]
     [True, True, False, False]
@@ -99,7 +99,7 @@ def _refuse_other_differences(shown: pd.DataFrame, question: Question) -> None:
     counts = shown.groupby(cells)[fixed].nunique()
     for name in fixed:
         if (counts[name] > 1).any():
-            place = dict(zip(cells, (counts[name] > 1).idxmax(), strict=True))
+            place = dict(zip(cells, counts.index[int((counts[name] > 1).argmax())], strict=True))
             rows = shown[(shown[list(place)] == pd.Series(place)).all(axis=1)]
             values = ", ".join(value_text(value) for value in sorted(rows[name].dropna().unique(), key=str))
             raise DashboardError(

@@ -92,7 +92,7 @@ def mean_text(mean: float, error: float, n: int, *, scale: float = 1) -> str:
 
 def differences_for_readers(differences: pd.DataFrame) -> Table:
     """Return the paired differences with readable names, of scores in percentage points."""
-    plain = [name for name in differences if name not in ("difference", "standard_error", "minus")]
+    plain = [str(name) for name in differences if name not in ("difference", "standard_error", "minus")]
     place = plain.index("num_repeats")
     order = [*plain[:place], "minus", "difference", *plain[place:]]
     axis = order[order.index("minus") - 1]
@@ -103,13 +103,13 @@ def differences_for_readers(differences: pd.DataFrame) -> Table:
         shown = dict(record)
         shown["score"] = column_title(record["score"])
         shown["difference"] = mean_text(record["difference"], record["standard_error"], 1, scale=100)
-        rows.append([_plain(str(name), shown[name], record["guarantee"]) for name in order])
+        rows.append([_plain(name, shown[name], record["guarantee"]) for name in order])
     heading = [titles.get(name, "Repeats" if name == "num_repeats" else column_title(name)) for name in order]
     return Table(heading=heading, rows=rows)
 
 
 def _is_news(table: pd.DataFrame, name: str) -> bool:
-    """Whether a column says more than the title and the notes do."""
+    """Return whether a column adds to the title and the notes."""
     return name not in ("method", "num_augmentations", "guarantee") or bool(table[name].nunique() > 1)
 
 
@@ -117,7 +117,9 @@ def _plain(name: str, value: Any, guarantee: str) -> str:
     if isinstance(value, float) and math.isnan(value):
         return "–"
     if name == "guarantee":
-        return {"none": "none: not private", "as-published": "as published, not proven"}.get(value, value)
+        return {"none": "none: not private", "as-published": "as published, not proven"}.get(
+            value, str(value)
+        )
     if name == "epsilon_max":
         spent = f"{value:.4g}".replace("inf", "∞")
         return {"proven": spent, "as-published": f"claimed {spent}"}.get(guarantee, "none")

@@ -52,7 +52,7 @@ def by_probe(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def _short(dataset: str) -> str:
-    """The last part of a path.
+    """Return the last part of a path.
 
     >>> _short("npz:/data/faces.npz"), _short("digits")
     ('faces.npz', 'digits')

@@ -14,10 +14,11 @@ from trainers.tracking.server import connect, search_runs, server_errors, withou
 if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
+    from pandas.api.typing import NaTType
 
 
 def list_sweeps(tracking_uri: str) -> pd.DataFrame:
-    """Return one row per sweep, newest first, sealed ones last: they keep when they ran and how often.
+    """Return one row per sweep, newest first; sealed ones, which hide when they ran, last.
 
     Columns: `sweep`, `release_mode`, `status`, `started`, `num_finished_trials`, `tuned_epsilon` (of the
     whole sweep, as recorded; of its proven trials alone where others finished), `experiment`. Of a sealed
@@ -33,7 +34,8 @@ def list_sweeps(tracking_uri: str) -> pd.DataFrame:
         experiments = _experiments(client)
         rows = []
         for run in _parents(client, list(experiments), address):
-            started, num_finished, trials = pd.NaT, None, []
+            started: pd.Timestamp | NaTType = pd.NaT
+            num_finished, trials = None, []
             if run.data.tags[ROLE_TAG] == SWEEP_ROLE:
                 trials = search_runs(client, [run.info.experiment_id], {PARENT_TAG: run.info.run_id})
                 started = pd.Timestamp(run.info.start_time, unit="ms", tz="UTC").floor("s")
@@ -54,7 +56,7 @@ def list_sweeps(tracking_uri: str) -> pd.DataFrame:
 
 
 def _tuned_epsilon(sweep: Run, trials: list[Run]) -> str:
-    """The ε of the whole sweep as recorded, and what it is of where it is not of everything released."""
+    """Return the recorded ε of the whole sweep, and its scope where it does not cover all trials."""
     tuned = str(sweep.data.tags.get("tuned_epsilon", "none"))
     finished = [trial for trial in trials if trial.info.status == "FINISHED"]
     if tuned == "none" or sweep.data.tags[ROLE_TAG] == SEALED_ROLE:
@@ -67,7 +69,7 @@ def _tuned_epsilon(sweep: Run, trials: list[Run]) -> str:
 
 
 def _experiments(client: MlflowClient) -> dict[str, str]:
-    """Names of all experiments by id."""
+    """Return names of all experiments by id."""
     found: dict[str, str] = {}
     token: str | None = None
     while True:

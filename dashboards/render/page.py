@@ -48,7 +48,7 @@ def _drawing(content: Content, name: str) -> str:
 
 @functools.cache
 def _library() -> str:
-    """Vega, Vega-Lite and their loader in one script; making it takes seconds."""
+    """Return Vega, Vega-Lite and their loader as one script; bundling takes seconds, so do it once."""
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed", VEGA_LITE).replace(
         "</script", "<\\/script"
     )

@@ -66,7 +66,7 @@ def page_specification(content: Content) -> Json:
 def print_specification(content: Content) -> Json:
     """Return the same with title, settings and notes around it.
 
-    Where nothing was scored, the table of facts stands in for the panels.
+    Where nothing was scored, the table of facts replaces the panels.
     """
     width = max(_width(content), _LEAST_WIDTH)
     title = {
@@ -117,7 +117,7 @@ _CONFIG: Json = {
 
 
 def _drawing(content: Content) -> Json:
-    """The panels in rows; the legends in the free place of the last one, else beside."""
+    """Lay out panels in rows, and legends in the free cell of the last row or else beside."""
     if not content.rows:
         return _facts(content)
     columns = max(map(len, content.rows))
@@ -136,12 +136,12 @@ def _drawing(content: Content) -> Json:
 
 
 def _legends_fit(content: Content) -> bool:
-    """Whether the last row has a free place."""
+    """Return whether the last row of panels has a free cell for the legends."""
     return len(content.panels) % max(map(len, content.rows)) > 0
 
 
 def _width(content: Content) -> float:
-    """About how wide the drawing becomes, for the words around it."""
+    """Estimate the width of the drawing, to wrap the words around it."""
     if not content.rows:
         return sum(_fact_widths(content))
     columns = max(map(len, content.rows))
@@ -150,14 +150,14 @@ def _width(content: Content) -> float:
 
 
 def _wrapped(text: str, characters: float) -> list[str]:
-    """Lines of at most so many characters, none broken inside an equation."""
+    """Wrap text at a number of characters, never inside an equation."""
     for sign in (" = ", " ± "):
         text = text.replace(sign, sign.replace(" ", "\u00a0"))
     return textwrap.wrap(text, int(characters))
 
 
 def _panel(panel: Panel, picked: str, *, named: bool) -> Json:
-    """One pair of axes: gaps, reference, bands, lines, error bars, markers, from back to front."""
+    """Return one pair of axes: gaps, reference, bands, lines, error bars, markers, from back to front."""
     axes = _Axes(panel, named=named)
     faded = {"opacity": {"condition": {"param": picked, "value": 1}, "value": _FADED}}
     curve: Json = {"detail": {"field": "curve"}}
@@ -183,7 +183,7 @@ def _panel(panel: Panel, picked: str, *, named: bool) -> Json:
 
 
 def _layer(condition: str, mark: Json, encoding: Json) -> Json:
-    """The points of a panel for which a condition holds."""
+    """Return a layer of the points of a panel that meet a condition."""
     return {"transform": [{"filter": condition}], "mark": mark, "encoding": encoding}
 
 
@@ -239,14 +239,14 @@ def _axis_of_values(panel: Panel, domain: list[float]) -> Json:
 
 
 def _named_ticks(names: Sequence[tuple[float, str | list[str]]]) -> Json:
-    """Ticks at these places, with these names."""
+    """Label ticks at these places by these names."""
     places = [place for place, _ in names]
     texts = json.dumps([name for _, name in names], ensure_ascii=False)
     return {"values": places, "labelExpr": f"{texts}[indexof({json.dumps(places)}, datum.value)]"}
 
 
 def _domain(panel: Panel) -> list[float]:
-    """The ends of the values: every mean, error bar and reference inside, with a margin."""
+    """Return the range of the values: all means, error bars and the reference, with a margin."""
     points = [pair for drawn in panel.curves for pair in zip(drawn.mean, drawn.standard_error, strict=True)]
     if panel.reference:
         points.append((panel.reference.mean, panel.reference.standard_error))
@@ -263,7 +263,7 @@ def _domain(panel: Panel) -> list[float]:
 
 
 def _points(curve: Curve, least: float) -> list[Json]:
-    """A row for each point of a curve, with its look; without `low` and `high` where it has no error.
+    """Return a row for each point of a curve, with its look; without `low` and `high` where it has no error.
 
     Args:
       curve: of a panel.
@@ -297,12 +297,12 @@ def _look(style: Style) -> Json:
 
 
 def _numbers(mean: float, error: float, n: int) -> Json:
-    """What hovering shows."""
+    """Format the numbers that hovering shows."""
     return {"mean": f"{mean:.4g}", "error": f"{error:.2g}" if math.isfinite(error) else "–", "n": n}
 
 
 def _tooltip(words: Mapping[str, str]) -> Json:
-    """The curve's name as the heading, then these fields under their words."""
+    """Show the curve's name as heading, then these fields under their titles."""
     words = {"curve": "title", **words, "mean": "mean", "error": "standard error", "n": "n"}
     return {"tooltip": [{"field": field, "title": word} for field, word in words.items()]}
 
@@ -319,7 +319,7 @@ def _error_bars(panel: Panel, axes: _Axes, look: Json) -> list[Json]:
 
 
 def _markers(panel: Panel, axes: _Axes, faded: Json) -> list[Json]:
-    """The markers, and what hovering finds where there are none."""
+    """Return the markers, and invisible ones to hover over where a curve has none."""
     name = panel.axis.label if panel.axis.categorical else panel.axis_symbol
     encoding = axes.across("place") | axes.values("value") | _tooltip({"name": name})
     marker: Json = {"type": "point", "opacity": 1, "strokeWidth": 1.2}
@@ -343,7 +343,7 @@ def _reference_layers(reference: Reference, axes: _Axes) -> list[Json]:
 
 
 def _legend(heading: str, entries: Sequence[Style | Reference], picked: str) -> Json:
-    """A legend apart from the data, so that it never covers them."""
+    """Return a legend as a view of its own, so that it never covers data."""
     rows, y = [], 0.5 * _LINE
     for entry in entries:
         lines = textwrap.wrap(entry.label, _LEGEND_CHARACTERS, break_on_hyphens=False)
@@ -383,7 +383,7 @@ def _fact_widths(content: Content) -> list[float]:
 
 
 def _facts(content: Content) -> Json:
-    """The table that stands in for panels where nothing was scored."""
+    """Return the table that replaces panels where nothing was scored."""
     widths = _fact_widths(content)
     middles = [sum(widths[:i]) + width / 2 for i, width in enumerate(widths)]
     lines = [content.facts.heading, *content.facts.rows]
