@@ -27,8 +27,9 @@ _FOLLOWS = {"noise_multiplier": ("target_epsilon",)}
 def shown_trials(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     """Return the trials that may be drawn, with `guarantee` and `axis_order`.
 
-    With private data these are proven trials alone, without private-only numbers. The training withholds these numbers itself;
-    this is the second lock. Data count as private unless every trial is tagged `data_is: public`.
+    With private data these are proven trials alone, without private-only numbers. The training
+    withholds these numbers itself; this is the second lock. Data count as private
+    unless every trial is tagged `data_is: public`.
 
     Raises:
       DashboardError: a needed column is absent, repeats differ in a setting, or nothing is left.
