@@ -27,6 +27,13 @@ def test_html_of_a_hostile_data_set_name_holds_no_markup(make_trials, tmp_path):
     assert "<img src=x" not in page.read_text(encoding="utf-8")
 
 
+def test_page_of_a_hostile_category_does_not_end_its_script(make_sweep):
+    trials = make_sweep("network_name", ("</script><img src=x onerror=alert(1)>", "cnn"))
+    page = page_of(content_of(trials, "architectures"), "architectures")
+    assert "<img src=x" not in page
+    assert page.count("</script>") == 2
+
+
 def test_page_draws_the_specification(make_trials):
     content = content_of(make_trials(), "group-size")
     call = re.search(r'vegaEmbed\("#group-size", (.*)\);</script>', page_of(content, "group-size"))[1]
