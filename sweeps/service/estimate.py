@@ -19,7 +19,7 @@ from trainers.data.shapes import make_shape_pairs
 from trainers.tasks.modality import views_of
 from trainers.training.averaging import target_of
 from trainers.training.microbatch import max_views
-from trainers.training.precision import add_clipped_sum, embed_of, gradient_scale, look_at_engine
+from trainers.training.precision import add_clipped_sum, gradient_scale, look_at_engine, objective_of
 from trainers.training.warm_start import starting_encoder
 from trainers.views.images import normalise
 
@@ -76,13 +76,13 @@ def _seconds_per_record(trial: Trial, shape: tuple[int, ...]) -> float:
     total = torch.zeros(num_trainable(encoder))
     synthetic = _synthetic_records(config, groups * group_size, shape)
     rows = np.arange(len(synthetic)).reshape(groups, group_size)
-    embed = embed_of(encoder, config.network, target_of(config, encoder))
+    objective = objective_of(config, encoder, config.network, target_of(config, encoder))
     scale = gradient_scale(config.network)
     draws = SecretRandomness().generator(0, "statistics") if rule.needs_draws else None
     for _ in range(2):
         started = time.perf_counter()
         views = views_of(config, encoder, synthetic, rows, step=0, num_augmentations=config.num_augmentations)
-        add_clipped_sum(rule, total, encoder, embed, views, scale, draws)
+        add_clipped_sum(rule, total, encoder, objective, views, scale, draws)
         seconds = time.perf_counter() - started
     return seconds / len(synthetic)
 

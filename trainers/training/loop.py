@@ -19,6 +19,7 @@ from torch import Tensor
 from dpgcl_core.clipping.types import GroupReport, num_trainable, trainable_parameters
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.sources import DrawSource
+from dpgcl_core.sampling.stage import DrawnGroups
 from trainers.config.training import TrainingConfig
 from trainers.data.dataset import TrainingData
 from trainers.evaluation.features import all_scores
@@ -30,7 +31,7 @@ from trainers.training.averaging import WeightAverage, average_of
 from trainers.training.microbatch import in_turn, max_views
 from trainers.training.observe import Observer, Series
 from trainers.training.optimizers import build_optimizer, learning_rate_at, load_optimizer, take_step
-from trainers.training.precision import add_clipped_sum, embed_of, gradient_scale, look_at_engine
+from trainers.training.precision import add_clipped_sum, gradient_scale, look_at_engine, objective_of
 from trainers.training.release import check_release, noised_scores
 from trainers.training.warm_start import starting_encoder
 from trainers.training.workers import SingleWorker, Workers
@@ -153,7 +154,7 @@ def _step(run: _Run) -> None:
     mechanism, observer = run.config.mechanism, run.observer
     num_summed = run.randomness.num_summed_normals
     law = mechanism.noise(num_summed=num_summed)
-    groups, batch_size = _draw_groups(run)
+    groups = _draw_groups(run)
     drawn = _draw_noise(run, law)
     run.total.zero_()
     reports = _add_clipped_sum(run, groups, run.total, run.config.num_augmentations)
@@ -161,7 +162,7 @@ def _step(run: _Run) -> None:
     run.workers.sum_at_first(run.total)
     recorded, bare_norm = observer.wants(run.step), None
     if recorded:
-        observer.record_groups(run.step, batch_size, groups.size, reports, run.workers)
+        observer.record_groups(run.step, groups.batch_size, groups.num_grouped, reports, run.workers)
         bare_norm = _norm_without_augmentation(run, groups)
     if drawn is not None:
         noise = drawn()
@@ -189,40 +190,44 @@ def _draw_noise(run: _Run, law: GaussianNoise) -> Callable[[], Tensor] | None:
     return run.beside.submit(law.draw, len(run.total), generator).result
 
 
-def _draw_groups(run: _Run) -> tuple[NDArray[np.int64], int]:
-    """Returns this worker's share of the step's groups, `[groups, group_size]` rows of the records.
+def _draw_groups(run: _Run) -> DrawnGroups:
+    """Return this worker's share of the step's groups, with their mask.
 
     The first worker draws for all, in secret; whole groups are dealt out, so no group and no negative
     crosses a worker.
     """
-    mechanism, groups, batch_size = run.config.mechanism, None, 0
+    drawn = None
     if run.workers.rank == 0:
-        sampling = run.randomness.generator(run.step, "sampling")
-        sample = mechanism.sampler().sample(len(run.data.train), sampling)
-        groups = mechanism.grouper().group(sample, run.randomness.generator(run.step, "permutation"))
-        batch_size = len(sample)
-    groups = run.workers.share_groups(groups)
-    return groups[run.workers.rank :: run.workers.count], batch_size
+        drawn = run.config.mechanism.group_stage().draw(
+            len(run.data.train),
+            sampling=run.randomness.generator(run.step, "sampling"),
+            permutation=run.randomness.generator(run.step, "permutation"),
+        )
+    groups = run.workers.share_groups(drawn)
+    return groups.take(slice(run.workers.rank, None, run.workers.count))
 
 
 def _add_clipped_sum(
-    run: _Run, groups: NDArray[np.int64], total: Tensor, num_augmentations: int
+    run: _Run, groups: DrawnGroups, total: Tensor, num_augmentations: int
 ) -> list[GroupReport]:
-    """Adds the clipped gradients of `groups` to `total`, a microbatch of whole groups at a time."""
+    """Add the clipped gradients of `groups` to `total`, a microbatch of whole groups at a time."""
     config = run.config
-    if not groups.size:
+    if not groups.rows.size:
         return []
     rule, scale = config.rule(), gradient_scale(config.network)
-    embed = embed_of(run.encoder, config.network, run.target)
+    objective = objective_of(config, run.encoder, config.network, run.target)
     draws = run.randomness.generator(run.step, "statistics") if rule.needs_draws else None
-    at_once = max(1, run.max_views // (groups.shape[1] * config.num_views(num_augmentations)))
+    at_once = max(1, run.max_views // (groups.rows.shape[1] * config.num_views(num_augmentations)))
     if rule.whole_batch:
         at_once = len(groups)
     beside = run.beside if config.performance.prefetch else None
-    microbatches = [groups[start : start + at_once] for start in range(0, len(groups), at_once)]
+    microbatches = [groups.take(slice(start, start + at_once)) for start in range(0, len(groups), at_once)]
+    made = in_turn(lambda some: _views(run, some.rows, num_augmentations), microbatches, beside)
     return [
-        add_clipped_sum(rule, total, run.encoder, embed, views, scale, draws)
-        for views in in_turn(lambda some: _views(run, some, num_augmentations), microbatches, beside)
+        add_clipped_sum(
+            rule, total, run.encoder, objective, views, scale, draws, torch.from_numpy(some.complete)
+        )
+        for some, views in zip(microbatches, made, strict=True)
     ]
 
 
@@ -248,7 +253,7 @@ def _apply(run: _Run, gradient: Tensor) -> None:
         run.average.update(run.encoder, run.step)
 
 
-def _norm_without_augmentation(run: _Run, groups: NDArray[np.int64]) -> float | None:
+def _norm_without_augmentation(run: _Run, groups: DrawnGroups) -> float | None:
     """Returns the first clean sum's norm with num_augmentations = 0, on the same groups and views."""
     if run.step > 0 or not run.config.mechanism.is_private:
         return None

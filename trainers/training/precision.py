@@ -22,9 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpgcl_core.clipping.types import Embed, GroupLosses, GroupReport, num_trainable
+from dpgcl_core.clipping.types import Embed, GroupInputs, GroupReport, Objective, num_trainable
 from dpgcl_core.losses.info_nce import two_view_group_loss
+from dpgcl_core.losses.objective import EmbeddingObjective
 from dpgcl_core.mechanism.method import GradientRule, GroupRule
+from dpgcl_core.methods.view_draws import objective_over_view_draws
 from dpgcl_core.noise.sources import Draws
 from dpgcl_core.sampling.groups import BATCH
 from trainers.config.training import ClipNetworkConfig, NetworkConfig, TrainingConfig
@@ -74,28 +76,40 @@ def embed_of(encoder: AnyEncoder, network: AnyNetwork | None = None, target: Enc
     return embed
 
 
-def group_losses_of(encoder: Encoder, temperature: float, network: AnyNetwork | None = None) -> GroupLosses:
+def group_losses_of(encoder: Encoder, temperature: float, network: AnyNetwork | None = None) -> Objective:
     """Returns stations 5 and 6 of DP-GCL: views `[groups, group_size, views, C, H, W]` to `[groups]`."""
     embed = embed_of(encoder, network)
     return lambda views: two_view_group_loss(embed(views), temperature=temperature)
+
+
+def objective_of(
+    config: TrainingConfig,
+    encoder: AnyEncoder,
+    network: AnyNetwork | None = None,
+    target: Encoder | None = None,
+) -> Objective:
+    """Return stages 5 and 6: a step's inputs to one loss per group; the precision is that of `network`."""
+    objective = EmbeddingObjective(embed=embed_of(encoder, network, target), loss=config.group_loss())
+    return objective_over_view_draws(objective, config.num_view_draws)
 
 
 def add_clipped_sum(
     rule: GradientRule,
     total: Tensor,
     encoder: AnyEncoder,
-    embed: Embed,
-    views: Tensor,
+    objective: Objective,
+    inputs: GroupInputs,
     scale: float,
     draws: Draws | None,
+    complete: Tensor | None = None,
 ) -> GroupReport:
-    """`rule.add_clipped_sum` for embeddings whose gradient arrives times `scale` (see the module)."""
+    """`rule.add_clipped_sum` for objectives whose gradient arrives times `scale` (see the module)."""
     if scale == 1:
-        return rule.add_clipped_sum(total, encoder, embed, views, draws)
+        return rule.add_clipped_sum(total, encoder, objective, inputs, draws, complete)
     assert isinstance(rule, GroupRule)  # `TrainingConfig` refuses the others
     scaled = dataclasses.replace(rule, clipper=rule.clipper.scaled(scale))
     scaled_total = torch.zeros_like(total)
-    report = scaled.add_clipped_sum(scaled_total, encoder, embed, views, draws)
+    report = scaled.add_clipped_sum(scaled_total, encoder, objective, inputs, draws, complete)
     total.add_(scaled_total.div_(scale))
     return dataclasses.replace(report, norms=report.norms / scale)
 
@@ -112,8 +126,8 @@ def look_at_engine(config: TrainingConfig, encoder: AnyEncoder, image_shape: tup
         encoder, image_shape, groups=2, group_size=int(size), num_views=config.views_per_record
     )
     total = torch.zeros(num_trainable(encoder), device=views.device)
-    embed = embed_of(encoder, target=target_of(config, encoder))
-    config.rule().add_clipped_sum(total, encoder, embed, views, None)
+    objective = objective_of(config, encoder, target=target_of(config, encoder))
+    config.rule().add_clipped_sum(total, encoder, objective, views, None)
 
 
 def _autocast(network: AnyNetwork, device: torch.device) -> AbstractContextManager[Any]:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from dpgcl_core.clipping.types import num_trainable
+from dpgcl_core.sampling.stage import DrawnGroups
 from tests.trainers.conftest import make_config, make_data
 from trainers.training import loop
 from trainers.training.workers import SingleWorker
@@ -21,7 +22,7 @@ def _run(group_size: object) -> loop._Run:
 
 def _clipped_sum(run: loop._Run, groups: np.ndarray) -> torch.Tensor:
     total = torch.zeros(num_trainable(run.encoder))
-    loop._add_clipped_sum(run, groups, total, 1)
+    loop._add_clipped_sum(run, DrawnGroups.all_complete(groups), total, 1)
     return total.double()
 
 

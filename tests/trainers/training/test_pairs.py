@@ -28,7 +28,7 @@ from trainers.tasks.modality import check_records, views_of
 from trainers.training import loop
 from trainers.training.loop import train
 from trainers.training.microbatch import activation_bytes
-from trainers.training.precision import embed_of
+from trainers.training.precision import objective_of
 from trainers.training.warm_start import starting_encoder
 from trainers.training.workers import SingleWorker
 
@@ -95,7 +95,8 @@ def clipped_sum(config: TrainingConfig, views: Tensor) -> tuple[Tensor, GroupRep
     encoder = _moved(config)
     total = torch.zeros(num_trainable(encoder))
     rule = config.rule()
-    report = rule.add_clipped_sum(total, encoder, embed_of(encoder, config.network), views, None)
+    objective = objective_of(config, encoder, config.network)
+    report = rule.add_clipped_sum(total, encoder, objective, views, None)
     return total, report
 
 

@@ -15,6 +15,7 @@ from dpgcl_core.clipping.clipper import GroupClipper
 from dpgcl_core.clipping.types import GroupReport, num_trainable
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.info_nce import two_view_group_loss
+from dpgcl_core.losses.objective import EmbeddingObjective
 from dpgcl_core.mechanism.method import GroupRule
 from tests.trainers.conftest import make_config, make_data
 from trainers.config.training import NetworkConfig
@@ -50,11 +51,10 @@ def clipped_sum(
     encoder: Encoder, views: Tensor, config: NetworkConfig, l2_clip_norm: float = 1.0
 ) -> tuple[Tensor, GroupReport]:
     total = torch.zeros(num_trainable(encoder))
-    rule = GroupRule(
-        clipper=GroupClipper(l2_clip_norm=l2_clip_norm), loss=partial(two_view_group_loss, temperature=0.2)
-    )
-    embed, scale = embed_of(encoder, config), gradient_scale(config)
-    return total, add_clipped_sum(rule, total, encoder, embed, views, scale, np.random.default_rng(0))
+    rule = GroupRule(clipper=GroupClipper(l2_clip_norm=l2_clip_norm))
+    loss, scale = partial(two_view_group_loss, temperature=0.2), gradient_scale(config)
+    objective = EmbeddingObjective(embed=embed_of(encoder, config), loss=loss)
+    return total, add_clipped_sum(rule, total, encoder, objective, views, scale, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("name", LOW)

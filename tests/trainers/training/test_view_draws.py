@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dpgcl_core.clipping.types import num_trainable
+from dpgcl_core.sampling.stage import DrawnGroups
 from tests.trainers.conftest import make_config, make_data
 from trainers.config.training import NetworkConfig, PerformanceConfig
 from trainers.training import loop
@@ -25,7 +26,7 @@ def _run(**changes: object) -> loop._Run:
 
 def _sum(run: loop._Run, groups: np.ndarray, num_augmentations: int = 1) -> torch.Tensor:
     total = torch.zeros(num_trainable(run.encoder))
-    loop._add_clipped_sum(run, groups, total, num_augmentations)
+    loop._add_clipped_sum(run, DrawnGroups.all_complete(groups), total, num_augmentations)
     return total
 
 
