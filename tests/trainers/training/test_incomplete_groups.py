@@ -12,8 +12,8 @@ import torch
 
 from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.mechanism import registry
 from dpgcl_core.mechanism.numbers import PublicNumbers
-from dpgcl_core.mechanism.registry import register
 from dpgcl_core.methods.baselines.dp_sgd import DP_SGD, PathMethod
 from dpgcl_core.methods.in_groups import DP_GCL, InGroups
 from dpgcl_core.noise.sources import Draws
@@ -61,8 +61,14 @@ def _own(method: object) -> dict[str, object]:
     return {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}  # type: ignore[arg-type]
 
 
-OF_SLOTS = register(_OfSlots(**_own(DP_GCL) | {"name": "test_groups_of_slots"}))  # type: ignore[arg-type]
-WHOLE = register(_WholeBatchOfSlots(**_own(DP_SGD) | {"name": "test_whole_batch_of_slots"}))  # type: ignore[arg-type]
+OF_SLOTS = _OfSlots(**_own(DP_GCL) | {"name": "test_groups_of_slots"})  # type: ignore[arg-type]
+WHOLE = _WholeBatchOfSlots(**_own(DP_SGD) | {"name": "test_whole_batch_of_slots"})  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def _registered_for_these_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    for method in (OF_SLOTS, WHOLE):
+        monkeypatch.setitem(registry._registry._all(), method.name, method)
 
 
 def _config(**changes: object):  # type: ignore[no-untyped-def]
@@ -122,6 +128,7 @@ def test_rules_of_whole_batches_refuse_incomplete_groups() -> None:
 
 
 def _train_and_save(rank: int, folder: Path) -> None:
+    registry.register(OF_SLOTS)  # in a process of its own
     result = train(_config(), make_data(), workers=current_workers())
     weights = torch.cat([p.detach().flatten() for p in trainable_parameters(result.encoder)])
     torch.save({"weights": weights, "series": result.series}, folder / f"{rank}.pt")
