@@ -36,10 +36,11 @@ from trainers.config.training import (
 from trainers.data.dataset import AnyRecords
 from trainers.data.records import Records
 from trainers.models.encoder import build_encoder
-from trainers.tasks import modality
+from trainers.models.precision import gradient_scale
+from trainers.tasks import IMAGES
 from trainers.training import loop
 from trainers.training.optimizers import build_optimizer
-from trainers.training.precision import add_clipped_sum, gradient_scale, objective_of
+from trainers.training.precision import add_clipped_sum, objective_of
 from trainers.training.workers import SingleWorker, Workers
 from trainers.views.images import make_views
 
@@ -193,7 +194,7 @@ def views_of(
         config=config.views,
         seed=config.public_seed,
         step=step,
-        num_views=config.views_per_record,
+        num_views=IMAGES.num_views(config, config.num_augmentations),
     )
     return views.unflatten(0, groups.shape)
 
@@ -248,7 +249,7 @@ class OurStep:
         found: list[tuple[float, float]] = []
         for draw in range(draws):
             groups = self.task.groups(np.random.default_rng(draw))[:size]
-            views = modality.views_of(
+            views = self.run.task.inputs(
                 config, encoder, self.records, groups, step=draw, num_augmentations=config.num_augmentations
             )
             actual = torch.zeros_like(self.run.total)

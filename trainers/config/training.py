@@ -312,25 +312,17 @@ class TrainingConfig:
     @property
     def trains_pairs(self) -> bool:
         """Whether records are pairs of images and texts."""
-        return isinstance(self.network, ClipNetworkConfig)
+        return self.task == ClipNetworkConfig.task
+
+    @property
+    def task(self) -> str:
+        """The name of what is trained, see `trainers.tasks.task`: that which the network is for."""
+        return self.network.task
 
     @property
     def learns_temperature(self) -> bool:
         """Whether the temperature is a weight of the network."""
-        return isinstance(self.network, ClipNetworkConfig) and self.network.learn_temperature
-
-    @property
-    def views_per_record(self) -> int:
-        """Views of a record in one step."""
-        return self.num_views(self.num_augmentations)
-
-    def num_views(self, num_augmentations: int) -> int:
-        """Returns the views of a record: a query, a key and its copies, `num_view_draws` times.
-
-        Of a pair: image, caption, and copies of both.
-        """
-        copies = 2 * num_augmentations if self.trains_pairs else num_augmentations
-        return self.num_view_draws * (2 + copies)
+        return self.network.learn_temperature
 
     @property
     def average_decay(self) -> float:

@@ -27,8 +27,8 @@ from trainers.data.image_text import check_one_line_each, image_keys
 from trainers.data.loading import AnyRecords, Dataset, PairOptions, load_dataset
 from trainers.data.pair_options import column_missing
 from trainers.data.pairs import ImageTextRecords, caption_fault
-from trainers.evaluation.features import Features
-from trainers.evaluation.pairs import PAIRS_AT_ONCE, read_images
+from trainers.evaluation.features import Features, read_images
+from trainers.evaluation.pairs import PAIRS_AT_ONCE
 from trainers.evaluation.retrieval import embed_in_batches
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.views.images import normalise

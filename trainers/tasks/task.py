@@ -35,15 +35,12 @@ class Task(ABC, Generic[NetworkT]):
     Attributes:
       name: that networks' configurations ask for it by.
       embeds: whether its objective is made of unit embeddings, which contrastive methods need.
-      scores_counts: whether a score is a count of right answers, one for each record, so that noise for one
-        count covers it.
       fewest_views: of a record, that its network takes.
       cpu_views_at_once: that are worth a CPU's while, even where their activations leave the caches.
     """
 
     name: ClassVar[str]
     embeds: ClassVar[bool]
-    scores_counts: ClassVar[bool]
     fewest_views: ClassVar[int] = 1
     cpu_views_at_once: ClassVar[int] = 1
 

@@ -18,7 +18,9 @@ from trainers.config.presets import DIGITS_CPU
 from trainers.config.settings import Setting
 from trainers.config.training import NetworkConfig
 from trainers.models.encoder import build_encoder
-from trainers.training.precision import add_clipped_sum, embed_of, gradient_scale
+from trainers.models.precision import gradient_scale
+from trainers.tasks import IMAGES
+from trainers.training.precision import add_clipped_sum
 
 
 def _setting(**changes: object) -> Setting:
@@ -45,7 +47,9 @@ def test_automatic_clipping_in_float16_keeps_its_bound_and_its_law(gradients_tim
     views = 2 * torch.rand(1, 4, 3, 1, 8, 8, generator=torch.Generator().manual_seed(1)) - 1
     loss = partial(two_view_group_loss, temperature=0.2)
     rule = GroupRule(clipper=GroupClipper(l2_clip_norm=1.0, gamma=GAMMA))
-    objective = EmbeddingObjective(embed=embed_of(encoder, network), loss=lambda z: gradients_times * loss(z))
+    objective = EmbeddingObjective(
+        embed=IMAGES.embed(encoder, network), loss=lambda z: gradients_times * loss(z)
+    )
     total = torch.zeros(num_trainable(encoder))
     report = add_clipped_sum(rule, total, encoder, objective, views, gradient_scale(network), None)
     norm = float(report.norms[0])

@@ -14,9 +14,9 @@ from dpgcl_core.sampling.stage import DrawnGroups
 from tests.trainers.conftest import make_config, make_data
 from trainers.config.training import TARGET_DECAY, NetworkConfig, OptimizerConfig
 from trainers.models.encoder import build_encoder, refuse_cross_record
+from trainers.tasks import IMAGES
 from trainers.training import loop
 from trainers.training.loop import train
-from trainers.training.precision import embed_of
 from trainers.training.workers import SingleWorker
 
 
@@ -58,11 +58,11 @@ def test_targets_stand_beside_the_predictions_and_take_no_gradient() -> None:
     run = _run()
     views = torch.rand(2, 1, 2, 1, 8, 8)
     assert run.average is not None
-    found = embed_of(run.encoder, run.config.network, run.average.network)(views)
+    found = IMAGES.embed(run.encoder, run.config.network, run.average.network)(views)
     predictions, targets = found.chunk(2, dim=-1)
     expected = run.average.network.without_predictor(views.flatten(0, 2)).view_as(targets)
     assert torch.allclose(targets, expected)
-    assert torch.allclose(predictions, embed_of(run.encoder)(views))
+    assert torch.allclose(predictions, IMAGES.embed(run.encoder)(views))
     gradients = torch.autograd.grad(found.sum(), trainable_parameters(run.average.network), allow_unused=True)
     assert all(gradient is None for gradient in gradients)
 

@@ -163,7 +163,7 @@ def test_no_noise_and_infinite_clip_is_plain_gradient_descent() -> None:
     )
     loop._step(run)
     groups = loop._draw_groups(run)
-    views = loop._views(run, groups.rows, 1)
+    views = loop._inputs(run, groups.rows, 1)
     losses = [
         two_view_group_loss(
             run.encoder(view.flatten(0, 1)).unflatten(0, view.shape[:2])[None], temperature=0.2

@@ -58,7 +58,7 @@ def test_views_of_other_records_are_bit_equal_next_to_a_new_record() -> None:
     groups = np.arange(8).reshape(2, 4)
     exchanged = groups.copy()
     exchanged[0, 0] = 50
-    before, after = loop._views(run, groups, 3), loop._views(run, exchanged, 3)
+    before, after = loop._inputs(run, groups, 3), loop._inputs(run, exchanged, 3)
     assert torch.equal(before[1], after[1])
     assert torch.equal(before[0, 1:], after[0, 1:])
     assert not torch.equal(before[0, 0], after[0, 0])

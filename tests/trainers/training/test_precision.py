@@ -20,13 +20,12 @@ from dpgcl_core.mechanism.method import GroupRule
 from tests.trainers.conftest import make_config, make_data
 from trainers.config.training import NetworkConfig
 from trainers.models.encoder import Encoder, build_encoder
+from trainers.models.precision import gradient_scale
+from trainers.tasks.images import IMAGES, group_losses_of
 from trainers.training import loop, precision
 from trainers.training.loop import train
 from trainers.training.precision import (
     add_clipped_sum,
-    embed_of,
-    gradient_scale,
-    group_losses_of,
     look_at_engine,
 )
 from trainers.training.workers import SingleWorker
@@ -53,7 +52,7 @@ def clipped_sum(
     total = torch.zeros(num_trainable(encoder))
     rule = GroupRule(clipper=GroupClipper(l2_clip_norm=l2_clip_norm))
     loss, scale = partial(two_view_group_loss, temperature=0.2), gradient_scale(config)
-    objective = EmbeddingObjective(embed=embed_of(encoder, config), loss=loss)
+    objective = EmbeddingObjective(embed=IMAGES.embed(encoder, config), loss=loss)
     return total, add_clipped_sum(rule, total, encoder, objective, views, scale, np.random.default_rng(0))
 
 

@@ -32,15 +32,15 @@ def _sum(run: loop._Run, groups: np.ndarray, num_augmentations: int = 1) -> torc
 
 def test_step_embeds_every_draw_of_every_record(monkeypatch: pytest.MonkeyPatch) -> None:
     run, seen = _run(num_view_draws=3), []
-    original = loop._views
+    original = loop._inputs
 
     def spy(*given: object) -> torch.Tensor:
         seen.append(original(*given))  # type: ignore[arg-type]
         return seen[-1]
 
-    monkeypatch.setattr(loop, "_views", spy)
+    monkeypatch.setattr(loop, "_inputs", spy)
     _sum(run, GROUPS)
-    assert {views.shape[2] for views in seen} == {run.config.views_per_record} == {9}
+    assert {views.shape[2] for views in seen} == {run.task.num_views(run.config, 1)} == {9}
     one = seen[0][0, 0].flatten(1)
     assert float(torch.pdist(one).min()) > 0  # no two of a record's views are the same
 
