@@ -33,7 +33,7 @@ from trainers.models.clip.adapters import ClipLora
 from trainers.models.clip.encoder import ImageTextEncoder, build_image_text_encoder
 from trainers.models.clip.published import ClipConfig
 from trainers.models.encoder import Encoder, ImageShape, build_encoder
-from trainers.models.networks import AnyNetwork
+from trainers.models.networks import AnyEncoder
 from trainers.training.loop import train
 
 SMALL = ("--tiny", "--num-steps", "2", "--network", "tiny_cnn", "--embedding-dim", "8")
@@ -50,7 +50,7 @@ PAIRS = ("--dataset", "shapes:200", "--network", "clip-tiny", "--learning-rate",
 LORA = ClipLora(rank=2, alpha=4)
 
 
-def run_small_sweep(root: Path, name: str, *more: str, num_sealed: int = 2) -> dict[str, AnyNetwork]:
+def run_small_sweep(root: Path, name: str, *more: str, num_sealed: int = 2) -> dict[str, AnyEncoder]:
     """Runs a group-size sweep in `root` and returns the trained encoders by trial.
 
     Args:
@@ -59,7 +59,7 @@ def run_small_sweep(root: Path, name: str, *more: str, num_sealed: int = 2) -> d
       more: options; later ones win.
       num_sealed: the number of trials that a sealed sweep draws.
     """
-    trained: dict[str, AnyNetwork] = {}
+    trained: dict[str, AnyEncoder] = {}
 
     def run_trials(
         _: Any, plan: SweepPlan, folder: SweepFolder, trials: Sequence[Trial], on_result: Any, *__: Any

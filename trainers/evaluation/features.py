@@ -26,7 +26,7 @@ from dpgcl_core.sampling.records import Ids, keyed_uniform
 from trainers.config.training import EvaluationConfig, ViewConfig
 from trainers.data.dataset import AnyRecords
 from trainers.data.pairs import Images
-from trainers.models.networks import AnyNetwork
+from trainers.models.networks import AnyEncoder
 from trainers.views.images import make_views, normalise
 
 Features = NDArray[np.float32]
@@ -47,7 +47,7 @@ _PROBE_TOLERANCE = 1e-3
 
 
 def evaluate(
-    encoder: AnyNetwork,
+    encoder: AnyEncoder,
     index: AnyRecords | None,
     queries: AnyRecords,
     config: EvaluationConfig,
@@ -110,7 +110,7 @@ def is_labelled(index: AnyRecords, queries: AnyRecords) -> bool:
 
 
 def label_scores(
-    encoder: AnyNetwork,
+    encoder: AnyEncoder,
     index: AnyRecords,
     asked: Features,
     queries: AnyRecords,
@@ -179,7 +179,7 @@ def read_images(images: Images | Tensor, rows: slice) -> Tensor:
 
 
 def embed_features(
-    encoder: AnyNetwork,
+    encoder: AnyEncoder,
     images: Images | Tensor,
     *,
     batch_size: int = 512,
@@ -289,7 +289,7 @@ def linear_probe_rule(index_features: Features, index_labels: Labels) -> Rule:
 
 
 def view_retrieval(
-    encoder: AnyNetwork,
+    encoder: AnyEncoder,
     records: AnyRecords,
     *,
     view_config: ViewConfig,

@@ -7,4 +7,4 @@ from typing import TypeAlias
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.models.encoder import Encoder
 
-AnyNetwork: TypeAlias = Encoder | ImageTextEncoder
+AnyEncoder: TypeAlias = Encoder | ImageTextEncoder

@@ -8,13 +8,13 @@ import torch
 
 from trainers.config.training import TrainingConfig
 from trainers.data.dataset import TrainingData
-from trainers.models.networks import AnyNetwork
+from trainers.models.networks import AnyEncoder
 from trainers.tasks.task import AnyTask
 
 
 def all_scores(
     task: AnyTask,
-    network: AnyNetwork,
+    network: AnyEncoder,
     data: TrainingData,
     config: TrainingConfig,
     *,

@@ -25,7 +25,7 @@ from dpgcl_core.errors import StorageError
 from dpgcl_core.losses.byol import update_target
 from trainers.config.training import TrainingConfig
 from trainers.files.checkpoint import Checkpoint
-from trainers.models.networks import AnyNetwork
+from trainers.models.networks import AnyEncoder
 
 _Network = TypeVar("_Network", bound=nn.Module)
 
@@ -42,11 +42,11 @@ class WeightAverage:
       rising: whether the decay rises to its value.
     """
 
-    def __init__(self, encoder: AnyNetwork, decay: float, *, rising: bool = True) -> None:
+    def __init__(self, encoder: AnyEncoder, decay: float, *, rising: bool = True) -> None:
         self._decay, self._rising = decay, rising
         self.network = _copy(encoder)
 
-    def update(self, encoder: AnyNetwork, step: int) -> None:
+    def update(self, encoder: AnyEncoder, step: int) -> None:
         """Update the average with the weights after (0-based) `step`."""
         decay = min(self._decay, (1 + step) / (10 + step)) if self._rising else self._decay
         update_target(self.network, encoder, decay=decay)
@@ -74,14 +74,14 @@ class WeightAverage:
                 weights.copy_(state[name])
 
 
-def average_of(config: TrainingConfig, encoder: AnyNetwork) -> WeightAverage | None:
+def average_of(config: TrainingConfig, encoder: AnyEncoder) -> WeightAverage | None:
     """Return the average that a training keeps, at its initial weights; None where it keeps none."""
     if not config.average_decay:
         return None
     return WeightAverage(encoder, config.average_decay, rising=not config.mechanism.rules.needs_target)
 
 
-def target_of(config: TrainingConfig, encoder: AnyNetwork) -> AnyNetwork | None:
+def target_of(config: TrainingConfig, encoder: AnyEncoder) -> AnyEncoder | None:
     """Return a target network at the weights of `encoder`, for methods that regress onto one."""
     return _copy(encoder) if config.mechanism.rules.needs_target else None
 

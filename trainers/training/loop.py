@@ -25,7 +25,7 @@ from trainers.config.training import TrainingConfig
 from trainers.data.dataset import TrainingData, image_shape_of
 from trainers.files.checkpoint import Attempt, Checkpoint, CheckpointFolder, holds_noised_scores
 from trainers.models.encoder import device_named, refuse_written_buffers
-from trainers.models.networks import AnyNetwork
+from trainers.models.networks import AnyEncoder
 from trainers.models.precision import gradient_scale
 from trainers.tasks.scoring import all_scores
 from trainers.tasks.task import AnyTask, task_of
@@ -57,7 +57,7 @@ class TrainingResult:
 
     metrics: dict[str, float]
     series: Series
-    encoder: AnyNetwork
+    encoder: AnyEncoder
 
 
 @dataclass
@@ -69,7 +69,7 @@ class _Run:
     data: TrainingData
     workers: Workers
     randomness: DrawSource
-    encoder: AnyNetwork
+    encoder: AnyEncoder
     optimizer: torch.optim.Optimizer
     average: WeightAverage | None
     observer: Observer
@@ -82,12 +82,12 @@ class _Run:
     seconds_scoring: float = 0.0
 
     @property
-    def released(self) -> AnyNetwork:
+    def released(self) -> AnyEncoder:
         """The network that is scored and returned."""
         return self.average.network if self.average and self.config.optimizer.ema_decay else self.encoder
 
     @property
-    def target(self) -> AnyNetwork | None:
+    def target(self) -> AnyEncoder | None:
         """The network that a method without negatives regresses onto."""
         if self.average is None or not self.config.mechanism.rules.needs_target:
             return None

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.sampling.groups import BATCH
 from trainers.config.training import TrainingConfig
-from trainers.models.networks import AnyNetwork
+from trainers.models.networks import AnyEncoder
 from trainers.tasks.task import AnyTask, task_of
 
 _T = TypeVar("_T")
@@ -38,7 +38,7 @@ _USABLE_SHARE = 0.5
 
 
 def max_views(
-    config: TrainingConfig, encoder: AnyNetwork, image_shape: tuple[int, ...], *, memory_share: float = 1.0
+    config: TrainingConfig, encoder: AnyEncoder, image_shape: tuple[int, ...], *, memory_share: float = 1.0
 ) -> int:
     """Returns the views that go through the encoder at once, beside the one group that always does.
 
@@ -79,7 +79,7 @@ def in_turn(
     yield coming.result()
 
 
-def activation_bytes(task: AnyTask, encoder: AnyNetwork, image_shape: tuple[int, ...]) -> int:
+def activation_bytes(task: AnyTask, encoder: AnyEncoder, image_shape: tuple[int, ...]) -> int:
     """Return the bytes of one view's activations: all outputs of the innermost modules, in float32.
 
     The mean over the views that the network takes at least: of a CLIP model an image and a caption.

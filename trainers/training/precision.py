@@ -26,7 +26,7 @@ from dpgcl_core.methods.view_draws import objective_over_view_draws
 from dpgcl_core.noise.sources import Draws
 from dpgcl_core.sampling.groups import BATCH
 from trainers.config.training import TrainingConfig
-from trainers.models.networks import AnyNetwork
+from trainers.models.networks import AnyEncoder
 from trainers.models.precision import AnyNetworkConfig
 from trainers.tasks.task import task_of
 from trainers.training.averaging import target_of
@@ -34,9 +34,9 @@ from trainers.training.averaging import target_of
 
 def objective_of(
     config: TrainingConfig,
-    encoder: AnyNetwork,
+    encoder: AnyEncoder,
     precision: AnyNetworkConfig | None = None,
-    target: AnyNetwork | None = None,
+    target: AnyEncoder | None = None,
 ) -> Objective:
     """Return stages 5 and 6: a step's inputs to one loss per group, averaged over the draws of the views.
 
@@ -54,7 +54,7 @@ def objective_of(
 def add_clipped_sum(
     rule: GradientRule,
     total: Tensor,
-    encoder: AnyNetwork,
+    encoder: AnyEncoder,
     objective: Objective,
     inputs: GroupInputs,
     scale: float,
@@ -72,7 +72,7 @@ def add_clipped_sum(
     return dataclasses.replace(report, norms=report.norms / scale)
 
 
-def look_at_engine(config: TrainingConfig, encoder: AnyNetwork, image_shape: tuple[int, ...]) -> None:
+def look_at_engine(config: TrainingConfig, encoder: AnyEncoder, image_shape: tuple[int, ...]) -> None:
     """Lets the clipping engine compare its ways through this network once, in float32.
 
     It does so at a network's first use, to a tolerance that low precision does not reach.

@@ -13,7 +13,7 @@ from trainers.config.training import EvaluationConfig, TrainingConfig
 from trainers.data.dataset import AnyRecords, TrainingData, images_alone
 from trainers.data.loading import is_split_held_out
 from trainers.evaluation.features import embed_features, first_by_hash, knn_rule, linear_probe_rule
-from trainers.models.networks import AnyNetwork
+from trainers.models.networks import AnyEncoder
 
 PROVEN = "proven"
 
@@ -81,7 +81,7 @@ def _check_noised_scores(evaluation: EvaluationConfig, data: TrainingData) -> No
 
 
 def noised_scores(
-    encoder: AnyNetwork,
+    encoder: AnyEncoder,
     index: AnyRecords,
     scored: AnyRecords,
     config: TrainingConfig,
@@ -116,7 +116,7 @@ def noised_scores(
 
 
 def correct_counts(
-    encoder: AnyNetwork,
+    encoder: AnyEncoder,
     index: AnyRecords,
     scored: AnyRecords,
     config: TrainingConfig,

@@ -32,7 +32,7 @@ from trainers.export.folder import DESCRIPTION, STATEMENT, WEIGHTS, read_descrip
 from trainers.files.weights import WarmStart, read_note, read_weights
 from trainers.models.clip.published import WEIGHTS_FILE
 from trainers.models.encoder import ImageShape
-from trainers.models.networks import AnyNetwork
+from trainers.models.networks import AnyEncoder
 from trainers.models.starting import head_width
 from trainers.tasks.task import task_of
 
@@ -105,7 +105,7 @@ def _data_of(text: str) -> str:
     return str(values.get("data")) if isinstance(values, dict) else ""
 
 
-def starting_encoder(config: TrainingConfig, image_shape: ImageShape) -> AnyNetwork:
+def starting_encoder(config: TrainingConfig, image_shape: ImageShape) -> AnyEncoder:
     """Return the encoder before step 0, on the CPU: a random draw from the public seed, or the warm start.
 
     Of a warm start the whole backbone is taken; its projection head is, too, if it has one and of this
@@ -123,7 +123,7 @@ def starting_encoder(config: TrainingConfig, image_shape: ImageShape) -> AnyNetw
       StorageError: the file cannot be read here.
     """
     given = None if config.warm_start is None else _planned(config.warm_start)
-    encoder: AnyNetwork = task_of(config).build(config, image_shape, given)
+    encoder: AnyEncoder = task_of(config).build(config, image_shape, given)
     return encoder
 
 

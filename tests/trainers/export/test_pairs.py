@@ -24,7 +24,7 @@ from trainers.files.weights import read_note, read_weights
 from trainers.models.attention import separate_attention
 from trainers.models.clip.encoder import ImageTextEncoder, build_image_text_encoder, synthetic_pairs
 from trainers.models.clip.published import ClipConfig, build_clip, find_clip
-from trainers.models.networks import AnyNetwork
+from trainers.models.networks import AnyEncoder
 from trainers.models.torchvision_import import ensure_torchvision_import
 
 PRIVATE = "S4-Na1-private-r0"
@@ -37,7 +37,7 @@ class Sweeps:
     """A storage folder with the sweeps `adapted`, `pairs` (private data, every weight) and `sealed`."""
 
     root: Path
-    trained: dict[str, dict[str, AnyNetwork]]
+    trained: dict[str, dict[str, AnyEncoder]]
 
     def export(self, sweep: str, to: Path) -> Path:
         trial = [] if sweep == "sealed" else ["--trial", PRIVATE]
