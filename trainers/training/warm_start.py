@@ -28,7 +28,8 @@ from torch import Tensor
 from dpgcl_core.errors import ConfigError, StorageError
 from dpgcl_core.release.statement import RESEARCH
 from trainers.config.training import TrainingConfig
-from trainers.export.folder import DESCRIPTION, STATEMENT, WEIGHTS, read_description, read_model_weights
+from trainers.export.description import DESCRIPTION, WEIGHTS, read_description, read_model_weights
+from trainers.export.folder import STATEMENT
 from trainers.files.weights import WarmStart, read_note, read_weights
 from trainers.models.clip.published import WEIGHTS_FILE
 from trainers.models.encoder import ImageShape
