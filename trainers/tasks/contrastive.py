@@ -8,8 +8,10 @@ from typing import ClassVar
 import torch
 
 from dpgcl_core.clipping.types import Embed, GroupInputs
+from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.objective import EmbeddingObjective
 from trainers.config.training import TrainingConfig
+from trainers.data.dataset import AnyRecords
 from trainers.models.precision import AnyNetworkConfig
 from trainers.tasks.task import NetworkT, Task
 
@@ -18,6 +20,15 @@ class ContrastiveTask(Task[NetworkT]):
     """A task whose objective is made of unit embeddings."""
 
     embeds: ClassVar[bool] = True
+
+    def check(self, config: TrainingConfig, records: AnyRecords) -> None:
+        """As of every task; a method that clips groups must have a loss of their embeddings, too."""
+        super().check(config, records)
+        if config.group_loss() is None and not config.rule().whole_batch:
+            raise ConfigError(
+                f"{config.mechanism.method} clips any objective and has no loss of embeddings, which the "
+                f"task {self.name} needs: use a contrastive method"
+            )
 
     @abstractmethod
     def embed(
