@@ -255,8 +255,8 @@ BREAKAGES = (
     Breakage(
         name="incomplete group contributes in one pass",
         file="dpgcl_core/clipping/clipper.py",
-        before="            factor = torch.where(complete, factor, 0.0)\n",
-        after="            pass\n",
+        before="        factor = torch.where(complete, factor, 0.0)\n",
+        after="        pass\n",
         tests=("tests/dpgcl_core/clipping/test_incomplete.py::test_sum_is_that_of_the_complete_groups",),
     ),
     Breakage(

@@ -21,7 +21,7 @@ from dpgcl_core.release.metrics import METRICS, Release
 from dpgcl_core.sampling.poisson import PoissonSampler
 from tests.trainers.conftest import make_config, make_data
 from trainers.config.training import EvaluationConfig, NetworkConfig, OptimizerConfig, PerformanceConfig
-from trainers.tasks import modality
+from trainers.tasks import images
 from trainers.training import loop
 from trainers.training.loop import train
 from trainers.training.microbatch import in_turn
@@ -121,7 +121,7 @@ def test_failure_to_make_views_ends_the_training_as_it_is(
     def fail(*given: object, **named: object) -> torch.Tensor:
         raise KeyError("a record")
 
-    monkeypatch.setattr(modality, "make_views", fail)
+    monkeypatch.setattr(images, "make_views", fail)
     performance = PerformanceConfig(max_views_per_microbatch=24, device="cpu", prefetch=prefetch)
     with pytest.raises(KeyError, match="a record"):
         train(make_config(performance=performance, sampling_prob=1.0), make_data())
