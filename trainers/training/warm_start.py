@@ -29,9 +29,9 @@ from torch import Tensor
 
 from dpgcl_core.errors import ConfigError, StorageError
 from dpgcl_core.release.statement import RESEARCH
-from trainers.config.training import ClipNetworkConfig, TrainingConfig
+from trainers.config.training import ClipNetworkConfig, TrainingConfig, WarmStart
 from trainers.export.folder import DESCRIPTION, STATEMENT, WEIGHTS, read_description, read_model_weights
-from trainers.files.weights import WarmStart, misfits, read_note, read_weights
+from trainers.files.weights import misfits, read_note, read_weights
 from trainers.models.clip.adapters import ClipLora
 from trainers.models.clip.encoder import ImageTextEncoder, build_image_text_encoder
 from trainers.models.clip.published import CONFIG_FILE, RANDOM, WEIGHTS_FILE, ClipConfig, ClipSpec, find_clip

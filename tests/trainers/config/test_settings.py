@@ -8,14 +8,16 @@ import pytest
 
 from dpgcl_core.errors import ConfigError
 from tests.trainers.conftest import make_config, make_data
-from trainers.config.settings import Setting
+from trainers.config.settings import TrainingOptions
 from trainers.config.training import EvaluationConfig
+from trainers.config_tree import changed
+from trainers.resolve import training_config
 from trainers.training.loop import train
 
 
 def _config(**changes: object):  # type: ignore[no-untyped-def]
     setting = {"expected_batch_size": 30, "group_size": 4, "noise_multiplier": 1.0, "delta": 1e-3} | changes
-    return Setting(**setting).training_config(num_records=60, public_seed=0)
+    return training_config(changed(TrainingOptions(), **setting), num_records=60, public_seed=0)
 
 
 @pytest.mark.parametrize("epsilon", [None, math.inf])
@@ -26,7 +28,7 @@ def test_method_without_privacy_has_neither_noise_nor_clipping(epsilon: float | 
 
 
 def test_method_without_privacy_aims_at_infinity() -> None:
-    assert Setting(method="non_private").target_epsilon() == math.inf
+    assert changed(TrainingOptions(), method="non_private").mechanism.target_epsilon() == math.inf
 
 
 @pytest.mark.parametrize(

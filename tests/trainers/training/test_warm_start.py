@@ -20,8 +20,10 @@ from tests.trainers.exporting import LORA, SMALL, same_weights, write_small_clip
 from tests.trainers.files.test_checkpoint import _crashed, _folder
 from trainers.config.presets import DIGITS_CPU
 from trainers.config.training import ClipNetworkConfig, NetworkConfig, TextViewConfig, TrainingConfig
+from trainers.config_tree import changed
 from trainers.models.clip.encoder import ImageTextEncoder, synthetic_pairs
 from trainers.models.encoder import build_encoder
+from trainers.resolve import training_config
 from trainers.training import loop
 from trainers.training.loop import train
 from trainers.training.warm_start import read_warm_start, starting_encoder, warm_start_note
@@ -60,8 +62,8 @@ def test_training_starts_from_the_given_weights(public: Path) -> None:
 
 
 def test_setting_brings_the_weights_to_the_training(public: Path) -> None:
-    setting = dataclasses.replace(DIGITS_CPU, embedding_dim=8, noise_multiplier=1.0, warm_start=public)
-    config = setting.training_config(num_records=1445, public_seed=0)
+    setting = changed(DIGITS_CPU, embedding_dim=8, noise_multiplier=1.0, warm_start=public)
+    config = training_config(setting, num_records=1445, public_seed=0)
     assert same_weights(_own_state(), starting_encoder(config, SHAPE))
 
 
