@@ -34,7 +34,7 @@ from benchmarks.memory import MeasurementError, peak_bytes
 from benchmarks.pair_steps import IN_GROUPS, ORDINARY, WHOLE_BATCH, PairTask, build_step, usual_microbatch
 from benchmarks.reports import say, seconds_text
 from benchmarks.steps import Check, OurStep, Step, seconds_of
-from dpgcl_core.clipping.clipper import num_trainable
+from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.errors import ConfigError
 
 Seconds = dict[str, list[float]]

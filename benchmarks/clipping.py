@@ -31,7 +31,7 @@ from benchmarks.engines import ENGINES, PER_VIEW, EngineStep, build_step, gradie
 from benchmarks.memory import MeasurementError, peak_bytes
 from benchmarks.reports import say, seconds_text
 from benchmarks.steps import MICROBATCHES, Check, OurStep, Step, Task, seconds_of
-from dpgcl_core.clipping.clipper import num_trainable
+from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.errors import ConfigError
 
 Engine = Literal["loop", "vmap", "opacus", "opacus_ghost"]

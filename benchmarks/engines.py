@@ -20,7 +20,7 @@ from torch import Tensor
 
 from benchmarks.steps import CLIP_NORM, OrdinaryStep, OurStep, Step, Task, views_of
 from dpgcl_core.clipping import clipper as clipping
-from dpgcl_core.clipping.clipper import num_trainable, trainable_parameters
+from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from trainers.models.encoder import Encoder, build_encoder
 from trainers.training.optimizers import build_optimizer

@@ -30,7 +30,8 @@ from torch import Tensor, nn
 from benchmarks import reports
 from benchmarks.reports import say, seconds_text
 from benchmarks.steps import IMAGE_SHAPES
-from dpgcl_core.clipping.clipper import GroupClipper, num_trainable, trainable_parameters
+from dpgcl_core.clipping.clipper import GroupClipper
+from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError, exit_on_bad_input
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from dpgcl_core.methods.baselines.logit_dp.clipper import LogitClipper, LogitReport

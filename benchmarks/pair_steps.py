@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.steps import GroupTask, OurStep, Step
-from dpgcl_core.clipping.clipper import trainable_parameters
+from dpgcl_core.clipping.types import trainable_parameters
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.losses.info_nce import symmetric_group_info_nce
 from trainers.config.training import (

@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpgcl_core.clipping import clipper as clipping
-from dpgcl_core.clipping.clipper import GroupLosses, trainable_parameters
+from dpgcl_core.clipping.types import GroupLosses, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.info_nce import two_view_group_loss
-from dpgcl_core.mechanism.mechanism import Mechanism, default_delta
+from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import GroupRule
+from dpgcl_core.mechanism.numbers import default_delta
 from trainers.config.training import (
     EvaluationConfig,
     NetworkConfig,
@@ -32,7 +33,8 @@ from trainers.config.training import (
     TrainingConfig,
     ViewConfig,
 )
-from trainers.data.dataset import AnyRecords, Records
+from trainers.data.dataset import AnyRecords
+from trainers.data.records import Records
 from trainers.models.encoder import build_encoder
 from trainers.tasks import modality
 from trainers.training import loop

@@ -53,19 +53,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _epsilon(options: argparse.Namespace) -> dict[str, Any]:
-    from dpgcl_core.accounting import composition as accounting
+    from dpgcl_core.accounting import composition
     from dpgcl_core.accounting.tuning.cost import NEIGHBORING_RELATION, check_affordable
 
     steps = _checked_steps(options)
-    event = accounting.poisson_gaussian_event(**steps)
+    event = composition.poisson_gaussian_event(**steps)
     if options.accountant != "rdp":
         check_affordable(event, options.delta)
     if options.accountant == "rdp":
-        epsilon = accounting.epsilon_rdp(event, options.delta)
+        epsilon = composition.epsilon_rdp(event, options.delta)
     elif options.accountant == "pld":
-        epsilon = accounting.epsilon_of_steps(**steps, delta=options.delta)
+        epsilon = composition.epsilon_of_steps(**steps, delta=options.delta)
     else:
-        epsilon = accounting.epsilon_prv(**steps, delta=options.delta)
+        epsilon = composition.epsilon_prv(**steps, delta=options.delta)
         if math.isnan(epsilon):
             raise ConfigError("the accountant prv gives up on these options; use --accountant pld or rdp")
     return {

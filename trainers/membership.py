@@ -41,7 +41,7 @@ from trainers.config.training import (
     OptimizerConfig,
     ViewConfig,
 )
-from trainers.config_tree import changed
+from trainers.config.tree import changed
 from trainers.data.loading import (
     BUILTIN_DATASETS,
     Records,
@@ -52,8 +52,8 @@ from trainers.data.loading import (
 )
 from trainers.evaluation.features import first_by_hash
 from trainers.models.encoder import Encoder, build_encoder
-from trainers.resolve import training_config
 from trainers.training.loop import train
+from trainers.training.resolve import training_config
 from trainers.views.images import make_views
 
 Scores = NDArray[np.float64]

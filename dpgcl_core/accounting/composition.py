@@ -227,3 +227,13 @@ def _write_cached(path: Path | None, noise: float) -> None:
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     temporary.write_text(json.dumps({"noise_multiplier": noise}))
     temporary.replace(path)
+
+
+def check_target(target_epsilon: float) -> None:
+    if not target_epsilon > 0 or math.isinf(target_epsilon):
+        raise ConfigError(f"target_epsilon must be positive and finite; got {target_epsilon}")
+
+
+def check_noise_multiplier(noise_multiplier: float) -> None:
+    if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
+        raise ConfigError(f"noise_multiplier must be finite and not negative; got {noise_multiplier}")

@@ -1,10 +1,11 @@
 """Privacy filters: who may still spend, when each σ, q and T is chosen after seeing earlier results.
 
-Composition theorems fix the parameters of all steps in advance. A budget that charges an event, refuses
-at the cap and takes back unexecuted steps lets the next event depend on earlier outputs, and then "the
-privacy loss distributions charged so far stay within (ε, δ)" is **not** a valid rule: after a Gaussian of
-μ = 0.25, the better of two continuations, each (1, 1e-3)-DP in total, has δ = 1.69e-3
-(`tests/dpgcl_core/accounting/test_filters.py` computes it). Two rules are valid, and both are fixed with the cap:
+Composition theorems fix the parameters of all steps in advance. A budget that charges an event, refuses at
+the cap and takes back unexecuted steps lets the next event depend on earlier outputs, and then "the privacy
+loss distributions charged so far stay within (ε, δ)" is **not** a valid rule: after a Gaussian of μ = 0.25,
+the better of two continuations, each (1, 1e-3)-DP in total, has δ = 1.69e-3
+(`tests/dpgcl_core/accounting/test_filters.py` computes it). Two rules are valid, and both are fixed with the
+cap:
 
 `RdpFilter`. One order α and the budget B that converts to (ε, δ) at that order; an event is admitted
 if the sum of the orders' RDP stays within B (Feldman and Zrnic 2021, Theorem 4.3; Rogers, Roth, Ullman

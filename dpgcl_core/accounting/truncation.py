@@ -41,10 +41,9 @@ look at the **same** sample go inside one such event; amplifying each by itself 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 
 import numpy as np
 from dp_accounting import NeighboringRelation, dp_event
@@ -53,68 +52,10 @@ from dp_accounting.rdp import RdpAccountant
 from numpy.typing import NDArray
 from scipy import stats
 
-from dpgcl_core.accounting import composition as accounting
+from dpgcl_core.accounting import composition
+from dpgcl_core.accounting.composition import check_noise_multiplier, check_target
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.noise.sources import Draws
-from dpgcl_core.sampling.poisson import PoissonSampler
-
-REPLACE_ONE = "replace one record"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TruncatedPoissonSampler:
-    """Poisson sampling, cut down to a uniformly random subset of `batch_cap` records where it draws more.
-
-    Raises:
-      ConfigError: `sampling_prob` is outside (0, 1], or `batch_cap` below 1.
-    """
-
-    sampling_prob: float
-    batch_cap: int
-
-    def __post_init__(self) -> None:
-        PoissonSampler(sampling_prob=self.sampling_prob)
-        if self.batch_cap < 1:
-            raise ConfigError(f"batch_cap must be at least 1; got {self.batch_cap}")
-
-    def sample(self, num_records: int, generator: Draws) -> NDArray[np.int64]:
-        """Returns the rows of the sampled records, `[≤ batch_cap]`, ascending.
-
-        >>> sampler = TruncatedPoissonSampler(sampling_prob=1.0, batch_cap=3)
-        >>> len(sampler.sample(10, np.random.default_rng()))
-        3
-        """
-        drawn = PoissonSampler(sampling_prob=self.sampling_prob).sample(num_records, generator)
-        if len(drawn) <= self.batch_cap:
-            return drawn
-        return np.sort(generator.permutation(drawn)[: self.batch_cap])
-
-
-@dataclass(frozen=True, kw_only=True)
-class FixedSizeSampler:
-    """A uniformly random set of exactly `batch_size` records, drawn afresh for every step.
-
-    Raises:
-      ConfigError: `batch_size` is below 1, or above the number of records.
-    """
-
-    batch_size: int
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ConfigError(f"batch_size must be at least 1; got {self.batch_size}")
-
-    def sample(self, num_records: int, generator: Draws) -> NDArray[np.int64]:
-        """Returns the rows of the sampled records, `[batch_size]`, ascending.
-
-        >>> FixedSizeSampler(batch_size=3).sample(3, np.random.default_rng())
-        array([0, 1, 2])
-        """
-        if self.batch_size > num_records:
-            raise ConfigError(
-                f"batch_size must be at most the number of records; got {self.batch_size}, lower it"
-            )
-        return np.sort(generator.permutation(np.arange(num_records))[: self.batch_size])
+from dpgcl_core.sampling.truncated import TruncatedPoissonSampler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +85,7 @@ class Truncation:
             raise ConfigError(f"num_records_public must be at least 1; got {self.num_records_public}")
         if self.num_steps < 1:
             raise ConfigError(f"num_steps must be at least 1; got {self.num_steps}")
-        _check_noise(self.noise_multiplier)
+        check_noise_multiplier(self.noise_multiplier)
 
     @property
     def overflow_prob(self) -> float:
@@ -156,13 +97,13 @@ class Truncation:
         """T·p, what plain Poisson accounting of all steps leaves out."""
         return self.num_steps * self.overflow_prob
 
-    def epsilon(self, delta: float, *, grid: float = accounting.GRID) -> float:
+    def epsilon(self, delta: float, *, grid: float = composition.GRID) -> float:
         """Returns an upper bound on ε at `delta` by PLD, for every N ≤ n (way 1 of the module).
 
         >>> cut = Truncation(num_records_public=1000, sampling_prob=0.1, batch_cap=150, noise_multiplier=1.0,
         ...     num_steps=10)
-        >>> plain = accounting.poisson_gaussian_event(sampling_prob=0.1, noise_multiplier=1.0, num_steps=10)
-        >>> abs(cut.epsilon(1e-5, grid=1e-3) / accounting.epsilon_pld(plain, 1e-5, grid=1e-3) - 1) < 1e-3
+        >>> plain = composition.poisson_gaussian_event(sampling_prob=0.1, noise_multiplier=1.0, num_steps=10)
+        >>> abs(cut.epsilon(1e-5, grid=1e-3) / composition.epsilon_pld(plain, 1e-5, grid=1e-3) - 1) < 1e-3
         True
         """
         if self.noise_multiplier == 0:
@@ -170,18 +111,18 @@ class Truncation:
         pld = _truncated_pld(self.sampling_prob, self.noise_multiplier, self.overflow_prob, grid)
         return float(pld.self_compose(self.num_steps).get_epsilon_for_delta(delta))
 
-    def delta(self, epsilon: float, *, grid: float = accounting.GRID) -> float:
+    def delta(self, epsilon: float, *, grid: float = composition.GRID) -> float:
         """Returns an upper bound on δ at `epsilon`, as `epsilon` does."""
         if self.noise_multiplier == 0:
             return 1.0
         pld = _truncated_pld(self.sampling_prob, self.noise_multiplier, self.overflow_prob, grid)
         return float(pld.self_compose(self.num_steps).get_delta_for_epsilon(epsilon))
 
-    def epsilon_by_added_delta(self, delta: float, *, grid: float = accounting.GRID) -> float:
+    def epsilon_by_added_delta(self, delta: float, *, grid: float = composition.GRID) -> float:
         """Returns an upper bound on ε at `delta`, for every N ≤ n (way 2); inf if T·p leaves no δ."""
         if self.added_delta >= delta:
             return math.inf
-        return accounting.epsilon_of_steps(
+        return composition.epsilon_of_steps(
             sampling_prob=self.sampling_prob,
             noise_multiplier=self.noise_multiplier,
             num_steps=self.num_steps,
@@ -225,7 +166,7 @@ def _poisson_rdp(
 ) -> NDArray[np.float64]:
     accountant = RdpAccountant(list(orders), NeighboringRelation.ADD_OR_REMOVE_ONE)
     accountant.compose(
-        accounting.poisson_gaussian_event(
+        composition.poisson_gaussian_event(
             sampling_prob=sampling_prob, noise_multiplier=noise_multiplier, num_steps=1
         )
     )
@@ -248,7 +189,7 @@ def calibrate_truncated(
     Raises:
       ConfigError: the target is not positive, or no noise multiplier in [0.1, 1e5] meets it.
     """
-    _check_target(target_epsilon)
+    check_target(target_epsilon)
 
     def epsilon(noise: float, grid: float) -> float:
         return with_noise(noise).epsilon(target_delta, grid=min(grid, target_epsilon / 500))
@@ -262,10 +203,10 @@ def calibrate_truncated(
             num_steps=num_steps,
         )
 
-    low = target_epsilon * (1 - accounting.CALIBRATION_TOLERANCE)
-    for grid in (1e-3, accounting.GRID):
-        noise = accounting.search_noise_multiplier(partial(epsilon, grid=grid), low, target_epsilon)
-        if low <= epsilon(noise, accounting.GRID) <= target_epsilon:
+    low = target_epsilon * (1 - composition.CALIBRATION_TOLERANCE)
+    for grid in (1e-3, composition.GRID):
+        noise = composition.search_noise_multiplier(partial(epsilon, grid=grid), low, target_epsilon)
+        if low <= epsilon(noise, composition.GRID) <= target_epsilon:
             return with_noise(noise)
     raise ConfigError(f"no noise multiplier verified for target_epsilon = {target_epsilon}; raise it")
 
@@ -285,113 +226,3 @@ def _truncated_pld(
         return joins
     swaps = subsampled(standard_deviation=noise_multiplier / 2)
     return swaps.compute_mixture(joins, overflow_prob)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FixedSizeGaussians:
-    """Accounting of steps that apply Gaussian mechanisms to one sample of fixed size, replacing one record.
-
-    Attributes:
-      num_records: N, public by this relation.
-      batch_size: records in every sample.
-      noise_multipliers: std / replace-one sensitivity of each mechanism that looks at the step's sample.
-      num_steps: T.
-
-    Raises:
-      ConfigError: a field is outside its range.
-    """
-
-    num_records: int
-    batch_size: int
-    noise_multipliers: tuple[float, ...]
-    num_steps: int
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.batch_size <= self.num_records:
-            raise ConfigError(
-                f"batch_size must be from 1 to num_records = {self.num_records}; got {self.batch_size}"
-            )
-        if not self.noise_multipliers:
-            raise ConfigError("noise_multipliers must name at least one mechanism; got none")
-        for noise_multiplier in self.noise_multipliers:
-            _check_noise(noise_multiplier)
-        if self.num_steps < 1:
-            raise ConfigError(f"num_steps must be at least 1; got {self.num_steps}")
-
-    def event(self) -> dp_event.DpEvent:
-        """Returns one event per step, with all the step's mechanisms inside."""
-        if 0 in self.noise_multipliers:
-            return dp_event.NonPrivateDpEvent()
-        gaussians = [dp_event.GaussianDpEvent(noise) for noise in self.noise_multipliers]
-        step = dp_event.SampledWithoutReplacementDpEvent(
-            self.num_records, self.batch_size, dp_event.ComposedDpEvent(gaussians)
-        )
-        return dp_event.SelfComposedDpEvent(step, self.num_steps)
-
-    def epsilon(self, delta: float) -> float:
-        """Returns an upper bound on ε at `delta` by RDP, replacing one record.
-
-        >>> FixedSizeGaussians(num_records=60_000, batch_size=512, noise_multipliers=(2.0, 2.0, 2.0),
-        ...     num_steps=1000).epsilon(1e-5) < 2.56
-        True
-        """
-        return _epsilon_replace_one(self, delta)
-
-
-@lru_cache(maxsize=256)
-def _epsilon_replace_one(what: FixedSizeGaussians, delta: float) -> float:
-    event = what.event()
-    if isinstance(event, dp_event.NonPrivateDpEvent):
-        return math.inf
-    accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return float(accountant.compose(event).get_epsilon(delta))
-
-
-def calibrate_fixed_size(
-    *,
-    num_records: int,
-    batch_size: int,
-    num_steps: int,
-    target_epsilon: float,
-    target_delta: float,
-    shares: Sequence[float] = (1.0,),
-) -> FixedSizeGaussians:
-    """Returns the least noise found that meets (target_epsilon, target_delta) in RDP, replacing one record.
-
-    Args:
-      num_records, batch_size, num_steps: as in `FixedSizeGaussians`.
-      target_epsilon, target_delta: the target; never exceeded, and met within `CALIBRATION_TOLERANCE`.
-      shares: noise multipliers of the step's mechanisms in proportion; equal ones split the budget equally.
-
-    Raises:
-      ConfigError: the target or a share is not positive, or no noise multiplier in [0.1, 1e5] meets it.
-    """
-    _check_target(target_epsilon)
-    if not shares or not all(share > 0 and math.isfinite(share) for share in shares):
-        raise ConfigError(f"shares must be positive and finite, one per mechanism; got {list(shares)}")
-
-    def scaled(noise: float) -> FixedSizeGaussians:
-        return FixedSizeGaussians(
-            num_records=num_records,
-            batch_size=batch_size,
-            noise_multipliers=tuple(noise * share for share in shares),
-            num_steps=num_steps,
-        )
-
-    low = target_epsilon * (1 - accounting.CALIBRATION_TOLERANCE)
-    noise = accounting.search_noise_multiplier(
-        lambda noise: scaled(noise).epsilon(target_delta), low, target_epsilon
-    )
-    return scaled(noise)
-
-
-def _check_target(target_epsilon: float) -> None:
-    if not target_epsilon > 0 or math.isinf(target_epsilon):
-        raise ConfigError(f"target_epsilon must be positive and finite; got {target_epsilon}")
-
-
-def _check_noise(noise_multiplier: float) -> None:
-    if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
-        raise ConfigError(f"noise_multiplier must be finite and not negative; got {noise_multiplier}")

@@ -47,7 +47,7 @@ from dpgcl_core.audit.bounds import (
     log_ratio,
 )
 from dpgcl_core.audit.result import AuditResult, table
-from dpgcl_core.errors import ConfigError, StrictParser, exit_on_bad_input, unknown_choice
+from dpgcl_core.errors import ConfigError, StrictParser, unknown_choice
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.sources import Draws, DrawSource, SecretRandomness, SeededNonPrivateRandomness
@@ -341,7 +341,3 @@ def _parser() -> StrictParser:
     add("--seed", type=int, help="repeatable runs from this seed, not from the operating system")
     add("--json", action="store_true", help="print one JSON list")
     return parser
-
-
-if __name__ == "__main__":
-    exit_on_bad_input(main)

@@ -1,10 +1,10 @@
 """Station 7, the clipped group gradient: one gradient per group, norm at most C, summed in fp32.
 
-Groups are disjoint and the network mixes no records, so **one** forward and one backward pass of many
-groups already hold every group's gradient; they only have to be separated. `dpgcl_core.clipping.one_pass` does that
+Groups are disjoint and the network mixes no records, so **one** forward and one backward pass of many groups
+already hold every group's gradient; they only have to be separated. `dpgcl_core.clipping.one_pass` does that
 layer by layer, at about the price of the ordinary backward pass. Networks with a part it does not know go
-through `_loop`, one ordinary backward pass per group: exact and general. So do groups that fill a
-microbatch by themselves, for which there is nothing to separate.
+through `_loop`, one ordinary backward pass per group: exact and general. So do groups that fill a microbatch
+by themselves, for which there is nothing to separate.
 
 Guarantee. Every group contributes a vector of norm at most C to the sum: the factor is
 min(1, C(1 − 1e-4)/norm); the sum is taken over the tensors the norm was taken of, and both in float32 or
@@ -27,9 +27,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import torch
@@ -38,16 +37,18 @@ from torch import Tensor, nn
 from dpgcl_core.clipping.direct_uses import NotFoldableError
 from dpgcl_core.clipping.one_pass import fold
 from dpgcl_core.clipping.parts import ClippingParts, Owners, norms_of, runs_of
+from dpgcl_core.clipping.types import (
+    GroupInputs,
+    GroupLosses,
+    GroupReport,
+    num_trainable,
+    trainable_parameters,
+)
 from dpgcl_core.clipping.verification import BothWays, refused_layer, wrongly_folded
 from dpgcl_core.errors import ConfigError, unknown_choice
 
 logger = logging.getLogger(__name__)
 
-GroupInputs = Tensor | tuple[Tensor, ...]
-"""What the groups are made of, `[groups, group_size, views, ...]` each."""
-
-GroupLosses = Callable[[Any], Tensor]
-"""Maps `GroupInputs` to losses `[groups]`."""
 
 ONE_BY_ONE = "one group at a time"
 FLAT, AUTOMATIC = "flat", "automatic"
@@ -58,36 +59,6 @@ _MAX_FOLDED_NUMBERS = 2**26  # 256 MiB of per-group gradients at a time
 _LOOP_FROM_VIEWS = 96  # on a CPU a backward pass of this many images is as fast alone as among others,
 _LOOP_FROM_VIEWS_OF_MANY_WEIGHTS = 48  # and here it also saves the memory of the other groups' gradients
 _MANY_WEIGHTS = 2**20
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupReport:
-    """By-products of one call, all **private-only** except `paths`.
-
-    Attributes:
-      norms: `[groups]` norms of whole gradients before clipping; nan where they were not needed (C = inf).
-      losses: `[groups]`.
-      non_finite: `[groups]`, which groups were masked to zero, all parts of them.
-      paths: how each layer's norm was taken, by layer name; "" stands for the whole network.
-      part_ratios: `[groups, parts]`, the norm of each part over its own bound C/√m, above 1 where that part
-        is longer than it may stay; None where the gradient is clipped as a whole.
-    """
-
-    norms: Tensor
-    losses: Tensor
-    non_finite: Tensor
-    paths: Mapping[str, str] = field(default_factory=dict)
-    part_ratios: Tensor | None = None
-
-
-def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Returns the trainable parameters in the order of every flat vector of this package."""
-    return [p for p in model.parameters() if p.requires_grad]
-
-
-def num_trainable(model: nn.Module) -> int:
-    """Returns the length of the flat parameter vector."""
-    return sum(p.numel() for p in trainable_parameters(model))
 
 
 @dataclass(frozen=True, kw_only=True)

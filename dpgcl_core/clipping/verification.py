@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from dpgcl_core.clipping.direct_uses import NotFoldableError
 from dpgcl_core.clipping.layers import rule_of
-
-if TYPE_CHECKING:
-    from dpgcl_core.clipping.clipper import GroupInputs, GroupReport
+from dpgcl_core.clipping.types import GroupInputs, GroupReport
 
 _TOLERANCE = 1e-3
 

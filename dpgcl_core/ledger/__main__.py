@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dpgcl_core.accounting.filters import StepClass
-from dpgcl_core.errors import ConfigError, LedgerError
+from dpgcl_core.errors import ConfigError, LedgerError, exit_on_bad_input
 from dpgcl_core.ledger.cap import RECORD, Cap
 from dpgcl_core.ledger.chain import Entry, Head, checked_entries
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.ledger.report import Spent, Verification, read_head, verified
-from dpgcl_core.mechanism.mechanism import check_delta
+from dpgcl_core.mechanism.numbers import check_delta
 
 _LARGE_EPSILON = 50.0
 
@@ -209,3 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
     }
     tyro.extras.subcommand_cli_from_dict(commands, prog="python -m dpgcl_core.ledger", args=arguments)
     return 0
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)

@@ -16,7 +16,7 @@ from dpgcl_core.accounting.filters import QuotaFilter, StepClass
 from dpgcl_core.errors import BudgetExceeded, ConfigError, LedgerError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.fingerprints import Fingerprint
-from dpgcl_core.mechanism.mechanism import check_delta
+from dpgcl_core.mechanism.numbers import check_delta
 
 
 @dataclass(frozen=True, kw_only=True)

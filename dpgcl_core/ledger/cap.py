@@ -10,7 +10,7 @@ from typing import Any
 
 from dpgcl_core.accounting.filters import QuotaFilter, RdpFilter, StepClass
 from dpgcl_core.errors import ConfigError, unknown_choice
-from dpgcl_core.mechanism.mechanism import ADD_OR_REMOVE_ONE, check_delta
+from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, check_delta
 
 RECORD = "record"
 

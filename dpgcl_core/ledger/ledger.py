@@ -50,7 +50,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dpgcl_core.errors import ConfigError, LedgerError, exit_on_bad_input
+from dpgcl_core.errors import ConfigError, LedgerError
 from dpgcl_core.ledger.account import PlannedTraining, Reservation, SealedReservation
 from dpgcl_core.ledger.cap import RECORD, Cap, check_registration
 from dpgcl_core.ledger.chain import Entry, Head, checked_entries, next_entry
@@ -65,7 +65,7 @@ from dpgcl_core.ledger.report import (
 )
 from dpgcl_core.ledger.session import LedgerSession
 from dpgcl_core.ledger.store import LedgerStore
-from dpgcl_core.mechanism.mechanism import ADD_OR_REMOVE_ONE, check_delta
+from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, check_delta
 
 
 @dataclass(frozen=True)
@@ -392,9 +392,3 @@ class Ledger:
     def _reservation(self, number: int) -> Reservation:
         with self._session.reading() as books:
             return books.reservation(number)
-
-
-if __name__ == "__main__":
-    from dpgcl_core.ledger.__main__ import main
-
-    exit_on_bad_input(main)

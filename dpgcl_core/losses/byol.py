@@ -12,7 +12,8 @@ Poisson event: each record adds one vector of norm at most C or none. Larger gro
 grouping's 2C, for no gain.
 
 The targets' embeddings enter as data, beside the views: `inputs = (views, targets)`, both with the leading
-axes `[groups, group_size, views]`, so that the engine of `dpgcl_core.clipping.clipper` cuts them alike. (The method
+axes `[groups, group_size, views]`, so that the engine of `dpgcl_core.clipping.clipper` cuts them alike. (The
+method
 `byol_groups` has them computed where the views are embedded, beside the predictions, which is the same.)
 
     views                                    # [groups, 1, 2, ...]
@@ -29,8 +30,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from dpgcl_core.clipping.types import Embed
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.methods.baselines.path_clipping import Embed
 
 
 def byol_group_loss(predictions: Tensor, targets: Tensor) -> Tensor:

@@ -4,8 +4,9 @@ A `Mechanism` holds the public numbers of one training and asks its method for e
 method: sampler, groups, the rule that makes the clipped sum, sensitivity, neighbouring relation, accounting
 event and guarantee label. They come from one object, so none can be changed without the others.
 
-The guarantee of every `proven` method that samples by Poisson is that of `dpgcl_core.mechanism.mechanism`: given the
-sample without the record, and the coupling its own docstring names, the sum moves by at most `sensitivity`.
+The guarantee of every `proven` method that samples by Poisson is that of `dpgcl_core.mechanism.mechanism`:
+given the sample without the record, and the coupling its own docstring names, the sum moves by at most
+`sensitivity`.
 """
 
 from __future__ import annotations
@@ -13,26 +14,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from dp_accounting import dp_event
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dpgcl_core.accounting import composition as accounting
-from dpgcl_core.clipping.clipper import GroupClipper, GroupReport
+from dpgcl_core.accounting import composition
+from dpgcl_core.clipping.clipper import GroupClipper
 from dpgcl_core.clipping.parts import ClippingParts
+from dpgcl_core.clipping.types import Embed, GroupReport
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.methods.baselines.path_clipping import Embed
+from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, PublicNumbers
 from dpgcl_core.noise.sources import Draws
 from dpgcl_core.sampling.groups import Grouper, build_grouper, expected_num_groups
 from dpgcl_core.sampling.poisson import PoissonSampler
 
-if TYPE_CHECKING:
-    from dpgcl_core.mechanism.mechanism import Mechanism
-
-ADD_OR_REMOVE_ONE = "add or remove one record"
 GuaranteeLabel = Literal["proven", "as-published", "none"]
 GroupLoss = Callable[[Tensor], Tensor]
 """Maps unit embeddings `[groups, group_size, views, dim]` to losses `[groups]`."""
@@ -162,76 +160,74 @@ class Method:
             return "the sample is permuted in secret and cut into groups of exactly S; the rest is dropped"
         return "the whole sample is one group"
 
-    def check(self, mechanism: Mechanism) -> None:
+    def check(self, numbers: PublicNumbers) -> None:
         """Raises ConfigError for numbers that the method cannot use."""
-        if mechanism.batch_cap is not None:
+        if numbers.batch_cap is not None:
             raise ConfigError(
                 f"batch_cap is for methods whose sensitivity needs one; {self.name} needs none: leave it out"
             )
 
-    def condition(self, mechanism: Mechanism) -> str:
+    def condition(self, numbers: PublicNumbers) -> str:
         """Returns what the guarantee asks of both neighbours besides the relation; empty for nothing."""
         return ""
 
-    def check_records(self, mechanism: Mechanism, num_records: int) -> None:
+    def check_records(self, numbers: PublicNumbers, num_records: int) -> None:
         """Raises ConfigError for a number of records that the accounting does not cover."""
 
-    def sensitivity(self, mechanism: Mechanism) -> float:
+    def sensitivity(self, numbers: PublicNumbers) -> float:
         """Returns the largest change of the clipped sum between neighbouring data sets."""
         raise NotImplementedError
 
-    def sampler(self, mechanism: Mechanism) -> Sampler:
+    def sampler(self, numbers: PublicNumbers) -> Sampler:
         """Returns station 2."""
-        return PoissonSampler(sampling_prob=mechanism.sampling_prob)
+        return PoissonSampler(sampling_prob=numbers.sampling_prob)
 
-    def grouper(self, mechanism: Mechanism) -> Grouper:
+    def grouper(self, numbers: PublicNumbers) -> Grouper:
         """Returns station 3."""
-        return build_grouper(mechanism.group_size)
+        return build_grouper(numbers.group_size)
 
-    def rule(self, mechanism: Mechanism, loss: LossSettings) -> GradientRule:
+    def rule(self, numbers: PublicNumbers, loss: LossSettings) -> GradientRule:
         """Returns stations 6 and 7."""
         raise NotImplementedError
 
-    def divisor(self, mechanism: Mechanism) -> float:
+    def divisor(self, numbers: PublicNumbers) -> float:
         """Returns the public constant that divides the noisy sum."""
-        return expected_num_groups(
-            mechanism.num_records_public, mechanism.sampling_prob, mechanism.group_size
-        )
+        return expected_num_groups(numbers.num_records_public, numbers.sampling_prob, numbers.group_size)
 
-    def dp_event(self, mechanism: Mechanism, num_steps: int) -> dp_event.DpEvent:
+    def dp_event(self, numbers: PublicNumbers, num_steps: int) -> dp_event.DpEvent:
         """Returns the event of `num_steps` steps."""
-        return accounting.poisson_gaussian_event(
-            sampling_prob=mechanism.sampling_prob,
-            noise_multiplier=mechanism.noise_multiplier,
+        return composition.poisson_gaussian_event(
+            sampling_prob=numbers.sampling_prob,
+            noise_multiplier=numbers.noise_multiplier,
             num_steps=num_steps,
         )
 
-    def epsilon(self, mechanism: Mechanism, num_steps: int) -> float:
+    def epsilon(self, numbers: PublicNumbers, num_steps: int) -> float:
         """Returns ε at the mechanism's δ."""
-        return accounting.epsilon_of_steps(
-            sampling_prob=mechanism.sampling_prob,
-            noise_multiplier=mechanism.noise_multiplier,
+        return composition.epsilon_of_steps(
+            sampling_prob=numbers.sampling_prob,
+            noise_multiplier=numbers.noise_multiplier,
             num_steps=num_steps,
-            delta=mechanism.target_delta - self.added_delta(mechanism, num_steps),
-            grid=accounting.GRID,
+            delta=numbers.target_delta - self.added_delta(numbers, num_steps),
+            grid=composition.GRID,
         )
 
     def calibrated(
-        self, mechanism: Mechanism, target_epsilon: float, cache_folder: Path | None = None
+        self, numbers: PublicNumbers, target_epsilon: float, cache_folder: Path | None = None
     ) -> float:
         """Returns the smallest noise multiplier found that meets a finite `target_epsilon`.
 
         Raises:
           ConfigError: none does.
         """
-        return accounting.calibrate_noise_multiplier(
-            sampling_prob=mechanism.sampling_prob,
-            num_steps=mechanism.num_steps,
+        return composition.calibrate_noise_multiplier(
+            sampling_prob=numbers.sampling_prob,
+            num_steps=numbers.num_steps,
             target_epsilon=target_epsilon,
-            target_delta=mechanism.target_delta - self.added_delta(mechanism, mechanism.num_steps),
+            target_delta=numbers.target_delta - self.added_delta(numbers, numbers.num_steps),
             cache_folder=cache_folder,
         ).noise_multiplier
 
-    def added_delta(self, mechanism: Mechanism, num_steps: int) -> float:
+    def added_delta(self, numbers: PublicNumbers, num_steps: int) -> float:
         """Returns the part of δ that the event leaves out; 0 unless a cap can exchange records."""
         return 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpgcl_core.methods import METHODS
+from dpgcl_core.mechanism.registry import METHODS
 
 
 def main() -> None:

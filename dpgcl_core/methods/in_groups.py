@@ -1,15 +1,14 @@
 """Methods that clip one gradient per disjoint group of records: DP-GCL, DP-CLIP, and sigmoid loss in groups.
 
-A record touches one group only and the loss of a group sees nothing else, so all of them have the
-sensitivity of `dpgcl_core.sampling.groups`: 2C for groups of at least two records and for the whole batch, C for
-groups of one. Their losses differ, and the guarantee does not depend on the loss.
+A record touches one group only and the loss of a group sees nothing else, so all of them have the sensitivity
+of `dpgcl_core.sampling.groups`: 2C for groups of at least two records and for the whole batch, C for groups
+of one. Their losses differ, and the guarantee does not depend on the loss.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from dpgcl_core.clipping.clipper import GroupClipper, gamma_of
 from dpgcl_core.errors import ConfigError
@@ -17,10 +16,8 @@ from dpgcl_core.losses.image_text import image_text_group_loss, image_text_sigmo
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from dpgcl_core.losses.sigmoid import two_view_sigmoid_loss
 from dpgcl_core.mechanism.method import GroupLoss, GroupRule, LossSettings, Method
+from dpgcl_core.mechanism.numbers import PublicNumbers
 from dpgcl_core.sampling.groups import BATCH
-
-if TYPE_CHECKING:
-    from dpgcl_core.mechanism.mechanism import Mechanism
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +29,13 @@ class InGroups(Method):
         loss = image_text_group_loss if settings.pairs else two_view_group_loss
         return partial(loss, temperature=settings.temperature)
 
-    def sensitivity(self, mechanism: Mechanism) -> float:
-        return mechanism.l2_clip_norm * (1 if mechanism.group_size == 1 else 2)
+    def sensitivity(self, numbers: PublicNumbers) -> float:
+        return numbers.l2_clip_norm * (1 if numbers.group_size == 1 else 2)
 
-    def rule(self, mechanism: Mechanism, loss: LossSettings) -> GroupRule:
+    def rule(self, numbers: PublicNumbers, loss: LossSettings) -> GroupRule:
         return GroupRule(
             clipper=GroupClipper(
-                l2_clip_norm=mechanism.l2_clip_norm, gamma=gamma_of(mechanism.clipping), parts=loss.parts
+                l2_clip_norm=numbers.l2_clip_norm, gamma=gamma_of(numbers.clipping), parts=loss.parts
             ),
             loss=self.loss(loss),
         )
@@ -48,12 +45,12 @@ class InGroups(Method):
 class WholeBatchClipping(InGroups):
     """The whole batch is the one group."""
 
-    def check(self, mechanism: Mechanism) -> None:
-        super().check(mechanism)
-        if mechanism.group_size != BATCH:
+    def check(self, numbers: PublicNumbers) -> None:
+        super().check(numbers)
+        if numbers.group_size != BATCH:
             raise ConfigError(
                 f'{self.name} clips the whole batch at once: give group_size = "batch"; '
-                f"got {mechanism.group_size}"
+                f"got {numbers.group_size}"
             )
 
 

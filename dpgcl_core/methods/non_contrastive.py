@@ -3,8 +3,8 @@
 The trained network predicts, from one view of a record, what a target network makes of its other view. The
 target is a moving average of iterates that were already released, so at every step it is a fixed function
 (`dpgcl_core.losses.byol`), and the loss of a group sees the group's records alone: the sensitivity is that of
-`dpgcl_core.sampling.groups`, C for groups of one record and 2C for larger ones. Without negatives a group of one
-has a gradient, so the smaller sensitivity can be had.
+`dpgcl_core.sampling.groups`, C for groups of one record and 2C for larger ones. Without negatives a group of
+one has a gradient, so the smaller sensitivity can be had.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ the accident of one crop, at the same noise.
 Sensitivity is that of one draw. *Groups*: the loss of a group is the mean of the losses of its K draws, so
 their gradients are averaged **before** clipping. It is still a function of the group's own records, its
 gradient is still clipped to C, and one record still touches one group: nothing in the proposition of
-`dpgcl_core.sampling.groups` asks what the loss is. *Whole batches*: the K clipped sums f_1, …, f_K are averaged
-after clipping. One coupling of sample and groups serves all of them, for a draw decides views alone, and
-under it each of them moves by at most Δ. So does their mean:
-‖(1/K) Σ_k f_k(B') − (1/K) Σ_k f_k(B)‖ ≤ (1/K) Σ_k ‖f_k(B') − f_k(B)‖ ≤ Δ.
+`dpgcl_core.sampling.groups` asks what the loss is. *Whole batches*: the K clipped sums f_1, …, f_K are
+averaged after clipping. One coupling of sample and groups serves all of them, for a draw decides views alone,
+and under it each of them moves by at most Δ. So does their mean: ‖(1/K) Σ_k f_k(B') − (1/K) Σ_k f_k(B)‖ ≤
+(1/K) Σ_k ‖f_k(B') − f_k(B)‖ ≤ Δ.
 
 A rule that releases statistics of its own at every call would release K times as many: it is refused.
 """
@@ -23,10 +23,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.clipping.clipper import GroupReport
+from dpgcl_core.clipping.types import Embed, GroupReport
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.method import GradientRule, GroupLoss, GroupRule
-from dpgcl_core.methods.baselines.path_clipping import Embed
 from dpgcl_core.noise.sources import Draws
 
 

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.mechanism.numbers import PublicNumbers
 from dpgcl_core.methods.in_groups import InGroups
-
-if TYPE_CHECKING:
-    from dpgcl_core.mechanism.mechanism import Mechanism
 
 
 @dataclass(frozen=True, kw_only=True)
 class WithoutPrivacy(InGroups):
     """InfoNCE over the whole batch, without clipping and noise."""
 
-    def check(self, mechanism: Mechanism) -> None:
-        super().check(mechanism)
-        if mechanism.is_private:
+    def check(self, numbers: PublicNumbers) -> None:
+        super().check(numbers)
+        if numbers.is_private:
             raise ConfigError(
                 f"{self.name} adds no noise: give epsilon = inf; got noise_multiplier = "
-                f"{mechanism.noise_multiplier:g}"
+                f"{numbers.noise_multiplier:g}"
             )
 
 

@@ -1,11 +1,11 @@
 """Station 11, metrics: every number a training reports, and who may see it.
 
-A metric is *releasable* when it is post-processing of the private model or of public settings; a
-*score* is releasable only when everything it is computed from besides the model (index, gallery, probe
-training data, queries) is public; a *noised* number has noise of its own and is charged in ε (see
-`dpgcl_core.release.noised_counts`); everything else is *private-only*: it depends on the private records outside any
-mechanism. With private data a private-only metric never reaches MLflow, Ray's
-results, a log or a file. `visible` is the one gate, and it refuses names it does not know.
+A metric is *releasable* when it is post-processing of the private model or of public settings; a *score* is
+releasable only when everything it is computed from besides the model (index, gallery, probe training data,
+queries) is public; a *noised* number has noise of its own and is charged in ε (see
+`dpgcl_core.release.noised_counts`); everything else is *private-only*: it depends on the private records
+outside any mechanism. With private data a private-only metric never reaches MLflow, Ray's results, a log or a
+file. `visible` is the one gate, and it refuses names it does not know.
 """
 
 from __future__ import annotations

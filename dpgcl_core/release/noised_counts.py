@@ -37,7 +37,7 @@ from pathlib import Path
 
 from dp_accounting import dp_event
 
-from dpgcl_core.accounting import composition as accounting
+from dpgcl_core.accounting import composition
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.noise.gaussian import GaussianNoise
@@ -87,9 +87,9 @@ def noised_norm(
 
 def check_noise_multiplier(name: str, value: float) -> None:
     """Raises ConfigError unless `value` is finite and at least the smallest that protects anything."""
-    if not accounting.MIN_NOISE_MULTIPLIER <= value < math.inf:
+    if not composition.MIN_NOISE_MULTIPLIER <= value < math.inf:
         raise ConfigError(
-            f"{name} must be finite and at least {accounting.MIN_NOISE_MULTIPLIER}, for less protects "
+            f"{name} must be finite and at least {composition.MIN_NOISE_MULTIPLIER}, for less protects "
             f"nothing; got {value}"
         )
 
@@ -121,7 +121,7 @@ def training_event(
     num_steps = mechanism.num_steps if num_steps is None else num_steps
     if snr_noise_multiplier is None or not mechanism.is_private:
         return mechanism.dp_event(num_steps)
-    joint = accounting.poisson_gaussian_event(
+    joint = composition.poisson_gaussian_event(
         sampling_prob=mechanism.sampling_prob,
         noise_multiplier=joint_noise_multiplier(mechanism.noise_multiplier, snr_noise_multiplier),
         num_steps=min(num_snr_steps, num_steps),
@@ -173,10 +173,10 @@ def trial_epsilon(
     if score_noise_multiplier is not None:
         scoring = scoring_event(score_noise_multiplier, num_scores)
     if not disjoint:
-        return accounting.epsilon_pld(dp_event.ComposedDpEvent([training, scoring]), delta)
+        return composition.epsilon_pld(dp_event.ComposedDpEvent([training, scoring]), delta)
     alone = mechanism.epsilon(num_steps) if snr_noise_multiplier is None else None  # remembered
-    epsilon = accounting.epsilon_pld(training, delta) if alone is None else alone
-    return max(epsilon, accounting.epsilon_pld(scoring, delta))
+    epsilon = composition.epsilon_pld(training, delta) if alone is None else alone
+    return max(epsilon, composition.epsilon_pld(scoring, delta))
 
 
 def calibrated(
@@ -198,7 +198,7 @@ def calibrated(
         return found
     _check_event(mechanism, score_noise_multiplier, snr_noise_multiplier)
     if score_noise_multiplier is not None:
-        scoring = accounting.epsilon_pld(
+        scoring = composition.epsilon_pld(
             scoring_event(score_noise_multiplier, num_scores), mechanism.target_delta
         )
         if scoring > target_epsilon:
@@ -214,7 +214,7 @@ def calibrated(
         reached = trial_epsilon(found, snr_noise_multiplier=snr_noise_multiplier)
         if reached <= target_epsilon:
             return found
-        share *= (1 - accounting.CALIBRATION_TOLERANCE) * target_epsilon / reached
+        share *= (1 - composition.CALIBRATION_TOLERANCE) * target_epsilon / reached
         found = mechanism.calibrated(share, cache_folder=cache_folder)
     raise ConfigError(
         f"no noise multiplier verified for target_epsilon = {target_epsilon:g} with "

@@ -21,7 +21,7 @@ from dpgcl_core.accounting.tuning.cost import OPEN, TuningCost
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.ledger.report import LedgerStatement
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.methods import Method
+from dpgcl_core.mechanism.method import Method
 
 PROVEN = "proven"
 LABELS = (PROVEN, "as-published", "none")

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpgcl_core.clipping.clipper import num_trainable
+from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.noise.sources import SecretRandomness
 from dpgcl_core.sampling.groups import BATCH
 from sweeps.service.plan import SweepPlan, Trial
 from trainers.config.training import TrainingConfig
-from trainers.data.dataset import AnyRecords, Records
+from trainers.data.dataset import AnyRecords
+from trainers.data.records import Records
 from trainers.data.shapes import make_shape_pairs
 from trainers.tasks.modality import views_of
 from trainers.training.averaging import target_of

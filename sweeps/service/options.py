@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal, TypeVar, get_type_hints
 
 from dpgcl_core.errors import ConfigError, StrictParser, unknown_choice
-from dpgcl_core.methods import method_named
+from dpgcl_core.mechanism.registry import method_named
 from sweeps.service.release import check_release
 from sweeps.service.scores import default_score
 from trainers.config.presets import named_setting

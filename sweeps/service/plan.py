@@ -19,8 +19,8 @@ from dpgcl_core.accounting.filters import composed_event
 from dpgcl_core.accounting.tuning.cost import OPEN, TrialClass, TuningCost
 from dpgcl_core.accounting.tuning.trials import cases_of
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.mechanism.mechanism import default_delta
-from dpgcl_core.methods import method_named
+from dpgcl_core.mechanism.numbers import default_delta
+from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.noise.chacha20 import choose_randomness
 from sweeps.service.data import load_training_data
 from sweeps.service.options import SweepOptions

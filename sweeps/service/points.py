@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.methods import Method, method_named
+from dpgcl_core.mechanism.method import Method
+from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.sampling.groups import GroupSize
 from sweeps.service.options import SweepOptions
 from sweeps.service.plan import Point

@@ -27,7 +27,7 @@ from dpgcl_core.accounting.tuning.laws import TruncatedNegativeBinomial
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import ADD_OR_REMOVE_ONE
-from dpgcl_core.release import noised_counts as scores
+from dpgcl_core.release import noised_counts
 from dpgcl_core.release.statement import OpenTrials, rounded_up
 from sweeps.service.scores import NOISED_SCORES, final_scores, visible_scores
 
@@ -178,7 +178,9 @@ def trial_class(trial: Trial, charged: Charged | None = None) -> TrialClass:
     charged = charged or Charged(num_steps=mechanism.num_steps)
     num_steps, joint = max(mechanism.num_steps, charged.num_steps), None
     if evaluation.snr_noise_multiplier is not None:
-        joint = scores.joint_noise_multiplier(mechanism.noise_multiplier, evaluation.snr_noise_multiplier)
+        joint = noised_counts.joint_noise_multiplier(
+            mechanism.noise_multiplier, evaluation.snr_noise_multiplier
+        )
     return TrialClass(
         sampling_prob=mechanism.sampling_prob,
         noise_multiplier=mechanism.noise_multiplier,

@@ -1,7 +1,7 @@
 """Sealed sweeps: K trials in secret, of which one is published.
 
-The order is what the theorems of `dpgcl_core.accounting.tuning.bounds` need: the tuned cost is charged, K and all
-draws are made from the operating system's entropy and written down, then the trials run, each a fresh
+The order is what the theorems of `dpgcl_core.accounting.tuning.bounds` need: the tuned cost is charged, K and
+all draws are made from the operating system's entropy and written down, then the trials run, each a fresh
 independent draw of (setting, training); the best one alone is published, with ties broken by coins drawn
 beforehand. A trial that fails, or that a crash interrupts, counts as the worst score and is never repeated.
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from dpgcl_core.accounting.tuning.cost import OPEN
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.methods import method_named
+from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.sampling.groups import GroupSize
 from sweeps.service.options import SweepOptions
 from sweeps.service.release import check_search

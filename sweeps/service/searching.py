@@ -9,8 +9,8 @@ Proof. The settings of a trial are a function of public numbers, the public seed
 scores: what public records say of released models, or noised scores, which are charged themselves. Given all
 that was released before,
 1. the next step is one of a training with this q (all trials share q and T), some sensitivity Δ and some
-   noise multiplier σ' ≥ σ. Its divergences are those of the pair of `dpgcl_core.mechanism.mechanism`, whatever S, N_a,
-   C, τ and learning rate are: ((1 − q)·N(0, σ'²) + q·N(1, σ'²), N(0, σ'²)), in units of Δ.
+   noise multiplier σ' ≥ σ. Its divergences are those of the pair of `dpgcl_core.mechanism.mechanism`,
+   whatever S, N_a, C, τ and learning rate are: ((1 − q)·N(0, σ'²) + q·N(1, σ'²), N(0, σ'²)), in units of Δ.
 2. Adding an independent N(0, σ'² − σ²) to both sides of the pair of σ gives the pair of σ'. So the pair of σ
    dominates it, for adding and for removing alike: the other one is post-processing.
 3. Mechanisms that one fixed pair dominates, whatever came before, are dominated together by its K·T-fold

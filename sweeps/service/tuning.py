@@ -17,7 +17,8 @@ from typing import Any
 
 from dpgcl_core.accounting.tuning.cost import OPEN
 from dpgcl_core.errors import ConfigError, StorageError
-from dpgcl_core.methods import METHODS, Method, method_named
+from dpgcl_core.mechanism.method import Method
+from dpgcl_core.mechanism.registry import METHODS, method_named
 from sweeps.service.execution import say
 from sweeps.service.options import SweepOptions
 from sweeps.service.plan import Earlier, Point, SweepPlan, build_plan

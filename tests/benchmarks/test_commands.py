@@ -26,7 +26,8 @@ from benchmarks.steps import (
     relative_errors,
     views_of,
 )
-from dpgcl_core.clipping.clipper import GroupClipper, trainable_parameters
+from dpgcl_core.clipping.clipper import GroupClipper
+from dpgcl_core.clipping.types import trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.image_text import image_text_group_loss
 from trainers.tasks import modality

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.clipping.clipper import GAMMA, num_trainable, trainable_parameters
+from dpgcl_core.clipping.clipper import GAMMA
+from dpgcl_core.clipping.types import Embed, num_trainable, trainable_parameters
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.methods import METHODS, LossSettings
+from dpgcl_core.mechanism.method import LossSettings
+from dpgcl_core.mechanism.registry import METHODS
 from dpgcl_core.methods.baselines.logit_dp.clipper import LogitClipper
-from dpgcl_core.methods.baselines.path_clipping import Embed
 from tests.dpgcl_core.adversary import embed_of
 from tests.dpgcl_core.dpcl_oracle import GivenNormals, Normals, slow_barlow, slow_nt_xent
 from tests.dpgcl_core.logit_oracle import coefficients

@@ -18,7 +18,7 @@ from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import ADD_OR_REMOVE_ONE
-from dpgcl_core.methods import METHODS
+from dpgcl_core.mechanism.registry import METHODS
 from dpgcl_core.release.statement import rounded_up
 from sweeps import methods
 from sweeps.service import run as service

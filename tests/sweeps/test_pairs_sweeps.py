@@ -12,7 +12,7 @@ import pytest
 
 from dashboards.questions import ADAPTED_LAYERS, AUGMENTATIONS, NETWORKS
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.methods import METHODS
+from dpgcl_core.mechanism.registry import METHODS
 from sweeps import architectures, augmentations, lora_layers, search
 from sweeps.service.augmentations import combinations
 from sweeps.service.options import SweepOptions, parse_options

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpgcl_core.accounting import composition as accounting
+from dpgcl_core.accounting import composition
 from dpgcl_core.accounting.tuning.cost import TrialClass, open_cost
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.mechanism.mechanism import default_delta
+from dpgcl_core.mechanism.numbers import default_delta
 from sweeps.service import plan as plan_module
 from sweeps.service.plan import Point, SweepPlan, build_plan, cross_checks
 from sweeps.service.release import Charged, trial_class
@@ -78,9 +78,9 @@ def test_noise_is_calibrated_once_for_all_sizes_and_repeats(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     searched = []
-    search = accounting.search_noise_multiplier
+    search = composition.search_noise_multiplier
     noted = lambda *given: searched.append(given) or search(*given)  # noqa: E731
-    monkeypatch.setattr(accounting, "search_noise_multiplier", noted)
+    monkeypatch.setattr(composition, "search_noise_multiplier", noted)
     arguments = ("--tiny", "--epsilon", "2", "--group-sizes", "2", "4", "batch", "--repeats", "2")
     trials = support.plan(*arguments, calibrations=tmp_path).trials
     assert len(searched) == 1

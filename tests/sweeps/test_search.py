@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from dashboards.runs import load_trials
-from dpgcl_core.accounting import composition as accounting
+from dpgcl_core.accounting import composition
 from dpgcl_core.accounting.filters import StepClass, composed_event
 from dpgcl_core.errors import BudgetExceeded, DpgclError, StorageError
 from dpgcl_core.ledger.cap import Cap
@@ -153,7 +153,7 @@ def test_cost_in_advance_dominates_that_of_the_trials() -> None:
     steps: Counter[StepClass] = Counter()
     for each in trial_classes(trials):
         steps.update(each.steps_of_one)
-    spent = accounting.epsilon_rdp(composed_event(steps), found.cost.delta)
+    spent = composition.epsilon_rdp(composed_event(steps), found.cost.delta)
     assert spent < found.cost.rdp_epsilon
 
 
@@ -168,7 +168,7 @@ def test_trial_takes_no_less_noise_than_budgeted_where_its_calibration_finds_les
     def sloppy(*, target_epsilon: float, **_: Any) -> SimpleNamespace:
         return SimpleNamespace(noise_multiplier=2.0 if target_epsilon == 10 else 1.9)
 
-    monkeypatch.setattr(accounting, "calibrate_noise_multiplier", sloppy)
+    monkeypatch.setattr(composition, "calibrate_noise_multiplier", sloppy)
     found = plan("--epsilon-range", "1", "10")
     trial = searched_trial(
         found, 1, {"epsilon": 9.9, "group_size": 2, "learning_rate": 1e-3}, Path("/nonexistent")

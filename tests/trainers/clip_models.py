@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpgcl_core.clipping.clipper import GroupLosses
+from dpgcl_core.clipping.types import GroupLosses
 from dpgcl_core.losses.image_text import image_text_group_loss
 from trainers.models.clip.adapters import ClipLora
 from trainers.models.clip.encoder import ImageTextEncoder, Pairs, build_image_text_encoder, pack_views

@@ -11,7 +11,7 @@ import pytest
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.sampling.records import ids_from_names
 from trainers.config.training import EvaluationConfig, NetworkConfig, PerformanceConfig, TrainingConfig
-from trainers.data.dataset import Records
+from trainers.data.records import Records
 from trainers.training.loop import TrainingData
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from dpgcl_core.errors import ConfigError, unknown_choice
-from trainers.config_tree import option
+from trainers.config.tree import option
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from dpgcl_core.errors import ConfigError, unknown_choice
 from trainers.config.settings import MechanismOptions, TrainingOptions
@@ -14,8 +15,7 @@ from trainers.config.training import (
     PerformanceConfig,
     ViewConfig,
 )
-from trainers.config_tree import changed
-from trainers.data.dataset import Modality
+from trainers.config.tree import changed
 
 # The paper's image-only setting (section 4): ResNet-18 with GroupNorm, τ = 1/√2, C = 1, Adam 1e-3,
 # B = 2,048, T = 1,200, N_a = 1, crops of 80 %.
@@ -68,7 +68,9 @@ SETTINGS: dict[str, TrainingOptions] = {
 }
 
 
-def named_setting(name: str, *, dataset: str, modality: Modality = "image") -> TrainingOptions:
+def named_setting(
+    name: str, *, dataset: str, modality: Literal["image", "image-text"] = "image"
+) -> TrainingOptions:
     """Return a setting by name; `auto` is the CPU-sized one of the data set, `paper` its modality's.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The options of a training as one typed tree; `trainers.resolve` makes a `TrainingConfig` of it.
+"""The options of a training as one typed tree; `trainers.training.resolve` makes a `TrainingConfig` of it.
 
 All values are public choices. The command line of a sweep starts from a named setting
 (`trainers.config.presets`) and replaces what the user gives.
@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.methods import method_named
+from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.sampling.groups import GroupSize
 from trainers.config.training import (
     EvaluationConfig,
@@ -96,7 +96,7 @@ class MechanismOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """The options of one training; `trainers.config_tree.changed` replaces some by name."""
+    """The options of one training; `trainers.config.tree.changed` replaces some by name."""
 
     mechanism: MechanismOptions = field(default_factory=MechanismOptions)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)

@@ -1,9 +1,9 @@
 """The settings of one training: frozen, keyword-only, validated at construction.
 
-What decides the guarantee is in `dpgcl_core.mechanism.mechanism.Mechanism`; what decides the result besides it is
-in `trainers.config.networks` and in the other classes here; what must not change the result stands apart in
-`PerformanceConfig`. Each is a node of the options, too (`trainers.config.settings`): the docstring under a field
-describes it on the command line.
+What decides the guarantee is in `dpgcl_core.mechanism.mechanism.Mechanism`; what decides the result besides
+it is in `trainers.config.networks` and in the other classes here; what must not change the result stands
+apart in `PerformanceConfig`. Each is a node of the options, too (`trainers.config.settings`): the docstring
+under a field describes it on the command line.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 from dpgcl_core.clipping.parts import ClippingParts
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.mechanism.method import GroupRule
-from dpgcl_core.methods import METHODS, GradientRule, LossSettings
+from dpgcl_core.mechanism.method import GradientRule, GroupRule, LossSettings
+from dpgcl_core.mechanism.registry import METHODS
 from dpgcl_core.methods.view_draws import over_view_draws
 from dpgcl_core.noise.chacha20 import choose_randomness
 from dpgcl_core.noise.sources import DrawSource
-from dpgcl_core.release import noised_counts as scores
+from dpgcl_core.release import noised_counts
 from trainers.config.networks import (
     PRECISIONS,
     ClipNetworkConfig,
@@ -32,7 +32,7 @@ from trainers.config.networks import (
     WarmStart,
     require,
 )
-from trainers.config_tree import option
+from trainers.config.tree import option
 
 TOWERS = ClippingParts(prefixes=("clip.visual.",))
 """The image tower; the text tower and the temperature are the rest."""
@@ -166,7 +166,7 @@ class EvaluationConfig:
         )
         for name in ("score_noise_multiplier", "snr_noise_multiplier"):
             if getattr(self, name) is not None:
-                scores.check_noise_multiplier(name, getattr(self, name))
+                noised_counts.check_noise_multiplier(name, getattr(self, name))
 
     @property
     def num_noised_scores(self) -> int:
@@ -209,7 +209,7 @@ class PerformanceConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(ObjectiveConfig, RandomnessConfig):
-    """One training, complete: what `trainers.resolve.training_config` makes of options.
+    """One training, complete: what `trainers.training.resolve.training_config` makes of options.
 
     Attributes:
       mechanism: the private step and its accounting.
@@ -359,7 +359,7 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
           num_restarts: each may have repeated the first step, whose SNR is then charged once more.
           num_scorings: times that the noised scores may have been drawn.
         """
-        return scores.trial_epsilon(
+        return noised_counts.trial_epsilon(
             self.mechanism,
             self.evaluation.score_noise_multiplier,
             self.evaluation.num_noised_scores * max(1, num_scorings),

@@ -10,86 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
-from dpgcl_core.sampling.records import Ids
-from trainers.data.rows import check_row_starts, row_of_each, rows_of
+from trainers.data.pairs import ImageTextRecords
+from trainers.data.records import Records
 
-if TYPE_CHECKING:
-    from trainers.data.pairs import ImageTextRecords
-
-AnyRecords: TypeAlias = "Records | ImageTextRecords"
-"""Images, perhaps with labels, or images with captions (`trainers.data.pairs`, which imports this file)."""
+AnyRecords: TypeAlias = Records | ImageTextRecords
+"""Images, perhaps with labels, or images with captions."""
 
 Modality = Literal["image", "image-text"]
 """What a record is: an image, or an image with its captions."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Records:
-    """Records in memory; one record is one privacy unit.
-
-    Attributes:
-      images: uint8 `[num_rows, channels, height, width]`; a record's rows lie together.
-      ids: uint64 `[num_records]`, stable under adding or removing other records.
-      labels: int64 `[num_rows]`, or None.
-      row_starts: int64 `[num_records + 1]`: record i has the rows from `row_starts[i]` to before
-        `row_starts[i + 1]`; None where every record has one row.
-      classes_from_data: whether labels are places in the list of this data set's own classes: one record
-        more can then change the labels of others.
-    """
-
-    images: NDArray[np.uint8]
-    ids: Ids
-    labels: NDArray[np.int64] | None = None
-    row_starts: NDArray[np.int64] | None = None
-    classes_from_data: bool = False
-
-    def __post_init__(self) -> None:
-        if self.images.dtype != np.uint8 or self.images.ndim != 4:
-            raise DataError(
-                "images must be uint8 [num_rows, channels, height, width]; "
-                f"got {self.images.dtype} with {self.images.ndim} axes"
-            )
-        for name in ("ids", "labels") if self.row_starts is None else ("labels",):
-            column = getattr(self, name)
-            if column is not None and column.shape != (len(self.images),):
-                raise DataError(f"{name} must have one entry per image; got shape {column.shape}")
-        check_row_starts(self.row_starts, num_records=len(self.ids), num_rows=len(self.images))
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def take(self, records: NDArray[np.int64] | NDArray[np.bool_]) -> Records:
-        """Returns the records at `records` (indices or a mask), with all their rows."""
-        rows, starts = rows_of(self.row_starts, np.arange(len(self))[records])
-        return Records(
-            images=self.images[rows],
-            ids=self.ids[records],
-            labels=None if self.labels is None else self.labels[rows],
-            row_starts=starts,
-            classes_from_data=self.classes_from_data,
-        )
-
-    def images_at(self, records: NDArray[np.int64], *, seed: int, step: int) -> NDArray[np.uint8]:
-        """Returns the image that stands for each of `records` at `step`, `[n, channels, height, width]`."""
-        return self.images[row_of_each(self.row_starts, self.ids, records, seed=seed, step=step)]
-
-    def one_row_each(self) -> Records:
-        """Returns the same records with one row each, chosen by a keyed hash of the record's id."""
-        if self.row_starts is None:
-            return self
-        rows = row_of_each(self.row_starts, self.ids, np.arange(len(self)))
-        return Records(
-            images=self.images[rows],
-            ids=self.ids,
-            labels=None if self.labels is None else self.labels[rows],
-            classes_from_data=self.classes_from_data,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,12 @@ from pathlib import Path
 from dpgcl_core.errors import ConfigError, DataError, unknown_choice
 from dpgcl_core.sampling.records import held_out
 from trainers.data.classes import BUILTIN_CLASS_NAMES
-from trainers.data.dataset import AnyRecords, Dataset, Modality, Records, TrainingData
+from trainers.data.dataset import AnyRecords, Dataset, Modality, TrainingData
 from trainers.data.faults import RecordsError
 from trainers.data.image_text import PairOptions, has_captions, load_csv_pairs, load_parquet_pairs
 from trainers.data.own import NamedSplits, load_folder, load_npz, load_parquet
 from trainers.data.pairs import ImageTextRecords, LoadedPairs
+from trainers.data.records import Records
 from trainers.data.shapes import SHAPE_NAMES, load_shapes, shape_numbers
 from trainers.data.sources import SOURCES, load_builtin
 from trainers.data.webdataset import load_webdataset

@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.records import Ids, ids_from_names
 from trainers.data.classes import ClassNames, as_text, class_indices, encodable
-from trainers.data.dataset import Records
+from trainers.data.decoding import content_ids, decode_images, resize_images
 from trainers.data.faults import RecordsError
-from trainers.data.sources import content_ids, decode_images, resize_images
+from trainers.data.records import Records
 
 if TYPE_CHECKING:
     import pyarrow as pa

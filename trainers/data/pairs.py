@@ -28,10 +28,9 @@ from numpy.typing import NDArray
 from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.records import Ids, ids_from_names, keyed_uniform
 from trainers.data.classes import ClassNames, class_indices
-from trainers.data.decoders import silence_decoders
+from trainers.data.decoding import decode_image, in_threads, silence_decoders
 from trainers.data.faults import RecordsError, check_one_size
 from trainers.data.rows import check_row_starts, row_of_each, rows_of
-from trainers.data.sources import decode_image, in_threads
 
 Decoded = NDArray[np.uint8] | str
 """An image `[height, width]` or `[height, width, 3]`, or what is wrong with it."""

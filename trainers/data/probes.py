@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError
-from trainers.data.dataset import AnyRecords, Dataset, Probe, Records
+from trainers.data.dataset import AnyRecords, Dataset, Probe
 from trainers.data.loading import PairOptions, load_dataset, split_train_test
+from trainers.data.records import Records
 
 # Of ITU-R BT.601, in 65,536ths: what Pillow, and so a grey data set read from colour files, takes.
 _LUMA = np.array([19595, 38470, 7471], dtype=np.uint32)

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
 from dpgcl_core.ledger.fingerprints import expand_ranges
+from trainers.data.decoding import in_threads
 from trainers.data.download import write_atomically
 from trainers.data.faults import RecordsError, check_one_size
 from trainers.data.pairs import (
@@ -43,7 +44,6 @@ from trainers.data.pairs import (
     decode_each,
     stack_images,
 )
-from trainers.data.sources import in_threads
 
 _FORMAT = 2
 _IMAGE_SUFFIXES = frozenset(("jpg", "jpeg", "png", "webp"))

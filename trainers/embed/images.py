@@ -5,10 +5,10 @@
     python -m trainers.embed --model FOLDER --images csv:/data/pairs.csv --to pairs.npz
     python -m trainers.embed --model FOLDER --texts captions.txt --to captions.npz
 
-Images are read by the rules of `trainers.data.loading` (a folder, an `.npz`, parquet files, pairs of one's own, or a
-built-in data set), resized to the model's input and brought to its number of channels. What cannot be read
-is refused as a whole, with how many there are; so no row goes missing. `--features backbone` gives the
-features that the scores are computed from, `projection` the unit embeddings that the loss saw.
+Images are read by the rules of `trainers.data.loading` (a folder, an `.npz`, parquet files, pairs of one's
+own, or a built-in data set), resized to the model's input and brought to its number of channels. What cannot
+be read is refused as a whole, with how many there are; so no row goes missing. `--features backbone` gives
+the features that the scores are computed from, `projection` the unit embeddings that the loss saw.
 
 A CLIP model gives unit embeddings in the space of both towers, and of images with captions both sides. Rows
 of pairs with one image are one record, and it has one embedding.
@@ -35,7 +35,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from dpgcl_core.errors import ConfigError, DataError, StorageError, StrictParser, exit_on_bad_input
+from dpgcl_core.errors import ConfigError, DataError, StorageError, StrictParser
 from dpgcl_core.sampling.records import ids_from_names
 from trainers.data.dataset import Dataset
 from trainers.data.loading import PairOptions, load_dataset
@@ -357,7 +357,3 @@ def _parser() -> StrictParser:
     add("--csv-img-key", metavar="NAME", help="column of csv or parquet with images (filepath or image)")
     add("--csv-caption-key", metavar="NAME", help="column of csv or parquet with captions (title or caption)")
     return parser
-
-
-if __name__ == "__main__":
-    exit_on_bad_input(main)

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from dpgcl_core.errors import ConfigError, DataError
 from dpgcl_core.sampling.records import Ids, keyed_uniform
 from trainers.config.training import EvaluationConfig, TrainingConfig, ViewConfig
-from trainers.data.dataset import AnyRecords, Records, TrainingData
+from trainers.data.dataset import AnyRecords, TrainingData
 from trainers.data.pairs import Images, ImageTextRecords
+from trainers.data.records import Records
 from trainers.evaluation.pairs import PAIRS_AT_ONCE, read_images, tower_scores
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.models.encoder import Encoder

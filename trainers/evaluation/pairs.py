@@ -1,9 +1,9 @@
 """Scores of both towers: retrieval in both directions on pairs and, with class names, zero-shot.
 
-What counts as found is in `trainers.evaluation.retrieval`, by the cosine, for which the image tower's features do as
-well as the unit embeddings; here is how records reach the towers. Stored images are read a batch at a time
-and once: while a batch is in memory it is embedded, and its contents are hashed, for identical images count
-for each other.
+What counts as found is in `trainers.evaluation.retrieval`, by the cosine, for which the image tower's
+features do as well as the unit embeddings; here is how records reach the towers. Stored images are read a
+batch at a time and once: while a batch is in memory it is embedded, and its contents are hashed, for
+identical images count for each other.
 """
 
 from __future__ import annotations

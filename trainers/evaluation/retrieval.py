@@ -12,9 +12,9 @@ about k/n; no order of the records or size of a chunk can turn ties into hits.
 Memory. Similarities are taken for a chunk of queries against all candidates, and only the hits are kept:
 24,000 images and captions take `max_bytes` (256 MiB) instead of the 2.3 GB of the whole matrix.
 
-Scores are computed from evaluation records; `dpgcl_core.release.metrics.visible` decides who may see them. A recall
-is not a mean of terms bounded by one record: every record is a candidate of all queries, and one more can
-turn each query's hit into a miss. So it must not be released by noising it as an accuracy is.
+Scores are computed from evaluation records; `dpgcl_core.release.metrics.visible` decides who may see them. A
+recall is not a mean of terms bounded by one record: every record is a candidate of all queries, and one more
+can turn each query's hit into a miss. So it must not be released by noising it as an accuracy is.
 """
 
 from __future__ import annotations

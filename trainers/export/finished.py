@@ -127,7 +127,7 @@ class FinishedSweep:
 def storage_folder(option: Path | None) -> Path:
     """Returns where sweeps lie: the option, `$DPGCL_STORAGE`, or the repository's `results/`."""
     environment = os.environ.get("DPGCL_STORAGE")
-    default = Path(environment) if environment else Path(__file__).resolve().parents[1] / "results"
+    default = Path(environment) if environment else Path(__file__).resolve().parents[2] / "results"
     return option or default
 
 

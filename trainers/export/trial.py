@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpgcl_core.errors import ConfigError, StrictParser, exit_on_bad_input, unknown_choice
+from dpgcl_core.errors import ConfigError, StrictParser, unknown_choice
 from dpgcl_core.release.metrics import Release, find_metric
 from dpgcl_core.release.statement import PROVEN, epsilon_text, rounded_up, software_versions
 from trainers.export.finished import FinishedSweep, FinishedTrial, read_sweep, storage_folder
@@ -258,7 +258,3 @@ def _parser() -> StrictParser:
     )
     add("--to", type=Path, metavar="FOLDER", help="new folder (exported/SWEEP-TRIAL in the storage folder)")
     return parser
-
-
-if __name__ == "__main__":
-    exit_on_bad_input(main)

@@ -152,7 +152,8 @@ class Tracker:
           parent_run_id: from `start_sweep`.
           trial_name: identifies the trial within the sweep, the same after a resume.
           params: the trial's settings.
-          metrics: final values, by the names in `dpgcl_core.release.metrics`; logged at the last step of `series`.
+          metrics: final values, by the names in `dpgcl_core.release.metrics`; logged at the last step of
+            `series`.
           series: (step, value) pairs by name, for example of `snr`.
           tags: further tags.
           run_name: shown in MLflow; by default see `trial_run_name`.

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpgcl_core.clipping.clipper import GroupReport, num_trainable, trainable_parameters
+from dpgcl_core.clipping.types import GroupReport, num_trainable, trainable_parameters
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.sources import DrawSource
 from trainers.config.training import TrainingConfig
@@ -104,8 +104,8 @@ def train(
     Guarantee: with the label `proven`, the trained encoder and every iterate, and so all averages of them,
     are (ε, δ)-differentially private for adding or removing one record of `data.train` or `data.scored`, at
     the ε reported as `epsilon`, which counts noised numbers and the steps that a resume repeated. Scores and
-    by-products pass through `dpgcl_core.release.metrics.visible`, so with private records only releasable ones are
-    returned.
+    by-products pass through `dpgcl_core.release.metrics.visible`, so with private records only releasable
+    ones are returned.
 
     Args:
       config: the settings.

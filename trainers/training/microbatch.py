@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.clipping.clipper import num_trainable
+from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.sampling.groups import BATCH
 from trainers.config.training import TrainingConfig
 from trainers.models.clip.encoder import ImageTextEncoder

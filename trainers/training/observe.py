@@ -1,8 +1,9 @@
 """What a training notes about itself on the way, behind the release policy.
 
-With private training records nothing here is even computed: these numbers depend on the records outside
-the mechanism. With public records they are what the ablation plots are drawn from. The one exception is
-the noised SNR of the first step, which is a mechanism of its own and charged (`dpgcl_core.release.noised_counts`).
+With private training records nothing here is even computed: these numbers depend on the records outside the
+mechanism. With public records they are what the ablation plots are drawn from. The one exception is the
+noised SNR of the first step, which is a mechanism of its own and charged
+(`dpgcl_core.release.noised_counts`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from dpgcl_core.clipping.clipper import GroupReport
+from dpgcl_core.clipping.types import GroupReport
 from dpgcl_core.noise.sources import Draws
 from dpgcl_core.release import metrics as metric_policy
 from dpgcl_core.release.noised_counts import noised_norm

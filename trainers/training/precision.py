@@ -22,11 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpgcl_core.clipping.clipper import GroupLosses, GroupReport, num_trainable
+from dpgcl_core.clipping.types import Embed, GroupLosses, GroupReport, num_trainable
 from dpgcl_core.losses.info_nce import two_view_group_loss
-from dpgcl_core.mechanism.method import GroupRule
-from dpgcl_core.methods import GradientRule
-from dpgcl_core.methods.baselines.path_clipping import Embed
+from dpgcl_core.mechanism.method import GradientRule, GroupRule
 from dpgcl_core.noise.sources import Draws
 from dpgcl_core.sampling.groups import BATCH
 from trainers.config.training import ClipNetworkConfig, NetworkConfig, TrainingConfig

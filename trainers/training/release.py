@@ -10,8 +10,9 @@ from dpgcl_core.errors import ConfigError
 from dpgcl_core.noise.sources import Draws
 from dpgcl_core.release.noised_counts import noised_count, public_share
 from trainers.config.training import EvaluationConfig, TrainingConfig
-from trainers.data.dataset import Records, TrainingData
+from trainers.data.dataset import TrainingData
 from trainers.data.loading import is_split_held_out
+from trainers.data.records import Records
 from trainers.evaluation.features import embed_features, first_by_hash, knn_rule, linear_probe_rule
 from trainers.models.encoder import Encoder
 

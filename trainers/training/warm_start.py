@@ -10,8 +10,8 @@ is the same. It says nothing of the data that the first weights were made from. 
 - A file that does not say what it was made from is taken to be public on the user's word, and the privacy
   statement says so.
 
-A file that `trainers.export.trial` wrote says whose data it comes from even when it is copied elsewhere, and so
-does a privacy statement that lies beside it.
+A file that `trainers.export.trial` wrote says whose data it comes from even when it is copied elsewhere, and
+so does a privacy statement that lies beside it.
 
 What identifies a warm start is the hash of its file: it enters a trial's configuration, and every worker
 checks it as it loads. The path must be one that all machines see.

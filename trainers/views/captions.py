@@ -1,9 +1,9 @@
 """Station 4 for captions: a caption becomes its augmented views, each a function of its own record alone.
 
-As for images (`trainers.views.images`), every random choice is a keyed hash of the record's id, the public seed,
-the step and the view. So adding or removing one record leaves every other record's captions as they were,
-which is what lets one record touch one group only. The augmentations are the three of DP-GCL, appendix B.3,
-and any of them can be on together; they are applied in this order:
+As for images (`trainers.views.images`), every random choice is a keyed hash of the record's id, the public
+seed, the step and the view. So adding or removing one record leaves every other record's captions as they
+were, which is what lets one record touch one group only. The augmentations are the three of DP-GCL, appendix
+B.3, and any of them can be on together; they are applied in this order:
 
 1. *Sentence swap*: of a caption with several sentences, two change places.
 2. *Word swap*: two adjacent words change places, within a sentence and with no punctuation between them;

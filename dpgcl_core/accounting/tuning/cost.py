@@ -66,7 +66,8 @@ _LARGER = "; the larger ε of training and of scoring, whose records are disjoin
 Mode = Literal["open", "sealed", "sealed-threshold"]
 THEOREMS = {
     "profile": "profile bound c* (proof in dpgcl_core/accounting/tuning/bounds.py)",
-    "pointwise": "pointwise supremum over the privacy loss distribution (dpgcl_core/accounting/tuning/bounds.py)",
+    "pointwise": "pointwise supremum over the privacy loss distribution "
+    "(dpgcl_core/accounting/tuning/bounds.py)",
     "ps22": "Papernot and Steinke (2022), Theorem 2 (truncated negative binomial) or 6 (Poisson)",
 }
 

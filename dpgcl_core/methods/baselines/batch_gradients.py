@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpgcl_core.clipping.clipper import num_trainable, trainable_parameters
+from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.methods.baselines.logit_dp.jacobians import Embed, Rows, flat_gradient
 from dpgcl_core.methods.baselines.logit_dp.norms import BY_LAYER, Jacobians
 

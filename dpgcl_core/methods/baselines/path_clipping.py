@@ -19,14 +19,14 @@ clipped terms of a batch (records for `PathClipping`, groups for `FullBatchGroup
 Proof. Every term has norm at most C whatever the batch, so ‖f(B)‖ ≤ M·C for every batch within the cap, and
 for **any** two batches ‖f(B) − f(B')‖ ≤ ‖f(B)‖ + ‖f(B')‖ ≤ 2·M·C. ∎
 
-By kind of change, for records: when r joins n < M others, each of n terms moves by at most 2C and one of
-norm C is new, (2n + 1)C ≤ (2M − 1)C, which is the paper's figure with the cap for B. When a batch is
-truncated to M, r may push another record out: M − 1 terms move by 2C, one of norm C goes and one comes,
-2(M − 1)C + 2C = 2·M·C. So a swap needs nothing on top, and with sampling at rate q, truncated or not, the
-pair of output laws is an average over the sample W without r and the sample V with it of
-((1 − s)·N(f(W)) + s·N(f(V)), N(f(W))), s ≤ q the probability that r is in the sample that is used. Its
-hockey-stick divergence grows with s, so the Poisson-subsampled Gaussian of `dpgcl_core.accounting.composition` with
-q and noise_multiplier = std / (2·M·C) dominates it. The number of records need not be known.
+By kind of change, for records: when r joins n < M others, each of n terms moves by at most 2C and one of norm
+C is new, (2n + 1)C ≤ (2M − 1)C, which is the paper's figure with the cap for B. When a batch is truncated to
+M, r may push another record out: M − 1 terms move by 2C, one of norm C goes and one comes, 2(M − 1)C + 2C =
+2·M·C. So a swap needs nothing on top, and with sampling at rate q, truncated or not, the pair of output laws
+is an average over the sample W without r and the sample V with it of ((1 − s)·N(f(W)) + s·N(f(V)), N(f(W))),
+s ≤ q the probability that r is in the sample that is used. Its hockey-stick divergence grows with s, so the
+Poisson-subsampled Gaussian of `dpgcl_core.accounting.composition` with q and noise_multiplier = std / (2·M·C)
+dominates it. The number of records need not be known.
 
 Records whose embedding is not finite are left out before anything is compared: they are no one's negative
 and contribute zero. A finite embedding with a derivative that is not finite costs its own term in
@@ -42,19 +42,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.clipping.clipper import (
-    GroupClipper,
-    GroupReport,
-    check_gamma,
-    clip_factor,
-    num_trainable,
-)
+from dpgcl_core.clipping.clipper import GroupClipper, check_gamma, clip_factor
 from dpgcl_core.clipping.one_pass import squares_of
+from dpgcl_core.clipping.types import Embed, GroupReport, num_trainable
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.methods.baselines.batch_gradients import gradients_through_batch
-
-Embed = Callable[[Tensor], Tensor]
-"""Maps inputs `[groups, group_size, views, ...]` to unit embeddings `[groups, group_size, views, dim]`."""
 
 OWN_PATH = "own path"
 WHOLE_BATCH = "through the whole batch"

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from dpgcl_core.accounting import composition as accounting
+from dpgcl_core.accounting import composition
 from dpgcl_core.accounting.composition import (
     CALIBRATION_TOLERANCE,
     calibrate_noise_multiplier,
@@ -121,7 +121,7 @@ def test_calibration_cache_is_used(tmp_path, monkeypatch: pytest.MonkeyPatch) ->
     options = {"sampling_prob": 0.01, "num_steps": 100, "target_epsilon": 2.0, "target_delta": 1e-5}
     first = calibrate_noise_multiplier(**options, cache_folder=tmp_path)
     monkeypatch.setattr(
-        accounting, "search_noise_multiplier", lambda *_: pytest.fail("searched in spite of the cache")
+        composition, "search_noise_multiplier", lambda *_: pytest.fail("searched in spite of the cache")
     )
     assert calibrate_noise_multiplier(**options, cache_folder=tmp_path) == first
 

@@ -20,15 +20,11 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from dpgcl_core.accounting.composition import CALIBRATION_TOLERANCE, epsilon_pld, poisson_gaussian_event
-from dpgcl_core.accounting.truncation import (
-    FixedSizeGaussians,
-    FixedSizeSampler,
-    TruncatedPoissonSampler,
-    Truncation,
-    calibrate_fixed_size,
-    calibrate_truncated,
-)
+from dpgcl_core.accounting.fixed_size import FixedSizeGaussians, calibrate_fixed_size
+from dpgcl_core.accounting.truncation import Truncation, calibrate_truncated
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.sampling.fixed_size import FixedSizeSampler
+from dpgcl_core.sampling.truncated import TruncatedPoissonSampler
 
 Law = dict[tuple[int, ...], Fraction]
 GRID = 1e-3

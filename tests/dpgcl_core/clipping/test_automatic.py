@@ -11,17 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from dpgcl_core.clipping import clipper as clipping
-from dpgcl_core.clipping.clipper import (
-    GAMMA,
-    GroupClipper,
-    clip_factor,
-    gamma_of,
-    num_trainable,
-    trainable_parameters,
-)
+from dpgcl_core.clipping.clipper import GAMMA, GroupClipper, clip_factor, gamma_of
+from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.methods import LossSettings
+from dpgcl_core.mechanism.method import LossSettings
 from dpgcl_core.methods.baselines.dpcl.statistics import DpSimClr
 from dpgcl_core.methods.baselines.logit_dp.clipper import LogitClipper
 from dpgcl_core.methods.baselines.path_clipping import FullBatchGroupClipping, PathClipping

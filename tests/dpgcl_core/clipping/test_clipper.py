@@ -13,8 +13,9 @@ from torch import nn
 from dpgcl_core.clipping import clipper as clipping
 from dpgcl_core.clipping import layers as layer_rules
 from dpgcl_core.clipping import one_pass as folding
-from dpgcl_core.clipping.clipper import GroupClipper, num_trainable, trainable_parameters
+from dpgcl_core.clipping.clipper import GroupClipper
 from dpgcl_core.clipping.one_pass import squares_of
+from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from tests import oracles
 from tests.dpgcl_core.models import (

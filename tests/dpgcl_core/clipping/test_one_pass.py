@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from dpgcl_core.clipping import clipper as clipping
 from dpgcl_core.clipping import one_pass as folding
-from dpgcl_core.clipping.clipper import GroupClipper, num_trainable, trainable_parameters
+from dpgcl_core.clipping.clipper import GroupClipper
 from dpgcl_core.clipping.direct_uses import NotFoldableError
 from dpgcl_core.clipping.layers import Conv2dRule, EmbeddingRule, LayerRule, LinearRule
+from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from tests import oracles
 from tests.dpgcl_core.models import (

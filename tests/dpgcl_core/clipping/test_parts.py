@@ -11,15 +11,10 @@ from torch import Tensor, nn
 
 from dpgcl_core.clipping import clipper as clipping
 from dpgcl_core.clipping import one_pass as folding
-from dpgcl_core.clipping.clipper import (
-    GAMMA,
-    ONE_BY_ONE,
-    GroupClipper,
-    num_trainable,
-    trainable_parameters,
-)
+from dpgcl_core.clipping.clipper import GAMMA, ONE_BY_ONE, GroupClipper
 from dpgcl_core.clipping.layers import LinearRule
 from dpgcl_core.clipping.parts import ClippingParts
+from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from tests import oracles
 from tests.dpgcl_core.models import (

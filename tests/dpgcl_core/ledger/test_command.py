@@ -43,7 +43,7 @@ def reserve(url: str, label: str = "trial") -> None:
 
 def test_module_runs_as_a_program(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dpgcl_core.ledger", "show", "--ledger", str(tmp_path / "none.db")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
     assert done.returncode == 2
     assert done.stderr.startswith("error: the ledger sqlite:")
     assert done.stderr.count("\n") == 1

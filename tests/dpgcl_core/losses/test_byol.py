@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.clipping.clipper import GroupClipper, num_trainable, trainable_parameters
+from dpgcl_core.clipping.clipper import GroupClipper
+from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.byol import byol_group_loss, byol_group_losses, target_embeddings, update_target
 from tests.dpgcl_core.adversary import LinearEncoder, clip_float64, embed_of, farthest

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dpgcl_core.clipping.clipper import ONE_BY_ONE, GroupClipper, num_trainable
+from dpgcl_core.clipping.clipper import ONE_BY_ONE, GroupClipper
+from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.image_text import (
     MAX_LOGIT_SCALE,

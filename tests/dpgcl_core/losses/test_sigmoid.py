@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dpgcl_core.clipping.clipper import GroupClipper, num_trainable
+from dpgcl_core.clipping.clipper import GroupClipper
+from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.losses.sigmoid import group_sigmoid, two_view_sigmoid_loss
 from tests import oracles
 from tests.dpgcl_core.adversary import embed_of

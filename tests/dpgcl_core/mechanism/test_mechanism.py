@@ -11,7 +11,8 @@ from dp_accounting import dp_event
 from scipy import stats
 
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.mechanism.mechanism import Mechanism, default_delta
+from dpgcl_core.mechanism.mechanism import Mechanism
+from dpgcl_core.mechanism.numbers import default_delta
 from dpgcl_core.noise.sources import SecretRandomness, SeededNonPrivateRandomness
 from dpgcl_core.sampling.groups import expected_dropped_share, expected_num_groups
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.clipping.clipper import num_trainable, trainable_parameters
+from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.methods import LossSettings
+from dpgcl_core.mechanism.method import LossSettings
 from dpgcl_core.sampling.groups import FixedSizeGroups
 from tests.dpgcl_core.adversary import LinearEncoder, clip_float64, embed_of, farthest
 from tests.dpgcl_core.losses.test_byol import _Online

@@ -7,17 +7,19 @@ import math
 
 import pytest
 
-from dpgcl_core.accounting import composition as accounting
+from dpgcl_core.accounting import composition
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.mechanism.mechanism import ADD_OR_REMOVE_ONE, Mechanism
-from dpgcl_core.methods import METHODS, LossSettings, method_named
+from dpgcl_core.mechanism.mechanism import Mechanism
+from dpgcl_core.mechanism.method import LossSettings
+from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE
+from dpgcl_core.mechanism.registry import METHODS, method_named
 from dpgcl_core.methods.__main__ import main
+from dpgcl_core.methods.baselines.capped import default_cap
 from dpgcl_core.methods.baselines.logit_dp.clipper import LogitClipper
-from dpgcl_core.methods.baselines.whole_batch import default_cap
 from tests.dpgcl_core.method_oracles import TAU, TRAINING, mechanism_of
 from trainers.config.settings import TrainingOptions
-from trainers.config_tree import changed
-from trainers.resolve import training_config
+from trainers.config.tree import changed
+from trainers.training.resolve import training_config
 
 REPLACE_ONE = "replace one record"
 DPCL = [name for name in METHODS if name.startswith("dpcl_")]
@@ -167,7 +169,7 @@ def test_logit_dp_sensitivity_without_the_temperature_would_be_too_small() -> No
 def test_budget_out_of_reach_names_the_smallest_epsilon_that_is_not(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accounting, "_MAX_NOISE", 3.0)
+    monkeypatch.setattr(composition, "_MAX_NOISE", 3.0)
     mechanism = mechanism_of(name)
     with pytest.raises(ConfigError, match="cannot be met by any noise_multiplier up to 3") as raised:
         mechanism.calibrated(1e-2)
@@ -185,8 +187,8 @@ def test_tiny_budget_is_searched_on_coarse_grids_and_met_on_a_fine_one(
         asked.append((noise_multiplier, grid))
         return max(0.0, 1 / noise_multiplier - 3 * grid)  # as if coarseness hid some of the loss
 
-    monkeypatch.setattr(accounting, "epsilon_of_steps", epsilon_of_steps)
-    found = accounting.calibrate_noise_multiplier(
+    monkeypatch.setattr(composition, "epsilon_of_steps", epsilon_of_steps)
+    found = composition.calibrate_noise_multiplier(
         sampling_prob=0.1, num_steps=10, target_epsilon=1e-3, target_delta=1e-6
     )
     fine = 1e-3 / 500

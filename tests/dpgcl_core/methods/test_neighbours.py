@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.methods import METHODS
+from dpgcl_core.mechanism.registry import METHODS
 from tests.dpgcl_core.adversary import LinearEncoder, farthest
 from tests.dpgcl_core.dpcl_oracle import barlow_counterexample, simclr_counterexample
 from tests.dpgcl_core.method_oracles import (

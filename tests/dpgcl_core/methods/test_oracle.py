@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.methods import METHODS
+from dpgcl_core.mechanism.registry import METHODS
 from tests.dpgcl_core.dpcl_oracle import Normals
 from tests.dpgcl_core.method_oracles import (
     CASES,

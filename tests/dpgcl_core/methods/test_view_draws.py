@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpgcl_core.clipping.clipper import num_trainable, trainable_parameters
+from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.methods import METHODS, LossSettings
+from dpgcl_core.mechanism.method import LossSettings
+from dpgcl_core.mechanism.registry import METHODS
 from dpgcl_core.methods.view_draws import draws_of, over_view_draws
 from dpgcl_core.sampling.groups import BATCH
 from tests.dpgcl_core.adversary import LinearEncoder, clip_float64, embed_of, farthest

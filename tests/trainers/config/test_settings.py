@@ -10,9 +10,9 @@ from dpgcl_core.errors import ConfigError
 from tests.trainers.conftest import make_config, make_data
 from trainers.config.settings import TrainingOptions
 from trainers.config.training import EvaluationConfig
-from trainers.config_tree import changed
-from trainers.resolve import training_config
+from trainers.config.tree import changed
 from trainers.training.loop import train
+from trainers.training.resolve import training_config
 
 
 def _config(**changes: object):  # type: ignore[no-untyped-def]

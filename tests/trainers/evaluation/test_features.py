@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dpgcl_core.errors import DataError
 from dpgcl_core.release.metrics import METRICS
 from trainers.config.training import EvaluationConfig, NetworkConfig, ViewConfig
-from trainers.data.dataset import Records
+from trainers.data.records import Records
 from trainers.evaluation.features import (
     embed_features,
     evaluate,

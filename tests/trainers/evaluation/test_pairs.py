@@ -20,8 +20,9 @@ from tests.trainers.clip_models import moved, tiny_encoder
 from tests.trainers.conftest import make_config
 from tests.trainers.export.test_export import _sweep, _trial
 from trainers.config.training import EvaluationConfig, NetworkConfig, ViewConfig
-from trainers.data.dataset import Probe, Records, TrainingData
+from trainers.data.dataset import Probe, TrainingData
 from trainers.data.pairs import ImageTextRecords
+from trainers.data.records import Records
 from trainers.data.shapes import SHAPE_NAMES, make_shape_pairs
 from trainers.evaluation import pairs as pair_scoring
 from trainers.evaluation.features import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpgcl_core.clipping.clipper import trainable_parameters
+from dpgcl_core.clipping.types import trainable_parameters
 from dpgcl_core.errors import StorageError
 from tests.trainers.conftest import make_config, make_data
 from trainers.files import checkpoint

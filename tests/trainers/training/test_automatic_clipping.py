@@ -8,17 +8,18 @@ from functools import partial
 import pytest
 import torch
 
-from dpgcl_core.clipping.clipper import GAMMA, GroupClipper, num_trainable
+from dpgcl_core.clipping.clipper import GAMMA, GroupClipper
+from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from dpgcl_core.mechanism.method import GroupRule
 from trainers.config.presets import DIGITS_CPU
 from trainers.config.settings import TrainingOptions
 from trainers.config.training import NetworkConfig
-from trainers.config_tree import changed
+from trainers.config.tree import changed
 from trainers.models.encoder import build_encoder
-from trainers.resolve import training_config
 from trainers.training.precision import add_clipped_sum, embed_of, gradient_scale
+from trainers.training.resolve import training_config
 
 
 def _setting(**changes: object) -> TrainingOptions:

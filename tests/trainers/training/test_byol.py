@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpgcl_core.clipping.clipper import num_trainable, trainable_parameters
+from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from tests.trainers.conftest import make_config, make_data
 from trainers.config.training import TARGET_DECAY, NetworkConfig, OptimizerConfig
 from trainers.models.encoder import build_encoder, refuse_cross_record

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpgcl_core.clipping.clipper import ONE_BY_ONE, GroupClipper, num_trainable
+from dpgcl_core.clipping.clipper import ONE_BY_ONE, GroupClipper
+from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.image_text import MAX_LOGIT_SCALE
 from tests import oracles

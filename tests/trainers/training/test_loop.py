@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpgcl_core.clipping.clipper import num_trainable, trainable_parameters
+from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from dpgcl_core.noise.gaussian import GaussianNoise

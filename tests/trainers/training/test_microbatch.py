@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpgcl_core.clipping.clipper import trainable_parameters
+from dpgcl_core.clipping.types import trainable_parameters
 from tests.trainers.conftest import make_config, make_data
 from trainers.config.training import EvaluationConfig, NetworkConfig, PerformanceConfig, TrainingConfig
 from trainers.models.encoder import Encoder, build_encoder

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpgcl_core.clipping.clipper import num_trainable
+from dpgcl_core.clipping.types import num_trainable
 from tests.trainers.conftest import make_config, make_data
 from trainers.training import loop
 from trainers.training.workers import SingleWorker

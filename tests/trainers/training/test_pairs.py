@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpgcl_core.clipping.clipper import GroupReport, num_trainable, trainable_parameters
+from dpgcl_core.clipping.types import GroupReport, num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.image_text import MAX_LOGIT_SCALE, image_text_group_loss
-from dpgcl_core.methods import METHODS
+from dpgcl_core.mechanism.registry import METHODS
 from tests import oracles
 from tests.trainers.conftest import make_config, make_data
 from trainers.config.training import ClipNetworkConfig, TextViewConfig, TrainingConfig

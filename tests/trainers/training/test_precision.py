@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpgcl_core.clipping.clipper import GroupClipper, GroupReport, num_trainable
+from dpgcl_core.clipping.clipper import GroupClipper
+from dpgcl_core.clipping.types import GroupReport, num_trainable
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from dpgcl_core.mechanism.method import GroupRule

@@ -20,8 +20,9 @@ from dpgcl_core.release.noised_counts import noised_count
 from dpgcl_core.sampling.records import ids_from_names
 from tests.trainers.conftest import make_config, make_data, make_records
 from trainers.config.training import EvaluationConfig, TrainingConfig
-from trainers.data.dataset import Records, TrainingData
+from trainers.data.dataset import TrainingData
 from trainers.data.loading import is_split_held_out, split_held_out
+from trainers.data.records import Records
 from trainers.files.checkpoint import CheckpointFolder, Grant, write_grant
 from trainers.training import loop, release
 from trainers.training.loop import train

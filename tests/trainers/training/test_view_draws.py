@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpgcl_core.clipping.clipper import num_trainable
+from dpgcl_core.clipping.types import num_trainable
 from tests.trainers.conftest import make_config, make_data
 from trainers.config.training import NetworkConfig, PerformanceConfig
 from trainers.training import loop

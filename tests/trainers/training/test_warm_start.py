@@ -20,12 +20,12 @@ from tests.trainers.exporting import LORA, SMALL, same_weights, write_small_clip
 from tests.trainers.files.test_checkpoint import _crashed, _folder
 from trainers.config.presets import DIGITS_CPU
 from trainers.config.training import ClipNetworkConfig, NetworkConfig, TextViewConfig, TrainingConfig
-from trainers.config_tree import changed
+from trainers.config.tree import changed
 from trainers.models.clip.encoder import ImageTextEncoder, synthetic_pairs
 from trainers.models.encoder import build_encoder
-from trainers.resolve import training_config
 from trainers.training import loop
 from trainers.training.loop import train
+from trainers.training.resolve import training_config
 from trainers.training.warm_start import read_warm_start, starting_encoder, warm_start_note
 from trainers.training.workers import SingleWorker
 

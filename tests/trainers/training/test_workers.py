@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from dpgcl_core.clipping.clipper import trainable_parameters
+from dpgcl_core.clipping.types import trainable_parameters
 from dpgcl_core.sampling.poisson import PoissonSampler
 from tests.trainers.conftest import make_config, make_data
 from trainers.training.loop import train

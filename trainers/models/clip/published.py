@@ -1,9 +1,9 @@
 """CLIP models of open_clip: which one, from which weights, as their authors published them.
 
-A model is named as open_clip names it ("ViT-B-32", "ViT-L-14-336", ...), is described by a file of one's
-own, or is one of `SMALL_MODELS`, small enough to be trained from nothing on a CPU. Its first weights are
-random, come through open_clip's own loader where the network allows, or from a file. They must be **public**:
-what they were made from is not protected by the training that starts from them (`trainers.training.warm_start`).
+A model is named as open_clip names it ("ViT-B-32", "ViT-L-14-336", ...), is described by a file of one's own,
+or is one of `SMALL_MODELS`, small enough to be trained from nothing on a CPU. Its first weights are random,
+come through open_clip's own loader where the network allows, or from a file. They must be **public**: what
+they were made from is not protected by the training that starts from them (`trainers.training.warm_start`).
 
 open_clip is imported when a model is asked for, not with this file.
 """

@@ -39,14 +39,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.clipping.clipper import GroupClipper, GroupReport, check_gamma
+from dpgcl_core.clipping.clipper import GroupClipper, check_gamma
+from dpgcl_core.clipping.types import Embed, GroupReport
 from dpgcl_core.errors import ConfigError, unknown_choice
-from dpgcl_core.methods.baselines.path_clipping import (
-    Embed,
-    add_clipped_paths,
-    embed_without_graph,
-    finite_rows,
-)
+from dpgcl_core.methods.baselines.path_clipping import add_clipped_paths, embed_without_graph, finite_rows
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.sources import Draws
 

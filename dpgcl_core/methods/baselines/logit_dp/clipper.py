@@ -25,9 +25,9 @@ By the triangle inequality the change is at most (B/τ)(2 + 2 Σ_{i<n} p_in). Si
 p_in ≤ e^{1/τ}/(e^{1/τ} + (n−1) e^{−1/τ}) = a/(a + n − 1). With x = n − 1, x·a/(a + x) grows in x, to a. ∎
 
 A batch of one has Δ = 2B/τ here, although its gradient is zero. The bound is attained but for p_nn ≥ 0
-(`tests/dpgcl_core/methods/baselines/test_logit_dp_sensitivity.py` comes within 2e-4 of it through this very clipper). Without
-1/τ it is too small by that factor; the paper's Lemma 4.5 is slightly too small, for it merges p_nn and p_in
-of different rows.
+(`tests/dpgcl_core/methods/baselines/test_logit_dp_sensitivity.py` comes within 2e-4 of it through this very
+clipper). Without 1/τ it is too small by that factor; the paper's Lemma 4.5 is slightly too small, for it
+merges p_nn and p_in of different rows.
 
 - *Symmetric loss*: the same with rows and columns exchanged is added, so Δ doubles.
 - *Spread-out loss* Σ_{j≠i} Z_ij²/(n−1), in Z without temperature, zero for n = 1: c_ij = 2 Z_ij/(n−1). Row:
@@ -57,8 +57,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.clipping.clipper import GroupInputs, check_gamma, clip_factor, trainable_parameters
+from dpgcl_core.clipping.clipper import check_gamma, clip_factor
 from dpgcl_core.clipping.one_pass import full_precision
+from dpgcl_core.clipping.types import GroupInputs, trainable_parameters
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.methods.baselines.logit_dp.jacobians import Embed, flat_gradient
 from dpgcl_core.methods.baselines.logit_dp.norms import ROUNDING_SHARE, Jacobians, cross_terms

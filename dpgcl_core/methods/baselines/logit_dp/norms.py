@@ -31,8 +31,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.clipping.clipper import trainable_parameters
 from dpgcl_core.clipping.direct_uses import NotFoldableError
+from dpgcl_core.clipping.types import trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.methods.baselines.logit_dp.jacobians import Embed, Rows, by_layer, ranks, row_by_row
 from dpgcl_core.methods.baselines.logit_dp.layers import cross, has_parts

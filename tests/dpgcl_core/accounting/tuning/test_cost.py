@@ -46,7 +46,7 @@ from dpgcl_core.accounting.tuning.laws import (
 )
 from dpgcl_core.accounting.tuning.profile import PrivacyProfile
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.mechanism.mechanism import ADD_OR_REMOVE_ONE
+from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE
 from tests.dpgcl_core import best_of_k as exact
 
 S1 = TrialClass(sampling_prob=0.01, noise_multiplier=1.0, num_steps=1000)

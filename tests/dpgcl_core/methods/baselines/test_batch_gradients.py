@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.clipping.clipper import trainable_parameters
 from dpgcl_core.clipping.direct_uses import NotFoldableError
+from dpgcl_core.clipping.types import trainable_parameters
 from dpgcl_core.methods.baselines import batch_gradients
 from dpgcl_core.methods.baselines.batch_gradients import gradients_through_batch
 from dpgcl_core.methods.baselines.logit_dp import layers as logit_layers

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.clipping.clipper import num_trainable, trainable_parameters
+from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.methods.baselines.logit_dp import clipper as logit_dp
 from dpgcl_core.methods.baselines.logit_dp import jacobians as logit_jacobians

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.clipping.clipper import num_trainable
+from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.methods.baselines.logit_dp.clipper import LogitClipper
 from tests.dpgcl_core.models import TinyEncoder

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.mechanism.mechanism import Mechanism, check_delta, default_delta
-from dpgcl_core.methods import method_named
-from dpgcl_core.methods.baselines.whole_batch import default_cap
-from dpgcl_core.release import noised_counts as scores
+from dpgcl_core.mechanism.mechanism import Mechanism
+from dpgcl_core.mechanism.numbers import check_delta, default_delta
+from dpgcl_core.mechanism.registry import method_named
+from dpgcl_core.methods.baselines.capped import default_cap
+from dpgcl_core.release import noised_counts
 from dpgcl_core.sampling.groups import BATCH, expected_dropped_share
 from trainers.config.settings import TrainingOptions
 from trainers.config.training import ClipNetworkConfig, NetworkConfig, NetworkOptions, TrainingConfig
@@ -79,7 +80,7 @@ def _mechanism(options: TrainingOptions, num_records: int, calibration_folder: P
     given, evaluation = options.mechanism, options.evaluation
     target = given.target_epsilon()
     n = num_records if given.num_records_public is None else given.num_records_public
-    trained, _ = scores.split_public(n, evaluation.score_on_held_out)
+    trained, _ = noised_counts.split_public(n, evaluation.score_on_held_out)
     noise = 1.0 if given.noise_multiplier is None else given.noise_multiplier
     if not noise > 0:
         raise ConfigError(
@@ -107,7 +108,7 @@ def _mechanism(options: TrainingOptions, num_records: int, calibration_folder: P
     check_delta(mechanism.target_delta, n)  # those held out are scored: the promise is to them, too
     if target is None or without_privacy:
         return mechanism
-    return scores.calibrated(
+    return noised_counts.calibrated(
         mechanism,
         target,
         score_noise_multiplier=evaluation.score_noise_multiplier,

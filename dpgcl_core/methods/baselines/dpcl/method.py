@@ -2,31 +2,29 @@
 
 Batches of a fixed size without replacement, and the relation is **replacing one record**: the number of
 records is public. All mechanisms of a step look at one sample and have one noise multiplier, so they are
-accounted together. The paper's 4C for the gradient is no bound (`dpgcl_core.methods.baselines.dpcl.statistics` has counterexamples), so
-its methods are `as-published`: research on public data. The `_rigorous` forms scale the noise to 4|B|C, which
-holds whatever the batch.
+accounted together. The paper's 4C for the gradient is no bound
+(`dpgcl_core.methods.baselines.dpcl.statistics` has counterexamples), so its methods are `as-published`:
+research on public data. The `_rigorous` forms scale the noise to 4|B|C, which holds whatever the batch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dp_accounting import dp_event
 from torch import Tensor, nn
 
-from dpgcl_core.accounting.truncation import FixedSizeGaussians, FixedSizeSampler, calibrate_fixed_size
-from dpgcl_core.clipping.clipper import GroupReport, gamma_of
+from dpgcl_core.accounting.fixed_size import FixedSizeGaussians, calibrate_fixed_size
+from dpgcl_core.clipping.clipper import gamma_of
+from dpgcl_core.clipping.types import Embed, GroupReport
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.method import LossSettings, Method
+from dpgcl_core.mechanism.numbers import REPLACE_ONE, PublicNumbers
 from dpgcl_core.methods.baselines.dpcl.statistics import DpBarlowTwins, DpSimClr
-from dpgcl_core.methods.baselines.path_clipping import Embed
 from dpgcl_core.noise.sources import Draws
+from dpgcl_core.sampling.fixed_size import FixedSizeSampler
 from dpgcl_core.sampling.groups import Grouper, WholeBatch
-
-if TYPE_CHECKING:
-    from dpgcl_core.mechanism.mechanism import Mechanism
 
 _VARIANCE_FLOOR = 1e-3
 _OFF_DIAGONAL_WEIGHT = 5e-3
@@ -62,90 +60,90 @@ class Dpcl(Method):
 
     @property
     def neighboring_relation(self) -> str:
-        return "replace one record"
+        return REPLACE_ONE
 
     @property
     def sampling(self) -> str:
         return "fixed size without replacement"
 
-    def check(self, mechanism: Mechanism) -> None:
-        super().check(mechanism)
-        if batch_size(mechanism) < 2:
+    def check(self, numbers: PublicNumbers) -> None:
+        super().check(numbers)
+        if batch_size(numbers) < 2:
             raise ConfigError(
                 f"{self.name} compares records of one batch: raise sampling_prob; got an expected batch of "
-                f"{mechanism.expected_batch_size:.3g}"
+                f"{numbers.expected_batch_size:.3g}"
             )
 
-    def condition(self, mechanism: Mechanism) -> str:
-        return f"data sets of exactly {mechanism.num_records_public} records"
+    def condition(self, numbers: PublicNumbers) -> str:
+        return f"data sets of exactly {numbers.num_records_public} records"
 
-    def check_records(self, mechanism: Mechanism, num_records: int) -> None:
-        if num_records != mechanism.num_records_public:
+    def check_records(self, numbers: PublicNumbers, num_records: int) -> None:
+        if num_records != numbers.num_records_public:
             raise ConfigError(
                 f"{self.name} is accounted for replacing a record, so the number of records is public and "
-                f"must be the declared one, {mechanism.num_records_public}; the data set has another: leave "
+                f"must be the declared one, {numbers.num_records_public}; the data set has another: leave "
                 "num_records_public out, or use a method for adding or removing a record"
             )
 
-    def sensitivity(self, mechanism: Mechanism) -> float:
-        size = batch_size(mechanism) if self.label == "proven" else 1
-        return 4 * mechanism.l2_clip_norm * size
+    def sensitivity(self, numbers: PublicNumbers) -> float:
+        size = batch_size(numbers) if self.label == "proven" else 1
+        return 4 * numbers.l2_clip_norm * size
 
-    def sampler(self, mechanism: Mechanism) -> FixedSizeSampler:
-        return FixedSizeSampler(batch_size=batch_size(mechanism))
+    def sampler(self, numbers: PublicNumbers) -> FixedSizeSampler:
+        return FixedSizeSampler(batch_size=batch_size(numbers))
 
-    def grouper(self, mechanism: Mechanism) -> Grouper:
+    def grouper(self, numbers: PublicNumbers) -> Grouper:
         return WholeBatch()
 
-    def divisor(self, mechanism: Mechanism) -> float:
-        return float(batch_size(mechanism))
+    def divisor(self, numbers: PublicNumbers) -> float:
+        return float(batch_size(numbers))
 
-    def _accounting(self, mechanism: Mechanism, num_steps: int) -> FixedSizeGaussians:
+    def _accounting(self, numbers: PublicNumbers, num_steps: int) -> FixedSizeGaussians:
         return FixedSizeGaussians(
-            num_records=mechanism.num_records_public,
-            batch_size=batch_size(mechanism),
-            noise_multipliers=(mechanism.noise_multiplier,) * self.num_mechanisms,
+            num_records=numbers.num_records_public,
+            batch_size=batch_size(numbers),
+            noise_multipliers=(numbers.noise_multiplier,) * self.num_mechanisms,
             num_steps=num_steps,
         )
 
-    def dp_event(self, mechanism: Mechanism, num_steps: int) -> dp_event.DpEvent:
-        return self._accounting(mechanism, num_steps).event()
+    def dp_event(self, numbers: PublicNumbers, num_steps: int) -> dp_event.DpEvent:
+        return self._accounting(numbers, num_steps).event()
 
-    def epsilon(self, mechanism: Mechanism, num_steps: int) -> float:
-        return self._accounting(mechanism, num_steps).epsilon(mechanism.target_delta)
+    def epsilon(self, numbers: PublicNumbers, num_steps: int) -> float:
+        return self._accounting(numbers, num_steps).epsilon(numbers.target_delta)
 
     def calibrated(
-        self, mechanism: Mechanism, target_epsilon: float, cache_folder: Path | None = None
+        self, numbers: PublicNumbers, target_epsilon: float, cache_folder: Path | None = None
     ) -> float:
         found = calibrate_fixed_size(
-            num_records=mechanism.num_records_public,
-            batch_size=batch_size(mechanism),
-            num_steps=mechanism.num_steps,
+            num_records=numbers.num_records_public,
+            batch_size=batch_size(numbers),
+            num_steps=numbers.num_steps,
             target_epsilon=target_epsilon,
-            target_delta=mechanism.target_delta,
+            target_delta=numbers.target_delta,
             shares=(1.0,) * self.num_mechanisms,
         )
         return found.noise_multipliers[0]
 
 
-def batch_size(mechanism: Mechanism) -> int:
+def batch_size(numbers: PublicNumbers) -> int:
     """Returns |B|, the expected batch size as a whole number."""
-    return round(mechanism.expected_batch_size)
+    return round(numbers.expected_batch_size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DpclSimClr(Dpcl):
     """SimCLR."""
 
-    def rule(self, mechanism: Mechanism, loss: LossSettings) -> _TwoViews:
+    def rule(self, numbers: PublicNumbers, loss: LossSettings) -> _TwoViews:
         return _TwoViews(
             inner=DpSimClr(
-                l2_clip_norm=mechanism.l2_clip_norm,
-                gamma=gamma_of(mechanism.clipping),
-                batch_size=batch_size(mechanism),
+                l2_clip_norm=numbers.l2_clip_norm,
+                gamma=gamma_of(numbers.clipping),
+                batch_size=batch_size(numbers),
                 guarantee_label="proven" if self.label == "proven" else "as-published",
                 temperature=loss.temperature,
-                similarity_noise_multiplier=mechanism.noise_multiplier if self.num_mechanisms > 1 else 0.0,
+                similarity_noise_multiplier=numbers.noise_multiplier if self.num_mechanisms > 1 else 0.0,
             )
         )
 
@@ -154,13 +152,13 @@ class DpclSimClr(Dpcl):
 class DpclBarlow(Dpcl):
     """Barlow Twins."""
 
-    def rule(self, mechanism: Mechanism, loss: LossSettings) -> _TwoViews:
-        noise = mechanism.noise_multiplier if self.num_mechanisms > 1 else 0.0
+    def rule(self, numbers: PublicNumbers, loss: LossSettings) -> _TwoViews:
+        noise = numbers.noise_multiplier if self.num_mechanisms > 1 else 0.0
         return _TwoViews(
             inner=DpBarlowTwins(
-                l2_clip_norm=mechanism.l2_clip_norm,
-                gamma=gamma_of(mechanism.clipping),
-                batch_size=batch_size(mechanism),
+                l2_clip_norm=numbers.l2_clip_norm,
+                gamma=gamma_of(numbers.clipping),
+                batch_size=batch_size(numbers),
                 guarantee_label="proven" if self.label == "proven" else "as-published",
                 mean_noise_multiplier=noise,
                 variance_noise_multiplier=noise,

@@ -1,0 +1,116 @@
+"""Accounting of batches of a fixed size without replacement, for replacing one record."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from dp_accounting import NeighboringRelation, dp_event
+from dp_accounting.rdp import RdpAccountant
+
+from dpgcl_core.accounting import composition as accounting
+from dpgcl_core.accounting.composition import check_noise_multiplier, check_target
+from dpgcl_core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedSizeGaussians:
+    """Accounting of steps that apply Gaussian mechanisms to one sample of fixed size, replacing one record.
+
+    Attributes:
+      num_records: N, public by this relation.
+      batch_size: records in every sample.
+      noise_multipliers: std / replace-one sensitivity of each mechanism that looks at the step's sample.
+      num_steps: T.
+
+    Raises:
+      ConfigError: a field is outside its range.
+    """
+
+    num_records: int
+    batch_size: int
+    noise_multipliers: tuple[float, ...]
+    num_steps: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batch_size <= self.num_records:
+            raise ConfigError(
+                f"batch_size must be from 1 to num_records = {self.num_records}; got {self.batch_size}"
+            )
+        if not self.noise_multipliers:
+            raise ConfigError("noise_multipliers must name at least one mechanism; got none")
+        for noise_multiplier in self.noise_multipliers:
+            check_noise_multiplier(noise_multiplier)
+        if self.num_steps < 1:
+            raise ConfigError(f"num_steps must be at least 1; got {self.num_steps}")
+
+    def event(self) -> dp_event.DpEvent:
+        """Returns one event per step, with all the step's mechanisms inside."""
+        if 0 in self.noise_multipliers:
+            return dp_event.NonPrivateDpEvent()
+        gaussians = [dp_event.GaussianDpEvent(noise) for noise in self.noise_multipliers]
+        step = dp_event.SampledWithoutReplacementDpEvent(
+            self.num_records, self.batch_size, dp_event.ComposedDpEvent(gaussians)
+        )
+        return dp_event.SelfComposedDpEvent(step, self.num_steps)
+
+    def epsilon(self, delta: float) -> float:
+        """Returns an upper bound on ε at `delta` by RDP, replacing one record.
+
+        >>> FixedSizeGaussians(num_records=60_000, batch_size=512, noise_multipliers=(2.0, 2.0, 2.0),
+        ...     num_steps=1000).epsilon(1e-5) < 2.56
+        True
+        """
+        return _epsilon_replace_one(self, delta)
+
+
+@lru_cache(maxsize=256)
+def _epsilon_replace_one(what: FixedSizeGaussians, delta: float) -> float:
+    event = what.event()
+    if isinstance(event, dp_event.NonPrivateDpEvent):
+        return math.inf
+    accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return float(accountant.compose(event).get_epsilon(delta))
+
+
+def calibrate_fixed_size(
+    *,
+    num_records: int,
+    batch_size: int,
+    num_steps: int,
+    target_epsilon: float,
+    target_delta: float,
+    shares: Sequence[float] = (1.0,),
+) -> FixedSizeGaussians:
+    """Returns the least noise found that meets (target_epsilon, target_delta) in RDP, replacing one record.
+
+    Args:
+      num_records, batch_size, num_steps: as in `FixedSizeGaussians`.
+      target_epsilon, target_delta: the target; never exceeded, and met within `CALIBRATION_TOLERANCE`.
+      shares: noise multipliers of the step's mechanisms in proportion; equal ones split the budget equally.
+
+    Raises:
+      ConfigError: the target or a share is not positive, or no noise multiplier in [0.1, 1e5] meets it.
+    """
+    check_target(target_epsilon)
+    if not shares or not all(share > 0 and math.isfinite(share) for share in shares):
+        raise ConfigError(f"shares must be positive and finite, one per mechanism; got {list(shares)}")
+
+    def scaled(noise: float) -> FixedSizeGaussians:
+        return FixedSizeGaussians(
+            num_records=num_records,
+            batch_size=batch_size,
+            noise_multipliers=tuple(noise * share for share in shares),
+            num_steps=num_steps,
+        )
+
+    low = target_epsilon * (1 - accounting.CALIBRATION_TOLERANCE)
+    noise = accounting.search_noise_multiplier(
+        lambda noise: scaled(noise).epsilon(target_delta), low, target_epsilon
+    )
+    return scaled(noise)

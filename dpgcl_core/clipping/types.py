@@ -1,0 +1,50 @@
+"""What goes into a clipper and what comes out of it: inputs, losses, embeddings and by-products, by group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+GroupInputs = Tensor | tuple[Tensor, ...]
+"""What the groups are made of, `[groups, group_size, views, ...]` each."""
+
+
+GroupLosses = Callable[[Any], Tensor]
+"""Maps `GroupInputs` to losses `[groups]`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupReport:
+    """By-products of one call, all **private-only** except `paths`.
+
+    Attributes:
+      norms: `[groups]` norms of whole gradients before clipping; nan where they were not needed (C = inf).
+      losses: `[groups]`.
+      non_finite: `[groups]`, which groups were masked to zero, all parts of them.
+      paths: how each layer's norm was taken, by layer name; "" stands for the whole network.
+      part_ratios: `[groups, parts]`, the norm of each part over its own bound C/√m, above 1 where that part
+        is longer than it may stay; None where the gradient is clipped as a whole.
+    """
+
+    norms: Tensor
+    losses: Tensor
+    non_finite: Tensor
+    paths: Mapping[str, str] = field(default_factory=dict)
+    part_ratios: Tensor | None = None
+
+
+def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Returns the trainable parameters in the order of every flat vector of this package."""
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def num_trainable(model: nn.Module) -> int:
+    """Returns the length of the flat parameter vector."""
+    return sum(p.numel() for p in trainable_parameters(model))
+
+
+Embed = Callable[[Tensor], Tensor]
+"""Maps inputs `[groups, group_size, views, ...]` to unit embeddings `[groups, group_size, views, dim]`."""

@@ -1,0 +1,104 @@
+"""The public numbers of a training, from which everything private is built."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dpgcl_core.accounting.composition import MIN_NOISE_MULTIPLIER
+from dpgcl_core.clipping.clipper import FLAT, gamma_of
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.sampling.groups import BATCH, GroupSize
+from dpgcl_core.sampling.poisson import PoissonSampler
+
+ADD_OR_REMOVE_ONE = "add or remove one record"
+REPLACE_ONE = "replace one record"
+
+
+def default_delta(num_records_public: int) -> float:
+    """Returns δ = 1/(n ln n), as the paper.
+
+    >>> round(default_delta(60_000), 9)
+    1.515e-06
+    """
+    if num_records_public < 3:
+        raise ConfigError(f"num_records_public must be at least 3; got {num_records_public}")
+    return 1.0 / (num_records_public * math.log(num_records_public))
+
+
+def check_delta(delta: float, num_records_public: int) -> None:
+    """Raises ConfigError unless 0 < δ < 1 and δ ≤ 1/n: above that, publishing one record at random passes."""
+    if not 0 < delta < 1:
+        raise ConfigError(f"target_delta must be in (0, 1); got {delta}")
+    if delta > 1 / num_records_public:
+        raise ConfigError(
+            f"target_delta must be at most 1/num_records_public = {1 / num_records_public:.3g} "
+            f"(above it, publishing a random record would pass); got {delta:g}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicNumbers:
+    """What is declared of a private training, and public: nothing here depends on a record.
+
+    Attributes:
+      num_records_public: declared public number of records n, from which q, δ and the divisor come.
+      sampling_prob: q, each record's probability to join a step.
+      group_size: S, or "batch" for the whole realised batch as one group.
+      l2_clip_norm: C, bound on one group's gradient; inf for non-private runs.
+      noise_multiplier: σ = noise std / sensitivity; 0 for non-private runs.
+      num_steps: T; 0 for a method that trains nothing.
+      target_delta: δ at which ε is stated.
+      method: name in `dpgcl_core.mechanism.registry.METHODS`.
+      batch_cap: public cap on the records of a step, for methods whose sensitivity needs one.
+      temperature: τ, for methods whose sensitivity depends on it.
+      clipping: "flat", or "automatic" for C/(norm + γ) (see `dpgcl_core.clipping.clipper`).
+
+    Raises:
+      ConfigError: a field is outside its range, or δ exceeds 1/n.
+    """
+
+    num_records_public: int
+    sampling_prob: float
+    group_size: GroupSize
+    l2_clip_norm: float
+    noise_multiplier: float
+    num_steps: int
+    target_delta: float
+    method: str = "dp_gcl"
+    batch_cap: int | None = None
+    temperature: float | None = None
+    clipping: str = FLAT
+
+    def __post_init__(self) -> None:
+        gamma_of(self.clipping)
+        n = self.num_records_public
+        if n < 3:
+            raise ConfigError(f"num_records_public must be at least 3; got {n}")
+        PoissonSampler(sampling_prob=self.sampling_prob)
+        if self.group_size != BATCH and not (isinstance(self.group_size, int) and self.group_size >= 1):
+            raise ConfigError(f'group_size must be a positive integer or "batch"; got {self.group_size!r}')
+        if not self.l2_clip_norm > 0:
+            raise ConfigError(f"l2_clip_norm must be positive; got {self.l2_clip_norm}")
+        if not (self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier)):
+            raise ConfigError(
+                f"noise_multiplier must be finite and not negative; got {self.noise_multiplier}"
+            )
+        if 0 < self.noise_multiplier < MIN_NOISE_MULTIPLIER:
+            raise ConfigError(
+                f"noise_multiplier must be at least {MIN_NOISE_MULTIPLIER}, for less protects "
+                f"nothing; got {self.noise_multiplier}"
+            )
+        if self.noise_multiplier > 0 and math.isinf(self.l2_clip_norm):
+            raise ConfigError("noise without clipping protects nothing: give a finite l2_clip_norm; got inf")
+        check_delta(self.target_delta, n)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether noise protects the records at all."""
+        return self.noise_multiplier > 0
+
+    @property
+    def expected_batch_size(self) -> float:
+        """q·n: public."""
+        return self.sampling_prob * self.num_records_public

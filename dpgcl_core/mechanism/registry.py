@@ -1,0 +1,82 @@
+"""Every method by name: those of this package, those of installed packages, and those a program registers.
+
+An installed package offers a method through the entry point group `dpgcl.methods`; a program calls
+`register`. A name is taken once: a second registration is refused, so that nobody's `dp_gcl` replaces
+another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
+
+from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.mechanism.method import Method
+
+ENTRY_POINTS = "dpgcl.methods"
+
+
+class _Registry(Mapping[str, Method]):
+    """The methods by name, those of installed packages found at the first look."""
+
+    def __init__(self) -> None:
+        self._methods: dict[str, Method] = {}
+        self._searched = False
+
+    def add(self, method: Method) -> None:
+        if not isinstance(method, Method):
+            raise ConfigError(f"a method must be a dpgcl_core.Method; got a {type(method).__name__}")
+        if self._methods.get(method.name, method) != method:
+            raise ConfigError(
+                f"a method named {method.name!r} is registered already "
+                f"({self._methods[method.name].title}): give yours another name"
+            )
+        self._methods[method.name] = method
+
+    def _all(self) -> dict[str, Method]:
+        if not self._searched:
+            self._searched = True
+            for entry in entry_points(group=ENTRY_POINTS):
+                self.add(entry.load())
+        return self._methods
+
+    def __getitem__(self, name: str) -> Method:
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+
+_registry = _Registry()
+METHODS: Mapping[str, Method] = _registry
+"""All registered methods by name, in the order of their registration."""
+
+
+def register(method: Method) -> Method:
+    """Register a method under its name and return it.
+
+    Registering an equal method again changes nothing, so that a module may be imported twice.
+
+    Raises:
+      ConfigError: it is no `Method`, or another method has the name.
+    """
+    _registry.add(method)
+    return method
+
+
+def method_named(name: str) -> Method:
+    """Return the method of this name.
+
+    Raises:
+      ConfigError: there is none; lists them.
+
+    >>> import dpgcl_core
+    >>> method_named("dp_gcl").sensitivity_formula
+    '2C (C for groups of one)'
+    """
+    if name not in METHODS:
+        raise ConfigError(unknown_choice("method", name, METHODS))
+    return METHODS[name]

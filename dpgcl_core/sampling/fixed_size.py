@@ -1,0 +1,38 @@
+"""Stage 2 of methods that replace one record: batches of a fixed size without replacement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.noise.sources import Draws
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedSizeSampler:
+    """A uniformly random set of exactly `batch_size` records, drawn afresh for every step.
+
+    Raises:
+      ConfigError: `batch_size` is below 1, or above the number of records.
+    """
+
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1; got {self.batch_size}")
+
+    def sample(self, num_records: int, generator: Draws) -> NDArray[np.int64]:
+        """Returns the rows of the sampled records, `[batch_size]`, ascending.
+
+        >>> FixedSizeSampler(batch_size=3).sample(3, np.random.default_rng())
+        array([0, 1, 2])
+        """
+        if self.batch_size > num_records:
+            raise ConfigError(
+                f"batch_size must be at most the number of records; got {self.batch_size}, lower it"
+            )
+        return np.sort(generator.permutation(np.arange(num_records))[: self.batch_size])

@@ -1,0 +1,41 @@
+"""Stage 2 with a public cap on the batch: truncated Poisson sampling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.noise.sources import Draws
+from dpgcl_core.sampling.poisson import PoissonSampler
+
+
+@dataclass(frozen=True, kw_only=True)
+class TruncatedPoissonSampler:
+    """Poisson sampling, cut down to a uniformly random subset of `batch_cap` records where it draws more.
+
+    Raises:
+      ConfigError: `sampling_prob` is outside (0, 1], or `batch_cap` below 1.
+    """
+
+    sampling_prob: float
+    batch_cap: int
+
+    def __post_init__(self) -> None:
+        PoissonSampler(sampling_prob=self.sampling_prob)
+        if self.batch_cap < 1:
+            raise ConfigError(f"batch_cap must be at least 1; got {self.batch_cap}")
+
+    def sample(self, num_records: int, generator: Draws) -> NDArray[np.int64]:
+        """Returns the rows of the sampled records, `[≤ batch_cap]`, ascending.
+
+        >>> sampler = TruncatedPoissonSampler(sampling_prob=1.0, batch_cap=3)
+        >>> len(sampler.sample(10, np.random.default_rng()))
+        3
+        """
+        drawn = PoissonSampler(sampling_prob=self.sampling_prob).sample(num_records, generator)
+        if len(drawn) <= self.batch_cap:
+            return drawn
+        return np.sort(generator.permutation(drawn)[: self.batch_cap])

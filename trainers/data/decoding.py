@@ -1,0 +1,147 @@
+"""Encoded images to pixels, for all sources of images; the decoder says nothing of single images."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from dpgcl_core.errors import DataError
+from dpgcl_core.sampling.records import Ids, ids_from_contents
+from trainers.data.faults import RecordsError, check_one_size
+
+_DECODERS = ("ignore", None, Warning, re.compile(r"PIL(\.|$)"), 0)
+
+
+def silence_decoders() -> None:
+    """Drops what Pillow says about single images from here on, which could be of a private one.
+
+    It warns of how many pixels one has, and of how its colours are stored. `warnings.catch_warnings` would
+    change the filters of all threads and put them back while others decode: the filter is set and stays.
+    """
+    if _DECODERS not in warnings.filters[:1]:
+        warnings.filterwarnings("ignore", module=_DECODERS[3].pattern)
+    logging.getLogger("PIL").setLevel(logging.CRITICAL + 1)
+
+
+# Pillow may also hand a file to an outside program (EPS): only formats that it decodes itself.
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+
+
+def decode_images(sources: Sequence[bytes | Path | None], image_size: int | None = None) -> NDArray[np.uint8]:
+    """Returns the images as uint8 `[num_records, channels, height, width]`.
+
+    One channel when every image is grayscale, else RGB; transparency is dropped.
+
+    Args:
+      sources: encoded bytes or a file each; None stands for a missing image.
+      image_size: resize every image to this many pixels square.
+
+    Raises:
+      DataError: there are no images, some cannot be used, or their sizes differ and `image_size` is None.
+    """
+    if not sources:
+        raise DataError("a data set must hold at least one image; found none")
+    silence_decoders()
+    decoded = in_threads(lambda source: decode_image(source, image_size), sources)
+    faults = {
+        kind: [i for i, image in enumerate(decoded) if isinstance(image, str) and image == kind]
+        for kind in ("missing", "unreadable", "not 8-bit")
+    }
+    found = {kind: len(positions) for kind, positions in faults.items() if positions}
+    if found:
+        raise RecordsError(
+            f"every image must be present, readable and 8-bit; of {len(decoded)} images "
+            + ", ".join(f"{count} {kind}" for kind, count in found.items())
+            + ". Repair or remove them",
+            faults,
+        )
+    sizes = Counter(image.shape[:2] for image in decoded)
+    check_one_size(sizes)
+    channels = 3 if any(image.ndim == 3 for image in decoded) else 1
+    images = np.empty((len(decoded), channels, *next(iter(sizes))), dtype=np.uint8)
+    for row, image in zip(images, decoded, strict=True):
+        row[:] = image.transpose(2, 0, 1) if image.ndim == 3 else image
+    return images
+
+
+def decode_image(source: bytes | Path | None, image_size: int | None) -> NDArray[np.uint8] | str:
+    """Returns one image as uint8 `[height, width]` or `[height, width, 3]`, or what is wrong with it."""
+    if source is None or (isinstance(source, Path) and not source.is_file()):
+        return "missing"
+    try:
+        with Image.open(
+            io.BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS
+        ) as image:
+            if image.mode[0] in "IF":
+                return "not 8-bit"
+            plain = image.convert("L" if image.mode in ("1", "L", "LA", "La") else "RGB")
+    except MemoryError:
+        raise
+    except Exception:  # decoders raise nearly anything on damaged bytes
+        return "unreadable"
+    return np.asarray(plain if image_size is None else _to_square(plain, image_size))
+
+
+def _to_square(image: Image.Image, size: int) -> Image.Image:
+    if image.size == (size, size):
+        return image
+    # A box filter averages exactly when it shrinks but only repeats pixels when it enlarges.
+    shrinks = min(image.size) >= size
+    return image.resize((size, size), Image.Resampling.BOX if shrinks else Image.Resampling.BILINEAR)
+
+
+def resize_images(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """Returns `[num_records, channels, size, size]` from `[num_records, channels, height, width]`."""
+    if images.shape[2:] == (size, size):
+        return images
+
+    def resize(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        plain = Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0).copy())
+        resized = np.asarray(_to_square(plain, size))
+        return resized[None] if resized.ndim == 2 else resized.transpose(2, 0, 1)
+
+    return np.stack(in_threads(resize, images))
+
+
+def in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    """Returns `function` of each item, in their order; several threads share the work."""
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+        return list(pool.map(function, items))
+
+
+def content_ids(images: Iterable[bytes | None], labels: NDArray[Any] | None) -> Ids:
+    """Returns one id per record, `[num_records]`, from its image and its label, both as stored.
+
+    A class index would not do for labels that are strings: it depends on the other records' classes.
+
+    >>> with_cat, without = np.array(["dog", "cat", "dog"]), np.array(["dog", "dog"])
+    >>> a, b = content_ids([b"1", b"2", b"3"], with_cat), content_ids([b"1", b"3"], without)
+    >>> bool((a[[0, 2]] == b).all())
+    True
+    """
+    keys: Iterable[bytes] = iter(lambda: b"", None) if labels is None else map(_label_key, labels.tolist())
+    # The length keeps image and label apart: without it two different records could read the same.
+    return ids_from_contents(
+        len(image or b"").to_bytes(8, "little") + (image or b"") + key
+        for image, key in zip(images, keys, strict=labels is not None)
+    )
+
+
+def _label_key(label: int | str | bytes) -> bytes:
+    if isinstance(label, bytes):
+        return label
+    if isinstance(label, str):
+        return label.encode("utf-8", "surrogatepass")
+    return repr(label).encode()
