@@ -32,11 +32,11 @@ from benchmarks.reports import say
 from dpgcl_core.errors import DpgclError
 from sweeps import group_size
 from sweeps.service import execution, run
-from sweeps.service.budget import SweepBudget
-from sweeps.service.execution import OnResult, RaySession
-from sweeps.service.options import parse_options
-from sweeps.service.plan import SweepPlan, Trial
-from sweeps.service.storage import SweepFolder
+from sweeps.service.privacy.budget import SweepBudget
+from sweeps.service.running.tune import OnResult, RaySession
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.planning.plan import SweepPlan, Trial
+from sweeps.service.storage.folder import SweepFolder
 
 Mode = Literal["local", "worker-processes"]
 PHASES = (

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError, DataError, DpgclError, show_on_a_terminal
-from sweeps.service.account import data_path
-from sweeps.service.options import SweepOptions
+from sweeps.service.options.data import DataOptions, data_path
 from trainers.data.loading import (
     AnyRecords,
     Dataset,
@@ -27,12 +26,18 @@ from trainers.training.loop import TrainingData
 _IMAGES_AT_ONCE = 1024
 
 
-def load_training_data(options: SweepOptions) -> tuple[TrainingData, list[str]]:
+def load_training_data(
+    options: DataOptions, *, score_on_held_out: float = 0.0
+) -> tuple[TrainingData, list[str]]:
     """Returns the records of a sweep and what must be said about them.
 
     Public data are split for scoring, by their own split or by record id. Private data are trained on
     whole, and scored on `evaluate_on` alone, which is public; but for the share that is held out to be
     scored with noise, by record id.
+
+    Args:
+      options: of the data.
+      score_on_held_out: that share, see `trainers.config.training.EvaluationConfig`.
 
     Raises:
       ConfigError: the options do not fit the data, or each other.
@@ -40,17 +45,17 @@ def load_training_data(options: SweepOptions) -> tuple[TrainingData, list[str]]:
         text and its traceback may carry a record.
     """
     try:
-        return _load(options)
+        return _load(options, score_on_held_out)
     except DpgclError:
         raise
     except Exception as error:
-        if not options.data_are_private:
+        if not options.are_private:
             raise
         withheld = _describe(error)
     raise DataError(f"the data of this sweep must be readable; loading them ended in {withheld}")
 
 
-def _load_own(options: SweepOptions) -> Dataset:
+def _load_own(options: DataOptions) -> Dataset:
     """Loads the data to train on; of private ones a refusal tells no number outside its details."""
     try:
         return load_dataset(
@@ -60,7 +65,7 @@ def _load_own(options: SweepOptions) -> Dataset:
             pairs=options.pairs_of_training,
         )
     except RecordsError as error:
-        if not options.data_are_private:
+        if not options.are_private:
             raise
         counted = error
     raise _without_counts(counted)  # out here: an error shows what it was raised in the handling of
@@ -82,10 +87,10 @@ def _describe(error: Exception) -> str:
     return describe_error(error, data_are_public=False)
 
 
-def _load(options: SweepOptions) -> tuple[TrainingData, list[str]]:
-    _check_data_options(options)
+def _load(options: DataOptions, score_on_held_out: float) -> tuple[TrainingData, list[str]]:
+    _check_data_options(options, score_on_held_out)
     dataset = _load_own(options)
-    private = options.data_are_private
+    private = options.are_private
     index = queries = other = None
     train = dataset.train
     if options.evaluate_on is not None:
@@ -103,7 +108,7 @@ def _load(options: SweepOptions) -> tuple[TrainingData, list[str]]:
         show_on_a_terminal(
             {"corrupt rows of the training data, left out (--skip-corrupt)": dataset.num_skipped}
         )
-    train, scored = split_held_out(train, options.score_on_held_out)
+    train, scored = split_held_out(train, score_on_held_out)
     probes = load_probes(
         options.probe_datasets, dataset, test_fraction=options.test_fraction, pairs=options.pairs
     )
@@ -144,9 +149,9 @@ def _check_alike(dataset: Dataset, other: Dataset) -> None:
 _KINDS = {"image": "images", "image-text": "images with captions"}
 
 
-def _skipped_notes(options: SweepOptions, dataset: Dataset, other: Dataset | None) -> list[str]:
+def _skipped_notes(options: DataOptions, dataset: Dataset, other: Dataset | None) -> list[str]:
     """How many corrupt rows were dropped, of public data alone: of private data it tells of the records."""
-    public = [] if options.data_are_private else [dataset]
+    public = [] if options.are_private else [dataset]
     return [
         f"Of {each.name} {each.num_skipped} corrupt rows are left out (--skip-corrupt)."
         for each in (*public, *([other] if other is not None else []))
@@ -154,19 +159,14 @@ def _skipped_notes(options: SweepOptions, dataset: Dataset, other: Dataset | Non
     ]
 
 
-def _data_notes(options: SweepOptions) -> list[str]:
+def _data_notes(options: DataOptions) -> list[str]:
     notes = []
-    if options.num_records_public is None:
-        notes.append(
-            "The number of records is taken from the data and therefore public; "
-            "give --num-records-public to declare another."
-        )
     if options.evaluate_on is not None:
         notes.append(f"Scores are on the public data set {options.evaluate_on}.")
     if options.probe_datasets:
         names = ", ".join(options.probe_datasets)
         notes.append(f"Features are also scored on {names}, taken to be public because they are named.")
-    if options.data_are_private:
+    if options.are_private:
         notes.append(
             "The training data are private: no ε = ∞ trials, no un-noised SNR or loss of private records."
         )
@@ -177,9 +177,9 @@ def _data_notes(options: SweepOptions) -> list[str]:
     return notes
 
 
-def _check_data_options(options: SweepOptions) -> None:
+def _check_data_options(options: DataOptions, share: float) -> None:
     """Refuses data that cannot be scored as the options ask, before any are read."""
-    share, other = options.score_on_held_out, options.evaluate_on
+    other = options.evaluate_on
     if share and options.modality != "image":
         raise ConfigError(
             "score_on_held_out is for images with labels: of images with captions the score is a recall, in "
@@ -192,12 +192,12 @@ def _check_data_options(options: SweepOptions) -> None:
                 "probe_datasets must be public data sets other than those trained and scored on already; got "
                 f"{name} for both"
             )
-    if options.data_are_private and other and _same_source(other, options.dataset):
+    if options.are_private and other and _same_source(other, options.dataset):
         raise ConfigError(
             f"evaluate_on must be a public data set, other than the private training data; got {other} for "
             "both"
         )
-    if share and not options.data_are_private:
+    if share and not options.are_private:
         raise ConfigError(
             "score_on_held_out is for private training data, for scores of public data need no noise; got "
             f"{share} with public data: leave it out, or declare --data-is private"

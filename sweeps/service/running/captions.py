@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from sweeps.service.plan import SweepPlan
+from sweeps.service.planning.plan import SweepPlan
 from trainers.data.pairs import ImageTextRecords
 from trainers.models.clip.published import ClipConfig, find_clip
 from trainers.models.clip.tokens import ClipTokenizer

@@ -39,11 +39,11 @@ from dpgcl_core.ledger.account import PlannedTraining, Reservation
 from dpgcl_core.ledger.cap import RECORD
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.ledger.report import LedgerStatement
-from sweeps.service.account import bind_images, check_account, unit_of
-from sweeps.service.options import SweepOptions
-from sweeps.service.plan import SweepPlan, Trial
-from sweeps.service.release import is_proven, trial_class
-from sweeps.service.storage import SweepFolder
+from sweeps.service.options.data import DataOptions
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.trials import Trial, is_proven, trial_class
+from sweeps.service.privacy.account import bind_images, check_account, unit_of
+from sweeps.service.storage.folder import SweepFolder
 from trainers.files.checkpoint import CheckpointFolder, Grant, read_attempt, read_grant, write_grant
 
 CONFIRM_EVERY_SECONDS = 5.0
@@ -64,7 +64,7 @@ class SweepBudget:
       later: trials that follow in a sweep of their own, which the budget must hold, too, in advance.
       folder: of the sweep; its plan must hold the id before anything is charged.
       unit: what one record stands for.
-      options: the sweep's; None: images that its data name are not marked.
+      source: of the data; None: images that they name are not marked.
       lost: why the ledger is out of reach; None while it answers.
       refused: trials that may not start again, and why.
     """
@@ -75,7 +75,7 @@ class SweepBudget:
     trials: Sequence[Trial]
     folder: SweepFolder
     unit: str = RECORD
-    options: SweepOptions | None = None
+    source: DataOptions | None = None
     later: Sequence[Trial] = ()
     lost: str | None = None
     refused: dict[str, str] = field(default_factory=dict)
@@ -140,7 +140,7 @@ class SweepBudget:
             raise LedgerError(f"{self.folder.path} does not hold this sweep's id: a resume would not find it")
         if data is not None:
             self.ledger.bind(self.dataset_id, data)
-            if self.options is not None and not bind_images(self.ledger, self.dataset_id, self.options):
+            if self.source is not None and not bind_images(self.ledger, self.dataset_id, self.source):
                 _log.warning(
                     "not all images have the ledger's mark, for some lie among other files or in folders "
                     "that cannot be written: another list of them would not be recognised"
@@ -288,23 +288,25 @@ def new_sweep_id() -> str:
     return secrets.token_hex(6)
 
 
-def sweep_budget(plan: SweepPlan, ledger: Ledger | None, folder: SweepFolder) -> SweepBudget | None:
+def sweep_budget(
+    plan: SweepPlan, ledger: Ledger | None, dataset_id: str | None, folder: SweepFolder
+) -> SweepBudget | None:
     """Returns the budget of an open sweep; None without a ledger.
 
     Raises:
       LedgerError: the folder's sweep was begun otherwise.
     """
-    check_account(folder, ledger, plan.options)
-    if ledger is None or plan.options.dataset_id is None:
+    check_account(folder, ledger, dataset_id)
+    if ledger is None or dataset_id is None:
         return None
     known = folder.read_plan()
     return SweepBudget(
         ledger=ledger,
-        dataset_id=plan.options.dataset_id,
+        dataset_id=dataset_id,
         sweep_id=known["sweep_id"] if known is not None else new_sweep_id(),
         trials=plan.trials,
         folder=folder,
-        unit=unit_of(plan.options),
-        options=plan.options,
+        unit=unit_of(plan.source),
+        source=plan.source,
         later=plan.later,
     )

@@ -4,6 +4,7 @@ Everything lies under one absolute storage folder:
 
     mlflow.db, mlartifacts/      the embedded tracking store
     calibration/                 noise multipliers found before (verified again when used)
+    sweeps/NAME/config.yaml      the options that repeat the sweep, for --config
     sweeps/NAME/plan.json        the configuration this folder belongs to, its id and its account in a ledger
     sweeps/NAME/trials/*.json    one file per finished trial: the truth a resume starts from
     sweeps/NAME/checkpoints/     one folder per trial
@@ -19,8 +20,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -31,69 +30,8 @@ from dpgcl_core.errors import StorageError
 from trainers.config.training import PerformanceConfig, TrainingConfig
 from trainers.files.checkpoint import read_attempt, sync_folder
 
-CODE_ROOT = Path(__file__).resolve().parents[2]
+CONFIG_FILE = "config.yaml"
 _TRACES = ("trials", "checkpoints", "started", "trusted", "release", "suggested")
-
-
-def inside_ray_job() -> bool:
-    """Whether this process is the entrypoint of a submitted Ray job."""
-    return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
-
-
-def runs_uploaded_copy() -> bool:
-    """Whether this code was uploaded with a job: Ray puts it on every node and first on every path."""
-    return "_ray_pkg_" in str(CODE_ROOT)
-
-
-def storage_root(option: Path | None) -> Path:
-    """Returns the absolute storage folder; nothing is created yet.
-
-    `--storage`, else `$DPGCL_STORAGE`, else the repository's `results/`; inside a submitted job, whose
-    copy of the code is thrown away, a folder in the user's home on the head node instead.
-
-    Raises:
-      StorageError: the path is relative, lies in a job's throw-away copy, or cannot be written.
-    """
-    environment = os.environ.get("DPGCL_STORAGE")
-    default = Path.home() / "dpgcl-results" if inside_ray_job() else CODE_ROOT / "results"
-    path = option or (Path(environment) if environment else default)
-    if not path.is_absolute():
-        raise StorageError(f"the storage folder must be an absolute path; got {path}")
-    if inside_ray_job() and _in_throw_away_copy(path):
-        raise StorageError(
-            f"the storage folder {path} lies in the job's throw-away copy of the code and would be lost; "
-            "give --storage (after --) or $DPGCL_STORAGE a path outside it"
-        )
-    existing = next(parent for parent in (path, *path.parents) if parent.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise StorageError(f"the storage folder {path} cannot be written: check {existing}")
-    return path
-
-
-def tracking_address(option: str | None, root: Path) -> str:
-    """Returns where MLflow keeps the runs: the option, `$MLFLOW_TRACKING_URI`, or `mlflow.db` in `root`.
-
-    The path of an SQLite file is made absolute: the driver of a private Ray changes its folder.
-
-    Raises:
-      StorageError: the file lies in a job's throw-away copy.
-    """
-    uri = option or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
-    file = re.fullmatch(r"(sqlite[^:]*:///)([^?]+)(.*)", uri, re.IGNORECASE)
-    if file is None:
-        return uri
-    path = Path(file[2]).absolute()
-    if inside_ray_job() and _in_throw_away_copy(path):
-        raise StorageError(
-            f"the MLflow database {path} lies in the job's throw-away copy of the code and would be lost; "
-            "give --tracking-uri (after --) an absolute path outside it, as sqlite:////home/me/mlflow.db"
-        )
-    return f"{file[1]}{path}{file[3]}"
-
-
-def _in_throw_away_copy(path: Path) -> bool:
-    resolved = path.resolve()
-    return "_ray_pkg_" in str(resolved) or (runs_uploaded_copy() and resolved.is_relative_to(CODE_ROOT))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,10 +58,17 @@ class SweepFolder:
         """The sweep's name."""
         return self.path.name
 
-    def create(self, plan: dict[str, Any]) -> None:
-        """Creates the folder with its plan; `plan["fingerprint"]` identifies the configuration."""
-        with _storage_errors(self.path):
+    def create(self, plan: Mapping[str, Any], again: str | None = None) -> None:
+        """Create the folder with its plan; `plan["fingerprint"]` identifies the configuration.
+
+        Args:
+          plan: what a resume must find again.
+          again: the options that repeat the sweep, for `config.yaml`.
+        """
+        with storage_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
+            if again is not None:
+                (self.path / CONFIG_FILE).write_text(again, encoding="utf-8")
             write_json(self.path / "plan.json", plan)
 
     def read_plan(self) -> dict[str, Any] | None:
@@ -161,7 +106,7 @@ class SweepFolder:
     def mark_start(self, trial: str) -> None:
         """Counts one more start of a trial, durably, before it can draw a step."""
         known, path = self.starts(trial), self._starts_file(trial)
-        with _storage_errors(path):
+        with storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             sync_folder(self.path)
             write_json(path, vars(dataclasses.replace(known, num_starts=known.num_starts + 1)))
@@ -211,7 +156,7 @@ class SweepFolder:
           StorageError: another driver holds it, or it cannot be written.
         """
         missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
-        with _storage_errors(self.path):
+        with storage_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             file = (self.path / "lock").open("w")
         with file:
@@ -350,39 +295,9 @@ def _unused(sweeps: Path, prefix: str) -> Path:
     return path
 
 
-@dataclass(frozen=True)
-class CalibrationCache:
-    """Noise multipliers found before; see `calibrations`.
-
-    Attributes:
-      folder: where planning finds them, and leaves new ones.
-      kept: where they last.
-    """
-
-    folder: Path
-    kept: Path
-
-    def keep(self) -> None:
-        """Keeps what planning found."""
-        with _storage_errors(self.kept):
-            for file in self.folder.glob("*.json"):
-                if not (self.kept / file.name).exists():
-                    self.kept.mkdir(parents=True, exist_ok=True)
-                    write_json(self.kept / file.name, json.loads(file.read_text()))
-
-
 @contextmanager
-def calibrations(root: Path) -> Iterator[CalibrationCache]:
-    """Yields the cache of a storage folder, which changes only when told to: a plan may still be refused."""
-    with tempfile.TemporaryDirectory(prefix="dpgcl-") as folder:
-        cache = CalibrationCache(Path(folder), root / "calibration")
-        for file in cache.kept.glob("*.json"):
-            shutil.copy(file, cache.folder)
-        yield cache
-
-
-@contextmanager
-def _storage_errors(path: Path) -> Iterator[None]:
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn what the system says of a path that cannot be written into a StorageError."""
     try:
         yield
     except OSError as error:

@@ -38,13 +38,18 @@ from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.ledger.report import LedgerStatement
 from dpgcl_core.release.metrics import Release, find_metric
 from dpgcl_core.release.statement import RESEARCH
-from sweeps.service.account import account_of, bind_images, data_path, unit_of
-from sweeps.service.budget import new_sweep_id
-from sweeps.service.execution import Stopped, say
-from sweeps.service.plan import SweepPlan, Trial
-from sweeps.service.release import candidates_of, trial_law
-from sweeps.service.report import build_statement, statement_text, write_statement
-from sweeps.service.storage import SweepFolder, config_hash, write_json
+from sweeps.service.options.data import data_path
+from sweeps.service.options.release import trial_law
+from sweeps.service.options.service import ServiceOptions
+from sweeps.service.planning.cost import candidates_of
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.trials import Trial
+from sweeps.service.privacy.account import account_of, bind_images, unit_of
+from sweeps.service.privacy.budget import new_sweep_id
+from sweeps.service.privacy.statement import build_statement, statement_text, write_statement
+from sweeps.service.running.terminal import say
+from sweeps.service.running.tune import Stopped
+from sweeps.service.storage.folder import SweepFolder, config_hash, write_json
 from trainers.export.finished import PUBLISHED, released_state
 from trainers.files.checkpoint import CheckpointFolder, read_attempt
 from trainers.files.weights import write_weights
@@ -123,7 +128,7 @@ def tuned_rdp(plan: SweepPlan) -> Callable[[float], float]:
     With noised scores it is the larger curve of the two cases of `dpgcl_core.accounting.tuning.trials`.
     """
     candidates, weights = candidates_of(plan.trials)
-    law = trial_law(plan.options)
+    law = trial_law(plan.release)
 
     def curve_of(case: Sequence[Mapping[StepClass, int]], order: float) -> float:
         orders = np.array(sorted({*FILTER_ORDERS, order}))
@@ -146,7 +151,7 @@ def _rdp(steps: Mapping[StepClass, int], orders: Any) -> Any:
     return np.where(rdp > 0, rdp, np.inf)  # what overflowed must not look free
 
 
-def reserve(ledger: Ledger, plan: SweepPlan, label: str) -> LedgerStatement:
+def reserve(ledger: Ledger, dataset_id: str, plan: SweepPlan, label: str) -> LedgerStatement:
     """Charges the tuned bound once, before K is drawn; returns the ledger's lines at that moment.
 
     By its RDP curve where the cap has an order and the mode a theorem, by basic composition otherwise. A
@@ -155,22 +160,22 @@ def reserve(ledger: Ledger, plan: SweepPlan, label: str) -> LedgerStatement:
     Raises:
       BudgetExceeded, LedgerError: as `Ledger.reserve_sealed`; or the cost is not accounted.
     """
-    cost, dataset_id = plan.cost, str(plan.options.dataset_id)
+    cost, source = plan.cost, plan.source
     if cost is None or cost.tuned_epsilon is None:
         reason = cost.reason if cost is not None else "no candidate has a guarantee"
         raise LedgerError(f"a sealed sweep whose cost is not accounted cannot be charged: {reason}")
-    path = data_path(plan.options.dataset)
-    if path is not None and plan.options.data_are_private:
+    path = data_path(source.dataset)
+    if path is not None and source.are_private:
         ledger.bind(dataset_id, path)
-        bind_images(ledger, dataset_id, plan.options)
-    has_curve = plan.options.release == SEALED and not ledger.spent(dataset_id, with_pld=False).cap.quotas
+        bind_images(ledger, dataset_id, source)
+    has_curve = plan.release.mode == SEALED and not ledger.spent(dataset_id, with_pld=False).cap.quotas
     ledger.reserve_sealed(
         dataset_id,
         label=label,
         epsilon=cost.tuned_epsilon,
         delta=cost.delta,
         rdp_curve=tuned_rdp(plan) if has_curve else None,
-        unit=unit_of(plan.options),
+        unit=unit_of(source),
     )
     return ledger.statement(dataset_id)
 
@@ -195,7 +200,9 @@ class SealedFolder:
         """What may be handed on: the statement, the published run and its weights."""
         return self.folder.path / "release"
 
-    def begin(self, plan: SweepPlan, ledger: Ledger | None) -> tuple[Draw, ...]:
+    def begin(
+        self, plan: SweepPlan, ledger: Ledger | None, dataset_id: str | None, again: str
+    ) -> tuple[Draw, ...]:
         """Returns the draws: new ones, charged before they are made, or those of the resumed sweep.
 
         Raises:
@@ -211,15 +218,15 @@ class SealedFolder:
                     "before it draws any more; resume it as it was begun"
                 )
             return draws
-        charged = reserve(ledger, plan, self.folder.name) if ledger is not None else None
-        draws = draw_trials(trial_law(plan.options), len(plan.trials))
+        charged = reserve(ledger, str(dataset_id), plan, self.folder.name) if ledger is not None else None
+        draws = draw_trials(trial_law(plan.release), len(plan.trials))
         (self.trusted.path / "trials").mkdir(parents=True, exist_ok=True)
         self.trusted.path.chmod(0o700)
         ledger_lines = dataclasses.asdict(charged) if charged is not None else None
         write_json(path, {"draws": [vars(draw) for draw in draws], "ledger": ledger_lines})
         path.chmod(0o600)
         facts = {"fingerprint": plan.fingerprint, "params": plan.params(), "sweep_id": new_sweep_id()}
-        self.folder.create(facts | {"account": account_of(ledger, plan.options)})
+        self.folder.create(facts | {"account": account_of(ledger, dataset_id)}, again)
         return draws
 
     def ledger_lines(self) -> LedgerStatement | None:
@@ -247,26 +254,38 @@ class SealedSweep:
       plan: its candidates.
       folder: of the sweep, held by this process.
       ledger: that is charged; None without one.
+      dataset_id: of the data in the ledger.
+      service: resources of its trainings, of which none is restarted.
+      again: the options that repeat the sweep, as a file.
     """
 
-    def __init__(self, plan: SweepPlan, folder: SweepFolder, ledger: Ledger | None) -> None:
-        self._plan, self._folder, self._ledger = plan, SealedFolder(folder), ledger
+    def __init__(
+        self,
+        plan: SweepPlan,
+        folder: SweepFolder,
+        ledger: Ledger | None,
+        dataset_id: str | None,
+        service: ServiceOptions,
+        again: str,
+    ) -> None:
+        self._plan, self._folder, self._again = plan, SealedFolder(folder), again
+        self._ledger, self._dataset_id = ledger, dataset_id
+        self._service = dataclasses.replace(service, max_restarts=0)
         self._name = folder.name
 
     def run(self, tracker: Tracker, session: Session, run_trials: RunTrials) -> int:
         """Runs what is left of the trials, publishes one, and returns the exit code."""
-        draws = self._folder.begin(self._plan, self._ledger)
+        draws = self._folder.begin(self._plan, self._ledger, self._dataset_id, self._again)
         trials = drawn_trials(self._plan.trials, draws)
         say(f"sealed sweep: {self._name}; what is printed here tells the number of trials: keep it")
         self._hashes = {trial.name: config_hash(trial.config) for trial in trials}
         self._count_interrupted(trials)
         done = self._finished()
         remaining = [trial for trial in trials if trial.name not in done]
-        options = dataclasses.replace(self._plan.options, max_restarts=0)
-        plan = dataclasses.replace(self._plan, options=options, trials=trials)
+        plan = dataclasses.replace(self._plan, trials=trials)
         try:
             if remaining:
-                with session(options) as opened:
+                with session(self._service, trials[0].config.performance) as opened:
                     failed = run_trials(opened, plan, self._folder.trusted, remaining, self._on_result)
                 for name, error in failed.items():
                     say(f"failed: {name} ({error}); it counts as the worst score")
@@ -301,13 +320,13 @@ class SealedSweep:
                 self._keep(trial.name, {"failed": "interrupted; a repetition would not be independent"})
 
     def _publish(self, tracker: Tracker, trials: Sequence[Trial], draws: Sequence[Draw]) -> int:
-        options, release = self._plan.options, self._folder.release
+        options, release = self._plan.release, self._folder.release
         chosen = choose(
             trials,
             draws,
             self._finished(),
             select_by=options.select_by,
-            min_score=options.min_score if options.release == SEALED_THRESHOLD else None,
+            min_score=options.min_score if options.mode == SEALED_THRESHOLD else None,
         )
         outcome = "one model" if chosen is not None else "no model"
         metrics = self._visible(chosen)
@@ -352,7 +371,7 @@ class SealedSweep:
         saved = CheckpointFolder(path, every_steps=1).load() if path.is_dir() else None
         if saved is not None:
             averaged = chosen.config.optimizer.ema_decay > 0
-            data = "private" if self._plan.options.data_are_private else RESEARCH
+            data = "private" if self._plan.source.are_private else RESEARCH
             note = json.dumps({"data": data, "sweep": self._name})
             state = released_state(saved, averaged=averaged)
             write_weights(self._folder.release / PUBLISHED, state, note=note)

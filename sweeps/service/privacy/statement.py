@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpgcl_core.accounting.tuning.cost import OPEN, TuningCost
+from dpgcl_core.accounting.tuning.cost import SEALED_THRESHOLD, TuningCost
 from dpgcl_core.ledger.report import LedgerStatement
 from dpgcl_core.release.statement import PrivacyStatement
-from sweeps.service.budget import NO_LEDGER
-from sweeps.service.plan import SweepPlan, Trial
-from sweeps.service.release import Charged, cost_of, is_proven, open_trials, score_text, trial_class
-from sweeps.service.storage import SweepFolder
+from sweeps.service.planning.cost import cost_of, open_trials
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.trials import Charged, Trial, is_proven, trial_class
+from sweeps.service.privacy.budget import NO_LEDGER
+from sweeps.service.storage.folder import SweepFolder
 from trainers.data.dataset import modality_of
 from trainers.files.checkpoint import read_attempt, read_grant
 
@@ -61,7 +62,7 @@ def cost_charged(plan: SweepPlan, drawn: Mapping[str, Charged]) -> TuningCost | 
     proven = filter(is_proven, plan.charged_trials)
     if all(trial_class(trial, drawn.get(trial.name)) == trial_class(trial) for trial in proven):
         return plan.cost
-    return cost_of(plan.options, plan.charged_trials, drawn)
+    return cost_of(plan.release, plan.charged_trials, drawn)
 
 
 def build_statement(
@@ -79,28 +80,27 @@ def build_statement(
       drawn: what each begun trial may have drawn, for an open sweep.
       ledger: the ledger's lines.
     """
-    options = plan.options
-    is_open = options.release == OPEN
+    source, is_open = plan.source, plan.release.is_open
     charged = drawn or {}
     proven = [trial for trial in plan.charged_trials if is_proven(trial)]
     return PrivacyStatement(
         sweep=sweep,
-        dataset=options.dataset,
-        data_are_private=options.data_are_private,
+        dataset=source.dataset,
+        data_are_private=source.are_private,
         guarantee_label=_weakest_label(plan),
         num_records_public=plan.num_records_public,
         num_records_source=str(plan.trials[0].params["num_records_public_source"]),
-        mode=options.release,
+        mode=plan.release.mode,
         cost=cost_charged(plan, charged) if is_open else plan.cost,
         budget=plan.cost,
         mechanisms=list(dict.fromkeys(trial.config.mechanism for trial in proven)),
         randomness="; ".join(dict.fromkeys(str(trial.params["randomness"]) for trial in plan.trials)),
-        scores=score_text(plan),
-        unit_column=options.unit_column,
+        scores=_score_text(plan),
+        unit_column=source.unit_column,
         row="image with all its captions" if modality_of(plan.data.train) == "image-text" else "row",
         trials=open_trials(plan.charged_trials, charged, len(charged)) if is_open else None,
         ledger=ledger,
-        ledger_note=NO_LEDGER if options.data_are_private else "no ledger: public data need none",
+        ledger_note=NO_LEDGER if source.are_private else "no ledger: public data need none",
         notes=plan.notes,
     )
 
@@ -108,6 +108,33 @@ def build_statement(
 def _weakest_label(plan: SweepPlan) -> str:
     labels = {trial.config.guarantee_label for trial in plan.charged_trials}
     return next(label for label in ("none", "as-published", "proven") if label in labels)
+
+
+def _score_text(plan: SweepPlan) -> str:
+    """How scores were evaluated."""
+    source, release = plan.source, plan.release
+    probes = ", ".join(source.probe_datasets)
+    if plan.data.queries is None:
+        return f"on {probes} (public data), without noise" if probes else "none were computed"
+    where = source.evaluate_on or f"the held-out part of {source.dataset}"
+    kind = "public data" if plan.data.evaluation_is_public else "no public data"
+    chosen = "" if release.is_open else f"; the score that selects is {release.select_by}"
+    if release.mode == SEALED_THRESHOLD:
+        chosen += f", at least {release.min_score:g}"
+    also = f"; features also on {probes} (public data)" if probes else ""
+    return f"on {where} ({kind}), without noise{also}{_noised_text(plan)}{chosen}"
+
+
+def _noised_text(plan: SweepPlan) -> str:
+    noises = {trial.config.evaluation.score_noise_multiplier for trial in plan.trials} - {None}
+    if not noises:
+        return ""
+    shown = ", ".join(f"{noise:g}" for noise in sorted(noise for noise in noises if noise is not None))
+    share = plan.trials[0].config.evaluation.score_on_held_out
+    return (
+        f"; and on {share:.3g} of the private records, by record id, that no trial trains on, "
+        f"as counts with Gaussian noise of standard deviation {shown}, charged in ε"
+    )
 
 
 def write_statement(statement: PrivacyStatement, folder: Path) -> tuple[Path, Path]:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,56 +16,35 @@ import torch
 
 from dpgcl_core.accounting.composition import epsilon_prv, epsilon_rdp
 from dpgcl_core.accounting.filters import composed_event
-from dpgcl_core.accounting.tuning.cost import OPEN, TrialClass, TuningCost
+from dpgcl_core.accounting.tuning.cost import TrialClass, TuningCost
 from dpgcl_core.accounting.tuning.trials import cases_of
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.numbers import default_delta
 from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.noise.chacha20 import choose_randomness
-from sweeps.service.data import load_training_data
-from sweeps.service.options import SweepOptions
-from sweeps.service.release import Charged, check_sealed_plan, cost_of, cost_tags
-from sweeps.service.storage import config_hash
+from sweeps.service.options.data import DataOptions
+from sweeps.service.options.release import ReleaseOptions
+from sweeps.service.options.scores import visible_scores
+from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.planning.cost import cost_of, cost_tags
+from sweeps.service.planning.trials import Charged, Point, Trial, is_proven
+from sweeps.service.storage.folder import config_hash
 from trainers.config.training import TrainingConfig
+from trainers.config.tree import changed
 from trainers.data.dataset import modality_of
 from trainers.tasks.modality import check_encoder, check_records
 from trainers.training.loop import TrainingData
 from trainers.training.optimizers import check_optimizer
 from trainers.training.release import check_release
+from trainers.training.resolve import training_config
 from trainers.training.warm_start import starting_encoder, warm_start_note
 
 _WEAK_DELTA = 1e-3
 _LARGE_SCORE_ERROR = 0.1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """One point of a sweep: the options that differ from the sweep's own.
-
-    Attributes:
-      label: short name of the point, fit for a file name.
-      changes: option values by name; `epsilon = inf` is a trial without noise and clipping.
-      params: what MLflow shows of it besides its settings, for example the name of what is compared.
-    """
-
-    label: str
-    changes: Mapping[str, Any]
-    params: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """One training of a sweep.
-
-    Attributes:
-      name: unique in the sweep, fit for a file name.
-      config: the training.
-      params: what MLflow shows of it.
-    """
-
-    name: str
-    config: TrainingConfig
-    params: dict[str, Any]
+_TAKEN_FROM_DATA = (
+    "The number of records is taken from the data and therefore public; give --num-records-public to declare "
+    "another."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +72,10 @@ class SweepPlan:
 
     Attributes:
       question: the sweep's name in scripts and folders, for example `group-size`.
-      options: as given.
+      source: where the data come from, and whether they are private.
+      release: what leaves of the sweep.
+      repeats: trainings per point.
+      num_records_public: n, declared public; those held out for noised scores are among them.
       data: the records.
       trials: in the order they are started; of a sealed sweep, the candidates that it draws from.
       notes: sentences for terminal, figure and reports.
@@ -102,7 +84,10 @@ class SweepPlan:
     """
 
     question: str
-    options: SweepOptions
+    source: DataOptions
+    release: ReleaseOptions
+    repeats: int
+    num_records_public: int
     data: TrainingData
     trials: tuple[Trial, ...]
     notes: tuple[str, ...]
@@ -115,32 +100,24 @@ class SweepPlan:
         return self.trials if self.earlier is None else (*self.trials, *self.earlier.trials)
 
     @property
-    def num_records_public(self) -> int:
-        """n, declared public; those held out for noised scores are among them."""
-        return _num_records_public(self.options, self.data)
-
-    @property
     def fingerprint(self) -> str:
-        """Identifies everything that decides the results; performance and storage do not.
+        """Identify everything that decides the results; performance and storage do not.
 
         It is written down, so the true number of private records must not move it; n does.
         """
-        num_records = len(self.data.train) if self.data.train_is_public else None
-        content: list[Any] = [[trial.name, config_hash(trial.config)] for trial in self.trials]
-        content.append([self.options.dataset, self.options.image_size, self.options.evaluate_on])
-        content.append([self.options.data_are_private, self.options.test_fraction, num_records])
-        content.append(self.options.unit_column)
-        if self.options.pairs.given:
-            given = {name: getattr(self.options.pairs, name) for name in self.options.pairs.given}
-            content.append(["pairs", given])
-        content += [["probe_datasets", *self.options.probe_datasets]] if self.options.probe_datasets else []
-        if self.options.data_are_private or self.options.secure_noise:
-            content.append("cryptographic stream")
-        if self.options.release != OPEN:
-            names = ("release", "mean_trials", "eta", "bound", "halting_prob", "min_score", "select_by")
-            content.append([getattr(self.options, name) for name in names])
-        if self.earlier is not None:
-            content.append(self.earlier.sweep_id)
+        source, release = self.source, self.release
+        pairs = {name: getattr(source.pairs, name) for name in source.pairs.given}
+        is_secure = source.are_private or any(trial.config.secure_noise for trial in self.trials)
+        content = {
+            "trials": [[trial.name, config_hash(trial.config)] for trial in self.trials],
+            "data": [source.dataset, source.image_size, source.unit_column, pairs],
+            "scored": [source.evaluate_on, source.test_fraction, source.probe_datasets],
+            "private": source.are_private,
+            "num_records": len(self.data.train) if self.data.train_is_public else None,
+            "cryptographic stream": is_secure,
+            "release": None if release.is_open else dataclasses.asdict(release),
+            "earlier": None if self.earlier is None else self.earlier.sweep_id,
+        }
         text = json.dumps(content, sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
@@ -149,22 +126,22 @@ class SweepPlan:
         shared = dict(self.trials[0].params)
         for trial in self.trials[1:]:
             shared = {k: v for k, v in shared.items() if trial.params.get(k) == v}
-        counted = "num_trials" if self.options.release == OPEN else "num_candidates"
+        counted = "num_trials" if self.release.is_open else "num_candidates"
         return shared | {"question": self.question, counted: len(self.trials)}
 
     @cached_property
     def cost(self) -> TuningCost | None:
         """The cost of the whole sweep, set in advance; None where no trial has a guarantee."""
         drawn = self.earlier.drawn if self.earlier is not None else None
-        return cost_of(self.options, self.charged_trials, drawn)
+        return cost_of(self.release, self.charged_trials, drawn)
 
     def tags(self, cost: TuningCost | None = None) -> dict[str, str]:
         """Returns the tags of every run, with the cost in advance or the one given."""
-        tags = cost_tags(self.options, self.charged_trials, cost or self.cost) | {
-            "data_is": "private" if self.options.data_are_private else "public",
+        tags = cost_tags(self.release, self.charged_trials, cost or self.cost) | {
+            "data_is": "private" if self.source.are_private else "public",
             "notes": " ".join(self.notes),
         }
-        if not self.options.data_are_private:
+        if not self.source.are_private:
             tags["research"] = "un-noised scores and SNR of public data are logged"
         return tags
 
@@ -173,67 +150,111 @@ def build_plan(
     question: str,
     options: SweepOptions,
     points: Sequence[Point],
+    data: TrainingData,
     *,
+    notes: Sequence[str] = (),
     calibration_folder: Path | None,
     earlier: Earlier | None = None,
-    loaded: tuple[TrainingData, list[str]] | None = None,
 ) -> SweepPlan:
-    """Returns the plan of a sweep over `points`, each repeated `options.repeats` times.
+    """Return the plan of a sweep over `points`, each repeated `repeats` times.
 
-    The data are read unless `loaded` has them, as `load_training_data` gives them.
+    Args:
+      question: name of the sweep.
+      options: the user's; a point replaces some of them.
+      points: what is compared.
+      data: the records, as `load_training_data` gives them.
+      notes: what must be said about the data.
+      calibration_folder: where calibrations are kept.
+      earlier: the sweep that chose the points' settings.
 
     Raises:
       ConfigError: an option breaks a rule.
-      DataError: the data are missing or unusable.
     """
     if not points:
         raise ConfigError("a sweep needs at least one point: give every axis at least one value")
-    if options.data_are_private and options.seeded_non_private:
+    source, release, randomness = options.data, options.release, options.randomness
+    seed = options.service.seed
+    if source.are_private and randomness.seeded_non_private:
         raise ConfigError("seeded_non_private has no guarantee and is refused with private data")
     choose_randomness(
-        secure_noise=options.secure_noise,
-        data_are_private=options.data_are_private,
-        public_seed=options.seed if options.seeded_non_private else None,
+        secure_noise=randomness.secure_noise,
+        data_are_private=source.are_private,
+        public_seed=seed if randomness.seeded_non_private else None,
     )
-    data, notes = loaded or load_training_data(options)
-    n = _num_records_public(options, data)
-    if (delta := options.delta or default_delta(n)) > _WEAK_DELTA:
-        notes.append(f"With so few records δ = {delta:.2g}, which is too large to promise much.")
+    told = list(notes)
+    n = options.mechanism.num_records_public or num_records(data)
+    if options.mechanism.num_records_public is None:
+        told.insert(0, _TAKEN_FROM_DATA)
+    if (delta := options.mechanism.delta or default_delta(n)) > _WEAK_DELTA:
+        told.append(f"With so few records δ = {delta:.2g}, which is too large to promise much.")
     configs = _configs(options, points, data, calibration_folder)
     if not configs:
         raise ConfigError(
             "no trial is left: with private data, and in sealed sweeps, trials with epsilon = inf are not "
             "run; give a finite epsilon"
         )
-    notes += _noise_of_scores([config for _, config in configs])
+    told += _noise_of_scores([config for _, config in configs])
     trials = []
-    for repeat in range(options.repeats if options.release == OPEN else 1):
+    for repeat in range(options.service.repeats if release.is_open else 1):
         for point, config in configs:
-            config = dataclasses.replace(config, public_seed=options.seed + repeat)
+            config = dataclasses.replace(config, public_seed=seed + repeat)
             params = _params(config, options, point, repeat)
             params["image_shape"] = list(data.train.images.shape[1:])
             trials.append(Trial(name=f"{point.label}-r{repeat}", config=config, params=params))
-    notes += _noised_notes(trials[0].config, options) + _unit_notes(options, data)
-    notes += dict.fromkeys(note for _, config in configs if (note := warm_start_note(config)))
+    told += _noised_notes(trials[0].config) + _unit_notes(source, data)
+    told += dict.fromkeys(note for _, config in configs if (note := warm_start_note(config)))
     if earlier is not None:
-        notes.append(
+        told.append(
             f"Each row's setting is the best of the same grid ({earlier.grid}), chosen by the "
             f"{len(earlier.trials)} trainings of the sweep {earlier.sweep}, whose cost is part of the cost "
             "of the whole sweep."
         )
     plan = SweepPlan(
         question=question,
-        options=options,
+        source=source,
+        release=release,
+        repeats=options.service.repeats,
+        num_records_public=n,
         data=data,
         trials=tuple(trials),
-        notes=tuple(notes),
+        notes=tuple(told),
         earlier=earlier,
     )
-    if options.release != OPEN:
-        check_sealed_plan(plan)
-    elif options.data_are_private and plan.cost is not None and plan.cost.reason is not None:
+    if not release.is_open:
+        _check_sealed_plan(plan)
+    elif source.are_private and plan.cost is not None and plan.cost.reason is not None:
         raise ConfigError(f"private data are trained on at a total cost that is known: {plan.cost.reason}")
     return plan
+
+
+def _check_sealed_plan(plan: SweepPlan) -> None:
+    """Refuse candidates without a guarantee, or without a score to select by that is public or noised.
+
+    Raises:
+      ConfigError: as said.
+    """
+    for trial in plan.trials:
+        if not is_proven(trial):
+            raise ConfigError(
+                f"a sealed sweep draws among trainings with a guarantee only, and {trial.name} has label "
+                f"{trial.config.guarantee_label!r}; give a finite epsilon and methods that are proven"
+            )
+        if not trial.config.mechanism.rules.plain_event:
+            raise ConfigError(
+                f"the bounds on a secret choice are for Poisson-sampled Gaussian steps, and "
+                f"{trial.config.mechanism.method} has others: use --release open"
+            )
+    if plan.data.queries is None or not plan.data.evaluation_is_public:
+        raise ConfigError(
+            "a sealed sweep selects by a score on public data, or by a noised one, for a bare score on "
+            "private records would release them through the choice; give --evaluate-on a public labelled "
+            "data set"
+        )
+    if plan.release.select_by not in (found := visible_scores(plan.data)):
+        raise ConfigError(
+            f"no trial on these data has the score to select by, {plan.release.select_by!r}; they have "
+            f"{', '.join(found)}"
+        )
 
 
 def trial_at(
@@ -264,27 +285,30 @@ def _configs(
 ) -> list[tuple[Point, TrainingConfig]]:
     """Returns the checked training of every point that may be run on these data."""
     found: list[tuple[Point, TrainingConfig]] = []
-    device = _device(options)
+    device, held_out = _device(options), options.evaluation.score_on_held_out
+    private, is_open = options.data.are_private, options.release.is_open
     for point in points:
-        if point.changes.get("score_on_held_out", options.score_on_held_out) != options.score_on_held_out:
+        if point.changes.get("score_on_held_out", held_out) != held_out:
             raise ConfigError(
                 "score_on_held_out must be the same in all trials of a sweep, for a record to be trained on "
-                f"by all or scored by all; got {options.score_on_held_out} and, at the point {point.label}, "
+                f"by all or scored by all; got {held_out} and, at the point {point.label}, "
                 f"{point.changes['score_on_held_out']}"
             )
-        setting = dataclasses.replace(options.training_setting(), **point.changes, device=device)
-        if setting.epsilon == math.inf or method_named(setting.method).label == "none":
-            if options.data_are_private or options.release != OPEN:
+        here = changed(options.training(), **{**point.changes, "device": device})
+        method = method_named(here.mechanism.method)
+        if here.mechanism.epsilon == math.inf or method.label == "none":
+            if private or not is_open:
                 continue
-            setting = dataclasses.replace(setting, noise_multiplier=None)
-        if options.data_are_private and method_named(setting.method).label == "as-published":
+            here = changed(here, noise_multiplier=None)
+        if private and method.label == "as-published":
             raise ConfigError(
-                f"{setting.method} is as-published: its guarantee does not hold, and it is refused with "
+                f"{method.name} is as-published: its guarantee does not hold, and it is refused with "
                 "private data; `python -m dpgcl_core.methods` lists what is proven"
             )
-        config = setting.training_config(
-            num_records=_num_records(data),
-            public_seed=options.seed,
+        config = training_config(
+            here,
+            num_records=num_records(data),
+            public_seed=options.service.seed,
             modality=modality_of(data.train),
             calibration_folder=calibration_folder,
         )
@@ -303,9 +327,10 @@ def _configs(
 
 def _device(options: SweepOptions) -> str:
     """Returns the device of every training: a GPU only where Ray sets one aside."""
-    if options.device == "cuda" and not options.gpus_per_worker:
+    device, gpus = options.performance.device, options.service.gpus_per_worker
+    if device == "cuda" and not gpus:
         raise ConfigError("device cuda needs gpus_per_worker, for Ray to set a GPU aside; got 0")
-    return ("cuda" if options.gpus_per_worker else "cpu") if options.device == "auto" else options.device
+    return ("cuda" if gpus else "cpu") if device == "auto" else device
 
 
 def _check_network(config: TrainingConfig, data: TrainingData) -> None:
@@ -319,20 +344,20 @@ def _check_network(config: TrainingConfig, data: TrainingData) -> None:
 def _params(config: TrainingConfig, options: SweepOptions, point: Point, repeat: int) -> dict[str, Any]:
     """Returns a trial's params: every setting, the target, and the cross-checks of its ε."""
     mechanism = config.mechanism
-    setting = dataclasses.replace(options.training_setting(), **point.changes)
-    target = setting.target_epsilon() if mechanism.is_private else math.inf
+    here, source = changed(options.training(), **point.changes), options.data
+    target = here.mechanism.target_epsilon() if mechanism.is_private else math.inf
     params = config.as_params() | {
-        "dataset": options.dataset,
-        "scored_on": options.evaluate_on or (None if options.data_are_private else options.dataset),
+        "dataset": source.dataset,
+        "scored_on": source.evaluate_on or (None if source.are_private else source.dataset),
         "target_epsilon": target,
         "expected_batch_size": mechanism.expected_batch_size,
         "sensitivity": mechanism.sensitivity,
-        "randomness": config.randomness(data_are_private=options.data_are_private).description,
+        "randomness": config.randomness(data_are_private=source.are_private).description,
         "neighboring_relation": mechanism.neighboring_relation,
         "sampling": mechanism.rules.sampling,
         "repeat": repeat,
         "num_records_public_source": "declared"
-        if options.num_records_public is not None
+        if options.mechanism.num_records_public is not None
         else "size of the data set, then public",
     }
     if target is None:
@@ -340,32 +365,28 @@ def _params(config: TrainingConfig, options: SweepOptions, point: Point, repeat:
     return params | dict(point.params)
 
 
-def _num_records(data: TrainingData) -> int:
+def num_records(data: TrainingData) -> int:
     """The records that the guarantee is about: those trained on, and those held out."""
     return len(data.train) + (len(data.scored) if data.scored is not None else 0)
 
 
-def _num_records_public(options: SweepOptions, data: TrainingData) -> int:
-    return options.num_records_public or _num_records(data)
-
-
-def _noised_notes(config: TrainingConfig, options: SweepOptions) -> list[str]:
+def _noised_notes(config: TrainingConfig) -> list[str]:
     """Sentences about noised releases, from public numbers alone."""
     notes = []
-    if share := options.score_on_held_out:
+    if share := config.evaluation.score_on_held_out:
         notes.append(
             f"A share of {share:g} of the private records, about {config.num_scored_public}, is not trained "
             "on but scored with noise; which ones depends on the hash of each record's id."
         )
-    if options.snr_noise_multiplier is not None:
+    if config.evaluation.snr_noise_multiplier is not None:
         notes.append("The first step's SNR is released with noise; it is charged in ε.")
     return notes
 
 
-def _unit_notes(options: SweepOptions, data: TrainingData) -> list[str]:
+def _unit_notes(source: DataOptions, data: TrainingData) -> list[str]:
     """Says what a record is where that is not one row."""
-    if options.unit_column is not None:
-        return [f"One record is all rows with the same value of {options.unit_column}."]
+    if source.unit_column is not None:
+        return [f"One record is all rows with the same value of {source.unit_column}."]
     if modality_of(data.train) == "image-text":
         return ["One record is one image with all its captions."]
     return []

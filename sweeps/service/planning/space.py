@@ -5,18 +5,22 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, Self
 
-from dpgcl_core.accounting.tuning.cost import OPEN
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.sampling.groups import GroupSize
-from sweeps.service.options import SweepOptions
-from sweeps.service.release import check_search
-from sweeps.service.scores import default_score
+from sweeps.service.options.release import check_search
+from sweeps.service.options.scores import default_score
+from sweeps.service.options.service import ServiceOptions
+from sweeps.service.options.sweep import SweepOptions, varies
+from trainers.config.tree import changed
+from trainers.training.resolve import training_config
 
+EPSILON = "epsilon"
 _CHOICES = {"group_sizes": "group_size", "num_augmentations_grid": "num_augmentations"}
 _RANGES = ("l2_clip_norm", "epsilon", "noise_multiplier", "learning_rate", "temperature")
 # What is searched where nothing is given to vary.
@@ -35,15 +39,14 @@ Range = tuple[float, float] | None
 class SearchOptions(SweepOptions):
     """What is searched, by what and for what; a list or range of one value fixes an option."""
 
-    repeats: int = 1
-    """A search trains every setting once."""
+    service: ServiceOptions = field(default_factory=partial(ServiceOptions, repeats=1))
     sampler: Literal["tpe", "random", "qmc"] = "tpe"
     """What proposes settings: TPE learns from earlier trials; random and qmc (Sobol points) do not."""
     num_trials: int = 20
     """Trainings, fixed in advance: what they all cost in privacy is, too."""
     objectives: tuple[str, ...] = ()
     """Scores to raise, k-NN accuracy (of pairs recall at 10) unless given; with epsilon a Pareto front."""
-    group_sizes: tuple[GroupSize, ...] = ()
+    group_sizes: tuple[GroupSize, ...] = field(default=(), metadata=varies("group_size"))
     """Values of S to choose from."""
     num_augmentations_grid: tuple[int, ...] = ()
     """Values of N_a to choose from; the one of --num-augmentations unless given."""
@@ -60,53 +63,58 @@ class SearchOptions(SweepOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.release != OPEN:
-            check_search(self.release, "tpe" if self.sampler == "tpe" else self.search)
+        release, mechanism = self.release, self.mechanism
+        if not release.is_open:
+            check_search(release.mode, "tpe" if self.sampler == "tpe" else release.search)
             raise ConfigError(
-                f"a search shows every trial, so it is for --release open; got {self.release}: give that to "
+                f"a search shows every trial, so it is for --release open; got {release.mode}: give that to "
                 "a grid sweep, which then draws settings by itself"
             )
-        if self.search != "auto":
+        if release.search != "auto":
             raise ConfigError(
-                f"this sweep searches by its sampler: give --sampler, not search = {self.search}"
+                f"this sweep searches by its sampler: give --sampler, not search = {release.search}"
             )
-        if self.repeats != 1:
-            raise ConfigError(f"a search trains every setting once: leave repeats out; got {self.repeats}")
+        if self.service.repeats != 1:
+            raise ConfigError(
+                f"a search trains every setting once: leave repeats out; got {self.service.repeats}"
+            )
         if self.num_trials < 2:
             raise ConfigError(f"num_trials must be at least 2, for a search to choose; got {self.num_trials}")
         if self.epsilon_range and self.noise_multiplier_range:
             raise ConfigError("give epsilon_range or noise_multiplier_range, not both: σ follows from ε")
         if self.epsilon_range or self.noise_multiplier_range:
             for name in ("epsilon", "noise_multiplier"):
-                if getattr(self, name) is not None:
+                if getattr(mechanism, name) is not None:
                     raise ConfigError(
-                        f"give {name} or a range of ε or σ, not both; got {name} = {getattr(self, name)}"
+                        f"give {name} or a range of ε or σ, not both; got {name} = {getattr(mechanism, name)}"
                     )
 
+    def tiny(self) -> Self:
+        return changed(super().tiny(), num_trials=4, group_sizes=(2, 4, 8), learning_rate_range=(1e-3, 1e-2))
 
-def with_default_space(options: SearchOptions, arguments: Sequence[str]) -> SearchOptions:
-    """Returns the options with a score to raise and something to vary, where they name none.
+    def full(self) -> Self:
+        return changed(self, dataset="fashion-mnist", num_trials=50)
 
-    Args:
-      options: the user's.
-      arguments: the command line; an option that it fixes is not varied.
+    def completed(self, given: Collection[str]) -> Self:
+        """Return the options with a score to raise and something to vary, where they name none.
 
-    >>> with_default_space(SearchOptions(), ["--temperature", "0.3"]).temperature_range is None
-    True
-    """
-    if not options.objectives:
-        options = dataclasses.replace(options, objectives=(default_score(options.modality),))
-    if any(getattr(options, name) for name in (*_CHOICES, *(f"{name}_range" for name in _RANGES))):
-        return options
-    fixed = {argument.split("=")[0].removeprefix("--").replace("-", "_") for argument in arguments}
-    return dataclasses.replace(
-        options,
-        **{
+        Args:
+          given: options that the user gives, by name; one that is given is not varied.
+
+        >>> SearchOptions().completed(["temperature"]).temperature_range is None
+        True
+        """
+        options = self
+        if not options.objectives:
+            options = dataclasses.replace(options, objectives=(default_score(options.data.modality),))
+        if any(getattr(options, name) for name in (*_CHOICES, *(f"{name}_range" for name in _RANGES))):
+            return options
+        free = {
             name: value
             for name, value in _DEFAULT.items()
-            if _CHOICES.get(name, name.removesuffix("_range")) not in fixed
-        },
-    )
+            if _CHOICES.get(name, name.removesuffix("_range")) not in given
+        }
+        return dataclasses.replace(options, **free)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +185,7 @@ class Space:
           ConfigError: a range is none, or nothing varies.
         """
         lists = {option: tuple(dict.fromkeys(getattr(options, name))) for name, option in _CHOICES.items()}
-        if not method_named(options.method).takes_group_size:
+        if not method_named(options.mechanism.method).takes_group_size:
             del lists["group_size"]
         found = [Searched(option=option, choices=values) for option, values in lists.items() if values]
         found += [_ranged(options, name) for name in _RANGES if getattr(options, f"{name}_range")]
@@ -225,7 +233,7 @@ class Space:
         """Returns the changes of a point of the smallest noise of all, and of the longest step."""
         values = {}
         for each in self.searched:
-            if each.option == "epsilon":
+            if each.option == EPSILON:
                 values[each.option] = each.high
             if each.option == "num_augmentations":
                 values[each.option] = max(each.choices)
@@ -252,8 +260,8 @@ def without_invalid(space: Space, options: SearchOptions, num_records: int) -> t
     if len(refused) == len(combinations):
         raise ConfigError(next(iter(refused.values())))
     found, notes = [], []
-    if options.group_sizes and not method_named(options.method).takes_group_size:
-        notes.append(f"group_size is not searched, for it means nothing to {options.method}.")
+    if options.group_sizes and not method_named(options.mechanism.method).takes_group_size:
+        notes.append(f"group_size is not searched, for it means nothing to {options.mechanism.method}.")
     for each in space.searched:
         kept = each.choices
         if each.choices:
@@ -279,11 +287,11 @@ def without_invalid(space: Space, options: SearchOptions, num_records: int) -> t
 def _refusal(options: SearchOptions, changes: Mapping[str, Any], num_records: int) -> str | None:
     """Why no training may have these settings; None where it may. ε is not looked at: σ is what is built."""
     given = {"epsilon": None, "noise_multiplier": changes.get("noise_multiplier") or 1.0}
-    if method_named(options.method).label == "none":  # it has neither
+    if method_named(options.mechanism.method).label == "none":  # it has neither
         given = {}
     try:
-        setting = dataclasses.replace(options.training_setting(), **{**changes, **given})
-        setting.training_config(num_records=num_records, public_seed=options.seed)
+        here = changed(options.training(), **{**changes, **given})
+        training_config(here, num_records=num_records, public_seed=options.service.seed)
     except ConfigError as error:
         return str(error)
     return None

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from dpgcl_core.errors import ConfigError, unknown_choice
-from trainers.config.settings import Setting
+from trainers.config.networks import TextViewConfig, ViewConfig
 from trainers.views.captions import TEXT_AUGMENTATIONS
 
 NONE = "none"
@@ -27,19 +27,19 @@ IMAGE_AUGMENTATIONS = tuple(_ON)
 
 
 def combinations(
-    setting: Setting, images: Sequence[str], texts: Sequence[str] | None
+    views: ViewConfig, text_views: TextViewConfig, images: Sequence[str], texts: Sequence[str] | None
 ) -> dict[str, dict[str, Any]]:
     """Returns the changes of every combination of image and text augmentations, by its name.
 
     Args:
-      setting: whose strengths are taken, where it has an augmentation on.
+      views, text_views: whose strengths are taken, where they have an augmentation on.
       images: names of image augmentations, several joined by +, or "none".
       texts: likewise; None where there are no captions.
 
     Raises:
       ConfigError: a name is unknown or given twice, or two would be the same training.
 
-    >>> found = combinations(Setting(), ["none", "crop+blur"], ["word_swap"])
+    >>> found = combinations(ViewConfig(), TextViewConfig(), ["none", "crop+blur"], ["word_swap"])
     >>> list(found), found["none, word_swap"]["max_crop_area"], found["crop+blur, word_swap"]["blur_prob"]
     (['none, word_swap', 'crop+blur, word_swap'], 1.0, 0.5)
     """
@@ -49,7 +49,7 @@ def combinations(
         for text in of_texts:
             chosen = [image] if text is None else [image, text]
             name = ", ".join("+".join(parts) or NONE for parts in chosen)
-            found[name] = _of_images(setting, image) | ({} if text is None else _of_texts(setting, text))
+            found[name] = _of_images(views, image) | ({} if text is None else _of_texts(text_views, text))
     return found
 
 
@@ -64,10 +64,10 @@ def _parts(kind: str, given: str, known: Collection[str]) -> list[str]:
     return [name for name in known if name in parts]
 
 
-def _of_images(setting: Setting, chosen: Sequence[str]) -> dict[str, Any]:
+def _of_images(views: ViewConfig, chosen: Sequence[str]) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for name, off in _OFF.items():
-        given = {option: getattr(setting, option) for option in off}
+        given = {option: getattr(views, option) for option in off}
         if name not in chosen:
             changes |= off
         elif all(given[option] == off[option] for option in _ON[name]):
@@ -75,8 +75,8 @@ def _of_images(setting: Setting, chosen: Sequence[str]) -> dict[str, Any]:
     return changes
 
 
-def _of_texts(setting: Setting, chosen: Sequence[str]) -> dict[str, Any]:
+def _of_texts(text_views: TextViewConfig, chosen: Sequence[str]) -> dict[str, Any]:
     return {
-        f"{name}_prob": (getattr(setting, f"{name}_prob") or usual) if name in chosen else 0.0
+        f"{name}_prob": (getattr(text_views, f"{name}_prob") or usual) if name in chosen else 0.0
         for name, usual in TEXT_AUGMENTATIONS.items()
     }

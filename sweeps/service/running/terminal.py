@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from datetime import datetime
 from pathlib import Path
 
-from dpgcl_core.accounting.tuning.cost import OPEN
 from dpgcl_core.release.statement import epsilon_text, rounded_up
-from sweeps.service.estimate import estimate_seconds
-from sweeps.service.execution import say
-from sweeps.service.options import SweepOptions
-from sweeps.service.plan import SweepPlan, Trial
-from sweeps.service.release import cost_line, cost_of, is_proven
-from sweeps.service.scores import shown_scores
-from sweeps.service.storage import fit_for_name
+from sweeps.service.options.release import ReleaseOptions
+from sweeps.service.options.scores import shown_scores
+from sweeps.service.planning.cost import cost_line, cost_of
+from sweeps.service.planning.duration import estimate_seconds
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.trials import Trial, is_proven
+from sweeps.service.storage.folder import fit_for_name
 from trainers.tracking.runs import trial_run_name
+
+
+def say(text: str) -> None:
+    """Print a line at once."""
+    print(text, flush=True, file=sys.stdout)
 
 
 def print_plan(plan: SweepPlan) -> None:
@@ -38,8 +43,8 @@ def print_plan(plan: SweepPlan) -> None:
         rows[key] = (
             f"  {key:<24} σ = {params['noise_multiplier']:<10.5g} ε of one trial = {epsilon:<9} {label}"
         )
-    counted = count(len(rows), "point"), count(plan.options.repeats, "repeat")
-    if plan.options.release == OPEN:
+    counted = count(len(rows), "point"), count(plan.repeats, "repeat")
+    if plan.release.is_open:
         say(f"{count(len(plan.trials), 'trial')} = {counted[0]} × {counted[1]}")
     else:
         say(f"every trial draws one of {count(len(rows), 'setting')}; the number of trials is secret")
@@ -48,16 +53,16 @@ def print_plan(plan: SweepPlan) -> None:
     say(plan.tags()["tuning_cost"])
     if plan.later:
         trials = (*plan.trials, *plan.later)
-        cost = cost_of(plan.options, trials)
+        cost = cost_of(plan.release, trials)
         say(f"then {count(len(plan.later), 'trial')} of the best settings, with other seeds; all together:")
-        say(cost_line(plan.options.release, cost, sum(not is_proven(trial) for trial in trials)))
+        say(cost_line(plan.release.mode, cost, sum(not is_proven(trial) for trial in trials)))
 
 
 def estimate_text(plan: SweepPlan) -> str:
     """Returns how long a plan will take, in a sentence."""
     seconds = estimate_seconds(plan)
-    threads = count(plan.options.threads_per_worker, "thread")
-    what = "" if plan.options.release == OPEN else "for one trial of every setting, "
+    threads = count(plan.trials[0].config.performance.threads_per_worker, "thread")
+    what = "" if plan.release.is_open else "for one trial of every setting, "
     return (
         f"estimate: {what}{clock(seconds)} of training and embedding in all on one worker at a time "
         f"with {threads}, measured here on synthetic images; divide by the "
@@ -95,14 +100,14 @@ def run_name(trial: Trial) -> str:
 
 def question_text(plan: SweepPlan) -> str:
     """Returns the sweep's question in a sentence."""
-    return f"Sweep {plan.question} on {plan.options.dataset}."
+    return f"Sweep {plan.question} on {plan.source.dataset}."
 
 
-def name_suffix(options: SweepOptions) -> str:
-    """The end of a sweep's name: its time; for a sealed one something that tells no time."""
-    if options.release == OPEN:
+def name_suffix(release: ReleaseOptions) -> str:
+    """Timestamp suffix of a name; random for sealed sweeps, to hide when they ran."""
+    if release.is_open:
         return f"{datetime.now():%Y%m%d-%H%M%S}"
-    return f"{options.release}-{secrets.token_hex(3)}"
+    return f"{release.mode}-{secrets.token_hex(3)}"
 
 
 def short_name(dataset: str) -> str:

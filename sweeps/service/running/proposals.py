@@ -13,9 +13,8 @@ from optuna.samplers import BaseSampler, QMCSampler, RandomSampler, TPESampler
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from sweeps.service.search_space import Searched, SearchOptions, Space
+from sweeps.service.planning.space import EPSILON, Searched, SearchOptions, Space
 
-EPSILON = "epsilon"
 _MOST_RANDOM_STARTS = 10
 
 
@@ -35,8 +34,10 @@ class Proposals:
         self._space, self._options = space, options
         self._distributions = {each.option: _distribution(each) for each in space.searched}
         directions = [_direction(name) for name in options.objectives]
-        self._sobol = _Sobol(self._distributions, options.seed)
-        self._study = optuna.create_study(directions=directions, sampler=RandomSampler(seed=options.seed))
+        self._sobol = _Sobol(self._distributions, options.service.seed)
+        self._study = optuna.create_study(
+            directions=directions, sampler=RandomSampler(seed=options.service.seed)
+        )
 
     @property
     def num_asked(self) -> int:
@@ -76,7 +77,7 @@ class Proposals:
         return sorted(front, key=lambda each: each[1].get(EPSILON, 0.0))
 
     def _sampler(self, number: int) -> BaseSampler:
-        seed = int(np.random.SeedSequence((self._options.seed, number)).generate_state(1)[0])
+        seed = int(np.random.SeedSequence((self._options.service.seed, number)).generate_state(1)[0])
         if self._options.sampler == "qmc":
             return self._sobol
         if self._options.sampler == "random":

@@ -10,36 +10,41 @@ from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.method import Method
 from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.sampling.groups import GroupSize
-from sweeps.service.options import SweepOptions
-from sweeps.service.plan import Point
-from sweeps.service.storage import fit_for_name
+from sweeps.service.planning.trials import Point
+from sweeps.service.storage.folder import fit_for_name
+from trainers.config.settings import MechanismOptions
 
 _NO_NOISE = "epsinf", {"epsilon": math.inf}
 
 
 def along(
-    options: SweepOptions, setting: str, values: Sequence[Any], symbol: str, *, non_private: bool = False
+    mechanism: MechanismOptions,
+    setting: str,
+    values: Sequence[Any],
+    symbol: str,
+    *,
+    non_private: bool = False,
 ) -> list[Point]:
     """Returns one point per distinct value of a setting.
 
     Args:
-      options: the sweep's.
+      mechanism: the sweep's.
       setting: name of the option that varies.
       values: its values.
       symbol: short name in trial names.
       non_private: also without noise and clipping, where the option has a meaning then.
 
-    >>> [point.label for point in along(SweepOptions(), "temperature", (0.1, 0.5, 0.1), "tau")]
+    >>> [point.label for point in along(MechanismOptions(), "temperature", (0.1, 0.5, 0.1), "tau")]
     ['tau0.1-private', 'tau0.5-private']
     """
     found: list[Point] = []
     for value in dict.fromkeys(values):
-        found += at(options, f"{symbol}{value:g}", {setting: value}, non_private=non_private)
+        found += at(mechanism, f"{symbol}{value:g}", {setting: value}, non_private=non_private)
     return found
 
 
 def at(
-    options: SweepOptions,
+    mechanism: MechanismOptions,
     label: str,
     changes: Mapping[str, Any],
     params: Mapping[str, Any] | None = None,
@@ -49,20 +54,20 @@ def at(
     """Returns the points of one setting: private, and where asked for without noise and clipping.
 
     Args:
-      options: the sweep's; with ε = ∞ there is no private point.
+      mechanism: the sweep's; with ε = ∞ there is no private point.
       label: short name of the setting, made fit for a file name.
       changes: option values of the setting.
       params: what MLflow shows of it besides.
       non_private: also without noise and clipping.
 
-    >>> [point.label for point in at(SweepOptions(), "ViT/B", {"network": "ViT/B"}, non_private=True)]
+    >>> [point.label for point in at(MechanismOptions(), "ViT/B", {"network": "ViT/B"}, non_private=True)]
     ['ViT-B-private', 'ViT-B-eps-inf']
     """
     label, params = fit_for_name(label), params or {}
     found = []
-    if options.epsilon != math.inf:
+    if mechanism.epsilon != math.inf:
         found.append(Point(label=f"{label}-private", changes=changes, params=params))
-    if non_private or options.epsilon == math.inf:
+    if non_private or mechanism.epsilon == math.inf:
         changes = {**changes, "epsilon": math.inf}
         found.append(Point(label=f"{label}-eps-inf", changes=changes, params=params))
     return found
@@ -82,7 +87,7 @@ def changes_for(method: Method) -> dict[str, Any]:
 
 
 def of_methods(
-    options: SweepOptions,
+    mechanism: MechanismOptions,
     methods: Sequence[str],
     *,
     epsilons: Sequence[float] = (),
@@ -95,7 +100,7 @@ def of_methods(
     one without noise is trained at ε = ∞ alone.
 
     Args:
-      options: the sweep's.
+      mechanism: the sweep's.
       methods: names, see `dpgcl_core.methods`.
       epsilons: target ε; the sweep's own noise unless given.
       group_sizes: values of S; the sweep's own unless given.
@@ -104,7 +109,8 @@ def of_methods(
     Raises:
       ConfigError: there is no such method.
 
-    >>> points = of_methods(SweepOptions(), ("dp_gcl", "byol_groups"), epsilons=(1.0,), group_sizes=(2, 4))
+    >>> names = "dp_gcl", "byol_groups"
+    >>> points = of_methods(MechanismOptions(), names, epsilons=(1.0,), group_sizes=(2, 4))
     >>> [point.label for point in points]
     ['dp_gcl-S2-eps1', 'dp_gcl-S4-eps1', 'byol_groups-eps1']
     """
@@ -115,20 +121,20 @@ def of_methods(
         for size in dict.fromkeys(group_sizes) if sized and group_sizes else (None,):
             label = method.name if size is None else f"{method.name}-S{size}"
             here = changes if size is None else changes | {"group_size": size}
-            noises = _noises(options, epsilons, non_private=non_private)
+            noises = _noises(mechanism, epsilons, non_private=non_private)
             for name, noise in noises if method.label != "none" else [_NO_NOISE]:
                 found.append(Point(label=f"{label}-{name}", changes=here | noise))
     return found
 
 
 def _noises(
-    options: SweepOptions, epsilons: Sequence[float], *, non_private: bool
+    mechanism: MechanismOptions, epsilons: Sequence[float], *, non_private: bool
 ) -> list[tuple[str, dict[str, float]]]:
     """Short names and changes of each privacy to train under."""
     found: dict[str, dict[str, float]] = {f"eps{value:g}": {"epsilon": value} for value in epsilons}
-    if not found and options.epsilon != math.inf:
+    if not found and mechanism.epsilon != math.inf:
         found["private"] = {}
-    if non_private or options.epsilon == math.inf:
+    if non_private or mechanism.epsilon == math.inf:
         found.update([_NO_NOISE])
     return list(found.items())
 

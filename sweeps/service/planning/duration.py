@@ -11,7 +11,8 @@ import torch
 from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.noise.sources import SecretRandomness
 from dpgcl_core.sampling.groups import BATCH
-from sweeps.service.plan import SweepPlan, Trial
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.trials import Trial
 from trainers.config.training import TrainingConfig
 from trainers.data.dataset import AnyRecords
 from trainers.data.records import Records

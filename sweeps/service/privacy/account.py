@@ -19,27 +19,32 @@ from dpgcl_core.ledger.fingerprints import (
     write_mark,
 )
 from dpgcl_core.ledger.ledger import Ledger
-from sweeps.service.options import SweepOptions
-from sweeps.service.storage import SweepFolder
+from sweeps.service.options.data import DataOptions, data_path
+from sweeps.service.options.service import LedgerOptions
+from sweeps.service.storage.folder import SweepFolder
 from trainers.data.image_text import image_files, image_folders
-from trainers.data.loading import is_builtin_name
 
 
-def check_ledger_options(options: SweepOptions) -> None:
-    """Refuses private data without a decision about the ledger, and half a decision.
+def check_ledger_options(data: DataOptions, options: LedgerOptions, *, dry_run: bool = False) -> None:
+    """Refuse private data without a decision about the ledger, and half a decision.
+
+    Args:
+      data: what is trained and scored on.
+      options: of the ledger.
+      dry_run: nothing will be trained.
 
     Raises:
       ConfigError: the rule and the fix.
       LedgerError: the data carry the mark of a ledger, and none is given or they are called public; or
         data that are scored on carry one.
     """
-    for name in (options.evaluate_on or "", *options.probe_datasets):
+    for name in (data.evaluate_on or "", *data.probe_datasets):
         if path := data_path(name):
             check_unmarked(path)
-            for folder in image_folders(name, options.pairs.fitting(name)):
+            for folder in image_folders(name, data.pairs.fitting(name)):
                 check_unmarked_above(folder, named_in=path)
-    url, (path, mark) = ledger_url(options), _marked(options)
-    if mark is not None and not options.data_are_private:
+    url, (path, mark) = ledger_url(data, options), _marked(data)
+    if mark is not None and not data.are_private:
         raise LedgerError(
             f"the data in {path} are charged to a ledger as data set {mark[0]!r}, so they are private: leave "
             "out --data-is public"
@@ -49,10 +54,10 @@ def check_ledger_options(options: SweepOptions) -> None:
             raise ConfigError(
                 f"dataset_id = {options.dataset_id!r} is an id in a ledger: give --ledger or $DPGCL_LEDGER"
             )
-        missing = ledger_missing(options)
-        if missing and not options.dry_run:
+        missing = ledger_missing(data, options)
+        if missing and not dry_run:
             raise ConfigError(missing)
-        if mark is not None and not options.dry_run:
+        if mark is not None and not dry_run:
             raise LedgerError(
                 f"the data in {path} are charged as data set {mark[0]!r} to ledger {mark[1].ledger_id}; "
                 "give that ledger with --ledger and --dataset-id"
@@ -63,9 +68,9 @@ def check_ledger_options(options: SweepOptions) -> None:
         raise LedgerError(f"{path} is charged as data set {mark[0]!r}, not as {options.dataset_id!r}")
 
 
-def ledger_missing(options: SweepOptions) -> str | None:
+def ledger_missing(data: DataOptions, options: LedgerOptions) -> str | None:
     """Returns what is wrong where private data are to be charged to no ledger; a dry run may do without."""
-    if not options.data_are_private or options.no_ledger or ledger_url(options) is not None:
+    if not data.are_private or options.no_ledger or ledger_url(data, options) is not None:
         return None
     return (
         "training on private data is charged to a budget ledger: give --ledger URL (or "
@@ -73,24 +78,24 @@ def ledger_missing(options: SweepOptions) -> str | None:
     )
 
 
-def _marked(options: SweepOptions) -> tuple[Path | None, tuple[str, Head] | None]:
+def _marked(data: DataOptions) -> tuple[Path | None, tuple[str, Head] | None]:
     """The training data's own file or folder with its mark, else with that on a folder of their images.
 
     A file that names its images is not all of the data: another list of the same images has no mark itself.
     Where the images lie is the content of records, and is returned to nobody.
     """
-    path = data_path(options.dataset)
+    path = data_path(data.dataset)
     if path is None:
         return None, None
     if mark := read_mark(path):
         return path, mark
-    for folder in image_folders(options.dataset, options.pairs_of_training):
+    for folder in image_folders(data.dataset, data.pairs_of_training):
         if mark := read_mark_above(folder):
             return path, mark
     return path, None
 
 
-def bind_images(ledger: Ledger, dataset_id: str, options: SweepOptions) -> bool:
+def bind_images(ledger: Ledger, dataset_id: str, data: DataOptions) -> bool:
     """Leaves the ledger's mark on the folders of the images that a list of private data names.
 
     A list's own mark is no help against a second list of the same images. A mark on a folder holds for all
@@ -103,8 +108,8 @@ def bind_images(ledger: Ledger, dataset_id: str, options: SweepOptions) -> bool:
     Raises:
       LedgerError: as `Ledger.bind`; no message names a folder, which is the content of records.
     """
-    path, pairs = data_path(options.dataset), options.pairs_of_training
-    files = {os.path.realpath(file) for file in image_files(options.dataset, pairs)}
+    path, pairs = data_path(data.dataset), data.pairs_of_training
+    files = {os.path.realpath(file) for file in image_files(data.dataset, pairs)}
     folders = {os.path.dirname(file) for file in files}
     known = files if path is None else {*files, os.path.realpath(path)}
     alone = [Path(each) for each in sorted(folders) if os.access(each, os.W_OK) and _holds_only(each, known)]
@@ -140,57 +145,51 @@ def _holds_only(folder: str, known: set[str]) -> bool:
     )
 
 
-def ledger_url(options: SweepOptions) -> str | None:
+def ledger_url(data: DataOptions, options: LedgerOptions) -> str | None:
     """Returns the ledger's address; None without one.
 
     `$DPGCL_LEDGER` alone does not charge public data, which need no ledger: an id decides.
     """
     if options.no_ledger:
-        if options.ledger is not None:
+        if options.url is not None:
             raise ConfigError("give a ledger or no_ledger, not both")
         return None
     environment = os.environ.get("DPGCL_LEDGER")
-    wanted = options.data_are_private or options.dataset_id is not None
-    return options.ledger or (environment if wanted else None)
+    wanted = data.are_private or options.dataset_id is not None
+    return options.url or (environment if wanted else None)
 
 
-def data_path(dataset: str) -> Path | None:
-    """Returns the file or folder of a data set of one's own; None for a built-in one."""
-    _, colon, path = dataset.partition(":")
-    return Path(path).expanduser() if colon and not is_builtin_name(dataset) else None
-
-
-def unit_of(options: SweepOptions) -> str:
+def unit_of(data: DataOptions) -> str:
     """Returns what one record stands for, as it must be registered in the ledger: the unit column's name.
 
     Raises:
       ConfigError: the column has the name that stands for single rows.
     """
-    if options.unit_column == RECORD:
+    if data.unit_column == RECORD:
         raise ConfigError(
             f"in a ledger the unit {RECORD!r} stands for single rows; rename the unit column {RECORD!r}"
         )
-    return options.unit_column or RECORD
+    return data.unit_column or RECORD
 
 
-def open_ledger(options: SweepOptions) -> Ledger | None:
+def open_ledger(data: DataOptions, options: LedgerOptions) -> Ledger | None:
     """Returns the sweep's ledger, opened and checked; None without one.
 
     Raises:
       LedgerError: it is missing, out of reach or tampered with.
     """
-    url = ledger_url(options)
+    url = ledger_url(data, options)
     return None if url is None else Ledger.open(url)
 
 
-def account_of(ledger: Ledger | None, options: SweepOptions) -> dict[str, Any] | None:
+def account_of(ledger: Ledger | None, dataset_id: str | None) -> dict[str, Any] | None:
     """Returns what a sweep's plan keeps of where it is charged: the ids of ledger and data set."""
     if ledger is None:
         return None
-    return {"ledger_id": ledger.head().ledger_id, "dataset_id": options.dataset_id}
+    return {"ledger_id": ledger.head().ledger_id, "dataset_id": dataset_id}
 
 
-def check_account(folder: SweepFolder, ledger: Ledger | None, options: SweepOptions) -> None:
+def check_account(folder: SweepFolder, ledger: Ledger | None, dataset_id: str | None) -> None:
     """Refuses to resume a sweep with another ledger or data set than it was begun with, or without any.
 
     Earlier steps would not be charged where later ones are.
@@ -199,7 +198,7 @@ def check_account(folder: SweepFolder, ledger: Ledger | None, options: SweepOpti
       LedgerError: as said.
     """
     plan = folder.read_plan()
-    if plan is None or plan.get("account") == account_of(ledger, options):
+    if plan is None or plan.get("account") == account_of(ledger, dataset_id):
         return
     before = plan.get("account")
     if before is None:

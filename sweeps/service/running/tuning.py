@@ -15,17 +15,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpgcl_core.accounting.tuning.cost import OPEN
 from dpgcl_core.errors import ConfigError, StorageError
 from dpgcl_core.mechanism.method import Method
 from dpgcl_core.mechanism.registry import METHODS, method_named
-from sweeps.service.execution import say
-from sweeps.service.options import SweepOptions
-from sweeps.service.plan import Earlier, Point, SweepPlan, build_plan
-from sweeps.service.report import what_was_drawn
-from sweeps.service.run import Figure, OpenSweep, Outcome, execute
-from sweeps.service.scores import default_score
-from sweeps.service.storage import storage_root
+from sweeps.service.options.data import DataOptions
+from sweeps.service.options.scores import default_score
+from sweeps.service.options.service import StorageOptions
+from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.planning.plan import Earlier, SweepPlan, build_plan
+from sweeps.service.planning.trials import Point
+from sweeps.service.privacy.statement import what_was_drawn
+from sweeps.service.running.sweep import Figure, OpenSweep, Outcome, execute
+from sweeps.service.running.terminal import say
+from trainers.config.tree import changed
+from trainers.data.dataset import TrainingData
+from trainers.files.storage import storage_root
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,23 +68,24 @@ def run_tuned_sweep(
     Raises:
       ConfigError: the release mode is not open, or nothing would be scored to choose by.
     """
-    if options.release != OPEN:
+    if not options.release.is_open:
         raise ConfigError(
-            f"a comparison shows every trial, so its release is open; got {options.release}: for one private "
-            "model use another sweep"
+            "a comparison shows every trial, so its release is open; got "
+            f"{options.release.mode}: for one private model use another sweep"
         )
-    if options.data_are_private and options.evaluate_on is None:
+    if options.data.are_private and options.data.evaluate_on is None:
         raise ConfigError(
-            f"settings are chosen by {default_score(options.modality)} on public data: give --evaluate-on a "
-            "public data set"
+            f"settings are chosen by {default_score(options.data.modality)} on public data: give "
+            "--evaluate-on a public data set"
         )
-    if options.data_are_private:
+    if options.data.are_private:
         candidates = [each for each in candidates if each.changes.get("epsilon") != math.inf]
-    _check_names(options)
+    name = options.storage.name
+    _check_name(options.storage)
     settings = {candidate.label: _points(candidate, grid) for candidate in candidates}
-    first = dataclasses.replace(options, repeats=1, name=options.name and f"{options.name}-tuning")
+    first = changed(options, repeats=1, name=name and f"{name}-tuning")
     say(f"tuning: {len(grid)} settings of each of {len(candidates)} candidates")
-    second = dataclasses.replace(options, seed=options.seed + 1)
+    second = changed(options, seed=options.service.seed + 1)
     likely = [_shown(candidate, settings[candidate.label][0], len(grid)) for candidate in candidates]
     tuning = execute(
         f"{question}-tuning",
@@ -88,26 +93,27 @@ def run_tuned_sweep(
         [point for points in settings.values() for point in points],
         None,
         kind=_followed_by(question, second, likely),
+        told=options,
     )
-    if tuning.code or options.dry_run:
+    if tuning.code or options.service.dry_run:
         return tuning.code
     chosen = [_best(settings[candidate.label], tuning, candidate) for candidate in candidates]
     assert tuning.folder is not None
-    name = options.name or tuning.folder.name.replace("-tuning", "", 1)
+    name = name or tuning.folder.name.replace("-tuning", "", 1)
     begun = (tuning.folder.path.parent / name / "plan.json").is_file()
-    second = dataclasses.replace(second, name=name, resume=options.resume and begun)
-    return execute(question, second, chosen, figure, earlier=_earlier(tuning, grid)).code
+    second = changed(second, name=name, resume=options.storage.resume and begun)
+    return execute(question, second, chosen, figure, earlier=_earlier(tuning, grid), told=options).code
 
 
-def compared(names: Sequence[str], options: SweepOptions) -> list[Method]:
-    """Returns the methods of these names, or of all, that can be compared on the sweep's data.
+def compared(names: Sequence[str], data: DataOptions) -> list[Method]:
+    """Return the methods of these names, or of all, that can be compared on the sweep's data.
 
     Of all, those that have a loss for what the records are. On private data those whose guarantee is
     proven, and of these the ones with the neighbouring relation of the first: trainings with two relations
     have no total ε.
     """
-    found = [method_named(name) for name in dict.fromkeys(names)] or _fitting(options)
-    if not options.data_are_private:
+    found = [method_named(name) for name in dict.fromkeys(names)] or _fitting(data)
+    if not data.are_private:
         return found
     proven = [method for method in found if method.label == "proven"]
     kept = [m for m in proven if m.neighboring_relation == proven[0].neighboring_relation]
@@ -117,21 +123,21 @@ def compared(names: Sequence[str], options: SweepOptions) -> list[Method]:
     return kept
 
 
-def _fitting(options: SweepOptions) -> list[Method]:
+def _fitting(data: DataOptions) -> list[Method]:
     """All methods that can be trained on records of the sweep's modality."""
     found = list(METHODS.values())
-    if options.modality == "image":
+    if data.modality == "image":
         return found
     left = ", ".join(method.name for method in found if not method.takes_pairs)
     say(f"note: left out, for they have no loss for pairs of images and texts: {left}")
     return [method for method in found if method.takes_pairs]
 
 
-def _check_names(options: SweepOptions) -> None:
+def _check_name(options: StorageOptions) -> None:
     """Refuses a name that is taken before the tuning has spent anything."""
     if options.name is None or options.resume:
         return
-    folder = storage_root(options.storage) / "sweeps" / options.name
+    folder = storage_root(options.folder) / "sweeps" / options.name
     if folder.exists():
         raise StorageError(
             f"the sweep {options.name!r} exists already; add --resume to continue it, or choose another "
@@ -154,7 +160,7 @@ def _points(candidate: Candidate, grid: Sequence[Mapping[str, Any]]) -> list[Poi
 
 def _best(points: Sequence[Point], tuning: Outcome, candidate: Candidate) -> Point:
     """The setting of the highest score; of equal ones the first, and no score counts as the lowest."""
-    name = default_score(tuning.plan.options.modality)
+    name = default_score(tuning.plan.source.modality)
 
     def score(point: Point) -> float:
         value = tuning.results[f"{point.label}-r0"]["metrics"].get(name, -math.inf)
@@ -175,7 +181,7 @@ def _shown(candidate: Candidate, setting: Point, num_tried: int) -> Point:
 
 
 def _followed_by(question: str, options: SweepOptions, points: Sequence[Point]) -> type[OpenSweep]:
-    """Returns the kind of a tuning sweep, whose plan knows the comparison that follows.
+    """Return the kind of a tuning sweep, whose plan knows the comparison that follows.
 
     Its ε is known in advance, for no setting of a grid moves it, unless the grid varies σ, B or T; so plan
     and dry run tell the total, and a ledger that does not hold both refuses before anything is trained. A
@@ -188,18 +194,27 @@ def _followed_by(question: str, options: SweepOptions, points: Sequence[Point]) 
             name: str,
             first: SweepOptions,
             settings: Sequence[Point],
+            data: TrainingData,
+            *,
+            notes: Sequence[str],
             calibration_folder: Path,
             earlier: Earlier | None,
         ) -> SweepPlan:
-            plan = OpenSweep.planned(name, first, settings, calibration_folder, earlier)
-            after = build_plan(
-                question, options, points, calibration_folder=calibration_folder, loaded=(plan.data, [])
+            plan = OpenSweep.planned(
+                name,
+                first,
+                settings,
+                data,
+                notes=notes,
+                calibration_folder=calibration_folder,
+                earlier=earlier,
             )
+            after = build_plan(question, options, points, data, calibration_folder=calibration_folder)
             note = (
                 f"A comparison follows, of {len(after.trials)} trials more; its own statement counts these, "
                 "too, and is the one to sign."
             )
-            later = () if first.resume else after.trials
+            later = () if first.storage.resume else after.trials
             return dataclasses.replace(plan, notes=(*plan.notes, note), later=later)
 
     return Tuning

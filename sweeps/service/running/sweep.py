@@ -11,24 +11,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpgcl_core.accounting.tuning.cost import OPEN
 from dpgcl_core.errors import ConfigError, DpgclError, LedgerError, StorageError, TrackingError
 from dpgcl_core.ledger.report import LedgerStatement
 from dpgcl_core.release.statement import PrivacyStatement
-from sweeps.service.account import (
+from sweeps.service.options.data import data_path
+from sweeps.service.options.file import options_text
+from sweeps.service.options.service import ServiceOptions
+from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.planning.plan import Earlier, SweepPlan, build_plan, cross_checks
+from sweeps.service.planning.records import load_training_data
+from sweeps.service.planning.trials import Charged, Point, Trial, trial_class
+from sweeps.service.privacy.account import (
     account_of,
     check_account,
     check_ledger_options,
-    data_path,
     ledger_missing,
     open_ledger,
 )
-from sweeps.service.budget import SweepBudget, new_sweep_id, sweep_budget
-from sweeps.service.captions import tell_cut_captions
-from sweeps.service.execution import RaySession, Stopped, check_this_machine, ray_session, run_trials, say
-from sweeps.service.options import SweepOptions
-from sweeps.service.plan import Earlier, Point, SweepPlan, Trial, build_plan, cross_checks
-from sweeps.service.printed import (
+from sweeps.service.privacy.budget import SweepBudget, new_sweep_id, sweep_budget
+from sweeps.service.privacy.statement import (
+    build_statement,
+    statement_text,
+    what_one_drew,
+    what_was_drawn,
+    withdraw_statement,
+    write_statement,
+)
+from sweeps.service.running.captions import tell_cut_captions
+from sweeps.service.running.sealed import SealedSweep
+from sweeps.service.running.terminal import (
     clock,
     count,
     estimate_text,
@@ -37,27 +48,15 @@ from sweeps.service.printed import (
     print_plan,
     question_text,
     run_name,
+    say,
     short_name,
 )
-from sweeps.service.release import Charged, trial_class
-from sweeps.service.report import (
-    build_statement,
-    statement_text,
-    what_one_drew,
-    what_was_drawn,
-    withdraw_statement,
-    write_statement,
-)
-from sweeps.service.sealed import SealedSweep
-from sweeps.service.storage import (
-    CalibrationCache,
-    SweepFolder,
-    calibrations,
-    config_hash,
-    find_folder,
-    storage_root,
-    tracking_address,
-)
+from sweeps.service.running.tune import RaySession, Stopped, check_this_machine, ray_session, run_trials
+from sweeps.service.storage.calibrations import CalibrationCache, calibrations
+from sweeps.service.storage.folder import SweepFolder, config_hash, find_folder
+from sweeps.service.storage.runs import tracking_address
+from trainers.data.dataset import TrainingData
+from trainers.files.storage import check_writable, storage_root
 from trainers.tracking.runs import Tracker
 from trainers.tracking.server import DATABASE_SCHEMES, connect, is_database
 
@@ -112,6 +111,7 @@ def execute(
     *,
     earlier: Earlier | None = None,
     kind: type[OpenSweep] | None = None,
+    told: SweepOptions | None = None,
 ) -> Outcome:
     """Runs a sweep as `run_sweep`, for code that goes on with its results.
 
@@ -120,53 +120,73 @@ def execute(
       figure: None for none.
       earlier: the sweep whose results chose these points; its cost is added.
       kind: of an open sweep that plans, shows or chooses its trials in its own way.
+      told: the options that repeat all of it, where these are those of a part.
     """
     kind = kind or OpenSweep
-    check_ledger_options(options)
-    ledger = open_ledger(options)
-    root = storage_root(options.storage)
-    uri = tracking_address(options.tracking_uri, root)
+    data, service = options.data, options.service
+    check_ledger_options(data, options.ledger, dry_run=service.dry_run)
+    ledger, dataset_id = open_ledger(data, options.ledger), options.ledger.dataset_id
+    root = storage_root(options.storage.folder)
+    check_writable(root)
+    uri = tracking_address(options.storage.tracking_uri, root)
     say(f"storage: {root}")
     _check_server(uri)
     say("loading the data and finding the noise …")
+    records, notes = load_training_data(data, score_on_held_out=options.evaluation.score_on_held_out)
     with calibrations(root) as found:
-        plan = kind.planned(question, options, points, found.folder, earlier)
+        plan = kind.planned(
+            question,
+            options,
+            points,
+            records,
+            notes=notes,
+            calibration_folder=found.folder,
+            earlier=earlier,
+        )
         folder = find_folder(
             root,
-            name=options.name,
+            name=options.storage.name,
             fingerprint=plan.fingerprint,
-            resume=options.resume,
+            resume=options.storage.resume,
             params=plan.params(),
-            prefix=f"{question}-{short_name(options.dataset)}-{name_suffix(options)}",
+            prefix=f"{question}-{short_name(data.dataset)}-{name_suffix(options.release)}",
         )
-        budget = sweep_budget(plan, ledger, folder) if options.release == OPEN else None
-        check_account(folder, ledger, options)
+        budget = sweep_budget(plan, ledger, dataset_id, folder) if options.release.is_open else None
+        check_account(folder, ledger, dataset_id)
         kind.show(plan)
         tell_cut_captions(plan)
         if budget is not None:
             budget.check()
-        if options.dry_run:
-            try:
-                check_this_machine(options)
-            except ConfigError as error:
-                say(f"note: this machine cannot run it: {error}")
-            if missing := ledger_missing(options):
-                say(f"note: it would be refused: {missing}")
+        if service.dry_run:
+            _tell_what_is_missing(options)
             say("measuring a step of every kind …")
             say(estimate_text(plan))
             return Outcome(code=0, plan=plan)
-        check_this_machine(options)
+        check_this_machine(service, options.performance)
         known = folder.read_plan()
         with folder.locked(), ThreadPoolExecutor(1) as beside:  # MLflow opens while Ray starts
             if folder.read_plan() != known:
                 raise StorageError(f"the sweep {folder.name!r} was started by another process meanwhile")
             opened = beside.submit(Tracker.open, uri, root, EXPERIMENT)
-            if options.release != OPEN:
-                code = SealedSweep(plan, folder, ledger).run(opened.result(), ray_session, run_trials)
+            again = options_text(told or options)
+            if not options.release.is_open:
+                sealed = SealedSweep(plan, folder, ledger, dataset_id, service, again)
+                code = sealed.run(opened.result(), ray_session, run_trials)
                 return Outcome(code=code, plan=plan, folder=folder)
-            sweep = kind(plan, folder, found, uri, budget, account_of(ledger, options))
+            account = account_of(ledger, dataset_id)
+            sweep = kind(plan, folder, found, uri, budget, account, service, again)
             code = sweep.run(opened, figure)
             return Outcome(code=code, plan=plan, folder=folder, results=sweep.results())
+
+
+def _tell_what_is_missing(options: SweepOptions) -> None:
+    """Says in a dry run what would refuse the sweep itself."""
+    try:
+        check_this_machine(options.service, options.performance)
+    except ConfigError as error:
+        say(f"note: this machine cannot run it: {error}")
+    if missing := ledger_missing(options.data, options.ledger):
+        say(f"note: it would be refused: {missing}")
 
 
 def _check_server(uri: str) -> None:
@@ -188,11 +208,22 @@ class OpenSweep:
         question: str,
         options: SweepOptions,
         points: Sequence[Point],
+        data: TrainingData,
+        *,
+        notes: Sequence[str],
         calibration_folder: Path,
         earlier: Earlier | None,
     ) -> SweepPlan:
-        """Returns the plan."""
-        return build_plan(question, options, points, calibration_folder=calibration_folder, earlier=earlier)
+        """Return the plan."""
+        return build_plan(
+            question,
+            options,
+            points,
+            data,
+            notes=notes,
+            calibration_folder=calibration_folder,
+            earlier=earlier,
+        )
 
     @staticmethod
     def show(plan: SweepPlan) -> None:
@@ -207,9 +238,12 @@ class OpenSweep:
         uri: str,
         budget: SweepBudget | None,
         account: dict[str, Any] | None,
+        service: ServiceOptions,
+        again: str,
     ) -> None:
         self._plan, self._folder, self._found, self._uri = plan, folder, found, uri
-        self._budget, self._account = budget, account
+        self._budget, self._account, self._service = budget, account, service
+        self._again = again
         self._trials = {trial.name: trial for trial in plan.trials}
         self._hashes = {trial.name: config_hash(trial.config) for trial in plan.trials}
         self._checks: dict[Any, dict[str, float]] = {}
@@ -226,7 +260,8 @@ class OpenSweep:
         failed: dict[str, str] = {}
         try:
             if remaining:
-                with ray_session(self._plan.options) as session:
+                performance = self._plan.trials[0].config.performance
+                with ray_session(self._service, performance) as session:
                     self._begin(opened, done, remaining)
                     failed = self._train(session, remaining)
             else:
@@ -235,7 +270,7 @@ class OpenSweep:
             self._close("KILLED")
             name = signal.Signals(stopped.signal_number).name
             say(f"stopped by {name}; continue with --resume --name {self._folder.name}")
-            every = self._plan.options.checkpoint_every_steps
+            every = self._plan.trials[0].config.performance.checkpoint_every_steps
             steps = count(every, "repeated step")
             say(f"note: an interrupted private training is charged up to {steps} on top")
             return 128 + stopped.signal_number
@@ -259,7 +294,7 @@ class OpenSweep:
         if self._folder.read_plan() is None:
             sweep_id = self._budget.sweep_id if self._budget is not None else new_sweep_id()
             facts = {"fingerprint": self._plan.fingerprint, "params": self._plan.params()}
-            self._folder.create(facts | {"sweep_id": sweep_id, "account": self._account})
+            self._folder.create(facts | {"sweep_id": sweep_id, "account": self._account}, self._again)
         self._charge(remaining)
         if remaining:
             withdraw_statement(self._folder.path)
@@ -273,8 +308,8 @@ class OpenSweep:
         if self._budget is None:
             return
         try:
-            options = self._plan.options  # public data may be charged too, but are never marked private
-            self._budget.begin(remaining, data_path(options.dataset) if options.data_are_private else None)
+            source = self._plan.source  # public data may be charged too, but are never marked private
+            self._budget.begin(remaining, data_path(source.dataset) if source.are_private else None)
         except LedgerError:
             self._close("FAILED")
             raise

@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from dpgcl_core.errors import ConfigError
-from sweeps.service.budget import SweepBudget
-from sweeps.service.options import SweepOptions
-from sweeps.service.plan import SweepPlan, Trial
-from sweeps.service.storage import CODE_ROOT, SweepFolder, inside_ray_job, runs_uploaded_copy
+from sweeps.service.options.service import ServiceOptions
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.trials import Trial
+from sweeps.service.privacy.budget import SweepBudget
+from sweeps.service.storage.folder import SweepFolder
+from trainers.config.training import PerformanceConfig
+from trainers.files.storage import CODE_ROOT, inside_ray_job, runs_uploaded_copy
 
 if TYPE_CHECKING:
     from trainers.ray_worker import RayTrial
@@ -55,7 +58,7 @@ class TrialSource(Protocol):
     """Decides trial after trial what is trained next."""
 
     def next_trial(self) -> Trial:
-        """Returns the next trial; which one it is has been written down by then."""
+        """Return the next trial; which one it is has been written down by then."""
 
     def ended(self, name: str) -> None:
         """Hears that a trial ended; its result was handed over before, or there is none."""
@@ -69,16 +72,24 @@ class RaySession:
       scratch: a folder for what Ray writes and nobody needs later.
       concurrent: trainings at once.
       workers_per_machine: workers that one machine may have at once.
+      max_restarts: of one training.
+      gpus_per_worker: that Ray sets aside.
     """
 
     scratch: Path
     concurrent: int
     workers_per_machine: int
+    max_restarts: int = 0
+    gpus_per_worker: float = 0.0
 
 
 @contextmanager
-def ray_session(options: SweepOptions) -> Iterator[RaySession]:
-    """Connects to Ray; nothing of the sweep is started yet.
+def ray_session(service: ServiceOptions, performance: PerformanceConfig) -> Iterator[RaySession]:
+    """Connect to Ray; nothing of the sweep is started yet.
+
+    Args:
+      service: resources of the sweep.
+      performance: of every training.
 
     Raises:
       ConfigError: the cluster is too small for one training.
@@ -90,16 +101,16 @@ def ray_session(options: SweepOptions) -> Iterator[RaySession]:
         for name in ("ray.tune", "ray.train"):  # the driver says itself what failed
             logging.getLogger(name).setLevel(logging.CRITICAL)
         resources = ray.cluster_resources()
-        concurrent = max_concurrent_trials(options, resources)
+        concurrent = max_concurrent_trials(service, performance, resources)
         largest = max(
             (node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]), default=1.0
         )
-        at_once = min(concurrent * options.num_workers, int(largest / options.threads_per_worker))
-        yield RaySession(scratch, concurrent, max(1, at_once))
+        at_once = min(concurrent * performance.num_workers, int(largest / performance.threads_per_worker))
+        yield RaySession(scratch, concurrent, max(1, at_once), service.max_restarts, service.gpus_per_worker)
 
 
-def check_this_machine(options: SweepOptions) -> None:
-    """Refuses a cluster that does not answer and what a private Ray cannot hold, before any is started.
+def check_this_machine(service: ServiceOptions, performance: PerformanceConfig) -> None:
+    """Refuse a cluster that does not answer and what a private Ray cannot hold, before any is started.
 
     Raises:
       ConfigError: `RAY_ADDRESS` leads nowhere, or this machine is too small for one training.
@@ -107,7 +118,7 @@ def check_this_machine(options: SweepOptions) -> None:
     _check_address()
     if not _joins_cluster():
         have = {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
-        max_concurrent_trials(options, have)
+        max_concurrent_trials(service, performance, have)
 
 
 def run_trials(
@@ -119,7 +130,7 @@ def run_trials(
     budget: SweepBudget | None = None,
     source: TrialSource | None = None,
 ) -> dict[str, str]:
-    """Runs `trials` and calls `on_result(name, result)` in this process as each one ends.
+    """Run `trials` and calls `on_result(name, result)` in this process as each one ends.
 
     Every start is counted in `folder` before it can draw. With a budget, the ledger is asked all along
     whether it still stands, and charged before a restart. With a source, `trials` are the names that it
@@ -134,29 +145,33 @@ def run_trials(
     import ray
 
     records = [ray.put(plan.data)]
-    return _tune(plan, folder, trials, session, records, _callback(on_result, budget, folder), source)
+    return _tune(folder, trials, session, records, _callback(on_result, budget, folder), source)
 
 
-def max_concurrent_trials(options: SweepOptions, resources: dict[str, float]) -> int:
-    """Returns how many trainings the cluster's CPUs and GPUs hold at once, or the user's smaller number.
+def max_concurrent_trials(
+    service: ServiceOptions, performance: PerformanceConfig, resources: Mapping[str, float]
+) -> int:
+    """Return how many trainings the cluster's CPUs and GPUs hold at once, or the user's smaller number.
 
     Raises:
       ConfigError: not even one fits.
 
-    >>> max_concurrent_trials(SweepOptions(), {"CPU": 2.0})
+    >>> max_concurrent_trials(ServiceOptions(), PerformanceConfig(), {"CPU": 2.0})
     2
     """
-    needs = {"CPU": float(options.threads_per_worker), "GPU": options.gpus_per_worker}
+    needs = {"CPU": float(performance.threads_per_worker), "GPU": service.gpus_per_worker}
     fits = min(
-        int(resources.get(kind, 0.0) / (need * options.num_workers)) for kind, need in needs.items() if need
+        int(resources.get(kind, 0.0) / (need * performance.num_workers))
+        for kind, need in needs.items()
+        if need
     )
     if fits < 1:
         raise ConfigError(
-            f"one training needs {options.num_workers} workers with {options.threads_per_worker} CPUs and "
-            f"{options.gpus_per_worker:g} GPUs each; the cluster has {resources.get('CPU', 0):g} CPUs and "
-            f"{resources.get('GPU', 0):g} GPUs"
+            f"one training needs {performance.num_workers} workers with "
+            f"{performance.threads_per_worker} CPUs and {service.gpus_per_worker:g} GPUs each; the cluster "
+            f"has {resources.get('CPU', 0):g} CPUs and {resources.get('GPU', 0):g} GPUs"
         )
-    return min(fits, options.max_concurrent_trials or fits)
+    return min(fits, service.max_concurrent_trials or fits)
 
 
 @contextmanager
@@ -219,7 +234,6 @@ def _keep_token_out_of_home() -> None:
 
 
 def _tune(
-    plan: SweepPlan,
     folder: SweepFolder,
     trials: Sequence[Trial],
     session: RaySession,
@@ -232,7 +246,7 @@ def _tune(
     from trainers.ray_worker import resources_of_trial_function, run_trial
 
     def given(trial: Trial) -> RayTrial:
-        return _ray_trial(trial, plan, folder, session, charged=callback.budget is not None)
+        return _ray_trial(trial, folder, session, charged=callback.budget is not None)
 
     def run_given(tune_config: Mapping[str, Any], *, records: list[Any]) -> None:
         run_trial(tune_config, trials={tune_config["trial"]: tune_config["given"]}, records=records)
@@ -254,7 +268,7 @@ def _tune(
             name="tune",
             storage_path=str(session.scratch),
             callbacks=[callback],
-            failure_config=tune.FailureConfig(max_failures=plan.options.max_restarts),
+            failure_config=tune.FailureConfig(max_failures=session.max_restarts),
             verbose=0,
         ),
     )
@@ -264,18 +278,18 @@ def _tune(
     return {name: callback.errors.get(name, "unknown error") for name in names}
 
 
-def _ray_trial(
-    trial: Trial, plan: SweepPlan, folder: SweepFolder, session: RaySession, *, charged: bool
-) -> RayTrial:
+def _ray_trial(trial: Trial, folder: SweepFolder, session: RaySession, *, charged: bool) -> RayTrial:
     from trainers.ray_worker import RayTrial
 
     return RayTrial(
         name=trial.name,
         config=trial.config,
         checkpoint_folder=folder.checkpoint_folder(trial.name),
-        ray_folder=folder.path / "ray" if plan.options.num_workers > 1 else session.scratch / "train",
+        ray_folder=folder.path / "ray"
+        if trial.config.performance.num_workers > 1
+        else session.scratch / "train",
         code_root=None if runs_uploaded_copy() else CODE_ROOT,
-        gpus_per_worker=plan.options.gpus_per_worker,
+        gpus_per_worker=session.gpus_per_worker,
         memory_share=1 / max(1, session.workers_per_machine),
         charged=charged,
     )
@@ -383,8 +397,3 @@ def _signals_noted(callback: Any) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def say(text: str) -> None:
-    """Prints a line at once."""
-    print(text, flush=True, file=sys.stdout)
