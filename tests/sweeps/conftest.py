@@ -10,7 +10,7 @@ import pytest
 from dpgcl_core.errors import DpgclError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
-from sweeps.service.plan import SweepPlan
+from sweeps.service.planning.plan import SweepPlan
 from tests.sweeps import support
 from trainers.tracking.server import connect
 

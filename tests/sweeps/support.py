@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from sweeps import group_size
-from sweeps.service import run as service
-from sweeps.service.options import parse_options
-from sweeps.service.plan import SweepPlan, build_plan
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.planning.plan import SweepPlan, build_plan
+from sweeps.service.planning.records import load_training_data
+from sweeps.service.running import sweep as service
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "sweeps" / "group_size.py"
@@ -35,25 +36,21 @@ _NOT_INHERITED = (
 
 def options(*arguments: str) -> group_size.GroupSizeOptions:
     """The options of the group-size sweep for a command line."""
-    return parse_options(
-        group_size.GroupSizeOptions,
-        description="",
-        tiny=group_size.TINY,
-        full=group_size.FULL,
-        by_dataset=group_size.BY_DATASET,
-        arguments=arguments,
-    )
+    return parse_options(group_size.GroupSizeOptions, description="", arguments=arguments)
 
 
 def plan(*arguments: str, calibrations: Path | None = None) -> SweepPlan:
     """The plan of the group-size sweep for a command line."""
     chosen = options(*arguments)
-    return build_plan("group-size", chosen, group_size.points(chosen), calibration_folder=calibrations)
+    held_out = chosen.evaluation.score_on_held_out
+    data, notes = load_training_data(chosen.data, score_on_held_out=held_out)
+    points = group_size.points(chosen)
+    return build_plan("group-size", chosen, points, data, notes=notes, calibration_folder=calibrations)
 
 
 def without_ray(monkeypatch: pytest.MonkeyPatch, run_trials: Callable[..., Any]) -> None:
     """Lets sweeps of this process run their trials by `run_trials`."""
-    monkeypatch.setattr(service, "ray_session", lambda _: nullcontext())
+    monkeypatch.setattr(service, "ray_session", lambda *_: nullcontext())
     monkeypatch.setattr(service, "run_trials", run_trials)
 
 

@@ -67,7 +67,6 @@ class Leaf:
         return tree
 
 
-@cache
 def leaves(kind: type[Any]) -> Mapping[str, Leaf]:
     """Return the options of a tree by name, in the order of their declaration.
 
@@ -78,6 +77,11 @@ def leaves(kind: type[Any]) -> Mapping[str, Leaf]:
     >>> list(leaves(OptimizerConfig))[:2], leaves(OptimizerConfig)["optimizer"].key
     (['optimizer', 'learning_rate'], 'name')
     """
+    return _leaves(kind)
+
+
+@cache
+def _leaves(kind: Any) -> Mapping[str, Leaf]:
     found: dict[str, Leaf] = {}
     types, helps = get_type_hints(kind, include_extras=True), _docstrings(kind)
     for each in dataclasses.fields(kind):

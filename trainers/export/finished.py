@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,13 +121,6 @@ class FinishedSweep:
     is_sealed: bool
     statement: Statement
     trials: tuple[FinishedTrial, ...]
-
-
-def storage_folder(option: Path | None) -> Path:
-    """Returns where sweeps lie: the option, `$DPGCL_STORAGE`, or the repository's `results/`."""
-    environment = os.environ.get("DPGCL_STORAGE")
-    default = Path(environment) if environment else Path(__file__).resolve().parents[2] / "results"
-    return option or default
 
 
 def read_sweep(root: Path, name: str) -> FinishedSweep:

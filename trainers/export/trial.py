@@ -25,8 +25,9 @@ from typing import Any
 from dpgcl_core.errors import ConfigError, StrictParser, unknown_choice
 from dpgcl_core.release.metrics import Release, find_metric
 from dpgcl_core.release.statement import PROVEN, epsilon_text, rounded_up, software_versions
-from trainers.export.finished import FinishedSweep, FinishedTrial, read_sweep, storage_folder
+from trainers.export.finished import FinishedSweep, FinishedTrial, read_sweep
 from trainers.export.folder import CLIP, ClipDescription, ModelDescription, write_model
+from trainers.files.storage import storage_root
 from trainers.models.clip.files import MERGES_FILE, trained_spec
 
 DEFAULT_SCORES = ("image_to_text_recall_at_10", "knn_accuracy")
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       StorageError: as `read_sweep` and `write_model`.
     """
     options = _parser().parse_args(arguments)
-    root = storage_folder(options.storage)
+    root = storage_root(options.storage)
     sweep = read_sweep(root, options.sweep)
     trial, chosen = choose_trial(sweep, trial=options.trial, best=options.best)
     folder = options.to or root / "exported" / "-".join(filter(None, (sweep.name, trial.name)))
@@ -248,7 +249,7 @@ def _parser() -> StrictParser:
     )
     add = parser.add_argument
     add("--sweep", required=True, metavar="NAME", help="the sweep's name")
-    add("--storage", type=Path, metavar="FOLDER", help="where it was run ($DPGCL_STORAGE, or results/)")
+    add("--storage", type=Path, metavar="FOLDER", help="where it was run ($DPGCL_STORAGE, ~/dpgcl-results)")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--trial", metavar="NAME", help="export this trial's model")
     which.add_argument(

@@ -77,7 +77,7 @@ def _starting_point(
     default = kind()
     dataset = _dataset(given, preset(default), default, told)
     options = changed(default, dataset=dataset)
-    setting = _setting(start, file, dataset, given | told)
+    setting = _setting(start, file, dataset, {**told, **given})
     if setting is not None:
         options = changed(
             options, **{name: leaf.of(setting) for name, leaf in leaves(TrainingOptions).items()}

@@ -6,13 +6,10 @@ import contextlib
 import inspect
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from sweeps.service.options.start import Start
 from trainers.config.tree import Leaf, leaves
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 FIRST = (
     "config",
@@ -42,7 +39,7 @@ class _Page:
 
 
 def show_help(
-    trees: Mapping[str, DataclassInstance],
+    trees: Mapping[str, Any],
     description: str | None,
     varied: Collection[str],
     *,
@@ -79,7 +76,7 @@ def show_help(
         )
 
 
-def _groups(title: str, tree: DataclassInstance) -> list[_Group]:
+def _groups(title: str, tree: Any) -> list[_Group]:
     """The options of a tree by its nodes; those of no node come first."""
     found = {"": _Group(title=title, description=_first_line(tree), options=[])}
     for leaf in leaves(type(tree)).values():

@@ -18,7 +18,7 @@ from dpgcl_core.accounting.tuning.cost import (
 )
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.mechanism.method import ADD_OR_REMOVE_ONE
+from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE
 from dpgcl_core.release.statement import OpenTrials, rounded_up
 from sweeps.service.options.release import ReleaseOptions, trial_law
 from sweeps.service.planning.trials import Charged, Trial, is_proven, trial_class

@@ -17,6 +17,7 @@ from trainers.config.training import TrainingConfig
 from trainers.data.dataset import AnyRecords
 from trainers.data.records import Records
 from trainers.data.shapes import make_shape_pairs
+from trainers.models.encoder import ImageShape
 from trainers.tasks.modality import views_of
 from trainers.training.averaging import target_of
 from trainers.training.microbatch import max_views
@@ -30,7 +31,8 @@ def estimate_seconds(plan: SweepPlan) -> float:
 
     One microbatch per distinct kind of step is timed, without private records.
     """
-    shape = plan.data.train.images.shape[1:]
+    channels, height, width = plan.data.train.images.shape[1:]
+    shape = channels, height, width
     rates: dict[Any, float] = {}
     total = 0.0
     for trial in (*plan.trials, *plan.later):
@@ -61,7 +63,7 @@ def _num_embedded(plan: SweepPlan, trial: Trial) -> int:
     return num_records * (1 + evaluation.also_untrained + on_the_way)
 
 
-def _seconds_per_record(trial: Trial, shape: tuple[int, ...]) -> float:
+def _seconds_per_record(trial: Trial, shape: ImageShape) -> float:
     """Times one microbatch of whole groups, the second of two."""
     config = trial.config
     torch.set_num_threads(config.performance.threads_per_worker)
@@ -88,14 +90,14 @@ def _seconds_per_record(trial: Trial, shape: tuple[int, ...]) -> float:
     return seconds / len(synthetic)
 
 
-def _synthetic_records(config: TrainingConfig, count: int, shape: tuple[int, ...]) -> AnyRecords:
+def _synthetic_records(config: TrainingConfig, count: int, shape: ImageShape) -> AnyRecords:
     if config.trains_pairs:
         return make_shape_pairs(count, seed=0, image_size=shape[1])
     images = np.random.default_rng(0).integers(0, 256, (count, *shape), dtype=np.uint8)
     return Records(images=images, ids=np.arange(count, dtype=np.uint64))
 
 
-def _seconds_per_embedding(trial: Trial, shape: tuple[int, ...], rates: dict[Any, float]) -> float:
+def _seconds_per_embedding(trial: Trial, shape: ImageShape, rates: dict[Any, float]) -> float:
     key = ("embedding", trial.config.network)
     if key not in rates:
         encoder = starting_encoder(trial.config, shape)

@@ -31,9 +31,8 @@ from sweeps.service.planning.trials import Charged, Point, Trial, is_proven
 from sweeps.service.storage.folder import config_hash
 from trainers.config.training import TrainingConfig
 from trainers.config.tree import changed
-from trainers.data.dataset import modality_of
+from trainers.data.dataset import TrainingData, modality_of
 from trainers.tasks.modality import check_encoder, check_records
-from trainers.training.loop import TrainingData
 from trainers.training.optimizers import check_optimizer
 from trainers.training.release import check_release
 from trainers.training.resolve import training_config
@@ -336,7 +335,8 @@ def _device(options: SweepOptions) -> str:
 def _check_network(config: TrainingConfig, data: TrainingData) -> None:
     """Builds the network once, so that no worker finds it or the optimizer unknown, or mixing records."""
     torch.set_num_threads(config.performance.threads_per_worker)  # one per core would wait for each other
-    shape = data.train.images.shape[1:]
+    channels, height, width = data.train.images.shape[1:]
+    shape = channels, height, width
     check_encoder(config, starting_encoder(config, shape), shape)
     check_optimizer(config.optimizer.name)  # not built: torch's optimizers load its compiler, a second
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError, DataError, DpgclError, show_on_a_terminal
 from sweeps.service.options.data import DataOptions, data_path
+from trainers.data.dataset import TrainingData
 from trainers.data.loading import (
     AnyRecords,
     Dataset,
@@ -21,7 +22,6 @@ from trainers.data.loading import (
 )
 from trainers.data.probes import load_probes
 from trainers.data.shapes import shape_numbers
-from trainers.training.loop import TrainingData
 
 _IMAGES_AT_ONCE = 1024
 

@@ -100,10 +100,11 @@ def ray_session(service: ServiceOptions, performance: PerformanceConfig) -> Iter
     with _scratch_folder() as scratch, _connected(scratch):
         for name in ("ray.tune", "ray.train"):  # the driver says itself what failed
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        resources = ray.cluster_resources()
+        cluster: Any = ray
+        resources = cluster.cluster_resources()
         concurrent = max_concurrent_trials(service, performance, resources)
         largest = max(
-            (node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]), default=1.0
+            (node["Resources"].get("CPU", 0.0) for node in cluster.nodes() if node["Alive"]), default=1.0
         )
         at_once = min(concurrent * performance.num_workers, int(largest / performance.threads_per_worker))
         yield RaySession(scratch, concurrent, max(1, at_once), service.max_restarts, service.gpus_per_worker)
@@ -298,7 +299,7 @@ def _ray_trial(trial: Trial, folder: SweepFolder, session: RaySession, *, charge
 def _searcher(source: TrialSource, given: Callable[[Trial], RayTrial]) -> Any:
     from ray.tune.search import Searcher
 
-    class Ask(Searcher):  # type: ignore[misc]
+    class Ask(Searcher):
         """Asks the source for every trial, and tells it how each one ended."""
 
         def __init__(self) -> None:
@@ -328,7 +329,7 @@ def _searcher(source: TrialSource, given: Callable[[Trial], RayTrial]) -> Any:
 def _callback(on_result: OnResult, budget: SweepBudget | None, folder: SweepFolder) -> Any:
     from ray import tune
 
-    class Hear(tune.Callback):  # type: ignore[misc]
+    class Hear(tune.Callback):
         """Hands every trial's one result to the driver."""
 
         def __init__(self) -> None:

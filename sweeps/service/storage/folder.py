@@ -31,6 +31,8 @@ from trainers.config.training import PerformanceConfig, TrainingConfig
 from trainers.files.checkpoint import read_attempt, sync_folder
 
 CONFIG_FILE = "config.yaml"
+LAYOUT = 2
+"""Of a sweep's folder; one of another layout is not continued."""
 _TRACES = ("trials", "checkpoints", "started", "trusted", "release", "suggested")
 
 
@@ -69,7 +71,7 @@ class SweepFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             if again is not None:
                 (self.path / CONFIG_FILE).write_text(again, encoding="utf-8")
-            write_json(self.path / "plan.json", plan)
+            write_json(self.path / "plan.json", {**plan, "layout": LAYOUT})
 
     def read_plan(self) -> dict[str, Any] | None:
         """Returns the plan, or None where there is none.
@@ -217,6 +219,11 @@ def find_folder(
         if resume:
             raise StorageError(f"nothing to resume: there is no sweep {name!r} in {sweeps}")
         return folder
+    if plan.get("layout") != LAYOUT:
+        raise StorageError(
+            f"the sweep folder {folder.path} was written by another version, which alone can continue it; "
+            "choose another --name"
+        )
     if plan.get("fingerprint") != fingerprint:
         raise StorageError(
             f"the sweep folder {folder.path} belongs to another configuration"
