@@ -4,8 +4,7 @@
     python sweeps/group_size.py --dataset fashion-mnist
     ray job submit --working-dir . -- python sweeps/group_size.py --dataset fashion-mnist
 
-Ends in the paper's Figure 4 for your data: accuracy against S, and gradient SNR against S with and
-without augmented negatives.
+Ends in the paper's Figure 4 for your data: accuracy and gradient SNR against S, for every N_a.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from sweeps.service.planning.trials import Point
 from sweeps.service.running.sweep import run_sweep
 from trainers.config.tree import changed
 
+SIZES = (2, 4, 8, 16, 32, 64)
+
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSizeOptions(SweepOptions):
     """The axes of this sweep."""
 
-    group_sizes: tuple[GroupSize, ...] = field(
-        default=(2, 4, 8, 16, 32, 64, "batch"), metadata=varies("group_size")
-    )
+    group_sizes: tuple[GroupSize, ...] = field(default=(*SIZES, "batch"), metadata=varies("group_size"))
     """Values of S; "batch" makes the whole realised batch one group."""
     non_private: bool = True
     """Also run every point without noise and clipping (ε = ∞); public data only."""
@@ -44,12 +43,11 @@ class GroupSizeOptions(SweepOptions):
         return changed(super().tiny(), group_sizes=(4,))
 
     def full(self) -> Self:
-        sizes = (2, 4, 8, 16, 32, 64, 128, 256, "batch")
-        return changed(super().full(), num_augmentations_grid=(1,), group_sizes=sizes)
+        return changed(super().full(), num_augmentations_grid=(1,), group_sizes=(*SIZES, 128, 256, "batch"))
 
     def of_dataset(self) -> Self:
         small = self.data.dataset == "digits"
-        return changed(self, group_sizes=(2, 4, 8, 16, 32), repeats=2) if small else self
+        return changed(self, group_sizes=SIZES[:5], repeats=2) if small else self
 
 
 def points(options: GroupSizeOptions) -> list[Point]:

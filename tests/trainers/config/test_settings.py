@@ -1,4 +1,4 @@
-"""Named settings become the training that was asked for, or a refusal that says what to give."""
+"""Options become the training that was asked for, or a refusal that says what to give."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_predictor_comes_with_the_method_that_needs_it() -> None:
         make_config(method="byol_groups", num_augmentations=0)
 
 
-def test_every_new_knob_reaches_the_params() -> None:
+def test_every_option_reaches_the_params() -> None:
     given = {
         "num_view_draws": 3,
         "ema_decay": 0.9,
@@ -105,6 +105,6 @@ def test_every_new_knob_reaches_the_params() -> None:
         ({"score_every_steps": -1}, "score_every_steps must not be negative; got -1"),
     ],
 )
-def test_knobs_out_of_range_are_refused(given: dict[str, object], words: str) -> None:
+def test_options_out_of_range_are_refused(given: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         _config(**given)
