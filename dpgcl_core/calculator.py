@@ -14,120 +14,154 @@ Prints a table, or with `--json` one JSON object. Bad input is one line on stder
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from json import dumps
+from typing import Any, Literal
 
-from dpgcl_core.errors import ConfigError, StrictParser, exit_on_bad_input, unknown_choice
+from dpgcl_core.accounting.tuning import laws
+from dpgcl_core.command_line import run_command
+from dpgcl_core.errors import ConfigError, exit_on_bad_input
 
-_LAWS = ("tnb", "poisson", "binomial")
-_BOUNDS = ("profile", "pointwise", "ps22")
-_MODES = ("open", "sealed", "sealed-threshold")
-# Options that only some modes have; giving one to another mode is a mistake worth stopping at.
-_OPTIONS_OF_MODE = {
-    "open": ("num_trials",),
-    "sealed": ("law", "eta", "mean_trials", "max_trials", "bound"),
-    "sealed-threshold": ("halting_prob",),
-}
+Tuning = Literal["open", "sealed", "sealed-threshold"]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns 0.
+def epsilon_command(
+    sampling_prob: float,
+    noise_multiplier: float,
+    num_steps: int,
+    delta: float,
+    accountant: Literal["pld", "rdp", "prv"] = "pld",
+    json: bool = False,
+) -> int:
+    """ε of one training.
 
-    Raises:
-      ConfigError: an option is unknown, missing or out of range.
+    Args:
+      sampling_prob: q, in (0, 1].
+      noise_multiplier: σ = noise std / sensitivity.
+      num_steps: T, steps of one training.
+      delta: δ, in (0, 1).
+      accountant: pld is the figure of record.
+      json: print one JSON object.
     """
-    parser, commands = _parsers()
-    options, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        valid = [name for name in commands[options.command]._option_string_actions if name[:2] == "--"]
-        raise ConfigError(unknown_choice("option", unknown[0], valid))
-    result = {"epsilon": _epsilon, "noise": _noise, "tuning": _tuning}[options.command](options)
-    for name, value in result.items():
-        if name.endswith("epsilon") and value is not None and not math.isfinite(value):
-            raise ConfigError(f"no finite {name} at delta = {options.delta:g}; raise delta or the noise")
-    print(json.dumps(result, allow_nan=False) if options.json else _table(result))
-    return 0
-
-
-def _epsilon(options: argparse.Namespace) -> dict[str, Any]:
     from dpgcl_core.accounting import composition
     from dpgcl_core.accounting.tuning.cost import NEIGHBORING_RELATION, check_affordable
 
-    steps = _checked_steps(options)
+    steps = _checked_steps(sampling_prob, noise_multiplier, num_steps, delta)
     event = composition.poisson_gaussian_event(**steps)
-    if options.accountant != "rdp":
-        check_affordable(event, options.delta)
-    if options.accountant == "rdp":
-        epsilon = composition.epsilon_rdp(event, options.delta)
-    elif options.accountant == "pld":
-        epsilon = composition.epsilon_of_steps(**steps, delta=options.delta)
+    if accountant != "rdp":
+        check_affordable(event, delta)
+    if accountant == "rdp":
+        epsilon = composition.epsilon_rdp(event, delta)
+    elif accountant == "pld":
+        epsilon = composition.epsilon_of_steps(**steps, delta=delta)
     else:
-        epsilon = composition.epsilon_prv(**steps, delta=options.delta)
+        epsilon = composition.epsilon_prv(**steps, delta=delta)
         if math.isnan(epsilon):
             raise ConfigError("the accountant prv gives up on these options; use --accountant pld or rdp")
-    return {
-        "epsilon": epsilon,
-        "delta": options.delta,
-        "accountant": options.accountant,
-        **steps,
-        "neighboring_relation": NEIGHBORING_RELATION,
-    }
+    result = {"epsilon": epsilon, "delta": delta, "accountant": accountant, **steps}
+    return _print(result | {"neighboring_relation": NEIGHBORING_RELATION}, delta, as_json=json)
 
 
-def _noise(options: argparse.Namespace) -> dict[str, Any]:
+def noise_command(
+    sampling_prob: float, num_steps: int, delta: float, epsilon: float, json: bool = False
+) -> int:
+    """The noise multiplier that meets a target ε by PLD.
+
+    Args:
+      sampling_prob: q, in (0, 1].
+      num_steps: T, steps of one training.
+      delta: δ, in (0, 1).
+      epsilon: target ε.
+      json: print one JSON object.
+    """
     from dpgcl_core.accounting.composition import calibrate_noise_multiplier
     from dpgcl_core.accounting.tuning.cost import NEIGHBORING_RELATION
 
-    options.noise_multiplier = 1.0  # stands in for the one that is sought
-    steps = _checked_steps(options)
+    steps = _checked_steps(sampling_prob, 1.0, num_steps, delta)  # 1 stands in for the noise that is sought
     del steps["noise_multiplier"]
-    found = calibrate_noise_multiplier(
-        **steps, target_epsilon=options.epsilon, target_delta=options.delta, cache_folder=None
-    )
-    return {
+    found = calibrate_noise_multiplier(**steps, target_epsilon=epsilon, target_delta=delta, cache_folder=None)
+    result = {
         "noise_multiplier": found.noise_multiplier,
         "epsilon": found.epsilon,
-        "target_epsilon": options.epsilon,
-        "delta": options.delta,
+        "target_epsilon": epsilon,
+        "delta": delta,
         "accountant": "pld",
         **steps,
         "neighboring_relation": NEIGHBORING_RELATION,
     }
+    return _print(result, delta, as_json=json)
 
 
-def _tuning(options: argparse.Namespace) -> dict[str, Any]:
-    from dpgcl_core.accounting.tuning import cost as selection
+def tuning_command(
+    mode: Tuning,
+    sampling_prob: float,
+    noise_multiplier: float,
+    num_steps: int,
+    delta: float,
+    num_trials: int | None = None,
+    law: Literal["tnb", "poisson", "binomial"] | None = None,
+    eta: float | None = None,
+    mean_trials: float | None = None,
+    max_trials: int | None = None,
+    bound: Literal["profile", "pointwise", "ps22"] | None = None,
+    halting_prob: float | None = None,
+    json: bool = False,
+) -> int:
+    """ε of a sweep: what tuning adds to one training.
 
-    steps = _checked_steps(options)
-    for mode, names in _OPTIONS_OF_MODE.items():
-        for name in names:
-            if mode != options.mode and getattr(options, name) is not None:
+    Args:
+      mode: what is released.
+      sampling_prob: q, in (0, 1].
+      noise_multiplier: σ = noise std / sensitivity.
+      num_steps: T, steps of one training.
+      delta: δ, in (0, 1).
+      num_trials: open: number of trials, all released.
+      law: sealed: law of the secret number of trials K; tnb unless given.
+      eta: sealed, tnb: shape, above -1 (1: geometric, the default).
+      mean_trials: sealed: E[K], at least 1, before any cap.
+      max_trials: sealed: cap on K; of a binomial, its possible trials.
+      bound: sealed: theorem; profile unless given.
+      halting_prob: sealed-threshold: probability to stop after a miss.
+      json: print one JSON object.
+    """
+    from dpgcl_core.accounting.tuning import cost
+
+    steps = _checked_steps(sampling_prob, noise_multiplier, num_steps, delta)
+    of_mode = {
+        "open": {"num_trials": num_trials},
+        "sealed": {
+            "law": law,
+            "eta": eta,
+            "mean_trials": mean_trials,
+            "max_trials": max_trials,
+            "bound": bound,
+        },
+        "sealed-threshold": {"halting_prob": halting_prob},
+    }
+    for other, options in of_mode.items():
+        for name, value in options.items():
+            if other != mode and value is not None:
                 option = "--" + name.replace("_", "-")
-                raise ConfigError(f"{option} belongs to --mode {mode}; got it with --mode {options.mode}")
-    if options.mode == "open":
-        count = _required(options, "num_trials")
-        trial = selection.TrialClass(**{**steps, "count": count})
-        return selection.open_cost([trial], delta=options.delta).as_dict()
-    candidate = selection.TrialClass(**steps)
-    if options.mode == "sealed-threshold":
-        halting_prob = _required(options, "halting_prob")
-        cost = selection.sealed_threshold_cost([candidate], halting_prob=halting_prob, delta=options.delta)
-    else:
-        cost = selection.sealed_cost(
-            [candidate], law=_law(options), delta=options.delta, bound=options.bound or "profile"
+                raise ConfigError(f"{option} belongs to --mode {other}; got it with --mode {mode}")
+    candidate = cost.TrialClass(**steps)
+    if mode == "open":
+        trial = cost.TrialClass(**{**steps, "count": _required(mode, num_trials=num_trials)})
+        found = cost.open_cost([trial], delta=delta)
+    elif mode == "sealed-threshold":
+        found = cost.sealed_threshold_cost(
+            [candidate], halting_prob=_required(mode, halting_prob=halting_prob), delta=delta
         )
-    return cost.as_dict()
+    else:
+        mean = _required(mode, mean_trials=mean_trials)
+        counts = _law(law or "tnb", mean, eta, max_trials)
+        found = cost.sealed_cost([candidate], law=counts, delta=delta, bound=bound or "profile")
+    return _print(found.as_dict(), delta, as_json=json)
 
 
-def _law(options: argparse.Namespace) -> Any:
+def _law(name: str, mean: float, eta: float | None, cap: int | None) -> laws.TrialCountLaw:
     """The law of K that the options name."""
-    from dpgcl_core.accounting.tuning import laws
-
-    name, mean, cap = options.law or "tnb", _required(options, "mean_trials"), options.max_trials
-    if name != "tnb" and options.eta is not None:
+    if name != "tnb" and eta is not None:
         raise ConfigError(f"--eta belongs to --law tnb; got it with --law {name}")
     if name == "binomial":
         if cap is None:
@@ -137,24 +171,46 @@ def _law(options: argparse.Namespace) -> Any:
         return laws.BinomialTrials(max_trials=cap, prob=mean / cap)
     law: laws.TrialCountLaw = laws.PoissonTrials(mean_trials=mean)
     if name == "tnb":
-        law = laws.TruncatedNegativeBinomial.from_mean(mean, eta=1.0 if options.eta is None else options.eta)
+        law = laws.TruncatedNegativeBinomial.from_mean(mean, eta=1.0 if eta is None else eta)
     return law if cap is None else laws.TruncatedTrials(law=law, max_trials=cap)
 
 
-def _checked_steps(options: argparse.Namespace) -> dict[str, Any]:
+def _checked_steps(
+    sampling_prob: float, noise_multiplier: float, num_steps: int, delta: float
+) -> dict[str, Any]:
     from dpgcl_core.accounting.tuning.cost import TrialClass, check_delta
 
-    steps = {name: getattr(options, name) for name in ("sampling_prob", "noise_multiplier", "num_steps")}
-    TrialClass(**steps)
-    check_delta(options.delta)
-    return steps
+    TrialClass(sampling_prob=sampling_prob, noise_multiplier=noise_multiplier, num_steps=num_steps)
+    check_delta(delta)
+    return {"sampling_prob": sampling_prob, "noise_multiplier": noise_multiplier, "num_steps": num_steps}
 
 
-def _required(options: argparse.Namespace, name: str) -> Any:
-    value = getattr(options, name)
+def _required(mode: str, **option: Any) -> Any:
+    ((name, value),) = option.items()
     if value is None:
-        raise ConfigError(f"--mode {options.mode} needs --{name.replace('_', '-')}")
+        raise ConfigError(f"--mode {mode} needs --{name.replace('_', '-')}")
     return value
+
+
+def _print(result: Mapping[str, Any], delta: float, *, as_json: bool) -> int:
+    for name, value in result.items():
+        if name.endswith("epsilon") and value is not None and not math.isfinite(value):
+            raise ConfigError(f"no finite {name} at delta = {delta:g}; raise delta or the noise")
+    print(dumps(result, allow_nan=False) if as_json else _table(result))
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return 0.
+
+    Raises:
+      ConfigError: an option is unknown, missing or out of range.
+    """
+    commands = {"epsilon": epsilon_command, "noise": noise_command, "tuning": tuning_command}
+    code: int = run_command(
+        commands, prog="python -m dpgcl_core.calculator", description=__doc__, arguments=arguments
+    )
+    return code
 
 
 def _table(result: Mapping[str, Any]) -> str:
@@ -179,68 +235,6 @@ def _table(result: Mapping[str, Any]) -> str:
 
 def _shown(value: object) -> str:
     return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _parsers() -> tuple[StrictParser, dict[str, argparse.ArgumentParser]]:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = StrictParser(
-        prog="python -m dpgcl_core.calculator",
-        description=__doc__,
-        formatter_class=formatter,
-        allow_abbrev=False,
-    )
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands: dict[str, argparse.ArgumentParser] = {}
-    for name, purpose in (
-        ("epsilon", "ε of one training"),
-        ("noise", "the noise multiplier that meets a target ε by PLD"),
-        ("tuning", "ε of a sweep: what tuning adds to one training"),
-    ):
-        command = subparsers.add_parser(name, help=purpose, description=purpose, allow_abbrev=False)
-        _add_common(command, with_noise=name != "noise")
-        commands[name] = command
-    commands["epsilon"].add_argument(
-        "--accountant", choices=("pld", "rdp", "prv"), default="pld", help="pld is the figure of record"
-    )
-    commands["noise"].add_argument("--epsilon", type=_number, required=True, help="target ε")
-    _add_tuning(commands["tuning"])
-    return parser, commands
-
-
-def _add_common(parser: argparse.ArgumentParser, *, with_noise: bool) -> None:
-    add = parser.add_argument
-    add("--sampling-prob", type=_number, required=True, help="q, in (0, 1]")
-    if with_noise:
-        add("--noise-multiplier", type=_number, required=True, help="σ = noise std / sensitivity")
-    add("--num-steps", type=_whole, required=True, help="T, steps of one training")
-    add("--delta", type=_number, required=True, help="δ, in (0, 1)")
-    add("--json", action="store_true", help="print one JSON object")
-
-
-def _add_tuning(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--mode", choices=_MODES, required=True, help="what is released")
-    add("--num-trials", type=_whole, help="open: number of trials, all released")
-    add("--law", choices=_LAWS, help="sealed: law of the secret number of trials K (tnb)")
-    add("--eta", type=_number, help="sealed, tnb: shape, above -1 (1: geometric)")
-    add("--mean-trials", type=_number, help="sealed: E[K], at least 1, before any cap")
-    add("--max-trials", type=_whole, help="sealed: cap on K; of a binomial, its possible trials")
-    add("--bound", choices=_BOUNDS, help="sealed: theorem (profile)")
-    add("--halting-prob", type=_number, help="sealed-threshold: probability to stop after a miss")
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number; got {text!r}") from None
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a whole number; got {text!r}") from None
 
 
 if __name__ == "__main__":

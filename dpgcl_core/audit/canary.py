@@ -25,12 +25,11 @@ Exit code 0: every row came out as it must; 1: one did not; 2: bad input.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from json import dumps
 
 import numpy as np
 import torch
@@ -47,7 +46,8 @@ from dpgcl_core.audit.bounds import (
     log_ratio,
 )
 from dpgcl_core.audit.result import AuditResult, table
-from dpgcl_core.errors import ConfigError, StrictParser, unknown_choice
+from dpgcl_core.command_line import run_command
+from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.sources import Draws, DrawSource, SecretRandomness, SeededNonPrivateRandomness
@@ -301,43 +301,53 @@ def standard_cases() -> tuple[AuditCase, ...]:
     )
 
 
+def audit_command(
+    runs: int = DEFAULT_RUNS,
+    confidence: float = 0.95,
+    only: tuple[str, ...] = (),
+    seed: int | None = None,
+    json: bool = False,
+) -> int:
+    """Run the standard cases and print what was shown of each; 0 if every row came out as it must, else 1.
+
+    Args:
+      runs: on each of D and D'.
+      confidence: of each row's bound.
+      only: these cases alone.
+      seed: repeatable runs from this seed, not from the operating system.
+      json: print one JSON list.
+
+    Raises:
+      ConfigError: an option is out of range.
+    """
+    cases = standard_cases()
+    names = list(dict.fromkeys(case.name for case in cases))
+    for name in only:
+        if name not in names:
+            raise ConfigError(unknown_choice("case", name, names))
+    if seed is not None and seed < 0:
+        raise ConfigError(f"seed must not be negative; got {seed}")
+    results = [
+        audit(
+            case,
+            num_runs=runs,
+            confidence=confidence,
+            randomness=None if seed is None else SeededNonPrivateRandomness(seed),
+        )
+        for case in cases
+        if case.name in (only or names)
+    ]
+    print(dumps([result.as_dict() for result in results]) if json else table(results))
+    return 0 if all(result.as_expected for result in results) else 1
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns 0 if every row came out as it must, else 1.
+    """Run the command line.
 
     Raises:
       ConfigError: an option is unknown or out of range.
     """
-    options = _parser().parse_args(arguments)
-    cases = standard_cases()
-    names = list(dict.fromkeys(case.name for case in cases))
-    for name in options.only or ():
-        if name not in names:
-            raise ConfigError(unknown_choice("case", name, names))
-    if options.seed is not None and options.seed < 0:
-        raise ConfigError(f"seed must not be negative; got {options.seed}")
-    results = [
-        audit(
-            case,
-            num_runs=options.runs,
-            confidence=options.confidence,
-            randomness=None if options.seed is None else SeededNonPrivateRandomness(options.seed),
-        )
-        for case in cases
-        if case.name in (options.only or names)
-    ]
-    print(json.dumps([result.as_dict() for result in results]) if options.json else table(results))
-    return 0 if all(result.as_expected for result in results) else 1
-
-
-def _parser() -> StrictParser:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = StrictParser(
-        prog="python -m dpgcl_core.audit", description=__doc__, formatter_class=formatter, allow_abbrev=False
+    code: int = run_command(
+        audit_command, prog="python -m dpgcl_core.audit", description=__doc__, arguments=arguments
     )
-    add = parser.add_argument
-    add("--runs", type=int, default=DEFAULT_RUNS, help=f"runs on each of D and D' ({DEFAULT_RUNS})")
-    add("--confidence", type=float, default=0.95, help="of each row's bound (0.95)")
-    add("--only", nargs="+", metavar="CASE", help="these cases alone")
-    add("--seed", type=int, help="repeatable runs from this seed, not from the operating system")
-    add("--json", action="store_true", help="print one JSON list")
-    return parser
+    return code

@@ -8,10 +8,10 @@ by themselves, for which there is nothing to separate.
 
 Guarantee. Every group contributes a vector of norm at most C to the sum: the factor is
 min(1, C(1 − 1e-4)/norm); the sum is taken over the tensors the norm was taken of, and both in float32 or
-better whatever the precision of the network. Norms are exact to 4e-5 of themselves, which the margin
-covers: squares are summed in short runs, then in float64, and Gram norms in float64 throughout. A group
-whose gradient is not finite contributes exactly zero and is masked *before* the product that sums groups,
-because 0·inf is not 0. No other group changes by a bit.
+better whatever the precision of the network, or of the caller (`dpgcl_core.clipping.full_precision`).
+Norms are exact to 4e-5 of themselves, which the margin covers: squares are summed in short runs, then in
+float64, and Gram norms in float64 throughout. A group whose gradient is not finite contributes exactly zero
+and is masked *before* the product that sums groups, because 0·inf is not 0. No other group changes by a bit.
 
 *Automatic clipping* ("Automatic clipping", Bu et al. 2023) takes C(1 − 1e-4)/(norm + γ) instead, γ a public
 constant: short gradients are lengthened, so C and the learning rate act as one. The contribution's norm is
@@ -35,6 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from dpgcl_core.clipping.direct_uses import NotFoldableError
+from dpgcl_core.clipping.full_precision import full_precision
 from dpgcl_core.clipping.one_pass import fold
 from dpgcl_core.clipping.parts import ClippingParts, Owners, norms_of, runs_of
 from dpgcl_core.clipping.types import (
@@ -111,6 +112,12 @@ class GroupClipper:
         Raises:
           ConfigError: one of `parts` holds no trainable parameter of this model.
         """
+        with full_precision(total.device.type):
+            return self._add(total, model, group_losses, inputs)
+
+    def _add(
+        self, total: Tensor, model: nn.Module, group_losses: GroupLosses, inputs: GroupInputs
+    ) -> GroupReport:
         parameters = trainable_parameters(model)
         owners = None if self.parts is None else self.parts.owners(model)
         if math.isinf(self.l2_clip_norm):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -98,42 +98,15 @@ class Folded:
         masked = factor == 0
         masks = masked if bool(masked.any()) else None
         offset = 0
-        with full_precision(total.device.type):
-            for parameter in parameters:
-                part = total[offset : offset + parameter.numel()].view_as(parameter)
-                row = self.part_of[parameter]
-                mask = None if masks is None else masks[row]
-                if parameter in self.kept:
-                    part += _weighted(self.kept[parameter], factor[row], mask)
-                elif parameter in self.deferred:
-                    part += self.deferred[parameter].weighted(factor[row], mask)
-                offset += parameter.numel()
-
-
-@contextmanager
-def full_precision(device: str) -> Iterator[None]:
-    """Products of float32 tensors in float32, whatever the caller's settings: no autocast, no TF32.
-
-    A sum of gradients rounded to ten bits would not be the sum their norms were taken of.
-    """
-    before = torch.get_float32_matmul_precision()
-    if before != "highest":
-        torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.autocast(device, enabled=False), _cudnn_without_tf32(device):
-            yield
-    finally:
-        if before != "highest":
-            torch.set_float32_matmul_precision(before)
-
-
-def _cudnn_without_tf32(device: str) -> AbstractContextManager[None]:
-    if device != "cuda":
-        return nullcontext()
-    cudnn = torch.backends.cudnn
-    return cudnn.flags(
-        enabled=cudnn.enabled, benchmark=cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False
-    )
+        for parameter in parameters:
+            part = total[offset : offset + parameter.numel()].view_as(parameter)
+            row = self.part_of[parameter]
+            mask = None if masks is None else masks[row]
+            if parameter in self.kept:
+                part += _weighted(self.kept[parameter], factor[row], mask)
+            elif parameter in self.deferred:
+                part += self.deferred[parameter].weighted(factor[row], mask)
+            offset += parameter.numel()
 
 
 @dataclass
@@ -200,6 +173,9 @@ def fold(
     owners: Sequence[int] | None = None,
 ) -> Folded:
     """Runs one forward and one backward pass and separates the groups' gradients.
+
+    To be called in `full_precision`: a sum of gradients rounded to ten bits would not be the sum their norms
+    were taken of.
 
     Args:
       model: the network.
@@ -314,8 +290,7 @@ class _Recorder:
         self._shared = {p for p, count in self._uses.items() if count > 1} | self._bare.used
         leaves = self._leaves + self._bare.leaves
         if leaves:
-            with torch.autocast(losses.device.type, enabled=False):  # a caller's, which is for forward passes
-                torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+            torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
 
     def forget(self) -> None:
         """Cuts what would keep a step's tensors alive: a leaf and its hook hold each other."""
@@ -329,7 +304,7 @@ class _Recorder:
         if x._version != call.version:
             raise NotFoldableError(f"the input of layer {self._names[module]!r} was changed in place")
         del call.x
-        with torch.no_grad(), full_precision(grad.device.type):
+        with torch.no_grad():
             for parameter, gradients in rule.vectors(module, x, grad, n, call.saved):
                 self._keep(parameter, gradients)
             matrix = rule.matrix(module)

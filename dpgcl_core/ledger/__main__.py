@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dpgcl_core.accounting.filters import StepClass
+from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, LedgerError, exit_on_bad_input
 from dpgcl_core.ledger.cap import RECORD, Cap
 from dpgcl_core.ledger.chain import Entry, Head, checked_entries
@@ -198,16 +199,14 @@ def _head_line(head: Head) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command; returns the exit code. What a user can put right is raised: `exit_on_bad_input`."""
-    import tyro
-
+    """Run one command; return the exit code. What a user can put right is raised: `exit_on_bad_input`."""
     commands = {
         "show": show_command,
         "verify": verify_command,
         "cap": cap_command,
         "export": export_command,
     }
-    tyro.extras.subcommand_cli_from_dict(commands, prog="python -m dpgcl_core.ledger", args=arguments)
+    run_command(commands, prog="python -m dpgcl_core.ledger", description=__doc__, arguments=arguments)
     return 0
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from dpgcl_core.release.metrics import find_metric
-from trainers.tracking.runs import Tracker
+from tests.trainers.databases import open_tracker
 
 ALL_SCORES = ("knn_accuracy", "linear_probe_accuracy")
 SIZES = (2, 8, 64, "batch")
@@ -29,7 +29,7 @@ def make_sweep():
 def tracking(tmp_path_factory, make_trials):
     """(URI, trials) of a database with two finished sweeps, `old` and then `new`, and one without trials."""
     folder = tmp_path_factory.mktemp("mlflow")
-    tracker = Tracker.open(None, folder, "experiment")
+    tracker = open_tracker(folder)
     trials = make_trials()
     for name, rows in (("empty", trials[:0]), ("old", trials[:1]), ("new", trials)):
         parent = tracker.start_sweep(name, {"dataset": "fashion_mnist"}, {"data_is": "public"})

@@ -10,7 +10,7 @@ import pytest
 from dashboards.__main__ import main
 from dashboards.asking import content_of, load_for, numbers_of
 from dashboards.runs import DashboardError, load_series
-from trainers.tracking.runs import Tracker
+from tests.trainers.databases import open_tracker
 
 PARAMS = {"target_epsilon": 10.0, "dataset": "digits", "target_delta": 1e-5}
 LOSSES = {0: [4.0, 3.0, 1.0], 1: [2.0, 1.0, 1.0]}
@@ -20,7 +20,7 @@ LOSSES = {0: [4.0, 3.0, 1.0], 1: [2.0, 1.0, 1.0]}
 def recorded(tmp_path_factory):
     """Address of a sweep with two repeats, and of one that recorded nothing on the way."""
     folder = tmp_path_factory.mktemp("mlflow")
-    tracker = Tracker.open(None, folder, "experiment")
+    tracker = open_tracker(folder)
     tags = {"data_is": "public", "guarantee_label": "proven"}
     for sweep in ("silent", "told"):
         parent = tracker.start_sweep(sweep, {}, {})

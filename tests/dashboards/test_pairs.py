@@ -14,7 +14,7 @@ from dashboards.runs import DashboardError
 from dashboards.search import objective
 from dpgcl_core.release.metrics import METRICS, Release
 from tests.dashboards.conftest import ALL_SCORES, log_trials
-from trainers.tracking.runs import Tracker
+from tests.trainers.databases import open_tracker
 
 SCORES = (*PAIR_SCORES, *ALL_SCORES)
 DRAWN = ["Image → text recall at 10 (%)", "Text → image recall at 10 (%)"]
@@ -39,7 +39,7 @@ def trials(make_trials):
 def store(tmp_path_factory, trials):
     """URI of a database with a sweep of pairs that was scored on the way."""
     folder = tmp_path_factory.mktemp("pairs")
-    tracker = Tracker.open(None, folder, "experiment")
+    tracker = open_tracker(folder)
     parent = tracker.start_sweep("pairs", {"dataset": "shapes"}, {"data_is": "public"})
     log_trials(tracker, parent, trials[trials["group_size"] == 8], on_the_way)
     return f"sqlite:///{folder / 'mlflow.db'}"

@@ -9,7 +9,8 @@ import pytest
 from dashboards.__main__ import main
 from dashboards.runs import DashboardError, list_sweeps, load_trials
 from dpgcl_core.errors import TrackingError
-from trainers.tracking.runs import PARENT_TAG, Tracker, search_runs
+from tests.trainers.databases import open_tracker
+from trainers.tracking.runs import PARENT_TAG, search_runs
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def test_load_trials_leaves_a_missing_metric_missing(loaded):
 
 
 def test_load_trials_leaves_out_unfinished_trials(tmp_path):
-    tracker = Tracker.open(None, tmp_path, "experiment")
+    tracker = open_tracker(tmp_path)
     parent = tracker.start_sweep("s", {}, {})
     for name in ("a", "b"):
         tracker.log_trial(parent, name, {"repeat": 0}, {"epsilon": 1.0}, {}, {})
@@ -96,7 +97,7 @@ def test_list_sweeps_has_the_newest_first_with_its_finished_trials(tracking):
 @pytest.fixture
 def with_sealed(tmp_path):
     """An open sweep without trials, and a sealed one, whose run has no time."""
-    tracker = Tracker.open(None, tmp_path, "experiment")
+    tracker = open_tracker(tmp_path)
     tracker.start_sweep("visible", {}, {})
     tags = {"release_mode": "sealed", "tuned_epsilon": "2.87"}
     tracker.log_sealed("hidden", {}, {"knn_accuracy": 0.8}, tags)
@@ -115,7 +116,7 @@ def test_list_sweeps_shows_a_sealed_sweep_without_time_and_number(with_sealed):
     [(["proven"], "3.5"), (["proven", "none"], "3.5, proven trials alone"), ([], "3.5 planned")],
 )
 def test_list_sweeps_says_what_its_epsilon_is_of(tmp_path, labels, shown):
-    tracker = Tracker.open(None, tmp_path, "experiment")
+    tracker = open_tracker(tmp_path)
     parent = tracker.start_sweep("sweep", {}, {"tuned_epsilon": "3.5"})
     for number, label in enumerate(labels):
         tracker.log_trial(parent, f"t{number}", {}, {}, {}, {"guarantee_label": label})
@@ -134,6 +135,6 @@ def test_list_command_prints_a_sealed_sweep(with_sealed, capsys):
 
 
 def test_list_sweeps_without_any_is_an_error(tmp_path):
-    Tracker.open(None, tmp_path, "experiment")
+    open_tracker(tmp_path)
     with pytest.raises(DashboardError, match="no sweep"):
         list_sweeps(f"sqlite:///{tmp_path}/mlflow.db")

@@ -9,7 +9,7 @@ from dashboards.asking import content_of
 from dashboards.figures import draw
 from dashboards.printed import printed_figure
 from tests.dashboards.conftest import log_trials
-from trainers.tracking.runs import Tracker
+from tests.trainers.databases import open_tracker
 
 OWN = "csv:/secret/place/mine.csv"
 
@@ -67,7 +67,7 @@ def test_note_stands_on_figures_of_every_kind(make_sweep, question):
 
 
 def test_figure_page_and_table_from_mlflow_say_what_was_scored_on(make_trials, tmp_path):
-    tracker = Tracker.open(None, tmp_path, "experiment")
+    tracker = open_tracker(tmp_path)
     parent = tracker.start_sweep("one", {"dataset": OWN}, {"data_is": "public"})
     trials = make_trials(sizes=(8,), num_repeats=1, scored_on="shapes:400")
     log_trials(tracker, parent, trials)

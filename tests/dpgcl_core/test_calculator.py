@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 
 import pytest
 
 from dpgcl_core import calculator
-from dpgcl_core.accounting.composition import epsilon_of_steps, epsilon_prv
+from dpgcl_core.accounting import composition
+from dpgcl_core.accounting.composition import epsilon_of_steps
 from dpgcl_core.errors import ConfigError
 
 S1 = {"--sampling-prob": "0.01", "--noise-multiplier": "1.0", "--num-steps": "1000", "--delta": "1e-5"}
@@ -47,10 +49,14 @@ def test_epsilon_is_by_pld_unless_told_otherwise(capsys: pytest.CaptureFixture[s
     assert result["epsilon"] == pytest.approx(1.82824365, abs=5e-4)
 
 
-def test_epsilon_by_prv_is_the_accountants(capsys: pytest.CaptureFixture[str]) -> None:
+def test_epsilon_by_prv_is_the_accountants(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, float]] = []
+    monkeypatch.setattr(composition, "epsilon_prv", lambda **options: asked.append(options) or 1.25)
     result = _json(capsys, "epsilon", {**S1, "--num-steps": "50", "--accountant": "prv"})
-    expected = epsilon_prv(sampling_prob=0.01, noise_multiplier=1.0, num_steps=50, delta=1e-5)
-    assert result["epsilon"] == pytest.approx(expected, abs=1e-9)
+    assert (result["accountant"], result["epsilon"]) == ("prv", 1.25)
+    assert asked == [{"sampling_prob": 0.01, "noise_multiplier": 1.0, "num_steps": 50, "delta": 1e-5}]
 
 
 def test_noise_meets_the_target_and_reports_the_epsilon_reached(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,18 +139,18 @@ def test_table_shows_the_figures_without_json(capsys: pytest.CaptureFixture[str]
         ("--noise-multiplier", "nan", "noise_multiplier must be"),
         ("--noise-multiplier", "inf", "noise_multiplier must be"),
         ("--num-steps", "0", "num_steps must be a whole number of at least 1; got 0"),
-        ("--num-steps", "1.5", "must be a whole number; got '1.5'"),
+        ("--num-steps", "1.5", "--num-steps: invalid literal for int() with base 10: '1.5'"),
         ("--delta", "0", "delta must be in"),
         ("--delta", "1", "delta must be in"),
         ("--delta", "nan", "delta must be in"),
-        ("--delta", "small", "must be a number; got 'small'"),
+        ("--delta", "small", "--delta: could not convert string to float: 'small'"),
         ("--delta", "1e-300", "no finite epsilon"),
-        ("--accountant", "gdp", "invalid choice: 'gdp'"),
+        ("--accountant", "gdp", "invalid choice 'gdp'"),
         ("--num-steps", "10000000000", "epsilon must stay below 1000"),
     ],
 )
 def test_bad_training_is_refused(option: str, value: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         calculator.main(_arguments("epsilon", {**S1, option: value}))
 
 
@@ -175,7 +181,7 @@ def test_bad_target_is_refused(value: str) -> None:
         ({"--mode": "open", "--num-trials": "3", "--bound": "profile"}, "--bound belongs to --mode sealed"),
         ({"--mode": "sealed-threshold"}, "--mode sealed-threshold needs --halting-prob"),
         ({"--mode": "sealed-threshold", "--halting-prob": "0"}, "halting_prob must be in"),
-        ({"--mode": "ajar"}, "invalid choice: 'ajar'"),
+        ({"--mode": "ajar"}, "invalid choice 'ajar'"),
     ],
 )
 def test_bad_tuning_is_refused(options: dict[str, str], message: str) -> None:
@@ -202,6 +208,7 @@ def test_infinite_bound_is_refused_in_place_of_printed(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.ci
 def test_command_prints_one_json_object() -> None:
     done = _run(*_arguments("epsilon", S1), "--json")
     assert done.returncode == 0
@@ -217,7 +224,9 @@ def test_bad_input_is_one_line_and_exit_code_two() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_help_shows_every_command() -> None:
-    done = _run("--help")
-    assert done.returncode == 0
-    assert all(command in done.stdout for command in ("epsilon", "noise", "tuning"))
+def test_help_shows_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        calculator.main(["--help"])
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    assert all(command in printed for command in ("epsilon", "noise", "tuning"))

@@ -37,7 +37,15 @@ from trainers.tasks.modality import AnyEncoder
 from trainers.training.loop import train
 
 SMALL = ("--tiny", "--num-steps", "2", "--network", "tiny_cnn", "--embedding-dim", "8")
-SMALL += ("--noise-multiplier", "1", "--max-query-records", "60", "--max-index-records", "60")
+SMALL += (
+    "--noise-multiplier",
+    "4",
+    "--no-also-untrained",
+    "--max-query-records",
+    "60",
+    "--max-index-records",
+    "60",
+)
 PAIRS = ("--dataset", "shapes:200", "--network", "clip-tiny", "--learning-rate", "0.02")
 LORA = ClipLora(rank=2, alpha=4)
 

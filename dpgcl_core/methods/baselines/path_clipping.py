@@ -43,6 +43,7 @@ import torch
 from torch import Tensor, nn
 
 from dpgcl_core.clipping.clipper import GroupClipper, check_gamma, clip_factor
+from dpgcl_core.clipping.full_precision import full_precision
 from dpgcl_core.clipping.one_pass import squares_of
 from dpgcl_core.clipping.types import Embed, GroupReport, num_trainable
 from dpgcl_core.errors import ConfigError
@@ -139,6 +140,10 @@ class PathClipping:
         Raises:
           ConfigError: the batch is larger than the cap.
         """
+        with full_precision(total.device.type):
+            return self._add(total, model, embed, inputs)
+
+    def _add(self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor) -> GroupReport:
         records = _whole_batch(inputs, self.batch_cap, "batch_cap")
         if not len(records):
             return _nothing(0, total.device, OWN_PATH)
@@ -277,6 +282,10 @@ class FullBatchGroupClipping:
         Raises:
           ConfigError: more groups than the cap.
         """
+        with full_precision(total.device.type):
+            return self._add(total, model, embed, inputs)
+
+    def _add(self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor) -> GroupReport:
         num_groups = len(inputs)
         _refuse_more(num_groups, self.num_groups_cap, "num_groups_cap")
         if not num_groups:

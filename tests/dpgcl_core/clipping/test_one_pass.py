@@ -68,7 +68,7 @@ def _relative_error(actual: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.parametrize("flops_per_number", [BY_GRADIENT, BY_GRAM])
 @pytest.mark.parametrize("name", IMAGE_MODELS)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(groups=st.integers(1, 5), size=st.integers(2, 4), copies=st.integers(0, 2), seed=st.integers(0, 2**16))
 def test_fold_equals_oracle_for_every_layer_on_both_paths(
     name: str, flops_per_number: float, groups: int, size: int, copies: int, seed: int
@@ -83,7 +83,7 @@ def test_fold_equals_oracle_for_every_layer_on_both_paths(
 
 @pytest.mark.parametrize("flops_per_number", [BY_GRADIENT, BY_GRAM])
 @pytest.mark.parametrize("options", [{}, {"padding_idx": 0}, {"tied": True}])
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(groups=st.integers(1, 5), size=st.integers(2, 4), seed=st.integers(0, 2**16))
 def test_fold_equals_oracle_for_texts(
     options: dict[str, int], flops_per_number: float, groups: int, size: int, seed: int
@@ -244,11 +244,12 @@ def test_callers_autocast_and_matmul_precision_reach_no_norm_and_no_sum(
     model, views = _built(TinyEncoder), 3 * _images(3, 3, 3, 0)
     seen = []
 
-    def losses(some: Tensor) -> Tensor:
-        with torch.autocast("cpu", enabled=False):
-            return group_losses_of(model)(some)
+    def clipped_sum() -> Tensor:
+        total = torch.zeros(num_trainable(model))
+        GroupClipper(l2_clip_norm=0.1).add_clipped_sum(total, model, group_losses_of(model), views)
+        return total
 
-    expected = _folded_sum(model, losses, views, 0.1)
+    expected = clipped_sum()
 
     def noting(function):  # type: ignore[no-untyped-def]
         return lambda *args: (seen.append(torch.get_float32_matmul_precision()), function(*args))[1]
@@ -258,7 +259,7 @@ def test_callers_autocast_and_matmul_precision_reach_no_norm_and_no_sum(
     torch.set_float32_matmul_precision("medium")
     try:
         with torch.autocast("cpu", torch.bfloat16):
-            actual = _folded_sum(model, losses, views, 0.1)
+            actual = clipped_sum()
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision("highest")
@@ -514,6 +515,6 @@ def test_low_precision_contributions_stay_within_the_clip_norm(
             embeddings = model(views.flatten(0, 2))
         return two_view_group_loss(embeddings.float().unflatten(0, views.shape[:3]), temperature=0.01)
 
-    for seed in range(3):
+    for seed in range(2):
         total = _folded_sum(model, losses, 3 * _images(1, 3, 3, seed), 0.1)
         assert 0.0999 * 0.99 < float(total.double().norm()) <= 0.1

@@ -282,6 +282,7 @@ def test_locked_ledger_is_refused_after_the_wait(sqlite_ledger: Ledger) -> None:
 
 
 @pytest.mark.server
+@pytest.mark.ci
 def test_locked_postgresql_ledger_is_refused_after_the_wait(postgres_url: str) -> None:
     ledger = registered(Ledger.create(postgres_url))
     impatient = Ledger.open(postgres_url, wait_seconds=0.2)

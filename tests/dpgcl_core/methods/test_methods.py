@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from dpgcl_core.accounting import composition
+from dpgcl_core.accounting import composition, fixed_size
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import LossSettings
@@ -197,6 +197,11 @@ def test_tiny_budget_is_searched_on_coarse_grids_and_met_on_a_fine_one(
     assert min(grid for _, grid in asked) == fine
 
 
-def test_budget_of_a_fixed_size_batch_that_protects_nothing_is_refused() -> None:
+def test_budget_of_a_fixed_size_batch_that_protects_nothing_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        fixed_size, "_epsilon_replace_one", lambda what, delta: 1 / min(what.noise_multipliers)
+    )
     with pytest.raises(ConfigError, match="such a budget protects nothing"):
         mechanism_of("dpcl_simclr_rigorous").calibrated(1e6)

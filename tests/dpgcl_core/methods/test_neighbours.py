@@ -145,7 +145,7 @@ def test_proven_sensitivity_holds_for_the_worst_neighbours_found(name: str, case
     def distance(x: Tensor) -> Tensor:
         return (_slow_sum(mechanism, x, case.one) - _slow_sum(mechanism, x, case.other)).norm() / CLIP
 
-    x = farthest(distance, (case.pool, CASES[name].shape[2], 3), starts=1, steps=15)
+    x = farthest(distance, (case.pool, CASES[name].shape[2], 3), enough=case.apart, starts=1, steps=15)
     shift = _shift(mechanism, x, case)
     assert shift > case.apart * CLIP
     assert shift <= case.bound(mechanism)

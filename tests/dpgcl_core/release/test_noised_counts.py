@@ -139,6 +139,7 @@ def test_noised_norm_without_sampling_costs_one_more_step() -> None:
     assert whole.epsilon() + 1e-2 < trial_epsilon(whole, snr_noise_multiplier=4.0)
 
 
+@pytest.mark.usefixtures("coarse_losses")
 def test_repeated_first_step_is_charged_again() -> None:
     once, thrice = (trial_epsilon(MECHANISM, snr_noise_multiplier=1.0, num_snr_steps=num) for num in (1, 3))
     assert once + 1e-2 < thrice
@@ -162,6 +163,7 @@ def test_gradient_and_norm_move_together_by_no_more_than_the_joint_sensitivity()
     assert largest > 0.999 * bound
 
 
+@pytest.mark.usefixtures("coarse_losses")
 def test_calibration_keeps_the_whole_trial_in_the_target() -> None:
     target = MECHANISM.epsilon() * 0.9  # close to the σ at which the search begins: the test is quick
     plain = MECHANISM.calibrated(target)
@@ -171,6 +173,7 @@ def test_calibration_keeps_the_whole_trial_in_the_target() -> None:
     assert trial_epsilon(plain, 50.0, 2, snr_noise_multiplier=2.0) > target
 
 
+@pytest.mark.usefixtures("coarse_losses")
 def test_calibration_refuses_scores_that_cost_more_than_the_target() -> None:
     target = MECHANISM.epsilon() * 0.9
     with pytest.raises(

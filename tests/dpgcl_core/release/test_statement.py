@@ -193,6 +193,7 @@ def test_ledgers_line_rounds_the_cap_up(tmp_path: Path) -> None:
     assert "(ε = 8.00001, δ = 0.0001001)" in line
 
 
+@pytest.mark.usefixtures("coarse_losses")
 def test_step_that_releases_its_noised_norm_is_named() -> None:
     joint = replace(TRIAL, joint_noise_multiplier=0.8, num_joint_steps=1)
     lines = dict(replace(STATEMENT, cost=open_cost([joint], delta=1e-4)).lines())

@@ -40,6 +40,7 @@ import torch
 from torch import Tensor, nn
 
 from dpgcl_core.clipping.clipper import GroupClipper, check_gamma
+from dpgcl_core.clipping.full_precision import full_precision
 from dpgcl_core.clipping.types import Embed, GroupReport
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.methods.baselines.path_clipping import add_clipped_paths, embed_without_graph, finite_rows
@@ -206,6 +207,12 @@ class DpSimClr(_TwoViewRule):
         Raises:
           ConfigError: the batch is not of the fixed size.
         """
+        with full_precision(total.device.type):
+            return self._add(total, model, embed, inputs, generator)
+
+    def _add(
+        self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, generator: Draws
+    ) -> GroupReport:
         embeddings, kept = self._embeddings(embed, inputs)
         leaf = embeddings.requires_grad_()
         std = self.similarity_noise_multiplier * self.similarity_sensitivity
@@ -288,6 +295,12 @@ class DpBarlowTwins(_TwoViewRule):
         Raises:
           ConfigError: the batch is not of the fixed size.
         """
+        with full_precision(total.device.type):
+            return self._add(total, model, embed, inputs, generator)
+
+    def _add(
+        self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, generator: Draws
+    ) -> GroupReport:
         embeddings, kept = self._embeddings(embed, inputs)
         leaf = embeddings.requires_grad_()
         means, variances = self._released(leaf.detach(), generator)

@@ -58,7 +58,7 @@ import torch
 from torch import Tensor, nn
 
 from dpgcl_core.clipping.clipper import check_gamma, clip_factor
-from dpgcl_core.clipping.one_pass import full_precision
+from dpgcl_core.clipping.full_precision import full_precision
 from dpgcl_core.clipping.types import GroupInputs, trainable_parameters
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.methods.baselines.logit_dp.jacobians import Embed, flat_gradient

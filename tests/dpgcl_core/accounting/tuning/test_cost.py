@@ -115,7 +115,9 @@ def _true_delta(mechanism: str, name: str, epsilon: float) -> float:
 # ---- the reference table --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("trial", "expected"), [(S1, 6.18774498), (S2, 40.5251183)])
+@pytest.mark.parametrize(
+    ("trial", "expected"), [(S1, 6.18774498), pytest.param(S2, 40.5251183, marks=pytest.mark.ci)]
+)
 def test_open_cost_matches_reference(trial: TrialClass, expected: float) -> None:
     ten = TrialClass(**{**_fields(trial), "count": 10})
     assert open_cost([ten], delta=DELTAS[trial]).tuned_epsilon == pytest.approx(expected, abs=5e-4)
@@ -137,7 +139,7 @@ def test_open_rdp_figure_matches_reference(trial: TrialClass, expected: float) -
         (S1, 1, "profile", 2.870965, 5e-4),
         (S2, 1, "profile", 13.801403, 5e-4),
         (S1, 1, "pointwise", 2.7285, 3e-3),
-        (S2, 1, "pointwise", 13.590, 3e-3),
+        pytest.param(S2, 1, "pointwise", 13.590, 3e-3, marks=pytest.mark.ci),
     ],
 )
 def test_sealed_cost_matches_reference(
@@ -148,7 +150,7 @@ def test_sealed_cost_matches_reference(
     assert cost.tuned_epsilon == pytest.approx(expected, abs=tolerance)
 
 
-@pytest.mark.parametrize(("trial", "lower"), [(S1, 2.6547), (S2, 13.440)])
+@pytest.mark.parametrize(("trial", "lower"), [(S1, 2.6547), pytest.param(S2, 13.440, marks=pytest.mark.ci)])
 def test_sealed_bounds_are_ordered_above_the_certified_lower_bound(trial: TrialClass, lower: float) -> None:
     costs = [
         sealed_cost([trial], law=GEOMETRIC, delta=DELTAS[trial], bound=bound).tuned_epsilon

@@ -1,0 +1,72 @@
+"""The precision of a clipped sum's passes: the engine's own, whatever the caller has chosen for the process.
+
+A process can be told to take float32 products in bfloat16 or TensorFloat32
+(`torch.set_float32_matmul_precision`, `torch.backends`), and a caller may stand under autocast. Which of
+this has an effect depends on the processor. So every rule enters `full_precision` before its forward pass
+and leaves it after the sum: norms are taken of the tensors that are summed, at the accuracy that the margin
+of `dpgcl_core.clipping.clipper` is made for, and every processor takes the same passes. A network that is
+meant to run in low precision says so inside, by an autocast of its own around its forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_HIGHEST, _EXACT, _INHERITED = "highest", "ieee", "none"
+
+
+@contextmanager
+def full_precision(device: str) -> Iterator[None]:
+    """Take products of float32 tensors in float32: no autocast, no TF32, no bfloat16; restored on exit.
+
+    Settings other than autocast belong to the process, as PyTorch has them.
+
+    Args:
+      device: type of the device that the passes run on, such as "cuda".
+
+    >>> with full_precision("cpu"):
+    ...     torch.get_float32_matmul_precision()
+    'highest'
+    """
+    settings = _settings()
+    before = [setting.fp32_precision for setting in settings]
+    matmul_before = _matmul_precision()
+    cudnn_before = None if settings else torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision(_HIGHEST)
+    for setting in settings:
+        setting.fp32_precision = _EXACT
+    if not settings:
+        torch.backends.cudnn.allow_tf32 = False
+    try:
+        with torch.autocast(device, enabled=False):
+            yield
+    finally:
+        if matmul_before is not None:
+            torch.set_float32_matmul_precision(matmul_before)
+        for setting, value in zip(settings, before, strict=True):
+            setting.fp32_precision = _INHERITED
+            if setting.fp32_precision != value:
+                setting.fp32_precision = value
+        if cudnn_before is not None:
+            torch.backends.cudnn.allow_tf32 = cudnn_before
+
+
+def _settings() -> list[Any]:
+    """What holds a `fp32_precision`, by library and operation; nothing before PyTorch 2.9."""
+    backends: Any = torch.backends
+    if not hasattr(backends.cudnn, "conv"):
+        return []
+    cuda, cudnn, mkldnn = backends.cuda, backends.cudnn, backends.mkldnn
+    return [cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
+
+
+def _matmul_precision() -> str | None:
+    """The caller's, unless it has given the libraries several, which PyTorch has no name for."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None

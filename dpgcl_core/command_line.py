@@ -1,0 +1,129 @@
+"""Command lines from typed functions, by tyro: one way for every command of this project.
+
+Bad input becomes a `ConfigError` of one line, in place of tyro's boxes; an unknown option is answered with
+the nearest valid one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import io
+import itertools
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from dpgcl_core.errors import ConfigError, unknown_choice
+
+Command = Callable[..., Any]
+
+
+def run_command(
+    command: Command | Mapping[str, Command],
+    *,
+    prog: str,
+    description: str | None = None,
+    arguments: Sequence[str] | None = None,
+) -> Any:
+    """Call a function with the options of a command line, and return what it returns.
+
+    Args:
+      command: a typed function whose docstring explains its arguments; or subcommands by name.
+      prog: how the command is called, for `--help`.
+      description: for `--help`; a function's own docstring unless given.
+      arguments: the command line without the program; None for this process's own.
+
+    Raises:
+      ConfigError: an option or subcommand is unknown or missing, or a value has the wrong type.
+    """
+    import tyro  # here: only command lines need it
+
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    _refuse_unknown(command, given)
+    with errors_in_one_line(given):
+        if isinstance(command, Mapping):
+            parsed = tyro.extras.subcommand_cli_from_dict(
+                {name: _deferred(each) for name, each in command.items()},
+                prog=prog,
+                description=description,
+                args=given,
+            )
+        else:
+            parsed = tyro.cli(_deferred(command), prog=prog, description=description, args=given)
+    return parsed()  # out here: what the command itself says on stderr is its own
+
+
+def _deferred(command: Command) -> Callable[..., Callable[[], Any]]:
+    """Return a function of the same signature that only notes its arguments."""
+
+    @functools.wraps(command)
+    def noted(*args: Any, **kwargs: Any) -> Callable[[], Any]:
+        return functools.partial(command, *args, **kwargs)
+
+    return noted
+
+
+def options_of(command: Command) -> list[str]:
+    """List the options of a typed function as they are typed.
+
+    >>> def shown(num_steps: int, json: bool = False) -> None: ...
+    >>> options_of(shown)
+    ['--num-steps', '--json']
+    """
+    return ["--" + name.replace("_", "-") for name in inspect.signature(command).parameters]
+
+
+def _refuse_unknown(command: Command | Mapping[str, Command], arguments: Sequence[str]) -> None:
+    if isinstance(command, Mapping):
+        if not arguments or arguments[0].startswith("-"):
+            return  # tyro asks for a subcommand, or shows its help
+        if arguments[0] not in command:
+            raise ConfigError(unknown_choice("command", arguments[0], command))
+        command = command[arguments[0]]
+    valid = options_of(command)
+    flags = {f"--no-{name[2:]}" for name in valid}
+    for argument in arguments:
+        name = argument.split("=")[0].replace("_", "-")
+        if name.startswith("--") and name not in {*valid, *flags, "--help"}:
+            raise ConfigError(unknown_choice("option", name, valid))
+
+
+@contextlib.contextmanager
+def errors_in_one_line(arguments: Sequence[str]) -> Iterator[None]:
+    """Turn tyro's boxed complaints into a `ConfigError` of one line; help keeps its boxes.
+
+    Args:
+      arguments: the command line, which may ask for help.
+    """
+    said = io.StringIO()
+    columns, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), "10000"  # no line is broken
+    if {"-h", "--help", "--help-all"} & set(arguments):
+        os.environ["COLUMNS"] = columns or str(shutil.get_terminal_size().columns)
+    try:
+        with contextlib.redirect_stderr(said):
+            yield
+    except SystemExit as stop:
+        if not stop.code or not said.getvalue().lstrip().startswith("╭"):
+            raise
+        raise ConfigError(first_section(said.getvalue())) from None
+    finally:
+        os.environ.pop("COLUMNS", None)
+        if columns is not None:
+            os.environ["COLUMNS"] = columns
+
+
+def first_section(box: str) -> str:
+    """Return the first section of a box as one line.
+
+    >>> first_section("╭ Error ─╮\\n│ Error parsing Sweep: a ≥ 1 │\\n│ ───── │\\n│ More help. │\\n╰───╯")
+    'a ≥ 1'
+    """
+    lines = [line.strip("│ \n") for line in box.splitlines() if line.startswith("│")]
+    section = itertools.takewhile(lambda line: not line.startswith("──"), lines)
+    text = " ".join(line for line in section if line) or box.strip()
+    return re.sub(r"^Error parsing [A-Za-z]\w*: ", "", text)
