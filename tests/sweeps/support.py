@@ -23,11 +23,11 @@ from sweeps import group_size
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.plan import Earlier, SweepPlan, build_plan
-from sweeps.service.privacy.account import check_ledger_options
 from sweeps.service.planning.records import load_training_data
-from sweeps.service.running import sweep as service
 from sweeps.service.planning.trials import Point, Trial
+from sweeps.service.privacy.account import check_ledger_options
 from sweeps.service.running import search as searching
+from sweeps.service.running import sweep as service
 from sweeps.service.running.tune import OnResult, TrialSource
 from sweeps.service.storage.folder import SweepFolder
 from trainers import ray_worker

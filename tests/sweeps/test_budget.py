@@ -17,13 +17,14 @@ from dpgcl_core.accounting.filters import StepClass
 from dpgcl_core.errors import BudgetExceeded, ConfigError, DpgclError, LedgerError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
-from sweeps.service.account import account_of, check_account, check_ledger_options, data_path, unit_of
-from sweeps.service.budget import SweepBudget, sweep_budget
-from sweeps.service.plan import SweepPlan
-from sweeps.service.release import Charged
-from sweeps.service.report import what_was_drawn
-from sweeps.service.storage import SweepFolder
-from tests.sweeps.support import options, write_npz
+from sweeps.service.options.data import data_path
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.trials import Charged
+from sweeps.service.privacy.account import account_of, check_account, unit_of
+from sweeps.service.privacy.budget import SweepBudget, sweep_budget
+from sweeps.service.privacy.statement import what_was_drawn
+from sweeps.service.storage.folder import SweepFolder
+from tests.sweeps.support import check_ledger, options, write_npz
 from trainers.files.checkpoint import Checkpoint, CheckpointFolder, Grant, read_grant, write_grant
 
 QUICK = ("--tiny", "--noise-multiplier", "1", "--no-non-private", "--repeats", "2")
@@ -398,7 +399,7 @@ def test_unit_must_be_the_registered_one(
 
 def refused(*arguments: str) -> str:
     with pytest.raises(DpgclError) as caught:
-        check_ledger_options(options(*arguments))
+        check_ledger(options(*arguments))
     return str(caught.value)
 
 
@@ -406,15 +407,15 @@ def test_private_data_need_a_ledger_or_a_word(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("DPGCL_LEDGER", raising=False)
     message = refused("--tiny", "--data-is", "private")
     assert all(part in message for part in ("--ledger URL", "--dataset-id NAME", "--no-ledger"))
-    check_ledger_options(options("--tiny", "--data-is", "private", "--no-ledger"))
-    check_ledger_options(options("--tiny"))
+    check_ledger(options("--tiny", "--data-is", "private", "--no-ledger"))
+    check_ledger(options("--tiny"))
 
 
 def test_environment_names_the_ledger_of_private_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPGCL_LEDGER", "/tmp/ledger.db")
     assert "--dataset-id NAME" in refused("--tiny", "--data-is", "private")
-    check_ledger_options(options("--tiny", "--data-is", "private", "--dataset-id", "scans"))
-    check_ledger_options(options("--tiny"))
+    check_ledger(options("--tiny", "--data-is", "private", "--dataset-id", "scans"))
+    check_ledger(options("--tiny"))
 
 
 def test_ledger_needs_an_id() -> None:

@@ -25,14 +25,15 @@ from dpgcl_core.mechanism.method import ADD_OR_REMOVE_ONE
 from dpgcl_core.mechanism.registry import METHODS
 from dpgcl_core.release.statement import rounded_up
 from sweeps import methods
-from sweeps.service import run as service
-from sweeps.service.options import parse_options
-from sweeps.service.plan import Earlier, Point, SweepPlan, build_plan
-from sweeps.service.points import check_groups
-from sweeps.service.release import Charged, cost_of
-from sweeps.service.report import build_statement
-from sweeps.service.tuning import Candidate, run_tuned_sweep
-from tests.sweeps.support import options, without_ray, write_npz
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.planning.cost import cost_of
+from sweeps.service.planning.plan import Earlier, SweepPlan
+from sweeps.service.planning.points import check_groups
+from sweeps.service.planning.trials import Charged, Point
+from sweeps.service.privacy.statement import build_statement
+from sweeps.service.running import sweep as service
+from sweeps.service.running.tuning import Candidate, run_tuned_sweep
+from tests.sweeps.support import options, plan_of, without_ray, write_npz
 
 QUICK = ("--tiny", "--num-augmentations", "0", "--no-non-private", "--noise-multiplier", "1")
 NOT_PLAIN = [name for name, method in METHODS.items() if method.label == "proven" and not method.plain_event]
@@ -41,7 +42,7 @@ Refusal = Callable[..., str]
 
 def plan_of(*points: dict[str, Any], arguments: Sequence[str] = QUICK) -> SweepPlan:
     named = [Point(label=f"p{number}", changes=changes) for number, changes in enumerate(points)]
-    return build_plan("methods", options(*arguments), named, calibration_folder=None)
+    return plan_of("methods", options(*arguments), named, calibration_folder=None)
 
 
 def test_unknown_method_is_refused_with_the_valid_ones(refusal: Refusal) -> None:
@@ -172,7 +173,7 @@ def test_cost_of_replacing_a_record_adds_the_trainings() -> None:
 
 def test_repeated_steps_raise_the_cost_of_replacing_a_record() -> None:
     plan = plan_of({"method": "dpcl_simclr_rigorous"})
-    more = cost_of(plan.options, plan.trials, {plan.trials[0].name: Charged(num_steps=14)})
+    more = cost_of(plan.release, plan.trials, {plan.trials[0].name: Charged(num_steps=14)})
     assert plan.cost is not None
     assert more is not None
     assert more.tuned_epsilon > plan.cost.tuned_epsilon  # type: ignore[operator]
@@ -341,7 +342,7 @@ def with_earlier(num_steps: int, sweep_id: str = "a") -> SweepPlan:
     drawn = {trial.name: Charged(num_steps=num_steps) for trial in tuning}
     earlier = Earlier(sweep="t", sweep_id=sweep_id, trials=tuning, drawn=drawn, grid="")
     chosen, point = options(*QUICK), Point(label="chosen", changes={})
-    return build_plan("methods", chosen, [point], calibration_folder=None, earlier=earlier)
+    return plan_of("methods", chosen, [point], calibration_folder=None, earlier=earlier)
 
 
 def test_cost_in_advance_knows_what_the_tuning_has_drawn() -> None:
@@ -392,9 +393,7 @@ def test_comparison_needs_an_open_release() -> None:
 
 
 def compared(*arguments: str) -> list[Candidate]:
-    chosen = parse_options(
-        methods.MethodsOptions, description="", tiny=methods.TINY, full={}, by_dataset={}, arguments=arguments
-    )
+    chosen = parse_options(methods.MethodsOptions, description="", arguments=arguments)
     return methods.candidates(chosen)
 
 

@@ -10,10 +10,11 @@ import pytest
 from PIL import Image
 
 from dpgcl_core.errors import ConfigError
-from sweeps.service import plan as plan_module
-from sweeps.service.plan import Point, SweepPlan, build_plan
-from sweeps.service.report import build_statement
-from tests.sweeps.support import options
+from sweeps.service.planning import plan as plan_module
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.trials import Point
+from sweeps.service.privacy.statement import build_statement
+from tests.sweeps.support import options, plan_of
 from tests.sweeps.test_plan import PAIRS_ALONE
 
 QUICK = ("--dataset=shapes:200", "--setting=pairs-cpu", "--expected-batch-size=64", "--num-steps=2")
@@ -44,7 +45,7 @@ NEEDS_A_DOWNLOAD = {"--pretrained"}
 
 def planned(*arguments: str) -> SweepPlan:
     chosen = options(*arguments)
-    return build_plan(
+    return plan_of(
         "group-size", chosen, [Point(label="one", changes={"group_size": 4})], calibration_folder=None
     )
 

@@ -14,16 +14,20 @@ from dashboards.questions import ADAPTED_LAYERS, AUGMENTATIONS, NETWORKS
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.registry import METHODS
 from sweeps import architectures, augmentations, lora_layers, search
-from sweeps.service.augmentations import combinations
-from sweeps.service.options import SweepOptions, parse_options
-from sweeps.service.plan import Point, SweepPlan, build_plan
-from sweeps.service.printed import headline
-from sweeps.service.scores import final_scores, visible_scores
-from sweeps.service.search_space import SearchOptions, with_default_space
-from sweeps.service.searching import plan_search
-from sweeps.service.tuning import Candidate, _best, compared
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.options.scores import final_scores, visible_scores
+from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.planning.augmentations import combinations
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.search import plan_search
+from sweeps.service.planning.space import SearchOptions
+from sweeps.service.planning.trials import Point
+from sweeps.service.running.terminal import headline
+from sweeps.service.running.tuning import Candidate, _best, compared
+from tests.sweeps.support import plan_of
 from trainers.config.presets import CPU, PAIRS_CPU
 from trainers.config.training import ClipNetworkConfig
+from trainers.config.tree import changed
 from trainers.models.clip.published import SMALL_MODELS, ClipConfig, find_clip
 
 RECALL = "image_to_text_recall_at_10"
@@ -35,7 +39,7 @@ SEALED = ("--release", "sealed", "--dataset", "shapes:200", "--evaluate-on", "sh
 def given(sweep: Any, kind: type[Any], *arguments: str) -> Any:
     """The options of one of the sweeps for a command line."""
     tiny, full = sweep.TINY, sweep.FULL
-    return parse_options(kind, description="", tiny=tiny, full=full, by_dataset={}, arguments=arguments)
+    return parse_options(kind, description="", arguments=arguments)
 
 
 def layers(*arguments: str) -> lora_layers.LoraLayersOptions:
@@ -51,7 +55,7 @@ def augmented(*arguments: str) -> augmentations.AugmentationsOptions:
 
 
 def planned(options: SweepOptions, points: list[Point]) -> SweepPlan:
-    return build_plan("pairs", options, points, calibration_folder=None)
+    return plan_of("pairs", options, points, calibration_folder=None)
 
 
 # Adapted layers
@@ -230,7 +234,7 @@ def test_tuning_of_pairs_takes_the_setting_of_the_best_recall() -> None:
     scores = [{RECALL: 0.5, "knn_accuracy": 0.1}, {RECALL: 0.4, "knn_accuracy": 0.9}]
     results = {f"s{k}-r0": {"metrics": each} for k, each in enumerate(scores)}
     for dataset, rate in (("shapes:200", 0.1), ("digits", 0.2)):
-        plan = SimpleNamespace(options=SweepOptions(dataset=dataset))
+        plan = SimpleNamespace(options=changed(SweepOptions(), dataset=dataset))
         tuning: Any = SimpleNamespace(plan=plan, results=results)
         assert _best(settings, tuning, Candidate(label="c", changes={})).changes["learning_rate"] == rate
 
@@ -245,17 +249,17 @@ def test_line_of_a_trial_of_pairs_shows_recalls() -> None:
 
 
 def test_comparison_of_pairs_has_the_methods_that_take_them(capsys: pytest.CaptureFixture[str]) -> None:
-    found = [method.name for method in compared((), SweepOptions(dataset="shapes:200"))]
+    found = [method.name for method in compared((), changed(SweepOptions(), dataset="shapes:200").data)]
     assert found == [name for name, method in METHODS.items() if method.takes_pairs]
     assert "logit_dp" in capsys.readouterr().out
 
 
 def test_comparison_of_images_has_all_methods() -> None:
-    assert [method.name for method in compared((), SweepOptions())] == list(METHODS)
+    assert [method.name for method in compared((), SweepOptions().data)] == list(METHODS)
 
 
 def test_comparison_of_pairs_refuses_a_method_that_is_named_and_takes_none() -> None:
     chosen = layers(*QUICK)
-    (named,) = compared(("group_clip",), chosen)
+    (named,) = compared(("group_clip",), chosen.data)
     with pytest.raises(ConfigError, match="no loss for pairs"):
         planned(chosen, [Point(label="one", changes={"method": named.name})])

@@ -15,12 +15,12 @@ from dpgcl_core.accounting import composition
 from dpgcl_core.accounting.tuning.cost import TrialClass, open_cost
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.numbers import default_delta
-from sweeps.service import plan as plan_module
-from sweeps.service.plan import Point, SweepPlan, build_plan, cross_checks
-from sweeps.service.release import Charged, trial_class
-from sweeps.service.report import build_statement
+from sweeps.service.planning import plan as plan_module
+from sweeps.service.planning.plan import SweepPlan, cross_checks
+from sweeps.service.planning.trials import Charged, Point, trial_class
+from sweeps.service.privacy.statement import build_statement
 from tests.sweeps import support
-from tests.sweeps.support import write_npz
+from tests.sweeps.support import plan_of, write_npz
 
 Plan = Callable[..., SweepPlan]
 Fingerprint = Callable[..., str]
@@ -537,8 +537,8 @@ def test_share_held_out_must_be_the_same_in_all_trials(private: str) -> None:
     chosen = support.options(*QUICK, *SMALL, "--dataset", private, *HELD_OUT, "5")
     varied = [Point(label=f"share-{share}", changes={"score_on_held_out": share}) for share in (0.3, 0.4)]
     with pytest.raises(ConfigError, match=r"got 0.3 and, at the point share-0.4, 0.4"):
-        build_plan("question", chosen, varied, calibration_folder=None)
-    assert len(build_plan("question", chosen, varied[:1], calibration_folder=None).trials) == 1
+        plan_of("question", chosen, varied, calibration_folder=None)
+    assert len(plan_of("question", chosen, varied[:1], calibration_folder=None).trials) == 1
 
 
 def test_rows_of_one_unit_are_one_record(make_plan: Plan, own: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dpgcl_core.errors import DataError
-from sweeps.service.plan import SweepPlan
+from sweeps.service.planning.plan import SweepPlan
 from tests.sweeps.support import write_npz
 from trainers.data.classes import BUILTIN_CLASS_NAMES
 from trainers.data.dataset import TrainingData

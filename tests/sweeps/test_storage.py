@@ -16,21 +16,17 @@ import pytest
 
 from dpgcl_core.errors import StorageError, TrackingError
 from sweeps.group_size import points
-from sweeps.service import execution, storage
-from sweeps.service import run as service_run
-from sweeps.service.plan import SweepPlan
-from sweeps.service.run import run_sweep
-from sweeps.service.storage import (
-    Starts,
-    SweepFolder,
-    calibrations,
-    config_hash,
-    find_folder,
-    storage_root,
-    tracking_address,
-)
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.running import sweep as service_run
+from sweeps.service.running import tune as execution
+from sweeps.service.running.sweep import run_sweep
+from sweeps.service.storage.calibrations import calibrations
+from sweeps.service.storage.folder import Starts, SweepFolder, config_hash, find_folder
+from sweeps.service.storage.folder import folder as storage
+from sweeps.service.storage.runs import tracking_address
 from tests.sweeps.support import ROOT, contents, options
 from trainers.files.checkpoint import CheckpointFolder
+from trainers.files.storage import storage_root
 
 QUICK = ("--tiny", "--noise-multiplier", "1")
 
@@ -360,7 +356,7 @@ def test_tune_starts_no_training_that_is_not_counted(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from sweeps.service.storage import SweepFolder
+from sweeps.service.storage.folder import SweepFolder
 with SweepFolder(Path(sys.argv[1])).locked():
     print("held", flush=True)
     time.sleep(120)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dpgcl_core.errors import ConfigError, StorageError
-from sweeps.service.storage import config_hash
+from sweeps.service.storage.folder import config_hash
 from tests.sweeps import support
 from tests.trainers.conftest import make_config, make_data
 from tests.trainers.exporting import LORA, SMALL, same_weights, write_small_clip, write_small_model
