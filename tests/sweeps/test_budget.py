@@ -33,10 +33,10 @@ NUM_STEPS = 10
 
 def open_budget(plan: SweepPlan, ledger: Ledger, kept: SweepFolder) -> SweepBudget:
     """The budget of a sweep whose folder is created where it is new."""
-    budget = sweep_budget(plan, ledger, kept)
+    budget = sweep_budget(plan, ledger, "scans", kept)
     assert budget is not None
     if kept.read_plan() is None:
-        kept.create({"sweep_id": budget.sweep_id, "account": account_of(ledger, plan.options)})
+        kept.create({"sweep_id": budget.sweep_id, "account": account_of(ledger, "scans")})
     return budget
 
 
@@ -391,10 +391,10 @@ def test_unit_must_be_the_registered_one(
     with pytest.raises(LedgerError, match="with unit 'record'"):
         other.begin(other.trials, None)
     assert by_kind(other) == {"plain": 0, "joint": 0, "counts": 0}
-    person = replace(noised_plan.options, unit_column="person")
-    assert (unit_of(person), unit_of(noised_plan.options)) == ("person", "record")
+    person = replace(noised_plan.source, unit_column="person")
+    assert (unit_of(person), unit_of(noised_plan.source)) == ("person", "record")
     with pytest.raises(ConfigError, match="stands for single rows"):
-        unit_of(replace(noised_plan.options, unit_column="record"))
+        unit_of(replace(noised_plan.source, unit_column="record"))
 
 
 def refused(*arguments: str) -> str:
@@ -484,15 +484,14 @@ def test_sweep_does_not_go_on_with_another_account(
     budget = make_budget()
     other = Ledger.create(str(tmp_path / "other.db"))
     with pytest.raises(LedgerError, match="is charged to a ledger; resume it with"):
-        sweep_budget(planned, other, budget.folder)
-    elsewhere = replace(planned, options=replace(planned.options, dataset_id="others"))
+        sweep_budget(planned, other, "scans", budget.folder)
     with pytest.raises(LedgerError, match="and data set 'scans'"):
-        sweep_budget(elsewhere, budget.ledger, budget.folder)
+        sweep_budget(planned, budget.ledger, "others", budget.folder)
     (tmp_path / "free").mkdir()
     free = SweepFolder(tmp_path / "free")
     free.create({"account": None})
     with pytest.raises(LedgerError, match="was begun without a ledger"):
-        check_account(free, budget.ledger, planned.options)
+        check_account(free, budget.ledger, "scans")
 
 
 def test_new_reservation_keeps_the_lost_steps(make_budget: Callable[..., SweepBudget]) -> None:

@@ -14,10 +14,10 @@ import pytest
 
 from sweeps import noise_multiplier
 from sweeps.service.options.command_line import parse_options
-from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.points import along, of_methods
 from tests.sweeps.support import ROOT, plan_of, run_script, train_here, write_npz
 from trainers import ray_worker
+from trainers.config.settings import MechanismOptions
 from trainers.training.loop import TrainingData
 
 SCRIPTS = sorted(path.stem for path in (ROOT / "sweeps").glob("*.py") if path.stem != "__init__")
@@ -121,7 +121,7 @@ def test_every_noise_multiplier_has_the_epsilon_that_it_spends_as_its_target(tmp
         description="",
         arguments=("--tiny",),
     )
-    points = along(options, "noise_multiplier", (1.0, 2.0), "sigma")
+    points = along(options.mechanism, "noise_multiplier", (1.0, 2.0), "sigma")
     plan = plan_of("noise-multiplier", options, points, calibration_folder=tmp_path)
     for trial in plan.trials:
         assert trial.params["target_epsilon"] == pytest.approx(trial.config.epsilon(), abs=1e-3)
@@ -129,7 +129,7 @@ def test_every_noise_multiplier_has_the_epsilon_that_it_spends_as_its_target(tmp
 
 def test_points_of_methods_give_each_method_what_it_takes() -> None:
     points = of_methods(
-        SweepOptions(),
+        MechanismOptions(),
         ("dp_gcl", "logit_dp", "byol_groups", "non_private"),
         group_sizes=(2, 4),
         non_private=True,

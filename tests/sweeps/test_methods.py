@@ -40,7 +40,7 @@ NOT_PLAIN = [name for name, method in METHODS.items() if method.label == "proven
 Refusal = Callable[..., str]
 
 
-def plan_of(*points: dict[str, Any], arguments: Sequence[str] = QUICK) -> SweepPlan:
+def plan_at(*points: dict[str, Any], arguments: Sequence[str] = QUICK) -> SweepPlan:
     named = [Point(label=f"p{number}", changes=changes) for number, changes in enumerate(points)]
     return plan_of("methods", options(*arguments), named, calibration_folder=None)
 
@@ -123,7 +123,7 @@ def test_more_records_than_the_accounting_covers_are_refused(refusal: Refusal) -
 def test_private_data_are_not_spent_on_a_total_that_is_not_known(tmp_path: Path) -> None:
     own = write_npz(tmp_path / "own.npz", 200)
     with pytest.raises(ConfigError, match="in a sweep of their own"):
-        plan_of(
+        plan_at(
             {"method": "dp_gcl"}, {"method": "dpcl_simclr_rigorous"}, arguments=(*QUICK, "--dataset", own)
         )
 
@@ -144,25 +144,25 @@ def test_group_clipping_needs_a_cap_that_holds_a_group(refusal: Refusal) -> None
 
 
 def test_statement_says_among_which_data_sets_the_guarantee_holds() -> None:
-    statement = build_statement(plan_of({"method": "logit_dp"}), "one")
+    statement = build_statement(plan_at({"method": "logit_dp"}), "one")
     assert statement.conditions == ["data sets of at most 1518 records"]
     assert "among data sets of at most 1518 records" in statement.headline()
     assert statement.as_dict()["conditions"] == statement.conditions
 
 
 def test_statement_without_conditions_has_none() -> None:
-    assert "among" not in build_statement(plan_of({"method": "dp_gcl"}), "one").headline()
+    assert "among" not in build_statement(plan_at({"method": "dp_gcl"}), "one").headline()
 
 
 def test_cost_of_two_relations_is_not_accounted() -> None:
-    cost = plan_of({"method": "dp_gcl"}, {"method": "dpcl_simclr_rigorous"}).cost
+    cost = plan_at({"method": "dp_gcl"}, {"method": "dpcl_simclr_rigorous"}).cost
     assert cost is not None
     assert cost.tuned_epsilon is None
     assert "replace one record" in str(cost.reason)
 
 
 def test_cost_of_replacing_a_record_adds_the_trainings() -> None:
-    plan = plan_of({"method": "dpcl_simclr_rigorous"}, {"method": "dpcl_barlow_rigorous"})
+    plan = plan_at({"method": "dpcl_simclr_rigorous"}, {"method": "dpcl_barlow_rigorous"})
     cost = plan.cost
     assert cost is not None
     mechanisms = [trial.config.mechanism for trial in plan.trials]
@@ -172,7 +172,7 @@ def test_cost_of_replacing_a_record_adds_the_trainings() -> None:
 
 
 def test_repeated_steps_raise_the_cost_of_replacing_a_record() -> None:
-    plan = plan_of({"method": "dpcl_simclr_rigorous"})
+    plan = plan_at({"method": "dpcl_simclr_rigorous"})
     more = cost_of(plan.release, plan.trials, {plan.trials[0].name: Charged(num_steps=14)})
     assert plan.cost is not None
     assert more is not None
@@ -180,8 +180,8 @@ def test_repeated_steps_raise_the_cost_of_replacing_a_record() -> None:
 
 
 def test_cost_sets_aside_the_delta_of_every_cap() -> None:
-    one = plan_of({"method": "logit_dp", "batch_cap": 120})
-    two = plan_of({"method": "logit_dp", "batch_cap": 120}, {"method": "logit_dp", "batch_cap": 120})
+    one = plan_at({"method": "logit_dp", "batch_cap": 120})
+    two = plan_at({"method": "logit_dp", "batch_cap": 120}, {"method": "logit_dp", "batch_cap": 120})
     mechanism = one.trials[0].config.mechanism
     added = mechanism.rules.added_delta(mechanism, mechanism.num_steps)
     assert added > 0
@@ -193,7 +193,7 @@ def test_cost_sets_aside_the_delta_of_every_cap() -> None:
 
 
 def test_statement_names_sampling_and_sensitivity_of_every_method() -> None:
-    plan = plan_of({"method": "dp_gcl"}, {"method": "dp_sgd"})
+    plan = plan_at({"method": "dp_gcl"}, {"method": "dp_sgd"})
     lines = dict(build_statement(plan, "one").lines())
     assert "DP-GCL: each record joins" in lines["Sampling"]
     assert "DP-SGD: Poisson, truncated" in lines["Sampling"]
@@ -201,7 +201,7 @@ def test_statement_names_sampling_and_sensitivity_of_every_method() -> None:
 
 
 def test_statement_of_methods_as_published_promises_nothing() -> None:
-    statement = build_statement(plan_of({"method": "dp_gcl"}, {"method": "dpcl_simclr"}), "one")
+    statement = build_statement(plan_at({"method": "dp_gcl"}, {"method": "dpcl_simclr"}), "one")
     assert statement.guarantee_label == "as-published"
     assert not statement.promises
 
@@ -338,7 +338,7 @@ def test_comparison_says_its_grid(done: Done) -> None:
 
 
 def with_earlier(num_steps: int, sweep_id: str = "a") -> SweepPlan:
-    tuning = plan_of({"method": "dp_gcl"}).trials
+    tuning = plan_at({"method": "dp_gcl"}).trials
     drawn = {trial.name: Charged(num_steps=num_steps) for trial in tuning}
     earlier = Earlier(sweep="t", sweep_id=sweep_id, trials=tuning, drawn=drawn, grid="")
     chosen, point = options(*QUICK), Point(label="chosen", changes={})

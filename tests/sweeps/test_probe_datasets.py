@@ -91,7 +91,7 @@ def test_names_of_public_classes_are_neither_told_nor_noted(pets: str, make_plan
     plan = make_plan(*QUICK, "--expected-batch-size", "32", "--dataset", pets, "--data-is", "public")
     assert plan.data.class_names == SECRET_CLASSES
     params = [plan.params(), *(trial.params for trial in plan.trials)]
-    told = repr((plan.data, plan.notes, plan.options, params))
+    told = repr((plan.data, plan.notes, plan.source, params))
     assert not any(name in told for name in SECRET_CLASSES)
 
 

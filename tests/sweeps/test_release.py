@@ -31,9 +31,11 @@ from sweeps.service.privacy.statement import _score_text as score_text
 from sweeps.service.privacy.statement import build_statement
 from sweeps.service.running import sweep as service
 from tests.sweeps.support import check_ledger, options, write_npz
-from trainers.config.settings import Setting
+from trainers.config.settings import TrainingOptions
+from trainers.config.tree import changed
 from trainers.files.checkpoint import CheckpointFolder
 from trainers.training.loop import train
+from trainers.training.resolve import training_config
 
 Plan = Callable[..., SweepPlan]
 SEALED = ("--tiny", "--noise-multiplier", "1", "--release", "sealed")
@@ -360,7 +362,8 @@ def test_tags_of_the_tuning_cost_are_rounded_up() -> None:
 
 @pytest.mark.parametrize("share", ["0", "0.9"])
 def test_delta_is_held_against_all_declared_records(share: str) -> None:
-    setting = Setting(
+    setting = changed(
+        TrainingOptions(),
         noise_multiplier=1.0,
         delta=0.0011,
         num_records_public=1000,
@@ -369,7 +372,7 @@ def test_delta_is_held_against_all_declared_records(share: str) -> None:
         score_noise_multiplier=10.0 if float(share) else None,
     )
     with pytest.raises(ConfigError, match=r"at most 1/num_records_public = 0\.001 "):
-        setting.training_config(num_records=1000, public_seed=0)
+        training_config(setting, num_records=1000, public_seed=0)
 
 
 @pytest.mark.parametrize("more", [(), ("--ledger", "ledger.db", "--dataset-id", "own")])

@@ -21,10 +21,11 @@ import pytest
 
 from dashboards.runs import load_trials
 from dpgcl_core.sampling.poisson import PoissonSampler
-from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.options.service import ServiceOptions
 from sweeps.service.running import sweep as service
 from sweeps.service.running.tune import RaySession, max_concurrent_trials, ray_session
 from tests.sweeps.support import Driver, contents, plan, run, run_script, write_npz
+from trainers.config.training import PerformanceConfig
 from trainers.tracking.server import connect
 
 pytestmark = pytest.mark.ray
@@ -159,13 +160,15 @@ def shared_ray(own_folder: Path) -> Iterator[None]:
     """One Ray for all sweeps of this process that follow; each has a folder of its own for Tune."""
     before = dict(os.environ)
     os.environ["DPGCL_TEST_FOLDER"] = str(own_folder)
-    with ray_session(SweepOptions()) as session, pytest.MonkeyPatch.context() as patch:
+    with ray_session(ServiceOptions(), PerformanceConfig()) as session, pytest.MonkeyPatch.context() as patch:
         import ray
 
-        def shared(options: SweepOptions) -> nullcontext[RaySession]:
+        def shared(service: ServiceOptions, performance: PerformanceConfig) -> nullcontext[RaySession]:
             scratch = Path(tempfile.mkdtemp(dir=session.scratch))
-            concurrent = max_concurrent_trials(options, ray.cluster_resources())
-            return nullcontext(replace(session, scratch=scratch, concurrent=concurrent))
+            concurrent = max_concurrent_trials(service, performance, ray.cluster_resources())
+            return nullcontext(
+                replace(session, scratch=scratch, concurrent=concurrent, max_restarts=service.max_restarts)
+            )
 
         patch.setattr(service, "ray_session", shared)
         yield

@@ -30,23 +30,21 @@ from sweeps.service.running import sweep as service
 from sweeps.service.running.proposals import Proposals
 from sweeps.service.running.search import SearchSweep
 from sweeps.service.running.tune import Stopped
-from tests.sweeps.support import write_npz
+from tests.sweeps.support import loaded, write_npz
 
 SIGMA = ("--noise-multiplier-range", "1", "4")
 
 
 def options(*arguments: str) -> SearchOptions:
     """The options of a search for a command line."""
-    chosen = parse_options(
-        SearchOptions,
-        description="",
-        arguments=arguments,
-    )
-    return with_default_space(chosen, arguments)
+    return parse_options(SearchOptions, description="", arguments=arguments)
 
 
 def plan(*arguments: str, folder: Path | None = None) -> SearchPlan:
-    return plan_search("search", options("--tiny", *arguments), folder or Path("/nonexistent"))
+    chosen = options("--tiny", *arguments)
+    data, notes = loaded(chosen)
+    folder = folder or Path("/nonexistent")
+    return plan_search("search", chosen, data, notes=notes, calibration_folder=folder)
 
 
 def refusal(*arguments: str) -> str:

@@ -22,11 +22,11 @@ from sweeps.service.running import tune as execution
 from sweeps.service.running.sweep import run_sweep
 from sweeps.service.storage.calibrations import calibrations
 from sweeps.service.storage.folder import Starts, SweepFolder, config_hash, find_folder
-from sweeps.service.storage.folder import folder as storage
 from sweeps.service.storage.runs import tracking_address
 from tests.sweeps.support import ROOT, contents, options
+from trainers.files import storage
 from trainers.files.checkpoint import CheckpointFolder
-from trainers.files.storage import storage_root
+from trainers.files.storage import check_writable, storage_root
 
 QUICK = ("--tiny", "--noise-multiplier", "1")
 
@@ -60,10 +60,6 @@ def find(root: Path, name: str | None, *, resume: bool = False, fingerprint: str
 # Where
 
 
-def test_storage_is_beside_the_code_by_default() -> None:
-    assert storage_root(None) == ROOT / "results"
-
-
 def test_storage_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DPGCL_STORAGE", str(tmp_path / "there"))
     assert storage_root(None) == tmp_path / "there"
@@ -85,13 +81,13 @@ def test_relative_storage_is_refused(by: str, monkeypatch: pytest.MonkeyPatch) -
 def test_storage_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"cannot be written: check .*file"):
-        storage_root(tmp_path / "file" / "results")
+        check_writable(tmp_path / "file" / "results")
 
 
 def test_storage_that_the_system_closes_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(StorageError, match="cannot be written"):
-        storage_root(tmp_path / "results")
+        check_writable(tmp_path / "results")
 
 
 def test_storage_that_cannot_be_made_is_told_in_a_storage_error() -> None:

@@ -77,7 +77,8 @@ def leaves(kind: type[Any]) -> Mapping[str, Leaf]:
     >>> list(leaves(OptimizerConfig))[:2], leaves(OptimizerConfig)["optimizer"].key
     (['optimizer', 'learning_rate'], 'name')
     """
-    return _leaves(kind)
+    known: Any = kind  # hashable, whatever its instances are
+    return _leaves(known)
 
 
 @cache
