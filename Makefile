@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 PYTEST_OPTIONS ?=
 INSTALLED := $(VENV)/installed
 
-.PHONY: sweep test test-ci test-long mutants-slice lint docs clean
+.PHONY: sweep test test-ci test-long mutants mutants-slice lint docs clean
 
 sweep: $(INSTALLED)
 	$(BIN)/python sweeps/group_size.py $(OPTIONS)
@@ -27,7 +27,10 @@ test-ci: $(INSTALLED)
 test-long: $(INSTALLED)
 	$(PYTEST) -m "long and not gpu" $(PYTEST_OPTIONS)
 
-# Five deliberate breakages, chosen by the commit: the tests must notice each.
+# Deliberate breakages, which the tests must catch; the slice is of five, chosen by the commit.
+mutants: $(INSTALLED)
+	$(BIN)/python -m tests.mutants
+
 mutants-slice: $(INSTALLED)
 	$(BIN)/python -m tests.mutants --slice 5
 
