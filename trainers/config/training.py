@@ -293,7 +293,7 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
         )
 
     def rule(self) -> GradientRule:
-        """Returns how one step's clipped sum is made."""
+        """Return how one step's clipped sum is made."""
         settings = LossSettings(
             temperature=1.0 if self.learns_temperature else self.temperature,
             pairs=self.trains_pairs,
@@ -317,7 +317,7 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
         return self.num_views(self.num_augmentations)
 
     def num_views(self, num_augmentations: int) -> int:
-        """Returns the views of a record: a query, a key and its copies, `num_view_draws` times.
+        """Return the views of a record: a query, a key and its copies, `num_view_draws` times.
 
         Of a pair: image, caption, and copies of both.
         """
@@ -340,7 +340,7 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
         return "none" if self.seeded_non_private else self.mechanism.guarantee_label
 
     def randomness(self, *, data_are_private: bool) -> DrawSource:
-        """Returns where sampling, permutations and noise come from.
+        """Return where sampling, permutations and noise come from.
 
         Raises:
           ConfigError: private data without the cryptographic stream, or a seeded run with it.
@@ -352,7 +352,7 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
         )
 
     def epsilon(self, num_steps: int | None = None, *, num_restarts: int = 0, num_scorings: int = 1) -> float:
-        """Returns ε of all that one training releases: model, noised scores and noised SNR.
+        """Return ε of all that one training releases: model, noised scores and noised SNR.
 
         Args:
           num_steps: charged steps; all planned ones unless given.

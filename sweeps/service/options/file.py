@@ -126,7 +126,7 @@ def _values(
 def _unknown_key(
     known: Mapping[tuple[str, ...], Leaf], section: tuple[str, ...], shown: str, key: str, below: set[str]
 ) -> str:
-    """Names the nearest key of the section, or where the option of this name belongs."""
+    """Name the nearest key of the section, or where the option of this name belongs."""
     elsewhere = [leaf.key for leaf in known.values() if key in (leaf.option, leaf.path[-1])]
     if elsewhere:
         return f"unknown key {shown!r}; did you mean {elsewhere[0]!r}?"

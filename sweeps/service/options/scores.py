@@ -15,7 +15,7 @@ _DEFAULT: dict[Modality, str] = {"image": _LABELS[0], "image-text": _RECALLS[0]}
 
 
 def default_score(modality: Modality) -> str:
-    """Returns the score that counts where none is named.
+    """Return the score that counts where none is named.
 
     >>> default_score("image"), default_score("image-text")
     ('knn_accuracy', 'image_to_text_recall_at_10')
@@ -24,7 +24,7 @@ def default_score(modality: Modality) -> str:
 
 
 def final_scores() -> list[str]:
-    """Returns every score, bare or noised, that a finished trial may have of its own network.
+    """Return every score, bare or noised, that a finished trial may have of its own network.
 
     Scores on the way and before training are histories and references: no trial ends with them.
 
@@ -37,7 +37,7 @@ def final_scores() -> list[str]:
 
 
 def visible_scores(data: TrainingData) -> list[str]:
-    """Returns the scores that may be chosen by on these data: of public records, or noised."""
+    """Return the scores that may be chosen by on these data: of public records, or noised."""
     found: list[str] = []
     index, queries = data.index, data.queries
     if index is not None and queries is not None and (data.evaluation_is_public or data.train_is_public):
@@ -51,7 +51,7 @@ def visible_scores(data: TrainingData) -> list[str]:
 
 
 def shown_scores(metrics: dict[str, float]) -> list[str]:
-    """Returns the scores of a trial that a line has room for.
+    """Return the scores of a trial that a line has room for.
 
     >>> shown_scores({"knn_accuracy": 0.5, "image_to_text_recall_at_10": 0.25, "epsilon": 10.0})
     ['image_to_text_recall_at_10']

@@ -29,7 +29,7 @@ IMAGE_AUGMENTATIONS = tuple(_ON)
 def combinations(
     views: ViewConfig, text_views: TextViewConfig, images: Sequence[str], texts: Sequence[str] | None
 ) -> dict[str, dict[str, Any]]:
-    """Returns the changes of every combination of image and text augmentations, by its name.
+    """Return the changes of every combination of image and text augmentations, by its name.
 
     Args:
       views, text_views: whose strengths are taken, where they have an augmentation on.

@@ -25,12 +25,12 @@ from sweeps.service.planning.trials import Charged, Trial, is_proven, trial_clas
 
 
 def delta_of(trials: Sequence[Trial]) -> float:
-    """Returns the δ of the whole sweep: the smallest one of its trials."""
+    """Return the δ of the whole sweep: the smallest one of its trials."""
     return min(trial.config.mechanism.target_delta for trial in trials)
 
 
 def trial_classes(trials: Sequence[Trial], charged: Mapping[str, Charged] | None = None) -> list[TrialClass]:
-    """Returns the proven trials, those that cost the same together.
+    """Return the proven trials, those that cost the same together.
 
     Args:
       trials: of an open sweep.
@@ -42,7 +42,7 @@ def trial_classes(trials: Sequence[Trial], charged: Mapping[str, Charged] | None
 
 
 def candidates_of(trials: Sequence[Trial]) -> tuple[list[TrialClass], list[float]]:
-    """Returns the distinct candidates of a sealed sweep and the probability of each."""
+    """Return the distinct candidates of a sealed sweep and the probability of each."""
     classes = trial_classes(trials)
     total = sum(each.count for each in classes)
     return [replace(each, count=1) for each in classes], [each.count / total for each in classes]
@@ -51,7 +51,7 @@ def candidates_of(trials: Sequence[Trial]) -> tuple[list[TrialClass], list[float
 def cost_of(
     release: ReleaseOptions, trials: Sequence[Trial], charged: Mapping[str, Charged] | None = None
 ) -> TuningCost | None:
-    """Returns what the whole sweep costs; None where no trial has a guarantee.
+    """Return what the whole sweep costs; None where no trial has a guarantee.
 
     Args:
       release: the sweep's mode, and the parameters of a sealed one.
@@ -83,7 +83,7 @@ def cost_of(
 
 
 def _open_cost(trials: Sequence[Trial], charged: Mapping[str, Charged], delta: float) -> TuningCost:
-    """Returns the cost of releasing all trials, of whatever methods.
+    """Return the cost of releasing all trials, of whatever methods.
 
     One relation: add or remove. Steps are Poisson-subsampled Gaussians and compose as such, at what is left
     of δ once the δ that caps take (`Method.added_delta`) is set aside for every trial: the probability that
@@ -143,7 +143,7 @@ def _basic_composition(
 
 
 def cost_tags(release: ReleaseOptions, trials: Sequence[Trial], cost: TuningCost | None) -> dict[str, str]:
-    """Returns what every run says of the tuning cost."""
+    """Return what every run says of the tuning cost."""
     tags = {
         "release_mode": release.mode,
         "tuning_cost": cost_line(release.mode, cost, sum(not is_proven(trial) for trial in trials)),
@@ -158,7 +158,7 @@ def cost_tags(release: ReleaseOptions, trials: Sequence[Trial], cost: TuningCost
 
 
 def cost_line(mode: str, cost: TuningCost | None, num_without_guarantee: int) -> str:
-    """Returns the tuning cost in one sentence, for figures, tags and the terminal."""
+    """Return the tuning cost in one sentence, for figures, tags and the terminal."""
     if cost is None:
         return "Tuning cost: none, for no trial has a guarantee."
     if cost.tuned_epsilon is None:
@@ -179,7 +179,7 @@ def cost_line(mode: str, cost: TuningCost | None, num_without_guarantee: int) ->
 
 
 def open_trials(trials: Sequence[Trial], charged: Mapping[str, Charged], num_started: int) -> OpenTrials:
-    """Returns the numbers of an open sweep's statement.
+    """Return the numbers of an open sweep's statement.
 
     Args:
       trials: all that were planned.

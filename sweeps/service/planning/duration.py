@@ -27,7 +27,7 @@ from trainers.views.images import normalise
 
 
 def estimate_seconds(plan: SweepPlan) -> float:
-    """Returns the seconds of all steps and of embedding for the scores, one worker at a time.
+    """Return the seconds of all steps and of embedding for the scores, one worker at a time.
 
     One microbatch per distinct kind of step is timed, without private records.
     """
@@ -64,7 +64,7 @@ def _num_embedded(plan: SweepPlan, trial: Trial) -> int:
 
 
 def _seconds_per_record(trial: Trial, shape: ImageShape) -> float:
-    """Times one microbatch of whole groups, the second of two."""
+    """Time one microbatch of whole groups, the second of two."""
     config = trial.config
     torch.set_num_threads(config.performance.threads_per_worker)
     num_views = config.views_per_record

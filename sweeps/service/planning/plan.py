@@ -121,7 +121,7 @@ class SweepPlan:
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
     def params(self) -> dict[str, Any]:
-        """Returns the params of the parent run: what all trials share, and where they differ."""
+        """Return the params of the parent run: what all trials share, and where they differ."""
         shared = dict(self.trials[0].params)
         for trial in self.trials[1:]:
             shared = {k: v for k, v in shared.items() if trial.params.get(k) == v}
@@ -135,7 +135,7 @@ class SweepPlan:
         return cost_of(self.release, self.charged_trials, drawn)
 
     def tags(self, cost: TuningCost | None = None) -> dict[str, str]:
-        """Returns the tags of every run, with the cost in advance or the one given."""
+        """Return the tags of every run, with the cost in advance or the one given."""
         tags = cost_tags(self.release, self.charged_trials, cost or self.cost) | {
             "data_is": "private" if self.source.are_private else "public",
             "notes": " ".join(self.notes),
@@ -259,14 +259,14 @@ def _check_sealed_plan(plan: SweepPlan) -> None:
 def trial_at(
     options: SweepOptions, point: Point, data: TrainingData, calibration_folder: Path | None
 ) -> Trial:
-    """Returns the training at one point, which names it: for sweeps that choose while they run."""
+    """Return the training at one point, which names it: for sweeps that choose while they run."""
     ((_, config),) = _configs(options, [point], data, calibration_folder)
     params = _params(config, options, point, 0) | {"image_shape": list(data.train.images.shape[1:])}
     return Trial(name=point.label, config=config, params=params)
 
 
 def _noise_of_scores(configs: Sequence[TrainingConfig]) -> list[str]:
-    """Returns what the noise does to the noised scores, so that nobody pays for noise alone."""
+    """Return what the noise does to the noised scores, so that nobody pays for noise alone."""
     errors = [
         noise / config.num_scored_public
         for config in configs
@@ -282,7 +282,7 @@ def _noise_of_scores(configs: Sequence[TrainingConfig]) -> list[str]:
 def _configs(
     options: SweepOptions, points: Sequence[Point], data: TrainingData, calibration_folder: Path | None
 ) -> list[tuple[Point, TrainingConfig]]:
-    """Returns the checked training of every point that may be run on these data."""
+    """Return the checked training of every point that may be run on these data."""
     found: list[tuple[Point, TrainingConfig]] = []
     device, held_out = _device(options), options.evaluation.score_on_held_out
     private, is_open = options.data.are_private, options.release.is_open
@@ -325,7 +325,7 @@ def _configs(
 
 
 def _device(options: SweepOptions) -> str:
-    """Returns the device of every training: a GPU only where Ray sets one aside."""
+    """Return the device of every training: a GPU only where Ray sets one aside."""
     device, gpus = options.performance.device, options.service.gpus_per_worker
     if device == "cuda" and not gpus:
         raise ConfigError("device cuda needs gpus_per_worker, for Ray to set a GPU aside; got 0")
@@ -333,7 +333,7 @@ def _device(options: SweepOptions) -> str:
 
 
 def _check_network(config: TrainingConfig, data: TrainingData) -> None:
-    """Builds the network once, so that no worker finds it or the optimizer unknown, or mixing records."""
+    """Build the network once, so that no worker finds it or the optimizer unknown, or mixing records."""
     torch.set_num_threads(config.performance.threads_per_worker)  # one per core would wait for each other
     channels, height, width = data.train.images.shape[1:]
     shape = channels, height, width
@@ -342,7 +342,7 @@ def _check_network(config: TrainingConfig, data: TrainingData) -> None:
 
 
 def _params(config: TrainingConfig, options: SweepOptions, point: Point, repeat: int) -> dict[str, Any]:
-    """Returns a trial's params: every setting, the target, and the cross-checks of its ε."""
+    """Return a trial's params: every setting, the target, and the cross-checks of its ε."""
     mechanism = config.mechanism
     here, source = changed(options.training(), **point.changes), options.data
     target = here.mechanism.target_epsilon() if mechanism.is_private else math.inf
@@ -384,7 +384,7 @@ def _noised_notes(config: TrainingConfig) -> list[str]:
 
 
 def _unit_notes(source: DataOptions, data: TrainingData) -> list[str]:
-    """Says what a record is where that is not one row."""
+    """Say what a record is where that is not one row."""
     if source.unit_column is not None:
         return [f"One record is all rows with the same value of {source.unit_column}."]
     if modality_of(data.train) == "image-text":
@@ -393,7 +393,7 @@ def _unit_notes(source: DataOptions, data: TrainingData) -> list[str]:
 
 
 def cross_checks(trial: TrialClass, delta: float) -> dict[str, float]:
-    """Returns ε of all that one trial releases by the two other accountants; PRV knows plain steps only."""
+    """Return ε of all that one trial releases by the two other accountants; PRV knows plain steps only."""
     events = [composed_event(steps) for (steps,) in cases_of([trial])]
     checks = {"epsilon_rdp": max(epsilon_rdp(event, delta) for event in events)}
     if trial.joint_noise_multiplier is None and trial.score_noise_multiplier is None:

@@ -25,7 +25,7 @@ def along(
     *,
     non_private: bool = False,
 ) -> list[Point]:
-    """Returns one point per distinct value of a setting.
+    """Return one point per distinct value of a setting.
 
     Args:
       mechanism: the sweep's.
@@ -51,7 +51,7 @@ def at(
     *,
     non_private: bool = False,
 ) -> list[Point]:
-    """Returns the points of one setting: private, and where asked for without noise and clipping.
+    """Return the points of one setting: private, and where asked for without noise and clipping.
 
     Args:
       mechanism: the sweep's; with ε = ∞ there is no private point.
@@ -74,7 +74,7 @@ def at(
 
 
 def changes_for(method: Method) -> dict[str, Any]:
-    """Returns the options with which a method is trained beside others.
+    """Return the options with which a method is trained beside others.
 
     No augmented keys where it has no place for them; groups of one where they may be.
     """
@@ -94,7 +94,7 @@ def of_methods(
     group_sizes: Sequence[GroupSize] = (),
     non_private: bool = False,
 ) -> list[Point]:
-    """Returns one point per method, ε and, where the method takes one, group size.
+    """Return one point per method, ε and, where the method takes one, group size.
 
     A method with no place for augmented keys gets none; one whose groups may be single records gets such;
     one without noise is trained at ε = ∞ alone.
@@ -140,7 +140,7 @@ def _noises(
 
 
 def check_groups(method: str) -> None:
-    """Refuses to vary the groups of a method that makes none.
+    """Refuse to vary the groups of a method that makes none.
 
     >>> check_groups("dp_gcl")
 

@@ -29,7 +29,7 @@ _IMAGES_AT_ONCE = 1024
 def load_training_data(
     options: DataOptions, *, score_on_held_out: float = 0.0
 ) -> tuple[TrainingData, list[str]]:
-    """Returns the records of a sweep and what must be said about them.
+    """Return the records of a sweep and what must be said about them.
 
     Public data are split for scoring, by their own split or by record id. Private data are trained on
     whole, and scored on `evaluate_on` alone, which is public; but for the share that is held out to be
@@ -56,7 +56,7 @@ def load_training_data(
 
 
 def _load_own(options: DataOptions) -> Dataset:
-    """Loads the data to train on; of private ones a refusal tells no number outside its details."""
+    """Load the data to train on; of private ones a refusal tells no number outside its details."""
     try:
         return load_dataset(
             options.dataset,
@@ -178,7 +178,7 @@ def _data_notes(options: DataOptions) -> list[str]:
 
 
 def _check_data_options(options: DataOptions, share: float) -> None:
-    """Refuses data that cannot be scored as the options ask, before any are read."""
+    """Refuse data that cannot be scored as the options ask, before any are read."""
     other = options.evaluate_on
     if share and options.modality != "image":
         raise ConfigError(
@@ -210,7 +210,7 @@ def _check_data_options(options: DataOptions, share: float) -> None:
 
 
 def _refuse_shared_images(private: Dataset, public: Mapping[str, Sequence[AnyRecords]]) -> None:
-    """Refuses public data sets, given by their option, with private images in them, whatever their names.
+    """Refuse public data sets, given by their option, with private images in them, whatever their names.
 
     The private test records, which nothing is trained on, are as private as the others.
 

@@ -60,7 +60,7 @@ class SearchPlan(SweepPlan):
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
     def params(self) -> dict[str, Any]:
-        """Returns the params of the parent run: what all trials share, and what is searched."""
+        """Return the params of the parent run: what all trials share, and what is searched."""
         varied = {*self.space.columns, "sensitivity"}
         if self.space.moves_epsilon:
             varied |= {"noise_multiplier", "target_epsilon"}
@@ -83,7 +83,7 @@ def plan_search(
     notes: Sequence[str] = (),
     calibration_folder: Path,
 ) -> SearchPlan:
-    """Returns the plan of a search: every setting it may come to is known to be one, and all are paid for.
+    """Return the plan of a search: every setting it may come to is known to be one, and all are paid for.
 
     Raises:
       ConfigError: an option breaks a rule, an objective cannot be had, or the method's steps are not those
@@ -121,7 +121,7 @@ def plan_search(
 
 
 def check_objectives(options: SearchOptions, data: TrainingData, space: Space) -> None:
-    """Refuses objectives that no trial will have.
+    """Refuse objectives that no trial will have.
 
     Raises:
       ConfigError: there is none, one is named twice or unknown, or ε is one and does not differ.
@@ -148,7 +148,7 @@ def check_objectives(options: SearchOptions, data: TrainingData, space: Space) -
 def searched_trial(
     plan: SearchPlan, number: int, values: Mapping[str, Any], calibration_folder: Path
 ) -> Trial:
-    """Returns trial `number` at these values, with no less noise than the budget is for.
+    """Return trial `number` at these values, with no less noise than the budget is for.
 
     A calibration is exact to its tolerance only, so that of a target just below the largest one may find
     less noise; such a trial takes the noise of the largest one.

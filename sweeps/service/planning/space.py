@@ -148,7 +148,7 @@ class Searched:
         return self.choices[0] if self.choices else self.low
 
     def value(self, proposed: float) -> Any:
-        """Returns the option's value for what a sampler proposes: a place in the list, or a number.
+        """Return the option's value for what a sampler proposes: a place in the list, or a number.
 
         Numbers are rounded to three digits, for people to type them again, and stay in the range.
         """
@@ -157,7 +157,7 @@ class Searched:
         return min(self.high, max(self.low, float(f"{proposed:.3g}")))
 
     def proposal(self, value: Any) -> float:
-        """Returns what a sampler proposes for a value. Raises ValueError where it is none."""
+        """Return what a sampler proposes for a value. Raises ValueError where it is none."""
         if self.choices:
             return self.choices.index(value)
         if not self.low <= value <= self.high:
@@ -179,7 +179,7 @@ class Space:
 
     @classmethod
     def of(cls, options: SearchOptions) -> Space:
-        """Returns the space of the options.
+        """Return the space of the options.
 
         Raises:
           ConfigError: a range is none, or nothing varies.
@@ -193,7 +193,7 @@ class Space:
 
     @classmethod
     def around(cls, found: Sequence[Searched]) -> Space:
-        """Returns the space of what is given, with those of one value fixed."""
+        """Return the space of what is given, with those of one value fixed."""
         single = [
             each for each in found if len(each.choices) == 1 or (not each.choices and each.low == each.high)
         ]
@@ -222,15 +222,15 @@ class Space:
         return any(each.option in ("epsilon", "noise_multiplier") for each in self.searched)
 
     def changes(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the changes of the point with these values of the searched options."""
+        """Return the changes of the point with these values of the searched options."""
         return {**self.fixed, **_with_target(values)}
 
     def corner(self, **values: Any) -> dict[str, Any]:
-        """Returns the changes at the first values, but for those given."""
+        """Return the changes at the first values, but for those given."""
         return self.changes({each.option: each.first for each in self.searched} | values)
 
     def costliest(self) -> dict[str, Any]:
-        """Returns the changes of a point of the smallest noise of all, and of the longest step."""
+        """Return the changes of a point of the smallest noise of all, and of the longest step."""
         values = {}
         for each in self.searched:
             if each.option == EPSILON:
@@ -241,7 +241,7 @@ class Space:
 
 
 def without_invalid(space: Space, options: SearchOptions, num_records: int) -> tuple[Space, list[str]]:
-    """Returns the space without list entries that no training may have, and what was left out.
+    """Return the space without list entries that no training may have, and what was left out.
 
     Every combination of list entries is built, and both ends of every range, so that a trial can break no
     rule once the search is under way.

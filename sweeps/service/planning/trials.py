@@ -62,7 +62,7 @@ class Charged:
 
 
 def trial_class(trial: Trial, charged: Charged | None = None) -> TrialClass:
-    """Returns what one training releases, as the accountants see it: what is planned, and charged on top."""
+    """Return what one training releases, as the accountants see it: what is planned, and charged on top."""
     mechanism, evaluation = trial.config.mechanism, trial.config.evaluation
     charged = charged or Charged(num_steps=mechanism.num_steps)
     num_steps, joint = max(mechanism.num_steps, charged.num_steps), None

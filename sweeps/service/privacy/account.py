@@ -69,7 +69,7 @@ def check_ledger_options(data: DataOptions, options: LedgerOptions, *, dry_run: 
 
 
 def ledger_missing(data: DataOptions, options: LedgerOptions) -> str | None:
-    """Returns what is wrong where private data are to be charged to no ledger; a dry run may do without."""
+    """Return what is wrong where private data are to be charged to no ledger; a dry run may do without."""
     if not data.are_private or options.no_ledger or ledger_url(data, options) is not None:
         return None
     return (
@@ -96,7 +96,7 @@ def _marked(data: DataOptions) -> tuple[Path | None, tuple[str, Head] | None]:
 
 
 def bind_images(ledger: Ledger, dataset_id: str, data: DataOptions) -> bool:
-    """Leaves the ledger's mark on the folders of the images that a list of private data names.
+    """Leave the ledger's mark on the folders of the images that a list of private data names.
 
     A list's own mark is no help against a second list of the same images. A mark on a folder holds for all
     that lies in it, so only those are marked that hold nothing but images of the list (and the list, and
@@ -146,7 +146,7 @@ def _holds_only(folder: str, known: set[str]) -> bool:
 
 
 def ledger_url(data: DataOptions, options: LedgerOptions) -> str | None:
-    """Returns the ledger's address; None without one.
+    """Return the ledger's address; None without one.
 
     `$DPGCL_LEDGER` alone does not charge public data, which need no ledger: an id decides.
     """
@@ -160,7 +160,7 @@ def ledger_url(data: DataOptions, options: LedgerOptions) -> str | None:
 
 
 def unit_of(data: DataOptions) -> str:
-    """Returns what one record stands for, as it must be registered in the ledger: the unit column's name.
+    """Return what one record stands for, as it must be registered in the ledger: the unit column's name.
 
     Raises:
       ConfigError: the column has the name that stands for single rows.
@@ -173,7 +173,7 @@ def unit_of(data: DataOptions) -> str:
 
 
 def open_ledger(data: DataOptions, options: LedgerOptions) -> Ledger | None:
-    """Returns the sweep's ledger, opened and checked; None without one.
+    """Return the sweep's ledger, opened and checked; None without one.
 
     Raises:
       LedgerError: it is missing, out of reach or tampered with.
@@ -183,14 +183,14 @@ def open_ledger(data: DataOptions, options: LedgerOptions) -> Ledger | None:
 
 
 def account_of(ledger: Ledger | None, dataset_id: str | None) -> dict[str, Any] | None:
-    """Returns what a sweep's plan keeps of where it is charged: the ids of ledger and data set."""
+    """Return what a sweep's plan keeps of where it is charged: the ids of ledger and data set."""
     if ledger is None:
         return None
     return {"ledger_id": ledger.head().ledger_id, "dataset_id": dataset_id}
 
 
 def check_account(folder: SweepFolder, ledger: Ledger | None, dataset_id: str | None) -> None:
-    """Refuses to resume a sweep with another ledger or data set than it was begun with, or without any.
+    """Refuse to resume a sweep with another ledger or data set than it was begun with, or without any.
 
     Earlier steps would not be charged where later ones are.
 

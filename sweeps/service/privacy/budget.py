@@ -83,11 +83,11 @@ class SweepBudget:
     _confirmed: float = 0.0
 
     def checkpoint_folder(self, name: str) -> Path:
-        """Returns where a trial's checkpoints and its grant lie."""
+        """Return where a trial's checkpoints and its grant lie."""
         return self.folder.checkpoint_folder(name)
 
     def check(self) -> None:
-        """Refuses a sweep that the ledger would not admit, before anything is started or charged.
+        """Refuse a sweep that the ledger would not admit, before anything is started or charged.
 
         Raises:
           ConfigError: a trial has no guarantee, or one that a ledger cannot add up.
@@ -123,7 +123,7 @@ class SweepBudget:
             ) from error
 
     def begin(self, remaining: Sequence[Trial], data: Path | None) -> None:
-        """Charges all planned steps and those that resumed trainings may repeat, then writes the grants.
+        """Charge all planned steps and those that resumed trainings may repeat, then write the grants.
 
         All new trainings are reserved in one transaction. A training that has a reservation already is
         extended to the largest number of steps that all its attempts may have drawn.
@@ -155,7 +155,7 @@ class SweepBudget:
         self._confirmed = time.monotonic()
 
     def restarted(self, name: str) -> None:
-        """Charges what a training repeats whose process has died, before it starts again.
+        """Charge what a training repeats whose process has died, before it starts again.
 
         Where the ledger refuses, the grant is taken back, and the training ends at its first look at it.
         """
@@ -167,7 +167,7 @@ class SweepBudget:
             self.refused[name] = str(error)
 
     def confirm(self, *, every_seconds: float = CONFIRM_EVERY_SECONDS) -> None:
-        """Asks the ledger whether the reservations stand; if it does not say so, takes all grants back."""
+        """Ask the ledger whether the reservations stand; if it does not say so, take all grants back."""
         if self.lost is not None or time.monotonic() - self._confirmed < every_seconds:
             return
         try:
@@ -180,7 +180,7 @@ class SweepBudget:
         self._confirmed = time.monotonic()
 
     def settle(self, name: str, metrics: Mapping[str, float]) -> None:
-        """Returns what a finished training did not draw to where it came from.
+        """Refund the unused steps of a finished training.
 
         Trainings that failed or never started keep their whole charge: nobody knows how far they came.
 
@@ -203,7 +203,7 @@ class SweepBudget:
         self._open.pop(name, None)
 
     def statement(self) -> LedgerStatement:
-        """Returns the ledger's lines of the privacy statement."""
+        """Return the ledger's lines of the privacy statement."""
         return self.ledger.statement(self.dataset_id)
 
     def _missing(self) -> list[Trial]:
@@ -221,7 +221,7 @@ class SweepBudget:
         return found
 
     def _extend(self, trial: Trial, held: dict[str, Reservation]) -> None:
-        """Reserves what one more attempt may draw in all, and grants its steps."""
+        """Reserve what one more attempt may draw in all, and grants its steps."""
         path, num_steps = self.checkpoint_folder(trial.name), trial.config.mechanism.num_steps
         before, starts = read_grant(path), self.folder.starts(trial.name)
         begun = read_attempt(path) is not None or starts.num_starts > 0
@@ -243,7 +243,7 @@ class SweepBudget:
         write_grant(path, replace(grant, num_steps=granted))
 
     def _more_scores(self, trial: Trial, held: Reservation, num_steps_lost: int) -> tuple[int, int]:
-        """Returns how many noised counts one more attempt needs on top, and the scorings to grant."""
+        """Return how many noised counts one more attempt needs on top, and the scorings to grant."""
         per_scoring, planned = trial.config.evaluation.num_noised_scores, trial.config.mechanism.num_steps
         grant, starts = read_grant(self.checkpoint_folder(trial.name)), self.folder.starts(trial.name)
         reserved = held.num_steps // per_scoring
@@ -257,7 +257,7 @@ class SweepBudget:
         return CheckpointFolder(self.checkpoint_folder(trial.name), every_steps=every)
 
     def _take_back(self, name: str) -> None:
-        """Grants no step; what is known to be lost, and the scorings that are paid for, stay."""
+        """Grant no step; what is known to be lost, and the scorings that are paid for, stay."""
         path = self.checkpoint_folder(name)
         write_grant(path, replace(read_grant(path) or Grant(num_steps=0), num_steps=0))
 
@@ -284,14 +284,14 @@ class SweepBudget:
 
 
 def new_sweep_id() -> str:
-    """Returns a random id, by which a sweep is told from another one of the same name."""
+    """Return a random id, by which a sweep is told from another one of the same name."""
     return secrets.token_hex(6)
 
 
 def sweep_budget(
     plan: SweepPlan, ledger: Ledger | None, dataset_id: str | None, folder: SweepFolder
 ) -> SweepBudget | None:
-    """Returns the budget of an open sweep; None without a ledger.
+    """Return the budget of an open sweep; None without a ledger.
 
     Raises:
       LedgerError: the folder's sweep was begun otherwise.

@@ -23,7 +23,7 @@ STATEMENT = "privacy_statement"
 def what_was_drawn(
     plan: SweepPlan, folder: SweepFolder, results: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Charged]:
-    """Returns an upper bound on what each begun trial of an open sweep, and of an earlier one, has drawn."""
+    """Return an upper bound on what each begun trial of an open sweep, and of an earlier one, has drawn."""
     drawn = {t.name: what_one_drew(t, folder, results.get(t.name)) for t in plan.trials}
     if plan.earlier is not None:
         drawn |= plan.earlier.drawn
@@ -31,7 +31,7 @@ def what_was_drawn(
 
 
 def what_one_drew(trial: Trial, folder: SweepFolder, result: Mapping[str, Any] | None) -> Charged | None:
-    """Returns an upper bound on what a trial has drawn; None where it has not begun.
+    """Return an upper bound on what a trial has drawn; None where it has not begun.
 
     Of attempts whose traces were lost only the number of steps is known: each of them may have been a first
     one, and as many scorings may have been among them as starts or as whole trainings.
@@ -58,7 +58,7 @@ def what_one_drew(trial: Trial, folder: SweepFolder, result: Mapping[str, Any] |
 
 
 def cost_charged(plan: SweepPlan, drawn: Mapping[str, Charged]) -> TuningCost | None:
-    """Returns the cost of an open sweep with what restarts repeated."""
+    """Return the cost of an open sweep with what restarts repeated."""
     proven = filter(is_proven, plan.charged_trials)
     if all(trial_class(trial, drawn.get(trial.name)) == trial_class(trial) for trial in proven):
         return plan.cost
@@ -72,7 +72,7 @@ def build_statement(
     drawn: Mapping[str, Charged] | None = None,
     ledger: LedgerStatement | None = None,
 ) -> PrivacyStatement:
-    """Returns the statement of a sweep.
+    """Return the statement of a sweep.
 
     Args:
       plan: the sweep's; of a sealed one, its candidates.
@@ -138,7 +138,7 @@ def _noised_text(plan: SweepPlan) -> str:
 
 
 def write_statement(statement: PrivacyStatement, folder: Path) -> tuple[Path, Path]:
-    """Writes `privacy_statement.json` and `.md`, in place of earlier ones; returns their paths."""
+    """Write `privacy_statement.json` and `.md`, in place of earlier ones; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = folder / f"{STATEMENT}.json", folder / f"{STATEMENT}.md"
     for path, text in zip(paths, (statement.to_json(), statement.to_markdown()), strict=True):
@@ -147,13 +147,13 @@ def write_statement(statement: PrivacyStatement, folder: Path) -> tuple[Path, Pa
 
 
 def withdraw_statement(folder: Path) -> None:
-    """Takes an earlier statement away before more is drawn: it would promise less than is spent."""
+    """Take an earlier statement away before more is drawn: it would promise less than is spent."""
     for path in folder.glob(f"{STATEMENT}.*"):
         path.unlink()
 
 
 def statement_text(statement: PrivacyStatement) -> str:
-    """Returns the statement's first lines for the terminal."""
+    """Return the statement's first lines for the terminal."""
     cost = statement.cost
     shown = [f"privacy: {statement.headline()}"]
     if cost is not None:

@@ -11,7 +11,7 @@ from trainers.models.clip.tokens import ClipTokenizer
 
 
 def tell_cut_captions(plan: SweepPlan) -> None:
-    """Says on a terminal how many captions are longer than the first trial's model reads.
+    """Say on a terminal how many captions are longer than the first trial's model reads.
 
     Nothing is said where standard error is a file or the log of a job.
     """

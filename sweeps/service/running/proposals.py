@@ -45,13 +45,13 @@ class Proposals:
         return len(self._study.get_trials(deepcopy=False))
 
     def ask(self) -> dict[str, Any]:
-        """Returns the values of the next trial, by option."""
+        """Return the values of the next trial, by option."""
         self._study.sampler = self._sampler(self.num_asked)
         proposed = self._study.ask(self._distributions).params
         return {each.option: each.value(proposed[each.option]) for each in self._space.searched}
 
     def repeat(self, values: Mapping[str, Any]) -> None:
-        """Takes the values of the next trial from an earlier process.
+        """Take the values of the next trial from an earlier process.
 
         Raises:
           ValueError, KeyError: they are not of this space.
@@ -61,7 +61,7 @@ class Proposals:
         self.ask()
 
     def tell(self, number: int, metrics: Mapping[str, float] | None) -> None:
-        """Takes what trial `number`, from 1, scored; without metrics, or one of them, it failed."""
+        """Take what trial `number`, from 1, scored; without metrics, or one of them, it failed."""
         found = [(metrics or {}).get(name, math.nan) for name in self._options.objectives]
         if all(map(math.isfinite, found)):
             self._study.tell(number - 1, found)
@@ -69,7 +69,7 @@ class Proposals:
             self._study.tell(number - 1, state=TrialState.FAIL)
 
     def best(self) -> list[tuple[int, dict[str, float]]]:
-        """Returns numbers and objectives of the trials that none beats in all objectives, by ε."""
+        """Return numbers and objectives of the trials that none beats in all objectives, by ε."""
         front = [
             (trial.number + 1, dict(zip(self._options.objectives, trial.values, strict=True)))
             for trial in self._study.best_trials
@@ -100,13 +100,13 @@ class _Sobol(QMCSampler):
         self._beside = optuna.create_study()  # Optuna counts points by study; here they go by trial
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, Any]:
-        """Returns the whole space."""
+        """Return the whole space."""
         return self._distributions
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, Any]
     ) -> dict[str, Any]:
-        """Returns the point of the trial's number, whoever asked for the earlier ones."""
+        """Return the point of the trial's number, whoever asked for the earlier ones."""
         while len(self._points) <= trial.number:
             self._points.append(super().sample_relative(self._beside, trial, search_space))
         return self._points[trial.number]

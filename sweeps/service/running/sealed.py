@@ -77,7 +77,7 @@ class Draw:
 
 
 def draw_trials(law: TrialCountLaw, num_candidates: int) -> tuple[Draw, ...]:
-    """Returns K independent draws, K from `law` and all from the operating system's entropy."""
+    """Return K independent draws, K from `law` and all from the operating system's entropy."""
     return tuple(
         Draw(
             candidate=secrets.randbelow(num_candidates),
@@ -89,7 +89,7 @@ def draw_trials(law: TrialCountLaw, num_candidates: int) -> tuple[Draw, ...]:
 
 
 def drawn_trials(candidates: Sequence[Trial], draws: Sequence[Draw]) -> tuple[Trial, ...]:
-    """Returns the trials of the draws; their names number them, and stay on the trusted side."""
+    """Return the trials of the draws; their names number them, and stay on the trusted side."""
     found = []
     for number, draw in enumerate(draws):
         candidate = candidates[draw.candidate]
@@ -108,7 +108,7 @@ def choose(
     select_by: str,
     min_score: float | None,
 ) -> Trial | None:
-    """Returns the trial to publish; None where none has a score (or none reaches `min_score`).
+    """Return the trial to publish; None where none has a score (or none reaches `min_score`).
 
     Without a threshold it is the one with the best score, with it the first one that reaches it.
     """
@@ -123,7 +123,7 @@ def choose(
 
 
 def tuned_rdp(plan: SweepPlan) -> Callable[[float], float]:
-    """Returns the RDP curve of the published trial by Papernot and Steinke (2022), for the ledger.
+    """Return the RDP curve of the published trial by Papernot and Steinke (2022), for the ledger.
 
     With noised scores it is the larger curve of the two cases of `dpgcl_core.accounting.tuning.trials`.
     """
@@ -152,7 +152,7 @@ def _rdp(steps: Mapping[StepClass, int], orders: Any) -> Any:
 
 
 def reserve(ledger: Ledger, dataset_id: str, plan: SweepPlan, label: str) -> LedgerStatement:
-    """Charges the tuned bound once, before K is drawn; returns the ledger's lines at that moment.
+    """Charge the tuned bound once, before K is drawn; returns the ledger's lines at that moment.
 
     By its RDP curve where the cap has an order and the mode a theorem, by basic composition otherwise. A
     later head would stand among rows with times, and tell how long the sweep took.
@@ -203,7 +203,7 @@ class SealedFolder:
     def begin(
         self, plan: SweepPlan, ledger: Ledger | None, dataset_id: str | None, again: str
     ) -> tuple[Draw, ...]:
-        """Returns the draws: new ones, charged before they are made, or those of the resumed sweep.
+        """Return the draws: new ones, charged before they are made, or those of the resumed sweep.
 
         Raises:
           LedgerError: it cannot be charged; nothing was drawn.
@@ -230,7 +230,7 @@ class SealedFolder:
         return draws
 
     def ledger_lines(self) -> LedgerStatement | None:
-        """Returns the ledger's lines from the moment of the charge; None without a ledger."""
+        """Return the ledger's lines from the moment of the charge; None without a ledger."""
         return self._read(self.trusted.path / "sealed.json")[1]
 
     def _read(self, path: Path) -> tuple[tuple[Draw, ...], LedgerStatement | None]:
@@ -274,7 +274,7 @@ class SealedSweep:
         self._name = folder.name
 
     def run(self, tracker: Tracker, session: Session, run_trials: RunTrials) -> int:
-        """Runs what is left of the trials, publishes one, and returns the exit code."""
+        """Run what is left of the trials, publishes one, and returns the exit code."""
         draws = self._folder.begin(self._plan, self._ledger, self._dataset_id, self._again)
         trials = drawn_trials(self._plan.trials, draws)
         say(f"sealed sweep: {self._name}; what is printed here tells the number of trials: keep it")
@@ -308,7 +308,7 @@ class SealedSweep:
         return self._folder.trusted.finished(self._hashes)
 
     def _count_interrupted(self, trials: Sequence[Trial]) -> None:
-        """Keeps a worst score for each trial that had begun when an earlier process ended.
+        """Keep a worst score for each trial that had begun when an earlier process ended.
 
         Begun is what was started: its checkpoints may be lost.
         """
@@ -348,7 +348,7 @@ class SealedSweep:
         return 0
 
     def _hide_times(self) -> None:
-        """Takes the times from what is in `release/`, after every write: they tell when the sweep ended."""
+        """Take the times from what is in `release/`, after every write: they tell when the sweep ended."""
         release = self._folder.release
         for path in (*release.iterdir(), release):
             os.utime(path, ns=(SEALED_TIME_MS * 10**6,) * 2)

@@ -83,7 +83,7 @@ class SearchSweep(OpenSweep):
             self._begun.append(self._named(number, values))
 
     def run(self, opened: Future[Tracker], figure: Figure | None) -> int:
-        """Runs what is left of the search, and returns the exit code."""
+        """Run what is left of the search, and returns the exit code."""
         done = self.results()
         for trial in self._begun:
             if trial.name in done:
@@ -92,7 +92,7 @@ class SearchSweep(OpenSweep):
         return super().run(opened, figure)
 
     def next_trial(self) -> Trial:
-        """Returns a trial that an earlier process had begun, or a new one, once it is written down."""
+        """Return a trial that an earlier process had begun, or a new one, once it is written down."""
         if self._begun:
             return self._begun.pop(0)
         number, values = self._proposals.num_asked + 1, self._proposals.ask()
@@ -102,12 +102,12 @@ class SearchSweep(OpenSweep):
         return trial
 
     def ended(self, name: str) -> None:
-        """Tells the sampler how a trial ended, by the result that was kept."""
+        """Tell the sampler how a trial ended, by the result that was kept."""
         result = self.results().get(name, {})
         self._proposals.tell(self._trials[name].params["trial_number"], result.get("metrics"))
 
     def _named(self, number: int, values: Mapping[str, Any]) -> Trial:
-        """Returns trial `number`, which the sweep knows from now on by its real settings."""
+        """Return trial `number`, which the sweep knows from now on by its real settings."""
         trial = searched_trial(self._plan, number, values, self._found.folder)
         self._trials[trial.name] = trial
         self._hashes[trial.name] = config_hash(trial.config)
@@ -145,12 +145,12 @@ class SearchSweep(OpenSweep):
 
 
 def suggestion_file(folder: SweepFolder, number: int) -> Path:
-    """Returns where the settings of a trial are written down before it starts."""
+    """Return where the settings of a trial are written down before it starts."""
     return folder.path / "suggested" / f"trial-{number}.json"
 
 
 def write_suggestion(folder: SweepFolder, number: int, values: Mapping[str, Any]) -> None:
-    """Writes the settings of a trial down, durably.
+    """Write the settings of a trial down, durably.
 
     Raises:
       StorageError: they cannot be written.
@@ -165,7 +165,7 @@ def write_suggestion(folder: SweepFolder, number: int, values: Mapping[str, Any]
 
 
 def read_suggestions(folder: SweepFolder) -> list[dict[str, Any]]:
-    """Returns the values of all trials that were written down, the first one first.
+    """Return the values of all trials that were written down, the first one first.
 
     Raises:
       StorageError: one is damaged or gone; a trial of other settings must not take its name.
@@ -182,7 +182,7 @@ def read_suggestions(folder: SweepFolder) -> list[dict[str, Any]]:
 
 
 def print_search(plan: SearchPlan) -> None:
-    """Prints what is searched, by what, and what it costs at most."""
+    """Print what is searched, by what, and what it costs at most."""
     for note in plan.notes:
         say(f"note: {note}")
     config, options = plan.trials[0].config, plan.options

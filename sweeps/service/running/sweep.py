@@ -82,7 +82,7 @@ class Outcome:
 
 
 def run_sweep(question: str, options: SweepOptions, points: Sequence[Point], figure: Figure) -> int:
-    """Runs a sweep from plan to figure and returns the exit code.
+    """Run a sweep from plan to figure and returns the exit code.
 
     Everything the user can have got wrong is found before the first worker starts, and nothing is
     written before that.
@@ -113,7 +113,7 @@ def execute(
     kind: type[OpenSweep] | None = None,
     told: SweepOptions | None = None,
 ) -> Outcome:
-    """Runs a sweep as `run_sweep`, for code that goes on with its results.
+    """Run a sweep as `run_sweep`, for code that goes on with its results.
 
     Args:
       question, options, points: as `run_sweep`.
@@ -180,7 +180,7 @@ def execute(
 
 
 def _tell_what_is_missing(options: SweepOptions) -> None:
-    """Says in a dry run what would refuse the sweep itself."""
+    """Say in a dry run what would refuse the sweep itself."""
     try:
         check_this_machine(options.service, options.performance)
     except ConfigError as error:
@@ -190,7 +190,7 @@ def _tell_what_is_missing(options: SweepOptions) -> None:
 
 
 def _check_server(uri: str) -> None:
-    """Refuses a server that does not answer before planning takes its minutes.
+    """Refuse a server that does not answer before planning takes its minutes.
 
     A database is opened only when the plan is good, for that may write its file.
     """
@@ -227,7 +227,7 @@ class OpenSweep:
 
     @staticmethod
     def show(plan: SweepPlan) -> None:
-        """Prints the plan."""
+        """Print the plan."""
         print_plan(plan)
 
     def __init__(
@@ -251,7 +251,7 @@ class OpenSweep:
         self._untracked: set[str] = set()
 
     def results(self) -> dict[str, dict[str, Any]]:
-        """Returns the results of finished trials, by name."""
+        """Return the results of finished trials, by name."""
         return self._folder.finished(self._hashes)
 
     def run(self, opened: Future[Tracker], figure: Figure | None) -> int:
@@ -282,7 +282,7 @@ class OpenSweep:
     def _begin(
         self, opened: Future[Tracker], done: dict[str, dict[str, Any]], remaining: Sequence[Trial]
     ) -> None:
-        """Opens the parent run and the folder, charges the ledger, and sends what MLflow lacks of results.
+        """Open the parent run and the folder, charges the ledger, and sends what MLflow lacks of results.
 
         No worker has started yet; where the ledger refuses, none does.
         """
@@ -315,7 +315,7 @@ class OpenSweep:
             raise
 
     def _settle(self, name: str, result: dict[str, Any]) -> None:
-        """Settles a finished trial; a ledger that is gone keeps the whole charge until a later attempt."""
+        """Settle a finished trial; a ledger that is gone keeps the whole charge until a later attempt."""
         try:
             if self._budget is not None:
                 self._budget.settle(name, result["metrics"])
@@ -334,7 +334,7 @@ class OpenSweep:
         say(f"[{done}/{len(self._trials)}] {name}: {shown} ({clock(left)} left)")
 
     def _track(self, name: str, result: dict[str, Any]) -> None:
-        """Logs a finished trial; a server that does not answer costs nothing but a later attempt."""
+        """Log a finished trial; a server that does not answer costs nothing but a later attempt."""
         trial = self._trials[name]
         try:
             self._tracker.log_trial(

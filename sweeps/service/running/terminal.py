@@ -24,7 +24,7 @@ def say(text: str) -> None:
 
 
 def print_plan(plan: SweepPlan) -> None:
-    """Prints notes, numbers and every point of a plan."""
+    """Print notes, numbers and every point of a plan."""
     for note in plan.notes:
         say(f"note: {note}")
     mechanism = plan.trials[0].config.mechanism
@@ -59,7 +59,7 @@ def print_plan(plan: SweepPlan) -> None:
 
 
 def estimate_text(plan: SweepPlan) -> str:
-    """Returns how long a plan will take, in a sentence."""
+    """Return how long a plan will take, in a sentence."""
     seconds = estimate_seconds(plan)
     threads = count(plan.trials[0].config.performance.threads_per_worker, "thread")
     what = "" if plan.release.is_open else "for one trial of every setting, "
@@ -71,7 +71,7 @@ def estimate_text(plan: SweepPlan) -> str:
 
 
 def headline(metrics: dict[str, float]) -> list[str]:
-    """Returns the scores of a trial that a line has room for."""
+    """Return the scores of a trial that a line has room for."""
     names = (*shown_scores(metrics), "snr_first_step", "noised_snr_first_step", "epsilon")
     return [f"{name} {metrics[name]:.4g}" for name in names if name in metrics] or ["done"]
 
@@ -86,20 +86,20 @@ def count(number: int, noun: str) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Returns a duration in words."""
+    """Return a duration in words."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
 def run_name(trial: Trial) -> str:
-    """Returns a trial's name in MLflow: that of the terminal, and its settings."""
+    """Return a trial's name in MLflow: that of the terminal, and its settings."""
     name = trial_run_name(trial.name, trial.params)
     return f"{name}, seeded: no guarantee" if trial.config.seeded_non_private else name
 
 
 def question_text(plan: SweepPlan) -> str:
-    """Returns the sweep's question in a sentence."""
+    """Return the sweep's question in a sentence."""
     return f"Sweep {plan.question} on {plan.source.dataset}."
 
 
@@ -111,6 +111,6 @@ def name_suffix(release: ReleaseOptions) -> str:
 
 
 def short_name(dataset: str) -> str:
-    """Returns a data set's name, fit for a file name."""
+    """Return a data set's name, fit for a file name."""
     scheme, _, path = dataset.partition(":")
     return fit_for_name(f"{scheme}-{Path(path).stem}") if path else dataset

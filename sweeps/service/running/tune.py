@@ -55,13 +55,13 @@ class Stopped(BaseException):
 
 
 class TrialSource(Protocol):
-    """Decides trial after trial what is trained next."""
+    """Decide trial after trial what is trained next."""
 
     def next_trial(self) -> Trial:
         """Return the next trial; which one it is has been written down by then."""
 
     def ended(self, name: str) -> None:
-        """Hears that a trial ended; its result was handed over before, or there is none."""
+        """Hear that a trial ended; its result was handed over before, or there is none."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def _joins_cluster() -> bool:
 
 
 def _check_address() -> None:
-    """Refuses a `RAY_ADDRESS` that names no cluster or does not answer; Ray itself would wait for good."""
+    """Refuse a `RAY_ADDRESS` that names no cluster or does not answer; Ray itself would wait for good."""
     address = os.environ.get("RAY_ADDRESS", "")
     if inside_ray_job() or not _joins_cluster():
         return
@@ -229,7 +229,7 @@ def _check_address() -> None:
 
 
 def _keep_token_out_of_home() -> None:
-    """Gives a private Ray a token of its own; Ray would write one under the home folder for good."""
+    """Give a private Ray a token of its own; Ray would write one under the home folder for good."""
     if not any(name in os.environ for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
@@ -300,7 +300,7 @@ def _searcher(source: TrialSource, given: Callable[[Trial], RayTrial]) -> Any:
     from ray.tune.search import Searcher
 
     class Ask(Searcher):
-        """Asks the source for every trial, and tells it how each one ended."""
+        """Ask the source for every trial, and tells it how each one ended."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -321,7 +321,7 @@ def _searcher(source: TrialSource, given: Callable[[Trial], RayTrial]) -> Any:
             source.ended(self._names[trial_id])
 
         def save(self, checkpoint_path: str) -> None:
-            """Saves nothing: what was proposed and found is in the sweep's folder."""
+            """Save nothing: what was proposed and found is in the sweep's folder."""
 
     return Ask()
 
@@ -330,7 +330,7 @@ def _callback(on_result: OnResult, budget: SweepBudget | None, folder: SweepFold
     from ray import tune
 
     class Hear(tune.Callback):
-        """Hands every trial's one result to the driver."""
+        """Hand every trial's one result to the driver."""
 
         def __init__(self) -> None:
             self.budget = budget
@@ -371,7 +371,7 @@ def _callback(on_result: OnResult, budget: SweepBudget | None, folder: SweepFold
 
 
 def _go_on(signal_number: int, budget: SweepBudget | None) -> None:
-    """Ends the sweep where a signal came, and asks the ledger whether it stands."""
+    """End the sweep where a signal came, and asks the ledger whether it stands."""
     if signal_number:
         raise Stopped(signal_number)
     if budget is not None:

@@ -56,7 +56,7 @@ def run_tuned_sweep(
     grid: Sequence[Mapping[str, Any]],
     figure: Figure,
 ) -> int:
-    """Tunes every candidate on the same grid, runs the best setting of each, and returns the exit code.
+    """Tune every candidate on the same grid, runs the best setting of each, and returns the exit code.
 
     Args:
       question: name of the sweep.
@@ -134,7 +134,7 @@ def _fitting(data: DataOptions) -> list[Method]:
 
 
 def _check_name(options: StorageOptions) -> None:
-    """Refuses a name that is taken before the tuning has spent anything."""
+    """Refuse a name that is taken before the tuning has spent anything."""
     if options.name is None or options.resume:
         return
     folder = storage_root(options.folder) / "sweeps" / options.name

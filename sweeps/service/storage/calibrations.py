@@ -26,7 +26,7 @@ class CalibrationCache:
     kept: Path
 
     def keep(self) -> None:
-        """Keeps what planning found."""
+        """Keep what planning found."""
         with storage_errors(self.kept):
             for file in self.folder.glob("*.json"):
                 if not (self.kept / file.name).exists():
@@ -36,7 +36,7 @@ class CalibrationCache:
 
 @contextmanager
 def calibrations(root: Path) -> Iterator[CalibrationCache]:
-    """Yields the cache of a storage folder, which changes only when told to: a plan may still be refused."""
+    """Yield the cache of a storage folder, which changes only when told to: a plan may still be refused."""
     with tempfile.TemporaryDirectory(prefix="dpgcl-") as folder:
         cache = CalibrationCache(Path(folder), root / "calibration")
         for file in cache.kept.glob("*.json"):

@@ -74,7 +74,7 @@ class SweepFolder:
             write_json(self.path / "plan.json", {**plan, "layout": LAYOUT})
 
     def read_plan(self) -> dict[str, Any] | None:
-        """Returns the plan, or None where there is none.
+        """Return the plan, or None where there is none.
 
         Raises:
           StorageError: it is damaged.
@@ -89,11 +89,11 @@ class SweepFolder:
         return plan
 
     def checkpoint_folder(self, trial: str) -> Path:
-        """Returns the folder of a trial's checkpoints."""
+        """Return the folder of a trial's checkpoints."""
         return self.path / "checkpoints" / trial
 
     def starts(self, trial: str) -> Starts:
-        """Returns how often a trial was started, and how many of these starts left no trace.
+        """Return how often a trial was started, and how many of these starts left no trace.
 
         A StorageError tells that the count is damaged.
         """
@@ -106,7 +106,7 @@ class SweepFolder:
         return known if traces else dataclasses.replace(known, num_lost=known.num_starts)
 
     def mark_start(self, trial: str) -> None:
-        """Counts one more start of a trial, durably, before it can draw a step."""
+        """Count one more start of a trial, durably, before it can draw a step."""
         known, path = self.starts(trial), self._starts_file(trial)
         with storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ class SweepFolder:
             write_json(path, vars(dataclasses.replace(known, num_starts=known.num_starts + 1)))
 
     def finished(self, hashes: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
-        """Returns the results of the finished trials by name.
+        """Return the results of the finished trials by name.
 
         Args:
           hashes: `config_hash` of every trial, by name; without them any result is taken.
@@ -138,7 +138,7 @@ class SweepFolder:
         return results
 
     def keep(self, trial: str, result: dict[str, Any]) -> None:
-        """Keeps a finished trial's result, durably and at once."""
+        """Keep a finished trial's result, durably and at once."""
         self._result_file(trial).parent.mkdir(parents=True, exist_ok=True)
         write_json(self._result_file(trial), result)
 
@@ -150,7 +150,7 @@ class SweepFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the folder for one driver; the system lets go even when the driver is killed.
+        """Hold the folder for one driver; the system lets go even when the driver is killed.
 
         A folder that got no plan meanwhile is removed again.
 
@@ -185,7 +185,7 @@ def find_folder(
     prefix: str,
     params: Mapping[str, Any] | None = None,
 ) -> SweepFolder:
-    """Returns the folder to use for a sweep; writes nothing.
+    """Return the folder to use for a sweep; writes nothing.
 
     Args:
       root: the storage folder.
@@ -239,7 +239,7 @@ def find_folder(
 
 
 def _refuse_traces(folder: SweepFolder) -> None:
-    """Refuses a folder with trials and without a plan: nobody knows any more with what settings they ran."""
+    """Refuse a folder with trials and without a plan: nobody knows any more with what settings they ran."""
     traces = [name for name in _TRACES if (found := folder.path / name).is_dir() and any(found.iterdir())]
     if traces:
         raise StorageError(
@@ -249,7 +249,7 @@ def _refuse_traces(folder: SweepFolder) -> None:
 
 
 def config_hash(config: TrainingConfig) -> str:
-    """Returns what tells a trial's configuration from others in its kept result; performance does not."""
+    """Return what tells a trial's configuration from others in its kept result; performance does not."""
     values = dataclasses.asdict(config) | {"warm_start": config.warm_start_sha256}
     del values["performance"], values["secure_noise"]  # for private data True and None are the same
     text = json.dumps(values, sort_keys=True, default=str)
@@ -276,7 +276,7 @@ _NAME = re.compile(r"[^\W_][\w.+=-]{0,99}")
 
 
 def fit_for_name(text: str) -> str:
-    """Returns `text` with what a sweep's name must not hold replaced.
+    """Return `text` with what a sweep's name must not hold replaced.
 
     >>> fit_for_name("npz-my photos (1)")
     'npz-my-photos-1-'
@@ -312,7 +312,7 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Replaces a JSON file durably and at once."""
+    """Replace a JSON file durably and at once."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with temporary.open("w") as file:
         json.dump(content, file, indent=1, sort_keys=True)
