@@ -14,9 +14,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from sweeps.service.run import Outcome
 
 from dpgcl_core.errors import DpgclError
+from sweeps.service.running.sweep import Outcome
 from tests.docs.commands import ROOT, Command, commands
 
 OUTSIDE = {"mkdocs", "pytest", "venv", "pip", "http.server"}
