@@ -34,6 +34,7 @@ from sweeps.service.privacy.statement import build_statement
 from sweeps.service.running import sweep as service
 from sweeps.service.running.tuning import Candidate, run_tuned_sweep
 from tests.sweeps.support import options, plan_of, without_ray, write_npz
+from trainers.config.tree import changed
 
 QUICK = ("--tiny", "--num-augmentations", "0", "--no-non-private", "--noise-multiplier", "1")
 NOT_PLAIN = [name for name, method in METHODS.items() if method.label == "proven" and not method.plain_event]
@@ -57,8 +58,8 @@ def test_method_of_two_views_refuses_augmented_keys(refusal: Refusal) -> None:
 
 
 def test_method_of_two_views_has_no_augmented_keys_unless_asked() -> None:
-    assert options("--tiny", "--method", "logit_dp").num_augmentations == 0
-    assert options("--tiny").num_augmentations == 1
+    assert options("--tiny", "--method", "logit_dp").objective.num_augmentations == 0
+    assert options("--tiny").objective.num_augmentations == 1
 
 
 def test_groups_are_not_varied_where_there_are_none() -> None:
@@ -89,7 +90,7 @@ def test_ledger_refuses_steps_that_it_cannot_add_up(
     with_ledger = Ledger.create(url)
     with_ledger.register("scans", num_records_public=200, cap=Cap(epsilon=100, delta=1e-3))
     chosen = options(*QUICK, "--method", method, "--dataset", own, "--ledger", url, "--dataset-id", "scans")
-    chosen = dataclasses.replace(chosen, storage=tmp_path, num_records_public=200)
+    chosen = changed(chosen, storage=tmp_path, num_records_public=200)
     with pytest.raises(ConfigError, match="a ledger adds up"):
         service.run_sweep("methods", chosen, [Point(label="p", changes={})], lambda *_: [])
 

@@ -116,7 +116,12 @@ def begun(ledger: Ledger, dataset: str, tmp_path: Path) -> None:
     if folder.read_plan() is None:
         folder.create({"sweep_id": "a"})
     budget = SweepBudget(
-        ledger=ledger, dataset_id="scans", sweep_id="a", trials=[], folder=folder, options=options(dataset)
+        ledger=ledger,
+        dataset_id="scans",
+        sweep_id="a",
+        trials=[],
+        folder=folder,
+        source=options(dataset).data,
     )
     budget.begin([], data_path(dataset))
 

@@ -9,6 +9,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.noise.chacha20 import choose_randomness
 from sweeps.service.options.data import DataOptions
 from sweeps.service.options.release import ReleaseOptions, check_release
 from sweeps.service.options.scores import default_score
@@ -61,6 +63,14 @@ class SweepOptions(TrainingOptions):
             self.release,
             scores_held_out=self.evaluation.score_on_held_out > 0,
             seeded_non_private=self.randomness.seeded_non_private,
+        )
+        seeded, private = self.randomness.seeded_non_private, self.data.are_private
+        if private and seeded:
+            raise ConfigError("seeded_non_private has no guarantee and is refused with private data")
+        choose_randomness(
+            secure_noise=self.randomness.secure_noise,
+            data_are_private=private,
+            public_seed=self.service.seed if seeded else None,
         )
 
     def training(self) -> TrainingOptions:

@@ -21,7 +21,6 @@ from dpgcl_core.accounting.tuning.trials import cases_of
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.numbers import default_delta
 from dpgcl_core.mechanism.registry import method_named
-from dpgcl_core.noise.chacha20 import choose_randomness
 from sweeps.service.options.data import DataOptions
 from sweeps.service.options.release import ReleaseOptions
 from sweeps.service.options.scores import visible_scores
@@ -171,15 +170,7 @@ def build_plan(
     """
     if not points:
         raise ConfigError("a sweep needs at least one point: give every axis at least one value")
-    source, release, randomness = options.data, options.release, options.randomness
-    seed = options.service.seed
-    if source.are_private and randomness.seeded_non_private:
-        raise ConfigError("seeded_non_private has no guarantee and is refused with private data")
-    choose_randomness(
-        secure_noise=randomness.secure_noise,
-        data_are_private=source.are_private,
-        public_seed=seed if randomness.seeded_non_private else None,
-    )
+    source, release, seed = options.data, options.release, options.service.seed
     told = list(notes)
     n = options.mechanism.num_records_public or num_records(data)
     if options.mechanism.num_records_public is None:
