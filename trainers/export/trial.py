@@ -26,9 +26,10 @@ from dpgcl_core.errors import ConfigError, StrictParser, unknown_choice
 from dpgcl_core.release.metrics import Release, find_metric
 from dpgcl_core.release.statement import PROVEN, epsilon_text, rounded_up, software_versions
 from trainers.export.description import ModelDescription
-from trainers.export.finished import FinishedSweep, FinishedTrial, read_sweep, storage_folder
+from trainers.export.finished import FinishedSweep, FinishedTrial, read_sweep
 from trainers.export.folder import write_model
 from trainers.export.kinds import kind_of
+from trainers.files.storage import storage_root
 
 DEFAULT_SCORES = ("image_to_text_recall_at_10", "knn_accuracy")
 """What the best trial is chosen by: the first of these that there is."""
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       StorageError: as `read_sweep` and `write_model`.
     """
     options = _parser().parse_args(arguments)
-    root = storage_folder(options.storage)
+    root = storage_root(options.storage)
     sweep = read_sweep(root, options.sweep)
     trial, chosen = choose_trial(sweep, trial=options.trial, best=options.best)
     folder = options.to or root / "exported" / "-".join(filter(None, (sweep.name, trial.name)))
@@ -208,7 +209,7 @@ def _parser() -> StrictParser:
     )
     add = parser.add_argument
     add("--sweep", required=True, metavar="NAME", help="the sweep's name")
-    add("--storage", type=Path, metavar="FOLDER", help="where it was run ($DPGCL_STORAGE, or results/)")
+    add("--storage", type=Path, metavar="FOLDER", help="where it was run ($DPGCL_STORAGE, ~/dpgcl-results)")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--trial", metavar="NAME", help="export this trial's model")
     which.add_argument(
