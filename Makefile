@@ -10,7 +10,7 @@ OPTIONS ?=
 PYTEST_OPTIONS ?= -m "not thorough and not gpu"
 INSTALLED := $(VENV)/installed
 
-.PHONY: sweep test test-all lint clean
+.PHONY: sweep test test-all lint docs clean
 
 sweep: $(INSTALLED)
 	$(BIN)/python sweeps/group_size.py $(OPTIONS)
@@ -33,6 +33,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $@
+
+# The site, in build/site: a warning, such as a dead link, is an error.
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 clean:
 	rm -rf $(VENV) build *.egg-info
