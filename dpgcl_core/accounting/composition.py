@@ -1,4 +1,4 @@
-"""Station 10, the accountant: from a mechanism's event to ε at a stated δ, and back to σ.
+"""Stage 10, the accountant: from a mechanism's event to ε at a stated δ, and back to σ.
 
 The privacy loss distribution (PLD) of dp_accounting is the figure of record: a pessimistic
 discretisation, hence an upper bound (Koskela, Jälkö and Honkela 2020; Doroshenko et al. 2022). RDP and
@@ -36,7 +36,7 @@ CALIBRATION_TOLERANCE = 0.005
 def poisson_gaussian_event(
     *, sampling_prob: float, noise_multiplier: float, num_steps: int
 ) -> dp_event.DpEvent:
-    """Returns the event of `num_steps` Gaussian steps on independent Poisson samples.
+    """Return the event of `num_steps` Gaussian steps on independent Poisson samples.
 
     `noise_multiplier` is the noise's standard deviation over the **sensitivity** (2C for groups), not
     over C. With `noise_multiplier = 0` and at least one step the event is non-private.
@@ -50,7 +50,7 @@ def poisson_gaussian_event(
 
 
 def epsilon_pld(event: dp_event.DpEvent, delta: float, *, grid: float = GRID) -> float:
-    """Returns an upper bound on ε at `delta` by PLD; `inf` for a non-private event.
+    """Return an upper bound on ε at `delta` by PLD; `inf` for a non-private event.
 
     >>> event = poisson_gaussian_event(sampling_prob=0.01, noise_multiplier=1.0, num_steps=1000)
     >>> round(epsilon_pld(event, 1e-5), 3)
@@ -63,7 +63,7 @@ def epsilon_pld(event: dp_event.DpEvent, delta: float, *, grid: float = GRID) ->
 def epsilon_of_steps(
     *, sampling_prob: float, noise_multiplier: float, num_steps: int, delta: float, grid: float = GRID
 ) -> float:
-    """Returns `epsilon_pld` of `poisson_gaussian_event`, remembered: a sweep asks for the same ε often."""
+    """Return `epsilon_pld` of `poisson_gaussian_event`, remembered: a sweep asks for the same ε often."""
     event = poisson_gaussian_event(
         sampling_prob=sampling_prob, noise_multiplier=noise_multiplier, num_steps=num_steps
     )
@@ -71,7 +71,7 @@ def epsilon_of_steps(
 
 
 def epsilon_rdp(event: dp_event.DpEvent, delta: float) -> float:
-    """Returns an upper bound on ε at `delta` by RDP with dp_accounting's default orders."""
+    """Return an upper bound on ε at `delta` by RDP with dp_accounting's default orders."""
     accountant = RdpAccountant(neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
     return _epsilon(accountant, event, delta)
 
@@ -92,7 +92,7 @@ def _epsilon(accountant: PLDAccountant | RdpAccountant, event: dp_event.DpEvent,
 
 
 def epsilon_prv(*, sampling_prob: float, noise_multiplier: float, num_steps: int, delta: float) -> float:
-    """Returns ε at `delta` by Opacus' PRV accountant (upper end of its error interval).
+    """Return ε at `delta` by Opacus' PRV accountant (upper end of its error interval).
 
     `nan` where PRV's own error control gives up, as it does for some very large or very small ε.
     """
@@ -131,7 +131,7 @@ def calibrate_noise_multiplier(
     target_delta: float,
     cache_folder: Path | None = None,
 ) -> Calibration:
-    """Returns the smallest noise multiplier found that meets (target_epsilon, target_delta) in PLD.
+    """Return the smallest noise multiplier found that meets (target_epsilon, target_delta) in PLD.
 
     The returned ε is computed with the grid of record and never exceeds the target. A cached σ saves
     the search, not the check: it is verified again, so a damaged cache cannot weaken a guarantee. Far above
@@ -177,7 +177,7 @@ def calibrate_noise_multiplier(
 
 
 def search_noise_multiplier(epsilon: Callable[[float], float], low: float, high: float) -> float:
-    """Returns a σ with ε(σ) in the upper half of [low, high], by bisection of ln σ."""
+    """Return a σ with ε(σ) in the upper half of [low, high], by bisection of ln σ."""
     small = large = 1.0
     while (reached := epsilon(large)) > high:
         small, large = large, large * 2

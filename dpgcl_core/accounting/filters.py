@@ -92,7 +92,7 @@ class StepClass:
 
 
 def composed_event(steps: Mapping[StepClass, int]) -> dp_event.DpEvent:
-    """Returns the event of so many steps of every class, fixed in advance.
+    """Return the event of so many steps of every class, fixed in advance.
 
     Raises:
       ConfigError: a number of steps is not a whole number of at least 0.
@@ -152,7 +152,7 @@ class RdpFilter:
 
     @classmethod
     def for_steps(cls, epsilon: float, delta: float, step_classes: Iterable[StepClass]) -> RdpFilter:
-        """Returns the filter whose order admits most steps of the classes that are planned.
+        """Return the filter whose order admits most steps of the classes that are planned.
 
         Of several classes the worst off counts: the largest least share of what its own best order would
         admit. The choice knows no outputs, and is fixed with the cap.
@@ -164,19 +164,19 @@ class RdpFilter:
         return cls(epsilon, delta, _fitted_order(epsilon, delta, tuple(step_classes)))
 
     def cost(self, step_class: StepClass, num_steps: int) -> float:
-        """Returns the RDP of `num_steps` steps at the order, rounded up; `inf` where it overflows."""
+        """Return the RDP of `num_steps` steps at the order, rounded up; `inf` where it overflows."""
         one = _rdp_of_step(step_class, self.order)
         return one * _checked_steps(num_steps) * (1 + _ROUNDING) if num_steps else 0.0
 
     def spent(self, steps: Mapping[StepClass, int]) -> float:
-        """Returns the summed cost of so many executed or reserved steps of every class.
+        """Return the summed cost of so many executed or reserved steps of every class.
 
         Computing the sum afresh from the counts after every settlement keeps rounding from adding up.
         """
         return math.fsum(self.cost(step_class, num_steps) for step_class, num_steps in steps.items())
 
     def admits(self, spent: float, cost: float) -> bool:
-        """Returns whether `spent` + `cost` ≤ `rdp_budget`, compared without rounding.
+        """Return whether `spent` + `cost` ≤ `rdp_budget`, compared without rounding.
 
         Raises:
           ConfigError: an argument is negative or not a number.
@@ -189,7 +189,7 @@ class RdpFilter:
         return Fraction(spent) + Fraction(cost) <= Fraction(self.rdp_budget)
 
     def epsilon(self, spent: float) -> float:
-        """Returns ε at `target_delta` of a sum of costs: information, for the guarantee is the cap."""
+        """Return ε at `target_delta` of a sum of costs: information, for the guarantee is the cap."""
         if not spent >= 0:
             raise ConfigError(f"spent must be an RDP value of at least 0; got {spent}")
         return math.inf if math.isinf(spent) else _epsilon_at(self.order, spent, self.target_delta)
@@ -234,7 +234,7 @@ class QuotaFilter:
         return _epsilon_of_steps(frozenset(self.quotas.items()), self.delta, min(GRID, self.epsilon / 500))
 
     def admits(self, spent_steps: Mapping[StepClass, int], step_class: StepClass, num_steps: int) -> bool:
-        """Returns whether `num_steps` more of `step_class` keep every class within its quota.
+        """Return whether `num_steps` more of `step_class` keep every class within its quota.
 
         Args:
           spent_steps: executed and reserved steps by class.
@@ -249,7 +249,7 @@ class QuotaFilter:
 
 
 def check_cap(epsilon: float, delta: float) -> None:
-    """Raises ConfigError unless ε is positive and finite and δ in (0, 1)."""
+    """Raise ConfigError unless ε is positive and finite and δ in (0, 1)."""
     if not 0 < epsilon < math.inf:
         raise ConfigError(f"epsilon must be positive and finite; got {epsilon}")
     if not 0 < delta < 1:

@@ -1,4 +1,4 @@
-"""Station 2 with a public cap on the batch: truncated Poisson sampling, and batches of a fixed size.
+"""Stage 2 with a public cap on the batch: truncated Poisson sampling, and batches of a fixed size.
 
 Methods whose sensitivity grows with the batch need such a cap. N is the true number of records, n =
 `num_records_public` a declared public number, q = `sampling_prob`, cap = `batch_cap`, and Δ the largest
@@ -98,7 +98,7 @@ class Truncation:
         return self.num_steps * self.overflow_prob
 
     def epsilon(self, delta: float, *, grid: float = composition.GRID) -> float:
-        """Returns an upper bound on ε at `delta` by PLD, for every N ≤ n (way 1 of the module).
+        """Return an upper bound on ε at `delta` by PLD, for every N ≤ n (way 1 of the module).
 
         >>> cut = Truncation(num_records_public=1000, sampling_prob=0.1, batch_cap=150, noise_multiplier=1.0,
         ...     num_steps=10)
@@ -112,14 +112,14 @@ class Truncation:
         return float(pld.self_compose(self.num_steps).get_epsilon_for_delta(delta))
 
     def delta(self, epsilon: float, *, grid: float = composition.GRID) -> float:
-        """Returns an upper bound on δ at `epsilon`, as `epsilon` does."""
+        """Return an upper bound on δ at `epsilon`, as `epsilon` does."""
         if self.noise_multiplier == 0:
             return 1.0
         pld = _truncated_pld(self.sampling_prob, self.noise_multiplier, self.overflow_prob, grid)
         return float(pld.self_compose(self.num_steps).get_delta_for_epsilon(epsilon))
 
     def epsilon_by_added_delta(self, delta: float, *, grid: float = composition.GRID) -> float:
-        """Returns an upper bound on ε at `delta`, for every N ≤ n (way 2); inf if T·p leaves no δ."""
+        """Return an upper bound on ε at `delta`, for every N ≤ n (way 2); inf if T·p leaves no δ."""
         if self.added_delta >= delta:
             return math.inf
         return composition.epsilon_of_steps(
@@ -131,7 +131,7 @@ class Truncation:
         )
 
     def rdp_of_step(self, orders: Sequence[float]) -> NDArray[np.float64]:
-        """Returns an upper bound on one step's RDP at each order above 1, for every N ≤ n; it adds up.
+        """Return an upper bound on one step's RDP at each order above 1, for every N ≤ n; it adds up.
 
         The argument of way 1, for E[(P/Q)^α] in place of δ: it is jointly convex, too, so its logarithm over
         α − 1 is at most that of (1 − p)·e^((α−1)·RDP at σ) + p·e^((α−1)·RDP at σ/2).
@@ -148,7 +148,7 @@ class Truncation:
         return np.asarray(np.logaddexp(joins + log_rest, swaps + log_p) / (alphas - 1), dtype=np.float64)
 
     def event(self) -> dp_event.DpEvent:
-        """Returns dp_accounting's event, valid only if the data set holds **exactly** n records (way 3).
+        """Return dp_accounting's event, valid only if the data set holds **exactly** n records (way 3).
 
         By the event's convention that is the larger of the two neighbours. PLD alone takes it.
         """
@@ -182,7 +182,7 @@ def calibrate_truncated(
     target_epsilon: float,
     target_delta: float,
 ) -> Truncation:
-    """Returns the least noise found whose `Truncation.epsilon` meets the target, for every N ≤ n.
+    """Return the least noise found whose `Truncation.epsilon` meets the target, for every N ≤ n.
 
     The returned ε is computed with the grid of record and never exceeds the target.
 
@@ -214,7 +214,7 @@ def calibrate_truncated(
 def _truncated_pld(
     sampling_prob: float, noise_multiplier: float, overflow_prob: float, grid: float
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
-    """Returns the PLD of (1 − p)·A(q) + p·B(q)."""
+    """Return the PLD of (1 − p)·A(q) + p·B(q)."""
     subsampled = partial(
         privacy_loss_distribution.from_gaussian_mechanism,
         value_discretization_interval=grid,

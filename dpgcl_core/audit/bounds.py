@@ -14,7 +14,7 @@ _NUM_THRESHOLDS = 400
 
 
 def clopper_pearson_upper(count: Any, total: int, tail: float) -> Any:
-    """Returns the probability that, were it true, would give at most `count` of `total` with chance `tail`.
+    """Return the probability that, were it true, would give at most `count` of `total` with chance `tail`.
 
     >>> round(float(clopper_pearson_upper(0, 100, 0.05)), 4), float(clopper_pearson_upper(9, 9, 0.05))
     (0.0295, 1.0)
@@ -25,7 +25,7 @@ def clopper_pearson_upper(count: Any, total: int, tail: float) -> Any:
 
 
 def epsilon_lower_bound(fpr: Any, fnr: Any, delta: float) -> Any:
-    """Returns the smallest ε ≥ 0 at `delta` that allows a test of error rates (fpr, fnr), elementwise.
+    """Return the smallest ε ≥ 0 at `delta` that allows a test of error rates (fpr, fnr), elementwise.
 
     For an event E, P'(E) ≤ e^ε P(E) + δ and likewise with P and P' exchanged (Kairouz et al. 2015,
     theorem 2.1); E is the test's answer "the canary was in", or its complement.

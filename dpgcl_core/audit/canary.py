@@ -4,7 +4,7 @@
     python -m dpgcl_core.audit --runs 20000 --json
     python -m dpgcl_core.audit --seed 0 --only one-group groups-of-two
 
-The accountant gives an upper bound on ε; an audit gives a lower one. Stations 2, 3, 7 and 8 of a
+The accountant gives an upper bound on ε; an audit gives a lower one. Stages 2, 3, 7 and 8 of a
 `Mechanism` run many times on D and on D' = D + canary, with the gradients that the sensitivity allows for:
 every group's is −C·e, but +C·e where the canary is in it. Each run's noisy sums are
 scored by their log-likelihood ratio. One half of the runs learns the score and chooses the threshold; the
@@ -66,7 +66,7 @@ class AuditCase:
 
     Attributes:
       name: of the row in the table.
-      mechanism: whose stations run, and whose ε is the claim.
+      mechanism: whose stages run, and whose ε is the claim.
       num_records: records of D; D' has the canary besides.
       num_trials: trainings whose outputs are all released; the claim composes them.
       defect: one of `DEFECTS` put in on purpose, or None for the code as written.
@@ -107,7 +107,7 @@ def audit(
     confidence: float = 0.95,
     randomness: DrawSource | None = None,
 ) -> AuditResult:
-    """Runs a case `num_runs` (times its factor) on each of D and D' and bounds ε from below.
+    """Run a case `num_runs` (times its factor) on each of D and D' and bounds ε from below.
 
     Args:
       case: what is run.
@@ -137,7 +137,7 @@ class _Released:
 
 
 class _Simulator:
-    """The stations of a case, its defect built in."""
+    """The stages of a case, its defect built in."""
 
     def __init__(self, case: AuditCase, randomness: DrawSource) -> None:
         mechanism = case.mechanism
@@ -157,7 +157,7 @@ class _Simulator:
         )
 
     def release(self, runs: int, has_canary: bool) -> _Released:
-        """Returns the noisy and the clean sums of `runs` runs."""
+        """Return the noisy and the clean sums of `runs` runs."""
         shape = (runs, self.case.num_trials, self.case.mechanism.num_steps)
         sums = [self._clean_sum(sample) for sample in self._samples(shape, has_canary)]
         clean = np.array(sums).reshape(shape)
@@ -165,7 +165,7 @@ class _Simulator:
         return _Released(clean + noise, clean)
 
     def _samples(self, shape: tuple[int, int, int], has_canary: bool) -> Iterator[NDArray[np.int64]]:
-        """Yields one step's sample after the other, run by run and trial by trial.
+        """Yield one step's sample after the other, run by run and trial by trial.
 
         Records join independently of each other, so the sampler draws for all steps in one call.
         """
@@ -279,7 +279,7 @@ _ONE_OF_TEN = dataclasses.replace(
 
 
 def standard_cases() -> tuple[AuditCase, ...]:
-    """Returns the cases of the command: each setting as written, then with the defect it can show.
+    """Return the cases of the command: each setting as written, then with the defect it can show.
 
     `groups-of-two` is the smallest case in which a short last group breaks 2C: with two records and a
     third, σ = 1, ε = 1, the true δ is 0.205 where 0.127 is claimed.

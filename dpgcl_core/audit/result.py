@@ -49,12 +49,12 @@ class AuditResult:
         return self.exceeds == (self.defect is not None)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns all of it under plain names."""
+        """Return all of it under plain names."""
         return dataclasses.asdict(self) | {"exceeds": self.exceeds, "as_expected": self.as_expected}
 
 
 def table(results: Sequence[AuditResult]) -> str:
-    """Returns the rows as text, one for each result."""
+    """Return the rows as text, one for each result."""
     head = (
         "case",
         "code",

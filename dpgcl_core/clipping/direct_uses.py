@@ -107,16 +107,16 @@ class BareParameters(TorchFunctionMode):
         self._gradients: list[tuple[nn.Parameter, Tensor, Tensor]] = []
 
     def enter(self, module: nn.Module, *_: object) -> None:
-        """Leaves the parameters of a layer with a rule to it, until `leave`."""
+        """Leave the parameters of a layer with a rule to it, until `leave`."""
         own = (module._parameters.get(name) for name in ("weight", "bias"))
         self._own = frozenset(id(parameter) for parameter in own if parameter is not None)
 
     def leave(self) -> None:
-        """Ends `enter`."""
+        """End `enter`."""
         self._own = frozenset()
 
     def forget(self) -> None:
-        """Cuts the cycles between leaves and their hooks, which would keep a step's tensors alive."""
+        """Cut the cycles between leaves and their hooks, which would keep a step's tensors alive."""
         for hook in self._hooks:
             hook.remove()
         self.leaves.clear()
@@ -133,7 +133,7 @@ class BareParameters(TorchFunctionMode):
         return self._derived[id(tensor)]
 
     def gradients(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Yields the gradients `[groups, *shape]` after the backward pass, one per use."""
+        """Yield the gradients `[groups, *shape]` after the backward pass, one per use."""
         for parameter, value, gradients in self._gradients:
             source = self._value(parameter)[1]
             if value is not source:

@@ -46,37 +46,37 @@ class LayerRule:
     """
 
     def refuses(self, module: nn.Module) -> str:
-        """Returns why this very layer cannot be handled; empty if it can."""
+        """Return why this very layer cannot be handled; empty if it can."""
         return ""
 
     def matrix(self, module: nn.Module) -> Tensor | None:
-        """Returns the weight that has a Gram norm, if any."""
+        """Return the weight that has a Gram norm, if any."""
         return None
 
     def runs(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]] | None:
-        """Runs the layer itself; returns its output and what `vectors` can use again. None: it does not."""
+        """Run the layer itself; returns its output and what `vectors` can use again. None: it does not."""
         return None
 
     def vectors(
         self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int, saved: tuple[Tensor, ...] = ()
     ) -> PerGroup:
-        """Yields the small parameters with their gradients `[groups, *shape]`."""
+        """Yield the small parameters with their gradients `[groups, *shape]`."""
         yield from ()
 
     def per_group(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> Tensor:
-        """Returns the matrix's gradients, float32 `[groups, *shape]`."""
+        """Return the matrix's gradients, float32 `[groups, *shape]`."""
         raise NotImplementedError
 
     def gram_flops(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> float:
-        """Returns the flops of one group's Gram norm."""
+        """Return the flops of one group's Gram norm."""
         raise NotImplementedError
 
     def gram(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> GramNorms:
-        """Returns the squared norms of the matrix's gradients and their spreads, float64 `[groups]` each."""
+        """Return the squared norms of the matrix's gradients and their spreads, float64 `[groups]` each."""
         raise NotImplementedError
 
     def total(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
-        """Returns the matrix's gradient of all rows together, float32, in the shape of the matrix."""
+        """Return the matrix's gradient of all rows together, float32, in the shape of the matrix."""
         raise NotImplementedError
 
 
@@ -391,7 +391,7 @@ _RULES: dict[type[nn.Module], LayerRule] = {
 
 
 def rule_of(module: nn.Module) -> LayerRule | None:
-    """Returns the rule of a layer whose forward pass is that of a known class; None if there is none."""
+    """Return the rule of a layer whose forward pass is that of a known class; None if there is none."""
     for kind, rule in _RULES.items():
         if (
             isinstance(module, kind)

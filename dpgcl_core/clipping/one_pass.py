@@ -75,20 +75,20 @@ class Folded:
         return sum(gradients[0].numel() for gradients in self.kept.values())
 
     def norms(self) -> Tensor:
-        """Returns what is clipped by, float32 `[parts, groups]`: a norm, or a share of its own part's spread.
+        """Return what is clipped by, float32 `[parts, groups]`: a norm, or a share of its own part's spread.
 
         A part's terms then round by a small share of that part's own bound, whatever the others' sizes.
         """
         return torch.maximum(self.squares.sqrt(), ROUNDING_SHARE * self.spread).float()
 
     def check(self) -> None:
-        """Raises NotFoldableError if a tensor kept for the sum was changed since its norm was taken."""
+        """Raise NotFoldableError if a tensor kept for the sum was changed since its norm was taken."""
         for each in self.deferred.values():
             if (each.x._version, each.grad._version) != each.versions:
                 raise NotFoldableError("a gradient was changed in place after its norm was taken")
 
     def add_weighted(self, total: Tensor, parameters: list[nn.Parameter], factor: Tensor) -> None:
-        """Adds Σ factor_G ∇L_G to the flat `total`; a factor of 0 masks its group before any product.
+        """Add Σ factor_G ∇L_G to the flat `total`; a factor of 0 masks its group before any product.
 
         Args:
           total: float32 `[num_parameters]`.
@@ -132,7 +132,7 @@ class _Deferred:
 
 
 def _dense(gradients: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """Returns `[groups, numbers]` over the storage of densely strided gradients, and one group's strides."""
+    """Return `[groups, numbers]` over the storage of densely strided gradients, and one group's strides."""
     num_groups, numbers = len(gradients), gradients[0].numel()
     strides = gradients.stride()[1:]
     return gradients.as_strided((num_groups, numbers), (numbers, 1)), strides
@@ -149,7 +149,7 @@ _CHUNK = 4096
 
 
 def squares_of(gradients: Tensor) -> Tensor:
-    """Returns the squared norms `[groups]`, float64, of densely strided float32 `[groups, *shape]`.
+    """Return the squared norms `[groups]`, float64, of densely strided float32 `[groups, *shape]`.
 
     Squares of 4,096 numbers are summed in float32 (at most 512 additions in sequence: relative error below
     4e-5), their sums in float64; one float32 sum over millions would fall short by more than the margin.
@@ -172,7 +172,7 @@ def fold(
     num_rows: frozenset[int],
     owners: Sequence[int] | None = None,
 ) -> Folded:
-    """Runs one forward and one backward pass and separates the groups' gradients.
+    """Run one forward and one backward pass and separates the groups' gradients.
 
     To be called in `full_precision`: a sum of gradients rounded to ten bits would not be the sum their norms
     were taken of.
@@ -282,7 +282,7 @@ class _Recorder:
         return output
 
     def run_backward(self, losses: Tensor) -> None:
-        """Runs the backward pass, in which the layers' gradients arrive.
+        """Run the backward pass, in which the layers' gradients arrive.
 
         Only now, after the forward pass, is it known which parameters were used more than once: their
         gradients must be added before a norm is taken.
@@ -293,7 +293,7 @@ class _Recorder:
             torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
 
     def forget(self) -> None:
-        """Cuts what would keep a step's tensors alive: a leaf and its hook hold each other."""
+        """Cut what would keep a step's tensors alive: a leaf and its hook hold each other."""
         for hook in self._hooks:
             hook.remove()
         self._leaves.clear()
@@ -334,7 +334,7 @@ class _Recorder:
         self._result.kept[parameter] = gradients
 
     def finish(self, losses: Tensor) -> Folded:
-        """Returns the result once the backward pass is over."""
+        """Return the result once the backward pass is over."""
         result = self._result
         result.losses = losses.detach()
         for parameter, gradients in self._bare.gradients():

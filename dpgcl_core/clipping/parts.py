@@ -1,4 +1,4 @@
-"""Station 7 by parts: which trainable parameters are clipped together, and why the bound C stays."""
+"""Stage 7 by parts: which trainable parameters are clipped together, and why the bound C stays."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ClippingParts:
             )
 
     def owners(self, model: nn.Module) -> Owners:
-        """Returns the part of each trainable parameter; the parts of a model are those of its names.
+        """Return the part of each trainable parameter; the parts of a model are those of its names.
 
         Raises:
           ConfigError: a part holds no trainable parameter, so its share of C would be wasted.
@@ -85,7 +85,7 @@ class ClippingParts:
 
 
 def runs_of(parameters: list[nn.Parameter], owners: Owners | None) -> list[tuple[int, slice]]:
-    """Returns (part, its numbers) of the flat vector, neighbours of one part together."""
+    """Return (part, its numbers) of the flat vector, neighbours of one part together."""
     runs, start = [], 0
     pairs = zip(owners or (0,) * len(parameters), parameters, strict=True)
     for part, run in groupby(pairs, key=lambda pair: pair[0]):
@@ -96,7 +96,7 @@ def runs_of(parameters: list[nn.Parameter], owners: Owners | None) -> list[tuple
 
 
 def norms_of(flat: Tensor, runs: list[tuple[int, slice]]) -> Tensor:
-    """Returns the norms of a gradient's parts, float32 `[parts, 1]`."""
+    """Return the norms of a gradient's parts, float32 `[parts, 1]`."""
     squares = flat.new_zeros((max(part for part, _ in runs) + 1, 1), dtype=torch.float64)
     for part, run in runs:
         squares[part] += squares_of(flat[None, run])

@@ -1,4 +1,4 @@
-"""Station 7's look at itself: does one pass for all groups give what one pass per group gives?"""
+"""Stage 7's look at itself: does one pass for all groups give what one pass per group gives?"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class BothWays(Protocol):
 
 
 def refused_layer(model: nn.Module) -> str:
-    """Returns which layer cannot be folded by its own settings; empty if there is none."""
+    """Return which layer cannot be folded by its own settings; empty if there is none."""
     for name, module in model.named_modules():
         rule = rule_of(module)
         if rule is not None and any(p.requires_grad for p in module.parameters(recurse=False)):
@@ -32,7 +32,7 @@ def refused_layer(model: nn.Module) -> str:
 
 
 def wrongly_folded(model: nn.Module, run: BothWays, inputs: GroupInputs) -> str:
-    """Compares both paths on synthetic inputs: finds what layer types cannot tell.
+    """Compare both paths on synthetic inputs: finds what layer types cannot tell.
 
     A layer whose weights are used around its `forward`, or that reorders records, folds wrongly. The
     weights are perturbed for the comparison, lest a zero initialisation hide a branch, and restored bit
@@ -71,7 +71,7 @@ def _synthetic(like: Tensor, num_groups: int, vocabulary: int, generator: torch.
 
 
 def _compare(model: nn.Module, run: BothWays, inputs: GroupInputs) -> str:
-    """Returns how folded gradients differ from exact ones on these inputs; empty if they do not."""
+    """Return how folded gradients differ from exact ones on these inputs; empty if they do not."""
     expected, loop = run(inputs, folded=False)
     try:
         actual, folded = run(inputs, folded=True)

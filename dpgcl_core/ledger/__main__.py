@@ -25,7 +25,7 @@ _LARGE_EPSILON = 50.0
 def show_command(
     ledger: str | None = None, dataset: str | None = None, pld: bool = True, statement: bool = False
 ) -> None:
-    """Shows caps, charges and the ledger's head.
+    """Show caps, charges and the ledger's head.
 
     Args:
       ledger: path or URL; default $DPGCL_LEDGER.
@@ -48,7 +48,7 @@ def show_command(
 def verify_command(
     ledger: str | None = None, against: Path | None = None, export: Path | None = None
 ) -> None:
-    """Checks every row, every hash and every admission.
+    """Check every row, every hash and every admission.
 
     Args:
       ledger: path or URL; default $DPGCL_LEDGER.
@@ -78,7 +78,7 @@ def cap_command(
     allow_raise: bool = False,
     create: bool = False,
 ) -> None:
-    """Registers a data set with its cap, or changes the ε of a registered one.
+    """Register a data set with its cap, or changes the ε of a registered one.
 
     Args:
       dataset: the data set's id.
@@ -127,7 +127,7 @@ def cap_command(
 
 
 def export_command(output: Path, ledger: str | None = None, with_trusted: bool = False) -> None:
-    """Writes all rows as JSON lines, which `verify --export` can check.
+    """Write all rows as JSON lines, which `verify --export` can check.
 
     Args:
       output: the file; an existing one is refused.

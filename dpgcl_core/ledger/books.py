@@ -39,7 +39,7 @@ class Books:
         return Head(ledger_id=self.ledger_id, num_entries=self.last.number, head_hash=self.last.entry_hash)
 
     def account(self, dataset_id: str) -> Account:
-        """Returns the account, or raises LedgerError with the registered ids."""
+        """Return the account, or raise LedgerError with the registered ids."""
         if dataset_id not in self.accounts:
             raise LedgerError(
                 unknown_choice("data set in the ledger", str(dataset_id), self.accounts)
@@ -49,20 +49,20 @@ class Books:
         return self.accounts[dataset_id]
 
     def reservation(self, number: int) -> Reservation:
-        """Returns the reservation of an entry's number."""
+        """Return the reservation of an entry's number."""
         for account in self.accounts.values():
             if number in account.reservations:
                 return account.reservations[number]
         raise LedgerError(f"the ledger holds no reservation {number}")
 
     def known_reservation(self, reservation: Reservation) -> Reservation:
-        """Returns a caller's reservation as the entries have it."""
+        """Return a caller's reservation as the entries have it."""
         if reservation.ledger_id != self.ledger_id:
             raise LedgerError(f"the reservation of {reservation.label!r} belongs to another ledger")
         return self.reservation(reservation.number)
 
     def open_reservation(self, reservation: Reservation) -> Reservation:
-        """Returns a caller's reservation as the entries have it, unless it is settled."""
+        """Return a caller's reservation as the entries have it, unless it is settled."""
         known = self.known_reservation(reservation)
         if known.num_steps_executed is not None:
             raise LedgerError(
@@ -71,7 +71,7 @@ class Books:
         return known
 
     def apply(self, entry: Entry, *, check: bool = False) -> None:
-        """Takes one more entry.
+        """Take one more entry.
 
         Args:
           entry: the next one of a checked chain.

@@ -62,7 +62,7 @@ class Cap:
         sealed_epsilon: float = 0.0,
         sealed_delta: float = 0.0,
     ) -> Cap:
-        """Returns the cap of an RDP filter whose order suits the classes of steps that are planned.
+        """Return the cap of an RDP filter whose order suits the classes of steps that are planned.
 
         >>> Cap.for_steps(8.0, 1e-5, [StepClass(0.01, 1.0)]).order
         3.7
@@ -72,21 +72,21 @@ class Cap:
         return replace(cap, order=best.order)
 
     def filter(self) -> RdpFilter | QuotaFilter:
-        """Returns the rule of admission."""
+        """Return the rule of admission."""
         return _quota_filter(self) if self.quotas else self.rdp_filter()
 
     def rdp_filter(self) -> RdpFilter:
-        """Returns the RDP filter over what is not set aside."""
+        """Return the RDP filter over what is not set aside."""
         return RdpFilter(self.epsilon - self.sealed_epsilon, self.delta - self.sealed_delta, self.order)
 
     def facts(self) -> dict[str, Any]:
-        """Returns the JSON of the cap."""
+        """Return the JSON of the cap."""
         values = {name: value for name, value in vars(self).items() if name != "quotas"}
         return values | {"quotas": [[*vars(c).values(), num_steps] for c, num_steps in self.quotas]}
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Cap:
-        """Returns the cap of `facts()`."""
+        """Return the cap of `facts()`."""
         quotas = tuple((StepClass(prob, noise), steps) for prob, noise, steps in facts["quotas"])
         return cls(**{**facts, "quotas": quotas})
 
@@ -98,7 +98,7 @@ def _quota_filter(cap: Cap) -> QuotaFilter:
 
 
 def check_registration(*, unit: str, neighboring_relation: str, num_records_public: int, cap: Cap) -> None:
-    """Raises ConfigError where a data set's registration makes no sense."""
+    """Raise ConfigError where a data set's registration makes no sense."""
     if not unit or not isinstance(unit, str):
         raise ConfigError(f'the unit of privacy needs a name, such as "{RECORD}"; got {unit!r}')
     if neighboring_relation != ADD_OR_REMOVE_ONE:

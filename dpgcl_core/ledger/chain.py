@@ -84,7 +84,7 @@ class Entry:
 
 
 def canonical(values: Mapping[str, Any]) -> str:
-    """Returns the one JSON text of `values`: sorted, without spaces, ASCII, floats by their shortest form.
+    """Return the one JSON text of `values`: sorted, without spaces, ASCII, floats by their shortest form.
 
     >>> canonical({"b": 0.1, "a": "ε"})
     '{"a":"\\\\u03b5","b":0.1}'
@@ -100,7 +100,7 @@ def next_entry(
     trusted: Mapping[str, Any] | None = None,
     now: datetime | None = None,
 ) -> Entry:
-    """Returns the row that follows `last`.
+    """Return the row that follows `last`.
 
     A clock behind the last entry's is not believed: the entry takes over the last time and says by how
     many seconds the clock was behind.
@@ -132,7 +132,7 @@ def checked_entries(
     *,
     with_trusted: bool = True,
 ) -> Iterator[Entry]:
-    """Yields the rows after `last` as entries, each checked against the one before.
+    """Yield the rows after `last` as entries, each checked against the one before.
 
     Args:
       rows: (number, text, entry_hash, trusted_text) in order.

@@ -49,7 +49,7 @@ class Fingerprint:
 
 
 def fingerprint_records(contents: Iterable[bytes], key: bytes) -> Fingerprint:
-    """Returns the fingerprint of records, in any order.
+    """Return the fingerprint of records, in any order.
 
     Args:
       contents: each record's bytes, everything that is trained on.
@@ -74,7 +74,7 @@ def fingerprint_records(contents: Iterable[bytes], key: bytes) -> Fingerprint:
 
 
 def fingerprint_key(path: Path) -> bytes:
-    """Returns the key in `path`; makes one that its owner alone may read where there is none.
+    """Return the key in `path`; makes one that its owner alone may read where there is none.
 
     Keep a copy apart from the ledger: without the key no data set can be recognised any more.
 
@@ -103,7 +103,7 @@ def fingerprint_key(path: Path) -> bytes:
 
 
 def expand_ranges(data: Path) -> list[Path]:
-    """Returns the files that a name with ranges stands for, in order; for any other, or one that exists, it.
+    """Return the files that a name with ranges stands for, in order; for any other, or one that exists, it.
 
     Loading and marking data both go by this, so no file is read that is not looked at for a mark.
 
@@ -125,7 +125,7 @@ def expand_ranges(data: Path) -> list[Path]:
 
 
 def mark_path(data: Path) -> Path:
-    """Returns where the mark of a data file or folder lies: beside the data themselves, never beside a link.
+    """Return where the mark of a data file or folder lies: beside the data themselves, never beside a link.
 
     Raises:
       LedgerError: the path leads in a circle.
@@ -134,7 +134,7 @@ def mark_path(data: Path) -> Path:
 
 
 def read_mark(data: Path) -> tuple[str, Head] | None:
-    """Returns the data-set id and the head that a mark on the data names, the nearest one's; None without.
+    """Return the data-set id and the head that a mark on the data names, the nearest one's; None without.
 
     Raises:
       LedgerError: a mark cannot be read, or the path leads in a circle.
@@ -143,7 +143,7 @@ def read_mark(data: Path) -> tuple[str, Head] | None:
 
 
 def read_mark_above(place: Path) -> tuple[str, Head] | None:
-    """Returns the mark on a folder or on one above it, whatever is marked of what lies in it; None without.
+    """Return the mark on a folder or on one above it, whatever is marked of what lies in it; None without.
 
     For files that are named one by one, as a list of images does: what lies beside them is not looked at.
     Such a name is the content of a record, which no message holds. It may lead nowhere, or where nobody may
@@ -169,7 +169,7 @@ def _read_unnamed(path: Path) -> tuple[str, Head] | None:
 
 
 def heads_of_marks(data: Path, dataset_id: str) -> list[Head]:
-    """Returns the heads that the marks on the data name, each once.
+    """Return the heads that the marks on the data name, each once.
 
     Raises:
       LedgerError: a mark names another id, or cannot be read; or the path leads in a circle.
@@ -183,7 +183,7 @@ def heads_of_marks(data: Path, dataset_id: str) -> list[Head]:
 
 
 def check_unmarked(data: Path) -> None:
-    """Refuses data that a ledger charges where public data are wanted.
+    """Refuse data that a ledger charges where public data are wanted.
 
     Raises:
       LedgerError: as said; or a mark cannot be read, or the path leads in a circle.
@@ -192,7 +192,7 @@ def check_unmarked(data: Path) -> None:
 
 
 def check_unmarked_above(place: Path, *, named_in: Path) -> None:
-    """Refuses a folder that is charged by a mark on it or above it, see `read_mark_above`.
+    """Refuse a folder that is charged by a mark on it or above it, see `read_mark_above`.
 
     Args:
       place: the folder.
@@ -262,7 +262,7 @@ def _resolved(path: Path) -> Path:
 
 
 def write_mark(data: Path, dataset_id: str, head: Head) -> None:
-    """Replaces the mark, at once; of a name with ranges, the mark of each file.
+    """Replace the mark, at once; of a name with ranges, the mark of each file.
 
     Raises:
       LedgerError: the folder of the data cannot be written.

@@ -84,7 +84,7 @@ class Ledger:
 
     @classmethod
     def create(cls, url: str, *, wait_seconds: float = 60.0) -> Ledger:
-        """Creates an empty ledger; an existing one is refused, never emptied.
+        """Create an empty ledger; an existing one is refused, never emptied.
 
         Args:
           url: a path, `sqlite:////absolute/path.db` or `postgresql://user@host/database`. SQLite must
@@ -97,7 +97,7 @@ class Ledger:
 
     @classmethod
     def open(cls, url: str, *, wait_seconds: float = 60.0) -> Ledger:
-        """Opens a ledger and checks its chain; a missing one is refused, for a new one has no charges."""
+        """Open a ledger and check its chain; a missing one is refused, for a new one has no charges."""
         store = LedgerStore.at(url, wait_seconds=wait_seconds)
         ledger = cls(store.name, LedgerSession(store))
         ledger.head()
@@ -113,7 +113,7 @@ class Ledger:
         neighboring_relation: str = ADD_OR_REMOVE_ONE,
         fingerprint: Fingerprint | None = None,
     ) -> None:
-        """Registers a data set with its cap; the same registration once more changes nothing.
+        """Register a data set with its cap; the same registration once more changes nothing.
 
         Args:
           dataset_id: the name that the budget belongs to.
@@ -154,7 +154,7 @@ class Ledger:
                 draft.add_fingerprint(dataset_id, fingerprint)
 
     def add_copy(self, dataset_id: str, fingerprint: Fingerprint) -> None:
-        """Registers an edited copy under the id of the original, whose charges it inherits.
+        """Register an edited copy under the id of the original, whose charges it inherits.
 
         Raises:
           LedgerError: the id is unknown, or these records belong to another id.
@@ -164,7 +164,7 @@ class Ledger:
             draft.add_fingerprint(dataset_id, fingerprint)
 
     def change_cap(self, dataset_id: str, epsilon: float, *, allow_raise: bool = False) -> None:
-        """Changes ε of an RDP filter's cap; δ, the order and what is set aside stay.
+        """Change ε of an RDP filter's cap; δ, the order and what is set aside stay.
 
         A lower cap refuses more; the statement keeps the highest. Quotas are fixed for good.
 
@@ -185,7 +185,7 @@ class Ledger:
                 draft.add("cap", dataset_id=dataset_id, cap=changed.facts())
 
     def bind(self, dataset_id: str, data: Path) -> None:
-        """Leaves a mark beside a data file or folder that names this ledger and its head.
+        """Leave a mark beside a data file or folder that names this ledger and its head.
 
         Raises:
           LedgerError: a mark on the data, on a folder above or on anything in them names another ledger or
@@ -207,7 +207,7 @@ class Ledger:
         neighboring_relation: str = ADD_OR_REMOVE_ONE,
         fingerprint: Fingerprint | None = None,
     ) -> tuple[Reservation, ...]:
-        """Charges all planned steps of all trainings, or nothing; then the first step may be drawn.
+        """Charge all planned steps of all trainings, or nothing; then the first step may be drawn.
 
         Args:
           dataset_id: whose budget.
@@ -233,12 +233,12 @@ class Ledger:
             return tuple(books.reservation(number) for number in numbers)
 
     def would_admit(self, dataset_id: str, planned: Sequence[PlannedTraining]) -> None:
-        """Raises BudgetExceeded if `reserve` would at this moment, and charges nothing: for dry runs."""
+        """Raise BudgetExceeded if `reserve` would at this moment, and charge nothing: for dry runs."""
         with self._session.reading() as books:
             books.account(dataset_id).admit_all(planned)
 
     def extend(self, reservation: Reservation, num_steps: int) -> Reservation:
-        """Charges `num_steps` more, the ones a resumed training repeats; call it before it resumes.
+        """Charge `num_steps` more, the ones a resumed training repeats; call it before it resumes.
 
         With 0, when no earlier attempt can have drawn a step, it only confirms.
 
@@ -255,7 +255,7 @@ class Ledger:
         return self._reservation(reservation.number)
 
     def settle(self, reservation: Reservation, num_steps_executed: int) -> Reservation:
-        """Returns the steps that were not executed to the sum or the quota they came from.
+        """Return the steps that were not executed to the sum or the quota they came from.
 
         Args:
           reservation: of the training, which has ended for good.
@@ -286,7 +286,7 @@ class Ledger:
         return self._reservation(reservation.number)
 
     def confirm(self, reservation: Reservation, *, num_steps_drawn: int = 0) -> Reservation:
-        """Returns the reservation as it stands; a training calls this at every checkpoint, or stops.
+        """Return the reservation as it stands; a training calls this at every checkpoint, or stops.
 
         Raises:
           LedgerError: the ledger cannot be reached or does not hold the reservation, it is settled, or
@@ -313,7 +313,7 @@ class Ledger:
         neighboring_relation: str = ADD_OR_REMOVE_ONE,
         fingerprint: Fingerprint | None = None,
     ) -> SealedReservation:
-        """Charges a sealed sweep's tuned bound, once, before its number of trials is drawn.
+        """Charge a sealed sweep's tuned bound, once, before its number of trials is drawn.
 
         There are no rows per trial, for they would tell the number, and no refund. A crash that loses the
         number of trials means a new sealed sweep, charged under a label of its own.
@@ -345,34 +345,34 @@ class Ledger:
             return books.account(dataset_id).sealed[entry.number]
 
     def reservation(self, dataset_id: str, label: str) -> Reservation | None:
-        """Returns the reservation of a label, by which a resumed sweep finds its own; None without one."""
+        """Return the reservation of a label, by which a resumed sweep finds its own; None without one."""
         with self._session.reading() as books:
             reservations = books.account(dataset_id).reservations.values()
             return next((known for known in reservations if known.label == label), None)
 
     def entries(self) -> tuple[Entry, ...]:
-        """Returns all rows, checked against their hashes."""
+        """Return all rows, checked against their hashes."""
         with self._session.store.reading() as connection:
             return tuple(checked_entries(self._session.store.rows(connection, first=1)))
 
     def dataset_ids(self) -> tuple[str, ...]:
-        """Returns the registered ids, in the order of their registration."""
+        """Return the registered ids, in the order of their registration."""
         with self._session.reading() as books:
             return tuple(books.accounts)
 
     def head(self) -> Head:
-        """Returns the end of the ledger, for a privacy statement."""
+        """Return the end of the ledger, for a privacy statement."""
         with self._session.reading() as books:
             return books.head
 
     def spent(self, dataset_id: str, *, with_pld: bool = True) -> Spent:
-        """Returns what is charged to a data set, with the PLD total beside it as information."""
+        """Return what is charged to a data set, with the PLD total beside it as information."""
         with self._session.reading() as books:
             account = books.account(dataset_id)
             return spent_of(account, with_pld=with_pld)
 
     def statement(self, dataset_id: str) -> LedgerStatement:
-        """Returns the ledger's lines of a privacy statement: the cap, its rule, and the head.
+        """Return the ledger's lines of a privacy statement: the cap, its rule, and the head.
 
         Raises:
           LedgerError: a training drew steps beyond its reservation and above the cap.
@@ -381,7 +381,7 @@ class Ledger:
             return statement_of(books.account(dataset_id), books.head)
 
     def verify(self, against: Head | None = None) -> Verification:
-        """Reads everything anew, checks chain and admissions, and compares with a statement's head.
+        """Read everything anew, checks chain and admissions, and compares with a statement's head.
 
         Raises:
           LedgerError: a row was edited, deleted, inserted or admitted above its cap; with `against` also:

@@ -51,7 +51,7 @@ class Spent:
 
 
 def spent_of(account: Account, *, with_pld: bool) -> Spent:
-    """Returns what is charged to an account."""
+    """Return what is charged to an account."""
     steps, budget = account.steps(), account.cap.filter()
     settled = [r for r in account.reservations.values() if r.num_steps_executed is not None]
     sealed_epsilon, sealed_delta = (float(value) for value in account.sealed_spent())
@@ -108,12 +108,12 @@ class LedgerStatement:
     head: Head
 
     def to_json(self) -> str:
-        """Returns the statement as JSON, for `verify --against`."""
+        """Return the statement as JSON, for `verify --against`."""
         return json.dumps(asdict(self), indent=2)
 
 
 def statement_of(account: Account, head: Head) -> LedgerStatement:
-    """Returns the statement of an account at `head`.
+    """Return the statement of an account at `head`.
 
     Raises:
       LedgerError: more is charged than the highest cap holds.
@@ -137,7 +137,7 @@ def statement_of(account: Account, head: Head) -> LedgerStatement:
 
 
 def read_head(path: Path) -> Head:
-    """Returns the ledger's head that a statement carries, at its top, in `head` or in `ledger.head`.
+    """Return the ledger's head that a statement carries, at its top, in `head` or in `ledger.head`.
 
     Raises:
       LedgerError: the file holds none.
@@ -168,7 +168,7 @@ class Verification:
 
 
 def verified(entries: Iterable[Entry], against: Head | None) -> Verification:
-    """Replays checked entries, asks every rule of admission again, and compares with a statement's head.
+    """Replay checked entries, asks every rule of admission again, and compares with a statement's head.
 
     Raises:
       LedgerError: a row contradicts those before it or was above its cap, or the ledger is not the

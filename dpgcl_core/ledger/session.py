@@ -25,13 +25,13 @@ class Draft:
     entries: list[Entry] = field(default_factory=list)
 
     def add(self, kind: str, trusted: Mapping[str, Any] | None = None, **facts: Any) -> Entry:
-        """Adds a row and returns it."""
+        """Add a row and return it."""
         last = self.entries[-1] if self.entries else self.books.last
         self.entries.append(next_entry(last, kind, facts, trusted=trusted))
         return self.entries[-1]
 
     def add_fingerprint(self, dataset_id: str, fingerprint: Fingerprint) -> None:
-        """Adds the row that these records belong to the id, unless there is one.
+        """Add the row that these records belong to the id, unless there is one.
 
         Raises:
           LedgerError: they belong to another id, or the fingerprint was made with another key.

@@ -73,7 +73,7 @@ class LedgerStore:
 
     @classmethod
     def at(cls, url: str, *, wait_seconds: float = 60.0) -> LedgerStore:
-        """Returns the store at `url`; nothing is connected yet."""
+        """Return the store at `url`; nothing is connected yet."""
         parsed = _parsed(url)
         is_sqlite = parsed.get_backend_name() == "sqlite"
         arguments: dict[str, Any] = {"timeout": wait_seconds} if is_sqlite else {"connect_timeout": 10}
@@ -94,7 +94,7 @@ class LedgerStore:
         return self.url.render_as_string(hide_password=True)
 
     def create(self, first: Entry) -> None:
-        """Creates the table with its first row.
+        """Create the table with its first row.
 
         Raises:
           LedgerError: there is a ledger already, or the place cannot be written.
@@ -109,7 +109,7 @@ class LedgerStore:
             self.add(connection, [first])
 
     def add(self, connection: Connection, entries: Sequence[Entry]) -> None:
-        """Adds rows inside a `writing` transaction."""
+        """Add rows inside a `writing` transaction."""
         statement = text(f"INSERT INTO {TABLE} VALUES (:number, :content, :entry_hash, :trusted)")
         for entry in entries:
             connection.execute(
@@ -123,7 +123,7 @@ class LedgerStore:
             )
 
     def rows(self, connection: Connection, *, first: int) -> list[Row]:
-        """Returns the rows from number `first` on, in order."""
+        """Return the rows from number `first` on, in order."""
         statement = text(
             f"SELECT number, content, entry_hash, trusted FROM {TABLE} WHERE number >= :n ORDER BY number"
         )
@@ -178,7 +178,7 @@ class LedgerStore:
         return said
 
     def _create_file(self) -> None:
-        """Creates an empty file that its owner alone may read; opening never creates one."""
+        """Create an empty file that its owner alone may read; opening never creates one."""
         path = Path(str(self.url.database))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

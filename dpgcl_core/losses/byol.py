@@ -1,4 +1,4 @@
-"""Station 6 without negatives: regression onto a target network's embedding (BYOL; Grill et al. 2020).
+"""Stage 6 without negatives: regression onto a target network's embedding (BYOL; Grill et al. 2020).
 
 The private network predicts, from one view of a record, what the target network makes of another view. The
 target network is an exponential moving average of the private network's weights at earlier steps: it is
@@ -56,7 +56,7 @@ def byol_group_loss(predictions: Tensor, targets: Tensor) -> Tensor:
 
 
 def byol_group_losses(embed: Embed) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
-    """Returns the group losses of (views, targets) for `GroupClipper`.
+    """Return the group losses of (views, targets) for `GroupClipper`.
 
     Args:
       embed: inputs `[groups, group_size, views, ...]` to the predictor's unit outputs
@@ -71,13 +71,13 @@ def byol_group_losses(embed: Embed) -> Callable[[tuple[Tensor, Tensor]], Tensor]
 
 
 def target_embeddings(embed_target: Embed, inputs: Tensor) -> Tensor:
-    """Returns the target network's embeddings `[groups, group_size, views, dim]`, without a graph."""
+    """Return the target network's embeddings `[groups, group_size, views, dim]`, without a graph."""
     with torch.no_grad():
         return embed_target(inputs).detach()
 
 
 def update_target(target: nn.Module, online: nn.Module, *, decay: float) -> None:
-    """Moves the target's weights: ξ ← decay·ξ + (1 − decay)·θ, in place.
+    """Move the target's weights: ξ ← decay·ξ + (1 − decay)·θ, in place.
 
     Call it **after** the private step: θ must hold released weights only. The target's architecture is the
     online network's without the predictor, so parameters are matched by name.

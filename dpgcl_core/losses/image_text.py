@@ -1,4 +1,4 @@
-"""Station 6 for two modalities: both directions of InfoNCE inside one group, with a learned temperature.
+"""Stage 6 for two modalities: both directions of InfoNCE inside one group, with a learned temperature.
 
 A group's image-text pairs are compared in both directions, and each direction has the augmented copies of
 *its* keys as further negatives: images against texts and copies of texts, texts against images and copies of
@@ -37,7 +37,7 @@ MIN_LOGIT_SCALE, MAX_LOGIT_SCALE = 0.0, math.log(100.0)
 
 
 def interleaved(images: Tensor, texts: Tensor) -> Tensor:
-    """Returns both sides' views in the order that losses of pairs take: image, text, image, text, …
+    """Return both sides' views in the order that losses of pairs take: image, text, image, text, …
 
     So the even places are images and the odd ones texts, however many draws and copies there are.
 
@@ -125,7 +125,7 @@ def image_text_sigmoid_loss(
 
 
 def check_pairs(embeddings: Tensor) -> None:
-    """Raises ConfigError unless there are as many views of the image as of the text."""
+    """Raise ConfigError unless there are as many views of the image as of the text."""
     if (num_views := embeddings.shape[2]) == 0 or num_views % 2:
         raise ConfigError(
             "image-text embeddings must hold as many views of the image as of the text; got "
@@ -134,7 +134,7 @@ def check_pairs(embeddings: Tensor) -> None:
 
 
 def with_learned_temperature(embeddings: Tensor, logit_scale: Tensor) -> Tensor:
-    """Returns embeddings times 1/√τ, τ = exp(−logit_scale): a loss at τ = 1 then has inner products over τ.
+    """Return embeddings times 1/√τ, τ = exp(−logit_scale): a loss at τ = 1 then has inner products over τ.
 
     Args:
       embeddings: `[groups, group_size, views, dim]`, of unit length.
@@ -150,7 +150,7 @@ def with_learned_temperature(embeddings: Tensor, logit_scale: Tensor) -> Tensor:
 
 
 def clamp_logit_scale_(logit_scale: Tensor) -> None:
-    """Puts a learned `logit_scale` back between its public bounds, in place: to be called after each step.
+    """Put a learned `logit_scale` back between its public bounds, in place: to be called after each step.
 
     Not a clamp inside the loss, whose gradient would be zero outside the bounds: noise may carry the
     parameter there, and it would not come back. One that is no longer a number is put to the lower bound.

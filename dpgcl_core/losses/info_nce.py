@@ -1,4 +1,4 @@
-"""Station 6, the group loss: InfoNCE inside one group, with augmented copies of the keys as negatives.
+"""Stage 6, the group loss: InfoNCE inside one group, with augmented copies of the keys as negatives.
 
 All losses take unit embeddings with the leading axes `[groups, group_size]` and return one scalar per
 group, `[groups]`; no value of one group enters another's.

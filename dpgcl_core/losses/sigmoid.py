@@ -1,4 +1,4 @@
-"""Station 6, another group loss: pairwise sigmoid inside one group (SigLIP; Zhai et al. 2023).
+"""Stage 6, another group loss: pairwise sigmoid inside one group (SigLIP; Zhai et al. 2023).
 
 Every pair of a query and a key is a classification of its own, "same record or not", so no softmax couples
 the pairs. Inside groups that changes the optimisation, not the privacy: the loss of a group depends on that

@@ -97,11 +97,11 @@ class SecureGenerator:
         raise TypeError("a SecureGenerator is neither copied nor stored: a copy would repeat its draws")
 
     def random(self, size: int, /) -> NDArray[np.float64]:
-        """Returns independent uniform multiples of 2^-53 in [0, 1), `[size]`."""
+        """Return independent uniform multiples of 2^-53 in [0, 1), `[size]`."""
         return _upper_bits(self._words(size), 53)
 
     def permutation(self, x: NDArray[np.int64], /) -> NDArray[np.int64]:
-        """Returns the entries of `x`, `[length]`, in uniformly random order: exactly, see the module."""
+        """Return the entries of `x`, `[length]`, in uniformly random order: exactly, see the module."""
         while True:
             keys = self._words(len(x))
             order = np.argsort(keys)
@@ -110,14 +110,14 @@ class SecureGenerator:
                 return x[order]
 
     def standard_normal(self, size: int, /) -> NDArray[np.float64]:
-        """Returns independent draws from N(0, 1), `[size]`, with tails as long as float64 has them."""
+        """Return independent draws from N(0, 1), `[size]`, with tails as long as float64 has them."""
         normals = np.empty(size)
         for start in range(0, size, 2 * _PAIRS):
             self._fill_with_normals(normals[start : start + 2 * _PAIRS])
         return normals
 
     def _fill_with_normals(self, normals: NDArray[np.float64]) -> None:
-        """Fills `[at most 2 · _PAIRS]`: the cosines' half first, then the sines'."""
+        """Fill `[at most 2 · _PAIRS]`: the cosines' half first, then the sines'."""
         num_pairs = -(-len(normals) // 2)
         words = self._words(2 * num_pairs)
         radius = self._uniform_above_zero(words[:num_pairs])
@@ -131,7 +131,7 @@ class SecureGenerator:
         np.multiply(torch.sin(angle).numpy()[:rest], radius[:rest], out=normals[num_pairs:])
 
     def _uniform_above_zero(self, words: Words) -> NDArray[np.float64]:
-        """Returns uniform numbers in (0, 1]: the upper edges of the words' cells, the lowest cell refined."""
+        """Return uniform numbers in (0, 1]: the upper edges of the words' cells, the lowest cell refined."""
         uniform = _upper_bits(words, 63)
         uniform += _CELL
         lowest = np.flatnonzero(uniform <= _CELL)
@@ -140,7 +140,7 @@ class SecureGenerator:
         return uniform
 
     def _words(self, count: int) -> Words:
-        """Returns the next words of the stream, little-endian, `[count]`."""
+        """Return the next words of the stream, little-endian, `[count]`."""
         if count > self._num_words_left:
             raise ConfigError(
                 f"one generator gives at most {_MAX_WORDS} words of 64 bits before its stream begins again; "
@@ -156,7 +156,7 @@ class SecureGenerator:
 
 
 def _upper_bits(words: Words, num_bits: int) -> NDArray[np.float64]:
-    """Returns the upper bits, 63 at most, as multiples of 2^-num_bits in [0, 1]; the words are used up."""
+    """Return the upper bits, 63 at most, as multiples of 2^-num_bits in [0, 1]; the words are used up."""
     words >>= np.uint64(64 - num_bits)
     # Signed numbers become floats several times as fast as unsigned ones.
     floats = words.view("<i8").astype(np.float64)
@@ -187,7 +187,7 @@ class SecureRandomness:
 def choose_randomness(
     *, secure_noise: bool | None, data_are_private: bool, public_seed: int | None = None
 ) -> DrawSource:
-    """Returns the source for a training: the cryptographic stream for private data, always.
+    """Return the source for a training: the cryptographic stream for private data, always.
 
     Args:
       secure_noise: what the user asks for; None for the rule: secure for private data, plain for public.

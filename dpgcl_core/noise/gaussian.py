@@ -1,4 +1,4 @@
-"""Station 8, noise: one Gaussian draw per step, once across all workers.
+"""Stage 8, noise: one Gaussian draw per step, once across all workers.
 
 Floating point. The theorem is about real numbers; a drawn normal is one of finitely many, and which ones
 can occur after addition depends on the clean sum. Two attacks use that, and each has its defence here:
@@ -69,7 +69,7 @@ class GaussianNoise:
             raise ConfigError(f"num_summed must be at least 1; got {self.num_summed}")
 
     def draw(self, num_coordinates: int, generator: Draws) -> Tensor:
-        """Returns one draw for the whole flat parameter vector, float64 `[num_coordinates]`, on the CPU.
+        """Return one draw for the whole flat parameter vector, float64 `[num_coordinates]`, on the CPU.
 
         One call covers every tensor, so no two tensors can share noise. It is to be added in float64 and
         rounded once: a float32 draw would leave gaps that tell the sum from its neighbours.
@@ -95,7 +95,7 @@ class GaussianNoise:
         return 2.0 ** (math.frexp(self.std)[1] - 1 - _GRID_BITS) if self.std else 0.0
 
     def on_grid(self, noisy: Tensor) -> Tensor:
-        """Rounds noisy sums, float64, to multiples of `grid` in place, and returns them.
+        """Round noisy sums, float64, to multiples of `grid` in place, and return them.
 
         The standard deviation grows by less than one part in 10^13. Without noise nothing is rounded.
         """
@@ -104,7 +104,7 @@ class GaussianNoise:
         return noisy.div_(self.grid).round_().mul_(self.grid)
 
     def add_rounded_once(self, total: Tensor, noise: Tensor) -> None:
-        """Adds a draw, float64, to a clean sum, float32, in place: in float64, and rounded once.
+        """Add a draw, float64, to a clean sum, float32, in place: in float64, and rounded once.
 
         With the floating-point defence (`num_summed` above 1) the noisy sum goes to the public grid before
         it is rounded. In that order float32 adds nothing: up to eight standard deviations it holds every

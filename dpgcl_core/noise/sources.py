@@ -24,13 +24,13 @@ class Draws(Protocol):
     """What sampling, grouping and noise draw; `np.random.Generator` has it, among much else."""
 
     def random(self, size: int, /) -> NDArray[np.float64]:
-        """Returns independent uniform numbers in [0, 1), `[size]`."""
+        """Return independent uniform numbers in [0, 1), `[size]`."""
 
     def permutation(self, x: NDArray[np.int64], /) -> NDArray[np.int64]:
-        """Returns the entries of `x` in uniformly random order."""
+        """Return the entries of `x` in uniformly random order."""
 
     def standard_normal(self, size: int, /) -> NDArray[np.float64]:
-        """Returns independent draws from N(0, 1), `[size]`."""
+        """Return independent draws from N(0, 1), `[size]`."""
 
 
 class DrawSource(Protocol):
@@ -45,7 +45,7 @@ class DrawSource(Protocol):
         """What params and the privacy statement say of it."""
 
     def generator(self, step: int, purpose: str) -> Draws:
-        """Returns the draws of `purpose` ("sampling", "permutation", "noise" and the like) at `step`."""
+        """Return the draws of `purpose` ("sampling", "permutation", "noise" and the like) at `step`."""
 
 
 class SecretRandomness:

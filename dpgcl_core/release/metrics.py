@@ -1,4 +1,4 @@
-"""Station 11, metrics: every number a training reports, and who may see it.
+"""Stage 11, metrics: every number a training reports, and who may see it.
 
 A metric is *releasable* when it is post-processing of the private model or of public settings; a *score* is
 releasable only when everything it is computed from besides the model (index, gallery, probe training data,
@@ -109,7 +109,7 @@ METRICS_PER_DATASET: dict[str, Metric] = {metric.name: metric for metric in _DEC
 
 
 def find_metric(name: str) -> Metric | None:
-    """Returns the declared metric of a name, or None.
+    """Return the declared metric of a name, or None.
 
     >>> [find_metric(name) is not None for name in ("knn_accuracy", "transfer_knn_accuracy/digits")]
     [True, True]
@@ -123,7 +123,7 @@ def find_metric(name: str) -> Metric | None:
 def visible(
     values: Mapping[str, float], *, training_data_is_public: bool, evaluation_data_is_public: bool
 ) -> dict[str, float]:
-    """Returns the metrics of `values` that may leave the training.
+    """Return the metrics of `values` that may leave the training.
 
     Args:
       values: metric values by declared name.

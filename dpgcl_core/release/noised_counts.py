@@ -47,7 +47,7 @@ _CALIBRATION_TRIES = 8
 
 
 def noised_count(count: int, noise_multiplier: float, generator: Draws, *, num_summed: int = 1) -> int:
-    """Returns `count` plus Gaussian noise, rounded to a whole number; it may be negative or too large.
+    """Return `count` plus Gaussian noise, rounded to a whole number; it may be negative or too large.
 
     Guarantee: as a Gaussian mechanism of multiplier `noise_multiplier` for adding or removing one record,
     if that moves `count` by at most 1 (see the module). The noise is rounded before it is added, which
@@ -71,7 +71,7 @@ def noised_count(count: int, noise_multiplier: float, generator: Draws, *, num_s
 def noised_norm(
     norm: float, sensitivity: float, noise_multiplier: float, generator: Draws, *, num_summed: int = 1
 ) -> float:
-    """Returns `norm` plus N(0, (noise_multiplier·sensitivity)²), on the noise's grid; it may be negative.
+    """Return `norm` plus N(0, (noise_multiplier·sensitivity)²), on the noise's grid; it may be negative.
 
     Args:
       norm: of the clean clipped sum.
@@ -86,7 +86,7 @@ def noised_norm(
 
 
 def check_noise_multiplier(name: str, value: float) -> None:
-    """Raises ConfigError unless `value` is finite and at least the smallest that protects anything."""
+    """Raise ConfigError unless `value` is finite and at least the smallest that protects anything."""
     if not composition.MIN_NOISE_MULTIPLIER <= value < math.inf:
         raise ConfigError(
             f"{name} must be finite and at least {composition.MIN_NOISE_MULTIPLIER}, for less protects "
@@ -95,7 +95,7 @@ def check_noise_multiplier(name: str, value: float) -> None:
 
 
 def joint_noise_multiplier(noise_multiplier: float, snr_noise_multiplier: float) -> float:
-    """Returns the multiplier of a step that also releases its noised norm: 1/√(1/σ² + 1/t²).
+    """Return the multiplier of a step that also releases its noised norm: 1/√(1/σ² + 1/t²).
 
     >>> round(joint_noise_multiplier(3.0, 4.0), 6)
     2.4
@@ -104,7 +104,7 @@ def joint_noise_multiplier(noise_multiplier: float, snr_noise_multiplier: float)
 
 
 def scoring_event(score_noise_multiplier: float, num_scores: int, num_trials: int = 1) -> dp_event.DpEvent:
-    """Returns the event of `num_scores` noised counts in each of `num_trials` trials on one scored split."""
+    """Return the event of `num_scores` noised counts in each of `num_trials` trials on one scored split."""
     if num_scores * num_trials == 0:
         return dp_event.NoOpDpEvent()
     return dp_event.GaussianDpEvent(score_noise_multiplier / math.sqrt(num_scores * num_trials))
@@ -117,7 +117,7 @@ def training_event(
     snr_noise_multiplier: float | None = None,
     num_snr_steps: int = 1,
 ) -> dp_event.DpEvent:
-    """Returns the event of `num_steps` charged steps, `num_snr_steps` of which release their noised norm."""
+    """Return the event of `num_steps` charged steps, `num_snr_steps` of which release their noised norm."""
     num_steps = mechanism.num_steps if num_steps is None else num_steps
     if snr_noise_multiplier is None or not mechanism.is_private:
         return mechanism.dp_event(num_steps)
@@ -140,7 +140,7 @@ def trial_epsilon(
     snr_noise_multiplier: float | None = None,
     num_snr_steps: int = 1,
 ) -> float:
-    """Returns ε of one trial at the mechanism's δ by PLD: its model, noised counts and noised norm together.
+    """Return ε of one trial at the mechanism's δ by PLD: its model, noised counts and noised norm together.
 
     Guarantee: for adding or removing one record, of training or of scoring; see the module for the proof.
 
@@ -188,7 +188,7 @@ def calibrated(
     snr_noise_multiplier: float | None = None,
     cache_folder: Path | None = None,
 ) -> Mechanism:
-    """Returns `mechanism` with the noise that keeps the whole trial, noised releases included, in the target.
+    """Return `mechanism` with the noise that keeps the whole trial, noised releases included, in the target.
 
     Raises:
       ConfigError: the noised counts alone cost more than the target, or no noise multiplier meets it.
@@ -223,7 +223,7 @@ def calibrated(
 
 
 def _check_event(mechanism: Mechanism, *noises: float | None) -> None:
-    """Refuses noised releases beside steps that the proofs above do not cover."""
+    """Refuse noised releases beside steps that the proofs above do not cover."""
     if not mechanism.rules.plain_event and any(noise is not None for noise in noises):
         raise ConfigError(
             "noised scores and a noised SNR are accounted beside Poisson-sampled Gaussian steps for adding "
@@ -232,7 +232,7 @@ def _check_event(mechanism: Mechanism, *noises: float | None) -> None:
 
 
 def public_share(noised: int, num_scored_public: int) -> float:
-    """Returns a noised count over a **public** number of records; noise may take it out of [0, 1].
+    """Return a noised count over a **public** number of records; noise may take it out of [0, 1].
 
     >>> public_share(90, 100)
     0.9
@@ -243,7 +243,7 @@ def public_share(noised: int, num_scored_public: int) -> float:
 
 
 def split_public(num_records_public: int, share: float) -> tuple[int, int]:
-    """Returns the expected, hence public, numbers of records trained on and held out, of all n declared.
+    """Return the expected, hence public, numbers of records trained on and held out, of all n declared.
 
     >>> split_public(1000, 0.1)
     (900, 100)

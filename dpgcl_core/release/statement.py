@@ -152,7 +152,7 @@ class PrivacyStatement:
         return f"Research on public data: the numbers are those of a sweep that is {promise}."
 
     def lines(self) -> list[tuple[str, str]]:
-        """Returns (name, value) pairs in the order of the page."""
+        """Return (name, value) pairs in the order of the page."""
         found = [
             ("Sweep", self.sweep),
             ("Data", f"{self.dataset} ({'private' if self.data_are_private else RESEARCH})"),
@@ -228,7 +228,7 @@ class PrivacyStatement:
         ]
 
     def _of_methods(self, name: str) -> str:
-        """Returns what the methods say of sampling, grouping or sensitivity; by method if they differ."""
+        """Return what the methods say of sampling, grouping or sensitivity; by method if they differ."""
         texts: dict[str, list[str]] = {}
         for method in dict.fromkeys(m.rules for m in self.mechanisms):
             texts.setdefault(_METHOD_TEXTS[name](method), []).append(method.title)
@@ -250,7 +250,7 @@ class PrivacyStatement:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns everything as plain values; `ledger.head` is what `ledger verify --against` reads."""
+        """Return everything as plain values; `ledger.head` is what `ledger verify --against` reads."""
         values = {name: value for name, value in vars(self).items() if name != "mechanisms"}
         for name in ("cost", "budget", "trials", "ledger"):
             if values[name] is not None:
@@ -271,13 +271,13 @@ class PrivacyStatement:
         }
 
     def to_json(self) -> str:
-        """Returns the statement as JSON; without a guarantee there is no field that speaks of one."""
+        """Return the statement as JSON; without a guarantee there is no field that speaks of one."""
         values = self.as_dict()
         del values["data_are_private"]
         return json.dumps(values, indent=1, ensure_ascii=False, default=str)
 
     def to_markdown(self) -> str:
-        """Returns the page."""
+        """Return the page."""
         rows = [f"| {name} | {value.replace('|', '/')} |" for name, value in self.lines()]
         notes = [f"- {note}" for note in self.notes]
         parts = [
@@ -290,7 +290,7 @@ class PrivacyStatement:
 
 
 def software_versions() -> dict[str, str]:
-    """Returns the versions of Python and of the packages that the numbers depend on, where installed."""
+    """Return the versions of Python and of the packages that the numbers depend on, where installed."""
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -301,7 +301,7 @@ def software_versions() -> dict[str, str]:
 
 
 def rounded_up(value: float, num_digits: int) -> str:
-    """Returns ε or δ to so many significant digits, rounded up: nothing may promise more than was computed.
+    """Return ε or δ to so many significant digits, rounded up: nothing may promise more than was computed.
 
     >>> rounded_up(0.0015151, 3), rounded_up(1e-05, 3), rounded_up(9.9999, 4), rounded_up(math.inf, 4)
     ('0.00152', '1e-05', '10', 'inf')

@@ -40,7 +40,7 @@ _ROUND_UP = 1e-9  # relative; covers the float arithmetic of f' and of the sums
 
 
 def ln_c_star(profile: PrivacyProfile, odds: float) -> float:
-    """Returns ln c* ≥ 0, where c* solves δ_Q(ln c) = (c − 1)·odds, rounded up; `inf` for odds = 0.
+    """Return ln c* ≥ 0, where c* solves δ_Q(ln c) = (c − 1)·odds, rounded up; `inf` for odds = 0.
 
     The left side falls and the right side grows, so every c ≥ c* has δ_Q(ln c) ≤ (c − 1)·odds: what the
     proofs below use.
@@ -59,7 +59,7 @@ def ln_c_star(profile: PrivacyProfile, odds: float) -> float:
 
 
 def profile_bound(profile: PrivacyProfile, law: TrialCountLaw, delta: float) -> float:
-    """Returns ε of the best of K at `delta` from the profile of one trial.
+    """Return ε of the best of K at `delta` from the profile of one trial.
 
     Truncated negative binomial: ε = ε_Q(δ/m) + (1 + η)·ln c*, with odds γ/(1 − γ) in `ln_c_star`.
     Binomial(n, p): ε = ε_Q(δ/m) + (n − 1)·ln c*, with odds (1 − p)/p.
@@ -93,7 +93,7 @@ def profile_bound(profile: PrivacyProfile, law: TrialCountLaw, delta: float) -> 
 
 
 def pointwise_bound(profile: PrivacyProfile, law: TrialCountLaw, delta: float) -> float:
-    """Returns ε of the best of K at `delta` by a supremum at every outcome: valid for every law of K.
+    """Return ε of the best of K at `delta` by a supremum at every outcome: valid for every law of K.
 
     With L the loss of one trial, β(t) = inf_ε' (e^ε' t + δ_Q(ε')) clipped at 1, and t ranging over [0, 1],
       δ_A(ε) ≤ E[ sup_t (f'(1 − t) − e^(ε−L) f'(1 − β(t)))₊ ].
@@ -121,7 +121,7 @@ def _envelope(profile: PrivacyProfile, law: TrialCountLaw) -> tuple[Array, Array
 
 
 def _divergence(loss: PrivacyLoss, gains: Array, prices: Array, mean: float) -> Callable[[float], float]:
-    """Returns the upper bound on δ_A as a function of ε, for the pair that `loss` belongs to."""
+    """Return the upper bound on δ_A as a function of ε, for the pair that `loss` belongs to."""
     # Line i is the highest for e^(ε−L) between the slopes of its two neighbouring edges of the hull.
     slopes = np.diff(gains) / np.diff(prices)
     keep = loss.masses > 0
@@ -176,7 +176,7 @@ def _least_epsilon(divergence: Callable[[float], float], delta: float) -> float:
 
 
 def threshold_bound(profile: PrivacyProfile, halting_prob: float, delta: float) -> float:
-    """Returns ε at `delta` of the first trial with score ≥ s, halting with probability γ after each miss.
+    """Return ε at `delta` of the first trial with score ≥ s, halting with probability γ after each miss.
 
     ε = ε_Q(γδ) + ln c*, with odds γ/(1 − γ) in `ln_c_star`; s is a public constant, and halting releases
     "nothing".
@@ -200,7 +200,7 @@ def threshold_bound(profile: PrivacyProfile, halting_prob: float, delta: float) 
 def papernot_steinke_rdp(
     orders: Array, rdp: Array, law: TrialCountLaw, profile: PrivacyProfile | None = None
 ) -> Array:
-    """Returns the RDP of the best of K at `orders`, from that of one trial (Papernot and Steinke 2022).
+    """Return the RDP of the best of K at `orders`, from that of one trial (Papernot and Steinke 2022).
 
     Truncated negative binomial (Theorem 2), with ε(λ) the RDP of one trial, for every λ̂ ≥ 1:
       ε'(λ) = ε(λ) + (1 + η)(1 − 1/λ̂)ε(λ̂) + (1 + η)·ln(1/γ)/λ̂ + ln m/(λ − 1).
@@ -233,14 +233,14 @@ def papernot_steinke_rdp(
 def papernot_steinke_bound(
     orders: Array, rdp: Array, law: TrialCountLaw, delta: float, profile: PrivacyProfile | None = None
 ) -> float:
-    """Returns ε at `delta` of `papernot_steinke_rdp`."""
+    """Return ε at `delta` of `papernot_steinke_rdp`."""
     return rdp_to_epsilon(orders, papernot_steinke_rdp(orders, rdp, law, profile), delta)
 
 
 def dp_hypo_bound(
     orders: Array, rdp: Array, law: TruncatedNegativeBinomial, delta: float, *, density_ratio: float
 ) -> float:
-    """Returns ε at `delta` for adaptive proposals whose density stays within [c, C] of a fixed one.
+    """Return ε at `delta` for adaptive proposals whose density stays within [c, C] of a fixed one.
 
     **Experimental**: the theorem (Wang et al. 2023, DP-HyPO) is cited, neither proven nor brute-forced
     here, so its figure is never marked as accounted. It adds (α/(α − 1) + 1 + η)·ln(C/c) at order α to
@@ -263,5 +263,5 @@ def dp_hypo_bound(
 
 
 def rdp_to_epsilon(orders: Array, rdp: Array, delta: float) -> float:
-    """Returns the least ε at `delta` over the orders (Canonne, Kamath and Steinke 2020, Proposition 12)."""
+    """Return the least ε at `delta` over the orders (Canonne, Kamath and Steinke 2020, Proposition 12)."""
     return float(compute_epsilon(orders.tolist(), rdp.tolist(), delta)[0])

@@ -113,12 +113,12 @@ class TuningCost:
             )
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the fields as plain values, for a report."""
+        """Return the fields as plain values, for a report."""
         return asdict(self)
 
 
 def open_cost(trials: Sequence[TrialClass], *, delta: float) -> TuningCost:
-    """Returns the cost of releasing every trial, adaptive search and early stopping included.
+    """Return the cost of releasing every trial, adaptive search and early stopping included.
 
     Guarantee: (tuned_epsilon, delta)-DP for adding or removing one record, of all outputs of all trials
     together, if no class of trials takes more than `num_steps`·`count` steps in total, of which
@@ -162,7 +162,7 @@ def sealed_cost(
     bound: str = "profile",
     probabilities: Sequence[float] | None = None,
 ) -> TuningCost:
-    """Returns the cost of releasing the best of K secret trials alone.
+    """Return the cost of releasing the best of K secret trials alone.
 
     Guarantee: (tuned_epsilon, delta)-DP for adding or removing one record of the released trial, under
     the hypotheses of `selection_bounds`: independent draws, K from `law` and secret, a score that is
@@ -213,7 +213,7 @@ def sealed_threshold_cost(
     delta: float,
     probabilities: Sequence[float] | None = None,
 ) -> TuningCost:
-    """Returns the cost of releasing the first trial that reaches a public score, or nothing.
+    """Return the cost of releasing the first trial that reaches a public score, or nothing.
 
     After each miss the sweep halts with probability `halting_prob`. Guarantee and hypotheses as
     `sealed_cost`; the number of trials stays secret here too.
@@ -245,7 +245,7 @@ def experimental_dp_hypo_cost(
     delta: float,
     probabilities: Sequence[float] | None = None,
 ) -> TuningCost:
-    """Returns the cost of adaptive proposals within `density_ratio` of fixed ones; never accounted.
+    """Return the cost of adaptive proposals within `density_ratio` of fixed ones; never accounted.
 
     See `dp_hypo_bound`.
     """
@@ -274,7 +274,7 @@ def not_accounted(
     planned: tuple[Mapping[str, Any], ...] = (),
     law: Mapping[str, str | float] | None = None,
 ) -> TuningCost:
-    """Returns the record of a sweep whose cost no theorem here covers; a statement must show the reason."""
+    """Return the record of a sweep whose cost no theorem here covers; a statement must show the reason."""
     return TuningCost(
         mode=mode,
         delta=delta,
@@ -290,13 +290,13 @@ def not_accounted(
 
 
 def check_delta(delta: float) -> None:
-    """Raises ConfigError unless δ is in (0, 1)."""
+    """Raise ConfigError unless δ is in (0, 1)."""
     if not 0 < delta < 1:
         raise ConfigError(f"delta must be in (0, 1); got {delta}")
 
 
 def check_affordable(event: dp_event.DpEvent, delta: float) -> None:
-    """Raises ConfigError where ε would be so large that PLD needs gigabytes to say so."""
+    """Raise ConfigError where ε would be so large that PLD needs gigabytes to say so."""
     epsilon = epsilon_rdp(event, delta)
     if not epsilon <= _LARGEST_EPSILON:
         raise ConfigError(

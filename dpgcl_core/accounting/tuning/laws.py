@@ -47,22 +47,22 @@ class TrialCountLaw(ABC):
 
     @abstractmethod
     def generating(self, x: Array) -> Array:
-        """Returns f(x) = E[x^K] for x in [0, 1], any shape."""
+        """Return f(x) = E[x^K] for x in [0, 1], any shape."""
 
     @abstractmethod
     def derivative(self, x: Array) -> Array:
-        """Returns f'(x) = E[K x^(K−1)] for x in [0, 1], any shape; f'(1) = E[K]."""
+        """Return f'(x) = E[K x^(K−1)] for x in [0, 1], any shape; f'(1) = E[K]."""
 
     @abstractmethod
     def parameters(self) -> dict[str, str | float]:
-        """Returns the law's name and parameters, for the report; never a draw."""
+        """Return the law's name and parameters, for the report; never a draw."""
 
     @abstractmethod
     def _masses(self) -> Iterator[tuple[int, Decimal]]:
-        """Yields (k, P(K = k)) for ascending k, to be read in the decimal context of this module."""
+        """Yield (k, P(K = k)) for ascending k, to be read in the decimal context of this module."""
 
     def pmf(self, num_trials: int) -> float:
-        """Returns P(K = num_trials)."""
+        """Return P(K = num_trials)."""
         with localcontext(_DECIMALS):
             for k, mass in self._masses():
                 if k >= num_trials:
@@ -70,7 +70,7 @@ class TrialCountLaw(ABC):
         return 0.0
 
     def draw(self) -> int:
-        """Returns one secret K from the operating system's entropy; 0 means that nothing is released."""
+        """Return one secret K from the operating system's entropy; 0 means that nothing is released."""
         return self._quantile(secrets.randbits(_BITS))
 
     def _quantile(self, bits: int) -> int:
@@ -126,7 +126,7 @@ class TruncatedNegativeBinomial(TrialCountLaw):
 
     @classmethod
     def from_mean(cls, mean: float, *, eta: float) -> TruncatedNegativeBinomial:
-        """Returns the law of shape `eta` with E[K] = `mean`.
+        """Return the law of shape `eta` with E[K] = `mean`.
 
         Raises:
           ConfigError: `mean` is below 1 or above 10^6, or `eta` out of range.
@@ -152,7 +152,7 @@ class TruncatedNegativeBinomial(TrialCountLaw):
         return _mean(self.eta, self.gamma)
 
     def generating(self, x: Array) -> Array:
-        """Returns ((1 − (1 − γ)x)^−η − 1)/(γ^−η − 1)."""
+        """Return ((1 − (1 − γ)x)^−η − 1)/(γ^−η − 1)."""
         if self.gamma == 1:
             return np.asarray(x, dtype=np.float64)
         log = np.log1p(-(1 - self.gamma) * np.asarray(x))
@@ -161,12 +161,12 @@ class TruncatedNegativeBinomial(TrialCountLaw):
         return np.asarray(np.expm1(-self.eta * log) / math.expm1(-self.eta * math.log(self.gamma)))
 
     def derivative(self, x: Array) -> Array:
-        """Returns E[K]·(γ/(1 − (1 − γ)x))^(1 + η)."""
+        """Return E[K]·(γ/(1 − (1 − γ)x))^(1 + η)."""
         base = self.gamma + (1 - self.gamma) * (1 - np.asarray(x))
         return np.asarray(self.mean * (self.gamma / base) ** (1 + self.eta))
 
     def parameters(self) -> dict[str, str | float]:
-        """Returns name, η, γ and E[K]."""
+        """Return name, η, γ and E[K]."""
         return {"name": "tnb", "eta": self.eta, "gamma": self.gamma, "mean": self.mean}
 
     def _masses(self) -> Iterator[tuple[int, Decimal]]:
@@ -203,15 +203,15 @@ class PoissonTrials(TrialCountLaw):
         return self.mean_trials
 
     def generating(self, x: Array) -> Array:
-        """Returns e^(μ(x − 1))."""
+        """Return e^(μ(x − 1))."""
         return np.asarray(np.exp(self.mean * (np.asarray(x) - 1)))
 
     def derivative(self, x: Array) -> Array:
-        """Returns μ e^(μ(x − 1))."""
+        """Return μ e^(μ(x − 1))."""
         return self.mean * self.generating(x)
 
     def parameters(self) -> dict[str, str | float]:
-        """Returns name and mean."""
+        """Return name and mean."""
         return {"name": "poisson", "mean": self.mean}
 
     def _masses(self) -> Iterator[tuple[int, Decimal]]:
@@ -247,15 +247,15 @@ class BinomialTrials(TrialCountLaw):
         return self.max_trials * self.prob
 
     def generating(self, x: Array) -> Array:
-        """Returns (1 − p + px)^n."""
+        """Return (1 − p + px)^n."""
         return np.asarray((1 - self.prob * (1 - np.asarray(x))) ** self.max_trials)
 
     def derivative(self, x: Array) -> Array:
-        """Returns np(1 − p + px)^(n − 1)."""
+        """Return np(1 − p + px)^(n − 1)."""
         return np.asarray(self.mean * (1 - self.prob * (1 - np.asarray(x))) ** (self.max_trials - 1))
 
     def parameters(self) -> dict[str, str | float]:
-        """Returns name, n, p and E[K]."""
+        """Return name, n, p and E[K]."""
         return {"name": "binomial", "max_trials": self.max_trials, "prob": self.prob, "mean": self.mean}
 
     def _masses(self) -> Iterator[tuple[int, Decimal]]:
@@ -303,16 +303,16 @@ class TruncatedTrials(TrialCountLaw):
         return float(np.arange(self.max_trials + 1) @ self._floats)
 
     def generating(self, x: Array) -> Array:
-        """Returns Σ P(k) x^k."""
+        """Return Σ P(k) x^k."""
         return np.asarray(np.polynomial.polynomial.polyval(np.asarray(x), self._floats))
 
     def derivative(self, x: Array) -> Array:
-        """Returns Σ k P(k) x^(k − 1)."""
+        """Return Σ k P(k) x^(k − 1)."""
         slopes = np.arange(1, self.max_trials + 1) * self._floats[1:]
         return np.asarray(np.polynomial.polynomial.polyval(np.asarray(x), slopes))
 
     def parameters(self) -> dict[str, str | float]:
-        """Returns those of the law that is capped, the cap, and E[K] under it."""
+        """Return those of the law that is capped, the cap, and E[K] under it."""
         inner = self.law.parameters()
         shown: dict[str, str | float] = {f"uncapped_{key}": inner[key] for key in inner if key != "name"}
         return {

@@ -108,6 +108,6 @@ class TrialClass:
 
 
 def cases_of(trials: Sequence[TrialClass]) -> list[list[dict[StepClass, int]]]:
-    """Returns what each trial costs a record that is trained on, and one that is scored, if any is."""
+    """Return what each trial costs a record that is trained on, and one that is scored, if any is."""
     scored = [trial.scores_of_one for trial in trials]
     return [[trial.steps_of_one for trial in trials], *([scored] if any(scored) else [])]

@@ -27,7 +27,7 @@ from dpgcl_core.methods.baselines.logit_dp.norms import BY_LAYER, Jacobians
 def gradients_through_batch(
     model: nn.Module, embed: Embed, records: Tensor, cotangents: Tensor, *, max_records_at_once: int
 ) -> Tensor:
-    """Returns Σ_r J_rᵀ c_gr for each of several losses g, float32 `[losses, num_trainable]`.
+    """Return Σ_r J_rᵀ c_gr for each of several losses g, float32 `[losses, num_trainable]`.
 
     Args:
       model: the network that `embed` calls; it must not mix records.
@@ -55,7 +55,7 @@ def gradients_through_batch(
 
 
 def _add_passes(gradients: Tensor, model: nn.Module, embed: Embed, rows: Tensor, c: Tensor) -> None:
-    """Adds the share of some rows, one backward pass per loss."""
+    """Add the share of some rows, one backward pass per loss."""
     if not rows.shape[1]:
         return
     parameters = trainable_parameters(model)

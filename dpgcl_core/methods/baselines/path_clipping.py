@@ -126,12 +126,12 @@ class PathClipping:
         return 2 * self.batch_cap * self.l2_clip_norm
 
     def add_clipped_sum(self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor) -> GroupReport:
-        """Adds Σ_i Clip_C(J_iᵀ c_i) to `total`, in place.
+        """Add Σ_i Clip_C(J_iᵀ c_i) to `total`, in place.
 
         Args:
           total: float32 `[num_trainable(model)]`, in the order of `trainable_parameters`.
           model: the network that `embed` calls; it must not mix records.
-          embed: station 5; its output's leading axes are those of its input.
+          embed: stage 5; its output's leading axes are those of its input.
           inputs: `[1, records, 2 + num_augmentations, ...]`, the whole batch; it may be empty.
 
         Returns:
@@ -178,7 +178,7 @@ def add_clipped_paths(
     clipper: GroupClipper,
     max_at_once: int,
 ) -> GroupReport:
-    """Adds Σ_i Clip_C(J_iᵀ c_i) over the kept records to `total`, in place.
+    """Add Σ_i Clip_C(J_iᵀ c_i) over the kept records to `total`, in place.
 
     Args:
       total: float32 `[num_trainable(model)]`.
@@ -218,7 +218,7 @@ def add_clipped_paths(
 
 
 def _on_own_path(embed: Embed) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
-    """Returns the loss <z_i(w), c_i> of records with their cotangents: its gradient is J_iᵀ c_i."""
+    """Return the loss <z_i(w), c_i> of records with their cotangents: its gradient is J_iᵀ c_i."""
 
     def losses(inputs: tuple[Tensor, Tensor]) -> Tensor:
         records, cotangents = inputs
@@ -268,12 +268,12 @@ class FullBatchGroupClipping:
         return 2 * self.num_groups_cap * self.l2_clip_norm
 
     def add_clipped_sum(self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor) -> GroupReport:
-        """Adds Σ_G Clip_C(Σ_{i∈G} ∇ℓ_i) to `total`, in place.
+        """Add Σ_G Clip_C(Σ_{i∈G} ∇ℓ_i) to `total`, in place.
 
         Args:
           total: float32 `[num_trainable(model)]`, in the order of `trainable_parameters`.
           model: the network that `embed` calls; it must not mix records.
-          embed: station 5; its output's leading axes are those of its input.
+          embed: stage 5; its output's leading axes are those of its input.
           inputs: `[groups, group_size, 2 + num_augmentations, ...]`, all groups of the batch, or none.
 
         Returns:
@@ -337,7 +337,7 @@ def _nothing(count: int, device: torch.device, path: str) -> GroupReport:
 
 
 def _add_clipped(total: Tensor, gradients: Tensor, l2_clip_norm: float, gamma: float | None) -> Tensor:
-    """Adds the clipped rows to `total` and returns their norms; a row that is not finite adds zero."""
+    """Add the clipped rows to `total` and return their norms; a row that is not finite adds zero."""
     norms = squares_of(gradients).sqrt().float()
     if math.isinf(l2_clip_norm):
         factor, finite = torch.ones_like(norms), torch.isfinite(norms)
@@ -349,13 +349,13 @@ def _add_clipped(total: Tensor, gradients: Tensor, l2_clip_norm: float, gamma: f
 
 
 def embed_without_graph(embed: Embed, records: Tensor, max_at_once: int) -> Tensor:
-    """Returns embeddings `[records, views, dim]` of `[records, views, ...]`, without what gradients need."""
+    """Return embeddings `[records, views, dim]` of `[records, views, ...]`, without what gradients need."""
     with torch.no_grad():
         return torch.cat([embed(some[None])[0] for some in torch.split(records, max_at_once)])
 
 
 def finite_rows(embeddings: Tensor) -> Tensor:
-    """Returns which records have a finite embedding in every view, `[records]`."""
+    """Return which records have a finite embedding in every view, `[records]`."""
     return torch.isfinite(embeddings).flatten(1).all(1)
 
 

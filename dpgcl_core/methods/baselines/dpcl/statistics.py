@@ -91,7 +91,7 @@ class _TwoViewRule:
         return 4 * self.l2_clip_norm * (self.batch_size if self.guarantee_label == PROVEN else 1)
 
     def _embeddings(self, embed: Embed, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns embeddings in the unit ball, float64 `[records, 2, dim]`, and which records are finite."""
+        """Return embeddings in the unit ball, float64 `[records, 2, dim]`, and which records are finite."""
         if inputs.shape[:1] != (1,) or inputs.shape[1:3] != (self.batch_size, NUM_VIEWS):
             raise ConfigError(
                 f"inputs must be [1, batch_size = {self.batch_size}, {NUM_VIEWS} views, ...]; got "
@@ -110,7 +110,7 @@ class _TwoViewRule:
         inputs: Tensor,
         loss: tuple[Tensor, Tensor, Tensor],
     ) -> GroupReport:
-        """Adds every kept view's clipped own-path gradient; `loss` is (terms, their leaf, kept records)."""
+        """Add every kept view's clipped own-path gradient; `loss` is (terms, their leaf, kept records)."""
         terms, leaf, kept = loss
         (cotangents,) = torch.autograd.grad(terms.sum(), leaf)
         kept_views = kept.repeat_interleave(NUM_VIEWS)
@@ -127,7 +127,7 @@ class _TwoViewRule:
         )
 
     def _noised(self, values: Tensor, std: float, generator: Draws) -> Tensor:
-        """Returns float64 `values` with noise; exactly them for `std` 0."""
+        """Return float64 `values` with noise; exactly them for `std` 0."""
         law = GaussianNoise(std=std, num_summed=self.num_summed)
         noise = law.draw(values.numel(), generator).view(values.shape)
         noisy = values + noise.to(values.device)
@@ -185,19 +185,19 @@ class DpSimClr(_TwoViewRule):
         return 4 * math.sqrt(2 * self.batch_size - 1)
 
     def noise_multipliers(self, gradient: float) -> tuple[float, ...]:
-        """Returns those of all mechanisms of a step, given that of the gradient."""
+        """Return those of all mechanisms of a step, given that of the gradient."""
         noised = self.similarity_noise_multiplier > 0
         return (self.similarity_noise_multiplier, gradient) if noised else (gradient,)
 
     def add_clipped_sum(
         self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, *, generator: Draws
     ) -> GroupReport:
-        """Adds Σ_views Clip_C(J_uᵀ c_u) to `total`, in place.
+        """Add Σ_views Clip_C(J_uᵀ c_u) to `total`, in place.
 
         Args:
           total: float32 `[num_trainable(model)]`, in the order of `trainable_parameters`.
           model: the network that `embed` calls; it must not mix records.
-          embed: station 5; its output's leading axes are those of its input.
+          embed: stage 5; its output's leading axes are those of its input.
           inputs: `[1, batch_size, 2, ...]`.
           generator: secret draws for the similarities' noise.
 
@@ -273,19 +273,19 @@ class DpBarlowTwins(_TwoViewRule):
         return 6.0
 
     def noise_multipliers(self, gradient: float) -> tuple[float, ...]:
-        """Returns those of all mechanisms of a step, given that of the gradient: up to five."""
+        """Return those of all mechanisms of a step, given that of the gradient: up to five."""
         statistics = (self.mean_noise_multiplier,) * 2 + (self.variance_noise_multiplier,) * 2
         return (*(noise for noise in statistics if noise > 0), gradient)
 
     def add_clipped_sum(
         self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, *, generator: Draws
     ) -> GroupReport:
-        """Adds Σ_views Clip_C(J_uᵀ c_u) to `total`, in place.
+        """Add Σ_views Clip_C(J_uᵀ c_u) to `total`, in place.
 
         Args:
           total: float32 `[num_trainable(model)]`, in the order of `trainable_parameters`.
           model: the network that `embed` calls; it must not mix records.
-          embed: station 5; its output's leading axes are those of its input.
+          embed: stage 5; its output's leading axes are those of its input.
           inputs: `[1, batch_size, 2, ...]`.
           generator: secret draws for the noise of means and variances.
 
@@ -313,7 +313,7 @@ class DpBarlowTwins(_TwoViewRule):
         return self._add_clipped_views(total, model, embed, inputs, (terms, leaf, kept))
 
     def _released(self, embeddings: Tensor, generator: Draws) -> tuple[Tensor, Tensor]:
-        """Returns noised means and floored noised variances, `[2, dim]` each."""
+        """Return noised means and floored noised variances, `[2, dim]` each."""
         exact = embeddings.mean(0)
         squares = (embeddings - exact).square().sum(0)
         mean_std = self.mean_noise_multiplier * self.mean_sensitivity

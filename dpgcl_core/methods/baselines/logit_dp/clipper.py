@@ -1,4 +1,4 @@
-"""Station 7 of Logit-DP: the gradient of every similarity clipped to B, their weighted sum, its sensitivity.
+"""Stage 7 of Logit-DP: the gradient of every similarity clipped to B, their weighted sum, its sensitivity.
 
 With similarities Z_ij = ⟨z_i, z'_j⟩ of unit embeddings, clamped to [−1, 1], and the loss Σ_i ℓ_i(Z), the step
 takes Σ_ij (∂ℓ_i/∂Z_ij) Clip_B(∇Z_ij) ("Differentially private optimization for non-decomposable objective
@@ -127,7 +127,7 @@ class LogitClipper:
             raise ConfigError(unknown_choice("norms", self.norms, get_args(Norms)))
 
     def sensitivity(self, batch_cap: int | None = None) -> float:
-        """Returns how far one record moves the clipped sum of at most `batch_cap` records (see the module).
+        """Return how far one record moves the clipped sum of at most `batch_cap` records (see the module).
 
         Neighbouring data sets: add or remove one record. None is for batches of any size.
 
@@ -157,7 +157,7 @@ class LogitClipper:
     def add_clipped_sum(
         self, total: Tensor, model: nn.Module, embed: Embed | tuple[Embed, Embed], inputs: GroupInputs
     ) -> LogitReport:
-        """Adds Σ_ij (∂L/∂Z_ij) Clip_B(∇Z_ij) over all pairs of the batch to `total`, in place.
+        """Add Σ_ij (∂L/∂Z_ij) Clip_B(∇Z_ij) over all pairs of the batch to `total`, in place.
 
         Args:
           total: float32 `[num_trainable(model)]`, in the order of `trainable_parameters`.
@@ -257,7 +257,7 @@ def _checked_inputs(embed: Embed | tuple[Embed, Embed], inputs: GroupInputs) -> 
 
 @contextmanager
 def _no_low_precision(model: nn.Module) -> Iterator[None]:
-    """Refuses a network that runs in low precision, where it does."""
+    """Refuse a network that runs in low precision, where it does."""
 
     def refuse(module: nn.Module, args: Any) -> None:
         device = next(module.parameters(recurse=False)).device.type
@@ -328,7 +328,7 @@ def _without_norms(towers: Sequence[Jacobians]) -> _Batch:
 def _add_backward(
     total: Tensor, model: nn.Module, tower: Jacobians, cotangents: Tensor, finite: Tensor
 ) -> None:
-    """Adds the gradient of Σ ⟨cotangent, embedding⟩ over a tower's finite records, `[n, views, dim]`."""
+    """Add the gradient of Σ ⟨cotangent, embedding⟩ over a tower's finite records, `[n, views, dim]`."""
     parameters = trainable_parameters(model)
     for start, stop in tower.backward_ranges:
         chosen = start + finite[start:stop].nonzero()[:, 0]  # a zero cotangent is not enough: 0·inf is not 0

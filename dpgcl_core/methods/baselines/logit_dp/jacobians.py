@@ -48,7 +48,7 @@ class Rows:
     spread: Tensor
 
     def every(self, start: int, step: int) -> Rows:
-        """Returns every `step`-th row from `start` on."""
+        """Return every `step`-th row from `start` on."""
         chosen = slice(start, None, step)
         shares = [share.rows(chosen) for share in self.shares]
         return Rows(z=self.z[chosen], shares=shares, spread=self.spread[chosen])
@@ -247,7 +247,7 @@ class _Layer:
         self._squares = torch.zeros(len(call.x), device=call.output.device)
 
     def take(self, gradient: Tensor, index: int, num: int) -> None:
-        """Takes the gradient along cotangent `index` of `num`."""
+        """Take the gradient along cotangent `index` of `num`."""
         b = of_output(self._module, gradient)
         self._squares += torch.linalg.vector_norm(b, dim=(1, 2)).square()
         for part in self._parts:
@@ -269,7 +269,7 @@ class _Layer:
         return total
 
     def shares(self, basis: Tensor | None) -> Iterator[Share]:
-        """Yields the parameters' shares once all cotangents are taken."""
+        """Yield the parameters' shares once all cotangents are taken."""
         for part in self._parts:
             formed = self._formed.get(part.parameter)
             values = self._kept if formed is None else formed
@@ -278,7 +278,7 @@ class _Layer:
 
 
 def _pull(of: Tensor, layers: Sequence[_Layer], cotangents: Tensor, also: Tensor | None) -> Tensor:
-    """Gives the gradients of `of` along cotangents `[k, rows, width]` to the layers.
+    """Give the gradients of `of` along cotangents `[k, rows, width]` to the layers.
 
     Returns:
       Those at `also`, `[rows, k, width]`; nothing of use without it.

@@ -108,7 +108,7 @@ class Share:
     basis: Tensor | None = None
 
     def rows(self, chosen: slice) -> Share:
-        """Returns the same of some rows."""
+        """Return the same of some rows."""
         return Share(
             part=dataclasses.replace(self.part, a=self.part.a[chosen]),
             formed=self.formed,
@@ -158,7 +158,7 @@ class Share:
         return torch.einsum("rgbom,rbim->gboi", _by_block(b, self.part.blocks), a).flatten(1)
 
     def as_formed(self) -> Share:
-        """Returns the same as gradients, for a partner that has no other form."""
+        """Return the same as gradients, for a partner that has no other form."""
         if self.formed:
             return self
         a = self.part.a
@@ -234,7 +234,7 @@ def _through(b: Tensor, kernels: Tensor) -> Tensor:
 
 
 def parts_of(module: nn.Module, x: Tensor, wanted: Container[Tensor]) -> list[Part]:
-    """Returns a layer's `wanted` parameters with their side of the factors, given the layer's input."""
+    """Return a layer's `wanted` parameters with their side of the factors, given the layer's input."""
     weight, bias = (module._parameters.get(name) for name in ("weight", "bias"))
     parts = []
     if weight is not None and weight in wanted:

@@ -71,11 +71,11 @@ class Side:
     path: str
 
     def every(self, start: int, step: int) -> Side:
-        """Returns every `step`-th row from `start` on."""
+        """Return every `step`-th row from `start` on."""
         return self.at(slice(start, None, step))
 
     def at(self, chosen: slice | Tensor) -> Side:
-        """Returns these rows."""
+        """Return these rows."""
         return Side(
             z=self.z[chosen],
             gram=self.gram[chosen],
@@ -93,7 +93,7 @@ class Side:
 
 
 def joined(sides: Sequence[Side]) -> Side:
-    """Returns the rows of all sides, in order."""
+    """Return the rows of all sides, in order."""
     tensors = {
         name: torch.cat([getattr(s, name) for s in sides]) for name in ("z", "gram", "spread", "finite")
     }
@@ -102,7 +102,7 @@ def joined(sides: Sequence[Side]) -> Side:
 
 
 def summary(rows: Rows, path: str) -> Side:
-    """Returns Gram matrices and spreads of these rows."""
+    """Return Gram matrices and spreads of these rows."""
     dim = rows.z.shape[1]
     gram = torch.zeros(len(rows.z), dim, dim, dtype=torch.float64, device=rows.z.device)
     for share in rows.shares:
@@ -181,7 +181,7 @@ class Jacobians:
         return [(start, min(start + at_once, n)) for start in range(0, n, at_once)]
 
     def rows(self, start: int, stop: int) -> Rows:
-        """Returns the rows of some records."""
+        """Return the rows of some records."""
         if (start, stop) in self._kept:
             return self._kept[start, stop]
         return self._rows_of(self.inputs[:, start:stop])
@@ -195,7 +195,7 @@ class Jacobians:
         return row_by_row(self._parameters, self.embed, inputs)
 
     def of_similar_rank(self, inputs: Tensor) -> Iterator[tuple[Tensor, Rows]]:
-        """Yields rows in passes of similar rank, with their places: a pass costs what its largest rank costs.
+        """Yield rows in passes of similar rank, with their places: a pass costs what its largest rank costs.
 
         Args:
           inputs: `[1, rows, 1, ...]`, views of any records of this tower.
@@ -220,7 +220,7 @@ class Jacobians:
         return torch.cat(known) if len(known) == len(found) else None
 
     def along(self, inputs: Tensor, cotangents: Tensor) -> Rows:
-        """Returns the gradients of ⟨z_r, c_r⟩ of rows `[1, rows, 1, ...]`, for c `[rows, dim]`."""
+        """Return the gradients of ⟨z_r, c_r⟩ of rows `[1, rows, 1, ...]`, for c `[rows, dim]`."""
         try:
             return by_layer(self._model, self._parameters, self.embed, inputs, 0, cotangents[None])
         except NotFoldableError:  # these inputs took another way through the network
@@ -232,7 +232,7 @@ class Jacobians:
             return replace(rows, shares=shares)
 
     def side(self, max_kept: int = 0) -> Side:
-        """Returns Gram matrices and spreads of all rows, and keeps up to `max_kept` numbers of Jacobians."""
+        """Return Gram matrices and spreads of all rows, and keep up to `max_kept` numbers of Jacobians."""
         if not self._partners:
             passes = self.of_similar_rank(self.inputs.flatten(1, 2)[:, :, None])
             places, found = zip(*((at, summary(rows, self.path)) for at, rows in passes), strict=True)
@@ -286,7 +286,7 @@ def _goes_by_layer(model: nn.Module, embed: Embed, inputs: Tensor, tower: int, p
 
 
 def _self_check(model: nn.Module, embed: Embed, inputs: Tensor, partners: int) -> str:
-    """Compares both ways on three synthetic records; returns how they differ, empty if they do not.
+    """Compare both ways on three synthetic records; returns how they differ, empty if they do not.
 
     Finds what the layers' types cannot tell, such as records in another order, or dropout. The weights are
     perturbed, lest a zero initialisation hide a branch, and restored bit for bit.
