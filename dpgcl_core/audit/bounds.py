@@ -53,21 +53,21 @@ def epsilon_if_gaussian(fpr: float, fnr: float, delta: float) -> float:
     return 0.0 if excess(0.0) <= 0 else float(optimize.brentq(excess, 0.0, mu * (mu + 40)))
 
 
-Law = tuple[Values, Values]
+Distribution = tuple[Values, Values]
 
 
-def clean_law(clean: Values, pooled: bool) -> Law:
+def clean_distribution(clean: Values, pooled: bool) -> Distribution:
     """Values of a clean sum and their log-probabilities; `pooled` adds the sums of one step's trials."""
     values, counts = np.unique(np.round(clean.sum(1) if pooled else clean, 9), return_counts=True)
     return values, np.log(counts / counts.sum())
 
 
-def log_ratio(noisy: Values, laws: list[Law], std: float, pooled: bool) -> Values:
+def log_ratio(noisy: Values, distributions: list[Distribution], std: float, pooled: bool) -> Values:
     """The log-likelihood ratio of each run, `[runs]`, as if its steps (and trials) were independent."""
     outputs = (noisy.sum(1) if pooled else noisy).reshape(len(noisy), -1)
     without, with_canary = (
         special.logsumexp(logs - (outputs[..., None] - values) ** 2 / (2 * std**2), axis=-1)
-        for values, logs in laws
+        for values, logs in distributions
     )
     ratio: Values = (with_canary - without).sum(1)
     return ratio

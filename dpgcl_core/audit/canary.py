@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from dpgcl_core.audit.bounds import (
     Values,
     best_threshold,
-    clean_law,
+    clean_distribution,
     clopper_pearson_upper,
     epsilon_if_gaussian,
     epsilon_lower_bound,
@@ -224,9 +224,9 @@ def _judge(
     half = runs // 2
     best = -math.inf
     for pooled in (False, True) if case.num_trials > 1 else (False,):
-        laws = [clean_law(each.clean[:half], pooled) for each in (without, with_canary)]
+        distributions = [clean_distribution(each.clean[:half], pooled) for each in (without, with_canary)]
         std = noise_std * (math.sqrt(case.num_trials) if pooled else 1)
-        scores = [log_ratio(each.noisy, laws, std, pooled) for each in (without, with_canary)]
+        scores = [log_ratio(each.noisy, distributions, std, pooled) for each in (without, with_canary)]
         threshold, reached = best_threshold(scores[0][:half], scores[1][:half], delta, confidence)
         if reached > best:
             best, chosen = reached, (scores, threshold)
