@@ -155,7 +155,7 @@ class ImageTransformer(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Queries of one learnt table attend to an image's patches, with masks and separate widths."""
+    """Queries of one learned table attend to an image's patches, with masks and separate widths."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ class TextEncoder(nn.Module):
 
 
 class TwoTowers(nn.Module):
-    """Images and texts with a learnt temperature."""
+    """Images and texts with a learned temperature."""
 
     def __init__(self) -> None:
         super().__init__()

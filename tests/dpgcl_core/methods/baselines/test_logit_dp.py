@@ -314,7 +314,7 @@ def test_parameters_keep_their_state() -> None:
     [
         ({"logit_clip_norm": 0.0}, "logit_clip_norm must be positive"),
         ({"temperature": 0.0}, "temperature must be positive"),
-        ({"temperature": nn.Parameter(torch.tensor(0.5))}, "learnt"),
+        ({"temperature": nn.Parameter(torch.tensor(0.5))}, "learned"),
         ({"spread_out": -1.0}, "spread_out must be"),
         ({"norms": "upper"}, "did you mean 'upper_bound'"),
     ],
