@@ -20,10 +20,15 @@ from dpgcl_core.errors import ConfigError
 class FixedSizeGaussians:
     """Accounting of steps that apply Gaussian mechanisms to one sample of fixed size, replacing one record.
 
+    A uniform subset of fixed size m holds the replaced record with probability m/N: dp_accounting's
+    `SampledWithoutReplacementDpEvent` by RDP (Wang, Balle and Kasiviswanathan 2019); the PLD accountant and
+    the add-or-remove relation refuse it. Several mechanisms on the **same** sample go inside one such event:
+    amplifying each by itself and adding is too low. See docs/theory/truncated-poisson.md.
+
     Attributes:
       num_records: N, public by this relation.
       batch_size: records in every sample.
-      noise_multipliers: std / replace-one sensitivity of each mechanism that looks at the step's sample.
+      noise_multipliers: noise std / replace-one sensitivity of each mechanism on the step's sample.
       num_steps: T.
 
     Raises:
@@ -87,7 +92,7 @@ def calibrate_fixed_size(
     target_delta: float,
     shares: Sequence[float] = (1.0,),
 ) -> FixedSizeGaussians:
-    """Return the least noise found that meets (target_epsilon, target_delta) in RDP, replacing one record.
+    """Return the smallest noise found that meets (target_epsilon, target_delta) by RDP, replacing one record.
 
     Args:
       num_records, batch_size, num_steps: as in `FixedSizeGaussians`.

@@ -5,7 +5,7 @@ releasable only when everything it is computed from besides the model (index, ga
 queries) is public; a *noised* number has noise of its own and is charged in ε (see
 `dpgcl_core.release.noised_counts`); everything else is *private-only*: it depends on the private records
 outside any mechanism. With private data a private-only metric never reaches MLflow, Ray's results, a log or a
-file. `visible` is the one gate, and it refuses names it does not know.
+file. `visible` is the only gate, and it refuses undeclared names.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Metric:
     """One declared metric.
 
     Attributes:
-      name: the name in MLflow; the unit stands in it.
+      name: the name in MLflow, which includes the unit.
       release: who may see it.
       meaning: one line for reports.
     """
@@ -50,8 +50,8 @@ _PAIR_SCORES = {
     },
     "zero_shot_accuracy": "images nearest to the text of their own class",
 }
-"""Of networks with an image and a text tower. No recall may be noised: one record more is a candidate of
-every query and can change the hit of each, so it is no count that one record moves by one."""
+"""Scores of networks with an image and a text tower. No recall may be noised: one more record is a candidate
+for every query and can change the hit of each, so one record can move the count by more than one."""
 
 _DECLARED = (
     Metric("epsilon", Release.RELEASABLE, "ε of all that is released, at delta, by PLD"),

@@ -1,15 +1,13 @@
-"""How many trials a sealed sweep runs: laws of K, drawn in secret.
+"""The law of K: the distribution of the number of trials that a sealed sweep runs, drawn in secret.
 
 A sealed sweep draws K **first**, runs K independent trials and releases the best one alone. Its cost
-depends on the law of K through the generating function f(x) = E[x^K] and its derivative; the laws and
-their parameters are public, K never is (neither by run names, counts, run time nor bills).
+depends on the law of K through the generating function f(x) = E[x^K] and its derivative. The law and its
+parameters are public, K never is (neither by run names, counts, run time nor bills).
 
 Sampling. K is drawn by inverse CDF: a uniform number of 256 bits from the operating system's
-cryptographic source is compared with the masses summed in decimals of 100 digits. The uniform number is
-off by at most 2^-256 and a sum of up to 10^9 masses by less than 10^-90, so the law drawn differs from
-the law stated by less than τ = 10^-60 in total variation; that moves the sweep's δ by at most (1 + e^ε)τ,
-less than one unit in the last place of any δ a float can hold beside. Summed in float64, τ would be some
-10^-13, which at ε = 15 already is a visible share of δ.
+cryptographic source is compared with the masses summed in decimals of 100 digits. The law that is drawn
+differs from the law that is stated by less than 10^-60 in total variation, which moves no δ that a float can
+hold (docs/theory/tuning.md). Summed in float64 the difference would be visible in δ at ε = 15.
 
 The truncated negative binomial is that of Papernot and Steinke (2022), Definition 1.
 """
@@ -38,7 +36,7 @@ _NEGLIGIBLE = Decimal("1e-80")
 
 
 class TrialCountLaw(ABC):
-    """Law of the number of trials K; frozen, public, and independent of the data."""
+    """Law of the number of trials K: frozen, public and independent of the data."""
 
     @property
     @abstractmethod
@@ -59,7 +57,7 @@ class TrialCountLaw(ABC):
 
     @abstractmethod
     def _masses(self) -> Iterator[tuple[int, Decimal]]:
-        """Yield (k, P(K = k)) for ascending k, to be read in the decimal context of this module."""
+        """Yield (k, P(K = k)) for ascending k; iterate in the decimal context of this module."""
 
     def pmf(self, num_trials: int) -> float:
         """Return P(K = num_trials)."""
@@ -74,7 +72,7 @@ class TrialCountLaw(ABC):
         return self._quantile(secrets.randbits(_BITS))
 
     def _quantile(self, bits: int) -> int:
-        """The least k with P(K ≤ k) > (bits + ½) / 2^256."""
+        """Return the smallest k with P(K ≤ k) > (bits + ½) / 2^256."""
         with localcontext(_DECIMALS):
             left = (Decimal(bits) + Decimal("0.5")) / Decimal(2) ** _BITS
             k = 0
@@ -97,7 +95,7 @@ class TrialCountLaw(ABC):
 class TruncatedNegativeBinomial(TrialCountLaw):
     """P(K = k) ∝ (1 − γ)^k ∏_{l<k} (l + η)/(l + 1) for k ≥ 1.
 
-    η = 1 is the geometric law, η = 0 the logarithmic one. γ = 1 is K = 1.
+    η = 1 is the geometric law, η = 0 the logarithmic one; with γ = 1, K is 1.
 
     Attributes:
       eta: shape, above −1.
@@ -268,7 +266,7 @@ class BinomialTrials(TrialCountLaw):
 
 @dataclass(frozen=True, kw_only=True)
 class TruncatedTrials(TrialCountLaw):
-    """`law` conditioned on K ≤ `max_trials`: a cap on the bill that the bounds know of.
+    """`law` conditioned on K ≤ `max_trials`: a cap on the cost that the bounds account for.
 
     Capping K without this law voids the bounds of the uncapped one.
 
@@ -312,7 +310,7 @@ class TruncatedTrials(TrialCountLaw):
         return np.asarray(np.polynomial.polynomial.polyval(np.asarray(x), slopes))
 
     def parameters(self) -> dict[str, str | float]:
-        """Return those of the law that is capped, the cap, and E[K] under it."""
+        """Return the parameters of the uncapped law, the cap, and E[K] under it."""
         inner = self.law.parameters()
         shown: dict[str, str | float] = {f"uncapped_{key}": inner[key] for key in inner if key != "name"}
         return {
