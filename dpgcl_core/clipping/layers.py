@@ -254,12 +254,12 @@ def _patches(module: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 def _channels_last(x: Tensor, num_groups: int) -> Tensor:
-    """`[rows, channels, height, width]` → `[groups, rows per group × height × width, channels]`."""
+    """Reshape `[rows, channels, height, width]` to `[groups, rows per group × height × width, channels]`."""
     return x.permute(0, 2, 3, 1).reshape(num_groups, -1, x.shape[1])
 
 
 def _by_block(x: Tensor, blocks: int) -> Tensor:
-    """`[groups, M, taps, channels]` → `[groups × blocks, M, taps × channels per block]`."""
+    """Reshape `[groups, M, taps, channels]` to `[groups × blocks, M, taps × channels per block]`."""
     num_groups, length, taps, channels = x.shape
     if blocks == 1:
         return x.reshape(num_groups, length, taps * channels)
