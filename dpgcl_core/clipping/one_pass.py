@@ -278,8 +278,8 @@ class _Recorder:
             raise NotSeparableError(
                 f"the leading axis of layer {self._names[module]!r} is not that of the inputs"
             )
-        # With frozen parameters, the first layers' outputs hang on nothing that requires a gradient. They
-        # become leaves of the backward pass, so that it reaches their hooks.
+        # Parameters require no gradient here, so the outputs of the first layers do not either. They become
+        # leaves of the backward pass, so that it reaches their hooks.
         if not output.requires_grad:
             output.requires_grad_()
             self._leaves.append(output)

@@ -219,8 +219,8 @@ def by_layer(
         # From the neck to the input, along a basis of what arrived there; `basis` translates back to axes.
         basis, narrowed = _narrowed(at_neck)
         _pull(calls[neck].x, early, narrowed, None)
-    for layer in (*early, *late):
-        magnitude_bound += layer.magnitude_bound()
+    for layer in (*early, *late):  # squares add up over layers; the root is taken at the end
+        magnitude_bound += layer.magnitude_bound_squared()
     shares = [share for layer in early for share in layer.shares(basis)]
     shares += [share for layer in late for share in layer.shares(None)]
     return Rows(z=z.detach(), shares=shares, magnitude_bound=magnitude_bound.sqrt())
@@ -253,7 +253,7 @@ class _Layer:
                     self._kept = b.new_zeros(len(b), num, *b.shape[1:])
                 self._kept[:, index] = b
 
-    def magnitude_bound(self) -> Tensor:
+    def magnitude_bound_squared(self) -> Tensor:
         """Return Σ ‖a‖²‖b‖² over the layer's parameters, float64 `[rows]`."""
         total = torch.zeros_like(self._squares, dtype=torch.float64)
         for part in self._parts:
@@ -283,7 +283,7 @@ def _pull(of: Tensor, layers: Sequence[_Layer], cotangents: Tensor, also: Tensor
             for layer, gradient in zip(layers, found, strict=False):
                 if gradient is not None:
                     layer.take(gradient, index, len(cotangents))
-        at_also.append(found[-1])
+        at_also.append(found[-1])  # None where a cotangent does not depend on it
     return (
         of if also is None else torch.stack([torch.zeros_like(also) if g is None else g for g in at_also], 1)
     )
