@@ -178,10 +178,11 @@ def _law(name: str, mean: float, eta: float | None, cap: int | None) -> laws.Tri
 def _checked_steps(
     sampling_prob: float, noise_multiplier: float, num_steps: int, delta: float
 ) -> dict[str, Any]:
-    from dpgcl_core.accounting.tuning.cost import TrialClass, check_delta
+    from dpgcl_core.accounting.composition import check_delta_range
+    from dpgcl_core.accounting.tuning.cost import TrialClass
 
     TrialClass(sampling_prob=sampling_prob, noise_multiplier=noise_multiplier, num_steps=num_steps)
-    check_delta(delta)
+    check_delta_range(delta)
     return {"sampling_prob": sampling_prob, "noise_multiplier": noise_multiplier, "num_steps": num_steps}
 
 
