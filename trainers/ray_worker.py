@@ -15,7 +15,7 @@ import contextlib
 import ctypes
 import re
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from trainers.files.checkpoint import CheckpointFolder
 from trainers.training.workers import current_workers
 
 if TYPE_CHECKING:
-    from trainers.training.loop import TrainingData
+    from trainers.data.dataset import TrainingData
 
 # "[…/gloo/transport/tcp/pair.cc:547] Connection closed by peer"; or a class of its own.
 _FROM_GLOO = re.compile(r"^\[[^\]\n]*gloo/[^\]\n]*\]")
@@ -65,7 +65,10 @@ class RayTrial:
 
 
 def run_trial(
-    tune_config: Mapping[str, Any], *, trials: Mapping[str, RayTrial], records: list[ray.ObjectRef]
+    tune_config: Mapping[str, Any],
+    *,
+    trials: Mapping[str, RayTrial],
+    records: list[ray.ObjectRef[TrainingData]],
 ) -> None:
     """Tune's trial function: trains `trials[tune_config["trial"]]` and reports its result once.
 
@@ -76,8 +79,9 @@ def run_trial(
     """
     trial = trials[tune_config["trial"]]
     in_place = runs_in_place(trial)
+    worker: Callable[..., Any] = train_worker  # what it returns is handed on, against the declared type
     trainer = TorchTrainer(
-        train_worker,
+        worker,
         train_loop_config={"trial": trial, "records": records},
         scaling_config=ScalingConfig(
             num_workers=0 if in_place else trial.config.performance.num_workers,
@@ -87,7 +91,8 @@ def run_trial(
         run_config=RunConfig(name=trial.name, storage_path=str(trial.ray_folder)),
     )
     try:
-        result = trainer.fit().return_value  # a process that dies raises here, and Tune starts over
+        fitted: Any = trainer.fit()  # a process that dies raises here, and Tune starts over
+        result = fitted.return_value
     except WorkerGroupError as error:
         told = [each for each in error.worker_failures.values() if isinstance(each, TrainingFailed)]
         if not told:

@@ -210,7 +210,7 @@ def _read_table(file: Path, unit_column: str | None) -> pa.Table:
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(file) as opened:
-        wanted = {"image", "label", "id", unit_column} & set(opened.schema_arrow.names)
+        wanted = set(opened.schema_arrow.names) & {"image", "label", "id", unit_column}
         return opened.read(columns=sorted(wanted))
 
 
@@ -226,12 +226,12 @@ def _check_schema(schema: pa.Schema, first: pa.Schema, unit_column: str | None) 
 
     def is_text(kind: pa.DataType) -> bool:
         kind = kind.value_type if kinds.is_dictionary(kind) else kind
-        return kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind)
+        return bool(kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind))
 
     def is_bytes(kind: pa.DataType) -> bool:
         if kinds.is_struct(kind):
             return kind.get_field_index("bytes") >= 0 and is_bytes(kind.field("bytes").type)
-        return kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_binary_view(kind)
+        return bool(kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_binary_view(kind))
 
     rules = {
         "image": ("encoded image bytes, plain or as {bytes, path}", is_bytes),
@@ -261,7 +261,9 @@ def _encoded_images(table: pa.Table) -> list[bytes | None]:
     import pyarrow.types as kinds
 
     column = table.column("image")
-    return (pc.struct_field(column, "bytes") if kinds.is_struct(column.type) else column).to_pylist()
+    encoded = pc.struct_field(column, "bytes") if kinds.is_struct(column.type) else column
+    images: list[bytes | None] = encoded.to_pylist()
+    return images
 
 
 def _column(tables: list[pa.Table], name: str) -> NDArray[Any] | None:

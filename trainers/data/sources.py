@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -198,7 +198,7 @@ def _read_eurosat(files: tuple[RemoteFile, ...], image_size: int | None) -> Spli
         records = _decode_eurosat(find_or_download(files[0], "eurosat"), size)
         try:
             with write_atomically(cached) as out:
-                np.savez(out, images=records.images, labels=records.labels, ids=records.ids)
+                np.savez(out, images=records.images, labels=cast(Any, records.labels), ids=records.ids)
         except DataError as error:
             _log.warning("the decoded EuroSAT images are not kept: %s", error)
     return records, None

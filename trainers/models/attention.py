@@ -143,7 +143,8 @@ class SeparateAttention(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         """`[n, length, embed_dim]` → `[n, num_heads, length, head_dim]`."""
-        return x.unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2)
+        heads: Tensor = x.unflatten(2, (self.num_heads, self.head_dim))
+        return heads.transpose(1, 2)
 
     def _mask(
         self, query: Tensor, key: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None

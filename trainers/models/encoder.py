@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import importlib
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -84,7 +85,8 @@ class Encoder(nn.Module):
     def embed_views(self, views: Tensor) -> Tensor:
         """Returns embeddings `[groups, group_size, views, dim]` of views `[..., C, H, W]`."""
         embeddings: Tensor = self(views.flatten(0, 2))
-        return embeddings.unflatten(0, views.shape[:3])
+        grouped: Tensor = embeddings.unflatten(0, views.shape[:3])
+        return grouped
 
     def without_predictor(self, images: Tensor) -> Tensor:
         """Returns embeddings `[n, embedding_dim]`, as a target network gives them."""
@@ -144,11 +146,12 @@ def to_fast_layout(encoder: Encoder, device: torch.device, image_shape: tuple[in
     On CPUs convolutions are faster by a quarter, and the clipping engine reads patches so. A network that
     calls `view` on a convolution's output or weight runs in the ordinary layout only.
     """
-    encoder.to(device, memory_format=torch.channels_last)
+    network: Any = encoder  # the declared overloads of `to` lack memory_format
+    network.to(device, memory_format=torch.channels_last)
     try:
         encoder(torch.zeros(2, *image_shape, device=device))
     except RuntimeError:
-        encoder.to(memory_format=torch.contiguous_format)
+        network.to(memory_format=torch.contiguous_format)
 
 
 def _factory(name: str) -> Callable[[ImageShape], nn.Module]:

@@ -15,6 +15,7 @@ import difflib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +58,13 @@ def with_lora(module: nn.Module, rank: int, alpha: float, targets: Sequence[str]
     from peft import LoraConfig, inject_adapter_in_model
 
     pattern = "|".join(re.escape(name) for name in names)  # peft takes a string as a full match
-    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, bias="none", target_modules=pattern)
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=cast(int, alpha),  # declared so, but only divided by the rank
+        lora_dropout=0.0,
+        bias="none",
+        target_modules=pattern,
+    )
     inject_adapter_in_model(config, module)
     return module
 
@@ -72,7 +79,7 @@ def merge_lora(module: nn.Module) -> int:
     >>> merge_lora(tower), type(tower[0]).__name__
     (1, 'Linear')
     """
-    adapted = [
+    adapted: list[tuple[nn.Module, str, Any]] = [
         (parent, name, child)
         for parent in list(module.modules())
         for name, child in list(parent.named_children())

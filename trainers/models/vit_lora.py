@@ -7,6 +7,8 @@ that trainings of other networks do not pay for them.
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import Tensor, nn
 
 from dpgcl_core.errors import ConfigError
@@ -38,7 +40,7 @@ class ImageTower(nn.Module):
     def __init__(self, tower: nn.Module, image_shape: tuple[int, int, int]) -> None:
         super().__init__()
         channels, *size = image_shape
-        height, width = tower.image_size
+        height, width = cast(tuple[int, int], tower.image_size)
         if size != [height, width]:
             raise ConfigError(
                 f"this image tower reads images of {height}×{width} pixels; got {size[0]}×{size[1]}. "
@@ -46,7 +48,7 @@ class ImageTower(nn.Module):
             )
         if channels not in (1, _COLOURS):
             raise ConfigError(f"this image tower reads images of 1 or 3 channels; got {channels}")
-        self.feature_dim: int = tower.output_dim
+        self.feature_dim = cast(int, tower.output_dim)
         self.tower = tower
 
     def forward(self, images: Tensor) -> Tensor:

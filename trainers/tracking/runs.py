@@ -130,7 +130,7 @@ class Tracker:
             changed = [f"{k}: {known[k]} → {v}" for k, v in wanted.items() if known.get(k, v) != v]
             if changed:
                 self.client.set_tag(run.info.run_id, CHANGED_TAG, "; ".join(changed))
-        return run.info.run_id
+        return str(run.info.run_id)
 
     def log_trial(
         self,
@@ -166,7 +166,7 @@ class Tracker:
         with server_errors(self.address, f"logging the trial {trial_name!r}"):
             for earlier in self._search({PARENT_TAG: parent_run_id, TRIAL_TAG: trial_name}):
                 if earlier.info.status == "FINISHED":
-                    return earlier.info.run_id
+                    return str(earlier.info.run_id)
                 self.client.delete_run(earlier.info.run_id)
             parent = self.client.get_run(parent_run_id)
             own = {
@@ -182,7 +182,7 @@ class Tracker:
             )
             self._log(run.info.run_id, _strings(params), points)
             self.client.set_terminated(run.info.run_id, "FINISHED")
-        return run.info.run_id
+        return str(run.info.run_id)
 
     def log_sealed(
         self,
@@ -203,7 +203,7 @@ class Tracker:
         with server_errors(self.address, f"publishing the sweep {name!r}"):
             for earlier in self._search({ROLE_TAG: SEALED_ROLE, SWEEP_TAG: name}):
                 if earlier.info.status == "FINISHED":
-                    return earlier.info.run_id
+                    return str(earlier.info.run_id)
                 self.client.delete_run(earlier.info.run_id)
             own = {SWEEP_TAG: name, ROLE_TAG: SEALED_ROLE, NOTE_TAG: _note(name, params, tags, description)}
             run = self.client.create_run(
@@ -214,7 +214,7 @@ class Tracker:
             )
             self._log(run.info.run_id, _strings(params), _metric_points(metrics, {}, SEALED_TIME_MS))
             self.client.set_terminated(run.info.run_id, "FINISHED", end_time=SEALED_TIME_MS)
-        return run.info.run_id
+        return str(run.info.run_id)
 
     def set_tags(self, parent_run_id: str, tags: Mapping[str, Any]) -> None:
         """Replaces tags of a sweep's parent run and of all its trials. Raises as `log_artifact`."""
