@@ -70,7 +70,7 @@ def run_trial(
     trials: Mapping[str, RayTrial],
     records: list[ray.ObjectRef[TrainingData]],
 ) -> None:
-    """Tune's trial function: trains `trials[tune_config["trial"]]` and reports its result once.
+    """Tune's trial function: train `trials[tune_config["trial"]]` and report its result once.
 
     Args:
       tune_config: Tune's sample; `trial` names the training.
@@ -132,7 +132,7 @@ def train_worker(loop_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _give_memory_back() -> None:
-    """Returns freed memory to the system, where the C library can: the process runs trial after trial.
+    """Return freed memory to the system, where the C library can: the process runs trial after trial.
 
     Without it the heap stays as large as the largest trial made it (`batch` on Fashion-MNIST: 906 MB
     against 573 MB after fourteen trials).
@@ -166,7 +166,7 @@ def _lost_another_worker(error: BaseException) -> bool:
 
 
 def describe_error(error: BaseException, *, data_are_public: bool) -> str:
-    """Returns what may be told of an exception: with private records its text may carry one.
+    """Return what may be told of an exception: with private records its text may carry one.
 
     >>> describe_error(KeyError("a name from a record"), data_are_public=False)
     'KeyError (its message is withheld: the training data are private)'
@@ -185,7 +185,7 @@ def runs_in_place(trial: RayTrial) -> bool:
 
 
 def resources_per_worker(trial: RayTrial) -> dict[str, float]:
-    """Returns what Ray sets aside for one worker."""
+    """Return what Ray sets aside for one worker."""
     resources: dict[str, float] = {"CPU": trial.config.performance.threads_per_worker}
     if trial.gpus_per_worker:
         resources["GPU"] = trial.gpus_per_worker
@@ -193,7 +193,7 @@ def resources_per_worker(trial: RayTrial) -> dict[str, float]:
 
 
 def resources_of_trial_function(trial: RayTrial) -> dict[str, float]:
-    """Returns what Tune sets aside for the trial function.
+    """Return what Tune sets aside for the trial function.
 
     In front of a worker group it only waits: it takes some memory and no CPU, so that it can never hold
     the CPU its own workers wait for.
@@ -204,7 +204,7 @@ def resources_of_trial_function(trial: RayTrial) -> dict[str, float]:
 
 
 def _check_code(code_root: Path | None) -> None:
-    """Refuses to train with another copy of the code than the driver's."""
+    """Refuse to train with another copy of the code than the driver's."""
     here = Path(__file__).resolve().parents[1]
     if code_root is not None and here != code_root:
         raise RuntimeError(f"this process imported {here}, but the sweep runs {code_root}")

@@ -1,4 +1,4 @@
-"""Station 3, groups: the sampled records are permuted in secret and cut into groups of exactly S.
+"""Stage 3, groups: the sampled records are permuted in secret and cut into groups of exactly S.
 
 Proposition (sensitivity 2C). Let h map a group of S records to a vector of norm ≤ C, and let
 f(B) = Σ h(G) over the ⌊|B|/S⌋ groups that a uniformly random permutation of B cuts off, the remainder

@@ -1,4 +1,4 @@
-"""Station 2, the Poisson sampler: every record joins every step independently with `sampling_prob`.
+"""Stage 2, the Poisson sampler: every record joins every step independently with `sampling_prob`.
 
 Drawn by one worker alone, in secret. An empty draw is a step like any other: noise is still added and
 the step is still charged.

@@ -1,4 +1,4 @@
-"""Station 1, records: one record is one privacy unit, and its stable id alone decides where it goes.
+"""Stage 1, records: one record is one privacy unit, and its stable id alone decides where it goes.
 
 Neighbouring data sets differ by **adding or removing one record**. Everything that assigns a record to
 a shard, a split or an augmentation must therefore leave all *other* records where they were: it is a

@@ -55,7 +55,7 @@ class Source:
 
 
 def load_builtin(name: str, image_size: int | None = None) -> Splits:
-    """Returns the records of the built-in `name`, a key of `SOURCES`.
+    """Return the records of the built-in `name`, a key of `SOURCES`.
 
     Ids come from each record's image and label as published, so `image_size` leaves them as they are.
 
@@ -133,7 +133,7 @@ class _ArraysOnly(pickle.Unpickler):
     """Loads pickled NumPy arrays; any other class or function is refused, so nothing can be run."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Returns one of the three things an array is built from."""
+        """Return one of the three things an array is built from."""
         allowed = {
             ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
             ("numpy", "ndarray"): np.ndarray,

@@ -36,7 +36,7 @@ DEFAULT_SCORES = ("image_to_text_recall_at_10", "knn_accuracy")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns 0.
+    """Run the command line; return 0.
 
     Raises:
       ConfigError: an option is unknown, or there is no such trial or score; or as `write_model`.
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def choose_trial(
     sweep: FinishedSweep, *, trial: str | None = None, best: str | None = None
 ) -> tuple[FinishedTrial, str]:
-    """Returns the model to export, and how it was chosen, in words.
+    """Return the model to export, and how it was chosen, in words.
 
     Args:
       sweep: with at least one model.
@@ -123,7 +123,7 @@ def is_score(name: str) -> bool:
 
 
 def describe(sweep: FinishedSweep, trial: FinishedTrial, chosen: str) -> ModelDescription:
-    """Returns what `model.json` says of a model; the hashes come with writing the weights.
+    """Return what `model.json` says of a model; the hashes come with writing the weights.
 
     Raises:
       ConfigError: its CLIP model is unknown here.

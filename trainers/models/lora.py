@@ -29,7 +29,7 @@ _MAX_NAMED = 5
 
 
 def with_lora(module: nn.Module, rank: int, alpha: float, targets: Sequence[str]) -> nn.Module:
-    """Freezes `module` and puts trainable adapters on its target layers, in place.
+    """Freeze `module` and put trainable adapters on its target layers, in place.
 
     A is random from torch's global generator and B is zero, so the outputs are unchanged.
 
@@ -70,7 +70,7 @@ def with_lora(module: nn.Module, rank: int, alpha: float, targets: Sequence[str]
 
 
 def merge_lora(module: nn.Module) -> int:
-    """Adds every adapter to the weights of its layer and removes it, in place; the outputs stay.
+    """Add every adapter to the weights of its layer and remove it, in place; the outputs stay.
 
     Returns:
       The number of adapters merged.
@@ -149,7 +149,7 @@ def _refuse_modules(module: nn.Module) -> None:
 
 
 def prove_adapters_train(module: nn.Module, run: Callable[[nn.Module], Tensor]) -> None:
-    """Refuses a network with trainable weights that no training would move.
+    """Refuse a network with trainable weights that no training would move.
 
     Two passes on a copy, without noise, for noise would move even weights that are not connected. At the
     weights as they are, something in every layer (of an adapter: A or B) must have a gradient. That is

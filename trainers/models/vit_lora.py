@@ -52,13 +52,13 @@ class ImageTower(nn.Module):
         self.tower = tower
 
     def forward(self, images: Tensor) -> Tensor:
-        """Returns features `[n, feature_dim]` of images `[n, 1 or 3, H, W]`."""
+        """Return features `[n, feature_dim]` of images `[n, 1 or 3, H, W]`."""
         features: Tensor = self.tower(images.expand(-1, _COLOURS, -1, -1))
         return features
 
 
 def vit_b_32_lora(image_shape: tuple[int, int, int]) -> ImageTower:
-    """Returns ViT-B-32 with random weights and adapters on query and value: 589,824 weights train.
+    """Return ViT-B-32 with random weights and adapters on query and value: 589,824 weights train.
 
     Args:
       image_shape: (1 or 3, 224, 224).
@@ -73,7 +73,7 @@ def vit_b_32_lora(image_shape: tuple[int, int, int]) -> ImageTower:
 
 
 def vit_b_32_lora_fused(image_shape: tuple[int, int, int]) -> ImageTower:
-    """Returns the same tower with its fused attention, for **non-private** speed comparisons only.
+    """Return the same tower with its fused attention, for **non-private** speed comparisons only.
 
     On `nn.MultiheadAttention` peft adapts query, key, value and output together (884,736 weights); with
     peft 0.21 the output's adapter counts twice. Every pass adds the adapters to the frozen weights and
