@@ -66,7 +66,7 @@ def _json_of(script: str, *arguments: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_clipping_command_prints_one_row() -> None:
     """The names that readers of the row rely on."""
     row = _json_of(
@@ -98,7 +98,7 @@ def test_clipping_command_refuses_json_of_a_table(monkeypatch: pytest.MonkeyPatc
         clipping.main()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_clip_step_command_measures_time_and_memory() -> None:
     """The names that readers of the rows rely on."""
     result = _json_of(
@@ -115,7 +115,6 @@ def test_clip_step_command_measures_time_and_memory() -> None:
     assert {"device", "torch", "threads", "command"} <= set(result)
 
 
-@pytest.mark.slow
 def test_clip_step_covers_every_setting(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -154,7 +153,7 @@ def test_growth_prints_both_axes(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert len(result["by_group_size"]) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_workers_compares_two_arrangements(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,7 +165,6 @@ def test_workers_compares_two_arrangements(
     assert row["time_ratio"] == pytest.approx(row["many_workers_seconds"] / row["one_worker_seconds"])
 
 
-@pytest.mark.slow
 def test_logit_dp_prints_both_tables(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -182,7 +180,7 @@ def test_logit_dp_prints_both_tables(
     assert step["ratios"]["two towers, exact"] == seconds["two towers, exact"] / seconds["dp_gcl"]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.ray
 def test_sweep_overhead_phases_add_up_to_the_trial() -> None:
     result = _json_of(

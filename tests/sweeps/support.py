@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,8 +21,12 @@ import pytest
 
 from sweeps import group_size
 from sweeps.service import run as service
+from sweeps.service import searching
+from sweeps.service.execution import OnResult, TrialSource
 from sweeps.service.options import parse_options
-from sweeps.service.plan import SweepPlan, build_plan
+from sweeps.service.plan import SweepPlan, Trial, build_plan
+from sweeps.service.storage import SweepFolder
+from trainers import ray_worker
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "sweeps" / "group_size.py"
@@ -54,7 +62,64 @@ def plan(*arguments: str, calibrations: Path | None = None) -> SweepPlan:
 def without_ray(monkeypatch: pytest.MonkeyPatch, run_trials: Callable[..., Any]) -> None:
     """Lets sweeps of this process run their trials by `run_trials`."""
     monkeypatch.setattr(service, "ray_session", lambda _: nullcontext())
-    monkeypatch.setattr(service, "run_trials", run_trials)
+    for module in (service, searching):
+        monkeypatch.setattr(module, "run_trials", run_trials)
+
+
+def train_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets sweeps of this process train in it, by what a worker on Ray calls."""
+    monkeypatch.setattr(ray_worker, "ray", SimpleNamespace(get=lambda records: records))
+    without_ray(monkeypatch, _train_here)
+
+
+def _train_here(
+    session: None,
+    plan: SweepPlan,
+    folder: SweepFolder,
+    trials: Sequence[Trial],
+    on_result: OnResult,
+    budget: object = None,
+    source: TrialSource | None = None,
+) -> dict[str, str]:
+    """As `sweeps.service.execution.run_trials`."""
+    failed = {}
+    for planned in trials:
+        trial = planned if source is None else source.next_trial()
+        folder.mark_start(trial.name)
+        given = ray_worker.RayTrial(
+            name=trial.name,
+            config=trial.config,
+            checkpoint_folder=folder.checkpoint_folder(trial.name),
+            ray_folder=folder.path / "ray",
+            code_root=ROOT,
+            gpus_per_worker=0,
+            memory_share=0.5,
+            charged=budget is not None,
+        )
+        result = ray_worker.train_worker({"trial": given, "records": [plan.data]})
+        if "error" in result:
+            failed[trial.name] = result["error"]
+        else:
+            on_result(trial.name, result)
+        if source is not None:
+            source.ended(trial.name)
+    return failed
+
+
+def run_script(name: str, *arguments: str) -> tuple[int, str, str]:
+    """Runs `python sweeps/NAME.py ARGUMENTS` in this process: exit code, stdout and stderr."""
+    script = ROOT / "sweeps" / f"{name}.py"
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(script), *arguments])
+        patch.setattr(sys, "path", [str(script.parent), *sys.path])
+        with (
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            pytest.raises(SystemExit) as end,
+        ):
+            runpy.run_path(str(script), run_name="__main__")
+    return int(end.value.code or 0), out.getvalue(), err.getvalue()
 
 
 def write_npz(

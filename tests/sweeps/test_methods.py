@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -229,67 +233,85 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
     return stand_in
 
 
+def run_tuned(folder: Path, *more: str) -> int:
+    """Runs the tuned sweep `one` of two candidates."""
+    chosen = options(*QUICK, "--name", "one", "--storage", str(folder), "--repeats", "2", *more)
+    compared = [Candidate(label=name, changes={"method": name}) for name in ("dp_gcl", "dp_clip")]
+    compared.append(Candidate(label="base", changes={"method": "base", "epsilon": None}, tuned=False))
+    return run_tuned_sweep("methods", chosen, compared, GRID, lambda *_: [])
+
+
 @pytest.fixture
 def tuned(tmp_path: Path, empty_database: Path) -> Tuned:
-    """Runs the tuned sweep `one` of two candidates."""
+    """`run_tuned` in a new storage folder."""
     shutil.copy(empty_database, tmp_path)
-
-    def start(*more: str) -> int:
-        chosen = options(*QUICK, "--name", "one", "--storage", str(tmp_path), "--repeats", "2", *more)
-        compared = [Candidate(label=name, changes={"method": name}) for name in ("dp_gcl", "dp_clip")]
-        compared.append(Candidate(label="base", changes={"method": "base", "epsilon": None}, tuned=False))
-        return run_tuned_sweep("methods", chosen, compared, GRID, lambda *_: [])
-
-    return start
+    return partial(run_tuned, tmp_path)
 
 
-def test_tuning_trains_the_best_setting_of_each_afresh(ray: Ray, tuned: Tuned) -> None:
-    assert tuned() == 0
-    shown = {name: t for name, t in ray.trained.items() if not name.startswith("tune-")}
+@dataclass
+class Done:
+    """What a tuned sweep has trained, said and left."""
+
+    code: int
+    trained: dict[str, Any]
+    said: str
+    folder: Path
+
+    def statement(self, sweep: str) -> dict[str, Any]:
+        path = self.folder / "sweeps" / sweep / "privacy_statement.json"
+        return json.loads(path.read_text())  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Done:
+    """The tuned sweep, run once for all that only look at it."""
+    folder, stand_in, said = tmp_path_factory.mktemp("tuned"), Ray(), io.StringIO()
+    shutil.copy(empty_database, folder)
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+        without_ray(patch, stand_in.run_trials)
+        code = run_tuned(folder)
+    return Done(code, stand_in.trained, said.getvalue(), folder)
+
+
+@pytest.fixture
+def again(done: Done, tmp_path: Path) -> Path:
+    """A copy of its folder, to be resumed."""
+    return Path(shutil.copytree(done.folder, tmp_path / "again"))
+
+
+def test_tuning_trains_the_best_setting_of_each_afresh(done: Done) -> None:
+    assert done.code == 0
+    shown = {name: t for name, t in done.trained.items() if not name.startswith("tune-")}
     assert sorted(shown) == [f"{name}-r{i}" for name in ("base", "dp_clip", "dp_gcl") for i in (0, 1)]
     assert {shown[f"dp_gcl-r{i}"].config.optimizer.learning_rate for i in (0, 1)} == {0.02}
 
 
-def test_tuning_gives_every_candidate_the_same_grid(ray: Ray, tuned: Tuned) -> None:
-    tuned()
+def test_tuning_gives_every_candidate_the_same_grid(done: Done) -> None:
     for name in ("dp_gcl", "dp_clip"):
-        tried = [ray.trained[f"tune-{name}-{number}-r0"] for number in range(3)]
+        tried = [done.trained[f"tune-{name}-{number}-r0"] for number in range(3)]
         assert [t.config.optimizer.learning_rate for t in tried] == [0.01, 0.02, 0.03]
 
 
-def test_tuning_and_comparison_share_no_seed(ray: Ray, tuned: Tuned) -> None:
-    tuned()
-    seeds = {name: trial.config.public_seed for name, trial in ray.trained.items()}
+def test_tuning_and_comparison_share_no_seed(done: Done) -> None:
+    seeds = {name: trial.config.public_seed for name, trial in done.trained.items()}
     assert not {s for n, s in seeds.items() if n.startswith("tune-")} & {
         s for n, s in seeds.items() if not n.startswith("tune-")
     }
 
 
-def test_comparison_costs_what_its_tuning_cost_too(ray: Ray, tuned: Tuned, tmp_path: Path) -> None:
-    tuned()
-    both, first = (
-        json.loads((tmp_path / "sweeps" / name / "privacy_statement.json").read_text())
-        for name in ("one", "one-tuning")
-    )
+def test_comparison_costs_what_its_tuning_cost_too(done: Done) -> None:
+    both, first = done.statement("one"), done.statement("one-tuning")
     assert both["trials"]["planned"] == first["trials"]["planned"] + 6
     assert both["cost"]["tuned_epsilon"] > first["cost"]["tuned_epsilon"]
 
 
-def test_tuning_tells_the_cost_of_what_follows_in_advance(
-    ray: Ray, tuned: Tuned, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tuned()
-    said = capsys.readouterr().out
-    statement = json.loads((tmp_path / "sweeps/one/privacy_statement.json").read_text())
-    in_advance = said.split("with other seeds; all together:\n")[1].split("sweep:")[0]
-    assert f"ε = {rounded_up(statement['cost']['tuned_epsilon'], 4)}" in in_advance
+def test_tuning_tells_the_cost_of_what_follows_in_advance(done: Done) -> None:
+    in_advance = done.said.split("with other seeds; all together:\n")[1].split("sweep:")[0]
+    assert f"ε = {rounded_up(done.statement('one')['cost']['tuned_epsilon'], 4)}" in in_advance
 
 
-def test_statement_of_the_tuning_says_that_a_comparison_follows(
-    ray: Ray, tuned: Tuned, tmp_path: Path
-) -> None:
-    tuned()
-    page = (tmp_path / "sweeps/one-tuning/privacy_statement.md").read_text()
+def test_statement_of_the_tuning_says_that_a_comparison_follows(done: Done) -> None:
+    page = (done.folder / "sweeps/one-tuning/privacy_statement.md").read_text()
     assert "A comparison follows, of 6 trials more" in page
 
 
@@ -309,9 +331,8 @@ def test_ledger_that_holds_the_tuning_alone_starts_nothing(
     assert not ray.trained
 
 
-def test_comparison_says_its_grid(ray: Ray, tuned: Tuned, tmp_path: Path) -> None:
-    tuned()
-    notes = " ".join(json.loads((tmp_path / "sweeps/one/privacy_statement.json").read_text())["notes"])
+def test_comparison_says_its_grid(done: Done) -> None:
+    notes = " ".join(done.statement("one")["notes"])
     assert "learning_rate = 0.01; learning_rate = 0.02; learning_rate = 0.03" in notes
 
 
@@ -353,18 +374,15 @@ def test_tuning_spends_nothing_where_the_name_is_taken(ray: Ray, tuned: Tuned, t
     assert not ray.trained
 
 
-def test_tuned_sweep_is_resumed_without_training(ray: Ray, tuned: Tuned) -> None:
-    tuned()
-    ray.trained.clear()
-    assert tuned("--resume") == 0
+def test_tuned_sweep_is_resumed_without_training(ray: Ray, again: Path) -> None:
+    assert run_tuned(again, "--resume") == 0
     assert not ray.trained
 
 
-def test_resume_goes_on_where_only_the_tuning_was_done(ray: Ray, tuned: Tuned, tmp_path: Path) -> None:
-    tuned()
-    shutil.rmtree(tmp_path / "sweeps" / "one")
-    ray.trained.clear()
-    assert tuned("--resume") == 0
+def test_resume_goes_on_where_only_the_tuning_was_done(ray: Ray, again: Path) -> None:
+    shutil.rmtree(again / "sweeps" / "one")
+    assert run_tuned(again, "--resume") == 0
+    assert ray.trained
     assert not any(name.startswith("tune-") for name in ray.trained)
 
 

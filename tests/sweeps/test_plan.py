@@ -23,6 +23,7 @@ from tests.sweeps import support
 from tests.sweeps.support import write_npz
 
 Plan = Callable[..., SweepPlan]
+Fingerprint = Callable[..., str]
 # Without a calibration a plan takes a fraction of a second.
 QUICK = ("--tiny", "--noise-multiplier", "1")
 
@@ -359,24 +360,28 @@ def write_persons(path: Path, *, drop_person: int | None = None, drop_row: int |
 
 
 @pytest.mark.parametrize("option", [*CHANGES, *FLAGS])
-def test_fingerprint_changes_with_what_decides_the_results(option: str, make_plan: Plan, own: str) -> None:
+def test_fingerprint_changes_with_what_decides_the_results(
+    option: str, fingerprint: Fingerprint, own: str
+) -> None:
     given = [option, CHANGES[option].format(own=own)] if option in CHANGES else [option]
     if option == "--evaluate-on":
         given += ["--data-is", "public"]
-    assert make_plan(*QUICK, *given).fingerprint != make_plan(*QUICK).fingerprint
+    assert fingerprint(*QUICK, *given) != fingerprint(*QUICK)
 
 
 @pytest.mark.parametrize("option", WITH_OTHERS)
-def test_fingerprint_changes_with_options_that_need_others(option: str, make_plan: Plan, own: str) -> None:
+def test_fingerprint_changes_with_options_that_need_others(
+    option: str, fingerprint: Fingerprint, own: str
+) -> None:
     others, value = WITH_OTHERS[option]
     given = [*QUICK, "--expected-batch-size", "32", *(each.format(own=own) for each in others)]
-    assert make_plan(*given, option, value).fingerprint != make_plan(*given).fingerprint
+    assert fingerprint(*given, option, value) != fingerprint(*given)
 
 
 @pytest.mark.parametrize("option", [*NO_CHANGES, *NO_CHANGE_FLAGS])
-def test_fingerprint_is_the_same_for_performance_and_storage(option: str, make_plan: Plan) -> None:
+def test_fingerprint_is_the_same_for_performance_and_storage(option: str, fingerprint: Fingerprint) -> None:
     given = [option, NO_CHANGES[option]] if option in NO_CHANGES else [option]
-    assert make_plan(*QUICK, *given).fingerprint == make_plan(*QUICK).fingerprint
+    assert fingerprint(*QUICK, *given) == fingerprint(*QUICK)
 
 
 def test_fingerprint_tests_cover_every_option() -> None:

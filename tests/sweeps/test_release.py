@@ -288,7 +288,6 @@ def private_sweep(
     return start
 
 
-@pytest.mark.slow
 def test_private_sweep_releases_noised_numbers_and_no_others(
     private_sweep: Callable[..., InPlace], tmp_path: Path
 ) -> None:
@@ -307,7 +306,6 @@ def test_private_sweep_releases_noised_numbers_and_no_others(
     assert statement["cost"]["tuned_epsilon"] > max(logged["epsilon"])
 
 
-@pytest.mark.slow
 def test_private_sweep_with_a_ledger_is_charged_for_its_noised_numbers(
     private_sweep: Callable[..., InPlace], tmp_path: Path
 ) -> None:
