@@ -35,7 +35,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
 
-from dpgcl_core.command_line import run_command
+from dpgcl_core.command_line import Command, run_command
 from dpgcl_core.errors import exit_on_bad_input
 
 TESTS = ("tests/dpgcl_core",)
@@ -467,7 +467,7 @@ def kill_command(*, mutants: Path, results: Path, coverage: Path, limit: int | N
 
 def main() -> int:
     """Run one command."""
-    commands = {"measure": measure_command, "sample": sample_command, "run": kill_command}
+    commands: dict[str, Command] = {"measure": measure_command, "sample": sample_command, "run": kill_command}
     run_command(commands, prog="python benchmarks/mutation_sampling.py", description=__doc__)
     return 0
 
