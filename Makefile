@@ -3,7 +3,7 @@
 # Options of the sweep: make sweep OPTIONS="--dataset fashion-mnist"
 # `make test` takes five minutes and skips, with the reason, what this machine lacks. `make test-ci`, which
 # .ci/run calls, adds clusters, servers and a slice of the long tests that the commit chooses.
-# `make test-long` runs all of these: killing real sweeps, and searching all they wrote for leaks.
+# `make test-long` is the rest: killing real sweeps, searching all they wrote for leaks, deliberate breakages.
 
 PYTHON ?= python3
 VENV := .venv
@@ -24,10 +24,13 @@ test: $(INSTALLED)
 test-ci: $(INSTALLED)
 	$(PYTEST) -m "not gpu" --long-slice=3 $(PYTEST_OPTIONS)
 
-test-long: $(INSTALLED)
+test-long: $(INSTALLED) mutants
 	$(PYTEST) -m "long and not gpu" $(PYTEST_OPTIONS)
 
-# Five deliberate breakages, chosen by the commit: the tests must notice each.
+# Deliberate breakages, which the tests must notice; the slice is of five, chosen by the commit.
+mutants: $(INSTALLED)
+	$(BIN)/python -m tests.mutants
+
 mutants-slice: $(INSTALLED)
 	$(BIN)/python -m tests.mutants --slice 5
 

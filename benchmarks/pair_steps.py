@@ -30,7 +30,7 @@ from trainers.data.pairs import ImageTextRecords
 from trainers.data.shapes import make_shape_pairs
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.models.clip.published import CLIP_TINY, ClipConfig, find_clip
-from trainers.tasks.modality import pair_views
+from trainers.tasks.pairs import pair_views
 from trainers.training.microbatch import max_views
 from trainers.training.optimizers import build_optimizer
 from trainers.training.warm_start import starting_encoder

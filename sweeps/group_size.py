@@ -53,12 +53,10 @@ def points(options: GroupSizeOptions) -> list[Point]:
 
 
 def figure(tracking_uri: str, sweep: str, folder: Path) -> list[Path]:
-    """Draws the figure and its table from MLflow alone."""
-    from dashboards.figures import write_group_size_figure, write_summary_table
-    from dashboards.runs import load_trials
+    """Draw the figure and its tables from MLflow alone."""
+    from dashboards.figures import draw
 
-    trials = load_trials(tracking_uri, sweep)
-    return [*write_group_size_figure(trials, folder), *write_summary_table(trials, folder)]
+    return draw("group-size", tracking_uri, sweep, folder)
 
 
 def main() -> int:

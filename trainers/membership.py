@@ -35,6 +35,7 @@ from dpgcl_core.errors import ConfigError, DataError, exit_on_bad_input
 from trainers.config.presets import named_setting
 from trainers.config.settings import Setting
 from trainers.config.training import NetworkConfig, ViewConfig
+from trainers.data.dataset import images_alone
 from trainers.data.loading import (
     BUILTIN_DATASETS,
     Records,
@@ -296,8 +297,8 @@ def _trained(setting: Setting, members: Records, options: MembershipOptions) -> 
 
 def _members_and_others(options: MembershipOptions) -> tuple[Records, Records]:
     """Both from the training part of the source, split by keyed hash, without repeated images."""
-    records = load_dataset(options.dataset).train
-    if not isinstance(records, Records):  # what a name tells may have changed since
+    records = images_alone(load_dataset(options.dataset).train)
+    if records is None:  # what a name tells may have changed since
         raise ConfigError(_no_pairs(options.dataset))
     _, firsts = np.unique([image.tobytes() for image in records.images], return_index=True)
     records = records.take(np.sort(firsts))

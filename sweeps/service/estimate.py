@@ -13,13 +13,13 @@ from dpgcl_core.noise.sources import SecretRandomness
 from dpgcl_core.sampling.groups import BATCH
 from sweeps.service.plan import SweepPlan, Trial
 from trainers.config.training import TrainingConfig
-from trainers.data.dataset import AnyRecords
-from trainers.data.records import Records
-from trainers.data.shapes import make_shape_pairs
-from trainers.tasks.modality import views_of
+from trainers.data.dataset import image_shape_of
+from trainers.models.encoder import ImageShape
+from trainers.models.precision import gradient_scale
+from trainers.tasks.task import task_of
 from trainers.training.averaging import target_of
 from trainers.training.microbatch import max_views
-from trainers.training.precision import add_clipped_sum, embed_of, gradient_scale, look_at_engine
+from trainers.training.precision import add_clipped_sum, look_at_engine, objective_of
 from trainers.training.warm_start import starting_encoder
 from trainers.views.images import normalise
 
@@ -29,7 +29,7 @@ def estimate_seconds(plan: SweepPlan) -> float:
 
     One microbatch per distinct kind of step is timed, without private records.
     """
-    shape = plan.data.train.images.shape[1:]
+    shape = image_shape_of(plan.data.train)
     rates: dict[Any, float] = {}
     total = 0.0
     for trial in (*plan.trials, *plan.later):
@@ -39,7 +39,7 @@ def estimate_seconds(plan: SweepPlan) -> float:
             mechanism.rules.small_batches and mechanism.expected_batch_size,
             mechanism.group_size,
             mechanism.is_private,
-            trial.config.views_per_record,
+            _num_views(trial.config),
             trial.config.network,
         )
         if mechanism.num_steps and key not in rates:
@@ -60,11 +60,11 @@ def _num_embedded(plan: SweepPlan, trial: Trial) -> int:
     return num_records * (1 + evaluation.also_untrained + on_the_way)
 
 
-def _seconds_per_record(trial: Trial, shape: tuple[int, ...]) -> float:
+def _seconds_per_record(trial: Trial, shape: ImageShape) -> float:
     """Times one microbatch of whole groups, the second of two."""
     config = trial.config
     torch.set_num_threads(config.performance.threads_per_worker)
-    num_views = config.views_per_record
+    task, num_views = task_of(config), _num_views(config)
     encoder = starting_encoder(config, shape)
     records = max(2, max_views(config, encoder, shape) // num_views)
     rule, size = config.rule(), config.mechanism.group_size
@@ -74,27 +74,26 @@ def _seconds_per_record(trial: Trial, shape: tuple[int, ...]) -> float:
     groups = max(1, records // group_size)
     look_at_engine(config, encoder, shape)
     total = torch.zeros(num_trainable(encoder))
-    synthetic = _synthetic_records(config, groups * group_size, shape)
+    synthetic = task.synthetic_records(groups * group_size, shape)
     rows = np.arange(len(synthetic)).reshape(groups, group_size)
-    embed = embed_of(encoder, config.network, target_of(config, encoder))
+    objective = objective_of(config, encoder, config.network, target_of(config, encoder))
     scale = gradient_scale(config.network)
     draws = SecretRandomness().generator(0, "statistics") if rule.needs_draws else None
     for _ in range(2):
         started = time.perf_counter()
-        views = views_of(config, encoder, synthetic, rows, step=0, num_augmentations=config.num_augmentations)
-        add_clipped_sum(rule, total, encoder, embed, views, scale, draws)
+        inputs = task.inputs(
+            config, encoder, synthetic, rows, step=0, num_augmentations=config.num_augmentations
+        )
+        add_clipped_sum(rule, total, encoder, objective, inputs, scale, draws)
         seconds = time.perf_counter() - started
     return seconds / len(synthetic)
 
 
-def _synthetic_records(config: TrainingConfig, count: int, shape: tuple[int, ...]) -> AnyRecords:
-    if config.trains_pairs:
-        return make_shape_pairs(count, seed=0, image_size=shape[1])
-    images = np.random.default_rng(0).integers(0, 256, (count, *shape), dtype=np.uint8)
-    return Records(images=images, ids=np.arange(count, dtype=np.uint64))
+def _num_views(config: TrainingConfig) -> int:
+    return task_of(config).num_views(config, config.num_augmentations)
 
 
-def _seconds_per_embedding(trial: Trial, shape: tuple[int, ...], rates: dict[Any, float]) -> float:
+def _seconds_per_embedding(trial: Trial, shape: ImageShape, rates: dict[Any, float]) -> float:
     key = ("embedding", trial.config.network)
     if key not in rates:
         encoder = starting_encoder(trial.config, shape)

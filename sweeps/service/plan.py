@@ -27,8 +27,8 @@ from sweeps.service.options import SweepOptions
 from sweeps.service.release import Charged, check_sealed_plan, cost_of, cost_tags
 from sweeps.service.storage import config_hash
 from trainers.config.training import TrainingConfig
-from trainers.data.dataset import modality_of
-from trainers.tasks.modality import check_encoder, check_records
+from trainers.data.dataset import image_shape_of, modality_of
+from trainers.tasks.task import task_of
 from trainers.training.loop import TrainingData
 from trainers.training.optimizers import check_optimizer
 from trainers.training.release import check_release
@@ -288,7 +288,7 @@ def _configs(
             modality=modality_of(data.train),
             calibration_folder=calibration_folder,
         )
-        check_records(config, data.train)
+        task_of(config).check(config, data.train)
         check_release(config, data)
         if not any(
             config.network == c.network
@@ -311,8 +311,8 @@ def _device(options: SweepOptions) -> str:
 def _check_network(config: TrainingConfig, data: TrainingData) -> None:
     """Builds the network once, so that no worker finds it or the optimizer unknown, or mixing records."""
     torch.set_num_threads(config.performance.threads_per_worker)  # one per core would wait for each other
-    shape = data.train.images.shape[1:]
-    check_encoder(config, starting_encoder(config, shape), shape)
+    shape = image_shape_of(data.train)
+    task_of(config).check_network(config, starting_encoder(config, shape), shape)
     check_optimizer(config.optimizer.name)  # not built: torch's optimizers load its compiler, a second
 
 

@@ -30,8 +30,8 @@ from dpgcl_core.clipping.clipper import GroupClipper
 from dpgcl_core.clipping.types import trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.image_text import image_text_group_loss
-from trainers.tasks import modality
-from trainers.training.precision import embed_of, group_losses_of
+from trainers.tasks import PAIRS
+from trainers.tasks.images import group_losses_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -221,8 +221,8 @@ def test_ordinary_step_of_pairs_has_the_gradient_without_clipping(whole_batch: b
     step = OrdinaryPairStep(task, 8, whole_batch=whole_batch)
     groups = task.groups(np.random.default_rng(3)).reshape(1 if whole_batch else -1, 8 if whole_batch else 2)
     config, parameters = step.config, trainable_parameters(step.encoder)
-    views = modality.views_of(config, step.encoder, step.records, groups, step=1, num_augmentations=1)
-    embed = embed_of(step.encoder)
+    views = PAIRS.inputs(config, step.encoder, step.records, groups, step=1, num_augmentations=1)
+    embed = PAIRS.embed(step.encoder)
     losses = image_text_group_loss(embed(views), temperature=config.temperature)
     expected = torch.autograd.grad(losses.sum() / config.mechanism.divisor, parameters)
     step.accumulate(groups, step=1)

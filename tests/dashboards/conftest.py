@@ -13,6 +13,7 @@ from tests.trainers.databases import open_tracker
 
 ALL_SCORES = ("knn_accuracy", "linear_probe_accuracy")
 SIZES = (2, 8, 64, "batch")
+TUNING_COST = "Open release: all 12 trials together ε = 40 at δ = 1.5e-06"
 
 
 @pytest.fixture(scope="session")
@@ -50,6 +51,18 @@ def is_metric(name):
     return find_metric(name) is not None
 
 
+def by_hand(trials, metric, size, epsilon):
+    """Mean and standard error of a group size and ε."""
+    values = [
+        row[metric]
+        for _, row in trials.iterrows()
+        if row["group_size"] == size and row["target_epsilon"] == epsilon
+    ]
+    mean = sum(values) / len(values)
+    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return mean, math.sqrt(variance / len(values))
+
+
 def _make_trials(
     sizes=SIZES,
     epsilons=(10.0, math.inf),
@@ -80,7 +93,7 @@ def _make_trials(
             "dataset": "fashion_mnist",
             "data_is": data_is,
             "guarantee_label": "proven" if private else "none",
-            "tuning_cost": "Open release: all 12 trials together ε = 40 at δ = 1.5e-06",
+            "tuning_cost": TUNING_COST,
             "epsilon": 9.99 if private else math.inf,
         }
         for name in scores:

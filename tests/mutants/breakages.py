@@ -217,12 +217,12 @@ BREAKAGES = (
     Breakage(
         name="clipping after the sum",
         file="dpgcl_core/clipping/clipper.py",
-        before="""            return _plain(total, parameters, group_losses, inputs)
+        before="""            return _plain(total, parameters, objective, inputs, complete)
 """,
-        after="""            return _plain(total, parameters, group_losses, inputs)
+        after="""            return _plain(total, parameters, objective, inputs, complete)
         if self.parts is None:
             summed = torch.zeros_like(total)
-            report = _plain(summed, parameters, group_losses, inputs)
+            report = _plain(summed, parameters, objective, inputs, complete)
             total += summed * clip_factor(summed.norm(), self.l2_clip_norm, self.gamma)[0]
             return report
 """,
@@ -238,12 +238,49 @@ BREAKAGES = (
     Breakage(
         name="group that is not finite is multiplied by zero, one group at a time",
         file="dpgcl_core/clipping/clipper.py",
-        before="torch.where(finite[0], flat[run], 0.0) * factor[part, 0]",
+        before="torch.where(counts[0], flat[run], 0.0) * factor[part, 0]",
         after="flat[run] * factor[part, 0]",
         tests=(
             "tests/dpgcl_core/clipping/test_parts.py"
             "::test_group_with_one_part_not_finite_is_left_out_as_a_whole",
         ),
+    ),
+    Breakage(
+        name="incomplete group contributes, one group at a time",
+        file="dpgcl_core/clipping/clipper.py",
+        before="finite if complete is None else finite & complete[index : index + 1]",
+        after="finite",
+        tests=("tests/dpgcl_core/clipping/test_incomplete.py::test_sum_is_that_of_the_complete_groups",),
+    ),
+    Breakage(
+        name="incomplete group contributes in one pass",
+        file="dpgcl_core/clipping/clipper.py",
+        before="        factor = torch.where(complete, factor, 0.0)\n",
+        after="        pass\n",
+        tests=("tests/dpgcl_core/clipping/test_incomplete.py::test_sum_is_that_of_the_complete_groups",),
+    ),
+    Breakage(
+        name="incomplete group contributes without clipping",
+        file="dpgcl_core/clipping/clipper.py",
+        before="if complete is not None and not complete.all():",
+        after="if complete is not None and not complete.any():",
+        tests=("tests/dpgcl_core/clipping/test_incomplete.py::test_sum_is_that_of_the_complete_groups",),
+    ),
+    Breakage(
+        name="training loses the mask of incomplete groups",
+        file="trainers/training/loop.py",
+        before="draws, torch.from_numpy(some.complete)",
+        after="draws",
+        tests=(
+            "tests/trainers/training/test_incomplete_groups.py::test_incomplete_groups_add_nothing_to_a_step",
+        ),
+    ),
+    Breakage(
+        name="workers share the groups without their mask",
+        file="trainers/training/workers.py",
+        before="complete=found[:, -1].astype(np.bool_)",
+        after="complete=np.ones(len(found), dtype=np.bool_)",
+        tests=("tests/trainers/training/test_workers.py::test_groups_are_shared_whole_with_their_mask",),
     ),
     Breakage(
         name="group that is not finite is multiplied by zero in one pass",

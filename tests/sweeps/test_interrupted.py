@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dashboards.runs import load_trials
+from dashboards.query.trials import load_trials
 from tests.sweeps import watched
 from tests.sweeps.support import ROOT, Driver, contents
 from trainers.tracking.server import connect

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dashboards.runs import load_trials
+from dashboards.query.trials import load_trials
 from dpgcl_core.errors import BudgetExceeded, ConfigError, StorageError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dashboards.questions import ADAPTED_LAYERS, AUGMENTATIONS, NETWORKS
+from dashboards.compose.questions import ADAPTED_LAYERS, AUGMENTATIONS, NETWORKS
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.registry import METHODS
 from sweeps import architectures, augmentations, lora_layers, search

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from dp_accounting import dp_event
 
-from dashboards.runs import load_trials
+from dashboards.query.trials import load_trials
 from dpgcl_core.accounting.composition import epsilon_pld, epsilon_rdp
 from dpgcl_core.accounting.tuning.cost import TrialClass, open_cost, sealed_cost, sealed_threshold_cost
 from dpgcl_core.accounting.tuning.laws import TruncatedNegativeBinomial

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from dashboards.runs import DashboardError, load_trials
+from dashboards.errors import DashboardError
+from dashboards.query.trials import load_trials
 from dpgcl_core.accounting.filters import StepClass
 from dpgcl_core.errors import BudgetExceeded, LedgerError, StorageError, TrackingError
 from dpgcl_core.ledger.cap import Cap

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from dashboards.runs import load_trials
+from dashboards.query.trials import load_trials
 from dpgcl_core.sampling.poisson import PoissonSampler
 from sweeps.service import run as service
 from sweeps.service.execution import RaySession, max_concurrent_trials, ray_session

@@ -27,13 +27,14 @@ from sweeps.service.storage import SweepFolder
 from tests.sweeps.support import options
 from tests.trainers.clip_models import moved
 from trainers.config.training import NetworkConfig
-from trainers.export.folder import CLIP, ClipDescription, ModelDescription, Statement, write_model
+from trainers.export.description import CLIP, ClipDescription, ModelDescription
+from trainers.export.folder import Statement, write_model
 from trainers.files.checkpoint import CheckpointFolder
 from trainers.models.clip.adapters import ClipLora
 from trainers.models.clip.encoder import ImageTextEncoder, build_image_text_encoder
 from trainers.models.clip.published import ClipConfig
 from trainers.models.encoder import Encoder, ImageShape, build_encoder
-from trainers.tasks.modality import AnyEncoder
+from trainers.models.networks import AnyEncoder
 from trainers.training.loop import train
 
 SMALL = ("--tiny", "--num-steps", "2", "--network", "tiny_cnn", "--embedding-dim", "8")

@@ -81,6 +81,8 @@ class NetworkConfig:
     precision: str = "float32"
     loss_scale: float = 1024.0
     predictor: bool = False
+    task: ClassVar[str] = "images"
+    learn_temperature: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require(self.embedding_dim >= 2, f"embedding_dim must be at least 2; got {self.embedding_dim}")
@@ -123,6 +125,7 @@ class ClipNetworkConfig:
     precision: str = "float32"
     loss_scale: float = 1024.0
     predictor: ClassVar[bool] = False
+    task: ClassVar[str] = "pairs"
 
     def __post_init__(self) -> None:
         require(self.lora_rank >= 0, f"lora_rank must be at least 1, or 0 for none; got {self.lora_rank}")

@@ -15,7 +15,7 @@ from typing import Any
 from dpgcl_core.clipping.parts import ClippingParts
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.mechanism.method import GradientRule, GroupRule, LossSettings
+from dpgcl_core.mechanism.method import GradientRule, GroupLoss, GroupRule, LossSettings
 from dpgcl_core.mechanism.registry import METHODS
 from dpgcl_core.methods.view_draws import over_view_draws
 from dpgcl_core.noise.chacha20 import choose_randomness
@@ -243,6 +243,11 @@ class TrainingConfig:
                 f"{method.name} compares all records of a step, so one worker must hold them: give "
                 f"num_workers = 1; got {self.performance.num_workers}"
             )
+        if rule.whole_batch and self.mechanism.group_stage().yields_incomplete:
+            raise ConfigError(
+                f"{method.name} compares all groups of a step, so none may be incomplete; its group stage "
+                "yields incomplete ones: use a method that clips groups by themselves"
+            )
         if self.network.precision == "float16" and not isinstance(rule, GroupRule):
             raise ConfigError(
                 f"float16 is for methods that clip groups; {method.name} does not: give float32 or bfloat16"
@@ -288,37 +293,36 @@ class TrainingConfig:
             f"{warmup} of {num_steps}",
         )
 
-    def rule(self) -> GradientRule:
-        """Returns how one step's clipped sum is made."""
-        settings = LossSettings(
+    def loss_settings(self) -> LossSettings:
+        """Return what losses and rules need besides the mechanism's numbers."""
+        return LossSettings(
             temperature=1.0 if self.learns_temperature else self.temperature,
             pairs=self.trains_pairs,
             parts=TOWERS if self.per_tower_clipping else None,
         )
-        return over_view_draws(self.mechanism.rule(settings), self.num_view_draws)
+
+    def rule(self) -> GradientRule:
+        """Return how one step's clipped sum is made."""
+        return over_view_draws(self.mechanism.rule(self.loss_settings()), self.num_view_draws)
+
+    def group_loss(self) -> GroupLoss | None:
+        """Return the loss of a group's embeddings; None where the rule has one of the whole batch."""
+        return self.mechanism.loss(self.loss_settings())
 
     @property
     def trains_pairs(self) -> bool:
         """Whether records are pairs of images and texts."""
-        return isinstance(self.network, ClipNetworkConfig)
+        return self.task == ClipNetworkConfig.task
+
+    @property
+    def task(self) -> str:
+        """The name of what is trained, see `trainers.tasks.task`: that which the network is for."""
+        return self.network.task
 
     @property
     def learns_temperature(self) -> bool:
         """Whether the temperature is a weight of the network."""
-        return isinstance(self.network, ClipNetworkConfig) and self.network.learn_temperature
-
-    @property
-    def views_per_record(self) -> int:
-        """Views of a record in one step."""
-        return self.num_views(self.num_augmentations)
-
-    def num_views(self, num_augmentations: int) -> int:
-        """Returns the views of a record: a query, a key and its copies, `num_view_draws` times.
-
-        Of a pair: image, caption, and copies of both.
-        """
-        copies = 2 * num_augmentations if self.trains_pairs else num_augmentations
-        return self.num_view_draws * (2 + copies)
+        return self.network.learn_temperature
 
     @property
     def average_decay(self) -> float:

@@ -104,9 +104,9 @@ def test_average_is_what_is_scored_and_returned(monkeypatch: pytest.MonkeyPatch)
     scored: list[torch.Tensor] = []
     original = loop.all_scores
 
-    def spy(encoder: Encoder, *given: object, **named: object) -> dict[str, float]:
+    def spy(task: object, encoder: Encoder, *given: object, **named: object) -> dict[str, float]:
         scored.append(_weights(encoder))
-        return original(encoder, *given, **named)  # type: ignore[arg-type]
+        return original(task, encoder, *given, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(loop, "all_scores", spy)
     averaged = train(_config(), make_data())

@@ -24,11 +24,11 @@ from trainers.data.dataset import TrainingData
 from trainers.data.pairs import ImageTextRecords
 from trainers.data.shapes import make_shape_pairs
 from trainers.files.checkpoint import CheckpointFolder
-from trainers.tasks.modality import check_records, views_of
+from trainers.tasks import IMAGES, PAIRS
 from trainers.training import loop
 from trainers.training.loop import train
 from trainers.training.microbatch import activation_bytes
-from trainers.training.precision import embed_of
+from trainers.training.precision import objective_of
 from trainers.training.warm_start import starting_encoder
 from trainers.training.workers import SingleWorker
 
@@ -58,7 +58,7 @@ def data_of(records: ImageTextRecords, queries: ImageTextRecords | None = None) 
 def test_views_of_a_pair_are_the_same_whoever_is_sampled_with_it() -> None:
     config, records = config_of(num_view_draws=2), pairs()
     encoder = starting_encoder(config, (3, 32, 32))
-    of = partial(views_of, config, encoder, step=3, num_augmentations=1)
+    of = partial(PAIRS.inputs, config, encoder, step=3, num_augmentations=1)
     together = of(records, np.array([[0, 5], [7, 9]]))
     smaller = records.take(np.array([3, 7, 9]))
     alone = of(smaller, np.array([[2, 1]]))
@@ -70,7 +70,7 @@ def test_pairs_of_all_draws_do_not_depend_on_the_number_of_copies() -> None:
     config, records = config_of(num_view_draws=2), pairs()
     encoder = starting_encoder(config, (3, 32, 32))
     some = [
-        views_of(config, encoder, records, np.array([[0, 5]]), step=0, num_augmentations=copies)
+        PAIRS.inputs(config, encoder, records, np.array([[0, 5]]), step=0, num_augmentations=copies)
         for copies in (0, 2)
     ]
     assert torch.equal(some[0], some[1][:, :, :4])
@@ -81,7 +81,7 @@ def test_views_hold_the_images_and_captions_of_their_records() -> None:
     encoder, records = starting_encoder(config, (3, 32, 32)), pairs()
     rows = np.array([[4, 2]])
     _, captions = records.pairs_at(rows[0], seed=config.public_seed, step=1)
-    views = views_of(config, encoder, records, rows, step=1, num_augmentations=0)
+    views = PAIRS.inputs(config, encoder, records, rows, step=1, num_augmentations=0)
     seen: list[Tensor] = []
     encoder.register_forward_pre_hook(lambda _, given: seen.extend(given))
     encoder.embed_views(views)
@@ -95,7 +95,8 @@ def clipped_sum(config: TrainingConfig, views: Tensor) -> tuple[Tensor, GroupRep
     encoder = _moved(config)
     total = torch.zeros(num_trainable(encoder))
     rule = config.rule()
-    report = rule.add_clipped_sum(total, encoder, embed_of(encoder, config.network), views, None)
+    objective = objective_of(config, encoder, config.network)
+    report = rule.add_clipped_sum(total, encoder, objective, views, None)
     return total, report
 
 
@@ -109,7 +110,7 @@ def _moved(config: TrainingConfig) -> Any:
 
 
 def _views(config: TrainingConfig, groups: list[list[int]]) -> Tensor:
-    return views_of(
+    return PAIRS.inputs(
         config,
         starting_encoder(config, (3, 32, 32)),
         pairs(),
@@ -238,16 +239,16 @@ def test_activations_of_a_pair_count_both_towers() -> None:
     blocks = [0, 0]
     for place, tower in enumerate((encoder.clip.visual.transformer, encoder.clip.transformer)):  # type: ignore[union-attr]
         tower.register_forward_hook(lambda *given, at=place: blocks.__setitem__(at, given[-1].numel()))
-    found = activation_bytes(encoder, (3, 32, 32))
+    found = activation_bytes(PAIRS, encoder, (3, 32, 32))
     assert all(blocks)
     assert found > 4 * sum(blocks) / 2
 
 
 def test_network_of_the_other_kind_is_refused() -> None:
     with pytest.raises(ConfigError, match="is a CLIP model, and the data are images without captions"):
-        check_records(config_of(), make_data().train)
+        PAIRS.check(config_of(), make_data().train)
     with pytest.raises(ConfigError, match="is an encoder of images, and the data are pairs"):
-        check_records(make_config(), pairs())
+        IMAGES.check(make_config(), pairs())
 
 
 def test_grey_images_of_the_models_size_are_read() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dashboards.questions import QUESTIONS
+from dashboards.compose.questions import QUESTIONS
 from dpgcl_core.release.metrics import METRICS
 from tests.trainers.conftest import make_config, make_data, make_records
 from tests.trainers.files.test_checkpoint import _crashed, _folder

@@ -12,6 +12,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from dpgcl_core.sampling.poisson import PoissonSampler
+from dpgcl_core.sampling.stage import DrawnGroups
 from tests.trainers.conftest import make_config, make_data
 from tests.trainers.training.test_averaging import BYOL, _config, _weights
 from trainers.training import loop
@@ -86,17 +87,22 @@ def test_noise_is_drawn_once_for_all_workers(tmp_path: Path) -> None:
 
 def _share(rank: int, folder: Path) -> None:
     workers = DistributedWorkers()
-    groups = np.arange(6).reshape(3, 2) if rank == 0 else None
-    shared = workers.share_groups(groups)
-    empty = workers.share_groups(np.empty((0, 4), dtype=np.int64) if rank == 0 else None)
-    np.save(folder / f"{rank}.npy", shared)
-    assert empty.shape == (0, 4)
+    rows, complete = np.arange(6).reshape(3, 2), np.array([True, False, True])
+    drawn = DrawnGroups(rows=rows, complete=complete, batch_size=6)
+    shared = workers.share_groups(drawn if rank == 0 else None)
+    nothing = DrawnGroups.all_complete(np.empty((0, 4), dtype=np.int64))
+    empty = workers.share_groups(nothing if rank == 0 else None)
+    np.savez(folder / f"{rank}.npz", rows=shared.rows, complete=shared.complete)
+    assert empty.rows.shape == (0, 4)
+    assert len(empty.complete) == 0
 
 
-def test_groups_are_shared_whole(tmp_path: Path) -> None:
+def test_groups_are_shared_whole_with_their_mask(tmp_path: Path) -> None:
     _spawn(_share, 2, tmp_path)
     for rank in range(2):
-        assert np.load(tmp_path / f"{rank}.npy").tolist() == [[0, 1], [2, 3], [4, 5]]
+        shared = np.load(tmp_path / f"{rank}.npz")
+        assert shared["rows"].tolist() == [[0, 1], [2, 3], [4, 5]]
+        assert shared["complete"].tolist() == [True, False, True]
 
 
 def _average_and_save(rank: int, folder: Path, changes: dict[str, object]) -> None:
