@@ -22,7 +22,6 @@ it was trained on; it covers the model, and nothing that the model is applied to
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -36,24 +35,21 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from dpgcl_core.command_line import run_command
-from dpgcl_core.errors import ConfigError, DataError, StorageError
+from dpgcl_core.errors import ConfigError, DataError
 from dpgcl_core.sampling.records import ids_from_names
 from trainers.data.dataset import Dataset
 from trainers.data.loading import PairOptions, load_dataset
+from trainers.embed.files import NOTE, PARQUET, check_target, write_embeddings
 from trainers.embed.pairs import (
-    NPZ,
-    PARQUET,
     Names,
     PairEmbeddings,
     embed_source,
     embed_texts,
-    float_lists,
     images_of,
     load_images,
     pair_names,
     parts_of,
     read_captions,
-    write_pair_embeddings,
 )
 from trainers.evaluation.features import Features, embed_features
 from trainers.evaluation.pairs import PAIRS_AT_ONCE
@@ -63,10 +59,6 @@ from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.models.encoder import NORM_FLOOR, Encoder, ImageShape, device_named, to_fast_layout
 
 BACKBONE, PROJECTION = "backbone", "projection"
-NOTE = (
-    "Embeddings of private images are private data themselves: the guarantee covers the model, not what it "
-    "is applied to."
-)
 _IMAGES_AT_ONCE = 512
 _LUMA = np.array([19595, 38470, 7471], dtype=np.uint32)  # ITU-R 601 in 16 bits: how Pillow makes grey images
 
@@ -117,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options: EmbedOptions = run_command(
         EmbedOptions, prog="python -m trainers.embed", description=__doc__, arguments=arguments
     )
-    _check_target(options.to)
+    check_target(options.to)
     pairs = PairOptions(
         image=options.csv_img_key, caption=options.csv_caption_key, separator=options.csv_separator
     )
@@ -144,8 +136,9 @@ def _images_alone(options: EmbedOptions, description: ModelDescription, pairs: P
         batch_size=options.batch_size or _IMAGES_AT_ONCE,
         device=_device(options.device),
     )
-    about = {"model_sha256": description.sha256, "features": features, "note": NOTE}
-    write_embeddings(options.to, names, embeddings, about)
+    arrays = {"ids": names, "embeddings": embeddings}
+    rows = [{"id": names, "embedding": embeddings}]
+    write_embeddings(options.to, arrays, rows, model=description, features=features)
     width = embeddings.shape[1]
     print(f"written: {options.to}, {len(images)} embeddings of width {width} ({features})")
 
@@ -159,8 +152,7 @@ def _both_towers(options: EmbedOptions, _: ModelDescription, pairs: PairOptions)
     encoder, description = load_clip(options.model)
     device, batch_size = _device(options.device), options.batch_size or PAIRS_AT_ONCE
     found = _embed_both(options, encoder, pairs, device, batch_size)
-    about = {"model_sha256": description.sha256, "features": "unit embeddings", "note": NOTE}
-    write_pair_embeddings(options.to, found, about)
+    write_embeddings(options.to, found.arrays(), found.rows(), model=description, features="unit embeddings")
     sides = {"images": found.images, "texts": found.texts}
     counts = " and ".join(f"{len(each)} {side}" for side, each in sides.items() if each is not None)
     print(f"written: {options.to}, embeddings of {counts}, of width {encoder.embedding_dim}")
@@ -325,45 +317,6 @@ def embed_images(
             projected = encoder.head(torch.from_numpy(found[start : start + batch_size]).to(device))
             rows.append(F.normalize(projected, dim=1, eps=NORM_FLOOR).cpu().numpy())
     return np.nan_to_num(np.concatenate(rows), posinf=0.0, neginf=0.0)
-
-
-def write_embeddings(path: Path, names: Names, embeddings: Features, about: dict[str, str]) -> None:
-    """Writes `.parquet` with the columns `id` and `embedding`, or `.npz` with `ids` and `embeddings`.
-
-    Args:
-      path: a new file.
-      names: `[num_images]`.
-      embeddings: float32 `[num_images, dim]`.
-      about: what the parquet file's metadata say under `dpgcl`, and the array `about` of the npz as JSON.
-
-    Raises:
-      StorageError: it cannot be written.
-    """
-    text = json.dumps(about, ensure_ascii=False)
-    ids = names.astype(np.str_) if names.dtype == object else names
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == NPZ:
-            np.savez(path, ids=ids, embeddings=embeddings, about=np.array(text))
-            return
-        _write_parquet(path, names, embeddings, text)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
-
-
-def _write_parquet(path: Path, names: Names, embeddings: Features, about: str) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = pa.table({"id": pa.array(names.tolist()), "embedding": float_lists(embeddings)})
-    pq.write_table(table.replace_schema_metadata({"dpgcl": about}), path)
-
-
-def _check_target(path: Path) -> None:
-    if path.suffix not in (PARQUET, NPZ):
-        raise ConfigError(f"embeddings are written to a {PARQUET} or {NPZ} file; got --to {path}")
-    if path.exists():
-        raise StorageError(f"{path} exists and is not overwritten: give another --to")
 
 
 def _device(name: str) -> torch.device:

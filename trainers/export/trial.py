@@ -81,7 +81,7 @@ def export_command(
     print(description.promise)
     print(f"chosen: {description.chosen}")
     print(f"written: {folder}")
-    for line in kind_of(trial.params).usage(folder, description):
+    for line in kind_of(chosen_trial.params).usage(folder, description):
         print(line)
     return 0
 
