@@ -1,25 +1,38 @@
 # Two commands do everything: `make sweep` runs the main job, `make test` passes the tests.
 # Each creates .venv and installs what is missing; a second run installs nothing.
 # Options of the sweep: make sweep OPTIONS="--dataset fashion-mnist"
-# `make test-all` adds what takes minutes: killing real sweeps, and searching all they wrote for leaks.
+# `make test` takes five minutes and skips, with the reason, what this machine lacks. `make test-ci`, which
+# .ci/run calls, adds clusters, servers and a slice of the long tests that the commit chooses.
+# `make test-long` is the rest: killing real sweeps, searching all they wrote for leaks, deliberate breakages.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 OPTIONS ?=
-PYTEST_OPTIONS ?= -m "not thorough and not gpu"
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST_OPTIONS ?=
 INSTALLED := $(VENV)/installed
 
-.PHONY: sweep test test-all lint docs clean
+.PHONY: sweep test test-ci test-long mutants mutants-slice lint docs clean
 
 sweep: $(INSTALLED)
 	$(BIN)/python sweeps/group_size.py $(OPTIONS)
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_OPTIONS)
+	$(PYTEST) -m "not ci and not long and not gpu" $(PYTEST_OPTIONS)
 
-test-all:
-	$(MAKE) test PYTEST_OPTIONS='-m "not gpu"'
+test-ci: $(INSTALLED)
+	$(PYTEST) -m "not gpu" --long-slice=3 $(PYTEST_OPTIONS)
+
+test-long: $(INSTALLED) mutants
+	$(PYTEST) -m "long and not gpu" $(PYTEST_OPTIONS)
+
+# Deliberate breakages, which the tests must notice; the slice is of five, chosen by the commit.
+mutants: $(INSTALLED)
+	$(BIN)/python -m tests.mutants
+
+mutants-slice: $(INSTALLED)
+	$(BIN)/python -m tests.mutants --slice 5
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -36,7 +49,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 # The site, in build/site: a warning, such as a dead link, is an error.
 docs: $(INSTALLED)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -23,8 +23,8 @@ from dpgcl_core.clipping import clipper as clipping
 from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from trainers.models.encoder import Encoder, build_encoder
+from trainers.tasks.images import group_losses_of
 from trainers.training.optimizers import build_optimizer
-from trainers.training.precision import group_losses_of
 
 AddClippedSum = Callable[[Tensor, Tensor], None]
 """Adds the clipped sum of views `[groups, group_size, views, C, H, W]` to a flat total."""

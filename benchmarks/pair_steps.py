@@ -30,7 +30,7 @@ from trainers.data.pairs import ImageTextRecords
 from trainers.data.shapes import make_shape_pairs
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.models.clip.published import CLIP_TINY, ClipConfig, find_clip
-from trainers.tasks.modality import pair_views
+from trainers.tasks.pairs import pair_views
 from trainers.training.microbatch import max_views
 from trainers.training.optimizers import build_optimizer
 from trainers.training.warm_start import starting_encoder
@@ -72,7 +72,9 @@ class PairTask(GroupTask):
             mechanism=self.mechanism(CLIP_NORM),
             temperature=TEMPERATURE,
             num_augmentations=self.num_augmentations,
-            views=ViewConfig(flip_prob=0.0),
+            views=ViewConfig(
+                min_crop_area=0.8, max_crop_area=0.8, flip_prob=0.0, brightness=0.0, contrast=0.0
+            ),
             text_views=TextViewConfig(),
             network=ClipNetworkConfig(name=self.model, lora_rank=self.lora_rank, precision=self.precision),
             optimizer=OptimizerConfig(name="adam"),

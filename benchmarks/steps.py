@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpgcl_core.clipping import clipper as clipping
-from dpgcl_core.clipping.types import GroupLosses, trainable_parameters
+from dpgcl_core.clipping.types import Objective, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from dpgcl_core.mechanism.mechanism import Mechanism
@@ -36,10 +36,11 @@ from trainers.config.training import (
 from trainers.data.dataset import AnyRecords
 from trainers.data.records import Records
 from trainers.models.encoder import build_encoder
-from trainers.tasks import modality
+from trainers.models.precision import gradient_scale
+from trainers.tasks import IMAGES
 from trainers.training import loop
 from trainers.training.optimizers import build_optimizer
-from trainers.training.precision import add_clipped_sum, embed_of, gradient_scale
+from trainers.training.precision import add_clipped_sum, objective_of
 from trainers.training.workers import SingleWorker, Workers
 from trainers.views.images import make_views
 
@@ -193,7 +194,7 @@ def views_of(
         config=config.views,
         seed=config.public_seed,
         step=step,
-        num_views=config.views_per_record,
+        num_views=IMAGES.num_views(config, config.num_augmentations),
     )
     return views.unflatten(0, groups.shape)
 
@@ -241,22 +242,19 @@ class OurStep:
     def check(self, max_groups: int = 32, draws: int = 2) -> Check:
         """Compares the clipped sums of a few microbatches with `exact_clipped_sum`, always in float32."""
         config, encoder = self.run.config, self.run.encoder
-        embed, in_full = embed_of(encoder, config.network), embed_of(encoder)
+        objective, in_full = objective_of(config, encoder, config.network), objective_of(config, encoder)
         rule, scale = config.rule(), gradient_scale(config.network)
         assert isinstance(rule, GroupRule)
-        loss = rule.loss
         size = min(max_groups, self.task.groups_at_once(self.views_per_microbatch))
         found: list[tuple[float, float]] = []
         for draw in range(draws):
             groups = self.task.groups(np.random.default_rng(draw))[:size]
-            views = modality.views_of(
+            views = self.run.task.inputs(
                 config, encoder, self.records, groups, step=draw, num_augmentations=config.num_augmentations
             )
             actual = torch.zeros_like(self.run.total)
-            report = add_clipped_sum(rule, actual, encoder, embed, views, scale, None)
-            exact = exact_clipped_sum(
-                encoder, lambda views: loss(in_full(views)), views, config.mechanism.l2_clip_norm
-            )
+            report = add_clipped_sum(rule, actual, encoder, objective, views, scale, None)
+            exact = exact_clipped_sum(encoder, in_full, views, config.mechanism.l2_clip_norm)
             found.append(relative_errors(encoder, actual, exact))
         whole, parameter = (max(errors) for errors in zip(*found, strict=True))
         return Check(max_relative_error=whole, max_parameter_error=parameter, paths=dict(report.paths))
@@ -279,7 +277,7 @@ class Check:
 
 
 def exact_clipped_sum(
-    encoder: nn.Module, group_losses: GroupLosses, views: Tensor, l2_clip_norm: float
+    encoder: nn.Module, group_losses: Objective, views: Tensor, l2_clip_norm: float
 ) -> Tensor:
     """Σ Clip_C(∇L_G) with one exact backward pass per group; norms and the sum in float64."""
     parameters = trainable_parameters(encoder)

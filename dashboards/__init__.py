@@ -1,0 +1,37 @@
+"""Tables and figures of sweeps, from MLflow alone.
+
+`query` reads MLflow, `compose` decides what is shown, `render` draws it; `figures` puts them together.
+
+    from dashboards import draw
+
+    draw("group-size", "sqlite:///results/mlflow.db", None, Path("figures"))
+"""
+
+from dashboards.compose.content import Content
+from dashboards.compose.figure import content_of, numbers_of
+from dashboards.compose.questions import QUESTIONS, Question, find_question
+from dashboards.errors import DashboardError
+from dashboards.figures import draw, load_for, write_figure, write_table
+from dashboards.query.sweeps import list_sweeps
+from dashboards.query.trials import load_series, load_trials
+from dashboards.render.page import page_of
+from dashboards.render.pictures import pictures_of
+
+__all__ = [
+    "QUESTIONS",
+    "Content",
+    "DashboardError",
+    "Question",
+    "content_of",
+    "draw",
+    "find_question",
+    "list_sweeps",
+    "load_for",
+    "load_series",
+    "load_trials",
+    "numbers_of",
+    "page_of",
+    "pictures_of",
+    "write_figure",
+    "write_table",
+]

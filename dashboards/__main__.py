@@ -11,22 +11,21 @@ import re
 import sys
 from pathlib import Path
 
-from dashboards.runs import DashboardError, list_sweeps
+from dashboards.compose.questions import find_question
+from dashboards.errors import DashboardError
+from dashboards.figures import load_for, write_figure, write_table
+from dashboards.query.sweeps import list_sweeps
 from dpgcl_core.errors import DpgclError
-
-
-def storage_folder() -> Path:
-    """Returns the results folder: $DPGCL_STORAGE, else `results` of this copy of the code, as the sweeps."""
-    return Path(os.environ.get("DPGCL_STORAGE") or Path(__file__).resolve().parents[1] / "results")
+from trainers.files.storage import storage_root
 
 
 def default_tracking_uri() -> str:
-    """Returns $MLFLOW_TRACKING_URI, else the database in the results folder."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{storage_folder() / 'mlflow.db'}"
+    """Return $MLFLOW_TRACKING_URI, else the database in the results folder."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{storage_root(None) / 'mlflow.db'}"
 
 
 def list_command(tracking_uri: str | None = None) -> None:
-    """Lists the sweeps, newest first; sealed ones last, without when they ran and how many trials they had.
+    """List the sweeps, newest first; sealed ones last, without start time and number of trials.
 
     Args:
       tracking_uri: MLflow server or database; default $MLFLOW_TRACKING_URI, else the results folder's.
@@ -42,9 +41,9 @@ def figure_command(
     output: Path | None = None,
     axis: str | None = None,
 ) -> None:
-    """Draws the figure of a question, and writes its tables.
+    """Draw the figure of a question, and write its tables.
 
-    Writes QUESTION.png, .html, .csv and .md.
+    Writes QUESTION.png, .svg, .pdf, .html, .csv and .md.
 
     Args:
       question: group-size, batch-size, num-augmentations, clip-norm, noise-multiplier, privacy-budget,
@@ -55,15 +54,11 @@ def figure_command(
       output: folder to write; default `figures/SWEEP` in the results folder.
       axis: param to draw against, in place of the question's own.
     """
-    from dashboards.asking import load_for
-    from dashboards.figures import write_figure, write_table
-    from dashboards.questions import find_question
-
     asked = find_question(question)
     asked = asked if axis is None else asked.along(axis)
     trials = load_for(asked, tracking_uri or default_tracking_uri(), sweep)
     name = re.sub(r"[^\w.-]+", "_", str(trials["sweep"].iloc[0])).strip(".") or "sweep"
-    folder = output or storage_folder() / "figures" / name
+    folder = output or storage_root(None) / "figures" / name
     try:
         paths = [*write_figure(trials, folder, asked), *write_table(trials, folder, asked)]
     except OSError as error:
@@ -77,7 +72,7 @@ def figure_command(
 def group_size_command(
     tracking_uri: str | None = None, sweep: str | None = None, output: Path | None = None
 ) -> None:
-    """Draws accuracy and gradient SNR against group size (the paper's Figure 4).
+    """Draw accuracy and gradient SNR against group size (the paper's Figure 4).
 
     The same as `figure --question group-size`.
 
@@ -90,7 +85,7 @@ def group_size_command(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command; returns the exit code: 2 when the user can put something right."""
+    """Run one command and return the exit code; 2 for bad input."""
     import tyro
 
     commands = {"figure": figure_command, "group-size": group_size_command, "list": list_command}

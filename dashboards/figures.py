@@ -1,4 +1,4 @@
-"""Station 13, plots: the figure and the tables of every question, written from MLflow alone.
+"""Stage 13, plots: load a sweep from MLflow, compose its figure and tables, render and write them.
 
     python -m dashboards figure --question batch-size --sweep NAME --output FOLDER
 
@@ -11,15 +11,17 @@ from pathlib import Path
 
 import pandas as pd
 
-from dashboards.asking import PAIRED, content_of, load_for, numbers_of
-from dashboards.interactive import page_of
-from dashboards.printed import DOTS_PER_INCH, printed_figure
-from dashboards.questions import Question, find_question
-from dashboards.tables import to_markdown
+from dashboards.compose.figure import PAIRED, content_of, numbers_of
+from dashboards.compose.questions import Question, find_question
+from dashboards.errors import DashboardError
+from dashboards.query.trials import load_series, load_trials
+from dashboards.render.page import page_of
+from dashboards.render.pictures import pictures_of
+from dashboards.render.tables import to_markdown
 
 
 def draw(question: Question | str, tracking_uri: str, sweep: str | None, folder: Path) -> list[Path]:
-    """Loads a sweep, writes its figure and its tables, and returns their paths.
+    """Load a sweep, write its figure and its tables, and return their paths.
 
     Raises:
       TrackingError: the server does not answer.
@@ -30,30 +32,33 @@ def draw(question: Question | str, tracking_uri: str, sweep: str | None, folder:
     return [*write_figure(trials, folder, question), *write_table(trials, folder, question)]
 
 
-def write_figure(trials: pd.DataFrame, folder: Path, question: Question | str) -> tuple[Path, Path]:
-    """Writes a picture (`group_size.png`) and a self-contained page (`.html`); returns their paths.
+def write_figure(trials: pd.DataFrame, folder: Path, question: Question | str) -> list[Path]:
+    """Write pictures (`group_size.png`, `.svg`, `.pdf`) and a self-contained page (`.html`).
 
     Args:
-      trials: from `dashboards.asking.load_for`.
+      trials: from `load_for`.
       folder: created if missing.
       question: or its name, which names the files.
 
+    Returns:
+      The paths, the PNG first and the page last.
+
     Raises:
-      DashboardError: as `dashboards.asking.content_of`.
+      DashboardError: as `dashboards.compose.figure.content_of`.
       OSError: the folder cannot be written.
     """
     asked = find_question(question)
     content = content_of(trials, asked)
-    figure, page = printed_figure(content), page_of(content, asked.name)
+    files = pictures_of(content) | {".html": page_of(content, asked.name).encode()}
     folder.mkdir(parents=True, exist_ok=True)
-    png_path, html_path = folder / f"{asked.stem}.png", folder / f"{asked.stem}.html"
-    figure.savefig(png_path, dpi=DOTS_PER_INCH)
-    html_path.write_text(page, encoding="utf-8")
-    return png_path, html_path
+    paths = [folder / f"{asked.stem}{ending}" for ending in files]
+    for path, written in zip(paths, files.values(), strict=True):
+        path.write_bytes(written)
+    return paths
 
 
 def write_table(trials: pd.DataFrame, folder: Path, question: Question | str) -> tuple[Path, Path]:
-    """Writes the numbers at full precision (`.csv`) and the tables with the notes (`.md`).
+    """Write the numbers at full precision (`.csv`) and the tables with the notes (`.md`).
 
     Raises as `write_figure`.
     """
@@ -72,11 +77,29 @@ def write_table(trials: pd.DataFrame, folder: Path, question: Question | str) ->
     return csv_path, text_path
 
 
-def write_group_size_figure(trials: pd.DataFrame, folder: Path) -> tuple[Path, Path]:
-    """Writes the figure of the group size. Raises as `write_figure`."""
-    return write_figure(trials, folder, "group-size")
+def load_for(question: Question | str, tracking_uri: str, sweep: str | None = None) -> pd.DataFrame:
+    """Load what a question is drawn from: trials, or for convergence one row per trial and recorded step.
 
-
-def write_summary_table(trials: pd.DataFrame, folder: Path) -> tuple[Path, Path]:
-    """Writes the tables of the group size. Raises as `write_figure`."""
-    return write_table(trials, folder, "group-size")
+    Raises:
+      TrackingError: the server does not answer or the database does not exist.
+      DashboardError: as `dashboards.query.trials.load_trials`, or no series was recorded.
+    """
+    asked = find_question(question)
+    if asked.kind != "convergence":
+        return load_trials(tracking_uri, sweep)
+    trials = load_trials(tracking_uri, sweep)
+    name = sweep or str(trials["sweep"].iloc[0])
+    recorded = [metric for metric in asked.series if metric in trials]
+    found = [load_series(tracking_uri, name, metric) for metric in recorded]
+    # Each frame has the last values of the other series, which belong to no step of its own.
+    found = [
+        frame.drop(columns=[other for other in recorded if other != metric and other in frame])
+        for metric, frame in zip(recorded, found, strict=True)
+        if len(frame)
+    ]
+    if not found:
+        raise DashboardError(
+            f"no trial of the sweep {name!r} recorded any of {', '.join(asked.series)} on the way; train on "
+            "public data with record_every_steps above 0"
+        )
+    return pd.concat(found, ignore_index=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import posixpath
 import re
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -33,7 +33,7 @@ _SUBSCRIPT = re.compile(
     r"(?<=[A-Za-zα-ωΑ-Ωℓ∇∏'°\u0302])_(?:\{([^}]*)\}|([A-Za-z0-9α-ω]{1,4})(?![A-Za-z0-9α-ω_]))"
 )
 _SUPERSCRIPT = re.compile(r"\^(?:\{([^}]*)\}|\(([^()]*)\)|([−-]?\([^()]*\)|[−-]?[A-Za-z0-9α-ω\u0302]+))")
-_RESULT_FILES = {".md", ".png", ".csv"}
+_RESULT_FILES = {".md", ".png", ".csv", ".json"}
 _REMOTE = re.compile(
     r"""<(?:link|script|img|iframe|source)\b[^>]*?(?:href|src)=["']?((?:https?:)?//[^"'\s>]+)"""
     r"""|(?:@import\s+|url\()["']?((?:https?:)?//[^"')\s]+)""",
@@ -153,9 +153,13 @@ def remote_resources(text: str) -> list[str]:
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Append the API reference to the navigation."""
-    names = [PurePosixPath(page).stem for page in reference_pages(ROOT)]
+    sections: dict[str, list[dict[str, str]]] = {package: [] for package in PACKAGES}
+    for page in reference_pages(ROOT):
+        name = page.removeprefix("reference/").removesuffix(".md")
+        package, _, rest = name.partition(".")
+        sections[package].append({rest or package: page})
     nav: list[Any] = config.nav or []
-    nav.append({"API reference": [{name: f"reference/{name}.md"} for name in names]})
+    nav.append({"API reference": [{package: pages} for package, pages in sections.items()]})
     return config
 
 

@@ -1,8 +1,13 @@
-"""What all tests share: a quiet environment, one thread each, and no silent skips in CI."""
+"""What all tests share: a quiet environment, one thread each, no silent skips in CI, and times per marker."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import subprocess
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,10 +15,89 @@ import torch
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("RAY_worker_niceness", "0")  # 15 unless told: beside other work its workers starve
 # The user's own services must not be touched by tests.
 for name in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS", "DPGCL_STORAGE"):
     os.environ.pop(name, None)
 torch.set_num_threads(1)
+
+WHEN = ("gpu", "long", "ci")
+"""The markers that decide who runs a test; the others describe it. A test with none is run by `make test`."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--long-slice",
+        type=int,
+        metavar="N",
+        help="of the tests marked `long`, run N that the commit chooses, from as many files as possible",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # xdist's workers send their reports to the process in command
+        config.pluginmanager.register(TimesPerMarker())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Chooses the slice of the long tests; files that take long come first, to keep all processes busy."""
+    num_long = config.getoption("--long-slice")
+    if num_long is not None:
+        long = [item.nodeid for item in items if item.get_closest_marker("long")]
+        chosen = {*long_slice(long, num_long, commit()), *(i.nodeid for i in items if i.nodeid not in long)}
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
+        items[:] = [item for item in items if item.nodeid in chosen]
+    heavy = {item.path for item in items if any(item.get_closest_marker(name) for name in ("ray", *WHEN))}
+    items.sort(key=lambda item: item.path not in heavy)
+
+
+def long_slice(tests: Sequence[str], num_tests: int, seed: str) -> list[str]:
+    """Returns the tests that `seed` chooses: one of each file, files in its order, then another of each."""
+
+    def drawn(name: str) -> bytes:
+        return hashlib.sha256(f"{seed} {name}".encode()).digest()
+
+    files: dict[str, list[str]] = {}
+    for test in sorted(tests, key=drawn):
+        files.setdefault(test.split("::")[0], []).append(test)
+    turns = [(turn, drawn(file), test) for file, own in files.items() for turn, test in enumerate(own)]
+    return [test for _, _, test in sorted(turns)[:num_tests]]
+
+
+def commit() -> str:
+    """Returns the hash of the commit that is tested; empty where there is none."""
+    command = ["git", "rev-parse", "HEAD"]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+class TimesPerMarker:
+    """Prints how many tests of each marker ran and how long they took, fixtures included."""
+
+    def __init__(self) -> None:
+        self._tests: Counter[str] = Counter()
+        self._seconds: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name in self._markers(report):
+            self._tests[name] += report.when == "call" or report.skipped
+            self._seconds[name] += report.duration  # type: ignore[assignment]  # a Counter of floats
+
+    @staticmethod
+    def _markers(report: pytest.TestReport) -> Iterator[str]:
+        yield next((name for name in WHEN if name in report.keywords), "unmarked")
+        yield from (name for name in ("ray", "server") if name in report.keywords)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not self._tests:
+            return
+        terminalreporter.section("times per marker", sep="=")
+        for name in ("unmarked", *reversed(WHEN), "ray", "server"):
+            if self._tests[name]:
+                kind = "  of all these, " if name in ("ray", "server") else ""
+                line = f"{kind}{name}: {self._tests[name]} tests, {self._seconds[name]:.0f} s"
+                terminalreporter.write_line(line)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,10 +1,11 @@
-"""Station 7, the clipped group gradient: one gradient per group, norm at most C, summed in fp32.
+"""Stage 7, the clipped group gradient: one gradient per group, norm at most C, summed in fp32.
 
-Groups are disjoint and the network mixes no records, so **one** forward and one backward pass of many groups
-already hold every group's gradient; they only have to be separated. `dpgcl_core.clipping.one_pass` does that
-layer by layer, at about the price of the ordinary backward pass. Networks with a part it does not know go
-through `_loop`, one ordinary backward pass per group: exact and general. So do groups that fill a microbatch
-by themselves, for which there is nothing to separate.
+What is differentiated is any objective that gives each group one loss of the group's own inputs. Groups are
+disjoint and the network mixes no records, so **one** forward and one backward pass of many groups already
+hold every group's gradient; they only have to be separated. `dpgcl_core.clipping.one_pass` does that layer
+by layer, at about the price of the ordinary backward pass. Networks with a part it does not know go through
+`_loop`, one ordinary backward pass per group: exact and general. So do groups that fill a microbatch by
+themselves, for which there is nothing to separate.
 
 Guarantee. Every group contributes a vector of norm at most C to the sum: the factor is
 min(1, C(1 − 1e-4)/norm); the sum is taken over the tensors the norm was taken of, and both in float32 or
@@ -12,6 +13,8 @@ better whatever the precision of the network, or of the caller (`dpgcl_core.clip
 Norms are exact to 4e-5 of themselves, which the margin covers: squares are summed in short runs, then in
 float64, and ghost norms in float64 throughout. A group whose gradient is not finite contributes exactly zero
 and is masked *before* the product that sums groups, because 0·inf is not 0. No other group changes by a bit.
+A group that is marked as not complete is computed like the others and masked in the same way: whatever its
+inputs are, it contributes exactly zero.
 
 *Automatic clipping* ("Automatic clipping", Bu et al. 2023) takes C(1 − 1e-4)/(norm + γ) instead, γ a public
 constant: short gradients are lengthened, so C and the learning rate act as one. The contribution's norm is
@@ -40,8 +43,8 @@ from dpgcl_core.clipping.one_pass import per_group_gradients
 from dpgcl_core.clipping.parts import ClippingParts, Owners, norms_of, runs_of
 from dpgcl_core.clipping.types import (
     GroupInputs,
-    GroupLosses,
     GroupReport,
+    Objective,
     num_trainable,
     trainable_parameters,
 )
@@ -85,26 +88,32 @@ class GroupClipper:
         check_gamma(self.gamma)
 
     def scaled(self, scale: float) -> GroupClipper:
-        """Returns the clipper of gradients that arrive times `scale`: its sum is `scale` times this one's."""
+        """Return the clipper of gradients that arrive times `scale`: its sum is `scale` times this one's."""
         gamma = None if self.gamma is None else self.gamma * scale
         return replace(self, l2_clip_norm=self.l2_clip_norm * scale, gamma=gamma)
 
     def add_clipped_sum(
-        self, total: Tensor, model: nn.Module, group_losses: GroupLosses, inputs: GroupInputs
+        self,
+        total: Tensor,
+        model: nn.Module,
+        objective: Objective,
+        inputs: GroupInputs,
+        complete: Tensor | None = None,
     ) -> GroupReport:
-        """Adds Σ Clip_C(∇L_G) over the groups of `inputs` to `total`, in place.
+        """Add Σ Clip_C(∇L_G) over the groups of `inputs` to `total`, in place.
 
         Calling it for any partition of a batch into microbatches of whole groups gives the same sum.
         Groups of one record make it per-record DP-SGD.
 
         Args:
           total: float32 `[num_trainable(model)]`, in the order of `trainable_parameters`.
-          model: the network that `group_losses` calls; it must not mix records.
-          group_losses: maps inputs `[groups, ...]` to losses `[groups]`, one scalar per group that depends
+          model: the network that `objective` calls; it must not mix records.
+          objective: maps inputs `[groups, ...]` to losses `[groups]`, one scalar per group that depends
             on that group's inputs alone. Every layer of `model` should see the rows of `inputs` as its
             leading axis, group by group; where one does not, the groups are taken one at a time. A model
             with an attribute `num_towers` has towers of which each sees that share of the views.
           inputs: `[groups, group_size, views, ...]`, at least one group; or a tuple of such tensors.
+          complete: bool `[groups]`, which groups contribute; None: all.
 
         Returns:
           The groups' norms and losses, for private-only diagnosis.
@@ -113,23 +122,30 @@ class GroupClipper:
           ConfigError: one of `parts` holds no trainable parameter of this model.
         """
         with full_precision(total.device.type):
-            return self._add(total, model, group_losses, inputs)
+            return self._add(total, model, objective, inputs, complete)
 
     def _add(
-        self, total: Tensor, model: nn.Module, group_losses: GroupLosses, inputs: GroupInputs
+        self,
+        total: Tensor,
+        model: nn.Module,
+        objective: Objective,
+        inputs: GroupInputs,
+        complete: Tensor | None,
     ) -> GroupReport:
         parameters = trainable_parameters(model)
         owners = None if self.parts is None else self.parts.owners(model)
         if math.isinf(self.l2_clip_norm):
-            return _plain(total, parameters, group_losses, inputs)
+            return _plain(total, parameters, objective, inputs, complete)
         law = (self.l2_clip_norm, self.gamma, owners)
-        if not _goes_in_one_pass(model, group_losses, inputs, owners):
-            return _loop(total, parameters, group_losses, inputs, *law)
+        complete = None if complete is None else complete.to(total.device)
+        if not _goes_in_one_pass(model, objective, inputs, owners):
+            return _loop(total, parameters, objective, inputs, *law, complete)
         reports, start, num_groups = [], 0, _num_groups(inputs)
         while start < num_groups:
-            some = _groups(inputs, start, start + _groups_at_once(model, inputs))
+            stop = start + _groups_at_once(model, inputs)
+            some, taken = _groups(inputs, start, stop), None if complete is None else complete[start:stop]
             start += _num_groups(some)
-            rest = (parameters, group_losses, some, *law)
+            rest = (parameters, objective, some, *law, taken)
             try:
                 report = _one_pass(total, model, *rest)
             except NotSeparableError:  # these inputs took another way through the network
@@ -161,20 +177,28 @@ def _joined(reports: list[GroupReport]) -> GroupReport:
     if len(reports) == 1:
         return reports[0]
     ratios = [report.part_ratios for report in reports if report.part_ratios is not None]
+    masks = [report.complete for report in reports if report.complete is not None]
     return GroupReport(
         norms=torch.cat([report.norms for report in reports]),
         losses=torch.cat([report.losses for report in reports]),
         non_finite=torch.cat([report.non_finite for report in reports]),
         paths=reports[-1].paths,
         part_ratios=torch.cat(ratios) if ratios else None,
+        complete=torch.cat(masks) if masks else None,
     )
 
 
 def _plain(
-    total: Tensor, parameters: list[nn.Parameter], group_losses: GroupLosses, inputs: GroupInputs
+    total: Tensor,
+    parameters: list[nn.Parameter],
+    objective: Objective,
+    inputs: GroupInputs,
+    complete: Tensor | None,
 ) -> GroupReport:
-    """The plain gradient of all groups at once, for runs without clipping."""
-    losses = group_losses(inputs)
+    """The plain gradient of all complete groups at once, for runs without clipping."""
+    if complete is not None and not complete.all():  # nothing is hidden here, so shapes may follow the data
+        return _plain_of_some(total, parameters, objective, inputs, complete)
+    losses = objective(inputs)
     flat = flat_gradient(torch.autograd.grad(losses.sum(), parameters, allow_unused=True), parameters)
     finite = torch.isfinite(flat).all()
     total += torch.where(finite, flat, torch.zeros_like(flat))
@@ -182,36 +206,63 @@ def _plain(
         norms=torch.full_like(losses.detach(), math.nan),
         losses=losses.detach(),
         non_finite=(~finite).expand(len(losses)),
+        complete=None if complete is None else complete.to(total.device),
     )
+
+
+def _plain_of_some(
+    total: Tensor,
+    parameters: list[nn.Parameter],
+    objective: Objective,
+    inputs: GroupInputs,
+    complete: Tensor,
+) -> GroupReport:
+    complete = complete.to(total.device)
+    report = GroupReport(
+        norms=torch.zeros(len(complete), device=total.device),
+        losses=torch.zeros(len(complete), device=total.device),
+        non_finite=torch.zeros_like(complete),
+        complete=complete,
+    )
+    if complete.any():
+        some = tuple(each[complete.to(each.device)] for each in _each(inputs))
+        taken = some[0] if isinstance(inputs, Tensor) else some
+        found = _plain(total, parameters, objective, taken, None)
+        report.norms[complete], report.losses[complete] = found.norms, found.losses.float()
+        report.non_finite[complete] = found.non_finite
+    return report
 
 
 def _loop(
     total: Tensor,
     parameters: list[nn.Parameter],
-    group_losses: GroupLosses,
+    objective: Objective,
     inputs: GroupInputs,
     l2_clip_norm: float,
     gamma: float | None = None,
     owners: Owners | None = None,
+    complete: Tensor | None = None,
 ) -> GroupReport:
     """One backward pass per group: exact for any network."""
-    norms, losses, counts = [], [], []
+    norms, losses, finites = [], [], []
     runs = runs_of(parameters, owners)
     for index in range(_num_groups(inputs)):
-        loss = group_losses(_groups(inputs, index, index + 1))
+        loss = objective(_groups(inputs, index, index + 1))
         flat = flat_gradient(torch.autograd.grad(loss.sum(), parameters, allow_unused=True), parameters)
         norm = norms_of(flat, runs)
         factor, finite = _factors(norm, l2_clip_norm, gamma)
+        counts = finite if complete is None else finite & complete[index : index + 1]
         for part, run in runs:
-            total[run] += torch.where(finite[0], flat[run], 0.0) * factor[part, 0]
+            total[run] += torch.where(counts[0], flat[run], 0.0) * factor[part, 0]
         norms.append(norm)
         losses.append(loss.detach())
-        counts.append(finite)
-    return _report(torch.cat(norms, 1), torch.cat(counts), torch.cat(losses), l2_clip_norm, {"": ONE_BY_ONE})
+        finites.append(finite)
+    paths = {"": ONE_BY_ONE}
+    return _report(torch.cat(norms, 1), torch.cat(finites), torch.cat(losses), l2_clip_norm, paths, complete)
 
 
 def _factors(norms: Tensor, l2_clip_norm: float, gamma: float | None) -> tuple[Tensor, Tensor]:
-    """Returns the factors `[parts, groups]` of norms `[parts, groups]`, and which groups count `[groups]`."""
+    """Return the factors `[parts, groups]` of norms `[parts, groups]`, and which groups count `[groups]`."""
     factor, counts = clip_factor(norms, l2_clip_norm / math.sqrt(len(norms)), gamma)
     if len(norms) == 1:
         return factor, counts[0]
@@ -224,20 +275,29 @@ def _whole(norms: Tensor) -> Tensor:
 
 
 def _report(
-    norms: Tensor, counts: Tensor, losses: Tensor, l2_clip_norm: float, paths: Mapping[str, str]
+    norms: Tensor,
+    finite: Tensor,
+    losses: Tensor,
+    l2_clip_norm: float,
+    paths: Mapping[str, str],
+    complete: Tensor | None,
 ) -> GroupReport:
+    if complete is not None:  # what an incomplete group was computed on is nobody's
+        norms, losses = torch.where(complete, norms, 0.0), torch.where(complete, losses, 0.0)
+        finite = finite | ~complete
     bound = l2_clip_norm / math.sqrt(len(norms))
     return GroupReport(
         norms=_whole(norms),
         losses=losses,
-        non_finite=~counts,
+        non_finite=~finite,
         paths=paths,
         part_ratios=None if len(norms) == 1 else (norms / bound).T,
+        complete=complete,
     )
 
 
 def flat_gradient(gradients: Sequence[Tensor | None], parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Returns gradients as one float32 vector in the order of `parameters`, zero where there is none."""
+    """Return gradients as one float32 vector in the order of `parameters`, zero where there is none."""
     return torch.cat(
         [
             (torch.zeros_like(p) if g is None else g).flatten().float()
@@ -247,7 +307,7 @@ def flat_gradient(gradients: Sequence[Tensor | None], parameters: Sequence[nn.Pa
 
 
 def gamma_of(clipping: str) -> float | None:
-    """Returns γ of a clipping law by its name; None for flat clipping.
+    """Return γ of a clipping law by its name; None for flat clipping.
 
     Raises:
       ConfigError: there is no such law.
@@ -261,7 +321,7 @@ def gamma_of(clipping: str) -> float | None:
 
 
 def check_gamma(gamma: float | None) -> None:
-    """Raises ConfigError unless γ is None, or positive and finite."""
+    """Raise ConfigError unless γ is None, or positive and finite."""
     if gamma is not None and not (gamma > 0 and math.isfinite(gamma)):
         raise ConfigError(f"gamma must be positive and finite, or None for flat clipping; got {gamma}")
 
@@ -294,17 +354,18 @@ def _one_pass(
     total: Tensor,
     model: nn.Module,
     parameters: list[nn.Parameter],
-    group_losses: GroupLosses,
+    objective: Objective,
     inputs: GroupInputs,
     l2_clip_norm: float,
     gamma: float | None = None,
     owners: Owners | None = None,
+    complete: Tensor | None = None,
 ) -> GroupReport:
     """One forward and one backward pass; every layer's gradient separated by group."""
     gradients = per_group_gradients(
         model,
         parameters,
-        lambda: group_losses(inputs),
+        lambda: objective(inputs),
         num_groups=_num_groups(inputs),
         num_rows=frozenset(
             each.shape[:3].numel() // share for each in _each(inputs) for share in _shares(model)
@@ -313,10 +374,12 @@ def _one_pass(
     )
     norms = gradients.norms()
     factor, finite = _factors(norms, l2_clip_norm, gamma)
+    if complete is not None:
+        factor = torch.where(complete, factor, 0.0)
     gradients.check()
     gradients.add_weighted(total, parameters, factor)
     _gradient_numbers.setdefault(model, {})[_shape(inputs)] = gradients.numbers_per_group
-    return _report(norms, finite, gradients.losses, l2_clip_norm, gradients.paths)
+    return _report(norms, finite, gradients.losses, l2_clip_norm, gradients.paths, complete)
 
 
 _Shape = tuple[torch.Size, ...]
@@ -335,7 +398,7 @@ def _groups_at_once(model: nn.Module, inputs: GroupInputs) -> int:
 
 
 def _goes_in_one_pass(
-    model: nn.Module, group_losses: GroupLosses, inputs: GroupInputs, owners: Owners | None = None
+    model: nn.Module, objective: Objective, inputs: GroupInputs, owners: Owners | None = None
 ) -> bool:
     """Whether `_one_pass` is exact for this model and pays for these inputs.
 
@@ -349,7 +412,7 @@ def _goes_in_one_pass(
     known = _checked.setdefault(model, {})
     if owners not in known:
         wrong = unsupported_layer(model) or one_pass_mismatch(
-            model, _both_ways(model, group_losses, owners), inputs
+            model, _both_ways(model, objective, owners), inputs
         )
         if wrong:
             logger.warning("per-group gradients one by one (exact, slower): %s", wrong)
@@ -361,13 +424,13 @@ def _loop_from_views(model: nn.Module) -> int:
     return _LOOP_FROM_VIEWS if num_trainable(model) < _MANY_WEIGHTS else _LOOP_FROM_VIEWS_OF_MANY_WEIGHTS
 
 
-def _both_ways(model: nn.Module, group_losses: GroupLosses, owners: Owners | None) -> BothWays:
-    """Returns what the self-check compares: sum and report of `_loop` and of `_one_pass`, with C = 1."""
+def _both_ways(model: nn.Module, objective: Objective, owners: Owners | None) -> BothWays:
+    """Return what the self-check compares: sum and report of `_loop` and of `_one_pass`, with C = 1."""
     parameters = trainable_parameters(model)
 
     def run(inputs: GroupInputs, *, in_one_pass: bool) -> tuple[Tensor, GroupReport]:
         total = torch.zeros(num_trainable(model), device=_each(inputs)[0].device)
-        rest = (parameters, group_losses, inputs, 1.0, None, owners)
+        rest = (parameters, objective, inputs, 1.0, None, owners)
         report = _one_pass(total, model, *rest) if in_one_pass else _loop(total, *rest)
         return total, report
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -12,8 +12,11 @@ GroupInputs = Tensor | tuple[Tensor, ...]
 """What the groups are made of, `[groups, group_size, views, ...]` each."""
 
 
-GroupLosses = Callable[[Any], Tensor]
-"""Maps `GroupInputs` to losses `[groups]`."""
+class Objective(Protocol):
+    """One loss per clip unit: what is differentiated, and nothing of how."""
+
+    def __call__(self, inputs: Any, /) -> Tensor:
+        """Return losses `[groups]` of `GroupInputs`; each depends on its own group's inputs alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +30,7 @@ class GroupReport:
       paths: how each layer's norm was taken, by layer name; "" stands for the whole network.
       part_ratios: `[groups, parts]`, the norm of each part over its own bound C/√m, above 1 where that part
         is longer than it may stay; None where the gradient is clipped as a whole.
+      complete: `[groups]`, which groups were to contribute; norm and loss of the others are 0. None: all.
     """
 
     norms: Tensor
@@ -34,15 +38,16 @@ class GroupReport:
     non_finite: Tensor
     paths: Mapping[str, str] = field(default_factory=dict)
     part_ratios: Tensor | None = None
+    complete: Tensor | None = None
 
 
 def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Returns the trainable parameters in the order of every flat vector of this package."""
+    """Return the trainable parameters in the order of every flat vector of this package."""
     return [p for p in model.parameters() if p.requires_grad]
 
 
 def num_trainable(model: nn.Module) -> int:
-    """Returns the length of the flat parameter vector."""
+    """Return the length of the flat parameter vector."""
     return sum(p.numel() for p in trainable_parameters(model))
 
 

@@ -1,6 +1,6 @@
-"""One frozen object that builds sampler, grouping, clipping, noise and the accounting event.
+"""One frozen object that builds group drawing, clipping, noise and the accounting event.
 
-All five come from the same fields, so a run cannot train with one sampler and be charged for another.
+All four come from the same fields, so a run cannot train with one sampler and be charged for another.
 
 Guarantee. One step releases S(B) + N(0, (σΔ)² I), where B is a Poisson(q) sample, S the sum of per-group
 gradients clipped to C, and Δ the sensitivity of `grouping` (2C for groups of at least two records and
@@ -23,11 +23,12 @@ from dp_accounting import dp_event
 
 from dpgcl_core.clipping.clipper import GroupClipper, gamma_of
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.mechanism.method import GradientRule, GuaranteeLabel, LossSettings, Method, Sampler
+from dpgcl_core.mechanism.method import GradientRule, GroupLoss, GuaranteeLabel, LossSettings, Method, Sampler
 from dpgcl_core.mechanism.numbers import PublicNumbers
 from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.sampling.groups import Grouper
+from dpgcl_core.sampling.stage import GroupStage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,33 +77,41 @@ class Mechanism(PublicNumbers):
         """The public constant that divides the noisy sum, for groups their expected number."""
         return self.rules.divisor(self)
 
+    def group_stage(self) -> GroupStage:
+        """Return stages 2 and 3 in one: what the training draws its groups by."""
+        return self.rules.group_stage(self)
+
     def sampler(self) -> Sampler:
-        """Returns station 2."""
+        """Return stage 2, where records are sampled: a part of `group_stage`."""
         return self.rules.sampler(self)
 
     def grouper(self) -> Grouper:
-        """Returns station 3."""
+        """Return stage 3, where records are sampled: a part of `group_stage`."""
         return self.rules.grouper(self)
 
+    def loss(self, settings: LossSettings) -> GroupLoss | None:
+        """Return stage 6 of objectives made of embeddings; None where the rule has a loss of its own."""
+        return self.rules.loss(settings)
+
     def rule(self, loss: LossSettings) -> GradientRule:
-        """Returns stations 6 and 7."""
+        """Return stage 7."""
         return self.rules.rule(self, loss)
 
     def clipper(self) -> GroupClipper:
-        """Returns the clipper of the methods that clip disjoint groups."""
+        """Return the clipper of the methods that clip disjoint groups."""
         return GroupClipper(l2_clip_norm=self.l2_clip_norm, gamma=gamma_of(self.clipping))
 
     def noise(self, *, num_summed: int = 1) -> GaussianNoise:
-        """Returns station 8; `num_summed` is that of the source it is drawn from, see `GaussianNoise`."""
+        """Return stage 8; `num_summed` is that of the source it is drawn from, see `GaussianNoise`."""
         std = self.noise_multiplier * self.sensitivity if self.is_private else 0.0
         return GaussianNoise(std=std, num_summed=num_summed)
 
     def dp_event(self, num_steps: int | None = None) -> dp_event.DpEvent:
-        """Returns the event of station 10, of all steps or of `num_steps` charged ones."""
+        """Return the event of stage 10, of all steps or of `num_steps` charged ones."""
         return self.rules.dp_event(self, self.num_steps if num_steps is None else num_steps)
 
     def epsilon(self, num_steps: int | None = None) -> float:
-        """Returns ε at `target_delta` by the method's accountant, of all or of `num_steps` charged steps.
+        """Return ε at `target_delta` by the method's accountant, of all or of `num_steps` charged steps.
 
         >>> from dpgcl_core.mechanism.numbers import default_delta
         >>> round(Mechanism(num_records_public=60_000, sampling_prob=2048 / 60_000, group_size=16,
@@ -113,7 +122,7 @@ class Mechanism(PublicNumbers):
         return self.rules.epsilon(self, self.num_steps if num_steps is None else num_steps)
 
     def calibrated(self, target_epsilon: float, *, cache_folder: Path | None = None) -> Mechanism:
-        """Returns this mechanism with the noise multiplier that meets `target_epsilon` (inf: none).
+        """Return this mechanism with the noise multiplier that meets `target_epsilon` (inf: none).
 
         Raises:
           ConfigError: no noise multiplier meets the target.

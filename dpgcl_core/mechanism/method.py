@@ -1,8 +1,9 @@
 """What a method is: how records are drawn, what is clipped, how far one record moves the sum, the cost.
 
 A `Mechanism` holds the public numbers of one training and asks its method for everything that depends on the
-method: sampler, groups, the rule that makes the clipped sum, sensitivity, neighbouring relation, accounting
-event and guarantee label. They come from one object, so none can be changed without the others.
+method: how groups are drawn, the loss, the rule that makes the clipped sum, sensitivity, neighbouring
+relation, accounting event and guarantee label. They come from one object, so none can be changed without
+the others.
 
 The guarantee of every `proven` method that samples by Poisson is that of `dpgcl_core.mechanism.mechanism`:
 given the sample without the record, and the coupling its own docstring names, the sum moves by at most
@@ -11,36 +12,28 @@ given the sample without the record, and the coupling its own docstring names, t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-import numpy as np
 from dp_accounting import dp_event
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpgcl_core.accounting import composition
 from dpgcl_core.clipping.clipper import GroupClipper
 from dpgcl_core.clipping.parts import ClippingParts
-from dpgcl_core.clipping.types import Embed, GroupReport
+from dpgcl_core.clipping.types import GroupInputs, GroupReport, Objective
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.losses.objective import GroupLoss
 from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, PublicNumbers
 from dpgcl_core.noise.sources import Draws
 from dpgcl_core.sampling.groups import Grouper, build_grouper, expected_num_groups
 from dpgcl_core.sampling.poisson import PoissonSampler
+from dpgcl_core.sampling.stage import GroupStage, SampledRecords, Sampler
+
+__all__ = ["GradientRule", "GroupLoss", "GroupRule", "GuaranteeLabel", "LossSettings", "Method", "Sampler"]
 
 GuaranteeLabel = Literal["proven", "as-published", "none"]
-GroupLoss = Callable[[Tensor], Tensor]
-"""Maps unit embeddings `[groups, group_size, views, dim]` to losses `[groups]`."""
-
-
-class Sampler(Protocol):
-    """Draws one step's records."""
-
-    def sample(self, num_records: int, generator: Draws) -> NDArray[np.int64]:
-        """Returns the rows of the sampled records, ascending."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +55,7 @@ class LossSettings:
 
 
 class GradientRule(Protocol):
-    """Makes the clipped sum of one step."""
+    """Make the clipped sum of one step."""
 
     @property
     def whole_batch(self) -> bool:
@@ -73,32 +66,49 @@ class GradientRule(Protocol):
         """Whether it releases something besides the sum, with noise of its own."""
 
     def add_clipped_sum(
-        self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, generator: Draws | None
+        self,
+        total: Tensor,
+        model: nn.Module,
+        objective: Objective,
+        inputs: GroupInputs,
+        generator: Draws | None,
+        complete: Tensor | None = None,
     ) -> GroupReport:
-        """Adds the method's clipped sum to the flat float32 `total`, in place.
+        """Add the method's clipped sum to the flat float32 `total`, in place.
 
         Args:
           total: `[num_trainable(model)]`.
-          model: the network that `embed` calls.
-          embed: views `[groups, group_size, views, ...]` to unit embeddings.
-          inputs: views `[groups, group_size, views, ...]`.
+          model: the network that `objective` calls.
+          objective: inputs to one loss per group; an `EmbeddingObjective` for rules of whole batches, which
+            take its embedding and a loss of their own.
+          inputs: `[groups, group_size, views, ...]`, or a tuple of such tensors.
           generator: secret draws, where it needs them.
+          complete: bool `[groups]`, which groups contribute; None: all. Rules of whole batches have no use
+            for it: they are refused with a stage that yields incomplete groups.
+
+        Raises:
+          ConfigError: the objective has no embedding, and the rule needs one.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRule:
-    """One loss per group, each group's gradient clipped: any loss of a group's embeddings alone."""
+    """Each group's gradient clipped, whatever the objective."""
 
     clipper: GroupClipper
-    loss: GroupLoss
     whole_batch: bool = False
     needs_draws: bool = False
 
     def add_clipped_sum(
-        self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, generator: Draws | None
+        self,
+        total: Tensor,
+        model: nn.Module,
+        objective: Objective,
+        inputs: GroupInputs,
+        generator: Draws | None,
+        complete: Tensor | None = None,
     ) -> GroupReport:
-        return self.clipper.add_clipped_sum(total, model, lambda views: self.loss(embed(views)), inputs)
+        return self.clipper.add_clipped_sum(total, model, objective, inputs, complete)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +133,8 @@ class Method:
       needs_target: whether embeddings are `[groups, group_size, views, 2·dim]`, those of a target network
         beside the trained one's.
       takes_pairs: whether it has a loss for pairs of an image and a text.
+      needs_embeddings: whether its loss, or its rule, is one of unit embeddings; otherwise it takes the
+        objective of any task.
       proof: where the sensitivity is proven, or shown to fail.
     """
 
@@ -141,6 +153,7 @@ class Method:
     min_group_size: int = 2
     needs_target: bool = False
     takes_pairs: bool = True
+    needs_embeddings: bool = True
     proof: str = "dpgcl_core/sampling/groups.py"
 
     @property
@@ -161,41 +174,49 @@ class Method:
         return "the whole sample is one group"
 
     def check(self, numbers: PublicNumbers) -> None:
-        """Raises ConfigError for numbers that the method cannot use."""
+        """Raise ConfigError for numbers that the method cannot use."""
         if numbers.batch_cap is not None:
             raise ConfigError(
                 f"batch_cap is for methods whose sensitivity needs one; {self.name} needs none: leave it out"
             )
 
     def condition(self, numbers: PublicNumbers) -> str:
-        """Returns what the guarantee asks of both neighbours besides the relation; empty for nothing."""
+        """Return what the guarantee asks of both neighbours besides the relation; empty for nothing."""
         return ""
 
     def check_records(self, numbers: PublicNumbers, num_records: int) -> None:
-        """Raises ConfigError for a number of records that the accounting does not cover."""
+        """Raise ConfigError for a number of records that the accounting does not cover."""
 
     def sensitivity(self, numbers: PublicNumbers) -> float:
-        """Returns the largest change of the clipped sum between neighbouring data sets."""
+        """Return the largest change of the clipped sum between neighbouring data sets."""
         raise NotImplementedError
 
     def sampler(self, numbers: PublicNumbers) -> Sampler:
-        """Returns station 2."""
+        """Return stage 2, where records are sampled."""
         return PoissonSampler(sampling_prob=numbers.sampling_prob)
 
     def grouper(self, numbers: PublicNumbers) -> Grouper:
-        """Returns station 3."""
+        """Return stage 3, where records are sampled."""
         return build_grouper(numbers.group_size)
 
+    def group_stage(self, numbers: PublicNumbers) -> GroupStage:
+        """Return stages 2 and 3 in one: what the training draws its groups by."""
+        return SampledRecords(sampler=self.sampler(numbers), grouper=self.grouper(numbers))
+
+    def loss(self, settings: LossSettings) -> GroupLoss | None:
+        """Return stage 6 of objectives made of embeddings; None where the rule has a loss of its own."""
+        return None
+
     def rule(self, numbers: PublicNumbers, loss: LossSettings) -> GradientRule:
-        """Returns stations 6 and 7."""
+        """Return stage 7."""
         raise NotImplementedError
 
     def divisor(self, numbers: PublicNumbers) -> float:
-        """Returns the public constant that divides the noisy sum."""
+        """Return the public constant that divides the noisy sum."""
         return expected_num_groups(numbers.num_records_public, numbers.sampling_prob, numbers.group_size)
 
     def dp_event(self, numbers: PublicNumbers, num_steps: int) -> dp_event.DpEvent:
-        """Returns the event of `num_steps` steps."""
+        """Return the event of `num_steps` steps."""
         return composition.poisson_gaussian_event(
             sampling_prob=numbers.sampling_prob,
             noise_multiplier=numbers.noise_multiplier,
@@ -203,7 +224,7 @@ class Method:
         )
 
     def epsilon(self, numbers: PublicNumbers, num_steps: int) -> float:
-        """Returns ε at the mechanism's δ."""
+        """Return ε at the mechanism's δ."""
         return composition.epsilon_of_steps(
             sampling_prob=numbers.sampling_prob,
             noise_multiplier=numbers.noise_multiplier,
@@ -215,7 +236,7 @@ class Method:
     def calibrated(
         self, numbers: PublicNumbers, target_epsilon: float, cache_folder: Path | None = None
     ) -> float:
-        """Returns the smallest noise multiplier found that meets a finite `target_epsilon`.
+        """Return the smallest noise multiplier found that meets a finite `target_epsilon`.
 
         Raises:
           ConfigError: none does.
@@ -229,5 +250,5 @@ class Method:
         ).noise_multiplier
 
     def added_delta(self, numbers: PublicNumbers, num_steps: int) -> float:
-        """Returns the part of δ that the event leaves out; 0 unless a cap can exchange records."""
+        """Return the part of δ that the event leaves out; 0 unless a cap can exchange records."""
         return 0.0

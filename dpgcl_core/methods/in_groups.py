@@ -21,13 +21,10 @@ from dpgcl_core.sampling.groups import BATCH
 
 
 @dataclass(frozen=True, kw_only=True)
-class InGroups(Method):
-    """A loss inside disjoint groups, each group's gradient clipped to C."""
+class ClippedGroups(Method):
+    """Each disjoint group's gradient clipped to C, whatever the objective of a group is."""
 
-    def loss(self, settings: LossSettings) -> GroupLoss:
-        """Returns station 6."""
-        loss = image_text_group_loss if settings.pairs else two_view_group_loss
-        return partial(loss, temperature=settings.temperature)
+    needs_embeddings: bool = False
 
     def sensitivity(self, numbers: PublicNumbers) -> float:
         return numbers.l2_clip_norm * (1 if numbers.group_size == 1 else 2)
@@ -37,8 +34,18 @@ class InGroups(Method):
             clipper=GroupClipper(
                 l2_clip_norm=numbers.l2_clip_norm, gamma=gamma_of(numbers.clipping), parts=loss.parts
             ),
-            loss=self.loss(loss),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InGroups(ClippedGroups):
+    """A contrastive loss inside disjoint groups: InfoNCE."""
+
+    needs_embeddings: bool = True
+
+    def loss(self, settings: LossSettings) -> GroupLoss:
+        loss = image_text_group_loss if settings.pairs else two_view_group_loss
+        return partial(loss, temperature=settings.temperature)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,32 +19,53 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.clipping.types import Embed, GroupReport
+from dpgcl_core.clipping.types import GroupInputs, GroupReport, Objective
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.mechanism.method import GradientRule, GroupLoss, GroupRule
+from dpgcl_core.losses.objective import EmbeddingObjective, GroupLoss
+from dpgcl_core.mechanism.method import GradientRule, GroupRule
 from dpgcl_core.noise.sources import Draws
 
 
 def over_view_draws(rule: GradientRule, num_draws: int) -> GradientRule:
-    """Returns `rule` averaged over K = `num_draws` draws of the views; itself for K = 1.
+    """Return the rule that averages the clipped sums of K = `num_draws` draws of the views.
+
+    Itself where it clips groups: of those the objective averages, see `objective_over_view_draws`.
 
     Raises:
       ConfigError: the rule releases statistics at every call.
     """
-    if num_draws == 1:
-        return rule
-    if rule.needs_draws:
+    if num_draws > 1 and rule.needs_draws:
         raise ConfigError(
             "a method that releases noised statistics of the views would release those of every draw: give "
             f"num_view_draws = 1; got {num_draws}"
         )
-    if isinstance(rule, GroupRule):
-        return dataclasses.replace(rule, loss=_MeanLoss(loss=rule.loss, num_draws=num_draws))
+    if num_draws == 1 or isinstance(rule, GroupRule):
+        return rule
     return _MeanSum(inner=rule, num_draws=num_draws, whole_batch=rule.whole_batch)
+
+
+def objective_over_view_draws(objective: Objective, num_draws: int) -> Objective:
+    """Return the objective whose loss is the mean over K = `num_draws` draws of a group's views.
+
+    Itself for K = 1, and where no group has a loss by itself: there the rule averages.
+
+    Args:
+      objective: of one draw. One that is made of embeddings takes the views in the order of `draws_of`;
+        any other takes inputs whose views are those of the first draw, the second, and so on.
+      num_draws: K.
+    """
+    if num_draws == 1:
+        return objective
+    if not isinstance(objective, EmbeddingObjective):
+        return _MeanObjective(objective=objective, num_draws=num_draws)
+    if objective.loss is None:
+        return objective
+    return dataclasses.replace(objective, loss=_MeanLoss(loss=objective.loss, num_draws=num_draws))
 
 
 def draws_of(views: Tensor, num_draws: int) -> Iterator[Tensor]:
@@ -79,6 +100,27 @@ class _MeanLoss:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _MeanObjective:
+    """The mean of a group's losses over its draws, each of which is a group of its own to the objective."""
+
+    objective: Objective
+    num_draws: int
+
+    def __call__(self, inputs: GroupInputs) -> Tensor:
+        if isinstance(inputs, Tensor):
+            losses = self.objective(self._apart(inputs))
+        else:
+            losses = self.objective(tuple(self._apart(each) for each in inputs))
+        return losses.reshape(-1, self.num_draws).mean(1)
+
+    def _apart(self, views: Tensor) -> Tensor:
+        """Views `[groups, group_size, K·views, ...]` as `[groups·K, group_size, views, ...]`."""
+        groups, group_size, num_views, *view = views.shape
+        apart = views.reshape(groups, group_size, self.num_draws, num_views // self.num_draws, *view)
+        return apart.transpose(1, 2).flatten(0, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class _MeanSum:
     """The mean of a rule's clipped sums over the draws."""
 
@@ -88,11 +130,17 @@ class _MeanSum:
     needs_draws: bool = False
 
     def add_clipped_sum(
-        self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, generator: Draws | None
+        self,
+        total: Tensor,
+        model: nn.Module,
+        objective: Objective,
+        inputs: Any,
+        generator: Draws | None,
+        complete: Tensor | None = None,
     ) -> GroupReport:
         sums = torch.zeros_like(total)
         reports = [
-            self.inner.add_clipped_sum(sums, model, embed, draw, generator)
+            self.inner.add_clipped_sum(sums, model, objective, draw, generator, complete)
             for draw in draws_of(inputs, self.num_draws)
         ]
         total.add_(sums, alpha=1 / self.num_draws)

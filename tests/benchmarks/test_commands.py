@@ -30,8 +30,8 @@ from dpgcl_core.clipping.clipper import GroupClipper
 from dpgcl_core.clipping.types import trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.image_text import image_text_group_loss
-from trainers.tasks import modality
-from trainers.training.precision import embed_of, group_losses_of
+from trainers.tasks import PAIRS
+from trainers.tasks.images import group_losses_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,7 +66,7 @@ def _json_of(script: str, *arguments: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_clipping_command_prints_one_row() -> None:
     """The names that readers of the row rely on."""
     row = _json_of(
@@ -98,7 +98,7 @@ def test_clipping_command_refuses_json_of_a_table(monkeypatch: pytest.MonkeyPatc
         clipping.main()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_clip_step_command_measures_time_and_memory() -> None:
     """The names that readers of the rows rely on."""
     result = _json_of(
@@ -115,7 +115,6 @@ def test_clip_step_command_measures_time_and_memory() -> None:
     assert {"device", "torch", "threads", "command"} <= set(result)
 
 
-@pytest.mark.slow
 def test_clip_step_covers_every_setting(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -154,7 +153,7 @@ def test_growth_prints_both_axes(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert len(result["by_group_size"]) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_workers_compares_two_arrangements(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,7 +165,6 @@ def test_workers_compares_two_arrangements(
     assert row["time_ratio"] == pytest.approx(row["many_workers_seconds"] / row["one_worker_seconds"])
 
 
-@pytest.mark.slow
 def test_logit_dp_prints_both_tables(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -182,7 +180,7 @@ def test_logit_dp_prints_both_tables(
     assert step["ratios"]["two towers, exact"] == seconds["two towers, exact"] / seconds["dp_gcl"]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.ray
 def test_sweep_overhead_phases_add_up_to_the_trial() -> None:
     result = _json_of(
@@ -222,8 +220,8 @@ def test_ordinary_step_of_pairs_has_the_gradient_without_clipping(whole_batch: b
     step = OrdinaryPairStep(task, 8, whole_batch=whole_batch)
     groups = task.groups(np.random.default_rng(3)).reshape(1 if whole_batch else -1, 8 if whole_batch else 2)
     config, parameters = step.config, trainable_parameters(step.encoder)
-    views = modality.views_of(config, step.encoder, step.records, groups, step=1, num_augmentations=1)
-    embed = embed_of(step.encoder)
+    views = PAIRS.inputs(config, step.encoder, step.records, groups, step=1, num_augmentations=1)
+    embed = PAIRS.embed(step.encoder)
     losses = image_text_group_loss(embed(views), temperature=config.temperature)
     expected = torch.autograd.grad(losses.sum() / config.mechanism.divisor, parameters)
     step.accumulate(groups, step=1)

@@ -9,10 +9,11 @@ import pandas as pd
 import pytest
 
 from dpgcl_core.release.metrics import find_metric
-from trainers.tracking.runs import Tracker
+from tests.trainers.databases import open_tracker
 
 ALL_SCORES = ("knn_accuracy", "linear_probe_accuracy")
 SIZES = (2, 8, 64, "batch")
+TUNING_COST = "Open release: all 12 trials together ε = 40 at δ = 1.5e-06"
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +30,7 @@ def make_sweep():
 def tracking(tmp_path_factory, make_trials):
     """(URI, trials) of a database with two finished sweeps, `old` and then `new`, and one without trials."""
     folder = tmp_path_factory.mktemp("mlflow")
-    tracker = Tracker.open(None, folder, "experiment")
+    tracker = open_tracker(folder)
     trials = make_trials()
     for name, rows in (("empty", trials[:0]), ("old", trials[:1]), ("new", trials)):
         parent = tracker.start_sweep(name, {"dataset": "fashion_mnist"}, {"data_is": "public"})
@@ -48,6 +49,18 @@ def log_trials(tracker, parent, rows, series=lambda row: {}):
 
 def is_metric(name):
     return find_metric(name) is not None
+
+
+def by_hand(trials, metric, size, epsilon):
+    """Mean and standard error of a group size and ε."""
+    values = [
+        row[metric]
+        for _, row in trials.iterrows()
+        if row["group_size"] == size and row["target_epsilon"] == epsilon
+    ]
+    mean = sum(values) / len(values)
+    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return mean, math.sqrt(variance / len(values))
 
 
 def _make_trials(
@@ -80,7 +93,7 @@ def _make_trials(
             "dataset": "fashion_mnist",
             "data_is": data_is,
             "guarantee_label": "proven" if private else "none",
-            "tuning_cost": "Open release: all 12 trials together ε = 40 at δ = 1.5e-06",
+            "tuning_cost": TUNING_COST,
             "epsilon": 9.99 if private else math.inf,
         }
         for name in scores:

@@ -126,3 +126,10 @@ def test_doctests_become_code_blocks() -> None:
     prompt = ">" * 3
     found = fenced(f"One.\n\n{prompt} 1 + 1\n2\n\nTwo.")
     assert found == f"One.\n\n```pycon\n{prompt} 1 + 1\n2\n```\n\nTwo."
+
+
+def test_site_is_built_strictly_and_aloud() -> None:
+    """MkDocs counts no warnings under --quiet, so that --strict would let dead links pass."""
+    (line,) = [line for line in (ROOT / "Makefile").read_text().splitlines() if "mkdocs build" in line]
+    assert "--strict" in line
+    assert "--quiet" not in line

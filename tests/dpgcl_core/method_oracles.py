@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dpgcl_core.clipping.clipper import GAMMA
 from dpgcl_core.clipping.types import Embed, num_trainable, trainable_parameters
+from dpgcl_core.losses.objective import EmbeddingObjective
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import LossSettings
 from dpgcl_core.mechanism.registry import METHODS
@@ -280,5 +281,6 @@ def rule_sum(
         assert target is not None
         own, beside = embed_of(model), embed_of(target)
         embed = lambda x: torch.cat([own(x), beside(x).detach()], dim=-1)  # noqa: E731
-    mechanism.rule(SETTINGS).add_clipped_sum(total, model, embed, views, GivenNormals(*normals))
+    objective = EmbeddingObjective(embed=embed, loss=mechanism.loss(SETTINGS))
+    mechanism.rule(SETTINGS).add_clipped_sum(total, model, objective, views, GivenNormals(*normals))
     return total.double()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import sklearn.datasets
 
+from dpgcl_core.accounting import composition
 from dpgcl_core.errors import DpgclError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
-from sweeps.service.plan import SweepPlan
+from sweeps.service.planning import plan as plan_module
+from sweeps.service.planning.plan import SweepPlan
 from tests.sweeps import support
 from trainers.tracking.server import connect
 
@@ -28,6 +33,32 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def remembered() -> Iterator[None]:
+    """Many plans have the same steps and records: these are accounted for and read once."""
+    known: dict[Any, float] = {}
+    by_accountant, by_prv = composition._epsilon, plan_module.epsilon_prv
+
+    def epsilon(accountant: Any, event: Any, delta: float) -> float:
+        grid = getattr(accountant, "_value_discretization_interval", None)
+        key = (type(accountant), grid, repr(event), delta)
+        if key not in known:
+            known[key] = by_accountant(accountant, event, delta)
+        return known[key]
+
+    def epsilon_prv(**steps: float) -> float:
+        key = tuple(sorted(steps.items()))
+        if key not in known:
+            known[key] = by_prv(**steps)  # type: ignore[arg-type]
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sklearn.datasets, "load_digits", cache(sklearn.datasets.load_digits))
+        patch.setattr(composition, "_epsilon", epsilon)
+        patch.setattr(plan_module, "epsilon_prv", epsilon_prv)
+        yield
+
+
 @pytest.fixture(scope="session")
 def make_plan(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., SweepPlan]:
     """`support.plan`, with calibrations that all tests share."""
@@ -37,6 +68,19 @@ def make_plan(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., SweepPl
         return support.plan(*arguments, calibrations=folder)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def fingerprint(make_plan: Callable[..., SweepPlan]) -> Callable[..., str]:
+    """The fingerprint of options, remembered; networks are not tried out, which other tests have done."""
+
+    @cache
+    def found(*arguments: str) -> str:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(plan_module, "_check_network", lambda *_: None)
+            return make_plan(*arguments).fingerprint
+
+    return found
 
 
 @pytest.fixture(scope="session")

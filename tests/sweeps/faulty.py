@@ -2,7 +2,8 @@
 
 Before each draw one byte is written to `journal-SEED` in $DPGCL_TEST_FOLDER, by the public seed of the
 training. Where that makes as many bytes as `die-SEED` says, the process ends at once, and the file is gone;
-as long as there are at least as many as `hold-SEED` says, the training waits.
+as long as there are at least as many as `hold-SEED` says, the training waits. Where there is a file
+`raise-SEED`, it raises.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ def network(shape: tuple[int, int, int]) -> nn.Module:
 def _obey(folder: Path, seed: int) -> None:
     drawn = (folder / f"journal-{seed}").stat().st_size
     die, hold = folder / f"die-{seed}", folder / f"hold-{seed}"
+    if (folder / f"raise-{seed}").exists():
+        raise RuntimeError("the words of a record")
     if die.exists() and drawn >= int(die.read_text()):
         die.unlink()
         os._exit(17)

@@ -8,6 +8,7 @@ fails on them, with the records in its message.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -98,7 +99,8 @@ _record_snr = Observer.record_snr
 
 def plant() -> None:
     """Plants all metrics in this process; once more for every training, for the clock begins anew."""
-    loop._draw_groups = lambda run: (_draw_groups(run)[0], int(METRICS["realised_batch_size"]))
+    batch_size = int(METRICS["realised_batch_size"])
+    loop._draw_groups = lambda run: dataclasses.replace(_draw_groups(run), batch_size=batch_size)
     loop.time = SimpleNamespace(perf_counter=_clock().__next__)  # type: ignore[assignment]
     SingleWorker.sum_at_first = _sum_at_first  # type: ignore[method-assign]
     Observer.record_snr = _planted_snr  # type: ignore[method-assign]

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from sweeps import group_size
-from sweeps.service import run as service
-from sweeps.service.options import parse_options
-from sweeps.service.plan import SweepPlan, build_plan
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.planning.plan import Earlier, SweepPlan, build_plan
+from sweeps.service.planning.records import load_training_data
+from sweeps.service.planning.trials import Point, Trial
+from sweeps.service.privacy.account import check_ledger_options
+from sweeps.service.running import search as searching
+from sweeps.service.running import sweep as service
+from sweeps.service.running.tune import OnResult, TrialSource
+from sweeps.service.storage.folder import SweepFolder
+from trainers import ray_worker
+from trainers.config.tree import changed
+from trainers.data.dataset import TrainingData
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "sweeps" / "group_size.py"
@@ -35,26 +49,107 @@ _NOT_INHERITED = (
 
 def options(*arguments: str) -> group_size.GroupSizeOptions:
     """The options of the group-size sweep for a command line."""
-    return parse_options(
-        group_size.GroupSizeOptions,
-        description="",
-        tiny=group_size.TINY,
-        full=group_size.FULL,
-        by_dataset=group_size.BY_DATASET,
-        arguments=arguments,
+    return parse_options(group_size.GroupSizeOptions, description="", arguments=arguments)
+
+
+def given(**values: Any) -> SweepOptions:
+    """The options of a sweep, some of them given by name."""
+    return changed(SweepOptions(), **values)
+
+
+def loaded(chosen: SweepOptions) -> tuple[TrainingData, list[str]]:
+    """The records of a sweep, and what must be said about them."""
+    held_out = chosen.evaluation.score_on_held_out
+    return load_training_data(chosen.data, score_on_held_out=held_out)
+
+
+def check_ledger(chosen: SweepOptions) -> None:
+    """Refuses what a sweep refuses of its ledger before anything is read."""
+    check_ledger_options(chosen.data, chosen.ledger, dry_run=chosen.service.dry_run)
+
+
+def plan_of(
+    question: str,
+    chosen: SweepOptions,
+    points: Sequence[Point],
+    *,
+    calibration_folder: Path | None = None,
+    earlier: Earlier | None = None,
+) -> SweepPlan:
+    """The plan of a sweep, its data loaded."""
+    data, notes = loaded(chosen)
+    return build_plan(
+        question, chosen, points, data, notes=notes, calibration_folder=calibration_folder, earlier=earlier
     )
 
 
 def plan(*arguments: str, calibrations: Path | None = None) -> SweepPlan:
     """The plan of the group-size sweep for a command line."""
     chosen = options(*arguments)
-    return build_plan("group-size", chosen, group_size.points(chosen), calibration_folder=calibrations)
+    return plan_of("group-size", chosen, group_size.points(chosen), calibration_folder=calibrations)
 
 
 def without_ray(monkeypatch: pytest.MonkeyPatch, run_trials: Callable[..., Any]) -> None:
     """Lets sweeps of this process run their trials by `run_trials`."""
-    monkeypatch.setattr(service, "ray_session", lambda _: nullcontext())
-    monkeypatch.setattr(service, "run_trials", run_trials)
+    monkeypatch.setattr(service, "ray_session", lambda *_: nullcontext())
+    for module in (service, searching):
+        monkeypatch.setattr(module, "run_trials", run_trials)
+
+
+def train_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets sweeps of this process train in it, by what a worker on Ray calls."""
+    monkeypatch.setattr(ray_worker, "ray", SimpleNamespace(get=lambda records: records))
+    without_ray(monkeypatch, _train_here)
+
+
+def _train_here(
+    session: None,
+    plan: SweepPlan,
+    folder: SweepFolder,
+    trials: Sequence[Trial],
+    on_result: OnResult,
+    budget: object = None,
+    source: TrialSource | None = None,
+) -> dict[str, str]:
+    """As `sweeps.service.running.tune.run_trials`."""
+    failed = {}
+    for planned in trials:
+        trial = planned if source is None else source.next_trial()
+        folder.mark_start(trial.name)
+        given = ray_worker.RayTrial(
+            name=trial.name,
+            config=trial.config,
+            checkpoint_folder=folder.checkpoint_folder(trial.name),
+            ray_folder=folder.path / "ray",
+            code_root=ROOT,
+            gpus_per_worker=0,
+            memory_share=0.5,
+            charged=budget is not None,
+        )
+        result = ray_worker.train_worker({"trial": given, "records": [plan.data]})
+        if "error" in result:
+            failed[trial.name] = result["error"]
+        else:
+            on_result(trial.name, result)
+        if source is not None:
+            source.ended(trial.name)
+    return failed
+
+
+def run_script(name: str, *arguments: str) -> tuple[int, str, str]:
+    """Runs `python sweeps/NAME.py ARGUMENTS` in this process: exit code, stdout and stderr."""
+    script = ROOT / "sweeps" / f"{name}.py"
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(script), *arguments])
+        patch.setattr(sys, "path", [str(script.parent), *sys.path])
+        with (
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            pytest.raises(SystemExit) as end,
+        ):
+            runpy.run_path(str(script), run_name="__main__")
+    return int(end.value.code or 0), out.getvalue(), err.getvalue()
 
 
 def write_npz(

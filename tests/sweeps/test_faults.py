@@ -24,7 +24,7 @@ from dpgcl_core.ledger.ledger import Ledger
 from tests.sweeps.support import Driver, write_npz
 from trainers.files.checkpoint import read_grant
 
-pytestmark = [pytest.mark.ray, pytest.mark.thorough]
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 
 NUM_STEPS = 12
 EVERY_STEPS = 4

@@ -44,13 +44,15 @@ from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.release.metrics import METRICS, Release
 from tests.sweeps import kept, planted
 from tests.sweeps.leaks import files, number, pixels, search, unpacked, words
-from tests.sweeps.support import ROOT, environment
+from tests.sweeps.support import ROOT, environment, run_script, train_here
 from tests.trainers.conftest import make_config, make_records
 from trainers.config.training import EvaluationConfig
 from trainers.data.loading import split_held_out
 from trainers.files.checkpoint import CheckpointFolder
-from trainers.training import release
+from trainers.training import loop, release
 from trainers.training.loop import TrainingData, train
+from trainers.training.observe import Observer
+from trainers.training.workers import SingleWorker
 
 NUMBERS = [number(name, value) for name, value in planted.METRICS.items()]
 RECORD = [
@@ -72,25 +74,28 @@ VALUE = planted.METRICS["train_loss"]
 FLOATS = np.frombuffer(planted.PIXELS, dtype=np.uint8).astype(np.float32)
 
 
-@pytest.mark.parametrize("metric", sorted(planted.METRICS))
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda value: repr(value).encode(),
-        lambda value: f"{value:.4g}".encode(),
-        lambda value: f"{value:.6g},".encode(),
-        lambda value: f"{value:,.2f}".encode(),
-        lambda value: f"{value:.8e}".encode(),
-        lambda value: f"{value / 1e9:.12f}".encode(),
-        lambda value: json.dumps({"metric": [1, value]}).encode(),
-        lambda value: pickle.dumps({"metric": value}),
-        lambda value: pickle.dumps({"metric": value}, protocol=0),
-        lambda value: np.array([1.0, value], dtype=np.float32).tobytes(),
-        lambda value: np.array([1.0, value]).tobytes(),
-        lambda value: struct.pack(">d", value),
-        lambda value: b64encode(np.array([1.0, value, 2.0]).tobytes()),
-    ],
-)
+WRITTEN: list[Callable[[float], bytes]] = [
+    lambda value: repr(value).encode(),
+    lambda value: f"{value:.4g}".encode(),
+    lambda value: f"{value:.6g},".encode(),
+    lambda value: f"{value:,.2f}".encode(),
+    lambda value: f"{value:.8e}".encode(),
+    lambda value: f"{value / 1e9:.12f}".encode(),
+    lambda value: json.dumps({"metric": [1, value]}).encode(),
+    lambda value: pickle.dumps({"metric": value}),
+    lambda value: pickle.dumps({"metric": value}, protocol=0),
+    lambda value: np.array([1.0, value], dtype=np.float32).tobytes(),
+    lambda value: np.array([1.0, value]).tobytes(),
+    lambda value: struct.pack(">d", value),
+    lambda value: b64encode(np.array([1.0, value, 2.0]).tobytes()),
+]
+NAMES = sorted(planted.METRICS)
+# Every metric, and every way to write one; that the search compares values, not names, needs no more.
+PAIRS = [(WRITTEN[i % len(WRITTEN)], NAMES[i % len(NAMES)]) for i in range(max(len(WRITTEN), len(NAMES)))]
+PAIRS += [(write, "train_loss") for write in WRITTEN]
+
+
+@pytest.mark.parametrize(("write", "metric"), PAIRS)
 def test_search_finds_a_number(write: Callable[[float], bytes], metric: str) -> None:
     content = b"before " + write(planted.METRICS[metric]) + b" after"
     assert metric in search(NUMBERS, unpacked("x", content))
@@ -239,6 +244,41 @@ ARGUMENTS = (
 )
 
 
+@pytest.fixture
+def planting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the planted network changes in the process that trains is undone after the test."""
+    train_here(monkeypatch)
+    for place, name in (
+        *((loop, "_draw_groups"), (loop, "time"), (SingleWorker, "sum_at_first")),
+        *((Observer, "record_snr"), (Observer, "wants")),
+    ):
+        monkeypatch.setattr(place, name, getattr(place, name))
+
+
+@pytest.mark.parametrize("data_are", ["private", "public"])
+def test_sweep_in_this_process_leaves_secrets_of_public_data_alone(
+    data_are: str, planting: None, tmp_path: Path, empty_database: Path
+) -> None:
+    """As the whole sweeps below, but for what Ray writes and says; one training succeeds, one fails."""
+    storage, ledger = tmp_path / "storage", str(tmp_path / "ledger" / "ledger.db")
+    storage.mkdir()
+    shutil.copy(empty_database, storage)
+    data = planted.write_records(tmp_path / "own", 120)
+    Ledger.create(ledger).register("scans", Cap(epsilon=40.0, delta=1e-4), num_records_public=120)
+    where = (f"--dataset={data}", f"--data-is={data_are}", f"--ledger={ledger}", f"--storage={storage}")
+    code, out, err = run_script(
+        "group_size", *(each.replace("repeats=4", "repeats=2") for each in ARGUMENTS), *where
+    )
+    assert code == 1
+    assert "failed: S4-Na1-private-r1 (" in out
+    places = [*unpacked("<stdout>", out.encode()), *unpacked("<stderr>", err.encode())]
+    found = search(CANARIES, [*places, *files(storage, Path(ledger).parent)])
+    if data_are == "private":
+        assert found == {}, out
+    else:
+        assert set(found) >= {*planted.METRICS, "pixels", "words"}, out
+
+
 def searched_sweep(top: Path, scratch: Path, data_are: str) -> Searched:
     """Runs a sweep whose trainings hold all secrets, and searches everything it leaves."""
     home, ledger = top / "home", str(top / "ledger" / "ledger.db")
@@ -286,27 +326,27 @@ def public(tmp_path_factory: pytest.TempPathFactory, short_folders: Callable[[],
 
 
 @pytest.mark.ray
-@pytest.mark.thorough
+@pytest.mark.long
 def test_sweep_on_public_data_is_found_leaking(public: Searched) -> None:
     expected = {*planted.METRICS, "pixels", "words"}
     assert set(public.found) >= expected, (expected - set(public.found), public.said)
 
 
 @pytest.mark.ray
-@pytest.mark.thorough
+@pytest.mark.long
 def test_search_looks_where_public_metrics_go(public: Searched) -> None:
     wanted = {"<stdout>", "mlflow.db", "checkpoint.pt", "S4-Na1-private-r0.json"}
     assert public.kinds() >= wanted, public.found
 
 
 @pytest.mark.ray
-@pytest.mark.thorough
+@pytest.mark.long
 def test_sweep_on_private_data_leaves_no_secret(private: Searched) -> None:
     assert private.found == {}, private.said
 
 
 @pytest.mark.ray
-@pytest.mark.thorough
+@pytest.mark.long
 def test_sweep_on_private_data_trains_and_tells_of_failures(private: Searched) -> None:
     assert private.code == 1
     assert "[1/4] S4-Na1-private-r0: knn_accuracy" in private.said

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dashboards.runs import load_trials
+from dashboards.query.trials import load_trials
 from dpgcl_core.errors import BudgetExceeded, ConfigError, StorageError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
@@ -21,23 +25,25 @@ from dpgcl_core.mechanism.method import ADD_OR_REMOVE_ONE
 from dpgcl_core.mechanism.registry import METHODS
 from dpgcl_core.release.statement import rounded_up
 from sweeps import methods
-from sweeps.service import run as service
-from sweeps.service.options import parse_options
-from sweeps.service.plan import Earlier, Point, SweepPlan, build_plan
-from sweeps.service.points import check_groups
-from sweeps.service.release import Charged, cost_of
-from sweeps.service.report import build_statement
-from sweeps.service.tuning import Candidate, run_tuned_sweep
-from tests.sweeps.support import options, without_ray, write_npz
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.planning.cost import cost_of
+from sweeps.service.planning.plan import Earlier, SweepPlan
+from sweeps.service.planning.points import check_groups
+from sweeps.service.planning.trials import Charged, Point
+from sweeps.service.privacy.statement import build_statement
+from sweeps.service.running import sweep as service
+from sweeps.service.running.tuning import Candidate, run_tuned_sweep
+from tests.sweeps.support import options, plan_of, without_ray, write_npz
+from trainers.config.tree import changed
 
 QUICK = ("--tiny", "--num-augmentations", "0", "--no-non-private", "--noise-multiplier", "1")
 NOT_PLAIN = [name for name, method in METHODS.items() if method.label == "proven" and not method.plain_event]
 Refusal = Callable[..., str]
 
 
-def plan_of(*points: dict[str, Any], arguments: Sequence[str] = QUICK) -> SweepPlan:
+def plan_at(*points: dict[str, Any], arguments: Sequence[str] = QUICK) -> SweepPlan:
     named = [Point(label=f"p{number}", changes=changes) for number, changes in enumerate(points)]
-    return build_plan("methods", options(*arguments), named, calibration_folder=None)
+    return plan_of("methods", options(*arguments), named, calibration_folder=None)
 
 
 def test_unknown_method_is_refused_with_the_valid_ones(refusal: Refusal) -> None:
@@ -52,8 +58,8 @@ def test_method_of_two_views_refuses_augmented_keys(refusal: Refusal) -> None:
 
 
 def test_method_of_two_views_has_no_augmented_keys_unless_asked() -> None:
-    assert options("--tiny", "--method", "logit_dp").num_augmentations == 0
-    assert options("--tiny").num_augmentations == 1
+    assert options("--tiny", "--method", "logit_dp").objective.num_augmentations == 0
+    assert options("--tiny").objective.num_augmentations == 1
 
 
 def test_groups_are_not_varied_where_there_are_none() -> None:
@@ -84,7 +90,7 @@ def test_ledger_refuses_steps_that_it_cannot_add_up(
     with_ledger = Ledger.create(url)
     with_ledger.register("scans", num_records_public=200, cap=Cap(epsilon=100, delta=1e-3))
     chosen = options(*QUICK, "--method", method, "--dataset", own, "--ledger", url, "--dataset-id", "scans")
-    chosen = dataclasses.replace(chosen, storage=tmp_path, num_records_public=200)
+    chosen = changed(chosen, storage=tmp_path, num_records_public=200)
     with pytest.raises(ConfigError, match="a ledger adds up"):
         service.run_sweep("methods", chosen, [Point(label="p", changes={})], lambda *_: [])
 
@@ -118,7 +124,7 @@ def test_more_records_than_the_accounting_covers_are_refused(refusal: Refusal) -
 def test_private_data_are_not_spent_on_a_total_that_is_not_known(tmp_path: Path) -> None:
     own = write_npz(tmp_path / "own.npz", 200)
     with pytest.raises(ConfigError, match="in a sweep of their own"):
-        plan_of(
+        plan_at(
             {"method": "dp_gcl"}, {"method": "dpcl_simclr_rigorous"}, arguments=(*QUICK, "--dataset", own)
         )
 
@@ -139,25 +145,25 @@ def test_group_clipping_needs_a_cap_that_holds_a_group(refusal: Refusal) -> None
 
 
 def test_statement_says_among_which_data_sets_the_guarantee_holds() -> None:
-    statement = build_statement(plan_of({"method": "logit_dp"}), "one")
+    statement = build_statement(plan_at({"method": "logit_dp"}), "one")
     assert statement.conditions == ["data sets of at most 1518 records"]
     assert "among data sets of at most 1518 records" in statement.headline()
     assert statement.as_dict()["conditions"] == statement.conditions
 
 
 def test_statement_without_conditions_has_none() -> None:
-    assert "among" not in build_statement(plan_of({"method": "dp_gcl"}), "one").headline()
+    assert "among" not in build_statement(plan_at({"method": "dp_gcl"}), "one").headline()
 
 
 def test_cost_of_two_relations_is_not_accounted() -> None:
-    cost = plan_of({"method": "dp_gcl"}, {"method": "dpcl_simclr_rigorous"}).cost
+    cost = plan_at({"method": "dp_gcl"}, {"method": "dpcl_simclr_rigorous"}).cost
     assert cost is not None
     assert cost.tuned_epsilon is None
     assert "replace one record" in str(cost.reason)
 
 
 def test_cost_of_replacing_a_record_adds_the_trainings() -> None:
-    plan = plan_of({"method": "dpcl_simclr_rigorous"}, {"method": "dpcl_barlow_rigorous"})
+    plan = plan_at({"method": "dpcl_simclr_rigorous"}, {"method": "dpcl_barlow_rigorous"})
     cost = plan.cost
     assert cost is not None
     mechanisms = [trial.config.mechanism for trial in plan.trials]
@@ -167,16 +173,16 @@ def test_cost_of_replacing_a_record_adds_the_trainings() -> None:
 
 
 def test_repeated_steps_raise_the_cost_of_replacing_a_record() -> None:
-    plan = plan_of({"method": "dpcl_simclr_rigorous"})
-    more = cost_of(plan.options, plan.trials, {plan.trials[0].name: Charged(num_steps=14)})
+    plan = plan_at({"method": "dpcl_simclr_rigorous"})
+    more = cost_of(plan.release, plan.trials, {plan.trials[0].name: Charged(num_steps=14)})
     assert plan.cost is not None
     assert more is not None
     assert more.tuned_epsilon > plan.cost.tuned_epsilon  # type: ignore[operator]
 
 
 def test_cost_sets_aside_the_delta_of_every_cap() -> None:
-    one = plan_of({"method": "logit_dp", "batch_cap": 120})
-    two = plan_of({"method": "logit_dp", "batch_cap": 120}, {"method": "logit_dp", "batch_cap": 120})
+    one = plan_at({"method": "logit_dp", "batch_cap": 120})
+    two = plan_at({"method": "logit_dp", "batch_cap": 120}, {"method": "logit_dp", "batch_cap": 120})
     mechanism = one.trials[0].config.mechanism
     added = mechanism.rules.added_delta(mechanism, mechanism.num_steps)
     assert added > 0
@@ -188,7 +194,7 @@ def test_cost_sets_aside_the_delta_of_every_cap() -> None:
 
 
 def test_statement_names_sampling_and_sensitivity_of_every_method() -> None:
-    plan = plan_of({"method": "dp_gcl"}, {"method": "dp_sgd"})
+    plan = plan_at({"method": "dp_gcl"}, {"method": "dp_sgd"})
     lines = dict(build_statement(plan, "one").lines())
     assert "DP-GCL: each record joins" in lines["Sampling"]
     assert "DP-SGD: Poisson, truncated" in lines["Sampling"]
@@ -196,7 +202,7 @@ def test_statement_names_sampling_and_sensitivity_of_every_method() -> None:
 
 
 def test_statement_of_methods_as_published_promises_nothing() -> None:
-    statement = build_statement(plan_of({"method": "dp_gcl"}, {"method": "dpcl_simclr"}), "one")
+    statement = build_statement(plan_at({"method": "dp_gcl"}, {"method": "dpcl_simclr"}), "one")
     assert statement.guarantee_label == "as-published"
     assert not statement.promises
 
@@ -229,67 +235,85 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
     return stand_in
 
 
+def run_tuned(folder: Path, *more: str) -> int:
+    """Runs the tuned sweep `one` of two candidates."""
+    chosen = options(*QUICK, "--name", "one", "--storage", str(folder), "--repeats", "2", *more)
+    compared = [Candidate(label=name, changes={"method": name}) for name in ("dp_gcl", "dp_clip")]
+    compared.append(Candidate(label="base", changes={"method": "base", "epsilon": None}, tuned=False))
+    return run_tuned_sweep("methods", chosen, compared, GRID, lambda *_: [])
+
+
 @pytest.fixture
 def tuned(tmp_path: Path, empty_database: Path) -> Tuned:
-    """Runs the tuned sweep `one` of two candidates."""
+    """`run_tuned` in a new storage folder."""
     shutil.copy(empty_database, tmp_path)
-
-    def start(*more: str) -> int:
-        chosen = options(*QUICK, "--name", "one", "--storage", str(tmp_path), "--repeats", "2", *more)
-        compared = [Candidate(label=name, changes={"method": name}) for name in ("dp_gcl", "dp_clip")]
-        compared.append(Candidate(label="base", changes={"method": "base", "epsilon": None}, tuned=False))
-        return run_tuned_sweep("methods", chosen, compared, GRID, lambda *_: [])
-
-    return start
+    return partial(run_tuned, tmp_path)
 
 
-def test_tuning_trains_the_best_setting_of_each_afresh(ray: Ray, tuned: Tuned) -> None:
-    assert tuned() == 0
-    shown = {name: t for name, t in ray.trained.items() if not name.startswith("tune-")}
+@dataclass
+class Done:
+    """What a tuned sweep has trained, said and left."""
+
+    code: int
+    trained: dict[str, Any]
+    said: str
+    folder: Path
+
+    def statement(self, sweep: str) -> dict[str, Any]:
+        path = self.folder / "sweeps" / sweep / "privacy_statement.json"
+        return json.loads(path.read_text())  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Done:
+    """The tuned sweep, run once for all that only look at it."""
+    folder, stand_in, said = tmp_path_factory.mktemp("tuned"), Ray(), io.StringIO()
+    shutil.copy(empty_database, folder)
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+        without_ray(patch, stand_in.run_trials)
+        code = run_tuned(folder)
+    return Done(code, stand_in.trained, said.getvalue(), folder)
+
+
+@pytest.fixture
+def again(done: Done, tmp_path: Path) -> Path:
+    """A copy of its folder, to be resumed."""
+    return Path(shutil.copytree(done.folder, tmp_path / "again"))
+
+
+def test_tuning_trains_the_best_setting_of_each_afresh(done: Done) -> None:
+    assert done.code == 0
+    shown = {name: t for name, t in done.trained.items() if not name.startswith("tune-")}
     assert sorted(shown) == [f"{name}-r{i}" for name in ("base", "dp_clip", "dp_gcl") for i in (0, 1)]
     assert {shown[f"dp_gcl-r{i}"].config.optimizer.learning_rate for i in (0, 1)} == {0.02}
 
 
-def test_tuning_gives_every_candidate_the_same_grid(ray: Ray, tuned: Tuned) -> None:
-    tuned()
+def test_tuning_gives_every_candidate_the_same_grid(done: Done) -> None:
     for name in ("dp_gcl", "dp_clip"):
-        tried = [ray.trained[f"tune-{name}-{number}-r0"] for number in range(3)]
+        tried = [done.trained[f"tune-{name}-{number}-r0"] for number in range(3)]
         assert [t.config.optimizer.learning_rate for t in tried] == [0.01, 0.02, 0.03]
 
 
-def test_tuning_and_comparison_share_no_seed(ray: Ray, tuned: Tuned) -> None:
-    tuned()
-    seeds = {name: trial.config.public_seed for name, trial in ray.trained.items()}
+def test_tuning_and_comparison_share_no_seed(done: Done) -> None:
+    seeds = {name: trial.config.public_seed for name, trial in done.trained.items()}
     assert not {s for n, s in seeds.items() if n.startswith("tune-")} & {
         s for n, s in seeds.items() if not n.startswith("tune-")
     }
 
 
-def test_comparison_costs_what_its_tuning_cost_too(ray: Ray, tuned: Tuned, tmp_path: Path) -> None:
-    tuned()
-    both, first = (
-        json.loads((tmp_path / "sweeps" / name / "privacy_statement.json").read_text())
-        for name in ("one", "one-tuning")
-    )
+def test_comparison_costs_what_its_tuning_cost_too(done: Done) -> None:
+    both, first = done.statement("one"), done.statement("one-tuning")
     assert both["trials"]["planned"] == first["trials"]["planned"] + 6
     assert both["cost"]["tuned_epsilon"] > first["cost"]["tuned_epsilon"]
 
 
-def test_tuning_tells_the_cost_of_what_follows_in_advance(
-    ray: Ray, tuned: Tuned, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tuned()
-    said = capsys.readouterr().out
-    statement = json.loads((tmp_path / "sweeps/one/privacy_statement.json").read_text())
-    in_advance = said.split("with other seeds; all together:\n")[1].split("sweep:")[0]
-    assert f"ε = {rounded_up(statement['cost']['tuned_epsilon'], 4)}" in in_advance
+def test_tuning_tells_the_cost_of_what_follows_in_advance(done: Done) -> None:
+    in_advance = done.said.split("with other seeds; all together:\n")[1].split("sweep:")[0]
+    assert f"ε = {rounded_up(done.statement('one')['cost']['tuned_epsilon'], 4)}" in in_advance
 
 
-def test_statement_of_the_tuning_says_that_a_comparison_follows(
-    ray: Ray, tuned: Tuned, tmp_path: Path
-) -> None:
-    tuned()
-    page = (tmp_path / "sweeps/one-tuning/privacy_statement.md").read_text()
+def test_statement_of_the_tuning_says_that_a_comparison_follows(done: Done) -> None:
+    page = (done.folder / "sweeps/one-tuning/privacy_statement.md").read_text()
     assert "A comparison follows, of 6 trials more" in page
 
 
@@ -309,18 +333,17 @@ def test_ledger_that_holds_the_tuning_alone_starts_nothing(
     assert not ray.trained
 
 
-def test_comparison_says_its_grid(ray: Ray, tuned: Tuned, tmp_path: Path) -> None:
-    tuned()
-    notes = " ".join(json.loads((tmp_path / "sweeps/one/privacy_statement.json").read_text())["notes"])
+def test_comparison_says_its_grid(done: Done) -> None:
+    notes = " ".join(done.statement("one")["notes"])
     assert "learning_rate = 0.01; learning_rate = 0.02; learning_rate = 0.03" in notes
 
 
 def with_earlier(num_steps: int, sweep_id: str = "a") -> SweepPlan:
-    tuning = plan_of({"method": "dp_gcl"}).trials
+    tuning = plan_at({"method": "dp_gcl"}).trials
     drawn = {trial.name: Charged(num_steps=num_steps) for trial in tuning}
     earlier = Earlier(sweep="t", sweep_id=sweep_id, trials=tuning, drawn=drawn, grid="")
     chosen, point = options(*QUICK), Point(label="chosen", changes={})
-    return build_plan("methods", chosen, [point], calibration_folder=None, earlier=earlier)
+    return plan_of("methods", chosen, [point], calibration_folder=None, earlier=earlier)
 
 
 def test_cost_in_advance_knows_what_the_tuning_has_drawn() -> None:
@@ -353,18 +376,15 @@ def test_tuning_spends_nothing_where_the_name_is_taken(ray: Ray, tuned: Tuned, t
     assert not ray.trained
 
 
-def test_tuned_sweep_is_resumed_without_training(ray: Ray, tuned: Tuned) -> None:
-    tuned()
-    ray.trained.clear()
-    assert tuned("--resume") == 0
+def test_tuned_sweep_is_resumed_without_training(ray: Ray, again: Path) -> None:
+    assert run_tuned(again, "--resume") == 0
     assert not ray.trained
 
 
-def test_resume_goes_on_where_only_the_tuning_was_done(ray: Ray, tuned: Tuned, tmp_path: Path) -> None:
-    tuned()
-    shutil.rmtree(tmp_path / "sweeps" / "one")
-    ray.trained.clear()
-    assert tuned("--resume") == 0
+def test_resume_goes_on_where_only_the_tuning_was_done(ray: Ray, again: Path) -> None:
+    shutil.rmtree(again / "sweeps" / "one")
+    assert run_tuned(again, "--resume") == 0
+    assert ray.trained
     assert not any(name.startswith("tune-") for name in ray.trained)
 
 
@@ -374,9 +394,7 @@ def test_comparison_needs_an_open_release() -> None:
 
 
 def compared(*arguments: str) -> list[Candidate]:
-    chosen = parse_options(
-        methods.MethodsOptions, description="", tiny=methods.TINY, full={}, by_dataset={}, arguments=arguments
-    )
+    chosen = parse_options(methods.MethodsOptions, description="", arguments=arguments)
     return methods.candidates(chosen)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,11 @@ import pytest
 from PIL import Image
 
 from dpgcl_core.errors import ConfigError
-from sweeps.service.plan import Point, SweepPlan, build_plan
-from sweeps.service.report import build_statement
-from tests.sweeps.support import options
+from sweeps.service.planning import plan as plan_module
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.trials import Point
+from sweeps.service.privacy.statement import build_statement
+from tests.sweeps.support import options, plan_of
 from tests.sweeps.test_plan import PAIRS_ALONE
 
 QUICK = ("--dataset=shapes:200", "--setting=pairs-cpu", "--expected-batch-size=64", "--num-steps=2")
@@ -42,45 +45,56 @@ NEEDS_A_DOWNLOAD = {"--pretrained"}
 
 def planned(*arguments: str) -> SweepPlan:
     chosen = options(*arguments)
-    return build_plan(
+    return plan_of(
         "group-size", chosen, [Point(label="one", changes={"group_size": 4})], calibration_folder=None
     )
+
+
+@cache
+def fingerprint(*arguments: str) -> str:
+    """Remembered; networks are not tried out."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan_module, "_check_network", lambda *_: None)
+        return planned(*arguments).fingerprint
 
 
 @pytest.mark.parametrize("option", CHANGES)
 def test_fingerprint_follows_options_of_pairs(option: str) -> None:
     others, value = CHANGES[option]
-    assert planned(*QUICK, *others, option, *value).fingerprint != planned(*QUICK, *others).fingerprint
+    assert fingerprint(*QUICK, *others, option, *value) != fingerprint(*QUICK, *others)
 
 
 def test_fingerprint_tests_cover_every_option_of_pairs() -> None:
     assert {*CHANGES, *OF_CSV, *NEEDS_A_DOWNLOAD} == PAIRS_ALONE
 
 
-@pytest.mark.parametrize("option", OF_CSV)
-def test_fingerprint_follows_how_a_csv_file_is_read(option: str, tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    lines = {separator: [] for separator in ("\t", ",")}
+@pytest.fixture(scope="module")
+def lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of 100 images with a list of their captions, separated by tabs and by commas."""
+    folder, random = tmp_path_factory.mktemp("lists"), np.random.default_rng(0)
     for number in range(100):
         pixels = random.integers(0, 256, (32, 32, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
-        for separator, listed in lines.items():
-            cells = [f"{number}.png", f"number {number}"] * 2
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    for name, separator in (("tabs", "\t"), ("commas", ",")):
+        rows = [["filepath", "title", "picture", "words", "split", "kind"]]
+        for number in range(100):
             part, kind = "test" if number % 5 == 0 else "train", f"kind {number % 3}"
-            listed.append(separator.join([*cells, part, kind]))
-    separator = "," if option == "--csv-separator" else "\t"
-    head = separator.join(["filepath", "title", "picture", "words", "split", "kind"])
-    (tmp_path / "pairs.csv").write_text("\n".join([head, *lines[separator]]))
-    (tmp_path / "tabs.csv").write_text("\n".join([head.replace(",", "\t"), *lines["\t"]]))
-    csv = [a.replace("--dataset=shapes:200", f"--dataset=csv:{tmp_path}/tabs.csv") for a in QUICK]
+            rows.append([*([f"{number}.png", f"number {number}"] * 2), part, kind])
+        (folder / f"{name}.csv").write_text("\n".join(map(separator.join, rows)))
+    return folder
+
+
+@pytest.mark.parametrize("option", OF_CSV)
+def test_fingerprint_follows_how_a_csv_file_is_read(option: str, lists: Path) -> None:
+    csv = [f"--dataset=csv:{lists}/tabs.csv", *QUICK[1:]]
     csv += ["--num-records-public=100", "--no-non-private", "--no-ledger"]
     if option == "--csv-label-key":  # read of what is scored
         csv.append("--data-is=public")
-    plain = planned(*csv)
+    plain = fingerprint(*csv)
     if option == "--csv-separator":
-        csv[0] = f"--dataset=csv:{tmp_path}/pairs.csv"
+        csv[0] = f"--dataset=csv:{lists}/commas.csv"
     value = OF_CSV[option]
-    assert planned(*csv, option, *([] if value is None else [value])).fingerprint != plain.fingerprint
+    assert fingerprint(*csv, option, *([] if value is None else [value])) != plain
 
 
 @pytest.mark.parametrize(
@@ -114,9 +128,9 @@ def test_plan_refuses_options_of_clip_for_images(arguments: tuple[str, ...]) -> 
 
 def test_a_warm_start_takes_the_place_of_the_weights_that_a_setting_names() -> None:
     paper = ("--dataset=shapes:200", "--setting=paper")
-    assert options(*paper).pretrained == "laion2b_s34b_b79k"
-    assert options(*paper, "--warm-start=weights.pt").pretrained == "random"
-    assert options(*paper, "--warm-start=weights.pt", "--pretrained=openai").pretrained == "openai"
+    assert options(*paper).network.pretrained == "laion2b_s34b_b79k"
+    assert options(*paper, "--warm-start=weights.pt").network.pretrained == "random"
+    assert options(*paper, "--warm-start=weights.pt", "--pretrained=openai").network.pretrained == "openai"
 
 
 def test_notes_and_statement_say_what_a_record_is() -> None:
@@ -132,10 +146,10 @@ def test_parquet_with_a_named_caption_column_starts_from_the_setting_of_pairs(tm
     table = pyarrow.table({"image": [b"not looked at"], "name": ["a caption"]})
     pyarrow.parquet.write_table(table, tmp_path / "pairs.parquet")
     source = f"--dataset=parquet:{tmp_path}/pairs.parquet"
-    assert options(source, "--csv-caption-key=name", "--no-ledger").network == "clip-tiny"
-    assert options(source, "--no-ledger").network != "clip-tiny"
+    assert options(source, "--csv-caption-key=name", "--no-ledger").network.name == "clip-tiny"
+    assert options(source, "--no-ledger").network.name != "clip-tiny"
 
 
 def test_image_text_data_start_from_their_own_setting() -> None:
-    assert options("--dataset=shapes:200", "--expected-batch-size=64").network == "clip-tiny"
-    assert options("--dataset=digits").network == "tiny_cnn"
+    assert options("--dataset=shapes:200", "--expected-batch-size=64").network.name == "clip-tiny"
+    assert options("--dataset=digits").network.name == "tiny_cnn"

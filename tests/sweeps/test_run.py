@@ -1,36 +1,36 @@
-"""Whole sweeps, each on a private Ray of its own: from start to figure, stopped, killed and resumed."""
+"""Whole sweeps on Ray: one as a user starts it; what else needs Tune and Train, on one Ray that is shared.
+
+What the sweeps of the other scripts do without Ray is in `test_every_sweep`, signals and kills are in
+`test_interrupted`, a ledger that dies under a sweep is in `test_faults`.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
+import tempfile
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dashboards.runs import load_trials
-from tests.sweeps import watched
-from tests.sweeps.support import ROOT, Driver, contents, environment, run, write_npz
+from dashboards.query.trials import load_trials
+from dpgcl_core.sampling.poisson import PoissonSampler
+from sweeps.service.options.service import ServiceOptions
+from sweeps.service.running import sweep as service
+from sweeps.service.running.tune import RaySession, max_concurrent_trials, ray_session
+from tests.sweeps.support import Driver, contents, plan, run, run_script, write_npz
+from trainers.config.training import PerformanceConfig
 from trainers.tracking.server import connect
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.ray
 
 QUICK = ("--tiny", "--noise-multiplier", "1")
-
-
-def parent_status(uri: str) -> str:
-    client = connect(uri)
-    experiment = client.get_experiment_by_name("dpgcl")
-    runs = client.search_runs([experiment.experiment_id], "tags.`dpgcl.role` = 'sweep'")
-    assert len(runs) == 1
-    return str(runs[0].info.status)
 
 
 # A sweep that nothing disturbs, and then the same with --resume
@@ -42,12 +42,12 @@ class Whole:
 
     code: int
     driver: Driver
-    home: Path
+    left_at_home: list[str]
     folder: Path
     uri: str
     written: dict[str, float]
     resumed_code: int
-    resumed: Driver
+    resumed: str
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +58,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     code, driver = run(*arguments, home=home)
     folder = storage / "sweeps" / "one"
     written = {path.name: path.stat().st_mtime for path in (folder / "trials").glob("*.json")}
-    resumed_code, resumed = run(*arguments, "--resume", home=home)
-    return Whole(code, driver, home, folder, f"sqlite:///{storage}/mlflow.db", written, resumed_code, resumed)
+    left_at_home = contents(home)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(service, "ray_session", lambda *_: pytest.fail("Ray was started"))
+        resumed_code, resumed, _ = run_script("group_size", *arguments, "--resume")
+    uri = f"sqlite:///{storage}/mlflow.db"
+    return Whole(code, driver, left_at_home, folder, uri, written, resumed_code, resumed)
 
 
 def test_sweep_ends_with_code_0_and_silent_stderr(whole: Whole) -> None:
@@ -109,7 +113,7 @@ def test_sweep_tracks_params_and_metrics_of_its_trials(whole: Whole) -> None:
 
 
 def test_sweep_writes_nothing_to_the_home_folder(whole: Whole) -> None:
-    assert contents(whole.home) == []
+    assert whole.left_at_home == []
 
 
 def test_sweep_keeps_all_in_the_storage_folder(whole: Whole) -> None:
@@ -123,174 +127,135 @@ def test_sweep_keeps_all_in_the_storage_folder(whole: Whole) -> None:
 
 
 def test_resume_of_a_finished_sweep_trains_nothing(whole: Whole) -> None:
-    assert whole.resumed_code == 0, whole.resumed.stderr
-    assert "sweep: one (2 of 2 trials done)" in whole.resumed.stdout
-    assert "[" not in whole.resumed.stdout.split("trials done)")[1]
+    assert whole.resumed_code == 0, whole.resumed
+    assert "sweep: one (2 of 2 trials done)" in whole.resumed
+    assert "[" not in whole.resumed.split("trials done)")[1]
     now = {path.name: path.stat().st_mtime for path in (whole.folder / "trials").glob("*.json")}
     assert now == whole.written
 
 
-# A sweep that is stopped four times in its second training, and whose third fails
+def test_unreachable_server_ends_the_sweep_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(service, "ray_session", lambda *_: pytest.fail("Ray was started"))
+    storage = ("--storage", str(tmp_path / "storage"))
+    code, _, err = run_script("group_size", *QUICK, *storage, "--tracking-uri", "http://127.0.0.1:9")
+    assert code == 2
+    assert err.startswith("error: MLflow at http://127.0.0.1:9 failed while connecting")
+    assert err.count("\n") == 1
+    assert not (tmp_path / "storage").exists()
 
 
-@dataclass
-class Disturbed:
-    """What happened, in order; the codes are those of the driver."""
-
-    storage: Path
-    uri: str
-    codes: dict[str, int] = field(default_factory=dict)
-    statuses: dict[str, str] = field(default_factory=dict)
-    said: dict[str, str] = field(default_factory=dict)
-    first_result: list[float] = field(default_factory=list)
-    attempts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    elsewhere: list[str] = field(default_factory=list)
-
-    @property
-    def folder(self) -> Path:
-        return self.storage / "sweeps" / "one"
-
-    def result(self, repeat: int) -> dict[str, Any]:
-        path = self.folder / "trials" / f"S4-Na1-private-r{repeat}.json"
-        return json.loads(path.read_text())["metrics"]  # type: ignore[no-any-return]
-
-
-ARGUMENTS = (
-    *QUICK,
-    "--no-non-private",
-    "--repeats=3",
-    "--num-steps=20",
-    "--checkpoint-every-steps=4",
-    "--max-concurrent-trials=1",
-    "--network=watched:network",
-    "--name=one",
-)
+# What is shared by the sweeps below
 
 
 @pytest.fixture(scope="module")
-def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Disturbed:
-    top = tmp_path_factory.mktemp("disturbed")
-    for name in ("modules", "work"):
-        (top / name).mkdir()
-    shutil.copy(watched.__file__, top / "modules")
-    found = Disturbed(top / "storage", f"sqlite:///{top}/work/own.db")
-    before = contents_of_code()
-    # Both are relative on purpose: the driver of a private Ray changes its folder.
-    checkpoints = found.folder / "checkpoints" / "S4-Na1-private-r1"
-    env = {
-        "PYTHONPATH": "../modules",
-        "DPGCL_TEST_FOLDER": str(top),
-        "DPGCL_TEST_CHECKPOINT": str(checkpoints / "checkpoint.pt"),
-    }
-    arguments = (*ARGUMENTS, f"--storage={found.storage}", "--tracking-uri=sqlite:///own.db")
-    (top / "hold").touch()
-    (top / "fail").touch()
-
-    def start(*more: str) -> Driver:
-        (top / "held").unlink(missing_ok=True)
-        return Driver(*arguments, *more, home=top / "home", cwd=top / "work", env=env)
-
-    def note(stage: str, driver: Driver) -> None:
-        found.codes[stage], found.said[stage] = driver.wait(), driver.stdout + driver.stderr
-        found.statuses[stage] = parent_status(found.uri)
-        found.attempts[stage] = json.loads((checkpoints / "attempts.json").read_text())
-        found.first_result.append((found.folder / "trials" / "S4-Na1-private-r0.json").stat().st_mtime)
-
-    held = (top / "held").exists
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-        driver = start(*([] if number == signal.SIGINT else ["--resume"]))
-        driver.wait_for(held)
-        driver.kill(number)
-        note(number.name, driver)
-    driver = start("--resume")
-    driver.wait_for(held)
-    training = int((top / "held").read_text())
-    assert training != driver.pid
-    (top / "hold").unlink()
-    os.kill(training, signal.SIGKILL)
-    note("training killed", driver)
-    (top / "fail").unlink()
-    note("failure mended", start("--resume"))
-    found.elsewhere = sorted(set(contents_of_code()) - set(before))
-    return found
+def own_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """$DPGCL_TEST_FOLDER of all processes on the shared Ray."""
+    return tmp_path_factory.mktemp("shared")
 
 
-def contents_of_code() -> list[str]:
-    return [str(path) for path in ROOT.iterdir()] + contents(ROOT / "results")
+@pytest.fixture(scope="module")
+def shared_ray(own_folder: Path) -> Iterator[None]:
+    """One Ray for all sweeps of this process that follow; each has a folder of its own for Tune."""
+    before = dict(os.environ)
+    os.environ["DPGCL_TEST_FOLDER"] = str(own_folder)
+    with ray_session(ServiceOptions(), PerformanceConfig()) as session, pytest.MonkeyPatch.context() as patch:
+        import ray
+
+        def shared(service: ServiceOptions, performance: PerformanceConfig) -> nullcontext[RaySession]:
+            scratch = Path(tempfile.mkdtemp(dir=session.scratch))
+            concurrent = max_concurrent_trials(service, performance, ray.cluster_resources())
+            return nullcontext(
+                replace(session, scratch=scratch, concurrent=concurrent, max_restarts=service.max_restarts)
+            )
+
+        patch.setattr(service, "ray_session", shared)
+        yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
-def test_stopped_sweep_ends_with_the_code_of_its_signal(disturbed: Disturbed) -> None:
-    codes = {name: disturbed.codes[name] for name in ("SIGINT", "SIGTERM", "SIGKILL")}
-    assert codes == {"SIGINT": 130, "SIGTERM": 143, "SIGKILL": -9}, disturbed.said
+@pytest.mark.ci
+def test_records_are_shared_by_the_trials_of_a_machine(shared_ray: None, own_folder: Path) -> None:
+    import ray
+
+    records = [ray.put(plan(*QUICK).data)]
+
+    @ray.remote(num_cpus=1)
+    def look(number: int, records: list[Any]) -> tuple[str, list[tuple[bool, bool]]]:
+        data = ray.get(records[0])
+        (own_folder / f"looked-{number}").touch()
+        while not (own_folder / f"looked-{1 - number}").exists():  # until the other one looks, too
+            time.sleep(0.01)
+        arrays = [data.train.images, data.train.ids, data.queries.images]
+        flags = [(array.flags.owndata, array.flags.writeable) for array in arrays]
+        return ray.get_runtime_context().get_worker_id(), flags
+
+    looks = [look.remote(0, records), look.remote(1, records)]
+    (one, flags), (other, other_flags) = ray.get(looks, timeout=300)
+    assert one != other
+    assert flags == other_flags == [(False, False)] * 3
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_stopped_sweep_says_how_to_continue(name: str, disturbed: Disturbed) -> None:
-    assert f"stopped by {name}; continue with --resume --name one" in disturbed.said[name]
-    assert "Traceback" not in disturbed.said[name]
-    assert disturbed.statuses[name] == "KILLED"
+# A training whose process dies, and one that fails
 
 
-def test_killed_sweep_is_free_to_be_resumed(disturbed: Disturbed) -> None:
-    assert "sweep: one (1 of 3 trials done)" in disturbed.said["training killed"]
+@dataclass
+class Restarted:
+    """A sweep of two trainings: the first one's process dies once, the second one raises."""
+
+    code: int
+    out: str
+    folder: Path
+
+    def kept(self, path: str) -> dict[str, Any]:
+        return json.loads((self.folder / path).read_text())  # type: ignore[no-any-return]
 
 
-def test_resume_trains_no_finished_trial_again(disturbed: Disturbed) -> None:
-    assert len(set(disturbed.first_result)) == 1
-    assert all("-r0:" not in said for stage, said in disturbed.said.items() if stage != "SIGINT")
+@pytest.fixture(scope="module")
+def restarted(
+    shared_ray: None, own_folder: Path, tmp_path_factory: pytest.TempPathFactory, empty_database: Path
+) -> Restarted:
+    storage = tmp_path_factory.mktemp("restarted")
+    shutil.copy(empty_database, storage)
+    (own_folder / "die-0").write_text("7")
+    (own_folder / "raise-1").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PoissonSampler, "sample", PoissonSampler.sample)  # planning builds the network here
+        code, out, err = run_script(
+            "group_size",
+            *(*QUICK, "--no-non-private", "--repeats=2", "--num-steps=12", "--checkpoint-every-steps=4"),
+            *("--network=tests.sweeps.faulty:network", f"--storage={storage}", "--name=one"),
+        )
+    return Restarted(code, out + err, storage / "sweeps" / "one")
 
 
-@pytest.mark.parametrize(("stage", "num_restarts"), [("SIGINT", 0), ("SIGTERM", 1), ("SIGKILL", 2)])
-def test_every_resume_is_counted_as_a_restart(stage: str, num_restarts: int, disturbed: Disturbed) -> None:
-    assert disturbed.attempts[stage]["num_restarts"] == num_restarts
+@pytest.mark.ci
+def test_dead_training_is_restarted_from_its_checkpoint_by_the_same_driver(
+    restarted: Restarted, own_folder: Path
+) -> None:
+    metrics = restarted.kept("trials/S4-Na1-private-r0.json")["metrics"]
+    assert (metrics["num_steps_done"], metrics["num_restarts"]) == (12, 1), restarted.out
+    assert (
+        own_folder / "journal-0"
+    ).stat().st_size == 7 + 8  # it died at the seventh draw, after the fourth step
+    assert metrics["num_steps_charged"] == 12 + 4  # as many may be lost between two checkpoints
 
 
-def test_resume_continues_from_the_checkpoint(disturbed: Disturbed) -> None:
-    # Every attempt writes one checkpoint, of four more steps, and is stopped in the step after it.
-    saved = [disturbed.attempts[stage]["saved_step"] for stage in ("SIGINT", "SIGTERM", "SIGKILL")]
-    assert saved == [4, 8, 12]
-    assert disturbed.result(1)["num_steps_done"] == 20
+@pytest.mark.ci
+def test_repeated_steps_cost_more_than_the_plan_said(restarted: Restarted) -> None:
+    planned = restarted.kept("plan.json")["params"]["target_epsilon"]
+    assert restarted.kept("trials/S4-Na1-private-r0.json")["metrics"]["epsilon"] > planned * 1.05
 
 
-def test_killed_training_is_restarted_by_the_same_driver(disturbed: Disturbed) -> None:
-    assert disturbed.result(1)["num_restarts"] == 4
-    assert "-r1: " in disturbed.said["training killed"]
-
-
-def test_every_repeated_step_is_charged(disturbed: Disturbed) -> None:
-    # Four attempts were stopped, each with up to four steps since its checkpoint.
-    assert disturbed.result(1)["num_steps_charged"] == 20 + 4 * 4
-    assert disturbed.result(0)["num_steps_charged"] == 20
-
-
-def test_restarts_cost_more_than_the_plan_said(disturbed: Disturbed) -> None:
-    planned = json.loads((disturbed.folder / "plan.json").read_text())["params"]["target_epsilon"]
-    assert disturbed.result(0)["epsilon"] == pytest.approx(planned, abs=1e-3)
-    assert disturbed.result(1)["epsilon"] > planned * 1.05
-
-
-def test_failing_trial_stops_no_other_and_is_told(disturbed: Disturbed) -> None:
-    said = disturbed.said["training killed"]
-    assert disturbed.codes["training killed"] == 1
-    assert disturbed.statuses["training killed"] == "FAILED"
-    assert "failed: S4-Na1-private-r2 (" in said
-    assert "RuntimeError: the words of a record" in said  # public data: all may be told
-    assert "continue with --resume --name one" in said
-
-
-def test_failing_trial_is_not_repeated(disturbed: Disturbed) -> None:
-    # One attempt before it was mended, one after.
-    assert disturbed.result(2)["num_restarts"] == 1
-
-
-def test_mended_sweep_ends_with_code_0(disturbed: Disturbed) -> None:
-    assert disturbed.codes["failure mended"] == 0, disturbed.said["failure mended"]
-    assert disturbed.statuses["failure mended"] == "FINISHED"
-    assert len(load_trials(disturbed.uri, "one")) == 3
-
-
-def test_driver_writes_nothing_beside_the_code(disturbed: Disturbed) -> None:
-    assert disturbed.elsewhere == []
+@pytest.mark.ci
+def test_failing_training_stops_no_other_is_told_and_not_repeated(restarted: Restarted) -> None:
+    assert restarted.code == 1
+    assert "failed: S4-Na1-private-r1 (" in restarted.out
+    assert "RuntimeError: the words of a record" in restarted.out  # public data: all may be told
+    assert "continue with --resume --name one" in restarted.out
+    assert restarted.kept("checkpoints/S4-Na1-private-r1/attempts.json")["num_restarts"] == 0
 
 
 # Two workers, private data
@@ -306,44 +271,38 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+def pair(
+    shared_ray: None, own_folder: Path, tmp_path_factory: pytest.TempPathFactory, empty_database: Path
+) -> Pair:
     top = tmp_path_factory.mktemp("pair")
-    (top / "fail").touch()
-    (top / "modules").mkdir()
-    shutil.copy(watched.__file__, top / "modules")
+    (top / "storage").mkdir()
+    shutil.copy(empty_database, top / "storage")
+    (own_folder / "fail").touch()
     data = write_npz(top / "own.npz", 128)
-    code, driver = run(
-        *QUICK,
-        *("--dataset", data, "--num-records-public", "128", "--num-workers", "2", "--name", "one"),
-        *(
-            "--no-ledger",
-            "--seed",
-            "1",
-            "--repeats",
-            "2",
-            "--network",
-            "watched:network",
-            "--storage",
-            str(top / "storage"),
-        ),
-        home=top / "home",
-        env={"PYTHONPATH": str(top / "modules"), "DPGCL_TEST_FOLDER": str(top)},
+    code, out, err = run_script(
+        "group_size",
+        *(*QUICK, "--dataset", data, "--num-records-public", "128", "--num-workers", "2", "--no-ledger"),
+        *("--seed", "1", "--repeats", "2", "--network", "tests.sweeps.watched:network"),
+        *("--storage", str(top / "storage"), "--name", "one"),
     )
-    return Pair(code, driver.stdout + driver.stderr, top / "storage" / "sweeps" / "one")
+    return Pair(code, out + err, top / "storage" / "sweeps" / "one")
 
 
+@pytest.mark.ci
 def test_two_workers_train_one_trial(pair: Pair) -> None:
     assert list(path.stem for path in (pair.folder / "trials").iterdir()) == ["S4-Na1-private-r0"], pair.said
     metrics = json.loads((pair.folder / "trials" / "S4-Na1-private-r0.json").read_text())["metrics"]
     assert metrics["num_steps_charged"] == 10
 
 
+@pytest.mark.ci
 def test_private_training_releases_only_what_may_be_released(pair: Pair) -> None:
     kept = json.loads((pair.folder / "trials" / "S4-Na1-private-r0.json").read_text())
     assert set(kept["metrics"]) == {"epsilon", "num_steps_done", "num_steps_charged", "num_restarts"}
     assert kept["series"] == {}
 
 
+@pytest.mark.ci
 def test_failure_on_two_workers_is_told_and_not_repeated(pair: Pair) -> None:
     assert pair.code == 1
     assert "failed: S4-Na1-private-r1 (RuntimeError (its message is withheld" in pair.said
@@ -351,63 +310,97 @@ def test_failure_on_two_workers_is_told_and_not_repeated(pair: Pair) -> None:
     assert attempts["num_restarts"] == 0
 
 
+@pytest.mark.ci
 def test_failure_on_private_data_leaves_its_words_nowhere(pair: Pair) -> None:
     assert "the words of a record" not in pair.said
     files = [path for path in pair.folder.parents[1].rglob("*") if path.is_file()]
     assert [path for path in files if b"the words of a record" in path.read_bytes()] == []
 
 
-# What needs less than a sweep
+# A sealed sweep
 
 
-def test_unreachable_server_ends_the_sweep_at_once(tmp_path: Path) -> None:
-    started = time.monotonic()
-    code, driver = run(
-        *QUICK,
-        *("--storage", str(tmp_path / "storage"), "--tracking-uri", "http://127.0.0.1:9"),
-        home=tmp_path / "home",
-    )
-    assert code == 2
-    assert driver.stderr.startswith("error: MLflow at http://127.0.0.1:9 failed while connecting")
-    assert driver.stderr.count("\n") == 1
-    assert time.monotonic() - started < 45  # most of it imports, on a busy machine
-    assert not (tmp_path / "storage").exists()
+@pytest.mark.ci
+def test_sealed_sweep_publishes_one_model(shared_ray: None, tmp_path: Path, empty_database: Path) -> None:
+    shutil.copy(empty_database, tmp_path)
+    sealed = ("--release", "sealed", "--mean-trials", "1.5", "--name", "one")
+    code, _, err = run_script("group_size", *QUICK, *sealed, "--storage", str(tmp_path))
+    assert code == 0, err
+    names = {"model.safetensors", "privacy_statement.json", "privacy_statement.md", "result.json"}
+    assert {path.name for path in (tmp_path / "sweeps/one/release").iterdir()} == names
+    client = connect(f"sqlite:///{tmp_path}/mlflow.db")
+    assert len(client.search_runs([client.get_experiment_by_name("dpgcl").experiment_id])) == 1
 
 
-SHARED = """
-import json
-import ray
-from sweeps.service.execution import ray_session
-from tests.sweeps.support import options, plan
-
-with ray_session(options("--tiny")):
-    records = [ray.put(plan("--tiny", "--noise-multiplier", "1").data)]
-
-    @ray.remote(num_cpus=1)
-    def look(records):
-        import time
-        from trainers.training.loop import TrainingData
-        data = ray.get(records[0])
-        assert isinstance(data, TrainingData)
-        time.sleep(1)  # until the other one looks, too
-        arrays = [data.train.images, data.train.ids, data.queries.images]
-        flags = [(array.flags.owndata, array.flags.writeable) for array in arrays]
-        return ray.get_runtime_context().get_worker_id(), flags
-
-    print(json.dumps(ray.get([look.remote(records), look.remote(records)])))
-"""
+# A search, and then the same with --resume, one result lost
 
 
-def test_records_are_shared_by_the_trials_of_a_machine(tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", SHARED],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=environment(tmp_path / "home"),
-        timeout=300,
-        check=True,
-    )
-    (one, flags), (other, other_flags) = json.loads(ended.stdout.splitlines()[-1])
-    assert one != other
-    assert flags == other_flags == [[False, False]] * 3
+@dataclass
+class Searched:
+    """What a search left, and what resuming it changed; `ended` and `resumed` are code, stdout and stderr."""
+
+    ended: tuple[int, str, str]
+    folder: Path
+    uri: str
+    resumed: tuple[int, str, str]
+    before: dict[str, Any]
+
+
+def read_trials(folder: Path) -> dict[str, Any]:
+    return {path.stem: json.loads(path.read_text()) for path in (folder / "trials").glob("*.json")}
+
+
+@pytest.fixture(scope="module")
+def searched(shared_ray: None, tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Searched:
+    top = tmp_path_factory.mktemp("searched")
+    shutil.copy(empty_database, top)
+    given = ("--tiny", "--noise-multiplier-range", "1", "4", "--objectives", "knn_accuracy", "epsilon")
+    given += ("--name", "one", f"--storage={top}")
+    ended = run_script("search", *given)
+    folder = top / "sweeps" / "one"
+    before = read_trials(folder)
+    (folder / "trials" / "trial-2.json").unlink()
+    resumed = run_script("search", *given, "--resume")
+    return Searched(ended, folder, f"sqlite:///{top}/mlflow.db", resumed, before)
+
+
+@pytest.mark.ci
+def test_search_ends_with_code_0_and_silent_stderr(searched: Searched) -> None:
+    assert (searched.ended[0], searched.ended[2]) == (0, ""), searched.ended[1]
+    assert sorted(searched.before) == ["trial-1", "trial-2", "trial-3", "trial-4"]
+
+
+@pytest.mark.ci
+def test_search_says_its_pareto_front(searched: Searched) -> None:
+    assert "Pareto front, " in searched.ended[1]
+
+
+@pytest.mark.ci
+def test_search_writes_its_figure(searched: Searched) -> None:
+    for name in ("search.png", "search.html", "search.csv", "search.md"):
+        assert (searched.folder / name).stat().st_size > 100
+
+
+@pytest.mark.ci
+def test_search_tracks_what_was_searched_and_each_trial(searched: Searched) -> None:
+    client = connect(searched.uri)
+    experiment = client.get_experiment_by_name("dpgcl")
+    (parent,) = client.search_runs([experiment.experiment_id], "tags.`dpgcl.role` = 'sweep'")
+    assert parent.data.params["searched"] == "group_size, noise_multiplier, learning_rate"
+    assert parent.data.params["objectives"] == "knn_accuracy, epsilon"
+    assert (parent.data.params["sampler"], parent.data.params["num_trials"]) == ("tpe", "4")
+    trials = load_trials(searched.uri, "one")
+    assert sorted(trials["trial_number"]) == [1, 2, 3, 4]
+    assert set(trials["num_steps_charged"]) == {10}
+    for row in trials.itertuples():
+        written = json.loads((searched.folder / "suggested" / f"{row.trial}.json").read_text())
+        assert (row.group_size, row.noise_multiplier) == (written["group_size"], written["noise_multiplier"])
+
+
+@pytest.mark.ci
+def test_resumed_search_trains_the_lost_trial_alone(searched: Searched) -> None:
+    assert searched.resumed[0] == 0, searched.resumed[2]
+    assert "(3 of 4 trials done)" in searched.resumed[1]
+    after = read_trials(searched.folder)
+    assert [name for name in after if after[name] != searched.before[name]] in ([], ["trial-2"])
+    assert after["trial-2"]["config_hash"] == searched.before["trial-2"]["config_hash"]

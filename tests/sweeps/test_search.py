@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,43 +15,36 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dashboards.runs import load_trials
 from dpgcl_core.accounting import composition
 from dpgcl_core.accounting.filters import StepClass, composed_event
 from dpgcl_core.errors import BudgetExceeded, DpgclError, StorageError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
-from sweeps import search
-from sweeps.service import run as service
-from sweeps.service import searching
-from sweeps.service.execution import Stopped
-from sweeps.service.options import parse_options
-from sweeps.service.plan import Trial
-from sweeps.service.proposals import Proposals
-from sweeps.service.release import trial_classes
-from sweeps.service.search_space import SearchOptions, Space, with_default_space
-from sweeps.service.searching import SearchPlan, SearchSweep, plan_search, searched_trial
-from tests.sweeps.support import ROOT, environment, write_npz
-from trainers.tracking.server import connect
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.planning.cost import trial_classes
+from sweeps.service.planning.search import SearchPlan, plan_search, searched_trial
+from sweeps.service.planning.space import SearchOptions, Space
+from sweeps.service.planning.trials import Trial
+from sweeps.service.running import search as searching
+from sweeps.service.running import sweep as service
+from sweeps.service.running.proposals import Proposals
+from sweeps.service.running.search import SearchSweep
+from sweeps.service.running.tune import Stopped
+from tests.sweeps.support import loaded, write_npz
 
 SIGMA = ("--noise-multiplier-range", "1", "4")
 
 
 def options(*arguments: str) -> SearchOptions:
     """The options of a search for a command line."""
-    chosen = parse_options(
-        SearchOptions,
-        description="",
-        tiny=search.TINY,
-        full=search.FULL,
-        by_dataset={},
-        arguments=arguments,
-    )
-    return with_default_space(chosen, arguments)
+    return parse_options(SearchOptions, description="", arguments=arguments)
 
 
 def plan(*arguments: str, folder: Path | None = None) -> SearchPlan:
-    return plan_search("search", options("--tiny", *arguments), folder or Path("/nonexistent"))
+    chosen = options("--tiny", *arguments)
+    data, notes = loaded(chosen)
+    folder = folder or Path("/nonexistent")
+    return plan_search("search", chosen, data, notes=notes, calibration_folder=folder)
 
 
 def refusal(*arguments: str) -> str:
@@ -357,7 +347,7 @@ class Ray:
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
     stand_in = Ray()
-    monkeypatch.setattr(service, "ray_session", lambda _: nullcontext())
+    monkeypatch.setattr(service, "ray_session", lambda *_: nullcontext())
     monkeypatch.setattr(searching, "run_trials", stand_in.run_trials)
     return stand_in
 
@@ -518,92 +508,3 @@ def test_ledger_with_one_step_too_few_starts_no_trial(ray: Ray, charged: Callabl
     with pytest.raises(BudgetExceeded):
         charged(39)
     assert ray.trained == []
-
-
-# A whole search on a Ray of its own, and then the same with --resume, one result lost
-
-
-@dataclass
-class Whole:
-    """What a search left, and what resuming it changed."""
-
-    ended: subprocess.CompletedProcess[str]
-    folder: Path
-    uri: str
-    resumed: subprocess.CompletedProcess[str]
-    before: dict[str, Any]
-
-
-def read_trials(folder: Path) -> dict[str, Any]:
-    return {path.stem: json.loads(path.read_text()) for path in (folder / "trials").glob("*.json")}
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    top = tmp_path_factory.mktemp("whole")
-    (top / "home").mkdir()
-    given = ("--tiny", *SIGMA, "--objectives", "knn_accuracy", "epsilon", "--name", "one")
-
-    def run(*more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, str(ROOT / "sweeps" / "search.py"), *given, f"--storage={top}", *more],
-            capture_output=True,
-            text=True,
-            cwd=top,
-            env=environment(top / "home"),
-            timeout=400,
-            check=False,
-        )
-
-    ended = run()
-    folder = top / "sweeps" / "one"
-    before = read_trials(folder)
-    (folder / "trials" / "trial-2.json").unlink()
-    return Whole(ended, folder, f"sqlite:///{top}/mlflow.db", run("--resume"), before)
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_search_ends_with_code_0_and_silent_stderr(whole: Whole) -> None:
-    assert (whole.ended.returncode, whole.ended.stderr) == (0, ""), whole.ended.stdout
-    assert sorted(whole.before) == ["trial-1", "trial-2", "trial-3", "trial-4"]
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_search_says_its_pareto_front(whole: Whole) -> None:
-    assert "Pareto front, " in whole.ended.stdout
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_search_writes_its_figure(whole: Whole) -> None:
-    for name in ("search.png", "search.html", "search.csv", "search.md"):
-        assert (whole.folder / name).stat().st_size > 100
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_search_tracks_what_was_searched_and_each_trial(whole: Whole) -> None:
-    client = connect(whole.uri)
-    experiment = client.get_experiment_by_name("dpgcl")
-    (parent,) = client.search_runs([experiment.experiment_id], "tags.`dpgcl.role` = 'sweep'")
-    assert parent.data.params["searched"] == "group_size, noise_multiplier, learning_rate"
-    assert parent.data.params["objectives"] == "knn_accuracy, epsilon"
-    assert (parent.data.params["sampler"], parent.data.params["num_trials"]) == ("tpe", "4")
-    trials = load_trials(whole.uri, "one")
-    assert sorted(trials["trial_number"]) == [1, 2, 3, 4]
-    assert set(trials["num_steps_charged"]) == {10}
-    for row in trials.itertuples():
-        written = json.loads((whole.folder / "suggested" / f"{row.trial}.json").read_text())
-        assert (row.group_size, row.noise_multiplier) == (written["group_size"], written["noise_multiplier"])
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_resumed_search_trains_the_lost_trial_alone(whole: Whole) -> None:
-    assert whole.resumed.returncode == 0, whole.resumed.stderr
-    assert "(3 of 4 trials done)" in whole.resumed.stdout
-    after = read_trials(whole.folder)
-    assert [name for name in after if after[name] != whole.before[name]] in ([], ["trial-2"])
-    assert after["trial-2"]["config_hash"] == whole.before["trial-2"]["config_hash"]

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 from tests.sweeps.head import Head, wait_for
+from tests.sweeps.support import run_script
 
 pytestmark = [
     pytest.mark.ray,
-    pytest.mark.slow,
+    pytest.mark.ci,
     pytest.mark.skipif(sys.platform != "linux", reason="the test's head needs a second loopback address"),
 ]
 
 SCRIPT = "sweeps/group_size.py"
 FROM_COPY = ("--working-dir", ".", "--")
 FAST = ("--tiny", "--noise-multiplier", "1", "--num-steps", "2", "--no-non-private")  # one trial, calibrated
-UNREACHABLE = "127.0.0.2:1"
 NOT_UPLOADED = ("results/big.bin", "mlflow.db", "data/images.npz", "own.parquet")
 EDIT = "\nprint('this is the edited copy', flush=True)\n"
 # Appended to trainers/ray_worker.py: whichever copy a worker imports notes itself, or, being the
@@ -186,8 +186,8 @@ def test_script_path_alone_is_submitted_and_stopped(stopped_job):
 def test_stopped_job_leaves_a_sweep_to_resume(head, stopped_job):
     folder = _sweep_folder(head, stopped_job["log"])
     options = ("--dry-run", "--resume", "--name", folder.name, "--storage", str(folder.parents[1]))
-    done = head.run("python", SCRIPT, *options)
-    assert done.returncode == 0, done.stderr
+    code, out, err = run_script("group_size", *options)
+    assert code == 0, out + err
 
 
 def test_workers_of_a_job_by_script_path_import_the_copy_of_the_driver(head, stopped_job):
@@ -217,12 +217,6 @@ def test_plain_python_does_not_join_a_head_it_could_discover(head, plain_run):
 def test_plain_python_joins_the_head_that_ray_address_names(head, plain_run):
     _, joined = plain_run("ray-address", RAY_ADDRESS=head.gcs_address)
     assert len(joined) == 1
-
-
-def test_dry_run_needs_no_cluster(head):
-    done = head.run("python", SCRIPT, *FAST, "--dry-run", environment={"RAY_ADDRESS": UNREACHABLE})
-    assert done.returncode == 0, done.stderr
-    assert "estimate:" in done.stdout
 
 
 def _append(path: Path, text: str) -> None:

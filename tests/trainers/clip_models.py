@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpgcl_core.clipping.types import GroupLosses
+from dpgcl_core.clipping.types import Objective
 from dpgcl_core.losses.image_text import image_text_group_loss
 from trainers.models.clip.adapters import ClipLora
 from trainers.models.clip.encoder import ImageTextEncoder, Pairs, build_image_text_encoder, pack_views
@@ -49,7 +49,7 @@ def packed(encoder: ImageTextEncoder, pairs: Pairs) -> Tensor:
     return pack_views(images.flatten(0, 1), tokens.flatten(0, 1), encoder).unflatten(0, images.shape[:2])
 
 
-def losses_of(encoder: ImageTextEncoder, temperature: float = 0.07) -> GroupLosses:
+def losses_of(encoder: ImageTextEncoder, temperature: float = 0.07) -> Objective:
     """Stations 5 and 6 of pairs as a training has them."""
 
     def losses(views: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ def make_config(**changes: object) -> TrainingConfig:
         sampling_prob=0.5,
         group_size=4,
         l2_clip_norm=1.0,
-        noise_multiplier=1.0,
+        noise_multiplier=4.0,  # with less noise every ε takes longer: at 1 four times as long
         num_steps=6,
         target_delta=1e-3,
     )
@@ -57,7 +57,7 @@ def make_config(**changes: object) -> TrainingConfig:
         "mechanism": mechanism,
         "network": NetworkConfig(name="small_cnn", embedding_dim=8),
         "evaluation": EvaluationConfig(record_every_steps=1, also_untrained=False),
-        "performance": PerformanceConfig(checkpoint_every_steps=2, max_views_per_microbatch=24, device="cpu"),
+        "performance": PerformanceConfig(checkpoint_every_steps=2, max_views_per_microbatch=48, device="cpu"),
     }
     return TrainingConfig(**(usual | changes))  # type: ignore[arg-type]
 

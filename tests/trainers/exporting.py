@@ -20,24 +20,34 @@ from torch import nn
 from dpgcl_core.accounting.tuning.laws import TruncatedNegativeBinomial
 from dpgcl_core.release.statement import RESEARCH
 from sweeps.group_size import points
-from sweeps.service import run as service
-from sweeps.service.execution import Stopped
-from sweeps.service.plan import SweepPlan, Trial
-from sweeps.service.storage import SweepFolder
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.trials import Trial
+from sweeps.service.running import sweep as service
+from sweeps.service.running.tune import Stopped
+from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import options
 from tests.trainers.clip_models import moved
 from trainers.config.training import NetworkConfig
-from trainers.export.folder import CLIP, ClipDescription, ModelDescription, Statement, write_model
+from trainers.export.description import CLIP, ClipDescription, ModelDescription
+from trainers.export.folder import Statement, write_model
 from trainers.files.checkpoint import CheckpointFolder
 from trainers.models.clip.adapters import ClipLora
 from trainers.models.clip.encoder import ImageTextEncoder, build_image_text_encoder
 from trainers.models.clip.published import ClipConfig
 from trainers.models.encoder import Encoder, ImageShape, build_encoder
-from trainers.tasks.modality import AnyEncoder
+from trainers.models.networks import AnyEncoder
 from trainers.training.loop import train
 
 SMALL = ("--tiny", "--num-steps", "2", "--network", "tiny_cnn", "--embedding-dim", "8")
-SMALL += ("--noise-multiplier", "1", "--max-query-records", "60", "--max-index-records", "60")
+SMALL += (
+    "--noise-multiplier",
+    "4",
+    "--no-also-untrained",
+    "--max-query-records",
+    "60",
+    "--max-index-records",
+    "60",
+)
 PAIRS = ("--dataset", "shapes:200", "--network", "clip-tiny", "--learning-rate", "0.02")
 LORA = ClipLora(rank=2, alpha=4)
 
@@ -81,7 +91,7 @@ def stop_small_sweep(root: Path, name: str, *more: str) -> None:
 def _run(root: Path, name: str, more: Sequence[str], run_trials: Any, num_sealed: int = 2) -> int:
     chosen = options(*SMALL, "--storage", str(root), "--name", name, *more)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(service, "ray_session", lambda _: nullcontext())
+        patch.setattr(service, "ray_session", lambda *_: nullcontext())
         patch.setattr(service, "run_trials", run_trials)
         patch.setattr(service, "Tracker", MagicMock())
         patch.setattr(TruncatedNegativeBinomial, "draw", lambda _: num_sealed)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
 from trainers.data.pairs import ImageTextRecords
@@ -120,13 +121,28 @@ class Dataset:
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """(channels, height, width)."""
-        _, channels, height, width = self.train.images.shape
-        return channels, height, width
+        return image_shape_of(self.train)
 
 
 def modality_of(records: AnyRecords) -> Modality:
     """Returns what a record is."""
     return "image" if isinstance(records, Records) else "image-text"
+
+
+def image_shape_of(records: AnyRecords) -> tuple[int, int, int]:
+    """Return (channels, height, width) of the records' images."""
+    _, channels, height, width = records.images.shape
+    return channels, height, width
+
+
+def images_alone(records: AnyRecords) -> Records | None:
+    """Return the records if they are images without captions; None of others."""
+    return records if isinstance(records, Records) else None
+
+
+def captions_of(records: AnyRecords) -> tuple[list[str], NDArray[np.int64]] | None:
+    """Return all captions, and the row each belongs to; None of records that have no captions."""
+    return None if isinstance(records, Records) else records.flat_captions()
 
 
 def check_class_names(class_names: Sequence[str], records: AnyRecords) -> None:

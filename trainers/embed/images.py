@@ -56,7 +56,8 @@ from trainers.embed.pairs import (
 )
 from trainers.evaluation.features import Features, embed_features
 from trainers.evaluation.pairs import PAIRS_AT_ONCE
-from trainers.export.folder import ModelDescription, load_clip, load_encoder, read_description
+from trainers.export.description import CLIP, IMAGE_ENCODER, ModelDescription, read_description
+from trainers.export.folder import load_clip, load_encoder
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.models.encoder import NORM_FLOOR, Encoder, ImageShape, device_named, to_fast_layout
 
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         image=options.csv_img_key, caption=options.csv_caption_key, separator=options.csv_separator
     )
     description = read_description(options.model)
-    run = _images_alone if description.clip is None else _both_towers
+    run = {IMAGE_ENCODER: _images_alone, CLIP: _both_towers}[description.kind]
     run(options, description, pairs)
     print(f"the model: {description.promise}")
     print(f"note: {NOTE}")

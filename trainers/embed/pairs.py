@@ -23,12 +23,13 @@ from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError, DataError, StorageError
 from dpgcl_core.sampling.records import ids_from_names
+from trainers.data.dataset import captions_of
 from trainers.data.image_text import check_one_line_each, image_keys
 from trainers.data.loading import AnyRecords, Dataset, PairOptions, load_dataset
 from trainers.data.pair_options import column_missing
-from trainers.data.pairs import ImageTextRecords, caption_fault
-from trainers.evaluation.features import Features
-from trainers.evaluation.pairs import PAIRS_AT_ONCE, read_images
+from trainers.data.pairs import caption_fault
+from trainers.evaluation.features import Features, read_images
+from trainers.evaluation.pairs import PAIRS_AT_ONCE
 from trainers.evaluation.retrieval import embed_in_batches
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.views.images import normalise
@@ -90,8 +91,9 @@ def embed_source(
             return encoder.embed_images(normalise(read_images(stored, rows).to(device)))
 
         images.append(_finite(embed_in_batches(embed, stored.shape[0], batch_size)))
-        if isinstance(part, ImageTextRecords):
-            texts, rows = part.flat_captions()
+        owned = captions_of(part)
+        if owned is not None:
+            texts, rows = owned
             captions += texts
             owners.append(rows + num_before)
         num_before += stored.shape[0]

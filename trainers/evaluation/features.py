@@ -1,6 +1,6 @@
 """Scores of frozen features: k-NN, linear probe and, without labels, retrieval of a record's other view.
 
-Image-text records are scored by both towers (`trainers.evaluation.pairs`), and with labels by these as well.
+Image-text networks are scored by both towers, and with labels by these as well: `trainers.evaluation.pairs`.
 
 Scores are computed from evaluation records, not from the mechanism's output alone; whether they may
 leave the training is decided by `dpgcl_core.release.metrics.visible`, not here. A network that diverged gives
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -21,15 +21,12 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
-from dpgcl_core.errors import ConfigError, DataError
+from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.records import Ids, keyed_uniform
-from trainers.config.training import EvaluationConfig, TrainingConfig, ViewConfig
-from trainers.data.dataset import AnyRecords, TrainingData
-from trainers.data.pairs import Images, ImageTextRecords
-from trainers.data.records import Records
-from trainers.evaluation.pairs import PAIRS_AT_ONCE, read_images, tower_scores
-from trainers.models.clip.encoder import ImageTextEncoder
-from trainers.models.encoder import Encoder
+from trainers.config.training import EvaluationConfig, ViewConfig
+from trainers.data.dataset import AnyRecords
+from trainers.data.pairs import Images
+from trainers.models.networks import AnyEncoder
 from trainers.views.images import make_views, normalise
 
 Features = NDArray[np.float32]
@@ -49,61 +46,8 @@ _PROBE_MAX_ITERATIONS = 500
 _PROBE_TOLERANCE = 1e-3
 
 
-def all_scores(
-    encoder: Encoder | ImageTextEncoder,
-    data: TrainingData,
-    config: TrainingConfig,
-    *,
-    device: torch.device | str,
-    prefix: str = "",
-    with_probes: bool = True,
-) -> dict[str, float]:
-    """Returns the scores that may be seen by metric name; none are computed where none may.
-
-    Those of `data.queries` as `evaluate` names them; those of every data set in `data.probes` as
-    `transfer_knn_accuracy/NAME` and `transfer_linear_probe_accuracy/NAME`, and by both towers, where its
-    classes have names, `transfer_zero_shot_accuracy/NAME`.
-
-    Args:
-      encoder: the network, already on `device`.
-      data: what the training may touch.
-      config: subset sizes, k, augmentation and the public seed.
-      device: where the encoder is.
-      prefix: put before each name, such as "untrained_".
-      with_probes: whether `data.probes` are scored, too.
-
-    Raises:
-      DataError: there is nothing to score.
-      ConfigError: image-text records for a network without a text tower.
-    """
-    if not (data.train_is_public or data.evaluation_is_public):
-        return {}
-
-    def scores_of(index: AnyRecords | None, queries: AnyRecords, names: Sequence[str]) -> dict[str, float]:
-        return evaluate(
-            encoder,
-            index,
-            queries,
-            config.evaluation,
-            view_config=config.views,
-            seed=config.public_seed,
-            device=device,
-            class_names=names,
-        )
-
-    found = {}
-    index, queries = data.index, data.queries
-    if queries is not None and (index is not None or isinstance(queries, ImageTextRecords)):
-        scores = scores_of(index, queries, data.class_names)
-        found = {prefix + name: score for name, score in scores.items()}
-    for probe in data.probes if with_probes else ():
-        for name, score in scores_of(probe.index, probe.queries, probe.class_names).items():
-            found[f"{prefix}transfer_{name}/{probe.name}"] = score
-    return found
-
-
 def evaluate(
-    encoder: Encoder | ImageTextEncoder,
+    encoder: AnyEncoder,
     index: AnyRecords | None,
     queries: AnyRecords,
     config: EvaluationConfig,
@@ -113,17 +57,15 @@ def evaluate(
     device: torch.device | str,
     prefix: str = "",
     batch_size: int = 512,
-    class_names: Sequence[str] = (),
 ) -> dict[str, float]:
-    """Returns the scores of the frozen network by metric name, each in [0, 1].
+    """Return the scores of a frozen network's image features by metric name, each in [0, 1].
 
     With labels: `knn_accuracy` and `linear_probe_accuracy` of the queries, given the index. Without:
-    `view_retrieval_top1` and `view_retrieval_top10` among the queries. By an image-text network: what
-    `tower_scores` returns and, with labels, k-NN and linear probe on the image tower's features.
+    `view_retrieval_top1` and `view_retrieval_top10` among the queries.
 
     Args:
       encoder: the network, already on `device`; its train/eval modes are restored.
-      index: k-NN index and training records of the probe; None for image-text records without.
+      index: k-NN index and training records of the probe; None where there are none.
       queries: records scored.
       config: subset sizes and k.
       view_config: augmentation, for view retrieval.
@@ -131,66 +73,69 @@ def evaluate(
       device: where the encoder is.
       prefix: put before each name, such as "untrained_".
       batch_size: images passed through the encoder at once; changes no score beyond rounding.
-      class_names: of the queries' labels 0, 1, …, for the zero-shot score of an image-text network.
 
     Raises:
-      DataError: there is nothing to score, or a label has no name though others have.
-      ConfigError: image-text records for a network without a text tower.
+      DataError: there is nothing to score.
+    """
+    check_some(index, queries)
+    queries = first_records(queries, config.max_query_records, seed)
+    if index is not None and is_labelled(index, queries):
+        asked = embed_features(encoder, queries.images, batch_size=batch_size, device=device)
+        scores = label_scores(
+            encoder, index, asked, queries, config, seed=seed, batch_size=batch_size, device=device
+        )
+    else:
+        scores = view_retrieval(
+            encoder, queries, view_config=view_config, seed=seed, device=device, batch_size=batch_size
+        )
+    return {prefix + name: score for name, score in scores.items()}
+
+
+def check_some(index: AnyRecords | None, queries: AnyRecords) -> None:
+    """Refuse an index or queries without a record.
+
+    Raises:
+      DataError: there is nothing to score.
     """
     if (index is not None and len(index) == 0) or len(queries) == 0:
         raise DataError(
             "scoring needs at least one index and one query record; got "
             f"{len(index) if index else 0} and {len(queries)}. Hold out a larger share of the records"
         )
-    if isinstance(encoder, ImageTextEncoder):
-        batch_size = min(batch_size, PAIRS_AT_ONCE)
-    queries = _first(queries, config.max_query_records, seed)
-    labelled = index is not None and index.labels is not None and queries.labels is not None
-    asked: Features | None = None
-    scores: dict[str, float] = {}
-    if isinstance(queries, ImageTextRecords) or (labelled and isinstance(encoder, ImageTextEncoder)):
-        with _frozen(encoder):
-            scores, features = tower_scores(
-                _towers(encoder), queries, device=device, class_names=class_names, batch_size=batch_size
-            )
-        asked = _finite(features)
-    elif not labelled:
-        scores = view_retrieval(
-            encoder, queries, view_config=view_config, seed=seed, device=device, batch_size=batch_size
-        )
-    if index is not None and labelled:
-        index = _first(index, config.max_index_records, seed)
-        known = embed_features(encoder, index.images, batch_size=batch_size, device=device)
-        if asked is None:
-            asked = embed_features(encoder, queries.images, batch_size=batch_size, device=device)
-        scores |= _label_scores(known, index, asked, queries, config.num_neighbors)
-    return {prefix + name: score for name, score in scores.items()}
 
 
-def _label_scores(
-    known: Features, index: AnyRecords, asked: Features, queries: AnyRecords, num_neighbors: int
+def is_labelled(index: AnyRecords, queries: AnyRecords) -> bool:
+    """Whether both have labels."""
+    return index.labels is not None and queries.labels is not None
+
+
+def label_scores(
+    encoder: AnyEncoder,
+    index: AnyRecords,
+    asked: Features,
+    queries: AnyRecords,
+    config: EvaluationConfig,
+    *,
+    seed: int,
+    batch_size: int,
+    device: torch.device | str,
 ) -> dict[str, float]:
-    """k-NN and linear probe on the features of records that have one labelled row each."""
+    """Return k-NN and linear probe of labelled queries with features `asked`, given the labelled index."""
+    index = first_records(index, config.max_index_records, seed)
     assert index.labels is not None
     assert queries.labels is not None
+    known = embed_features(encoder, index.images, batch_size=batch_size, device=device)
     return {
-        "knn_accuracy": knn_accuracy(known, index.labels, asked, queries.labels, num_neighbors=num_neighbors),
+        "knn_accuracy": knn_accuracy(
+            known, index.labels, asked, queries.labels, num_neighbors=config.num_neighbors
+        ),
         "linear_probe_accuracy": linear_probe_accuracy(known, index.labels, asked, queries.labels),
     }
 
 
-def _first(records: AnyRecords, max_records: int, seed: int) -> AnyRecords:
-    """The first records by keyed hash, with one row each."""
+def first_records(records: AnyRecords, max_records: int, seed: int) -> AnyRecords:
+    """Return the first records by keyed hash, with one row each."""
     return records.take(first_by_hash(records.ids, max_records, seed=seed)).one_row_each()
-
-
-def _towers(encoder: nn.Module) -> ImageTextEncoder:
-    if not isinstance(encoder, ImageTextEncoder):
-        raise ConfigError(
-            "image-text records are scored by an image and a text tower; got a network of type "
-            f"{type(encoder).__name__}: give a CLIP network"
-        )
-    return encoder
 
 
 def first_by_hash(ids: Ids, max_records: int, *, seed: int) -> NDArray[np.int64]:
@@ -208,8 +153,8 @@ def first_by_hash(ids: Ids, max_records: int, *, seed: int) -> NDArray[np.int64]
 
 
 @contextlib.contextmanager
-def _frozen(encoder: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards every module is in the mode it was in."""
+def frozen(encoder: nn.Module) -> Iterator[None]:
+    """Enter evaluation mode without gradients; afterwards every module is in the mode it was in."""
     modes = [(module, module.training) for module in encoder.modules()]
     encoder.eval()
     try:
@@ -220,13 +165,21 @@ def _frozen(encoder: nn.Module) -> Iterator[None]:
             module.training = was_training
 
 
-def _finite(features: Tensor) -> Features:
+def finite_features(features: Tensor) -> Features:
+    """Return features as float32 with 0 for what is not finite."""
     rows: Features = features.float().cpu().numpy()
     return np.where(np.isfinite(rows), rows, np.float32(0))
 
 
+def read_images(images: Images | Tensor, rows: slice) -> Tensor:
+    """Return some of the images, uint8 `[n, C, H, W]`; of stored ones no others come into memory."""
+    if isinstance(images, (np.ndarray, Tensor)):
+        return torch.as_tensor(images[rows])
+    return torch.from_numpy(images[np.arange(*rows.indices(images.shape[0]))])
+
+
 def embed_features(
-    encoder: Encoder | ImageTextEncoder,
+    encoder: AnyEncoder,
     images: Images | Tensor,
     *,
     batch_size: int = 512,
@@ -241,10 +194,10 @@ def embed_features(
       device: where the encoder is.
     """
     rows = [np.zeros((0, encoder.feature_dim), dtype=np.float32)]
-    with _frozen(encoder):
+    with frozen(encoder):
         for start in range(0, images.shape[0], batch_size):
             batch = read_images(images, slice(start, start + batch_size))
-            rows.append(_finite(encoder.features(normalise(batch.to(device)))))
+            rows.append(finite_features(encoder.features(normalise(batch.to(device)))))
     return np.concatenate(rows)
 
 
@@ -336,8 +289,8 @@ def linear_probe_rule(index_features: Features, index_labels: Labels) -> Rule:
 
 
 def view_retrieval(
-    encoder: Encoder | ImageTextEncoder,
-    records: Records,
+    encoder: AnyEncoder,
+    records: AnyRecords,
     *,
     view_config: ViewConfig,
     seed: int,
@@ -359,7 +312,7 @@ def view_retrieval(
     """
     firsts, seconds = [], []
     images = torch.as_tensor(records.images)
-    with _frozen(encoder):
+    with frozen(encoder):
         for start in range(0, len(records), batch_size):
             batch = slice(start, start + batch_size)
             views = make_views(
@@ -370,8 +323,8 @@ def view_retrieval(
                 step=RETRIEVAL_STEP,
                 num_views=2,
             )
-            firsts.append(_finite(encoder.features(views[:, 0])))
-            seconds.append(_finite(encoder.features(views[:, 1])))
+            firsts.append(finite_features(encoder.features(views[:, 0])))
+            seconds.append(finite_features(encoder.features(views[:, 1])))
     return _retrieval_scores(_unit_rows(np.concatenate(firsts)), _unit_rows(np.concatenate(seconds)))
 
 

@@ -15,8 +15,19 @@ import torch
 from torch import Tensor
 
 from dpgcl_core.sampling.records import Ids
-from trainers.data.dataset import AnyRecords
-from trainers.data.pairs import Images, ImageTextRecords
+from trainers.config.training import EvaluationConfig, ViewConfig
+from trainers.data.dataset import AnyRecords, captions_of
+from trainers.data.pairs import Images
+from trainers.evaluation.features import (
+    check_some,
+    finite_features,
+    first_records,
+    frozen,
+    is_labelled,
+    label_scores,
+    read_images,
+    view_retrieval,
+)
 from trainers.evaluation.retrieval import (
     Matches,
     class_embeddings,
@@ -33,6 +44,60 @@ ZERO_SHOT_TEMPLATES = ("a photo of a {}.", "a picture of a {}.")
 
 PAIRS_AT_ONCE = 64
 """Images or texts in a tower at once: a large CLIP model keeps ten megabytes for each image."""
+
+
+def evaluate(
+    encoder: ImageTextEncoder,
+    index: AnyRecords | None,
+    queries: AnyRecords,
+    config: EvaluationConfig,
+    *,
+    view_config: ViewConfig,
+    seed: int,
+    device: torch.device | str,
+    prefix: str = "",
+    batch_size: int = PAIRS_AT_ONCE,
+    class_names: Sequence[str] = (),
+) -> dict[str, float]:
+    """Return the scores of a frozen image-text network by metric name, each in [0, 1].
+
+    What `tower_scores` returns and, with labels, k-NN and linear probe on the image tower's features. Of
+    images that have neither captions nor labels the view retrieval.
+
+    Args:
+      encoder: the network, already on `device`; its train/eval modes are restored.
+      index: k-NN index and training records of the probe; None where there are none.
+      queries: records scored, with or without captions.
+      config: subset sizes and k.
+      view_config: augmentation, for view retrieval.
+      seed: public seed of the subsets and the views.
+      device: where the encoder is.
+      prefix: put before each name, such as "untrained_".
+      batch_size: images or texts passed at once, at most `PAIRS_AT_ONCE`; changes no score beyond rounding.
+      class_names: of the queries' labels 0, 1, …, for the zero-shot score.
+
+    Raises:
+      DataError: there is nothing to score, or a label has no name though others have.
+    """
+    check_some(index, queries)
+    batch_size = min(batch_size, PAIRS_AT_ONCE)
+    queries = first_records(queries, config.max_query_records, seed)
+    labelled = index is not None and is_labelled(index, queries)
+    if captions_of(queries) is None and not labelled:
+        scores = view_retrieval(
+            encoder, queries, view_config=view_config, seed=seed, device=device, batch_size=batch_size
+        )
+        return {prefix + name: score for name, score in scores.items()}
+    with frozen(encoder):
+        scores, features = tower_scores(
+            encoder, queries, device=device, class_names=class_names, batch_size=batch_size
+        )
+    if index is not None and labelled:
+        asked = finite_features(features)
+        scores |= label_scores(
+            encoder, index, asked, queries, config, seed=seed, batch_size=batch_size, device=device
+        )
+    return {prefix + name: score for name, score in scores.items()}
 
 
 def tower_scores(
@@ -65,11 +130,12 @@ def tower_scores(
         return encoder.embed_texts(encoder.tokenizer(texts).tokens.to(device))
 
     found: dict[str, float] = {}
+    owned = captions_of(records)
     features, contents = _features_and_contents(
-        encoder, records.images, device, batch_size, hashed=isinstance(records, ImageTextRecords)
+        encoder, records.images, device, batch_size, hashed=owned is not None
     )
-    if isinstance(records, ImageTextRecords):
-        captions, image_of_text = records.flat_captions()
+    if owned is not None:
+        captions, image_of_text = owned
         texts = embed_in_batches(lambda part: embed_texts(captions[part]), len(captions), batch_size)
         matches = Matches(
             image_of_text=image_of_text,
@@ -82,13 +148,6 @@ def tower_scores(
         classes = class_embeddings(names, ZERO_SHOT_TEMPLATES, embed_texts, batch_size=batch_size)
         found["zero_shot_accuracy"] = zero_shot_accuracy(features, records.labels, classes)
     return found, features
-
-
-def read_images(images: Images | Tensor, rows: slice) -> Tensor:
-    """Returns some of the images, uint8 `[n, C, H, W]`; of stored ones no others come into memory."""
-    if isinstance(images, (np.ndarray, Tensor)):
-        return torch.as_tensor(images[rows])
-    return torch.from_numpy(images[np.arange(*rows.indices(images.shape[0]))])
 
 
 def _features_and_contents(

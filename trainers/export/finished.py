@@ -8,9 +8,7 @@ An open sweep's statement is there only while it is true: the driver takes it aw
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +17,6 @@ from typing import Any
 from torch import Tensor
 
 from dpgcl_core.errors import ConfigError, StorageError, unknown_choice
-from trainers.config.training import ClipNetworkConfig
 from trainers.export.folder import STATEMENT, Statement
 from trainers.files.checkpoint import Checkpoint, CheckpointFolder, read_grant
 from trainers.files.weights import read_weights
@@ -61,16 +58,6 @@ class FinishedTrial:
     def is_averaged(self) -> bool:
         """Whether the weights are the average over the steps."""
         return bool(self.params.get("ema_decay"))
-
-    @property
-    def clip(self) -> ClipNetworkConfig | None:
-        """The CLIP model that was trained; None where it is an encoder of images."""
-        if "lora_rank" not in self.params:
-            return None
-        names = {item.name for item in dataclasses.fields(ClipNetworkConfig)} - {"name"}
-        given = {name: self.params[name] for name in names & self.params.keys()}
-        given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-        return ClipNetworkConfig(name=self.params["network_name"], **given)
 
     def _checkpointed(self) -> dict[str, Tensor]:
         if self.metrics["num_steps_done"] == 0:
@@ -122,13 +109,6 @@ class FinishedSweep:
     is_sealed: bool
     statement: Statement
     trials: tuple[FinishedTrial, ...]
-
-
-def storage_folder(option: Path | None) -> Path:
-    """Returns where sweeps lie: the option, `$DPGCL_STORAGE`, or the repository's `results/`."""
-    environment = os.environ.get("DPGCL_STORAGE")
-    default = Path(environment) if environment else Path(__file__).resolve().parents[2] / "results"
-    return option or default
 
 
 def read_sweep(root: Path, name: str) -> FinishedSweep:

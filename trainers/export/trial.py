@@ -25,9 +25,11 @@ from typing import Any
 from dpgcl_core.errors import ConfigError, StrictParser, unknown_choice
 from dpgcl_core.release.metrics import Release, find_metric
 from dpgcl_core.release.statement import PROVEN, epsilon_text, rounded_up, software_versions
-from trainers.export.finished import FinishedSweep, FinishedTrial, read_sweep, storage_folder
-from trainers.export.folder import CLIP, ClipDescription, ModelDescription, write_model
-from trainers.models.clip.files import MERGES_FILE, trained_spec
+from trainers.export.description import ModelDescription
+from trainers.export.finished import FinishedSweep, FinishedTrial, read_sweep
+from trainers.export.folder import write_model
+from trainers.export.kinds import kind_of
+from trainers.files.storage import storage_root
 
 DEFAULT_SCORES = ("image_to_text_recall_at_10", "knn_accuracy")
 """What the best trial is chosen by: the first of these that there is."""
@@ -41,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       StorageError: as `read_sweep` and `write_model`.
     """
     options = _parser().parse_args(arguments)
-    root = storage_folder(options.storage)
+    root = storage_root(options.storage)
     sweep = read_sweep(root, options.sweep)
     trial, chosen = choose_trial(sweep, trial=options.trial, best=options.best)
     folder = options.to or root / "exported" / "-".join(filter(None, (sweep.name, trial.name)))
@@ -49,21 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(description.promise)
     print(f"chosen: {description.chosen}")
     print(f"written: {folder}")
-    if description.clip is None:
-        print(f"embed images with it: python -m trainers.embed --model {folder} --images folder:PATH")
-        return 0
-    print(f"embed with it: python -m trainers.embed --model {folder} --images folder:PATH --texts FILE")
-    print(f'open_clip reads it: open_clip.create_model("local-dir:{folder}")')
-    print(f"its tokenizer: {tokenizer_call(folder, description.clip)}")
+    for line in kind_of(trial.params).usage(folder, description):
+        print(line)
     return 0
-
-
-def tokenizer_call(folder: Path, clip: ClipDescription) -> str:
-    """Returns the call for open_clip's tokenizer of a model; a small vocabulary has its own merges."""
-    merges = folder / MERGES_FILE
-    if not merges.is_file():
-        return f'open_clip.get_tokenizer("local-dir:{folder}")'
-    return f'open_clip.SimpleTokenizer(bpe_path="{merges}", context_length={clip.context_length})'
 
 
 def choose_trial(
@@ -143,7 +133,7 @@ def describe(sweep: FinishedSweep, trial: FinishedTrial, chosen: str) -> ModelDe
     return ModelDescription(
         promise=_promise(sweep, trial, figures),
         network=params["network_name"],
-        **_network(trial),
+        **kind_of(params).describe(params),
         sweep=sweep.name,
         trial=trial.name,
         chosen=chosen,
@@ -159,35 +149,6 @@ def describe(sweep: FinishedSweep, trial: FinishedTrial, chosen: str) -> ModelDe
         warm_start=params["warm_start"],
         versions=software_versions(),
     )
-
-
-def _network(trial: FinishedTrial) -> dict[str, Any]:
-    """What is said of the network, of either kind."""
-    params, clip = trial.params, trial.clip
-    if clip is None:
-        channels, height, width = params["image_shape"]
-        return {"embedding_dim": params["embedding_dim"], "image_shape": (channels, height, width)}
-    spec = trained_spec(clip.name, clip.pretrained)
-    about = ClipDescription(
-        architecture=spec.architecture,
-        mean=spec.mean,
-        std=spec.std,
-        context_length=spec.context_length,
-        pretrained=clip.pretrained,
-        lora_rank=clip.lora_rank,
-        lora_alpha=clip.lora_alpha,
-        lora_targets=clip.lora_targets,
-        lora_towers=clip.lora_towers,
-    )
-    # Grey images were shown in three colours, so the input is the model's own and not that of the data.
-    return {
-        "kind": CLIP,
-        "embedding_dim": int(spec.architecture["embed_dim"]),
-        "image_shape": (3, *spec.image_size),
-        "pixel_mean": None,
-        "pixel_std": None,
-        "clip": about,
-    }
 
 
 def _figures(sweep: FinishedSweep, trial: FinishedTrial) -> dict[str, Any]:
@@ -248,7 +209,7 @@ def _parser() -> StrictParser:
     )
     add = parser.add_argument
     add("--sweep", required=True, metavar="NAME", help="the sweep's name")
-    add("--storage", type=Path, metavar="FOLDER", help="where it was run ($DPGCL_STORAGE, or results/)")
+    add("--storage", type=Path, metavar="FOLDER", help="where it was run ($DPGCL_STORAGE, ~/dpgcl-results)")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--trial", metavar="NAME", help="export this trial's model")
     which.add_argument(

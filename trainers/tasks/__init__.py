@@ -1,0 +1,10 @@
+"""What can be trained: importing the package registers the tasks that it holds (`trainers.tasks.task`)."""
+
+from __future__ import annotations
+
+from trainers.tasks.images import IMAGES
+from trainers.tasks.pairs import PAIRS
+from trainers.tasks.task import register
+
+for _task in (IMAGES, PAIRS):
+    register(_task)

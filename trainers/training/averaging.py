@@ -19,17 +19,15 @@ import copy
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpgcl_core.errors import StorageError
 from dpgcl_core.losses.byol import update_target
 from trainers.config.training import TrainingConfig
 from trainers.files.checkpoint import Checkpoint
-from trainers.models.clip.encoder import ImageTextEncoder
-from trainers.models.encoder import Encoder
-from trainers.tasks.modality import AnyEncoder
+from trainers.models.networks import AnyEncoder
 
-_Network = TypeVar("_Network", Encoder, ImageTextEncoder, AnyEncoder)
+_Network = TypeVar("_Network", bound=nn.Module)
 
 
 class WeightAverage:
@@ -49,16 +47,16 @@ class WeightAverage:
         self.network = _copy(encoder)
 
     def update(self, encoder: AnyEncoder, step: int) -> None:
-        """Takes the iterate that step `step`, counted from 0, has ended in."""
+        """Update the average with the weights after (0-based) `step`."""
         decay = min(self._decay, (1 + step) / (10 + step)) if self._rising else self._decay
         update_target(self.network, encoder, decay=decay)
 
     def state(self) -> dict[str, Tensor]:
-        """Returns the averaged weights by name."""
+        """Return the averaged weights by name."""
         return {name: p.detach() for name, p in self.network.named_parameters() if p.requires_grad}
 
     def load(self, state: dict[str, Tensor] | None) -> None:
-        """Continues from what `state` returned.
+        """Continue from what `state` returned.
 
         Raises:
           StorageError: there is none, or it is that of another network.
@@ -77,19 +75,19 @@ class WeightAverage:
 
 
 def average_of(config: TrainingConfig, encoder: AnyEncoder) -> WeightAverage | None:
-    """Returns the average that a training keeps, at its initial weights; None where it keeps none."""
+    """Return the average that a training keeps, at its initial weights; None where it keeps none."""
     if not config.average_decay:
         return None
     return WeightAverage(encoder, config.average_decay, rising=not config.mechanism.rules.needs_target)
 
 
-def target_of(config: TrainingConfig, encoder: AnyEncoder) -> Encoder | None:
-    """Returns a target network at the weights of `encoder`, for methods that regress onto one."""
-    return _copy(encoder) if config.mechanism.rules.needs_target and isinstance(encoder, Encoder) else None
+def target_of(config: TrainingConfig, encoder: AnyEncoder) -> AnyEncoder | None:
+    """Return a target network at the weights of `encoder`, for methods that regress onto one."""
+    return _copy(encoder) if config.mechanism.rules.needs_target else None
 
 
 def released_state(saved: Checkpoint, config: TrainingConfig) -> dict[str, Any]:
-    """Returns the state dictionary of the network that is scored and returned, from a checkpoint."""
+    """Return the state dictionary of the network that is scored and returned, from a checkpoint."""
     if not config.optimizer.ema_decay:
         return saved.model
     return saved.model | (saved.average or {})

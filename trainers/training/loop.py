@@ -1,6 +1,7 @@
 """One private training, without Ray: the data's way from records to the optimizer step.
 
-Stations 2 to 9 stand in `_step`, in order. See ARCHITECTURE.md for the file of each station.
+Stages 2 to 9 stand in `_step`, in order. See ARCHITECTURE.md for the file of each stage. What depends on the
+kind of records is the task's (`trainers.tasks.task`).
 """
 
 from __future__ import annotations
@@ -16,21 +17,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpgcl_core.clipping.types import GroupReport, num_trainable, trainable_parameters
+from dpgcl_core.clipping.types import GroupInputs, GroupReport, num_trainable, trainable_parameters
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.sources import DrawSource
+from dpgcl_core.sampling.stage import DrawnGroups
 from trainers.config.training import TrainingConfig
-from trainers.data.dataset import TrainingData
-from trainers.evaluation.features import all_scores
+from trainers.data.dataset import TrainingData, image_shape_of
 from trainers.files.checkpoint import Attempt, Checkpoint, CheckpointFolder, holds_noised_scores
-from trainers.models.clip.encoder import ImageTextEncoder
-from trainers.models.encoder import Encoder, device_named, refuse_written_buffers
-from trainers.tasks.modality import AnyEncoder, check_encoder, check_records, place, views_of
+from trainers.models.encoder import device_named, refuse_written_buffers
+from trainers.models.networks import AnyEncoder
+from trainers.models.precision import gradient_scale
+from trainers.tasks.scoring import all_scores
+from trainers.tasks.task import AnyTask, task_of
 from trainers.training.averaging import WeightAverage, average_of
 from trainers.training.microbatch import in_turn, max_views
 from trainers.training.observe import Observer, Series
 from trainers.training.optimizers import build_optimizer, learning_rate_at, load_optimizer, take_step
-from trainers.training.precision import add_clipped_sum, embed_of, gradient_scale, look_at_engine
+from trainers.training.precision import add_clipped_sum, look_at_engine, objective_of
 from trainers.training.release import check_release, noised_scores
 from trainers.training.warm_start import starting_encoder
 from trainers.training.workers import SingleWorker, Workers
@@ -62,6 +65,7 @@ class _Run:
     """The moving parts of one training."""
 
     config: TrainingConfig
+    task: AnyTask
     data: TrainingData
     workers: Workers
     randomness: DrawSource
@@ -83,11 +87,10 @@ class _Run:
         return self.average.network if self.average and self.config.optimizer.ema_decay else self.encoder
 
     @property
-    def target(self) -> Encoder | None:
+    def target(self) -> AnyEncoder | None:
         """The network that a method without negatives regresses onto."""
         if self.average is None or not self.config.mechanism.rules.needs_target:
             return None
-        assert isinstance(self.average.network, Encoder)
         return self.average.network
 
 
@@ -99,7 +102,7 @@ def train(
     checkpoints: CheckpointFolder | None = None,
     memory_share: float = 1.0,
 ) -> TrainingResult:
-    """Trains one encoder under `config.mechanism` and scores it.
+    """Train one encoder under `config.mechanism` and scores it.
 
     Guarantee: with the label `proven`, the trained encoder and every iterate, and so all averages of them,
     are (ε, δ)-differentially private for adding or removing one record of `data.train` or `data.scored`, at
@@ -149,11 +152,11 @@ def _train(run: _Run, checkpoints: CheckpointFolder | None) -> TrainingResult:
 
 
 def _step(run: _Run) -> None:
-    """One private step, stations 2 to 9; an empty draw is a step like any other."""
+    """One private step, stages 2 to 9; an empty draw is a step like any other."""
     mechanism, observer = run.config.mechanism, run.observer
     num_summed = run.randomness.num_summed_normals
     law = mechanism.noise(num_summed=num_summed)
-    groups, batch_size = _draw_groups(run)
+    groups = _draw_groups(run)
     drawn = _draw_noise(run, law)
     run.total.zero_()
     reports = _add_clipped_sum(run, groups, run.total, run.config.num_augmentations)
@@ -161,7 +164,7 @@ def _step(run: _Run) -> None:
     run.workers.sum_at_first(run.total)
     recorded, bare_norm = observer.wants(run.step), None
     if recorded:
-        observer.record_groups(run.step, batch_size, groups.size, reports, run.workers)
+        observer.record_groups(run.step, groups.batch_size, groups.num_grouped, reports, run.workers)
         bare_norm = _norm_without_augmentation(run, groups)
     if drawn is not None:
         noise = drawn()
@@ -176,7 +179,7 @@ def _step(run: _Run) -> None:
 
 
 def _draw_noise(run: _Run, law: GaussianNoise) -> Callable[[], Tensor] | None:
-    """Returns how to get the step's one noise draw, float64 `[num_parameters]`; None but at the first worker.
+    """Return how to get the step's one noise draw, float64 `[num_parameters]`; None but at the first worker.
 
     A long draw is made in a thread while the gradients are computed: it needs nothing of them. A step
     that fails throws its draw away, unreleased.
@@ -189,46 +192,50 @@ def _draw_noise(run: _Run, law: GaussianNoise) -> Callable[[], Tensor] | None:
     return run.beside.submit(law.draw, len(run.total), generator).result
 
 
-def _draw_groups(run: _Run) -> tuple[NDArray[np.int64], int]:
-    """Returns this worker's share of the step's groups, `[groups, group_size]` rows of the records.
+def _draw_groups(run: _Run) -> DrawnGroups:
+    """Return this worker's share of the step's groups, with their mask.
 
     The first worker draws for all, in secret; whole groups are dealt out, so no group and no negative
     crosses a worker.
     """
-    mechanism, groups, batch_size = run.config.mechanism, None, 0
+    drawn = None
     if run.workers.rank == 0:
-        sampling = run.randomness.generator(run.step, "sampling")
-        sample = mechanism.sampler().sample(len(run.data.train), sampling)
-        groups = mechanism.grouper().group(sample, run.randomness.generator(run.step, "permutation"))
-        batch_size = len(sample)
-    groups = run.workers.share_groups(groups)
-    return groups[run.workers.rank :: run.workers.count], batch_size
+        drawn = run.config.mechanism.group_stage().draw(
+            len(run.data.train),
+            sampling=run.randomness.generator(run.step, "sampling"),
+            permutation=run.randomness.generator(run.step, "permutation"),
+        )
+    groups = run.workers.share_groups(drawn)
+    return groups.take(slice(run.workers.rank, None, run.workers.count))
 
 
 def _add_clipped_sum(
-    run: _Run, groups: NDArray[np.int64], total: Tensor, num_augmentations: int
+    run: _Run, groups: DrawnGroups, total: Tensor, num_augmentations: int
 ) -> list[GroupReport]:
-    """Adds the clipped gradients of `groups` to `total`, a microbatch of whole groups at a time."""
+    """Add the clipped gradients of `groups` to `total`, a microbatch of whole groups at a time."""
     config = run.config
-    if not groups.size:
+    if not groups.rows.size:
         return []
     rule, scale = config.rule(), gradient_scale(config.network)
-    embed = embed_of(run.encoder, config.network, run.target)
+    objective = objective_of(config, run.encoder, config.network, run.target)
     draws = run.randomness.generator(run.step, "statistics") if rule.needs_draws else None
-    at_once = max(1, run.max_views // (groups.shape[1] * config.num_views(num_augmentations)))
+    at_once = max(1, run.max_views // (groups.rows.shape[1] * run.task.num_views(config, num_augmentations)))
     if rule.whole_batch:
         at_once = len(groups)
     beside = run.beside if config.performance.prefetch else None
-    microbatches = [groups[start : start + at_once] for start in range(0, len(groups), at_once)]
+    microbatches = [groups.take(slice(start, start + at_once)) for start in range(0, len(groups), at_once)]
+    made = in_turn(lambda some: _inputs(run, some.rows, num_augmentations), microbatches, beside)
     return [
-        add_clipped_sum(rule, total, run.encoder, embed, views, scale, draws)
-        for views in in_turn(lambda some: _views(run, some, num_augmentations), microbatches, beside)
+        add_clipped_sum(
+            rule, total, run.encoder, objective, inputs, scale, draws, torch.from_numpy(some.complete)
+        )
+        for some, inputs in zip(microbatches, made, strict=True)
     ]
 
 
-def _views(run: _Run, groups: NDArray[np.int64], num_augmentations: int) -> Tensor:
-    """Returns views, float32 `[groups, group_size, views, ...]`."""
-    return views_of(
+def _inputs(run: _Run, groups: NDArray[np.int64], num_augmentations: int) -> GroupInputs:
+    """Return what the objective takes of some groups, `[groups, group_size, views, ...]` each."""
+    return run.task.inputs(
         run.config,
         run.encoder,
         run.data.train,
@@ -239,17 +246,16 @@ def _views(run: _Run, groups: NDArray[np.int64], num_augmentations: int) -> Tens
 
 
 def _apply(run: _Run, gradient: Tensor) -> None:
-    """Hands the private gradient `[num_parameters]` to the optimizer: post-processing from here on."""
+    """Hand the private gradient `[num_parameters]` to the optimizer: post-processing from here on."""
     rate = learning_rate_at(run.config.optimizer, run.step, run.config.mechanism.num_steps)
     take_step(run.optimizer, trainable_parameters(run.encoder), gradient, learning_rate=rate)
-    if isinstance(run.encoder, ImageTextEncoder):
-        run.encoder.limit_logit_scale_()
+    run.task.after_step(run.encoder)
     if run.average:
         run.average.update(run.encoder, run.step)
 
 
-def _norm_without_augmentation(run: _Run, groups: NDArray[np.int64]) -> float | None:
-    """Returns the first clean sum's norm with num_augmentations = 0, on the same groups and views."""
+def _norm_without_augmentation(run: _Run, groups: DrawnGroups) -> float | None:
+    """Return the first clean sum's norm with num_augmentations = 0, on the same groups and views."""
     if run.step > 0 or not run.config.mechanism.is_private:
         return None
     bare = torch.zeros_like(run.total)
@@ -267,14 +273,15 @@ def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memor
     randomness = config.randomness(data_are_private=not data.train_is_public)
     torch.set_num_threads(config.performance.threads_per_worker)
     device = device_named(config.performance.device)
-    shape = data.train.images.shape[1:]
-    check_records(config, data.train)
+    task, shape = task_of(config), image_shape_of(data.train)
+    task.check(config, data.train)
     encoder = starting_encoder(config, shape)
-    check_encoder(config, encoder, shape)
-    place(encoder, device, shape)
+    task.check_network(config, encoder, shape)
+    task.place(encoder, device, shape)
     look_at_engine(config, encoder, shape)
     return _Run(
         config=config,
+        task=task,
         data=data,
         workers=workers,
         randomness=randomness,
@@ -324,18 +331,24 @@ def _save(run: _Run, checkpoints: CheckpointFolder) -> None:
 
 
 def _scores(run: _Run, *, prefix: str = "", with_probes: bool = True) -> dict[str, float]:
-    """Returns the scores that may be seen; none are computed where none may."""
+    """Return the scores that may be seen; none are computed where none may."""
     if run.workers.rank > 0:
         return {}
     return run.observer.visible(
         all_scores(
-            run.released, run.data, run.config, device=run.device, prefix=prefix, with_probes=with_probes
+            run.task,
+            run.released,
+            run.data,
+            run.config,
+            device=run.device,
+            prefix=prefix,
+            with_probes=with_probes,
         )
     )
 
 
 def _score_on_the_way(run: _Run) -> None:
-    """Notes the scores after `step` steps: functions of released iterates, seen where final scores are."""
+    """Note the scores after `step` steps: functions of released iterates, seen where final scores are."""
     if run.observer.wants_scores(run.step):
         started = time.perf_counter()
         run.observer.note_during(run.step, _scores(run, with_probes=False))
@@ -343,7 +356,7 @@ def _score_on_the_way(run: _Run) -> None:
 
 
 def _draw_noised_scores(run: _Run, checkpoints: CheckpointFolder | None) -> bool:
-    """Draws the noised scores, once: a resume finds them in the checkpoint. Returns whether it drew."""
+    """Draw the noised scores, once: a resume finds them in the checkpoint. Returns whether it drew."""
     data, final = run.data, run.observer.final
     if data.index is None or data.scored is None or run.workers.rank > 0 or holds_noised_scores(final):
         return False

@@ -19,18 +19,16 @@ from torch import Tensor, nn
 from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.sampling.groups import BATCH
 from trainers.config.training import TrainingConfig
-from trainers.models.clip.encoder import ImageTextEncoder
-from trainers.tasks.modality import AnyEncoder, blank_views
+from trainers.models.networks import AnyEncoder
+from trainers.tasks.task import AnyTask, task_of
 
 _T = TypeVar("_T")
+_Made = TypeVar("_Made")
 
 # Measured on two cores (tiny_cnn and small_cnn at 28 × 28, resnet18 at 32 × 32): small networks gain up to
 # some 800 views, and from some 30 views of a ResNet-18 (8 MB each) on the caches no longer help.
 _CPU_MAX_VIEWS = 768
 _CPU_MAX_ACTIVATIONS = 256 * 2**20
-# Views of a ViT-B/32 take some 40 MB each, and few of them make small matrices: a step with 6 views at once
-# took 1.3 times one with 32.
-_CPU_MIN_VIEWS_OF_CLIP = 32
 _GPU_MAX_VIEWS = 8192
 
 _COPIES = 4
@@ -54,48 +52,49 @@ def max_views(
     if given is not None:
         return given
     device = next(encoder.parameters()).device
-    activations = activation_bytes(encoder, image_shape)
+    task = task_of(config)
+    activations = activation_bytes(task, encoder, image_shape)
     size = config.mechanism.group_size
     # One gradient per group, for ways of clipping that hold them all; `batch` is one group.
-    views_per_group = 0 if size == BATCH else config.views_per_record * int(size)
+    views_per_group = 0 if size == BATCH else task.num_views(config, config.num_augmentations) * int(size)
     gradients = 4 * num_trainable(encoder) / views_per_group if views_per_group else 0.0
     fits = int(_USABLE_SHARE * memory_share * free_memory(device) / (_COPIES * activations + gradients))
     if device.type == "cpu":
-        cached = _CPU_MAX_ACTIVATIONS // activations
-        if isinstance(encoder, ImageTextEncoder):
-            cached = max(cached, _CPU_MIN_VIEWS_OF_CLIP)
+        cached = max(_CPU_MAX_ACTIVATIONS // activations, task.cpu_views_at_once)
         return max(1, min(fits, _CPU_MAX_VIEWS, cached))
     return max(1, min(fits, _GPU_MAX_VIEWS))
 
 
 def in_turn(
-    make: Callable[[_T], Tensor], parts: Sequence[_T], beside: Executor | None = None
-) -> Iterator[Tensor]:
-    """Yields `make(part)` of each part; in a thread of `beside` the next one is made while one is used."""
+    make: Callable[[_T], _Made], parts: Sequence[_T], beside: Executor | None = None
+) -> Iterator[_Made]:
+    """Yield `make(part)` of each part; in a thread of `beside` the next one is made while one is used."""
     if beside is None:
         yield from map(make, parts)
         return
-    coming: Future[Tensor] = beside.submit(make, parts[0])
+    coming: Future[_Made] = beside.submit(make, parts[0])
     for part in parts[1:]:
         made, coming = coming.result(), beside.submit(make, part)
         yield made
     yield coming.result()
 
 
-def activation_bytes(encoder: AnyEncoder, image_shape: tuple[int, ...]) -> int:
-    """Returns the bytes of one view's activations: all outputs of the innermost modules, in float32.
+def activation_bytes(task: AnyTask, encoder: AnyEncoder, image_shape: tuple[int, ...]) -> int:
+    """Return the bytes of one view's activations: all outputs of the innermost modules, in float32.
 
-    Of a CLIP model the mean of an image's and a caption's.
+    The mean over the views that the network takes at least: of a CLIP model an image and a caption.
 
     >>> from trainers.config.training import NetworkConfig
     >>> from trainers.models.encoder import build_encoder
+    >>> from trainers.tasks import IMAGES
     >>> encoder = build_encoder(NetworkConfig(name="tiny_cnn"), (1, 8, 8), 0)
-    >>> activation_bytes(encoder, (1, 16, 16)) > activation_bytes(encoder, (1, 8, 8)) > 8 * 8 * 4
+    >>> large, small = (activation_bytes(IMAGES, encoder, (1, size, size)) for size in (16, 8))
+    >>> large > small > 8 * 8 * 4
     True
     """
-    num_views = 2 if isinstance(encoder, ImageTextEncoder) else 1
-    blank = blank_views(encoder, image_shape, groups=1, group_size=1, num_views=num_views)
-    sizes = [4 * blank.numel()]
+    num_views = task.fewest_views
+    blank = task.blank_inputs(encoder, image_shape, groups=1, group_size=1, num_views=num_views)
+    sizes = [4 * each.numel() for each in ([blank] if isinstance(blank, Tensor) else blank)]
 
     def note(module: nn.Module, args: object, output: object) -> None:
         if isinstance(output, Tensor):
@@ -104,8 +103,7 @@ def activation_bytes(encoder: AnyEncoder, image_shape: tuple[int, ...]) -> int:
     innermost = [module for module in encoder.modules() if not any(True for _ in module.children())]
     handles = [module.register_forward_hook(note) for module in innermost]
     try:
-        with torch.no_grad():
-            encoder.embed_views(blank)
+        task.run(encoder, blank)
     finally:
         for handle in handles:
             handle.remove()

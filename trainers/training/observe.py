@@ -73,7 +73,7 @@ class Observer:
 
         Args:
           batch_size: records the sampler drew.
-          num_grouped: records in this worker's groups.
+          num_grouped: records in this worker's groups, those that contribute.
           reports: of this worker's microbatches.
         """
         empty = torch.zeros(0)
@@ -81,7 +81,8 @@ class Observer:
         losses = torch.cat([r.losses.cpu() for r in reports] or [empty])
         masked = torch.cat([r.non_finite.cpu() for r in reports] or [empty])
         clipped = torch.cat([self._clipped(r) for r in reports] or [empty])
-        parts = [norms.nan_to_num(0, 0, 0), losses, masked, clipped, torch.ones_like(norms)]
+        counted = torch.cat([_contributing(r) for r in reports] or [empty])
+        parts = [norms.nan_to_num(0, 0, 0), losses, masked, clipped, counted]
         sums = torch.stack(
             [part.double().sum() for part in parts] + [torch.tensor(float(num_grouped)).double()]
         )
@@ -145,3 +146,7 @@ class Observer:
         released = noised_norm(norm, mechanism.sensitivity, multiplier, generator, num_summed=num_summed)
         expected = mechanism.noise_multiplier * mechanism.sensitivity * math.sqrt(len(clean_sum))
         self.final.update(self.visible({"noised_snr_first_step": released / expected}))
+
+
+def _contributing(report: GroupReport) -> Tensor:
+    return torch.ones_like(report.norms).cpu() if report.complete is None else report.complete.float().cpu()

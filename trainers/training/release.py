@@ -10,11 +10,10 @@ from dpgcl_core.errors import ConfigError
 from dpgcl_core.noise.sources import Draws
 from dpgcl_core.release.noised_counts import noised_count, public_share
 from trainers.config.training import EvaluationConfig, TrainingConfig
-from trainers.data.dataset import TrainingData
+from trainers.data.dataset import AnyRecords, TrainingData, images_alone
 from trainers.data.loading import is_split_held_out
-from trainers.data.records import Records
 from trainers.evaluation.features import embed_features, first_by_hash, knn_rule, linear_probe_rule
-from trainers.models.encoder import Encoder
+from trainers.models.networks import AnyEncoder
 
 PROVEN = "proven"
 
@@ -56,7 +55,8 @@ def _check_noised_scores(evaluation: EvaluationConfig, data: TrainingData) -> No
         )
     if scored is None:
         return
-    if not (isinstance(data.train, Records) and isinstance(scored, Records)):
+    train, held_out = images_alone(data.train), images_alone(scored)
+    if train is None or held_out is None:
         raise ConfigError(
             "score_on_held_out is for images with labels: of images with captions the score is a recall, in "
             "which each record is a candidate of every query, so one record can change all answers and no "
@@ -67,23 +67,23 @@ def _check_noised_scores(evaluation: EvaluationConfig, data: TrainingData) -> No
             "score_on_held_out needs a public labelled index other than the training records, for a noised "
             "count to move by one only; give --evaluate-on a public labelled data set"
         )
-    if not is_split_held_out(data.train, scored, share):
+    if not is_split_held_out(train, held_out, share):
         raise ConfigError(
             "records must go to training or to scoring by the keyed hash of their ids, the same in all "
             "trials; got another split: use trainers.data.split_held_out with score_on_held_out"
         )
-    if scored.labels is None or scored.classes_from_data:
+    if held_out.labels is None or held_out.classes_from_data:
         raise ConfigError(
             "score_on_held_out needs integer labels, of the same meaning as those of the public index: text "
             "labels are numbered by their place among all classes of the private data, so one record could "
-            f"change the labels of others; got {'no' if scored.labels is None else 'text'} labels"
+            f"change the labels of others; got {'no' if held_out.labels is None else 'text'} labels"
         )
 
 
 def noised_scores(
-    encoder: Encoder,
-    index: Records,
-    scored: Records,
+    encoder: AnyEncoder,
+    index: AnyRecords,
+    scored: AnyRecords,
     config: TrainingConfig,
     generator: Draws,
     device: torch.device | str,
@@ -116,7 +116,11 @@ def noised_scores(
 
 
 def correct_counts(
-    encoder: Encoder, index: Records, scored: Records, config: TrainingConfig, device: torch.device | str
+    encoder: AnyEncoder,
+    index: AnyRecords,
+    scored: AnyRecords,
+    config: TrainingConfig,
+    device: torch.device | str,
 ) -> dict[str, int]:
     """Returns how many of **all** `scored` each rule answers correctly: private until it is noised.
 

@@ -11,8 +11,9 @@ from typing import Protocol
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor
+
+from dpgcl_core.sampling.stage import DrawnGroups
 
 
 class Workers(Protocol):
@@ -21,8 +22,8 @@ class Workers(Protocol):
     rank: int
     count: int
 
-    def share_groups(self, groups: NDArray[np.int64] | None) -> NDArray[np.int64]:
-        """Gives everyone the first worker's groups `[num_groups, group_size]`."""
+    def share_groups(self, groups: DrawnGroups | None) -> DrawnGroups:
+        """Give everyone the first worker's groups, with their mask."""
 
     def sum_at_first(self, values: Tensor) -> None:
         """Sums `values` over the workers into the first worker's, in place."""
@@ -37,7 +38,7 @@ class SingleWorker:
     rank = 0
     count = 1
 
-    def share_groups(self, groups: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    def share_groups(self, groups: DrawnGroups | None) -> DrawnGroups:
         assert groups is not None
         return groups
 
@@ -56,15 +57,19 @@ class DistributedWorkers:
         self.count = dist.get_world_size()
         self._device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
 
-    def share_groups(self, groups: NDArray[np.int64] | None) -> NDArray[np.int64]:
-        shape = torch.tensor([0, 0] if groups is None else groups.shape, device=self._device)
+    def share_groups(self, groups: DrawnGroups | None) -> DrawnGroups:
+        shape = torch.tensor([0, 0] if groups is None else groups.rows.shape, device=self._device)
         dist.broadcast(shape, src=0)
-        rows = torch.empty(tuple(shape.tolist()), dtype=torch.int64, device=self._device)
+        num_groups, group_size = shape.tolist()
+        shared = torch.empty((num_groups, group_size + 1), dtype=torch.int64, device=self._device)
         if groups is not None:
-            rows.copy_(torch.from_numpy(groups))
-        if rows.numel():
-            dist.broadcast(rows, src=0)
-        return rows.cpu().numpy()
+            shared[:, :-1].copy_(torch.from_numpy(groups.rows))
+            shared[:, -1].copy_(torch.from_numpy(groups.complete))
+        if num_groups:
+            dist.broadcast(shared, src=0)
+        found = shared.cpu().numpy()
+        size = 0 if groups is None else groups.batch_size
+        return DrawnGroups(rows=found[:, :-1], complete=found[:, -1].astype(np.bool_), batch_size=size)
 
     def sum_at_first(self, values: Tensor) -> None:
         dist.reduce(values, dst=0)

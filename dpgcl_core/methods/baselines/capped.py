@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from dpgcl_core.clipping.types import Embed, GroupReport
+from dpgcl_core.clipping.types import Embed, GroupReport, Objective
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.losses.objective import embedding_of
 from dpgcl_core.mechanism.method import Method
 from dpgcl_core.mechanism.numbers import PublicNumbers
 from dpgcl_core.noise.sources import Draws
@@ -50,9 +51,15 @@ class OfOneBatch:
     needs_draws: bool = False
 
     def add_clipped_sum(
-        self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, generator: Draws | None
+        self,
+        total: Tensor,
+        model: nn.Module,
+        objective: Objective,
+        inputs: Any,
+        generator: Draws | None,
+        complete: Tensor | None = None,
     ) -> GroupReport:
-        report = self.inner.add_clipped_sum(total, model, embed, inputs)
+        report = self.inner.add_clipped_sum(total, model, embedding_of(objective), inputs)
         return GroupReport(
             norms=report.norms.flatten(),
             losses=report.losses,

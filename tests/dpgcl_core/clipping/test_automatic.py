@@ -14,6 +14,7 @@ from dpgcl_core.clipping import clipper as clipping
 from dpgcl_core.clipping.clipper import GAMMA, GroupClipper, clip_factor, gamma_of
 from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.losses.objective import EmbeddingObjective
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import LossSettings
 from dpgcl_core.methods.baselines.dpcl.statistics import DpSimClr
@@ -246,7 +247,8 @@ def test_mechanism_hands_its_law_to_rule_and_clipper() -> None:
     mechanism = _mechanism(clipping="automatic")
     expected = _automatic(_gradients(model, views), 0.5)
     settings, total = LossSettings(temperature=0.5), torch.zeros(num_trainable(model))
-    mechanism.rule(settings).add_clipped_sum(total, model, embed_of(model), views, None)
+    objective = EmbeddingObjective(embed=embed_of(model), loss=mechanism.loss(settings))
+    mechanism.rule(settings).add_clipped_sum(total, model, objective, views, None)
     assert _relative_error(total, expected) < 1e-5
     assert mechanism.clipper() == GroupClipper(l2_clip_norm=0.5, gamma=GAMMA)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpgcl_core.clipping.types import num_trainable, trainable_parameters
+from dpgcl_core.losses.objective import EmbeddingObjective
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import LossSettings
 from dpgcl_core.sampling.groups import FixedSizeGroups
@@ -45,7 +46,9 @@ def _sum(mechanism: Mechanism, online: nn.Module, target: nn.Module, views: Tens
         return torch.cat([embed_of(online)(some), targets], dim=-1)
 
     total = torch.zeros(num_trainable(online))
-    report = mechanism.rule(LossSettings(temperature=0.5)).add_clipped_sum(total, online, embed, views, None)
+    settings = LossSettings(temperature=0.5)
+    objective = EmbeddingObjective(embed=embed, loss=mechanism.loss(settings))
+    report = mechanism.rule(settings).add_clipped_sum(total, online, objective, views, None)
     return total.double(), report.paths.get("", "one pass")
 
 

@@ -10,13 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from dpgcl_core.clipping.clipper import GroupClipper
 from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.info_nce import two_view_group_loss
+from dpgcl_core.losses.objective import EmbeddingObjective
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import LossSettings
 from dpgcl_core.mechanism.registry import METHODS
-from dpgcl_core.methods.view_draws import draws_of, over_view_draws
+from dpgcl_core.methods.view_draws import draws_of, objective_over_view_draws, over_view_draws
 from dpgcl_core.sampling.groups import BATCH
 from tests.dpgcl_core.adversary import LinearEncoder, clip_float64, embed_of, farthest
 from tests.dpgcl_core.models import TinyEncoder
@@ -44,9 +46,12 @@ def _mechanism(method: str, **changes: object) -> Mechanism:
 
 def _sum(method: str, inputs: Tensor, num_draws: int, model: torch.nn.Module, **changes: object) -> Tensor:
     mechanism = _mechanism(method, **changes)
-    rule = over_view_draws(mechanism.rule(LossSettings(temperature=0.5)), num_draws)
+    settings = LossSettings(temperature=0.5)
+    rule = over_view_draws(mechanism.rule(settings), num_draws)
+    objective = EmbeddingObjective(embed=embed_of(model), loss=mechanism.loss(settings))
+    objective_of_draws = objective_over_view_draws(objective, num_draws)
     total = torch.zeros(num_trainable(model))
-    rule.add_clipped_sum(total, model, embed_of(model), inputs, np.random.default_rng(0))
+    rule.add_clipped_sum(total, model, objective_of_draws, inputs, np.random.default_rng(0))
     return total
 
 
@@ -91,6 +96,31 @@ def test_gradients_of_a_group_are_averaged_before_clipping(clip: float) -> None:
             gradient += torch.cat([g.flatten() for g in found]) / k
         expected += clip_float64(gradient, clip * (1 - 1e-4))
     actual = _sum("dp_gcl", views, k, model, l2_clip_norm=clip).double()
+    assert float((actual - expected).norm() / expected.norm()) < 1e-4
+
+
+@pytest.mark.parametrize("clip", [1e-2, 100.0])
+def test_any_objective_is_averaged_over_the_draws_before_clipping(clip: float) -> None:
+    model, (first, second) = _model(), (_views(4, 2, 2, seed=seed) for seed in (0, 1))
+
+    def objective(inputs: tuple[Tensor, Tensor]) -> Tensor:
+        views, weights = inputs
+        found: Tensor = model(views.flatten(0, 2)).unflatten(0, views.shape[:3])
+        return (found.square() * weights[..., None]).flatten(1).sum(1)
+
+    def weigh(views: Tensor) -> tuple[Tensor, Tensor]:
+        return views, views.flatten(3).mean(-1)
+
+    def mean_of_both(inputs: tuple[Tensor, Tensor]) -> Tensor:
+        return sum((objective(tuple(part.contiguous() for part in each)) for each in inputs), start=0) / 2  # type: ignore[return-value]
+
+    clipper = GroupClipper(l2_clip_norm=clip)
+    expected, actual = (torch.zeros(num_trainable(model)) for _ in range(2))
+    for group in range(4):  # one group at a time, its draws in two passes
+        one = (weigh(first[group : group + 1]), weigh(second[group : group + 1]))
+        clipper.add_clipped_sum(expected, model, lambda _, one=one: mean_of_both(one), first[:1])
+    together = weigh(torch.cat([first, second], dim=2))
+    clipper.add_clipped_sum(actual, model, objective_over_view_draws(objective, 2), together)
     assert float((actual - expected).norm() / expected.norm()) < 1e-4
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from dashboards.names import score_names
-from dashboards.transfer import by_probe
+from dashboards.compose.names import score_names
+from dashboards.compose.transfer import by_probe
 from dpgcl_core.errors import ConfigError, DataError
 from dpgcl_core.release.metrics import METRICS_PER_DATASET, Release, find_metric, visible
 from tests.trainers.conftest import make_config, make_data, make_records

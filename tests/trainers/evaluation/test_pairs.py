@@ -26,9 +26,7 @@ from trainers.data.records import Records
 from trainers.data.shapes import SHAPE_NAMES, make_shape_pairs
 from trainers.evaluation import pairs as pair_scoring
 from trainers.evaluation.features import (
-    all_scores,
     embed_features,
-    evaluate,
     first_by_hash,
     knn_accuracy,
     linear_probe_accuracy,
@@ -39,6 +37,8 @@ from trainers.export.trial import choose_trial
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.models.clip.tokens import Tokens
 from trainers.models.encoder import build_encoder
+from trainers.tasks import IMAGES, PAIRS
+from trainers.tasks.scoring import all_scores
 from trainers.training.observe import Observer
 from trainers.training.release import noised_scores
 from trainers.views.images import normalise
@@ -96,7 +96,9 @@ def _scores(
     limits: dict[str, Any] | None = None,
     **options: Any,
 ) -> dict[str, float]:
-    return evaluate(
+    task = PAIRS if isinstance(encoder, ImageTextEncoder) else IMAGES
+    prefix = options.pop("prefix", "")
+    found = task.evaluate(
         encoder,  # type: ignore[arg-type]
         index,
         queries,
@@ -106,6 +108,7 @@ def _scores(
         device="cpu",
         **options,
     )
+    return {prefix + name: score for name, score in found.items()}
 
 
 def _tower_scores(
@@ -358,7 +361,7 @@ def _observer(data: TrainingData) -> Observer:
 
 def test_scores_of_private_pairs_are_computed_on_public_ones_alone(encoder: ImageTextEncoder) -> None:
     data = _data(train_is_public=False)
-    found = all_scores(encoder, data, make_config(), device="cpu")
+    found = all_scores(PAIRS, encoder, data, make_config(), device="cpu")
     assert set(_observer(data).visible(found)) == RECALLS | LABEL_SCORES
     hidden = dataclasses.replace(data, evaluation_is_public=False)
     assert _observer(hidden).visible(found) == {}
@@ -370,27 +373,27 @@ def test_private_pairs_scored_on_private_ones_are_not_even_embedded(
     data = _data(train_is_public=False, evaluation_is_public=False)
     monkeypatch.setattr(ImageTextEncoder, "features", lambda *_: pytest.fail("embedded"))
     monkeypatch.setattr(ImageTextEncoder, "embed_texts", lambda *_: pytest.fail("embedded"))
-    assert all_scores(encoder, data, make_config(), device="cpu") == {}
+    assert all_scores(PAIRS, encoder, data, make_config(), device="cpu") == {}
 
 
 def test_pairs_without_an_index_have_recalls(encoder: ImageTextEncoder) -> None:
     data = _data(index=None)
-    assert set(all_scores(encoder, data, make_config(), device="cpu")) == RECALLS
+    assert set(all_scores(PAIRS, encoder, data, make_config(), device="cpu")) == RECALLS
 
 
 def test_data_without_queries_have_no_scores(encoder: ImageTextEncoder) -> None:
-    assert all_scores(encoder, _data(queries=None), make_config(), device="cpu") == {}
+    assert all_scores(PAIRS, encoder, _data(queries=None), make_config(), device="cpu") == {}
 
 
 def test_probes_of_pairs_are_scored_by_labels_under_their_names(encoder: ImageTextEncoder) -> None:
     index, queries = _images(30, first=200), _images(20, first=300)
     data = _data(probes=(Probe(name="other", index=index, queries=queries),), index=None)
-    found = all_scores(encoder, data, make_config(), device="cpu", prefix="untrained_")
+    found = all_scores(PAIRS, encoder, data, make_config(), device="cpu", prefix="untrained_")
     assert {name for name in found if "transfer" in name} == {
         f"untrained_transfer_{name}/other" for name in LABEL_SCORES
     }
     assert set(_observer(data).visible(found)) == set(found)
-    assert set(all_scores(encoder, data, make_config(), device="cpu", with_probes=False)) == RECALLS
+    assert set(all_scores(PAIRS, encoder, data, make_config(), device="cpu", with_probes=False)) == RECALLS
 
 
 def _probe(class_names: Sequence[str] = SHAPE_NAMES) -> Probe:
@@ -401,7 +404,7 @@ def _probe(class_names: Sequence[str] = SHAPE_NAMES) -> Probe:
 def test_zero_shot_of_a_probe_is_by_the_names_of_its_own_classes(encoder: ImageTextEncoder) -> None:
     names = SHAPE_NAMES[::-1]
     data = _data(probes=(_probe(names),), class_names=SHAPE_NAMES)
-    found = all_scores(encoder, data, make_config(), device="cpu")
+    found = all_scores(PAIRS, encoder, data, make_config(), device="cpu")
     both = [_tower_scores(encoder, data.probes[0].queries, class_names=each) for each in (names, SHAPE_NAMES)]
     assert both[0] != both[1]
     assert found["transfer_zero_shot_accuracy/other"] == both[0]["zero_shot_accuracy"]
@@ -409,7 +412,7 @@ def test_zero_shot_of_a_probe_is_by_the_names_of_its_own_classes(encoder: ImageT
 
 def test_zero_shot_of_a_probe_passes_the_gate_as_its_other_scores_do(encoder: ImageTextEncoder) -> None:
     data = _data(train_is_public=False, index=None, queries=None, probes=(_probe(),))
-    found = all_scores(encoder, data, make_config(), device="cpu", prefix="untrained_")
+    found = all_scores(PAIRS, encoder, data, make_config(), device="cpu", prefix="untrained_")
     names = {f"untrained_transfer_{name}/other" for name in (*LABEL_SCORES, "zero_shot_accuracy")}
     assert set(_observer(data).visible(found)) == names
     hidden = dataclasses.replace(data, evaluation_is_public=False)
@@ -419,7 +422,7 @@ def test_zero_shot_of_a_probe_passes_the_gate_as_its_other_scores_do(encoder: Im
 def test_zero_shot_needs_a_text_tower() -> None:
     images = build_encoder(NetworkConfig(), (3, 32, 32), seed=0)
     data = _data(index=_images(40), queries=_images(20), probes=(_probe(),), class_names=SHAPE_NAMES)
-    found = all_scores(images, data, make_config(), device="cpu")
+    found = all_scores(IMAGES, images, data, make_config(), device="cpu")
     assert set(found) == LABEL_SCORES | {f"transfer_{name}/other" for name in LABEL_SCORES}
 
 
@@ -433,7 +436,7 @@ def test_diverged_towers_have_a_zero_shot_accuracy_of_zero() -> None:
 
 def test_scores_of_pairs_on_the_way_are_kept_by_their_names(encoder: ImageTextEncoder) -> None:
     data = _data(class_names=SHAPE_NAMES)
-    scores = all_scores(encoder, data, make_config(), device="cpu")
+    scores = all_scores(PAIRS, encoder, data, make_config(), device="cpu")
     observer = _observer(data)
     observer.note_during(4, scores)
     assert observer.series == {f"{name}_during": [(4, score)] for name, score in scores.items()}

@@ -15,8 +15,9 @@ from dpgcl_core.errors import ConfigError, StorageError
 from dpgcl_core.release.statement import RESEARCH, epsilon_text
 from tests.sweeps.support import write_npz
 from tests.trainers.exporting import run_small_sweep, same_weights, stop_small_sweep
+from trainers.export.description import read_description
 from trainers.export.finished import FinishedSweep, FinishedTrial, read_sweep, released_state
-from trainers.export.folder import Statement, load_encoder, read_description, write_model
+from trainers.export.folder import Statement, load_encoder, write_model
 from trainers.export.trial import choose_trial, main
 from trainers.files.checkpoint import CheckpointFolder, Grant, write_grant
 from trainers.files.weights import read_note, read_weights

@@ -17,15 +17,17 @@ from torch import Tensor, nn
 from dpgcl_core.errors import ConfigError, StorageError
 from dpgcl_core.release.statement import RESEARCH
 from tests.trainers.exporting import LORA, PAIRS, run_small_sweep, write_pairs, write_small_clip
+from trainers.export.description import read_description
 from trainers.export.finished import read_sweep
-from trainers.export.folder import Statement, load_clip, load_encoder, read_description, write_model
-from trainers.export.trial import main, tokenizer_call
+from trainers.export.folder import Statement, load_clip, load_encoder, write_model
+from trainers.export.kinds import tokenizer_call
+from trainers.export.trial import main
 from trainers.files.weights import read_note, read_weights
 from trainers.models.attention import separate_attention
 from trainers.models.clip.encoder import ImageTextEncoder, build_image_text_encoder, synthetic_pairs
 from trainers.models.clip.published import ClipConfig, build_clip, find_clip
+from trainers.models.networks import AnyEncoder
 from trainers.models.torchvision_import import ensure_torchvision_import
-from trainers.tasks.modality import AnyEncoder
 
 PRIVATE = "S4-Na1-private-r0"
 WITH_LORA = ("--lora-rank", "2", "--lora-alpha", "4")

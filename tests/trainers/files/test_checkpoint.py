@@ -63,9 +63,9 @@ def test_private_resume_draws_fresh_batches_and_noise(
     original = loop._draw_groups
 
     def spy(run):  # type: ignore[no-untyped-def]
-        groups, size = original(run)
-        drawn.append((run.step, groups.tobytes()))
-        return groups, size
+        groups = original(run)
+        drawn.append((run.step, groups.rows.tobytes()))
+        return groups
 
     monkeypatch.setattr(loop, "_draw_groups", spy)
     _crashed(monkeypatch, tmp_path, 3)

@@ -119,7 +119,6 @@ def test_initialisation_leaves_global_random_state_alone() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_initialisation_leaves_cuda_random_state_alone() -> None:
     before = torch.cuda.get_rng_state()

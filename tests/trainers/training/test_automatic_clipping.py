@@ -12,20 +12,25 @@ from dpgcl_core.clipping.clipper import GAMMA, GroupClipper
 from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.info_nce import two_view_group_loss
+from dpgcl_core.losses.objective import EmbeddingObjective
 from dpgcl_core.mechanism.method import GroupRule
 from trainers.config.presets import DIGITS_CPU
-from trainers.config.settings import Setting
+from trainers.config.settings import TrainingOptions
 from trainers.config.training import NetworkConfig
+from trainers.config.tree import changed
 from trainers.models.encoder import build_encoder
-from trainers.training.precision import add_clipped_sum, embed_of, gradient_scale
+from trainers.models.precision import gradient_scale
+from trainers.tasks import IMAGES
+from trainers.training.precision import add_clipped_sum
+from trainers.training.resolve import training_config
 
 
-def _setting(**changes: object) -> Setting:
-    return Setting(**({"noise_multiplier": 1.0, "expected_batch_size": 64} | changes))  # type: ignore[arg-type]
+def _setting(**changes: object) -> TrainingOptions:
+    return changed(TrainingOptions(), **({"noise_multiplier": 1.0, "expected_batch_size": 64} | changes))  # type: ignore[arg-type]
 
 
 def test_setting_reaches_the_mechanism() -> None:
-    config = _setting(clipping="automatic").training_config(num_records=1000, public_seed=0)
+    config = training_config(_setting(clipping="automatic"), num_records=1000, public_seed=0)
     assert config.mechanism.clipping == "automatic"
     assert config.mechanism.clipper().gamma == GAMMA
     assert DIGITS_CPU.clipping == "flat"
@@ -33,7 +38,7 @@ def test_setting_reaches_the_mechanism() -> None:
 
 def test_setting_of_an_unknown_law_lists_the_known() -> None:
     with pytest.raises(ConfigError, match=r"unknown clipping 'psac'.* Valid: automatic, flat"):
-        _setting(clipping="psac").training_config(num_records=1000, public_seed=0)
+        training_config(_setting(clipping="psac"), num_records=1000, public_seed=0)
 
 
 @pytest.mark.parametrize("gradients_times", [1.0, 1e-4])
@@ -43,13 +48,12 @@ def test_automatic_clipping_in_float16_keeps_its_bound_and_its_law(gradients_tim
     encoder = build_encoder(NetworkConfig(name="small_cnn", embedding_dim=8), (1, 8, 8), 0)
     views = 2 * torch.rand(1, 4, 3, 1, 8, 8, generator=torch.Generator().manual_seed(1)) - 1
     loss = partial(two_view_group_loss, temperature=0.2)
-    rule = GroupRule(
-        clipper=GroupClipper(l2_clip_norm=1.0, gamma=GAMMA), loss=lambda z: gradients_times * loss(z)
+    rule = GroupRule(clipper=GroupClipper(l2_clip_norm=1.0, gamma=GAMMA))
+    objective = EmbeddingObjective(
+        embed=IMAGES.embed(encoder, network), loss=lambda z: gradients_times * loss(z)
     )
     total = torch.zeros(num_trainable(encoder))
-    report = add_clipped_sum(
-        rule, total, encoder, embed_of(encoder, network), views, gradient_scale(network), None
-    )
+    report = add_clipped_sum(rule, total, encoder, objective, views, gradient_scale(network), None)
     norm = float(report.norms[0])
     assert math.isclose(float(total.double().norm()), norm / (norm + GAMMA), rel_tol=1e-3)
     assert float(total.double().norm()) < 1.0

@@ -11,13 +11,12 @@ from dpgcl_core.clipping.types import trainable_parameters
 from dpgcl_core.errors import StorageError
 from tests.trainers.conftest import make_config, make_data
 from tests.trainers.files.test_checkpoint import _crashed, _folder
-from tests.trainers.training.test_workers import _spawn
 from trainers.config.training import NetworkConfig, OptimizerConfig, TrainingConfig
 from trainers.models.encoder import Encoder, build_encoder
 from trainers.training import loop
 from trainers.training.averaging import WeightAverage, released_state
 from trainers.training.loop import train
-from trainers.training.workers import SingleWorker, current_workers
+from trainers.training.workers import SingleWorker
 
 AVERAGED = OptimizerConfig(ema_decay=0.7)
 BYOL = {
@@ -105,9 +104,9 @@ def test_average_is_what_is_scored_and_returned(monkeypatch: pytest.MonkeyPatch)
     scored: list[torch.Tensor] = []
     original = loop.all_scores
 
-    def spy(encoder: Encoder, *given: object, **named: object) -> dict[str, float]:
+    def spy(task: object, encoder: Encoder, *given: object, **named: object) -> dict[str, float]:
         scored.append(_weights(encoder))
-        return original(encoder, *given, **named)  # type: ignore[arg-type]
+        return original(task, encoder, *given, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(loop, "all_scores", spy)
     averaged = train(_config(), make_data())
@@ -173,27 +172,3 @@ def test_average_of_another_network_is_refused() -> None:
     average = WeightAverage(_encoder(), 0.9)
     with pytest.raises(StorageError, match="got that of another network"):
         average.load({"weight": torch.zeros(2)})
-
-
-def _train_and_save(rank: int, folder: Path, changes: dict[str, object]) -> None:
-    run = loop._prepare(_config(**changes), make_data(), current_workers())
-    for _ in range(3):
-        loop._step(run)
-        run.step += 1
-    assert run.average is not None
-    torch.save(_weights(run.average.network), folder / f"{rank}.pt")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, BYOL], ids=["averaged", "target"])
-def test_every_worker_holds_the_average_of_one(changes: dict[str, object], tmp_path: Path) -> None:
-    run = loop._prepare(_config(**changes), make_data(), SingleWorker())
-    for _ in range(3):
-        loop._step(run)
-        run.step += 1
-    assert run.average is not None
-    expected = _weights(run.average.network)
-    _spawn(_train_and_save, 2, tmp_path, changes)
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
-    assert torch.equal(first, second)
-    assert float((first - expected).norm() / expected.norm()) < 1e-5

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from dpgcl_core.clipping.types import num_trainable, trainable_parameters
+from dpgcl_core.sampling.stage import DrawnGroups
 from tests.trainers.conftest import make_config, make_data
 from trainers.config.training import TARGET_DECAY, NetworkConfig, OptimizerConfig
 from trainers.models.encoder import build_encoder, refuse_cross_record
+from trainers.tasks import IMAGES
 from trainers.training import loop
 from trainers.training.loop import train
-from trainers.training.precision import embed_of
 from trainers.training.workers import SingleWorker
 
 
@@ -36,7 +37,8 @@ def _weights(network: torch.nn.Module) -> torch.Tensor:
 def _sum(run: loop._Run, records: list[int]) -> torch.Tensor:
     total = torch.zeros(num_trainable(run.encoder))
     size = int(run.config.mechanism.group_size)
-    loop._add_clipped_sum(run, np.array(records).reshape(-1, size), total, 0)
+    groups = DrawnGroups.all_complete(np.array(records).reshape(-1, size))
+    loop._add_clipped_sum(run, groups, total, 0)
     return total
 
 
@@ -56,11 +58,11 @@ def test_targets_stand_beside_the_predictions_and_take_no_gradient() -> None:
     run = _run()
     views = torch.rand(2, 1, 2, 1, 8, 8)
     assert run.average is not None
-    found = embed_of(run.encoder, run.config.network, run.average.network)(views)
+    found = IMAGES.embed(run.encoder, run.config.network, run.average.network)(views)
     predictions, targets = found.chunk(2, dim=-1)
     expected = run.average.network.without_predictor(views.flatten(0, 2)).view_as(targets)
     assert torch.allclose(targets, expected)
-    assert torch.allclose(predictions, embed_of(run.encoder)(views))
+    assert torch.allclose(predictions, IMAGES.embed(run.encoder)(views))
     gradients = torch.autograd.grad(found.sum(), trainable_parameters(run.average.network), allow_unused=True)
     assert all(gradient is None for gradient in gradients)
 
@@ -69,13 +71,13 @@ def test_target_is_the_average_of_earlier_steps_alone(monkeypatch: pytest.Monkey
     """The step's own iterate enters after its gradient was taken: at the first step it is the initial one."""
     run, used = _run(), []
     initial = _weights(run.encoder)
-    original = loop.embed_of
+    original = loop.objective_of
 
-    def spy(encoder, network, target):  # type: ignore[no-untyped-def]
+    def spy(config, encoder, network, target):  # type: ignore[no-untyped-def]
         used.append(_weights(target))
-        return original(encoder, network, target)
+        return original(config, encoder, network, target)
 
-    monkeypatch.setattr(loop, "embed_of", spy)
+    monkeypatch.setattr(loop, "objective_of", spy)
     monkeypatch.setattr(loop, "_norm_without_augmentation", lambda *_: None)
     iterates = []
     for _ in range(2):

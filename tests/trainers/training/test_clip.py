@@ -222,7 +222,7 @@ def test_loss_of_a_group_is_eq_15_with_both_sides_copies() -> None:
 # --- ViT-B-32 itself ---
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_vit_b_32_trains_the_published_number_of_weights() -> None:
     encoder = build_image_text_encoder(ClipConfig(model="ViT-B-32"), ClipLora(), seed=0)
     assert num_trainable(encoder) == 983_040

@@ -4,7 +4,7 @@ Sweeps of two trainings, charged to a ledger, are killed and resumed again and a
 draws is counted by a journal that gets its byte before each draw (`tests.trainers.crashing`). Half of the
 kills come at a random time, half at a random event: before or after a durable write, a row of the ledger or
 its commit, or at a draw; they hit everything, the driver alone (its training goes on for a while), or the
-training's process alone.
+training's process alone. The few kills of `.ci/run` come at places that DPGCL_TEST_SEED chooses.
 """
 
 from __future__ import annotations
@@ -27,21 +27,29 @@ from dpgcl_core.ledger.ledger import Ledger
 from tests.sweeps.support import ROOT
 from tests.trainers.crashing import ALL, DRIVER, EVERY_STEPS, NUM_STEPS, WORKER, Request
 
-pytestmark = pytest.mark.thorough
-
-NUM_KILLS = 30
-KILLS_OF_A_SWEEP = 4
 TRIALS = ("S4-Na1-private-r0", "S4-Na1-private-r1")
-SEED = int(os.environ.get("DPGCL_TEST_SEED", secrets.randbelow(10**6)))
+SEED = int(os.environ.get("DPGCL_TEST_SEED") or secrets.randbelow(10**6))
 
 # Where a crash is most likely to hide a charge; the random ones may miss them.
 AIMED = (
-    *("after grant.json", "before ledger commit", "after ledger commit", "after attempts.json"),
-    *("before checkpoint.pt", "after checkpoint.pt", "draw", "before S4-Na1-private-r0.json"),
+    *("draw", "after grant.json", "before ledger commit", "after ledger commit", "after attempts.json"),
+    *("before checkpoint.pt", "after checkpoint.pt", "before S4-Na1-private-r0.json"),
     *("after S4-Na1-private-r0.json", "before ledger row"),
 )
 
 Ask = Callable[[Request], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How much is killed: at least so many sweeps and kills, at most so many kills of one sweep."""
+
+    num_sweeps: int
+    num_kills: int
+    kills_of_a_sweep: int
+
+
+FEW, MANY = Amount(3, 3, 1), Amount(len(AIMED), 30, 4)
 
 
 @dataclass(frozen=True)
@@ -131,23 +139,40 @@ def make_sweep(folder: Path) -> Sweep:
 
 @dataclass
 class Killed:
-    """All sweeps, and how an undisturbed one went."""
+    """All sweeps, and how an undisturbed one went.
 
+    Attributes:
+      amount: what was asked for.
+      events: of the undisturbed sweep.
+      aims: the kind of event at which each sweep is killed first.
+      sweeps: what was seen.
+    """
+
+    amount: Amount
     events: list[str]
-    sweeps: list[Sweep]
+    aims: list[str]
+    sweeps: list[Sweep] = field(default_factory=list)
 
     def num_kills(self) -> int:
         return sum(len(sweep.last_events) for sweep in self.sweeps)
 
 
-@pytest.fixture(scope="module")
-def killed(ask: Ask, tmp_path_factory: pytest.TempPathFactory) -> Killed:
-    top = tmp_path_factory.mktemp("killed")
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(FEW, marks=pytest.mark.ci, id="few"),
+        pytest.param(MANY, marks=pytest.mark.long, id="many"),
+    ],
+)
+def killed(ask: Ask, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Killed:
+    top, amount = tmp_path_factory.mktemp("killed"), request.param
     print(f"DPGCL_TEST_SEED={SEED}")
     whole = make_sweep(top / "whole")
     seconds = ask(Request(folder=str(whole.folder), resume=False))["seconds"]
-    found, draw = Killed(whole.events(), []), random.Random(SEED)
-    while len(found.sweeps) < len(AIMED) or found.num_kills() < NUM_KILLS:
+    draw = random.Random(SEED)
+    aims = [AIMED[0], *draw.sample(AIMED[1:], amount.num_sweeps - 1)]  # a kill at a draw makes it repeat
+    found = Killed(amount, whole.events(), aims)
+    while len(found.sweeps) < amount.num_sweeps or found.num_kills() < amount.num_kills:
         sweep = make_sweep(top / str(len(found.sweeps)))
         _kill_again_and_again(ask, sweep, draw, found, seconds)
         found.sweeps.append(sweep)
@@ -158,7 +183,7 @@ def _kill_again_and_again(
     ask: Ask, sweep: Sweep, draw: random.Random, killed: Killed, seconds: float
 ) -> None:
     """One kill at a chosen kind of event, then some at random, each followed by a resume; then to the end."""
-    aim = AIMED[len(killed.sweeps) % len(AIMED)]
+    aim = killed.aims[len(killed.sweeps) % len(killed.aims)]
     places = [number for number, name in enumerate(killed.events, start=1) if name == aim]
     kill: dict[str, Any] = {"die_at": draw.choice(places), "victim": ALL}
     while sweep.code != 0:
@@ -174,15 +199,15 @@ def _kill_again_and_again(
             return  # it does not come to its end, and a test tells
         at_event = {"die_at": draw.randint(1, 30), "victim": draw.choice([ALL, DRIVER, WORKER])}
         kill = draw.choice([at_event, {"die_after_seconds": draw.uniform(0, seconds * 0.7)}])
-        if len(sweep.last_events) >= KILLS_OF_A_SWEEP:
+        if len(sweep.last_events) >= killed.amount.kills_of_a_sweep:
             kill = {}
     sweep.look()
 
 
 def test_kills_are_many_and_come_everywhere(killed: Killed) -> None:
     kinds = {event for sweep in killed.sweeps for event in sweep.last_events}
-    assert killed.num_kills() >= NUM_KILLS
-    assert kinds >= set(AIMED), SEED
+    assert killed.num_kills() >= killed.amount.num_kills
+    assert kinds >= set(killed.aims), SEED
 
 
 def test_ledger_covers_every_draw_at_every_moment(killed: Killed) -> None:

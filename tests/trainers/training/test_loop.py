@@ -21,7 +21,7 @@ from dpgcl_core.release.metrics import METRICS, Release
 from dpgcl_core.sampling.poisson import PoissonSampler
 from tests.trainers.conftest import make_config, make_data
 from trainers.config.training import EvaluationConfig, NetworkConfig, OptimizerConfig, PerformanceConfig
-from trainers.tasks import modality
+from trainers.tasks import images
 from trainers.training import loop
 from trainers.training.loop import train
 from trainers.training.microbatch import in_turn
@@ -121,7 +121,7 @@ def test_failure_to_make_views_ends_the_training_as_it_is(
     def fail(*given: object, **named: object) -> torch.Tensor:
         raise KeyError("a record")
 
-    monkeypatch.setattr(modality, "make_views", fail)
+    monkeypatch.setattr(images, "make_views", fail)
     performance = PerformanceConfig(max_views_per_microbatch=24, device="cpu", prefetch=prefetch)
     with pytest.raises(KeyError, match="a record"):
         train(make_config(performance=performance, sampling_prob=1.0), make_data())
@@ -162,8 +162,8 @@ def test_no_noise_and_infinite_clip_is_plain_gradient_descent() -> None:
         torch.cat([p.grad.flatten() for p in run.encoder.parameters()])
     )
     loop._step(run)
-    groups, _ = loop._draw_groups(run)
-    views = loop._views(run, groups, 1)
+    groups = loop._draw_groups(run)
+    views = loop._inputs(run, groups.rows, 1)
     losses = [
         two_view_group_loss(
             run.encoder(view.flatten(0, 1)).unflatten(0, view.shape[:2])[None], temperature=0.2
@@ -207,9 +207,9 @@ def test_divisor_does_not_follow_the_realised_number_of_groups(monkeypatch: pyte
     run.optimizer.step = lambda: captured.append(
         torch.cat([p.grad.flatten() for p in run.encoder.parameters()])
     )
-    groups, _ = loop._draw_groups(run)
-    for kept in (groups, groups[:3]):
-        monkeypatch.setattr(loop, "_draw_groups", lambda run, kept=kept: (kept, 0))
+    groups = loop._draw_groups(run)
+    for kept in (groups, groups.take(slice(3))):
+        monkeypatch.setattr(loop, "_draw_groups", lambda run, kept=kept: kept)
         loop._step(run)
         total = torch.zeros(num_trainable(run.encoder))
         loop._add_clipped_sum(run, kept, total, 1)
@@ -220,8 +220,8 @@ def test_divisor_does_not_follow_the_realised_number_of_groups(monkeypatch: pyte
 
 def test_batch_is_one_group_clipped_once() -> None:
     run = _run(group_size="batch", l2_clip_norm=0.1)
-    groups, batch_size = loop._draw_groups(run)
-    assert groups.shape == (1, batch_size)
+    groups = loop._draw_groups(run)
+    assert groups.rows.shape == (1, groups.batch_size)
     total = torch.zeros(num_trainable(run.encoder))
     loop._add_clipped_sum(run, groups, total, 1)
     assert float(total.norm()) <= 0.1

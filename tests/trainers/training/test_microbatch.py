@@ -13,6 +13,7 @@ from dpgcl_core.clipping.types import trainable_parameters
 from tests.trainers.conftest import make_config, make_data
 from trainers.config.training import EvaluationConfig, NetworkConfig, PerformanceConfig, TrainingConfig
 from trainers.models.encoder import Encoder, build_encoder
+from trainers.tasks import IMAGES
 from trainers.training import microbatch
 from trainers.training.loop import train
 from trainers.training.microbatch import activation_bytes, free_memory, max_views
@@ -61,7 +62,7 @@ def test_microbatch_fits_into_the_memory_by_what_it_holds(monkeypatch: pytest.Mo
     free(monkeypatch, 2**24)
     config = automatic()
     encoder = encoder_of(config)
-    assert max_views(config, encoder, (1, 8, 8)) * activation_bytes(encoder, (1, 8, 8)) < 2**24 / 4
+    assert max_views(config, encoder, (1, 8, 8)) * activation_bytes(IMAGES, encoder, (1, 8, 8)) < 2**24 / 4
 
 
 def test_microbatch_of_large_activations_is_smaller_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +107,7 @@ def test_activations_count_every_innermost_output() -> None:
 
         embed_views = Encoder.embed_views
 
-    assert activation_bytes(Two(), (1, 8, 8)) == 4 * (64 + 64 + 10 + 3)  # type: ignore[arg-type]
+    assert activation_bytes(IMAGES, Two(), (1, 8, 8)) == 4 * (64 + 64 + 10 + 3)  # type: ignore[arg-type]
 
 
 def test_free_memory_is_at_most_what_the_control_group_leaves(

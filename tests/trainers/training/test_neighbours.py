@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from dpgcl_core.clipping.types import num_trainable
+from dpgcl_core.sampling.stage import DrawnGroups
 from tests.trainers.conftest import make_config, make_data
 from trainers.training import loop
 from trainers.training.workers import SingleWorker
@@ -21,7 +22,7 @@ def _run(group_size: object) -> loop._Run:
 
 def _clipped_sum(run: loop._Run, groups: np.ndarray) -> torch.Tensor:
     total = torch.zeros(num_trainable(run.encoder))
-    loop._add_clipped_sum(run, groups, total, 1)
+    loop._add_clipped_sum(run, DrawnGroups.all_complete(groups), total, 1)
     return total.double()
 
 
@@ -57,7 +58,7 @@ def test_views_of_other_records_are_bit_equal_next_to_a_new_record() -> None:
     groups = np.arange(8).reshape(2, 4)
     exchanged = groups.copy()
     exchanged[0, 0] = 50
-    before, after = loop._views(run, groups, 3), loop._views(run, exchanged, 3)
+    before, after = loop._inputs(run, groups, 3), loop._inputs(run, exchanged, 3)
     assert torch.equal(before[1], after[1])
     assert torch.equal(before[0, 1:], after[0, 1:])
     assert not torch.equal(before[0, 0], after[0, 0])

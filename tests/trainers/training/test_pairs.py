@@ -24,11 +24,11 @@ from trainers.data.dataset import TrainingData
 from trainers.data.pairs import ImageTextRecords
 from trainers.data.shapes import make_shape_pairs
 from trainers.files.checkpoint import CheckpointFolder
-from trainers.tasks.modality import check_records, views_of
+from trainers.tasks import IMAGES, PAIRS
 from trainers.training import loop
 from trainers.training.loop import train
 from trainers.training.microbatch import activation_bytes
-from trainers.training.precision import embed_of
+from trainers.training.precision import objective_of
 from trainers.training.warm_start import starting_encoder
 from trainers.training.workers import SingleWorker
 
@@ -42,7 +42,7 @@ def pairs(count: int = 24, **options: Any) -> ImageTextRecords:
 
 
 def config_of(**changes: Any) -> TrainingConfig:
-    usual = {"num_records_public": 24, "network": LORA, "num_augmentations": 1}
+    usual = {"num_records_public": 24, "network": LORA, "num_augmentations": 1, "num_steps": 3}
     return make_config(**(usual | {"text_views": TextViewConfig(word_swap_prob=0.3)} | changes))
 
 
@@ -58,7 +58,7 @@ def data_of(records: ImageTextRecords, queries: ImageTextRecords | None = None) 
 def test_views_of_a_pair_are_the_same_whoever_is_sampled_with_it() -> None:
     config, records = config_of(num_view_draws=2), pairs()
     encoder = starting_encoder(config, (3, 32, 32))
-    of = partial(views_of, config, encoder, step=3, num_augmentations=1)
+    of = partial(PAIRS.inputs, config, encoder, step=3, num_augmentations=1)
     together = of(records, np.array([[0, 5], [7, 9]]))
     smaller = records.take(np.array([3, 7, 9]))
     alone = of(smaller, np.array([[2, 1]]))
@@ -70,7 +70,7 @@ def test_pairs_of_all_draws_do_not_depend_on_the_number_of_copies() -> None:
     config, records = config_of(num_view_draws=2), pairs()
     encoder = starting_encoder(config, (3, 32, 32))
     some = [
-        views_of(config, encoder, records, np.array([[0, 5]]), step=0, num_augmentations=copies)
+        PAIRS.inputs(config, encoder, records, np.array([[0, 5]]), step=0, num_augmentations=copies)
         for copies in (0, 2)
     ]
     assert torch.equal(some[0], some[1][:, :, :4])
@@ -81,7 +81,7 @@ def test_views_hold_the_images_and_captions_of_their_records() -> None:
     encoder, records = starting_encoder(config, (3, 32, 32)), pairs()
     rows = np.array([[4, 2]])
     _, captions = records.pairs_at(rows[0], seed=config.public_seed, step=1)
-    views = views_of(config, encoder, records, rows, step=1, num_augmentations=0)
+    views = PAIRS.inputs(config, encoder, records, rows, step=1, num_augmentations=0)
     seen: list[Tensor] = []
     encoder.register_forward_pre_hook(lambda _, given: seen.extend(given))
     encoder.embed_views(views)
@@ -95,7 +95,8 @@ def clipped_sum(config: TrainingConfig, views: Tensor) -> tuple[Tensor, GroupRep
     encoder = _moved(config)
     total = torch.zeros(num_trainable(encoder))
     rule = config.rule()
-    report = rule.add_clipped_sum(total, encoder, embed_of(encoder, config.network), views, None)
+    objective = objective_of(config, encoder, config.network)
+    report = rule.add_clipped_sum(total, encoder, objective, views, None)
     return total, report
 
 
@@ -109,7 +110,7 @@ def _moved(config: TrainingConfig) -> Any:
 
 
 def _views(config: TrainingConfig, groups: list[list[int]]) -> Tensor:
-    return views_of(
+    return PAIRS.inputs(
         config,
         starting_encoder(config, (3, 32, 32)),
         pairs(),
@@ -119,8 +120,9 @@ def _views(config: TrainingConfig, groups: list[list[int]]) -> Tensor:
     )
 
 
-@pytest.mark.parametrize("network", [LORA, WHOLE, dataclasses.replace(WHOLE, learn_temperature=True)])
-@pytest.mark.parametrize("draws", [1, 2])
+@pytest.mark.parametrize(
+    ("network", "draws"), [(LORA, 2), (WHOLE, 1), (dataclasses.replace(WHOLE, learn_temperature=True), 2)]
+)
 def test_clipped_sum_of_groups_of_pairs_equals_the_slow_one(network: ClipNetworkConfig, draws: int) -> None:
     config = config_of(network=network, num_view_draws=draws, l2_clip_norm=0.5)
     views = _views(config, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]])
@@ -156,8 +158,7 @@ def test_one_record_path_of_pairs_is_the_gradient_through_its_own_towers() -> No
     assert float((total - expected).norm() / expected.norm()) < 1e-4
 
 
-@pytest.mark.parametrize("method", ["dp_gcl", "siglip_groups"])
-@pytest.mark.parametrize("clipping", ["whole", "by tower"])
+@pytest.mark.parametrize(("method", "clipping"), [("dp_gcl", "by tower"), ("siglip_groups", "whole")])
 def test_one_exchanged_record_moves_the_sum_by_at_most_the_sensitivity(method: str, clipping: str) -> None:
     network = dataclasses.replace(WHOLE, learn_temperature=True)
     config = config_of(
@@ -174,6 +175,7 @@ def test_one_exchanged_record_moves_the_sum_by_at_most_the_sensitivity(method: s
 def test_per_tower_clipping_gives_each_tower_its_share(per_tower: bool) -> None:
     config = config_of(network=WHOLE, per_tower_clipping=per_tower, l2_clip_norm=0.1)
     total, _ = clipped_sum(config, _views(config, [[0, 1, 2, 3]]))
+    assert float(total.norm()) <= 0.1 * (1 + 1e-5)  # of both towers together
     encoder = _moved(config)
     of_image = [
         torch.full((p.numel(),), "visual" in name)
@@ -219,7 +221,7 @@ def test_learned_temperature_moves_and_stays_within_its_public_bounds() -> None:
 
 
 def test_resumed_training_of_pairs_is_the_uninterrupted_one(tmp_path: Path) -> None:
-    config = config_of(seeded_non_private=True, num_steps=3)
+    config = config_of(seeded_non_private=True)
     whole = train(config, data_of(pairs())).encoder.state_dict()
     folder = CheckpointFolder(tmp_path, every_steps=1)
     run = loop._prepare(config, data_of(pairs()), SingleWorker())
@@ -237,16 +239,16 @@ def test_activations_of_a_pair_count_both_towers() -> None:
     blocks = [0, 0]
     for place, tower in enumerate((encoder.clip.visual.transformer, encoder.clip.transformer)):  # type: ignore[union-attr]
         tower.register_forward_hook(lambda *given, at=place: blocks.__setitem__(at, given[-1].numel()))
-    found = activation_bytes(encoder, (3, 32, 32))
+    found = activation_bytes(PAIRS, encoder, (3, 32, 32))
     assert all(blocks)
     assert found > 4 * sum(blocks) / 2
 
 
 def test_network_of_the_other_kind_is_refused() -> None:
     with pytest.raises(ConfigError, match="is a CLIP model, and the data are images without captions"):
-        check_records(config_of(), make_data().train)
+        PAIRS.check(config_of(), make_data().train)
     with pytest.raises(ConfigError, match="is an encoder of images, and the data are pairs"):
-        check_records(make_config(), pairs())
+        IMAGES.check(make_config(), pairs())
 
 
 def test_grey_images_of_the_models_size_are_read() -> None:

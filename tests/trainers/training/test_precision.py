@@ -15,17 +15,19 @@ from dpgcl_core.clipping.clipper import GroupClipper
 from dpgcl_core.clipping.types import GroupReport, num_trainable
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.info_nce import two_view_group_loss
+from dpgcl_core.losses.objective import EmbeddingObjective
 from dpgcl_core.mechanism.method import GroupRule
 from tests.trainers.conftest import make_config, make_data
 from trainers.config.training import NetworkConfig
+from trainers.models import precision as network_precision
 from trainers.models.encoder import Encoder, build_encoder
-from trainers.training import loop, precision
+from trainers.models.precision import gradient_scale
+from trainers.tasks import images
+from trainers.tasks.images import IMAGES, group_losses_of
+from trainers.training import loop
 from trainers.training.loop import train
 from trainers.training.precision import (
     add_clipped_sum,
-    embed_of,
-    gradient_scale,
-    group_losses_of,
     look_at_engine,
 )
 from trainers.training.workers import SingleWorker
@@ -50,11 +52,10 @@ def clipped_sum(
     encoder: Encoder, views: Tensor, config: NetworkConfig, l2_clip_norm: float = 1.0
 ) -> tuple[Tensor, GroupReport]:
     total = torch.zeros(num_trainable(encoder))
-    rule = GroupRule(
-        clipper=GroupClipper(l2_clip_norm=l2_clip_norm), loss=partial(two_view_group_loss, temperature=0.2)
-    )
-    embed, scale = embed_of(encoder, config), gradient_scale(config)
-    return total, add_clipped_sum(rule, total, encoder, embed, views, scale, np.random.default_rng(0))
+    rule = GroupRule(clipper=GroupClipper(l2_clip_norm=l2_clip_norm))
+    loss, scale = partial(two_view_group_loss, temperature=0.2), gradient_scale(config)
+    objective = EmbeddingObjective(embed=IMAGES.embed(encoder, config), loss=loss)
+    return total, add_clipped_sum(rule, total, encoder, objective, views, scale, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("name", LOW)
@@ -87,7 +88,8 @@ def test_low_precision_group_that_is_not_finite_leaves_the_others_bit_equal(name
 def test_gradient_scale_changes_no_bit_of_the_clipped_sum(
     l2_clip_norm: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision, "_autocast", lambda *_: contextlib.nullcontext())  # the scale alone
+    # The scale alone.
+    monkeypatch.setattr(network_precision, "_autocast", lambda *_: contextlib.nullcontext())
     encoder, views = make_encoder(), make_views()
     plain, plain_report = clipped_sum(encoder, views, network("float32"), l2_clip_norm)
     scaled, scaled_report = clipped_sum(encoder, views, network("float16"), l2_clip_norm)
@@ -108,14 +110,14 @@ def test_gradient_scale_reaches_the_encoder() -> None:
 @pytest.mark.parametrize("name", LOW)
 def test_low_precision_ends_before_the_loss(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.dtype] = []
-    original = precision.two_view_group_loss
+    original = images.two_view_group_loss
 
     def spy(embeddings: Tensor, *, temperature: float) -> Tensor:
         seen.append(embeddings.dtype)
         seen.append((embeddings @ embeddings.mT).dtype)  # not under autocast any more
         return original(embeddings, temperature=temperature)
 
-    monkeypatch.setattr(precision, "two_view_group_loss", spy)
+    monkeypatch.setattr(images, "two_view_group_loss", spy)
     encoder = make_encoder()
     inside: list[torch.dtype] = []
     handle = next(m for m in encoder.modules() if isinstance(m, torch.nn.Conv2d)).register_forward_hook(

@@ -164,11 +164,11 @@ def test_noised_snr_is_the_norm_over_the_public_noise_norm() -> None:
     observer = Observer(_config(), train_is_public=False, evaluation_is_public=False)
     released = []
     for seed in range(2000):
-        observer.record_noised_snr(torch.full((400,), 5.0), np.random.default_rng(seed))
+        observer.record_noised_snr(torch.full((400,), 20.0), np.random.default_rng(seed))
         released.append(observer.final["noised_snr_first_step"])
-    expected_noise_norm = 1.0 * 2.0 * math.sqrt(400)
+    expected_noise_norm = _config().mechanism.noise_multiplier * 2.0 * math.sqrt(400)
     std = 8.0 * 2.0 / expected_noise_norm
-    assert abs(np.mean(released) - 100 / expected_noise_norm) < 5 * std / math.sqrt(2000)
+    assert abs(np.mean(released) - 400 / expected_noise_norm) < 5 * std / math.sqrt(2000)
     assert abs(np.std(released) - std) < 5 * std / math.sqrt(4000)
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import pytest
 
-from dashboards.questions import QUESTIONS
+from dashboards.compose.questions import QUESTIONS
 from dpgcl_core.release.metrics import METRICS
 from tests.trainers.conftest import make_config, make_data, make_records
 from tests.trainers.files.test_checkpoint import _crashed, _folder
 from trainers.config.training import EvaluationConfig, TrainingConfig
 from trainers.data.dataset import TrainingData
-from trainers.training.loop import train
+from trainers.training.loop import TrainingResult, train
 
 DURING = ("knn_accuracy_during", "linear_probe_accuracy_during")
 
@@ -28,20 +29,26 @@ def _without_labels() -> TrainingData:
     return dataclasses.replace(make_data(), train=records, index=records, queries=records)
 
 
+@functools.cache
+def _trained(every: int) -> TrainingResult:
+    """A seeded training with scores after every so many steps."""
+    return train(_config(every, seeded_non_private=True), make_data())
+
+
 def test_scores_are_taken_before_training_and_every_so_many_steps() -> None:
-    series = train(_config(), make_data()).series
+    series = _trained(2).series
     for name in DURING:
         assert [step for step, _ in series[name]] == [0, 2, 4, 6]
 
 
 def test_no_scores_are_taken_on_the_way_unless_asked_for() -> None:
-    series = train(_config(0), make_data()).series
+    series = _trained(0).series
     assert "train_loss" in series
     assert not any(name.endswith("_during") for name in series)
 
 
 def test_first_and_last_scores_on_the_way_are_the_untrained_and_the_final_ones() -> None:
-    result = train(_config(), make_data())
+    result = _trained(2)
     for name in DURING:
         scores, final = dict(result.series[name]), name.removesuffix("_during")
         assert scores[0] == result.metrics[f"untrained_{final}"]
@@ -62,16 +69,14 @@ def test_scores_on_the_way_of_private_records_need_public_evaluation(evaluation_
 
 
 def test_scores_on_the_way_change_no_weight() -> None:
-    results = [train(_config(every, seeded_non_private=True), make_data()) for every in (0, 1)]
-    losses = [result.series["train_loss"] for result in results]
+    losses = [_trained(every).series["train_loss"] for every in (0, 1)]
     assert losses[0] == losses[1]
 
 
 def test_seeded_resume_has_the_scores_of_the_uninterrupted_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = _config(1, seeded_non_private=True)
-    whole = train(config, make_data())
+    config, whole = _config(1, seeded_non_private=True), _trained(1)
     _crashed(monkeypatch, tmp_path, 3, seeded_non_private=True, evaluation=config.evaluation)
     resumed = train(config, make_data(), checkpoints=_folder(tmp_path))
     for name in DURING:

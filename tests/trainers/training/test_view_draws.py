@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dpgcl_core.clipping.types import num_trainable
+from dpgcl_core.sampling.stage import DrawnGroups
 from tests.trainers.conftest import make_config, make_data
 from trainers.config.training import NetworkConfig, PerformanceConfig
 from trainers.training import loop
@@ -25,21 +26,21 @@ def _run(**changes: object) -> loop._Run:
 
 def _sum(run: loop._Run, groups: np.ndarray, num_augmentations: int = 1) -> torch.Tensor:
     total = torch.zeros(num_trainable(run.encoder))
-    loop._add_clipped_sum(run, groups, total, num_augmentations)
+    loop._add_clipped_sum(run, DrawnGroups.all_complete(groups), total, num_augmentations)
     return total
 
 
 def test_step_embeds_every_draw_of_every_record(monkeypatch: pytest.MonkeyPatch) -> None:
     run, seen = _run(num_view_draws=3), []
-    original = loop._views
+    original = loop._inputs
 
     def spy(*given: object) -> torch.Tensor:
         seen.append(original(*given))  # type: ignore[arg-type]
         return seen[-1]
 
-    monkeypatch.setattr(loop, "_views", spy)
+    monkeypatch.setattr(loop, "_inputs", spy)
     _sum(run, GROUPS)
-    assert {views.shape[2] for views in seen} == {run.config.views_per_record} == {9}
+    assert {views.shape[2] for views in seen} == {run.task.num_views(run.config, 1)} == {9}
     one = seen[0][0, 0].flatten(1)
     assert float(torch.pdist(one).min()) > 0  # no two of a record's views are the same
 

@@ -11,13 +11,16 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from dpgcl_core.clipping.types import trainable_parameters
 from dpgcl_core.sampling.poisson import PoissonSampler
+from dpgcl_core.sampling.stage import DrawnGroups
 from tests.trainers.conftest import make_config, make_data
+from tests.trainers.training.test_averaging import BYOL, _config, _weights
+from trainers.training import loop
 from trainers.training.loop import train
-from trainers.training.workers import DistributedWorkers, current_workers
+from trainers.training.workers import DistributedWorkers, SingleWorker, current_workers
 
-pytestmark = pytest.mark.slow
+# Imported once; every worker is a fork. The first optimizer of a process would import torch's compiler.
+mp.set_forkserver_preload([__name__, "torch._dynamo"])
 
 
 def _free_port() -> int:
@@ -27,7 +30,8 @@ def _free_port() -> int:
 
 
 def _spawn(function, count: int, folder: Path, *arguments: object) -> None:  # type: ignore[no-untyped-def]
-    mp.spawn(_enter, args=(count, _free_port(), function, str(folder), *arguments), nprocs=count)
+    given = (count, _free_port(), function, str(folder), *arguments)
+    mp.start_processes(_enter, args=given, nprocs=count, start_method="forkserver")
 
 
 def _enter(rank: int, count: int, port: int, function, folder: str, *arguments: object) -> None:  # type: ignore[no-untyped-def]
@@ -40,7 +44,7 @@ def _enter(rank: int, count: int, port: int, function, folder: str, *arguments: 
 def _train_and_save(rank: int, folder: Path, group_size: object) -> None:
     config = make_config(seeded_non_private=True, group_size=group_size, sampling_prob=0.4)
     result = train(config, make_data(), workers=current_workers())
-    weights = torch.cat([p.detach().flatten() for p in trainable_parameters(result.encoder)])
+    weights = _weights(result.encoder)
     torch.save(
         {"weights": weights, "series": result.series, "metrics": result.metrics}, folder / f"{rank}.pt"
     )
@@ -51,7 +55,7 @@ def test_workers_have_the_law_of_one(count: int, group_size: object, tmp_path: P
     """With the same draws (seeded, labelled non-private) W workers end where one does: one sample, one
     permutation and one noise in total, and no group, negative or record counted twice or left out."""
     one = train(make_config(seeded_non_private=True, group_size=group_size, sampling_prob=0.4), make_data())
-    expected = torch.cat([p.detach().flatten() for p in trainable_parameters(one.encoder)])
+    expected = _weights(one.encoder)
     _spawn(_train_and_save, count, tmp_path, group_size)
     saved = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(count)]
     for other in saved:
@@ -65,8 +69,6 @@ def test_workers_have_the_law_of_one(count: int, group_size: object, tmp_path: P
 
 
 def _save_noise(rank: int, folder: Path) -> None:
-    from trainers.training import loop
-
     run = loop._prepare(make_config(), make_data(), current_workers())
     run.optimizer.step = lambda: None
     PoissonSampler.sample = lambda self, num_records, generator: np.empty(0, dtype=np.int64)
@@ -79,20 +81,48 @@ def test_noise_is_drawn_once_for_all_workers(tmp_path: Path) -> None:
     _spawn(_save_noise, 2, tmp_path)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     assert torch.equal(first, second)
-    error = 2.0 / np.sqrt(2 * len(first))
-    assert abs(float(first.std()) - 2.0) < 5 * error  # σ · 2C; drawn twice it would be √2 larger
+    expected = make_config().mechanism.noise_multiplier * 2.0  # σ · 2C; drawn twice it would be √2 larger
+    assert abs(float(first.std()) - expected) < 5 * expected / np.sqrt(2 * len(first))
 
 
 def _share(rank: int, folder: Path) -> None:
     workers = DistributedWorkers()
-    groups = np.arange(6).reshape(3, 2) if rank == 0 else None
-    shared = workers.share_groups(groups)
-    empty = workers.share_groups(np.empty((0, 4), dtype=np.int64) if rank == 0 else None)
-    np.save(folder / f"{rank}.npy", shared)
-    assert empty.shape == (0, 4)
+    rows, complete = np.arange(6).reshape(3, 2), np.array([True, False, True])
+    drawn = DrawnGroups(rows=rows, complete=complete, batch_size=6)
+    shared = workers.share_groups(drawn if rank == 0 else None)
+    nothing = DrawnGroups.all_complete(np.empty((0, 4), dtype=np.int64))
+    empty = workers.share_groups(nothing if rank == 0 else None)
+    np.savez(folder / f"{rank}.npz", rows=shared.rows, complete=shared.complete)
+    assert empty.rows.shape == (0, 4)
+    assert len(empty.complete) == 0
 
 
-def test_groups_are_shared_whole(tmp_path: Path) -> None:
+def test_groups_are_shared_whole_with_their_mask(tmp_path: Path) -> None:
     _spawn(_share, 2, tmp_path)
     for rank in range(2):
-        assert np.load(tmp_path / f"{rank}.npy").tolist() == [[0, 1], [2, 3], [4, 5]]
+        shared = np.load(tmp_path / f"{rank}.npz")
+        assert shared["rows"].tolist() == [[0, 1], [2, 3], [4, 5]]
+        assert shared["complete"].tolist() == [True, False, True]
+
+
+def _average_and_save(rank: int, folder: Path, changes: dict[str, object]) -> None:
+    run = loop._prepare(_config(**changes), make_data(), current_workers())
+    for _ in range(3):
+        loop._step(run)
+        run.step += 1
+    assert run.average is not None
+    torch.save(_weights(run.average.network), folder / f"{rank}.pt")
+
+
+@pytest.mark.parametrize("changes", [{}, BYOL], ids=["averaged", "target"])
+def test_every_worker_holds_the_average_of_one(changes: dict[str, object], tmp_path: Path) -> None:
+    run = loop._prepare(_config(**changes), make_data(), SingleWorker())
+    for _ in range(3):
+        loop._step(run)
+        run.step += 1
+    assert run.average is not None
+    expected = _weights(run.average.network)
+    _spawn(_average_and_save, 2, tmp_path, changes)
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    assert torch.equal(first, second)
+    assert float((first - expected).norm() / expected.norm()) < 1e-5

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dp_accounting import dp_event
 from torch import Tensor, nn
 
 from dpgcl_core.accounting.fixed_size import FixedSizeGaussians, calibrate_fixed_size
 from dpgcl_core.clipping.clipper import gamma_of
-from dpgcl_core.clipping.types import Embed, GroupReport
+from dpgcl_core.clipping.types import GroupReport, Objective
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.losses.objective import embedding_of
 from dpgcl_core.mechanism.method import LossSettings, Method
 from dpgcl_core.mechanism.numbers import REPLACE_ONE, PublicNumbers
 from dpgcl_core.methods.baselines.dpcl.statistics import DpBarlowTwins, DpSimClr
@@ -39,9 +41,16 @@ class _TwoViews:
     needs_draws: bool = True
 
     def add_clipped_sum(
-        self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, generator: Draws | None
+        self,
+        total: Tensor,
+        model: nn.Module,
+        objective: Objective,
+        inputs: Any,
+        generator: Draws | None,
+        complete: Tensor | None = None,
     ) -> GroupReport:
         assert generator is not None
+        embed = embedding_of(objective)
         return self.inner.add_clipped_sum(total, model, embed, inputs, generator=generator)
 
 

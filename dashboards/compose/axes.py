@@ -1,0 +1,184 @@
+"""The axis of a question: which column, in what order, on what scale, and where its values stand."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pandas as pd
+
+from dashboards.compose.names import natural_key, value_text
+
+Scale = Literal["log2", "log", "linear", "categorical"]
+
+_CHARACTERS = 44  # of a tick label, side by side along one panel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """What a figure is drawn against.
+
+    On a numeric scale, text, infinity and missing values stand apart behind the last number ("batch",
+    ε = ∞), and what a logarithm does not hold stands apart before the first (σ = 0).
+
+    Attributes:
+      column: of the trials.
+      label: with the symbol, for example "Group size S".
+      symbol: alone, for example "S".
+      scale: "log2", "log" or "linear" by numbers, or "categorical".
+      order: categories that come first, in this order; the others follow by name.
+      dense: many values that are no grid, for example steps: lines without markers, few ticks.
+      detached_name: what stands for infinity and missing values, where it is not the value itself.
+    """
+
+    column: str
+    label: str
+    symbol: str
+    scale: Scale
+    order: Sequence[str] = ()
+    dense: bool = False
+    detached_name: str = ""
+
+    def orders(self, values: pd.Series) -> pd.Series:
+        """Return a number for each value that sorts and identifies it."""
+        if self.scale != "categorical":
+            return values.map(_number).astype(float)
+        known = {name: rank for rank, name in enumerate(self.order)}
+        found = sorted(
+            {str(value) for value in values}, key=lambda v: (known.get(v, math.inf), natural_key(v))
+        )
+        rank = {name: float(i) for i, name in enumerate(found)}
+        return values.map(lambda value: rank[str(value)]).astype(float)
+
+    def is_detached(self, order: float) -> bool:
+        """Return whether a value is drawn apart from the numeric scale."""
+        if self.scale == "categorical":
+            return False
+        return math.isinf(order) or (self.scale in ("log", "log2") and order <= 0)
+
+    def place(self, order: float) -> float:
+        """Return the position of a value that is not detached."""
+        if self.scale == "log2":
+            return math.log2(order)
+        return math.log10(order) if self.scale == "log" else order
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ticks:
+    """A drawn axis.
+
+    Attributes:
+      label: of the axis.
+      positions: of each value, by its order.
+      names: of each value, by its order.
+      ticks: (position, label) of those that are labelled.
+      low, high: the ends.
+      gaps: positions of the lines before and behind which detached values stand.
+      categorical: values are names, written down the side.
+    """
+
+    label: str
+    positions: Mapping[float, float]
+    names: Mapping[float, str]
+    ticks: list[tuple[float, str]]
+    low: float
+    high: float
+    gaps: list[float]
+    categorical: bool = False
+
+
+def ticks_of(axis: Axis, values: pd.Series) -> Ticks:
+    """Return the drawn axis of the `values` of a column."""
+    orders = axis.orders(values)
+    names = {order: value_text(_stripped(value)) for order, value in zip(orders, values, strict=True)}
+    names = dict(sorted(names.items()))
+    if axis.detached_name and math.inf in names:
+        names[math.inf] = axis.detached_name
+    positions = {order: axis.place(order) for order in names if not axis.is_detached(order)}
+    inside = sorted(positions.values()) or [0.0]
+    steps = [after - before for before, after in itertools.pairwise(inside)]
+    span = inside[-1] - inside[0]
+    unit = min(min(steps), span / 3) if steps and not axis.dense else span / 20 or 1.0
+    unit = max(unit, span / 12)
+    gaps, low, high = [], inside[0], inside[-1]
+    for order in names:
+        if axis.is_detached(order):
+            positions[order] = low - 1.5 * unit if order <= 0 else high + 1.5 * unit
+            gaps += [positions[order] + (0.75 if order <= 0 else -0.75) * unit] if len(names) > 1 else []
+    positions = {order: positions[order] for order in names}
+    margin = 0.5 if axis.scale == "categorical" else 0.4 * unit * (1 + axis.dense)
+    ends = min(positions.values()), max(positions.values())
+    ticks = round_numbers(inside[0], inside[-1], axis.scale) if axis.dense else []
+    ticks += [(positions[o], names[o]) for o in names if axis.is_detached(o) or not axis.dense]
+    categorical = axis.scale == "categorical"
+    return Ticks(
+        label=axis.label,
+        positions=positions,
+        names=names,
+        ticks=ticks if categorical else _thinned(ticks, ends[1] - ends[0]),
+        low=ends[0] - margin,
+        high=ends[1] + margin,
+        gaps=gaps,
+        categorical=categorical,
+    )
+
+
+def fitting_scale(values: pd.Series) -> Scale:
+    """Return the scale that suits values without a grid, as a search draws them.
+
+    >>> [fitting_scale(pd.Series(values)) for values in ([1e-4, 1e-2], [1, 3], [2, 8], ["a"])]
+    ['log', 'linear', 'log2', 'categorical']
+    """
+    if any(isinstance(value, (str, bool)) for value in values if value != "batch"):
+        return "categorical"
+    numbers = [number for number in map(_number, values) if math.isfinite(number)]
+    positive = [number for number in numbers if number > 0]
+    if positive and all(math.log2(number).is_integer() for number in positive):
+        return "log2"
+    return "log" if positive and max(positive) / min(positive) >= 10 else "linear"
+
+
+def _number(value: Any) -> float:
+    """Round a value to six digits, so that 512 and 511.9999999 are one; text becomes infinity."""
+    if value is None or isinstance(value, str) or math.isnan(value):
+        return math.inf
+    return float(f"{float(value):.6g}")
+
+
+def _stripped(value: Any) -> Any:
+    return value if isinstance(value, (str, bool)) or value is None else _number(value)
+
+
+def round_numbers(low: float, high: float, scale: Scale) -> list[tuple[float, str]]:
+    """Return (position, label) of the round numbers between two positions."""
+    if scale in ("log", "log2"):
+        base = 10.0 if scale == "log" else 2.0
+        powers = range(math.floor(low), math.ceil(high) + 1)
+        factors = (1, 2, 5) if scale == "log" and high - low < 2 else (1,)
+        found = [(math.log(f * base**p, base), f * base**p) for p in powers for f in factors]
+    else:
+        rough = (high - low) / 6 or 1.0
+        size = 10 ** math.floor(math.log10(rough))
+        size *= next(factor for factor in (1, 2, 5, 10) if factor * size >= rough * 0.999)
+        found = [(i * size, i * size) for i in range(math.floor(low / size), math.ceil(high / size) + 1)]
+    slack = 1e-9 + 0.001 * (high - low)
+    return [(place, f"{value:.6g}") for place, value in found if low - slack <= place <= high + slack]
+
+
+def _thinned(ticks: list[tuple[float, str]], span: float) -> list[tuple[float, str]]:
+    """Drop ticks whose labels would touch; keep the last, then the first, then what fits between."""
+    if not ticks or not span:
+        return ticks
+
+    def fit(one: tuple[float, str], other: tuple[float, str]) -> bool:
+        characters = abs(one[0] - other[0]) / span * _CHARACTERS
+        return characters >= (len(one[1]) + len(other[1])) / 2 + 1
+
+    kept = [ticks[-1], *(ticks[:1] if fit(ticks[0], ticks[-1]) else [])]
+    for tick in reversed(ticks[1:-1]):
+        if all(fit(tick, other) for other in kept):
+            kept.append(tick)
+    return sorted(kept)

@@ -1,0 +1,251 @@
+"""Trials → the words of a figure: title, settings, facts and notes."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from dashboards.compose.axes import Axis, ticks_of
+from dashboards.compose.content import Table
+from dashboards.compose.curves import split
+from dashboards.compose.methods import without_guarantee
+from dashboards.compose.names import (
+    DURING,
+    NOISED_SCORES,
+    RECALLS,
+    dataset_title,
+    has_values,
+    natural_key,
+    panel_scores,
+    score_title,
+    value_text,
+)
+from dashboards.compose.questions import Question
+from dashboards.compose.repeats import num_trials
+from dashboards.compose.selection import AS_PUBLISHED, PROVEN
+from dashboards.compose.transfer import PROBE
+from trainers.tracking.runs import NO_TUNING_COST, TUNING_COST_TAG
+
+_BEYOND_TARGET = 1.001
+
+
+def _values(trials: pd.DataFrame, name: str, form: str = ".4g") -> str:
+    """Return the distinct values of a column, for example "3, 10"; empty without such a column."""
+    if not has_values(trials, name):
+        return ""
+    found = sorted(trials[name].dropna().unique(), key=lambda value: natural_key(str(value)))
+    if trials[name].dtype.kind in "if":
+        found = sorted(found)
+    shown = list(
+        dict.fromkeys(value_text(value) if isinstance(value, str) else format(value, form) for value in found)
+    )
+    return ", ".join(shown) if len(shown) <= 3 else f"{shown[0]} to {shown[-1]}"
+
+
+def title(shown: pd.DataFrame, question: Question) -> str:
+    """Return data set, method, ε, δ and the neighbouring relation, or that there is no guarantee.
+
+    ε, δ and the relation are those of trials with a proven guarantee alone.
+    """
+    name = dataset_title(_values(shown, "dataset"))
+    methods = "DP-GCL"
+    if has_values(shown, "method"):
+        many = shown["method"].nunique() > 1
+        methods = f"{question.heading} compared" if many else value_text(shown["method"].iloc[0])
+        if many and question.axis.column != "method":
+            methods = f"{question.heading}, {shown['method'].nunique()} methods"
+        elif question.axis.scale == "categorical" and question.axis.column != "method":
+            methods = f"{question.heading}, {methods}"  # the axis has names of values and none of its own
+    head = f"{name}: {methods}" if name else methods
+    private = shown[shown["guarantee"] == PROVEN]
+    aimed = shown[(shown["guarantee"] != PROVEN) & (shown["target_epsilon"] < math.inf)]
+    if private.empty:
+        if aimed.empty:
+            return f"{head}, ε = ∞ (non-private: no guarantee)"
+        why = "as published" if set(aimed["guarantee"]) == {AS_PUBLISHED} else "seeded, non-private"
+        return f"{head}, NO GUARANTEE: {why} trials, aimed at ε = {_values(aimed, 'target_epsilon')}"
+    delta = _values(private, "target_delta", ".2g") or "not recorded"
+    relation = _values(private, "neighboring_relation") or "add or remove one record"
+    epsilon = _values(private, "target_epsilon")
+    # No sign for "one of": fonts without it would show an empty box.
+    epsilon = f"ε from {epsilon}" if " to " in epsilon else f"ε = {' and '.join(epsilon.rsplit(', ', 1))}"
+    return f"{head}, {epsilon}, δ = {delta} ({relation})"
+
+
+def subtitle(shown: pd.DataFrame, question: Question) -> str:
+    """Return σ, expected batch size, steps, temperature and network, without what is on the axis."""
+    private = shown[shown["guarantee"] == PROVEN]
+    parts = []
+    if has_values(private, "noise_multiplier") and question.axis.column != "noise_multiplier":
+        noise = [
+            (f"{_values(rows, 'noise_multiplier', '.3g')}", value_text(epsilon))
+            for epsilon, rows in private.groupby("target_epsilon")
+        ]
+        if 1 < len(noise) <= 3:
+            parts.append("σ = " + "; ".join(f"{s} at ε = {e}" for s, e in noise))
+        else:
+            parts.append("σ = " + _values(private, "noise_multiplier", ".3g"))
+    if {"sampling_prob", "num_records_public"} <= set(
+        shown
+    ) and question.axis.column != "expected_batch_size":
+        batch = shown.assign(batch=(shown["sampling_prob"] * shown["num_records_public"]).round(1))
+        parts.append(f"B = {_values(batch, 'batch')} expected")
+    settings = (
+        *(("num_steps", "T"), ("group_size", "S"), ("temperature", "τ"), ("l2_clip_norm", "C")),
+        ("network_name", "network"),
+    )
+    for name, sign in settings:
+        if has_values(shown, name) and name != question.axis.column:
+            rows = private if name == "l2_clip_norm" and len(private) else shown
+            parts.append(f"{sign} = {_values(rows, name)}")
+    if has_values(shown, "lora_rank") and shown["lora_rank"].min() > 0:
+        parts.append(f"LoRA rank = {_values(shown, 'lora_rank')}")
+    return ", ".join(parts)
+
+
+def facts(shown: pd.DataFrame, question: Question) -> Table:
+    """Return the table of what was trained and spent, one row per curve."""
+    heading = ["", question.axis.label, "trials", "ε spent", "σ", "steps"]
+    rows = []
+    for style, cell in split(shown, question):
+        private = cell[cell["guarantee"] == PROVEN]
+        rows.append(
+            [
+                style.label,
+                _along(cell, question.axis),
+                str(num_trials(cell)),
+                _values(private, "epsilon", ".4g") or "–",
+                _values(cell, "noise_multiplier", ".3g") or "–",
+                _values(cell, "num_steps_done") or _values(cell, "num_steps") or "–",
+            ]
+        )
+    return Table(heading=heading, rows=rows)
+
+
+def _along(cell: pd.DataFrame, axis: Axis) -> str:
+    names = ticks_of(axis, cell[axis.column]).names
+    attached = [name for order, name in names.items() if not axis.is_detached(order)]
+    apart = [name for order, name in names.items() if axis.is_detached(order)]
+    shown = ", ".join(attached) if len(attached) <= 3 else f"{attached[0]} to {attached[-1]}"
+    if axis.scale == "categorical" and len(attached) > 3:
+        shown = f"{len(attached)} values"
+    return ", ".join(filter(None, [shown, *apart]))
+
+
+def notes(
+    shown: pd.DataFrame,
+    question: Question,
+    *,
+    num_repeats: list[int],
+    num_untrained: int,
+    private: bool,
+    has_scores: bool,
+) -> list[str]:
+    """Return the notes under a figure, one sentence each, the tuning cost last.
+
+    Args:
+      shown: the trials.
+      question: of the figure.
+      num_repeats: the distinct numbers of repeats of the points, ascending.
+      num_untrained: networks behind the line of the untrained network; 0 = no such line.
+      private: whether the training data are private.
+      has_scores: whether any panel is shown.
+    """
+    found = [_repeats(num_repeats, question)] if num_repeats and question.kind != "search" else []
+    if question.kind == "search" and has_scores:
+        found.append(
+            "Every dot is one training. Only trials with a proven guarantee can be best or on the front."
+        )
+    if num_untrained:
+        band = f", band: ± standard error over {num_untrained} initialisations" if num_untrained > 1 else ""
+        found.append(f"Grey line: untrained network{band}.")
+    if has_values(shown, "num_augmentations") and shown["num_augmentations"].nunique() == 1:
+        count = value_text(shown["num_augmentations"].iloc[0])
+        found.append(f"Extra augmented copies of every key: Nₐ = {count}.")
+    found += _scored_on(shown) if has_scores else []
+    found += _recalls(shown)
+    found += _not_private(shown, question)
+    if private:
+        found.append(
+            "The training data are private: trials with ε = ∞, scores on private records and the SNR "
+            "without noise are not shown."
+        )
+    if not has_scores:
+        cause = "they would be computed from private records" if private else "none was recorded"
+        found.append(f"No scores: {cause}.")
+    found.append(_overspent(shown))
+    found.append(_tuning_cost(shown))
+    return [note for note in found if note]
+
+
+def _repeats(num_repeats: list[int], question: Question) -> str:
+    fewest, most = num_repeats[0], num_repeats[-1]
+    if most == 1:
+        return "One repeat: no error bars."
+    span = f"{most}" if fewest == most else f"{fewest} to {most}"
+    missing = "" if fewest == most else " (some trials are missing)"
+    what = "Lines and bands" if question.axis.dense else "Points and error bars"
+    return f"{what}: mean ± standard error over {span} repeats{missing}."
+
+
+def _scored_on(shown: pd.DataFrame) -> list[str]:
+    """Name the data set that was scored, where the title names another; older runs do not record it."""
+    if PROBE in shown or not has_values(shown, "scored_on"):  # an axis of data sets names them itself
+        return []
+    scored = shown["scored_on"].dropna()
+    if "dataset" in shown:
+        scored = scored[scored != shown.loc[scored.index, "dataset"]]
+    if scored.empty:
+        return []
+    names = ", ".join(dict.fromkeys(dataset_title(str(name)) for name in scored))
+    noised = " Noised scores: on private records held out." * any(has_values(shown, s) for s in NOISED_SCORES)
+    return [f"Scored on {names}.{noised}"]
+
+
+def _recalls(shown: pd.DataFrame) -> list[str]:
+    """Define recall at k, and point to the scores that have no panel."""
+    names = {str(name).removesuffix(DURING) for name in shown if has_values(shown, str(name))}
+    if names.isdisjoint(RECALLS):
+        return []
+    scores = [name for name in names if score_title(name)]
+    counted = "share of images (captions) with a right caption (image) among the k nearest"
+    elsewhere = " Other scores: see the table." if len(panel_scores(scores)) < len(scores) else ""
+    return [f"Recall at k: {counted}.{elsewhere}"]
+
+
+def _not_private(shown: pd.DataFrame, question: Question) -> list[str]:
+    """Name what has no guarantee, where it is drawn beside what has one."""
+    column = question.axis.column if question.kind == "methods" else "method"
+    named = without_guarantee(shown, column) if column in shown and shown[column].nunique() > 1 else []
+    aimed = shown[(shown["guarantee"] != PROVEN) & (shown["target_epsilon"] < math.inf)]
+    if named or aimed.empty or (shown["guarantee"] != PROVEN).all():
+        return named
+    return [f"{num_trials(aimed)} of {num_trials(shown)} trials aimed at a finite ε but have NO GUARANTEE."]
+
+
+def _tuning_cost(trials: pd.DataFrame) -> str:
+    """Return the privacy cost of choosing among the trials, as the sweep recorded it."""
+    if not has_values(trials, TUNING_COST_TAG):
+        return NO_TUNING_COST
+    told = list(dict.fromkeys(str(line) for line in trials[TUNING_COST_TAG].dropna()))
+    return told[0] if len(told) == 1 else NO_TUNING_COST
+
+
+def _why_over(over: pd.DataFrame) -> str:
+    restarted = has_values(over, "num_restarts") and (over["num_restarts"] > 0).any()
+    return ": steps repeated after restarts are charged" if restarted else ""
+
+
+def _overspent(shown: pd.DataFrame) -> str:
+    """Return a note where trials spent more than their target ε, for example after restarts."""
+    if not has_values(shown, "epsilon"):
+        return ""
+    private = shown[shown["guarantee"] == PROVEN]
+    over = private[private["epsilon"] > _BEYOND_TARGET * private["target_epsilon"]]
+    if over.empty:
+        return ""
+    return (
+        f"{num_trials(over)} of {num_trials(private)} private trials spent more than their target ε, up to "
+        f"{over['epsilon'].max():.3g}{_why_over(over)}."
+    )

@@ -1,0 +1,148 @@
+"""What a figure says, whatever its question: panels of curves, a table, and the words around them.
+
+Both drawings (`printed.py` and `interactive.py`) and the written tables take everything from here, so
+they agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
+
+from dashboards.compose.axes import Ticks
+
+REFERENCE_COLOUR = "#6B6B6B"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Style:
+    """How a curve looks.
+
+    Attributes:
+      label: in the legend.
+      colour: of line and markers.
+      dash: "solid", "dashed", "dotted" or "dashdot"; "" draws no line.
+      marker: "" draws none.
+      hollow: markers are empty.
+      ring: the marker stands around another one.
+    """
+
+    label: str
+    colour: str
+    dash: str = "solid"
+    marker: str = "circle"
+    hollow: bool = False
+    ring: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """The points of one curve; those with one repeat have a NaN standard error.
+
+    Attributes:
+      style: how it looks.
+      names: of the points on the axis, for readers.
+      x: positions on the axis; beside each other where several curves have a point of a category.
+      mean, standard_error: as drawn, scores in per cent.
+      num_repeats: behind each point.
+      band: errors are a band along the line, for many points.
+    """
+
+    style: Style
+    names: list[str]
+    x: list[float]
+    mean: list[float]
+    standard_error: list[float]
+    num_repeats: list[int]
+    band: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """A line across the panel with a band of one standard error."""
+
+    label: str
+    mean: float
+    standard_error: float
+    num_repeats: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One pair of axes.
+
+    Attributes:
+      legend: heading of the legend that its curves are listed under.
+      y_label: of the values; a categorical axis stands on the side and the values below.
+      axis: the other axis.
+      axis_symbol: its sign, for hovering.
+      curves: in the order of the legend.
+      reference: a line across, or None.
+      log_y: values on a logarithmic scale.
+    """
+
+    legend: str
+    y_label: str
+    axis: Ticks
+    axis_symbol: str
+    curves: list[Curve]
+    reference: Reference | None = None
+    log_y: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table for readers.
+
+    Attributes:
+      heading: one text per column.
+      rows: of texts.
+      bold: (row, column) of the cells in bold.
+    """
+
+    heading: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    bold: Set[tuple[int, int]] = frozenset()
+
+    def holds_text(self, column: int) -> bool:
+        """Return whether a column holds words, which stand on the left, and not numbers."""
+        cells = [row[column] for row in self.rows]
+        return not any(cell[:1].isdigit() or cell[:2].strip("-").isdigit() for cell in cells)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """Everything that a figure and its files show.
+
+    Attributes:
+      title: data set, question, ε, δ and the neighbouring relation.
+      subtitle: σ, B, T and the network.
+      rows: panels, as they stand on the page.
+      facts: drawn where there is no panel.
+      tables: (heading, table), the first with the numbers of the figure.
+      notes: what the reader must know, one sentence each.
+    """
+
+    title: str
+    subtitle: str
+    rows: list[list[Panel]]
+    facts: Table
+    tables: list[tuple[str, Table]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def panels(self) -> list[Panel]:
+        """Return all panels, row by row."""
+        return [panel for row in self.rows for panel in row]
+
+    def legends(self) -> dict[str, list[Style | Reference]]:
+        """Return what each legend lists, without repetition."""
+        found: dict[str, dict[str, Style | Reference]] = {}
+        for panel in self.panels:
+            entries = found.setdefault(panel.legend, {})
+            for curve in panel.curves:
+                entries.setdefault(curve.style.label, curve.style)
+        for panel in self.panels:
+            if panel.reference:
+                found[panel.legend].setdefault(panel.reference.label, panel.reference)
+        return {heading: list(entries.values()) for heading, entries in found.items() if entries}

@@ -1,0 +1,173 @@
+"""Trials → curves: which trials belong to one curve, what it is called and how it looks.
+
+Colours say what is private: warm ones and green for proven guarantees only, blue and grey-blue for
+everything without one, whatever ε it was aimed at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pandas as pd
+
+from dashboards.compose.content import Curve, Style
+from dashboards.compose.names import METHOD_NAMES, natural_key, symbol, value_text
+from dashboards.compose.questions import Question
+from dashboards.compose.repeats import means_and_errors
+from dashboards.compose.selection import AS_PUBLISHED, ORDER, PROVEN
+
+# Okabe and Ito (2008) and two dark ones, told apart by colour-blind readers; blue is non-private.
+NON_PRIVATE_COLOUR = "#0072B2"
+UNPROVEN_COLOURS = ("#56B4E9", "#5B6C8F", "#0072B2", "#8FA3BF", "#003F5C")
+PRIVATE_COLOURS = ("#D55E00", "#009E73", "#CC79A7", "#E69F00", "#000000", "#882255", "#666633")
+MARKERS = ("square", "diamond", "triangle", "pentagon", "cross")
+DASHES = ("solid", "dashed", "dotted", "dashdot")
+
+
+def split(shown: pd.DataFrame, question: Question) -> list[tuple[Style, pd.DataFrame]]:
+    """Return the trials of each curve and its style; the curve without noise comes first.
+
+    Colour tells methods apart where they differ, ε otherwise; dashes tell the rest, the largest N_a solid.
+
+    Args:
+      shown: from `dashboards.compose.selection.shown_trials`.
+      question: whose splits count; those that do not vary are not named.
+    """
+    columns = [name for name in question.curve_columns if name in shown]
+    varying = [name for name in columns if _varies(shown, name, within_methods="method" in columns)]
+    colour_by = "method" if "method" in varying else "target_epsilon"
+    keys = list(
+        dict.fromkeys([*(name for name in columns if name in (colour_by, "target_epsilon")), *varying])
+    )
+    groups = [
+        (dict(zip([*keys, "guarantee"], key, strict=True)), rows)
+        for key, rows in shown.groupby([*keys, "guarantee"])
+    ]
+    groups.sort(key=lambda group: _rank(group[0], colour_by))
+    others = [name for name in keys if name != colour_by]
+    dashes = _dashes([tuple(key[name] for name in others) for key, _ in groups])
+    # Dashes that repeat tell nothing apart; then every curve has a colour of its own.
+    too_many = len({tuple(key[name] for name in others) for key, _ in groups}) > len(DASHES)
+    by_method = colour_by == "method"
+    looks: dict[tuple[Any, str], tuple[str, str, bool]] = {}
+    found = []
+    for index, (key, rows) in enumerate(groups):
+        family = tuple(key.values()) if too_many else key.get(colour_by), str(key["guarantee"])
+        colour, marker, hollow = looks.setdefault(family, _look(key, looks, alone=too_many or by_method))
+        if question.axis.scale == "categorical" and others and len(set(dashes)) > 1:
+            marker = MARKERS[index % len(MARKERS)]
+        style = Style(
+            label=_label(key, varying), colour=colour, marker=marker, dash=dashes[index], hollow=hollow
+        )
+        found.append((style, rows))
+    return found
+
+
+def curve(rows: pd.DataFrame, metric: str, axis: Any, style: Style, *, scale: float, dense: bool) -> Curve:
+    """Return one curve of a metric; places without a value are left out.
+
+    Args:
+      rows: the trials of the curve.
+      metric: column of the values.
+      axis: the drawn axis, a `dashboards.compose.axes.Ticks`.
+      style: of the curve.
+      scale: factor on the values, 100 for per cent.
+      dense: draw the error as a band.
+    """
+    cells = list(means_and_errors(rows, [ORDER], metric).itertuples(name=None))
+    if dense and len(cells) > 1:
+        style = dataclasses.replace(style, marker="")
+    return Curve(
+        style=style,
+        names=[axis.names[order] for order, *_ in cells],
+        x=[axis.positions[order] for order, *_ in cells],
+        mean=[scale * mean for _, mean, _, _ in cells],
+        standard_error=[scale * error for _, _, error, _ in cells],
+        num_repeats=[n for *_, n in cells],
+        band=dense,
+    )
+
+
+def guarantee_text(guarantee: str, epsilon: float | None) -> str:
+    """Return the legend's words on ε and the guarantee; ε is None where it varies along the curve.
+
+    >>> guarantee_text("proven", 10.0), guarantee_text("none", math.inf)
+    ('ε = 10', 'ε = ∞ (non-private)')
+    >>> guarantee_text("as-published", 10.0)
+    'as published, not proven (ε = 10 claimed)'
+    """
+    if epsilon is not None and math.isinf(epsilon):
+        return "ε = ∞ (non-private)"
+    shown = "" if epsilon is None else f"ε = {value_text(epsilon)}"
+    if guarantee == PROVEN:
+        return shown or "private"
+    if guarantee == AS_PUBLISHED:
+        return "as published, not proven" + (f" ({shown} claimed)" if shown else "")
+    return f"no guarantee ({shown} aimed at)" if shown else "non-private: no guarantee"
+
+
+def _rank(key: dict[str, Any], colour_by: str) -> tuple[Any, ...]:
+    """Return a sort key: ε = ∞ first, then the largest ε; methods as in the tables; the largest N_a first."""
+    epsilon = key.get("target_epsilon", 0.0)
+    names = list(METHOD_NAMES)
+    method = str(key.get("method", ""))
+    place = names.index(method) if method in names else len(names)
+    rest = [natural_key(v) if isinstance(v, str) else -float(v) for k, v in key.items() if k not in _RANKED]
+    guarantee = (key["guarantee"] == PROVEN, key["guarantee"])
+    by_epsilon = (-epsilon,)
+    return (place, method, *by_epsilon, guarantee, *rest) if colour_by == "method" else (
+        *by_epsilon, guarantee, place, method, *rest
+    )  # fmt: skip
+
+
+def _varies(shown: pd.DataFrame, name: str, *, within_methods: bool) -> bool:
+    """Return whether a column distinguishes curves beyond their method."""
+    if name == "method" or not within_methods:
+        return bool(shown[name].nunique() > 1)
+    return bool(shown.groupby("method")[name].nunique().max() > 1)
+
+
+_RANKED = ("target_epsilon", "method", "guarantee")
+
+
+def _dashes(keys: list[tuple[Any, ...]]) -> list[str]:
+    """Assign a dash to each key, the same to equal keys."""
+    found: dict[tuple[Any, ...], str] = {}
+    for key in sorted(dict.fromkeys(keys), key=_largest_first):
+        found[key] = DASHES[len(found) % len(DASHES)]
+    return [found[key] for key in keys]
+
+
+def _largest_first(key: tuple[Any, ...]) -> list[tuple[int, float]]:
+    """Return a sort key: numbers from large to small, ε = ∞ last."""
+    numbers = [value if isinstance(value, (int, float)) else 0.0 for value in key]
+    return [(1, 0.0) if math.isinf(number) else (0, -float(number)) for number in numbers]
+
+
+def _look(
+    key: dict[str, Any], taken: dict[tuple[Any, str], tuple[str, str, bool]], *, alone: bool
+) -> tuple[str, str, bool]:
+    """Choose the next free colour and marker, and whether it is hollow; ε = ∞ is blue unless `alone`."""
+    if key["guarantee"] == PROVEN:
+        rank = sum(guarantee == PROVEN for _, guarantee in taken)
+        return PRIVATE_COLOURS[rank % len(PRIVATE_COLOURS)], MARKERS[rank % len(MARKERS)], False
+    finite = key.get("target_epsilon", math.inf) < math.inf
+    if not finite and not alone:
+        return NON_PRIVATE_COLOUR, "circle", False
+    rank = sum(guarantee != PROVEN and value != math.inf for value, guarantee in taken)
+    return UNPROVEN_COLOURS[rank % len(UNPROVEN_COLOURS)], "circle", finite
+
+
+def _label(key: dict[str, Any], varying: list[str]) -> str:
+    parts = []
+    if "method" in varying:
+        parts.append(value_text(key["method"]))
+    named = "target_epsilon" in varying or not parts or key["guarantee"] != PROVEN
+    if named:
+        parts.append(guarantee_text(str(key["guarantee"]), key.get("target_epsilon")))
+    for name in varying:
+        if name not in _RANKED:
+            parts.append(f"{symbol(name)} = {value_text(key[name])}")
+    return ", ".join(parts)

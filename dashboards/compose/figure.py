@@ -1,0 +1,101 @@
+"""Trials → the content of a question's figure: the one place where questions of different kinds meet."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from dashboards.compose import captions
+from dashboards.compose.content import Content, Table
+from dashboards.compose.differences import RESOLVED_AT, differences_table
+from dashboards.compose.methods import guarantee_table, score_table
+from dashboards.compose.panels import axis_rows, series_rows, with_relative_loss
+from dashboards.compose.questions import Question, find_question
+from dashboards.compose.search import number_trials, search_rows, trials_table
+from dashboards.compose.selection import data_are_private, shown_trials
+from dashboards.compose.tables import differences_for_readers, for_readers, summary_table
+from dashboards.compose.transfer import PROBE, by_probe
+
+_STEPS_SHOWN = 10
+PAIRED = (
+    f"A difference counts as resolved above {RESOLVED_AT:g} standard errors; trials of one repeat share the "
+    "network's initial values and the scored records."
+)
+
+
+def content_of(trials: pd.DataFrame, question: Question | str) -> Content:
+    """Return everything that the figure of a question shows.
+
+    Args:
+      trials: from `load_for`.
+      question: or its name.
+
+    Raises:
+      DashboardError: the trials do not make one figure, see `dashboards.compose.selection.shown_trials`.
+    """
+    asked = find_question(question)
+    trials = _prepared(trials, asked)
+    shown = shown_trials(trials, asked)
+    draw = {"search": search_rows, "convergence": series_rows}.get(asked.kind, axis_rows)
+    rows = draw(shown, asked)
+    panels = [panel for row in rows for panel in row]
+    facts = captions.facts(shown, asked)
+    return Content(
+        title=captions.title(shown, asked),
+        subtitle=captions.subtitle(shown, asked),
+        rows=rows,
+        facts=facts,
+        tables=_tables(trials, shown, asked),
+        notes=captions.notes(
+            shown,
+            asked,
+            num_repeats=sorted({n for panel in panels for curve in panel.curves for n in curve.num_repeats}),
+            num_untrained=max((p.reference.num_repeats for p in panels if p.reference), default=0),
+            private=data_are_private(trials),
+            has_scores=any(panel.y_label.endswith("(%)") for panel in panels),
+        ),
+    )
+
+
+def numbers_of(trials: pd.DataFrame, question: Question | str) -> pd.DataFrame:
+    """Return the numbers of a figure at full precision: a row per point, or per trial of a search.
+
+    Raises:
+      DashboardError: as `content_of`.
+    """
+    asked = find_question(question)
+    trials = _prepared(trials, asked)
+    if asked.kind == "search":
+        return shown_trials(trials, asked).drop(columns="axis_order")
+    return summary_table(trials, asked)
+
+
+def _prepared(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
+    """Return the trials with the columns that the question draws and no trial records."""
+    if question.kind == "search":
+        return number_trials(trials)
+    if question.axis.column == PROBE and PROBE not in trials:
+        return by_probe(trials)
+    return with_relative_loss(trials) if question.kind == "convergence" else trials
+
+
+def _tables(trials: pd.DataFrame, shown: pd.DataFrame, question: Question) -> list[tuple[str, Table]]:
+    if question.kind == "search":
+        return [("Trials, the best first", trials_table(shown))]
+    found = []
+    if question.kind == "methods":
+        found.append(("Scores; bold: the best private one of each column", score_table(shown, question)))
+        found.append(("What each guarantee rests on", guarantee_table(shown, question)))
+    elif question.kind == "convergence":
+        numbers = summary_table(trials, question)
+        recorded = [numbers.dropna(subset=[name]) for name in numbers if str(name).endswith("_mean")]
+        steps = sorted(min(recorded, key=len)["step"].unique())
+        some = [steps[round(i * (len(steps) - 1) / _STEPS_SHOWN)] for i in range(_STEPS_SHOWN + 1)]
+        heading = f"Numbers at some steps, all of them in {question.stem}.csv"
+        found.append((heading, for_readers(numbers[numbers["step"].isin(some)], "step")))
+    else:
+        found.append(("Numbers", for_readers(summary_table(trials, question), question.axis.column)))
+    if question.kind != "convergence":
+        differences = differences_table(trials, question)
+        if len(differences):
+            found.append(("Differences, paired over repeats", differences_for_readers(differences)))
+    return found

@@ -1,0 +1,198 @@
+"""Names for readers: of data sets, methods, scores, columns and values."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+
+LABEL_SCORES = {"knn_accuracy": "k-NN accuracy", "linear_probe_accuracy": "Linear probe accuracy"}
+VIEW_SCORES = {
+    "view_retrieval_top1": "View retrieval, top 1",
+    "view_retrieval_top10": "View retrieval, top 10",
+}
+RECALLS = {
+    f"{way}_recall_at_{k}": f"{title} recall at {k}"
+    for way, title in (("image_to_text", "Image → text"), ("text_to_image", "Text → image"))
+    for k in (1, 5, 10)
+}
+PAIR_SCORES = RECALLS | {"zero_shot_accuracy": "Zero-shot accuracy"}
+DRAWN_RECALLS = ("image_to_text_recall_at_10", "text_to_image_recall_at_10")
+"""Of image-text trainings these have panels; all other scores stand in the tables."""
+NOISED_SCORES = {
+    "noised_knn_accuracy": "Noised k-NN accuracy",
+    "noised_linear_probe_accuracy": "Noised linear probe accuracy",
+}
+SNR = "snr_first_step"
+SNR_PLAIN = "snr_first_step_no_augmentation"
+SNR_NOISED = "noised_snr_first_step"
+DURING = "_during"
+UNTRAINED = "untrained"
+
+DATASET_NAMES = {
+    "fashion_mnist": "Fashion-MNIST",
+    "fashion-mnist": "Fashion-MNIST",
+    "mnist": "MNIST",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "digits": "Digits",
+    "eurosat": "EuroSAT",
+    "shapes": "Shapes",
+}
+# In the order of tables and figures.
+METHOD_NAMES = {
+    "dp_gcl": "DP-GCL",
+    "dp_clip": "DP-CLIP",
+    "dp_sgd": "DP-SGD",
+    "group_clip": "Group clipping, batch negatives",
+    "logit_dp": "Logit-DP",
+    "logit_dp_spread_out": "Logit-DP, spread-out loss",
+    "siglip_groups": "SigLIP in groups",
+    "byol_groups": "BYOL in groups",
+    "dpcl_simclr": "DPCL, SimCLR",
+    "dpcl_barlow": "DPCL, Barlow Twins",
+    "dpcl_simclr_rigorous": "DPCL, SimCLR, at 4|B|C",
+    "dpcl_barlow_rigorous": "DPCL, Barlow Twins, at 4|B|C",
+    "non_private": "Non-private",
+    "base": "Base, not trained",
+}
+_COLUMN_NAMES = {
+    "group_size": "Group size S",
+    "expected_batch_size": "Expected batch size B",
+    "num_augmentations": "Augmented copies Nₐ",
+    "l2_clip_norm": "Clip norm C",
+    "noise_multiplier": "Noise multiplier σ",
+    "target_epsilon": "Target ε",
+    "temperature": "Temperature τ",
+    "sampling_prob": "Sampling probability q",
+    "num_steps": "Steps T",
+    "learning_rate": "Learning rate",
+    "weight_decay": "Weight decay",
+    "embedding_dim": "Embedding width",
+    "network_name": "Network",
+    "optimizer_name": "Optimizer",
+    "lora_layers": "Adapted layers",
+    "lora_rank": "LoRA rank",
+    "probe_dataset": "Probing data set",
+    "method": "Method",
+    "guarantee": "Guarantee",
+    "num_trials": "Trials",
+    "epsilon": "ε",
+    "epsilon_max": "ε spent, at most",
+    "step": "Step",
+    "relative_loss": "Relative loss",
+    "train_loss": "Training loss",
+    SNR: "Gradient SNR, first step",
+    SNR_PLAIN: "Gradient SNR without augmentation",
+    SNR_NOISED: "Noised gradient SNR, first step",
+}
+_SYMBOLS = {
+    "group_size": "S",
+    "expected_batch_size": "B",
+    "num_augmentations": "Nₐ",
+    "l2_clip_norm": "C",
+    "noise_multiplier": "σ",
+    "target_epsilon": "ε",
+    "temperature": "τ",
+    "num_steps": "T",
+}
+
+
+def has_values(trials: pd.DataFrame, name: str) -> bool:
+    """Return whether a column exists and holds anything."""
+    return name in trials and bool(trials[name].notna().any())
+
+
+def score_title(name: str) -> str | None:
+    """Return the title of a score, a fraction drawn in per cent, or None for any other column.
+
+    >>> score_title("image_to_text_recall_at_10"), score_title("knn_accuracy_during"), score_title("snr")
+    ('Image → text recall at 10', 'k-NN accuracy', None)
+    """
+    known = {**LABEL_SCORES, **VIEW_SCORES, **NOISED_SCORES, **PAIR_SCORES}
+    return known.get(name.removesuffix(DURING))
+
+
+def score_names(trials: pd.DataFrame) -> dict[str, str]:
+    """Return the final scores and their titles, those of pairs first, of view retrieval only where alone."""
+    known = {**PAIR_SCORES, **LABEL_SCORES, **NOISED_SCORES, **VIEW_SCORES}
+    found = {name: title for name, title in known.items() if has_values(trials, name)}
+    others = {name: title for name, title in found.items() if name not in VIEW_SCORES}
+    return others or found
+
+
+def panel_scores(names: Iterable[str]) -> list[str]:
+    """Return which of these scores, final or on the way, have a panel.
+
+    >>> panel_scores(["knn_accuracy", "linear_probe_accuracy"])
+    ['knn_accuracy', 'linear_probe_accuracy']
+    >>> panel_scores(["image_to_text_recall_at_1", "image_to_text_recall_at_10", "knn_accuracy"])
+    ['image_to_text_recall_at_10']
+    """
+    names = list(names)
+    return [name for name in names if name.removesuffix(DURING) in DRAWN_RECALLS] or names
+
+
+def column_title(column: str) -> str:
+    """Return a column's name for readers.
+
+    >>> column_title("l2_clip_norm"), column_title("some_new_option")
+    ('Clip norm C', 'Some new option')
+    """
+    if title := score_title(column) or _COLUMN_NAMES.get(column):
+        return title
+    return column.replace("_", " ").capitalize()
+
+
+def dataset_title(name: str) -> str:
+    """Return a data set's name for titles: of your own files the last part of the path.
+
+    >>> [dataset_title(name) for name in ("cifar10", "shapes:400", "shapes:400:7", "npz:/data/scans.npz")]
+    ['CIFAR-10', 'Shapes (400)', 'Shapes (400, seed 7)', 'scans.npz']
+    >>> dataset_title("csv:mine.csv")
+    'mine.csv'
+    """
+    kind, _, numbers = name.partition(":")
+    if kind == "shapes" and numbers:
+        return f"{DATASET_NAMES[kind]} ({numbers.replace(':', ', seed ')})"
+    last = name.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1].removeprefix(f"{kind}:")
+    return DATASET_NAMES.get(last, last)
+
+
+def symbol(column: str) -> str:
+    """Return the sign of a column in labels such as "S = 8"."""
+    return _SYMBOLS.get(column, column.replace("_", " "))
+
+
+def value_text(value: Any) -> str:
+    """Return a value for readers.
+
+    >>> [value_text(value) for value in (1024.0, 0.0707107, float("inf"), "dp_gcl", "batch", None)]
+    ['1024', '0.0707107', '∞', 'DP-GCL', 'batch', 'none']
+    >>> value_text("shapes:400")
+    'Shapes (400)'
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "none"
+    if isinstance(value, str):
+        if value.startswith("shapes:"):
+            return dataset_title(value)
+        return METHOD_NAMES.get(value) or DATASET_NAMES.get(value) or value
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    if math.isinf(value):
+        return "∞"
+    return str(int(value)) if value == int(value) and abs(value) < 1e7 else f"{value:.6g}"
+
+
+def natural_key(text: str) -> list[tuple[int, float | str]]:
+    """Sort text with its numbers as numbers.
+
+    >>> sorted(["t10", "t9", "b"], key=natural_key)
+    ['b', 't9', 't10']
+    """
+    parts = re.split(r"(\d+)", text)
+    return [(0, float(part)) if part.isdigit() else (1, part) for part in parts if part]

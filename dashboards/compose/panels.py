@@ -1,0 +1,172 @@
+"""Trials → the panels of a figure: scores against the axis, and the gradient's SNR."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pandas as pd
+
+from dashboards.compose.axes import Ticks, ticks_of
+from dashboards.compose.content import REFERENCE_COLOUR, Panel, Reference, Style
+from dashboards.compose.curves import curve, split
+from dashboards.compose.names import (
+    DURING,
+    SNR,
+    SNR_PLAIN,
+    UNTRAINED,
+    has_values,
+    panel_scores,
+    score_names,
+    score_title,
+    value_text,
+)
+from dashboards.compose.questions import Question
+from dashboards.compose.repeats import mean_and_error
+
+SCORES, GRADIENT_SNR = "Scores", "Gradient SNR"
+RELATIVE_LOSS = "relative_loss"
+_PANELS_IN_A_ROW = 2
+_UNTRAINED_POINTS = Style(
+    label="untrained network", colour=REFERENCE_COLOUR, dash="", marker="circle", hollow=True
+)
+
+
+def axis_rows(shown: pd.DataFrame, question: Question) -> list[list[Panel]]:
+    """Return the panels of scores against the axis, then that of the SNR where asked for."""
+    ticks = ticks_of(question.axis, shown[question.axis.column])
+    scores = [_score_panel(shown, name, question, ticks) for name in panel_scores(score_names(shown))]
+    rows = in_rows(scores)
+    if question.snr and (snr := _snr_panel(shown, question, ticks)):
+        rows.append([snr])
+    return rows
+
+
+def series_rows(shown: pd.DataFrame, question: Question) -> list[list[Panel]]:
+    """Return the panels of everything that was recorded on the way, against the step."""
+    ticks = ticks_of(question.axis, shown[question.axis.column])
+    names = [name for name in question.series if name.endswith(DURING) and has_values(shown, name)]
+    scores = [_score_panel(shown, name, question, ticks) for name in panel_scores(names)]
+    if has_values(shown, RELATIVE_LOSS):
+        curves = [
+            curve(rows, RELATIVE_LOSS, ticks, style, scale=1, dense=True)
+            for style, rows in split(shown, question)
+            if has_values(rows, RELATIVE_LOSS)
+        ]
+        symbol = question.axis.symbol
+        label = "Loss / loss at the first step"
+        scores.append(Panel(legend=SCORES, y_label=label, axis=ticks, axis_symbol=symbol, curves=curves))
+    legend = "Curves"
+    return in_rows([dataclasses.replace(panel, legend=legend) for panel in scores])
+
+
+def beside(panel: Panel) -> Panel:
+    """Return a panel with the points of one category beside each other, none covering another."""
+    if not panel.axis.categorical:
+        return panel
+    places: dict[float, list[int]] = {}
+    for index, drawn in enumerate(panel.curves):
+        for x in dict.fromkeys(drawn.x):
+            places.setdefault(x, []).append(index)
+
+    def moved(x: float, index: int) -> float:
+        here = places[x]
+        return x + (here.index(index) - (len(here) - 1) / 2) * min(0.2, 0.7 / len(here))
+
+    curves = [
+        dataclasses.replace(drawn, x=[moved(x, index) for x in drawn.x])
+        for index, drawn in enumerate(panel.curves)
+    ]
+    return dataclasses.replace(panel, curves=curves)
+
+
+def in_rows(panels: list[Panel], most: int = _PANELS_IN_A_ROW) -> list[list[Panel]]:
+    """Return the panels, `most` side by side."""
+    return [panels[start : start + most] for start in range(0, len(panels), most)]
+
+
+def with_relative_loss(series: pd.DataFrame, metric: str = "train_loss") -> pd.DataFrame:
+    """Return a series with `relative_loss`: every loss over that of its trial's first recorded step."""
+    if metric not in series:
+        return series
+    series = series.reset_index(drop=True)
+    values = series.dropna(subset=[metric]).sort_values("step")
+    first = values.groupby("run_id")[metric].transform("first")
+    return series.assign(**{RELATIVE_LOSS: values[metric] / first.where(first != 0)})
+
+
+def _score_panel(shown: pd.DataFrame, metric: str, question: Question, ticks: Ticks) -> Panel:
+    curves = [
+        curve(rows, metric, ticks, style, scale=100, dense=question.axis.dense)
+        for style, rows in split(shown, question)
+    ]
+    untrained = f"{UNTRAINED}_{metric.removesuffix(DURING)}"
+    if question.untrained_along and has_values(shown, untrained):
+        curves.append(curve(shown, untrained, ticks, _UNTRAINED_POINTS, scale=100, dense=False))
+    panel = Panel(
+        legend=SCORES,
+        y_label=f"{score_title(metric)} (%)",
+        axis=ticks,
+        axis_symbol=question.axis.symbol,
+        curves=[drawn for drawn in curves if drawn.x],
+        reference=None if question.untrained_along else _untrained(shown, untrained),
+    )
+    return beside(panel)
+
+
+def _untrained(trials: pd.DataFrame, metric: str) -> Reference | None:
+    if not has_values(trials, metric):
+        return None
+    if "step" in trials and "run_id" in trials:
+        trials = trials.drop_duplicates("run_id")
+    mean, error, n = mean_and_error(trials, metric)
+    return Reference(label="untrained network", mean=100 * mean, standard_error=100 * error, num_repeats=n)
+
+
+def _snr_panel(shown: pd.DataFrame, question: Question, ticks: Ticks) -> Panel | None:
+    noised = shown[shown["target_epsilon"] < math.inf]
+    splits = [name for name in question.splits if name != "num_augmentations"]
+    alone = dataclasses.replace(question, splits=splits)
+    groups = split(noised, alone) if len(noised) else []
+    curves = []
+    for style, rows in groups:
+        prefix = f"{style.label}, " if len(groups) > 1 else ""
+        for label, metric, dash, part in _with_and_without(rows):
+            hollow = metric == SNR_PLAIN
+            looks = dataclasses.replace(style, label=prefix + label, dash=dash, hollow=hollow or style.hollow)
+            curves.append(curve(part, metric, ticks, looks, scale=1, dense=False))
+    if not curves:
+        return None
+    return Panel(
+        legend=GRADIENT_SNR,
+        y_label="Gradient SNR, first step",
+        axis=ticks,
+        axis_symbol=question.axis.symbol,
+        curves=curves,
+        log_y=True,
+    )
+
+
+def _with_and_without(rows: pd.DataFrame) -> list[tuple[str, str, str, pd.DataFrame]]:
+    """Return label, metric, dash and trials of each SNR curve: with augmentation per N_a, and without."""
+    found = []
+    if "num_augmentations" in rows:
+        counts = sorted((count for count in rows["num_augmentations"].unique() if count > 0), reverse=True)
+        for index, count in enumerate(counts):
+            part = rows[rows["num_augmentations"] == count]
+            if has_values(part, SNR):
+                dash = ("solid", "dashed", "dashdot")[index % 3]
+                found.append((f"with augmentation, Nₐ = {value_text(count)}", SNR, dash, part))
+    plain = _without_augmentation(rows)
+    if has_values(plain, SNR_PLAIN):
+        found.append(("without augmentation", SNR_PLAIN, "dotted", plain))
+    return found
+
+
+def _without_augmentation(rows: pd.DataFrame) -> pd.DataFrame:
+    """Fill the SNR without augmentation from trials that were trained without any."""
+    if SNR not in rows or "num_augmentations" not in rows:
+        return rows
+    plain = rows[SNR_PLAIN] if SNR_PLAIN in rows else pd.Series(math.nan, index=rows.index)
+    own = rows[SNR].where(rows["num_augmentations"] == 0)
+    return rows.assign(**{SNR_PLAIN: plain.fillna(own)})

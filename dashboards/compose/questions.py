@@ -1,0 +1,176 @@
+"""The questions that sweeps answer: what each figure is drawn against, and what splits its curves."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dashboards.compose.axes import Axis, Scale
+from dashboards.compose.names import DURING, METHOD_NAMES, PAIR_SCORES, column_title, symbol
+from dashboards.compose.transfer import PROBE
+from dashboards.errors import DashboardError
+from dpgcl_core.errors import unknown_choice
+
+Kind = Literal["axis", "methods", "convergence", "search"]
+PLAIN = "plain"
+OPTION_NAMES = (PLAIN, "ema", "view-draws", "schedule", "automatic-clipping", "warm-start", "all")
+SPLITS = ("method", "target_epsilon", "num_augmentations")
+# As the paper lists them; what else is drawn follows by name.
+ADAPTED_LAYERS = ("Q", "K", "V", "Q+K", "Q+V", "K+V", "Q+K+V")
+NETWORKS = ("clip-tiny", "clip-tiny-patch4", "clip-small", "ViT-B-32", "ViT-B-16", "ViT-L-14", "ViT-L-14-336")
+_IMAGE_AUGMENTATIONS = ("none", "crop", "jitter", "blur")
+_TEXT_AUGMENTATIONS = ("none", "sentence swap", "word swap", "word delete")
+AUGMENTATIONS = (
+    *_IMAGE_AUGMENTATIONS,
+    *(f"{image}, {text}" for image in _IMAGE_AUGMENTATIONS for text in _TEXT_AUGMENTATIONS),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One question, one figure, one table.
+
+    Attributes:
+      name: on the command line; underscores instead of dashes in file names.
+      heading: what is asked, for titles.
+      axis: what the scores are drawn against.
+      splits: columns that split the trials into curves where they vary.
+      snr: whether the gradient's signal-to-noise ratio has a panel.
+      kind: how the content is made: "axis" for all that is scores against a column.
+      references: values of the axis that all others are compared with, besides the best.
+      series: metrics whose histories are drawn, for "convergence".
+      untrained_along: the untrained network's scores differ along the axis: points instead of a line.
+      compared: scores at different values of the axis may be compared.
+    """
+
+    name: str
+    heading: str
+    axis: Axis
+    splits: Sequence[str] = SPLITS
+    snr: bool = False
+    kind: Kind = "axis"
+    references: Sequence[str] = ()
+    series: Sequence[str] = ()
+    untrained_along: bool = False
+    compared: bool = True
+
+    @property
+    def stem(self) -> str:
+        """Name of the files, without ending."""
+        return self.name.replace("-", "_")
+
+    @property
+    def curve_columns(self) -> list[str]:
+        """Return the splits without the axis itself."""
+        return [name for name in self.splits if name != self.axis.column]
+
+    def along(self, column: str) -> Question:
+        """Return the same question against another column, by name where its scale is categorical."""
+        axis = dataclasses.replace(
+            self.axis, column=column, label=column_title(column), symbol=symbol(column), order=()
+        )
+        return dataclasses.replace(self, axis=axis)
+
+
+def _axis(column: str, scale: Scale, order: Sequence[str] = ()) -> Axis:
+    return Axis(column=column, label=column_title(column), symbol=symbol(column), scale=scale, order=order)
+
+
+_ASKED = (
+    Question(
+        name="group-size",
+        heading="group size",
+        axis=_axis("group_size", "log2"),
+        snr=True,
+        references=("batch",),
+    ),
+    Question(name="batch-size", heading="batch size", axis=_axis("expected_batch_size", "log2")),
+    Question(name="num-augmentations", heading="augmented copies", axis=_axis("num_augmentations", "linear")),
+    Question(name="clip-norm", heading="clip norm", axis=_axis("l2_clip_norm", "log")),
+    # ε follows from σ here, so it must not split the curve.
+    Question(
+        name="noise-multiplier",
+        heading="noise multiplier",
+        axis=_axis("noise_multiplier", "log"),
+        splits=("method", "num_augmentations"),
+    ),
+    Question(name="privacy-budget", heading="privacy budget", axis=_axis("target_epsilon", "log")),
+    Question(name="temperature", heading="temperature", axis=_axis("temperature", "log")),
+    Question(
+        name="methods",
+        heading="methods",
+        axis=_axis("method", "categorical", tuple(METHOD_NAMES)),
+        # A method brings its own N_a, which must not keep its scores apart from the others'.
+        splits=("target_epsilon",),
+        kind="methods",
+        references=("dp_gcl",),
+    ),
+    Question(
+        name="convergence",
+        heading="convergence",
+        axis=Axis(column="step", label="Step", symbol="step", scale="linear", dense=True),
+        splits=(*SPLITS, "group_size", "expected_batch_size", "temperature", "network_name", "lora_layers"),
+        kind="convergence",
+        series=(
+            "knn_accuracy_during",
+            "linear_probe_accuracy_during",
+            "view_retrieval_top1_during",
+            *(f"{name}{DURING}" for name in PAIR_SCORES),
+            "train_loss",
+        ),
+    ),
+    Question(
+        name="search",
+        heading="search",
+        axis=Axis(column="trial_number", label="Trial", symbol="trial", scale="linear", dense=True),
+        kind="search",
+    ),
+    Question(
+        name="lora-layers",
+        heading="adapted layers",
+        axis=_axis("lora_layers", "categorical", ADAPTED_LAYERS),
+        references=("Q+V",),
+    ),
+    Question(
+        name="architectures",
+        heading="architectures",
+        axis=_axis("network_name", "categorical", NETWORKS),
+        untrained_along=True,
+    ),
+    Question(
+        name="augmentations",
+        heading="augmentations",
+        axis=_axis("augmentation", "categorical", AUGMENTATIONS),
+        references=("crop, sentence swap", "crop"),
+    ),
+    Question(
+        name="transfer",
+        heading="transfer",
+        axis=_axis(PROBE, "categorical"),
+        untrained_along=True,
+        compared=False,
+    ),
+    Question(
+        name="ablation",
+        heading="ablation",
+        axis=_axis("option", "categorical", OPTION_NAMES),
+        references=(PLAIN,),
+        untrained_along=True,  # a warm start is none
+    ),
+)
+QUESTIONS = {question.name: question for question in _ASKED}
+
+
+def find_question(name: str | Question) -> Question:
+    """Return the question of a name.
+
+    Raises:
+      DashboardError: there is none of this name.
+    """
+    if isinstance(name, Question):
+        return name
+    if name not in QUESTIONS:
+        raise DashboardError(unknown_choice("question", name, QUESTIONS))
+    return QUESTIONS[name]

@@ -1,0 +1,110 @@
+"""Which trials may be shown, which of them are private, and which settings must agree among repeats."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from dashboards.compose.names import DURING, value_text
+from dashboards.compose.questions import Question
+from dashboards.errors import DashboardError
+from dpgcl_core.release.metrics import Release, find_metric
+
+PROVEN, AS_PUBLISHED, NO_GUARANTEE = "proven", "as-published", "none"
+ORDER = "axis_order"
+# Settings that must not differ among the trials that are averaged as repeats.
+_FIXED_IN_CELL = (
+    *("dataset", "num_records_public", "sampling_prob", "num_steps", "target_delta", "l2_clip_norm"),
+    *("temperature", "network_name", "embedding_dim", "optimizer_name", "learning_rate", "weight_decay"),
+    *("group_size", "num_augmentations", "method", "target_epsilon", "lora_layers", "probe_dataset"),
+    *("lora_rank", "lora_alpha", "pretrained", "augmentation"),
+)
+# What follows from the column on the axis and may differ with it.
+_FOLLOWS = {"noise_multiplier": ("target_epsilon",)}
+
+
+def shown_trials(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
+    """Return the trials that may be drawn, with `guarantee` and `axis_order`.
+
+    With private data these are proven trials alone, without private-only numbers. The training
+    withholds these numbers itself; this is the second lock. Data count as private
+    unless every trial is tagged `data_is: public`.
+
+    Raises:
+      DashboardError: a needed column is absent, repeats differ in a setting, or nothing is left.
+    """
+    needed = dict.fromkeys((question.axis.column, "target_epsilon"))
+    missing = [name for name in needed if name not in trials]
+    if missing:
+        raise DashboardError(
+            f"a figure of {question.heading} needs {', '.join(missing)} in every trial; draw another "
+            "question, or give the column that the trials differ in as the axis"
+        )
+    epsilon = trials["target_epsilon"].map(lambda value: math.inf if pd.isna(value) else float(value))
+    shown = trials.assign(target_epsilon=epsilon.astype(float))
+    for name in question.curve_columns:
+        if name in shown and shown[name].isna().any():  # pandas would leave these trials out of every group
+            shown[name] = shown[name].fillna(0 if name == "num_augmentations" else "not recorded")
+        if name in shown and shown[name].map(type).nunique() > 1:  # 8 and "batch" have no order
+            shown[name] = shown[name].map(str)
+    shown["guarantee"] = guarantees(shown)
+    if data_are_private(trials):
+        shown = shown[shown["guarantee"] == PROVEN]
+        shown = shown.drop(columns=[name for name in shown if _is_withheld(str(name))])
+    if shown.empty:
+        raise DashboardError(
+            "no trial can be shown: the data are private and no trial has a finite target_epsilon with a "
+            "proven guarantee"
+        )
+    shown[ORDER] = question.axis.orders(shown[question.axis.column])
+    if question.kind != "search":
+        _refuse_other_differences(shown, question)
+    return shown.sort_values(cell_columns(shown, question), ignore_index=True)
+
+
+def guarantees(trials: pd.DataFrame) -> pd.Series:
+    """Return the guarantee of each trial: "proven", "as-published" or "none"; "none" for ε = ∞."""
+    if "guarantee_label" not in trials:
+        return pd.Series(NO_GUARANTEE, index=trials.index)
+    label = trials["guarantee_label"].where(trials["guarantee_label"].isin([PROVEN, AS_PUBLISHED]))
+    return label.where(trials["target_epsilon"] < math.inf).fillna(NO_GUARANTEE)
+
+
+def data_are_private(trials: pd.DataFrame) -> bool:
+    """Return whether any trial lacks the tag `data_is: public`."""
+    return "data_is" not in trials or bool((trials["data_is"] != "public").any())
+
+
+def cell_columns(trials: pd.DataFrame, question: Question) -> list[str]:
+    """Return the columns that tell the points of a figure apart, the axis first."""
+    return [ORDER, *(name for name in question.curve_columns if name in trials), "guarantee"]
+
+
+def _is_withheld(name: str) -> bool:
+    """Return whether a number depends on private records outside any mechanism.
+
+    >>> [_is_withheld(name) for name in ("snr_first_step", "relative_loss", "knn_accuracy_during", "epsilon")]
+    [True, True, False, False]
+    """
+    metric = find_metric(name) or find_metric(name.removesuffix(DURING))
+    return metric.release is Release.PRIVATE_ONLY if metric else name.endswith(("loss", DURING))
+
+
+def _refuse_other_differences(shown: pd.DataFrame, question: Question) -> None:
+    column = question.axis.column
+    told_apart = {column, *question.splits, *_FOLLOWS.get(column, ())}
+    fixed = [name for name in _FIXED_IN_CELL if name in shown and name not in told_apart]
+    apart = ", ".join(dict.fromkeys((column, *question.curve_columns)))
+    cells = cell_columns(shown, question)
+    counts = shown.groupby(cells)[fixed].nunique()
+    for name in fixed:
+        if (counts[name] > 1).any():
+            place = dict(zip(cells, counts.index[int((counts[name] > 1).argmax())], strict=True))
+            rows = shown[(shown[list(place)] == pd.Series(place)).all(axis=1)]
+            values = ", ".join(value_text(value) for value in sorted(rows[name].dropna().unique(), key=str))
+            raise DashboardError(
+                f"trials with the same {apart} must be repeats of one another; at {column} "
+                f"{value_text(rows[column].iloc[0])} they differ in {name} ({values}). Select the trials "
+                f"first, or draw them against {name}"
+            )

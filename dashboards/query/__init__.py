@@ -1,0 +1,1 @@
+"""What MLflow holds: sweeps, and their trials as tables."""

@@ -1,0 +1,108 @@
+"""Sweeps in MLflow: list them, and find one by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from dashboards.errors import DashboardError
+from dpgcl_core.errors import unknown_choice
+from trainers.tracking.runs import PARENT_TAG, ROLE_TAG, SEALED_ROLE, SWEEP_ROLE, SWEEP_TAG
+from trainers.tracking.server import connect, search_runs, server_errors, without_credentials
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from mlflow.tracking import MlflowClient
+    from pandas.api.typing import NaTType
+
+
+def list_sweeps(tracking_uri: str) -> pd.DataFrame:
+    """Return one row per sweep, newest first; sealed ones, which hide when they ran, last.
+
+    Columns: `sweep`, `release_mode`, `status`, `started`, `num_finished_trials`, `tuned_epsilon` (of the
+    whole sweep, as recorded; of its proven trials alone where others finished), `experiment`. Of a sealed
+    sweep `started` and the number are missing.
+
+    Raises:
+      TrackingError: the server does not answer or the database does not exist.
+      DashboardError: there is no sweep.
+    """
+    client = connect(tracking_uri)
+    address = without_credentials(tracking_uri)
+    with server_errors(address, "listing the sweeps"):
+        experiments = _experiments(client)
+        rows = []
+        for run in _parents(client, list(experiments), address):
+            started: pd.Timestamp | NaTType = pd.NaT
+            num_finished, trials = None, []
+            if run.data.tags[ROLE_TAG] == SWEEP_ROLE:
+                trials = search_runs(client, [run.info.experiment_id], {PARENT_TAG: run.info.run_id})
+                started = pd.Timestamp(run.info.start_time, unit="ms", tz="UTC").floor("s")
+                num_finished = sum(trial.info.status == "FINISHED" for trial in trials)
+            rows.append(
+                {
+                    "sweep": run.data.tags[SWEEP_TAG],
+                    "release_mode": run.data.tags.get("release_mode", "open"),
+                    "status": run.info.status,
+                    "started": started,
+                    "num_finished_trials": num_finished,
+                    "tuned_epsilon": _tuned_epsilon(run, trials),
+                    "experiment": experiments[run.info.experiment_id],
+                }
+            )
+    frame = pd.DataFrame(rows)
+    return frame.astype({"num_finished_trials": "Int64"})
+
+
+def _tuned_epsilon(sweep: Run, trials: list[Run]) -> str:
+    """Return the recorded ε of the whole sweep, and its scope where it does not cover all trials."""
+    tuned = str(sweep.data.tags.get("tuned_epsilon", "none"))
+    finished = [trial for trial in trials if trial.info.status == "FINISHED"]
+    if tuned == "none" or sweep.data.tags[ROLE_TAG] == SEALED_ROLE:
+        return tuned
+    if not finished:
+        return f"{tuned} planned"
+    if any(trial.data.tags.get("guarantee_label", "none") != "proven" for trial in finished):
+        return f"{tuned}, proven trials alone"
+    return tuned
+
+
+def _experiments(client: MlflowClient) -> dict[str, str]:
+    """Return names of all experiments by id."""
+    found: dict[str, str] = {}
+    token: str | None = None
+    while True:
+        page = client.search_experiments(page_token=token)
+        found.update({experiment.experiment_id: experiment.name for experiment in page})
+        token = page.token
+        if not token:
+            return found
+
+
+def _parents(client: MlflowClient, experiment_ids: list[str], address: str) -> list[Run]:
+    parents = [
+        run
+        for role in (SWEEP_ROLE, SEALED_ROLE)
+        for run in search_runs(client, experiment_ids, {ROLE_TAG: role})
+        if role == SWEEP_ROLE or run.info.status == "FINISHED"
+    ]
+    if not parents:
+        raise DashboardError(f"no sweep in MLflow at {address}; run one first, or give another address")
+    return parents
+
+
+def find_parent(client: MlflowClient, address: str, sweep: str | None) -> Run:
+    parents = _parents(client, list(_experiments(client)), address)
+    by_name: dict[str, Run] = {}
+    for run in parents:
+        by_name.setdefault(run.data.tags[SWEEP_TAG], run)
+    if sweep is not None and sweep not in by_name:
+        raise DashboardError(unknown_choice("sweep", sweep, by_name))
+    found = parents[0] if sweep is None else by_name[sweep]
+    if found.data.tags[ROLE_TAG] == SEALED_ROLE:
+        raise DashboardError(
+            f"the sweep {found.data.tags[SWEEP_TAG]!r} is sealed: it published one run with its privacy "
+            "statement, and no trials to draw"
+        )
+    return found

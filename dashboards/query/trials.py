@@ -1,0 +1,130 @@
+"""MLflow → tables of trials: one row per finished trial, or per trial and recorded step."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from dashboards.errors import DashboardError
+from dashboards.query.sweeps import find_parent
+from trainers.tracking.runs import PARENT_TAG, SWEEP_TAG
+from trainers.tracking.server import connect, search_runs, server_errors, without_credentials
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+# MLflow's databases hold ±inf as the largest double.
+_STORED_INFINITY = 1.79e308
+
+
+def load_trials(tracking_uri: str, sweep: str | None = None) -> pd.DataFrame:
+    """Return one row per finished trial of a sweep.
+
+    Columns: `run_id`, `run_name`; every tag that is not MLflow's own (`dpgcl.` removed); every param,
+    as int, float, bool, None or str; every metric's last value. Where the trial has no param or tag of
+    a name, the sweep's parent run fills in. `group_size_order` sorts sizes, "batch" last. Rows are
+    sorted by group size, ε, num_augmentations and repeat, as far as these exist.
+
+    Args:
+      tracking_uri: as for `trainers.tracking.server.connect`.
+      sweep: the sweep's name; None is the one started last.
+
+    Raises:
+      TrackingError: the server does not answer or the database does not exist.
+      DashboardError: there is no such sweep, it is sealed, or none of its trials has finished.
+    """
+    client = connect(tracking_uri)
+    address = without_credentials(tracking_uri)
+    with server_errors(address, "reading the runs"):
+        parent = find_parent(client, address, sweep)
+        runs = search_runs(client, [parent.info.experiment_id], {PARENT_TAG: parent.info.run_id})
+    finished = [run for run in runs if run.info.status == "FINISHED"]
+    name = parent.data.tags[SWEEP_TAG]
+    if not finished:
+        raise DashboardError(f"the sweep {name!r} at {address} has no finished trial yet ({len(runs)} begun)")
+    shared = {**_own_tags(parent), **_typed_params(parent)}
+    trials = pd.DataFrame([{**shared, **_row(run)} for run in finished])
+    if "group_size" in trials:
+        # object keeps 8 and "batch" as they are, whatever pandas would infer
+        trials["group_size"] = trials["group_size"].astype(object)
+        trials["group_size_order"] = [group_size_order(size) for size in trials["group_size"]]
+    keys = ("group_size_order", "target_epsilon", "num_augmentations", "repeat", "run_name")
+    return trials.sort_values([key for key in keys if key in trials], ignore_index=True)
+
+
+def load_series(tracking_uri: str, sweep: str | None, metric: str) -> pd.DataFrame:
+    """Return one row per finished trial and recorded step of a metric; none where nothing was recorded.
+
+    Columns: those of `load_trials`, `step`, and the value in a column of the metric's name.
+
+    Args:
+      tracking_uri: as for `trainers.tracking.server.connect`.
+      sweep: the sweep's name; None is the one started last.
+      metric: name of a series, for example `train_loss`.
+
+    Raises:
+      TrackingError, DashboardError: as `load_trials`.
+    """
+    trials = load_trials(tracking_uri, sweep)
+    if metric not in trials:
+        return trials[:0].assign(step=pd.Series(dtype=float), **{metric: pd.Series(dtype=float)})
+    client = connect(tracking_uri)
+    points = []
+    with server_errors(without_credentials(tracking_uri), f"reading the history of {metric}"):
+        for run_id in trials.loc[trials[metric].notna(), "run_id"]:
+            for point in client.get_metric_history(run_id, metric):
+                points.append(
+                    {"run_id": run_id, "step": point.step, metric: _finite_or_infinite(point.value)}
+                )
+    history = pd.DataFrame(points).sort_values(["run_id", "step"], kind="stable")
+    return trials.drop(columns=metric).merge(history, on="run_id")
+
+
+def group_size_order(group_size: int | str) -> float:
+    """Return a number that sorts group sizes with "batch" last.
+
+    >>> sorted(["batch", 16, 2], key=group_size_order)
+    [2, 16, 'batch']
+    """
+    return math.inf if isinstance(group_size, str) else float(group_size)
+
+
+def typed(text: str) -> int | float | bool | str | None:
+    """Return the value that MLflow turned into `text`.
+
+    >>> [typed(text) for text in ("8", "inf", "1.5e-06", "True", "None", "batch")]
+    [8, inf, 1.5e-06, True, None, 'batch']
+    """
+    words: dict[str, bool | None] = {"True": True, "False": False, "None": None}
+    if text in words:
+        return words[text]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _own_tags(run: Run) -> dict[str, str]:
+    return {
+        name.removeprefix("dpgcl."): value
+        for name, value in run.data.tags.items()
+        if not name.startswith("mlflow.")
+    }
+
+
+def _typed_params(run: Run) -> dict[str, Any]:
+    return {name: typed(value) for name, value in run.data.params.items()}
+
+
+def _row(run: Run) -> dict[str, Any]:
+    metrics = {name: _finite_or_infinite(value) for name, value in run.data.metrics.items()}
+    names = {"run_id": run.info.run_id, "run_name": run.info.run_name}
+    return {**_own_tags(run), **_typed_params(run), **metrics, **names}
+
+
+def _finite_or_infinite(value: float) -> float:
+    return math.copysign(math.inf, value) if abs(value) > _STORED_INFINITY else value

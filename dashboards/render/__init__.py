@@ -1,0 +1,1 @@
+"""How it is shown: Vega-Lite specification, pictures, pages and tables."""

@@ -1,0 +1,20 @@
+"""A figure for paper: PNG at print resolution, SVG and PDF."""
+
+from __future__ import annotations
+
+import vl_convert
+
+from dashboards.compose.content import Content
+from dashboards.render.specification import VEGA_LITE, print_specification
+
+DOTS_PER_INCH = 200
+
+
+def pictures_of(content: Content) -> dict[str, bytes]:
+    """Return the printed figure by the ending of its file: ".png", ".svg" and ".pdf"."""
+    svg = vl_convert.vegalite_to_svg(print_specification(content), vl_version=VEGA_LITE)
+    return {
+        ".png": vl_convert.svg_to_png(svg, ppi=DOTS_PER_INCH),
+        ".svg": svg.encode(),
+        ".pdf": vl_convert.svg_to_pdf(svg),
+    }

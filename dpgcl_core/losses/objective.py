@@ -1,0 +1,56 @@
+"""Objectives made of an embedding and a loss of each group's embeddings, as contrastive learning has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dpgcl_core.clipping.types import Embed, Objective
+from dpgcl_core.errors import ConfigError
+
+GroupLoss = Callable[[Tensor], Tensor]
+"""Maps unit embeddings `[groups, group_size, views, dim]` to losses `[groups]`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingObjective:
+    """Embed the views of groups, then take one loss of each group's embeddings.
+
+    Attributes:
+      embed: views `[groups, group_size, views, ...]` to unit embeddings `[groups, group_size, views, dim]`.
+      loss: embeddings to losses `[groups]`; None where no group has a loss by itself, because the rule takes
+        apart a loss of the whole batch: it then asks for the embedding alone.
+    """
+
+    embed: Embed
+    loss: GroupLoss | None
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Return the losses `[groups]` of views `[groups, group_size, views, ...]`.
+
+        Raises:
+          ConfigError: no group has a loss by itself.
+        """
+        if self.loss is None:
+            raise ConfigError(
+                "the loss of this method is one of the whole batch, so no group has one by itself: use a "
+                "rule for whole batches"
+            )
+        return self.loss(self.embed(inputs))
+
+
+def embedding_of(objective: Objective) -> Embed:
+    """Return the embedding that an objective is made of.
+
+    Raises:
+      ConfigError: it is made of none.
+    """
+    if not isinstance(objective, EmbeddingObjective):
+        raise ConfigError(
+            "a method that compares the records of a whole batch needs their embeddings, an "
+            f"EmbeddingObjective; got an objective of type {type(objective).__name__}: use a method that "
+            "clips groups"
+        )
+    return objective.embed

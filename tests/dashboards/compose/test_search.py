@@ -1,0 +1,114 @@
+"""What a search found: order, best so far, searched settings, and the Pareto front of private trials."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+import pytest
+
+from dashboards.compose.figure import content_of, numbers_of
+from dashboards.compose.search import searched_columns
+
+
+def trials_of(rows, **shared):
+    """Trials from (learning rate, ε, guarantee, score)."""
+    fixed = {"data_is": "public", "target_delta": 1e-5, "dataset": "digits", "repeat": 0, "public_seed": 0}
+    return pd.DataFrame(
+        [
+            fixed
+            | {"trial": f"t{i}", "run_id": f"run{i}", "learning_rate": rate, "target_epsilon": epsilon}
+            | {"guarantee_label": label, "knn_accuracy": score, "epsilon": epsilon, "sensitivity": rate}
+            | shared
+            for i, (rate, epsilon, label, score) in enumerate(rows, start=1)
+        ]
+    )
+
+
+FRONT = [
+    (0.1, 1.0, "proven", 0.5),
+    (0.2, 2.0, "proven", 0.7),
+    (0.3, 2.0, "proven", 0.6),
+    (0.4, 4.0, "proven", 0.65),
+    (0.5, 0.5, "as-published", 0.9),
+    (0.6, math.inf, "none", 0.95),
+]
+
+
+def curve(content, label, panel):
+    return next(c for c in content.panels[panel].curves if c.style.label == label)
+
+
+def test_search_history_is_in_the_order_of_the_trials():
+    rows = [(0.1 * i, 10.0, "proven", 0.5 + 0.01 * i) for i in range(1, 13)]
+    shuffled = trials_of(rows).sample(frac=1, random_state=0)
+    dots = curve(content_of(shuffled, "search"), "private", 0)
+    assert [mean for _, mean in sorted(zip(dots.x, dots.mean, strict=True))] == sorted(dots.mean)
+
+
+def test_search_keeps_the_numbers_that_the_sweep_recorded():
+    trials = trials_of(FRONT[:3]).assign(trial_number=[4, 1, 2])  # the third one failed
+    dots = curve(content_of(trials, "search"), "private", 0)
+    assert sorted(dots.x) == [1, 2, 4]
+
+
+def test_search_best_so_far_counts_private_trials_alone():
+    best = curve(content_of(trials_of(FRONT), "search"), "best private trial so far", 0)
+    assert max(best.mean) == pytest.approx(70)
+    assert best.mean == sorted(best.mean)
+
+
+def test_search_front_has_the_private_trials_that_none_beats():
+    content = content_of(trials_of(FRONT), "search")
+    rings = next(c for c in content.panels[1].curves if c.style.ring)
+    assert list(zip(rings.names, rings.mean, strict=True)) == [
+        ("1, trial 1", pytest.approx(50)),
+        ("2, trial 2", pytest.approx(70)),
+    ]
+
+
+def test_search_table_marks_the_front_and_the_best_private_trial():
+    table = content_of(trials_of(FRONT), "search").tables[0][1]
+    marked = [row[0] for row in table.rows if row[-1] == "yes"]
+    assert marked == ["2", "1"]
+    assert [table.rows[row][0] for row, _ in table.bold] == ["2"]
+
+
+def test_search_places_unproven_trials_at_no_epsilon():
+    content = content_of(trials_of(FRONT), "search")
+    assert curve(content, "as published, not proven", 1).names == ["none proven, trial 5"]
+
+
+def test_search_has_a_panel_for_each_setting_that_varies():
+    labels = [p.axis.label for p in content_of(trials_of(FRONT), "search").panels]
+    assert labels[:2] == ["Trial", "ε spent by one trial"]
+    assert labels[2].startswith("Learning rate")
+    assert len(labels) == 3
+
+
+def test_search_rank_correlation_is_that_of_private_trials():
+    rows = [(1e-4, 8.0, "proven", 0.5), (1e-3, 8.0, "proven", 0.6), (1e-2, 8.0, "proven", 0.7)]
+    content = content_of(trials_of([*rows, (1e-5, math.inf, "none", 0.99)]), "search")
+    assert content.panels[1].axis.label == "Learning rate (rank correlation +1.00)"
+
+
+def test_search_takes_the_settings_that_the_sweep_names():
+    trials = trials_of(FRONT, searched="learning_rate").assign(temperature=[0.1 * i for i in range(1, 7)])
+    shown = trials.assign(guarantee=trials["guarantee_label"], trial_number=range(1, 7))
+    assert searched_columns(shown) == ["learning_rate"]
+
+
+def test_search_draws_the_objective_that_the_sweep_names():
+    trials = trials_of(FRONT, objective="linear_probe_accuracy").assign(linear_probe_accuracy=0.1)
+    assert content_of(trials, "search").panels[0].y_label == "Linear probe accuracy (%)"
+
+
+def test_search_of_private_data_shows_proven_trials_alone():
+    numbers = numbers_of(trials_of(FRONT, data_is="private"), "search")
+    assert set(numbers["guarantee"]) == {"proven"}
+
+
+def test_search_without_scores_says_so():
+    content = content_of(trials_of(FRONT).drop(columns="knn_accuracy"), "search")
+    assert content.rows == []
+    assert "No scores: none was recorded." in content.notes

@@ -1,0 +1,40 @@
+"""The command line: lists, draws, and refuses in one line."""
+
+from __future__ import annotations
+
+from dashboards.__main__ import main
+
+
+def test_command_draws_from_mlflow_alone(tracking, tmp_path, capsys):
+    assert main(["group-size", "--tracking-uri", tracking[0], "--output", str(tmp_path)]) == 0
+    names = {f"group_size.{ending}" for ending in ("png", "svg", "pdf", "html", "csv", "md")}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    assert "group_size.png" in capsys.readouterr().out
+
+
+def test_command_takes_the_address_from_the_environment(tracking, monkeypatch, capsys):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking[0])
+    assert main(["list"]) == 0
+    assert "new" in capsys.readouterr().out
+
+
+def test_command_falls_back_to_the_storage_folder(tracking, monkeypatch, capsys):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("DPGCL_STORAGE", tracking[0].removeprefix("sqlite:///").removesuffix("/mlflow.db"))
+    assert main(["list"]) == 0
+    assert "old" in capsys.readouterr().out
+
+
+def test_command_error_is_one_line_and_exit_code_2(tmp_path, capsys):
+    assert main(["list", "--tracking-uri", f"sqlite:///{tmp_path}/mlflow.db"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: no MLflow database")
+    assert error.count("\n") == 1
+
+
+def test_command_draws_a_question_by_name(tracking, tmp_path):
+    arguments = ["--question", "privacy-budget", "--tracking-uri", tracking[0], "--output", str(tmp_path)]
+    assert main(["figure", *arguments]) == 2  # the sweep has several group sizes
+    arguments[1] = "group-size"
+    assert main(["figure", *arguments]) == 0
+    assert (tmp_path / "group_size.png").exists()

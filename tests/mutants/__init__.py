@@ -1,0 +1,1 @@
+"""Deliberate breakages of the privacy code, each of which named tests must catch: `make mutants`."""

@@ -1,0 +1,548 @@
+"""The deliberate breakages: what is broken, how, and which tests must fail then.
+
+A new guarantee comes with its breakage here. `before` stands in the file exactly once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Breakage:
+    """One deliberate mistake.
+
+    Attributes:
+      name: what is wrong with the broken code.
+      file: the file that is broken.
+      before: the text that is right, in the file exactly once.
+      after: what takes its place.
+      tests: pytest's names of the tests of which at least one must fail.
+    """
+
+    name: str
+    file: str
+    before: str
+    after: str
+    tests: tuple[str, ...]
+
+
+BREAKAGES = (
+    # Noise
+    Breakage(
+        name="noise of half the standard deviation",
+        file="dpgcl_core/mechanism/mechanism.py",
+        before="std = self.noise_multiplier * self.sensitivity if",
+        after="std = 0.5 * self.noise_multiplier * self.sensitivity if",
+        tests=(
+            "tests/dpgcl_core/mechanism/test_mechanism.py::test_noise_std_is_the_multiplier_times_the_sensitivity",
+        ),
+    ),
+    Breakage(
+        name="noise multiplier over C in place of the sensitivity",
+        file="dpgcl_core/mechanism/mechanism.py",
+        before="std = self.noise_multiplier * self.sensitivity if",
+        after="std = self.noise_multiplier * self.l2_clip_norm if",
+        tests=(
+            "tests/dpgcl_core/mechanism/test_mechanism.py::test_noise_std_is_the_multiplier_times_the_sensitivity",
+        ),
+    ),
+    Breakage(
+        name="drawn noise is half as large",
+        file="dpgcl_core/noise/gaussian.py",
+        before="generator.standard_normal(num_coordinates)).mul_(self.std)",
+        after="generator.standard_normal(num_coordinates)).mul_(self.std / 2)",
+        tests=("tests/dpgcl_core/noise/test_gaussian.py::test_plain_noise_is_one_draw",),
+    ),
+    Breakage(
+        name="summed normals are divided by their number, not its root",
+        file="dpgcl_core/noise/gaussian.py",
+        before="self.std / math.sqrt(self.num_summed)",
+        after="self.std / self.num_summed",
+        tests=(
+            "tests/dpgcl_core/noise/test_gaussian.py::test_summed_noise_is_the_sum_over_the_root_of_the_count",
+        ),
+    ),
+    Breakage(
+        name="noisy sum keeps the bits below the grid",
+        file="dpgcl_core/noise/gaussian.py",
+        before="sums.copy_(self.on_grid(noisy) if self.num_summed > 1 else noisy)",
+        after="sums.copy_(noisy)",
+        tests=(
+            "tests/dpgcl_core/noise/test_gaussian.py"
+            "::test_noisy_sum_with_the_defence_goes_to_the_grid_before_it_is_rounded",
+        ),
+    ),
+    Breakage(
+        name="every worker adds noise of its own",
+        file="trainers/training/loop.py",
+        before="""    if run.workers.rank > 0:
+        return None
+    generator = run.randomness.generator(run.step, "noise")""",
+        after="""    generator = run.randomness.generator(run.step, "noise")""",
+        tests=("tests/trainers/training/test_workers.py::test_noise_is_drawn_once_for_all_workers",),
+    ),
+    # Secrets
+    Breakage(
+        name="secret draws are seeded by step and purpose",
+        file="dpgcl_core/noise/sources.py",
+        before="np.random.SeedSequence(secrets.randbits(256), pool_size=8)",
+        after="np.random.SeedSequence([step, *purpose.encode()], pool_size=8)",
+        tests=(
+            "tests/dpgcl_core/mechanism/test_mechanism.py"
+            "::test_seeded_randomness_repeats_and_secret_randomness_does_not",
+        ),
+    ),
+    Breakage(
+        name="secret draws are seeded with 32 bits",
+        file="dpgcl_core/noise/sources.py",
+        before="secrets.randbits(256)",
+        after="secrets.randbits(32)",
+        tests=(
+            "tests/dpgcl_core/mechanism/test_mechanism.py::test_secret_generators_carry_256_bits_of_entropy",
+        ),
+    ),
+    Breakage(
+        name="all trials share one key",
+        file="dpgcl_core/noise/chacha20.py",
+        before="key = secrets.token_bytes(_KEY_BYTES) if",
+        after="key = bytes(_KEY_BYTES) if",
+        tests=(
+            "tests/dpgcl_core/noise/test_sources.py"
+            "::test_two_generators_with_the_same_arguments_are_independent",
+        ),
+    ),
+    Breakage(
+        name="private data are noised from the statistical generator",
+        file="dpgcl_core/noise/chacha20.py",
+        before="secure = data_are_private if secure_noise is None else secure_noise",
+        after="secure = bool(secure_noise)",
+        tests=(
+            "tests/trainers/training/test_loop_randomness.py"
+            "::test_training_draws_from_the_stream_for_private_data_or_where_asked",
+        ),
+    ),
+    Breakage(
+        name="number of trials of a sealed sweep is no secret",
+        file="dpgcl_core/accounting/tuning/laws.py",
+        before="self._quantile(secrets.randbits(_BITS))",
+        after="self._quantile(2**255)",
+        tests=(
+            "tests/dpgcl_core/accounting/tuning/test_cost.py::test_draw_uses_the_operating_systems_entropy",
+        ),
+    ),
+    # Sampling and groups
+    Breakage(
+        name="records join with half the sampling probability",
+        file="dpgcl_core/sampling/poisson.py",
+        before="< self.sampling_prob).astype",
+        after="< self.sampling_prob / 2).astype",
+        tests=(
+            "tests/dpgcl_core/mechanism/test_mechanism.py::test_inclusion_rate_is_the_sampling_probability",
+        ),
+    ),
+    Breakage(
+        name="batch of a fixed size taken for a Poisson sample",
+        file="dpgcl_core/sampling/poisson.py",
+        before="np.flatnonzero(generator.random(num_records) < self.sampling_prob).astype(np.int64)",
+        after="np.sort(generator.permutation(np.arange(num_records))"
+        "[: round(self.sampling_prob * num_records)])",
+        tests=("tests/dpgcl_core/noise/test_sources.py::test_sample_sizes_are_binomial",),
+    ),
+    Breakage(
+        name="batch above the cap keeps its first records",
+        file="dpgcl_core/sampling/truncated.py",
+        before="np.sort(generator.permutation(drawn)[: self.batch_cap])",
+        after="drawn[: self.batch_cap]",
+        tests=("tests/dpgcl_core/accounting/test_truncation.py::test_truncated_sampler_has_the_exact_law",),
+    ),
+    Breakage(
+        name="short last group is kept",
+        file="dpgcl_core/sampling/groups.py",
+        before="        return permuted[: num_groups * self.group_size].reshape(num_groups, self.group_size)",
+        after="        num_groups += len(sample) % self.group_size > 0\n"
+        "        return np.resize(permuted, (num_groups, self.group_size))",
+        tests=("tests/dpgcl_core/sampling/test_neighbours.py::test_groups_implementation_has_the_exact_law",),
+    ),
+    Breakage(
+        name="groups follow the order of the records",
+        file="dpgcl_core/sampling/groups.py",
+        before="permuted = generator.permutation(sample)",
+        after="permuted = sample",
+        tests=("tests/dpgcl_core/sampling/test_neighbours.py::test_groups_implementation_has_the_exact_law",),
+    ),
+    Breakage(
+        name="id of a record depends on its position",
+        file="dpgcl_core/sampling/records.py",
+        before='_digest64(digest + copy.to_bytes(8, "little"))',
+        after='_digest64(digest + len(ids).to_bytes(8, "little"))',
+        tests=(
+            "tests/dpgcl_core/sampling/test_records.py::test_content_ids_of_others_survive_removal_of_any_copy",
+        ),
+    ),
+    # Sensitivity
+    Breakage(
+        name="sensitivity C in place of 2C",
+        file="dpgcl_core/methods/in_groups.py",
+        before="(1 if numbers.group_size == 1 else 2)",
+        after="1",
+        tests=(
+            "tests/dpgcl_core/mechanism/test_mechanism.py::test_sensitivity_is_2c_except_for_groups_of_one",
+        ),
+    ),
+    Breakage(
+        name="clipping through the whole batch without the two in 2·cap·C",
+        file="dpgcl_core/methods/baselines/group_clip.py",
+        before="return 2 * _groups_cap(numbers) * numbers.l2_clip_norm",
+        after="return _groups_cap(numbers) * numbers.l2_clip_norm",
+        tests=("tests/dpgcl_core/methods/test_methods.py::test_sensitivity_is_the_stated_formula",),
+    ),
+    Breakage(
+        name="DPCL's gradient with the published sensitivity, called proven",
+        file="dpgcl_core/methods/baselines/dpcl/method.py",
+        before="return 4 * numbers.l2_clip_norm * size",
+        after="return 4 * numbers.l2_clip_norm",
+        tests=("tests/dpgcl_core/methods/test_methods.py::test_sensitivity_is_the_stated_formula",),
+    ),
+    Breakage(
+        name="draws of views are added up, not averaged",
+        file="dpgcl_core/methods/view_draws.py",
+        before="alpha=1 / self.num_draws",
+        after="alpha=1",
+        tests=(
+            "tests/dpgcl_core/methods/test_view_draws.py::test_sum_of_a_whole_batch_is_the_mean_of_its_draws_sums",
+        ),
+    ),
+    # Clipping
+    Breakage(
+        name="clipping after the sum",
+        file="dpgcl_core/clipping/clipper.py",
+        before="""            return _plain(total, parameters, objective, inputs, complete)
+""",
+        after="""            return _plain(total, parameters, objective, inputs, complete)
+        if self.parts is None:
+            summed = torch.zeros_like(total)
+            report = _plain(summed, parameters, objective, inputs, complete)
+            total += summed * clip_factor(summed.norm(), self.l2_clip_norm, self.gamma)[0]
+            return report
+""",
+        tests=("tests/dpgcl_core/clipping/test_clipper.py::test_clipped_sum_equals_oracle",),
+    ),
+    Breakage(
+        name="short gradients are lengthened to C by flat clipping",
+        file="dpgcl_core/clipping/clipper.py",
+        before="norm.clamp_min(tiny)).clamp_max(1.0)",
+        after="norm.clamp_min(tiny))",
+        tests=("tests/dpgcl_core/clipping/test_clipper.py::test_clipped_sum_equals_oracle",),
+    ),
+    Breakage(
+        name="group that is not finite is multiplied by zero, one group at a time",
+        file="dpgcl_core/clipping/clipper.py",
+        before="torch.where(counts[0], flat[run], 0.0) * factor[part, 0]",
+        after="flat[run] * factor[part, 0]",
+        tests=(
+            "tests/dpgcl_core/clipping/test_parts.py"
+            "::test_group_with_one_part_not_finite_is_left_out_as_a_whole",
+        ),
+    ),
+    Breakage(
+        name="incomplete group contributes, one group at a time",
+        file="dpgcl_core/clipping/clipper.py",
+        before="finite if complete is None else finite & complete[index : index + 1]",
+        after="finite",
+        tests=("tests/dpgcl_core/clipping/test_incomplete.py::test_sum_is_that_of_the_complete_groups",),
+    ),
+    Breakage(
+        name="incomplete group contributes in one pass",
+        file="dpgcl_core/clipping/clipper.py",
+        before="        factor = torch.where(complete, factor, 0.0)\n",
+        after="        pass\n",
+        tests=("tests/dpgcl_core/clipping/test_incomplete.py::test_sum_is_that_of_the_complete_groups",),
+    ),
+    Breakage(
+        name="incomplete group contributes without clipping",
+        file="dpgcl_core/clipping/clipper.py",
+        before="if complete is not None and not complete.all():",
+        after="if complete is not None and not complete.any():",
+        tests=("tests/dpgcl_core/clipping/test_incomplete.py::test_sum_is_that_of_the_complete_groups",),
+    ),
+    Breakage(
+        name="training loses the mask of incomplete groups",
+        file="trainers/training/loop.py",
+        before="draws, torch.from_numpy(some.complete)",
+        after="draws",
+        tests=(
+            "tests/trainers/training/test_incomplete_groups.py::test_incomplete_groups_add_nothing_to_a_step",
+        ),
+    ),
+    Breakage(
+        name="workers share the groups without their mask",
+        file="trainers/training/workers.py",
+        before="complete=found[:, -1].astype(np.bool_)",
+        after="complete=np.ones(len(found), dtype=np.bool_)",
+        tests=("tests/trainers/training/test_workers.py::test_groups_are_shared_whole_with_their_mask",),
+    ),
+    Breakage(
+        name="group that is not finite is multiplied by zero in one pass",
+        file="dpgcl_core/clipping/one_pass.py",
+        before="masked = factor == 0",
+        after="masked = factor < 0",
+        tests=(
+            "tests/dpgcl_core/clipping/test_clipper.py::test_non_finite_group_is_masked_and_leaves_others_bit_equal",
+        ),
+    ),
+    Breakage(
+        name="automatic clipping without its γ",
+        file="dpgcl_core/clipping/clipper.py",
+        before="factor = l2_clip_norm * _MARGIN / (norm + gamma)",
+        after="factor = l2_clip_norm * _MARGIN / norm.clamp_min(tiny)",
+        tests=(
+            "tests/dpgcl_core/clipping/test_automatic.py::test_automatic_sum_equals_oracle_in_both_engines",
+        ),
+    ),
+    Breakage(
+        name="γ does not follow the scale of the loss",
+        file="dpgcl_core/clipping/clipper.py",
+        before="gamma = None if self.gamma is None else self.gamma * scale",
+        after="gamma = self.gamma",
+        tests=("tests/dpgcl_core/clipping/test_automatic.py::test_scaled_clipper_gives_the_scaled_sum",),
+    ),
+    Breakage(
+        name="every tower is clipped to the whole of C",
+        file="dpgcl_core/clipping/clipper.py",
+        before="clip_factor(norms, l2_clip_norm / math.sqrt(len(norms)), gamma)",
+        after="clip_factor(norms, l2_clip_norm, gamma)",
+        tests=("tests/dpgcl_core/clipping/test_parts.py::test_every_part_is_within_its_share_of_c",),
+    ),
+    Breakage(
+        name="one part that is not finite leaves out that part alone",
+        file="dpgcl_core/clipping/clipper.py",
+        before="counted = counts.all(0) & torch.isfinite(_whole(norms))",
+        after="counted = counts.any(0)",
+        tests=(
+            "tests/dpgcl_core/clipping/test_parts.py"
+            "::test_group_with_one_part_not_finite_is_left_out_as_a_whole",
+        ),
+    ),
+    # Division and accounting
+    Breakage(
+        name="sum is divided by the realised number of groups",
+        file="trainers/training/loop.py",
+        before="_apply(run, run.total / mechanism.divisor)",
+        after="_apply(run, run.total / max(1, len(groups)))",
+        tests=(
+            "tests/trainers/training/test_loop.py::test_divisor_does_not_follow_the_realised_number_of_groups",
+        ),
+    ),
+    Breakage(
+        name="accountant at another sampling probability",
+        file="dpgcl_core/accounting/composition.py",
+        before="dp_event.PoissonSampledDpEvent(sampling_prob, ",
+        after="dp_event.PoissonSampledDpEvent(sampling_prob**2, ",
+        tests=(
+            "tests/dpgcl_core/mechanism/test_mechanism.py::test_event_and_sampler_share_the_sampling_probability",
+        ),
+    ),
+    Breakage(
+        name="one step is not charged",
+        file="dpgcl_core/accounting/composition.py",
+        before="return dp_event.SelfComposedDpEvent(step, num_steps)",
+        after="return dp_event.SelfComposedDpEvent(step, max(1, num_steps - 1))",
+        tests=(
+            "tests/dpgcl_core/accounting/test_composition.py::test_composing_n_times_equals_self_composition",
+        ),
+    ),
+    Breakage(
+        name="cached noise multiplier is not verified",
+        file="dpgcl_core/accounting/composition.py",
+        before="if cached is not None and low_enough <= (reached := epsilon(cached)) <= target_epsilon:",
+        after="if cached is not None and (reached := epsilon(cached)) > 0:",
+        tests=(
+            "tests/dpgcl_core/accounting/test_composition.py::test_calibration_cache_cannot_weaken_the_guarantee",
+        ),
+    ),
+    Breakage(
+        name="truncated Poisson sample accounted as a Poisson sample",
+        file="dpgcl_core/accounting/truncation.py",
+        before="    if overflow_prob == 0:",
+        after="    if overflow_prob <= 1:",
+        tests=(
+            "tests/dpgcl_core/accounting/test_truncation.py"
+            "::test_truncation_bounds_the_truth_for_every_data_set_up_to_the_public_number",
+        ),
+    ),
+    Breakage(
+        name="batches that reach their cap are not paid for out of δ",
+        file="dpgcl_core/accounting/truncation.py",
+        before="delta=delta - self.added_delta,",
+        after="delta=delta,",
+        tests=(
+            "tests/dpgcl_core/accounting/test_truncation.py"
+            "::test_epsilon_by_added_delta_charges_plain_steps_at_what_is_left_of_delta",
+        ),
+    ),
+    Breakage(
+        name="δ above 1/n is allowed",
+        file="dpgcl_core/mechanism/numbers.py",
+        before="if delta > 1 / num_records_public:",
+        after="if delta > 1:",
+        tests=("tests/dpgcl_core/mechanism/test_mechanism.py::test_mechanism_refuses",),
+    ),
+    Breakage(
+        name="several noised counts cost what one does",
+        file="dpgcl_core/release/noised_counts.py",
+        before="score_noise_multiplier / math.sqrt(num_scores * num_trials)",
+        after="score_noise_multiplier",
+        tests=(
+            "tests/dpgcl_core/release/test_noised_counts.py::test_counts_cost_what_the_gaussian_formula_says",
+        ),
+    ),
+    Breakage(
+        name="noised norm of the same sample is free",
+        file="dpgcl_core/release/noised_counts.py",
+        before="return 1 / math.hypot(1 / noise_multiplier, 1 / snr_noise_multiplier)",
+        after="return noise_multiplier",
+        tests=(
+            "tests/dpgcl_core/release/test_noised_counts.py"
+            "::test_gradient_and_norm_move_together_by_no_more_than_the_joint_sensitivity",
+        ),
+    ),
+    Breakage(
+        name="scored records cost nothing",
+        file="dpgcl_core/release/noised_counts.py",
+        before="return max(epsilon, composition.epsilon_pld(scoring, delta))",
+        after="return epsilon",
+        tests=(
+            "tests/dpgcl_core/release/test_noised_counts.py::test_disjoint_trial_costs_the_larger_of_training_and_scoring",
+        ),
+    ),
+    Breakage(
+        name="tuning bound without one of its 1 + η",
+        file="dpgcl_core/accounting/tuning/bounds.py",
+        before="constant = (1 + law.eta) * np.min(",
+        after="constant = law.eta * np.min(",
+        tests=(
+            "tests/dpgcl_core/accounting/tuning/test_cost.py::test_papernot_steinke_agrees_with_dp_accounting",
+        ),
+    ),
+    Breakage(
+        name="ε of the statement is rounded to nearest",
+        file="dpgcl_core/release/statement.py",
+        before="context = Context(prec=num_digits, rounding=ROUND_CEILING)",
+        after='context = Context(prec=num_digits, rounding="ROUND_HALF_EVEN")',
+        tests=(
+            "tests/dpgcl_core/release/test_statement.py::test_rounded_number_is_never_below_the_exact_one",
+        ),
+    ),
+    # Crashes and the ledger
+    Breakage(
+        name="steps that a restart repeats are not charged",
+        file="trainers/files/checkpoint.py",
+        before="before.num_steps_repeated + max(0, farthest - start_step)",
+        after="before.num_steps_repeated",
+        tests=(
+            "tests/trainers/files/test_checkpoint.py::test_restart_is_charged_for_every_step_it_may_repeat",
+        ),
+    ),
+    Breakage(
+        name="one repeated step of a restart is not charged",
+        file="trainers/files/checkpoint.py",
+        before="max(0, farthest - start_step)",
+        after="max(0, farthest - start_step - 1)",
+        tests=(
+            "tests/trainers/files/test_checkpoint.py::test_restart_is_charged_for_every_step_it_may_repeat",
+        ),
+    ),
+    Breakage(
+        name="training goes beyond what the ledger granted",
+        file="trainers/files/checkpoint.py",
+        before="if granted < num_steps:",
+        after="if granted < 0:",
+        tests=("tests/sweeps/test_budget.py::test_worker_draws_no_step_before_the_reservation",),
+    ),
+    Breakage(
+        name="ledger does not charge the extension of a resumed training",
+        file="dpgcl_core/ledger/books.py",
+        before='num_steps=before.num_steps + entry.facts["num_steps"]',
+        after="num_steps=before.num_steps",
+        tests=("tests/dpgcl_core/ledger/test_ledger.py::test_extension_charges_repeated_steps",),
+    ),
+    Breakage(
+        name="steps are refunded twice",
+        file="dpgcl_core/ledger/ledger.py",
+        before="if before is not None and executed < before:",
+        after="if before is not None and executed < 0:",
+        tests=("tests/dpgcl_core/ledger/test_ledger.py::test_settled_steps_are_never_taken_back",),
+    ),
+    Breakage(
+        name="trainings of a sweep are admitted one by one",
+        file="dpgcl_core/ledger/account.py",
+        before="trial.admit_steps(each.step_class, each.num_steps)",
+        after="self.admit_steps(each.step_class, each.num_steps)",
+        tests=(
+            "tests/dpgcl_core/ledger/test_ledger.py"
+            "::test_plan_of_several_trainings_is_admitted_together_or_not_at_all",
+        ),
+    ),
+    Breakage(
+        name="cap is reached before it is full",
+        file="dpgcl_core/accounting/filters.py",
+        before="Fraction(spent) + Fraction(cost) <= Fraction(self.rdp_budget)",
+        after="Fraction(spent) + Fraction(cost) < Fraction(self.rdp_budget)",
+        tests=("tests/dpgcl_core/accounting/test_filters.py::test_rdp_admission_is_exact_at_the_budget",),
+    ),
+    Breakage(
+        name="cap looks at the new charge alone",
+        file="dpgcl_core/accounting/filters.py",
+        before="Fraction(spent) + Fraction(cost) <= Fraction(self.rdp_budget)",
+        after="Fraction(cost) <= Fraction(self.rdp_budget)",
+        tests=("tests/dpgcl_core/accounting/test_filters.py::test_rdp_admission_is_exact_at_the_budget",),
+    ),
+    Breakage(
+        name="earlier sealed sweeps are forgotten",
+        file="dpgcl_core/ledger/account.py",
+        before="spent_epsilon + Fraction(epsilon) > cap.sealed_epsilon",
+        after="Fraction(epsilon) > cap.sealed_epsilon",
+        tests=(
+            "tests/dpgcl_core/ledger/test_ledger.py::test_sealed_bound_is_charged_to_what_the_cap_sets_aside",
+        ),
+    ),
+    Breakage(
+        name="hashes of the ledger's rows are not checked",
+        file="dpgcl_core/ledger/chain.py",
+        before="if entry_hash != _hash(last.entry_hash if last else GENESIS, text):",
+        after="if not entry_hash:",
+        tests=("tests/dpgcl_core/ledger/test_chain.py::test_edited_row_is_found",),
+    ),
+    Breakage(
+        name="hash of a row does not cover the row before",
+        file="dpgcl_core/ledger/chain.py",
+        before='f"{before}\\n{text}".encode()',
+        after="text.encode()",
+        tests=("tests/dpgcl_core/ledger/test_chain.py::test_chain_begins_with_the_genesis_hash",),
+    ),
+    # What leaves
+    Breakage(
+        name="training loss of private records leaves",
+        file="dpgcl_core/release/metrics.py",
+        before='Metric("train_loss", Release.PRIVATE_ONLY,',
+        after='Metric("train_loss", Release.RELEASABLE,',
+        tests=(
+            "tests/dpgcl_core/release/test_metrics.py::test_by_products_of_the_method_sheet_are_private_only",
+        ),
+    ),
+    Breakage(
+        name="scores on private records leave",
+        file="dpgcl_core/release/metrics.py",
+        before="release in (Release.RELEASABLE, Release.NOISED)",
+        after="release is not Release.PRIVATE_ONLY",
+        tests=("tests/dpgcl_core/release/test_metrics.py::test_score_needs_public_evaluation_data",),
+    ),
+    Breakage(
+        name="network with statistics across records is accepted",
+        file="trainers/training/loop.py",
+        before="    refuse_written_buffers(run.encoder, run.buffers)\n",
+        after="",
+        tests=("tests/trainers/training/test_loop.py::test_network_that_keeps_state_is_refused",),
+    ),
+)

@@ -1,0 +1,97 @@
+"""What the driver does at Tune's call-backs and on signals, without a Ray; `test_run` has one."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sweeps.service.running.tune import Stopped, _callback, _signals_noted
+from sweeps.service.storage.folder import Starts, SweepFolder
+
+TRIAL: Any = SimpleNamespace(config={"trial": "one"})
+
+
+class Budget:
+    """Notes what the driver asks the ledger."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def confirm(self) -> None:
+        self.asked.append("confirm")
+
+    def restarted(self, name: str) -> None:
+        self.asked.append(f"restarted {name}")
+
+
+@pytest.fixture
+def heard() -> list[tuple[str, dict[str, Any]]]:
+    return []
+
+
+@pytest.fixture
+def budget() -> Budget:
+    return Budget()
+
+
+@pytest.fixture
+def callback(heard: list[tuple[str, dict[str, Any]]], budget: Budget, tmp_path: Path) -> Any:
+    (tmp_path / "one").mkdir()
+    return _callback(lambda *given: heard.append(given), budget, SweepFolder(tmp_path / "one"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_the_sweep_at_tunes_next_step(number: signal.Signals, callback: Any) -> None:
+    before = signal.getsignal(number)
+    with _signals_noted(callback):
+        callback.on_step_begin(1, [])
+        os.kill(os.getpid(), number)
+        with pytest.raises(Stopped) as stopped:
+            callback.on_step_begin(2, [])
+    assert stopped.value.signal_number == number
+    assert signal.getsignal(number) == before
+
+
+def test_ledger_is_asked_at_every_step(callback: Any, budget: Budget) -> None:
+    for iteration in range(3):
+        callback.on_step_begin(iteration, [])
+    assert budget.asked == ["confirm"] * 3
+
+
+def test_start_is_counted_before_the_training_can_draw(callback: Any, tmp_path: Path) -> None:
+    callback.on_trial_start(1, [], TRIAL)
+    callback.on_trial_start(2, [], TRIAL)
+    assert SweepFolder(tmp_path / "one").starts("one") == Starts(num_starts=2, num_lost=2)
+
+
+def test_restart_of_a_dead_training_is_charged(callback: Any, budget: Budget) -> None:
+    callback.on_trial_recover(1, [], TRIAL)
+    assert budget.asked == ["restarted one"]
+
+
+def test_result_is_handed_over_once(callback: Any, heard: list[tuple[str, dict[str, Any]]]) -> None:
+    result = {"metrics": {"epsilon": 1.0}, "series": {}, "time_total_s": 3.0}
+    for _ in range(2):
+        callback.on_trial_result(1, [], TRIAL, result)
+    assert heard == [("one", {"metrics": {"epsilon": 1.0}, "series": {}})]
+    assert callback.done == {"one"}
+
+
+def test_failed_and_dead_trainings_are_told_apart(
+    callback: Any, heard: list[tuple[str, dict[str, Any]]]
+) -> None:
+    callback.on_trial_result(1, [], TRIAL, {"error": "its words"})
+    assert callback.errors == {"one": "its words"}
+    callback.on_trial_error(1, [], TRIAL)
+    assert "died, or could not be started, more often than --max-restarts" in callback.errors["one"]
+    assert heard == []
+
+
+def test_what_the_driver_holds_is_not_written_down_by_tune(callback: Any) -> None:
+    assert not hasattr(pickle.loads(pickle.dumps(callback)), "budget")

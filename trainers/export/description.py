@@ -1,0 +1,192 @@
+"""What `model.json` says of an exported model, and the weights beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dpgcl_core.errors import StorageError, unknown_choice
+from dpgcl_core.release.statement import RESEARCH
+from trainers.files.weights import read_weights
+from trainers.models.clip.adapters import ClipLora
+from trainers.models.clip.published import WEIGHTS_FILE, Colours
+from trainers.models.encoder import ImageShape
+from trainers.views.images import PIXEL_MEAN, PIXEL_STD
+
+IMAGE_ENCODER, CLIP = "image_encoder", "clip"
+"""Kinds of models: see `trainers.export.kinds`."""
+WEIGHTS_FILES = {IMAGE_ENCODER: "model.safetensors", CLIP: WEIGHTS_FILE}
+"""The file with the weights, by kind of model."""
+FORMAT = 1
+DESCRIPTION, WEIGHTS = "model.json", WEIGHTS_FILES[IMAGE_ENCODER]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipDescription:
+    """What `model.json` says of a CLIP model besides; what loads it is this, not a file beside it.
+
+    Attributes:
+      architecture: open_clip's configuration of the model, as in `open_clip_config.json`.
+      mean, std: pixels in [0, 1] are normalised by (pixel − mean) / std, per colour.
+      context_length: tokens per caption; what is longer is cut.
+      pretrained: what the training started from where it has no warm start: "random", or open_clip's name.
+      lora_rank: of the adapters; 0 where every weight was trained.
+      lora_alpha, lora_targets, lora_towers: of the adapters, as in `ClipNetworkConfig`.
+      adapter_sha256: of the adapters' file; None without.
+    """
+
+    architecture: Mapping[str, Any]
+    mean: Colours
+    std: Colours
+    context_length: int
+    pretrained: str
+    lora_rank: int
+    lora_alpha: float
+    lora_targets: tuple[str, ...]
+    lora_towers: tuple[str, ...]
+    adapter_sha256: str | None = None
+
+    @property
+    def lora(self) -> ClipLora | None:
+        """The adapters; None without."""
+        if not self.lora_rank:
+            return None
+        return ClipLora(
+            rank=self.lora_rank, alpha=self.lora_alpha, targets=self.lora_targets, towers=self.lora_towers
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelDescription:
+    """What `model.json` says.
+
+    Attributes:
+      promise: the guarantee in words, for people.
+      kind: what the model is; decides how it is loaded and what it can embed.
+      network, embedding_dim: as in `NetworkConfig`.
+      image_shape: (channels, height, width) of its input.
+      pixel_mean, pixel_std: pixels in [0, 1] are normalised by (pixel − mean) / std; None of a CLIP model,
+        whose are per colour.
+      clip: of a CLIP model; None of others.
+      sha256: of the weights' file.
+      sweep, trial: where it comes from; a sealed sweep's model has no trial.
+      chosen: how it was chosen, in words.
+      method: of the training.
+      dataset: trained on.
+      data: `private`, or `research: public data`.
+      guarantee_label: of this training.
+      neighboring_relation: what ε and δ are about.
+      epsilon, delta: of this one training; None without a guarantee.
+      sweep_epsilon, sweep_delta: of all trainings with a guarantee of the sweep, the choice included; None
+        where it is not accounted.
+      num_steps: of the training.
+      averaged: whether the weights are the average over the steps.
+      scores: of the trained network, those that may be seen.
+      warm_start: sha256 of the weights that the training started from, or None.
+      versions: of the software that exported it.
+      format: of this file.
+    """
+
+    promise: str
+    kind: str = IMAGE_ENCODER
+    network: str
+    embedding_dim: int
+    image_shape: ImageShape
+    pixel_mean: float | None = PIXEL_MEAN
+    pixel_std: float | None = PIXEL_STD
+    clip: ClipDescription | None = None
+    sha256: str = ""
+    sweep: str
+    trial: str | None
+    chosen: str
+    method: str
+    dataset: str
+    data: str
+    guarantee_label: str
+    neighboring_relation: str
+    epsilon: float | None
+    delta: float | None
+    sweep_epsilon: float | None
+    sweep_delta: float | None
+    num_steps: int
+    averaged: bool = False
+    scores: Mapping[str, float] = field(default_factory=dict)
+    warm_start: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    format: int = FORMAT
+
+    @property
+    def data_are_private(self) -> bool:
+        """Whether it was trained on private data; what is not called public is."""
+        return self.data != RESEARCH
+
+    @property
+    def weights_file(self) -> str:
+        """The name of the weights' file in the folder."""
+        return WEIGHTS_FILES[self.kind]
+
+
+def read_description(folder: Path) -> ModelDescription:
+    """Return what an exported folder says of its model.
+
+    Raises:
+      StorageError: there is no exported model, or it is of a format or kind that this version cannot read.
+    """
+    path = folder / DESCRIPTION
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StorageError(
+            f"{folder} is no exported model: {DESCRIPTION} is missing or damaged; "
+            "python -m trainers.export writes one"
+        ) from error
+    if not isinstance(values, dict) or values.get("format") != FORMAT:
+        found = values.get("format") if isinstance(values, dict) else None
+        raise StorageError(f"{path} must be of format {FORMAT}; got {found}: export the model again")
+    if values.get("kind") not in WEIGHTS_FILES:
+        raise StorageError(unknown_choice(f"kind of model in {path}", str(values.get("kind")), WEIGHTS_FILES))
+    try:
+        clip = _clip_description(values["clip"]) if values["kind"] == CLIP else None
+        found = ModelDescription(**values | {"image_shape": tuple(values["image_shape"]), "clip": clip})
+    except (TypeError, KeyError, ValueError) as error:
+        raise StorageError(f"{path} is damaged; export the model again") from error
+    if clip is None and (found.pixel_mean, found.pixel_std) != (PIXEL_MEAN, PIXEL_STD):
+        raise StorageError(
+            f"{path} normalises pixels by mean {found.pixel_mean} and std {found.pixel_std}, this version by "
+            f"{PIXEL_MEAN} and {PIXEL_STD}; embed with the version that exported it"
+        )
+    return found
+
+
+def _clip_description(values: Mapping[str, Any]) -> ClipDescription:
+    """Lists back to tuples.
+
+    Raises:
+      TypeError, KeyError, ValueError: something is missing, or of no such kind.
+    """
+    red, green, blue = (float(each) for each in values["mean"])
+    reds, greens, blues = (float(each) for each in values["std"])
+    names = {name: tuple(values[name]) for name in ("lora_targets", "lora_towers")}
+    colours = {"mean": (red, green, blue), "std": (reds, greens, blues)}
+    return ClipDescription(**{**values, **colours, **names})
+
+
+def read_model_weights(folder: Path, description: ModelDescription) -> Mapping[str, Tensor]:
+    """Return the weights of an exported folder.
+
+    Raises:
+      StorageError: they are missing, damaged, or not those that were exported.
+    """
+    file = folder / description.weights_file
+    weights = read_weights(file)
+    if weights.sha256 != description.sha256:
+        raise StorageError(
+            f"{file} is not what was exported: its sha256 is {weights.sha256}, and {DESCRIPTION} "
+            f"says {description.sha256}; export the model again"
+        )
+    return weights.tensors

@@ -1,0 +1,237 @@
+"""Kinds of exported models: how each is described, written, opened and used.
+
+A model's kind is that of its network and not of its training: every task that trains an encoder of images
+exports an `image_encoder`. `model.json` names the kind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from torch import Tensor, nn
+
+from dpgcl_core.errors import ConfigError, StorageError
+from trainers.config.training import ClipNetworkConfig, NetworkConfig
+from trainers.export.description import (
+    CLIP,
+    IMAGE_ENCODER,
+    WEIGHTS_FILES,
+    ClipDescription,
+    ModelDescription,
+    read_model_weights,
+)
+from trainers.files.weights import misfits, write_weights
+from trainers.models.clip.encoder import ImageTextEncoder
+from trainers.models.clip.files import (
+    MERGES_FILE,
+    export_adapter,
+    export_merged,
+    trained_encoder,
+    trained_spec,
+)
+from trainers.models.clip.published import ClipSpec, build_clip
+from trainers.models.encoder import NETWORKS, Encoder, build_encoder
+
+ADAPTER = "adapter"
+"""Folder of a CLIP model's adapters, beside its weights."""
+
+NetworkT = TypeVar("NetworkT", bound=nn.Module)
+
+
+class ModelKind(ABC, Generic[NetworkT]):
+    """One kind of model.
+
+    Attributes:
+      name: in `model.json`.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def describe(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of `ModelDescription` on the network, from a trial's params.
+
+        Raises:
+          ConfigError: the model is unknown here.
+        """
+
+    @abstractmethod
+    def write_weights(
+        self, folder: Path, description: ModelDescription, state: Mapping[str, Tensor], note: str
+    ) -> ModelDescription:
+        """Write the weights and return the description with their hashes.
+
+        Args:
+          folder: of the model.
+          description: of it.
+          state: its weights as the training left them.
+          note: what every file says of itself, even when it is copied away.
+
+        Raises:
+          StorageError: the weights are of another model.
+          ConfigError: the model cannot be built here.
+        """
+
+    @abstractmethod
+    def open(
+        self, folder: Path, description: ModelDescription, *, own_network: str | None = None
+    ) -> NetworkT:
+        """Return the network of a folder on the CPU, in evaluation mode.
+
+        Args:
+          folder: of the model.
+          description: what `read_description` returned; of this kind.
+          own_network: the `package.module:factory` that the folder may name.
+
+        Raises:
+          StorageError: the folder is damaged, or its weights do not fit its network.
+          ConfigError: the network cannot be built, or is the user's own and was not given.
+        """
+
+    @abstractmethod
+    def usage(self, folder: Path, description: ModelDescription) -> list[str]:
+        """Return lines on how the folder is used."""
+
+
+class ImageEncoderKind(ModelKind[Encoder]):
+    """A backbone with a projection head."""
+
+    name: ClassVar[str] = IMAGE_ENCODER
+
+    def describe(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        channels, height, width = params["image_shape"]
+        return {"embedding_dim": params["embedding_dim"], "image_shape": (channels, height, width)}
+
+    def write_weights(
+        self, folder: Path, description: ModelDescription, state: Mapping[str, Tensor], note: str
+    ) -> ModelDescription:
+        sha256 = write_weights(folder / WEIGHTS_FILES[self.name], state, note=note)
+        return dataclasses.replace(description, sha256=sha256)
+
+    def open(self, folder: Path, description: ModelDescription, *, own_network: str | None = None) -> Encoder:
+        if description.network not in NETWORKS and description.network != own_network:
+            raise ConfigError(
+                f"the model in {folder} is of a network of your own, {description.network}: give --network "
+                f"{description.network}, and have it on PYTHONPATH, if you trust it; got {own_network}"
+            )
+        network = NetworkConfig(name=description.network, embedding_dim=description.embedding_dim)
+        encoder = build_encoder(network, description.image_shape, 0)
+        _load(encoder, folder, description)
+        return encoder.eval()
+
+    def usage(self, folder: Path, description: ModelDescription) -> list[str]:
+        return [f"embed images with it: python -m trainers.embed --model {folder} --images folder:PATH"]
+
+
+class ClipKind(ModelKind[ImageTextEncoder]):
+    """Both towers of a CLIP model, as open_clip and peft read them."""
+
+    name: ClassVar[str] = CLIP
+
+    def describe(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        clip = _clip_config(params)
+        spec = trained_spec(clip.name, clip.pretrained)
+        about = ClipDescription(
+            architecture=spec.architecture,
+            mean=spec.mean,
+            std=spec.std,
+            context_length=spec.context_length,
+            pretrained=clip.pretrained,
+            lora_rank=clip.lora_rank,
+            lora_alpha=clip.lora_alpha,
+            lora_targets=clip.lora_targets,
+            lora_towers=clip.lora_towers,
+        )
+        # Grey images were shown in three colours, so the input is the model's own and not that of the data.
+        return {
+            "kind": self.name,
+            "embedding_dim": int(spec.architecture["embed_dim"]),
+            "image_shape": (3, *spec.image_size),
+            "pixel_mean": None,
+            "pixel_std": None,
+            "clip": about,
+        }
+
+    def write_weights(
+        self, folder: Path, description: ModelDescription, state: Mapping[str, Tensor], note: str
+    ) -> ModelDescription:
+        clip = clip_of(description)
+        encoder = trained_encoder(_spec(description), clip.lora, state)
+        sha256 = export_merged(encoder, folder, note=note)
+        if clip.lora is not None:
+            (folder / ADAPTER).mkdir()
+            adapter_sha256 = export_adapter(encoder, folder / ADAPTER, note=note)
+            clip = dataclasses.replace(clip, adapter_sha256=adapter_sha256)
+        return dataclasses.replace(description, sha256=sha256, clip=clip)
+
+    def open(
+        self, folder: Path, description: ModelDescription, *, own_network: str | None = None
+    ) -> ImageTextEncoder:
+        spec = _spec(description)
+        clip = build_clip(spec, seed=0)
+        _load(clip, folder, description)
+        return ImageTextEncoder(clip.requires_grad_(False), spec).eval()
+
+    def usage(self, folder: Path, description: ModelDescription) -> list[str]:
+        return [
+            f"embed with it: python -m trainers.embed --model {folder} --images folder:PATH --texts FILE",
+            f'open_clip reads it: open_clip.create_model("local-dir:{folder}")',
+            f"its tokenizer: {tokenizer_call(folder, clip_of(description))}",
+        ]
+
+
+AnyKind = ModelKind[Any]
+IMAGE_ENCODERS, CLIP_MODELS = ImageEncoderKind(), ClipKind()
+KINDS: Mapping[str, AnyKind] = {kind.name: kind for kind in (IMAGE_ENCODERS, CLIP_MODELS)}
+"""All kinds by name."""
+
+
+def kind_of(params: Mapping[str, Any]) -> AnyKind:
+    """Return the kind of model that a trial with these params has trained."""
+    return CLIP_MODELS if "lora_rank" in params else IMAGE_ENCODERS
+
+
+def clip_of(description: ModelDescription) -> ClipDescription:
+    """Return what is said of a CLIP model.
+
+    Raises:
+      ConfigError: the model is of another kind.
+    """
+    if description.clip is None:
+        raise ConfigError(f"the model must be a CLIP model; got one of kind {description.kind}")
+    return description.clip
+
+
+def tokenizer_call(folder: Path, clip: ClipDescription) -> str:
+    """Return the call for open_clip's tokenizer of a model; a small vocabulary has its own merges."""
+    merges = folder / MERGES_FILE
+    if not merges.is_file():
+        return f'open_clip.get_tokenizer("local-dir:{folder}")'
+    return f'open_clip.SimpleTokenizer(bpe_path="{merges}", context_length={clip.context_length})'
+
+
+def _clip_config(params: Mapping[str, Any]) -> ClipNetworkConfig:
+    names = {item.name for item in dataclasses.fields(ClipNetworkConfig)} - {"name"}
+    given = {name: params[name] for name in names & params.keys()}
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    return ClipNetworkConfig(name=params["network_name"], **given)
+
+
+def _spec(description: ModelDescription) -> ClipSpec:
+    clip = clip_of(description)
+    return ClipSpec(name=description.network, architecture=clip.architecture, mean=clip.mean, std=clip.std)
+
+
+def _load(network: nn.Module, folder: Path, description: ModelDescription) -> None:
+    tensors = read_model_weights(folder, description)
+    difference = misfits(tensors, network.state_dict())
+    if difference is not None:
+        raise StorageError(
+            f"the weights in {folder} do not fit the network {description.network}: {difference}; use the "
+            "version of the network that was trained"
+        )
+    network.load_state_dict(dict(tensors))

@@ -1,0 +1,108 @@
+"""A CLIP model at its first weights: drawn, published, or those of a warm start."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dpgcl_core.errors import ConfigError
+from trainers.config.networks import WarmStart
+from trainers.config.training import ClipNetworkConfig
+from trainers.models.clip.adapters import ClipLora
+from trainers.models.clip.encoder import ImageTextEncoder, build_image_text_encoder
+from trainers.models.clip.published import CONFIG_FILE, RANDOM, ClipConfig, ClipSpec, find_clip
+
+
+def starting_clip(
+    network: ClipNetworkConfig,
+    *,
+    start: WarmStart | None,
+    given: Mapping[str, Tensor] | None,
+    seed: int,
+    temperature: float,
+) -> ImageTextEncoder:
+    """Return a CLIP model before step 0: all weights are taken, and adapters start fresh.
+
+    Args:
+      network: which model, and what of it trains.
+      start: what it starts from; None for `network.pretrained`.
+      given: the tensors of `start`.
+      seed: public seed.
+      temperature: τ that a learned temperature starts from.
+
+    Raises:
+      ConfigError: there are two beginnings, or the weights are of another model or not finite.
+      StorageError: a file cannot be read.
+    """
+    weights = network.pretrained
+    if start is None:
+        _refuse_place(weights)
+    else:
+        _check_same_model(network, start)
+        for name, value in (given or {}).items():
+            if value.is_floating_point() and not torch.isfinite(value).all():
+                raise ConfigError(f"a warm start must be finite, and {name} in {start.path} is not")
+        weights = start.path
+    lora = ClipLora(
+        rank=network.lora_rank,
+        alpha=network.lora_alpha,
+        targets=network.lora_targets,
+        towers=network.lora_towers,
+    )
+    return build_image_text_encoder(
+        ClipConfig(model=network.name, weights=weights),
+        lora if network.lora_rank else None,
+        seed=seed,
+        train_logit_scale=network.learn_temperature,
+        temperature=temperature if network.learn_temperature else None,
+        gradient_checkpointing=network.gradient_checkpointing,
+    )
+
+
+def published_note(network: ClipNetworkConfig) -> str:
+    """Return what the privacy statement says of published weights; "" for a random draw."""
+    if network.pretrained == RANDOM:
+        return ""
+    return (
+        f"Starts from the published weights {network.pretrained} of {network.name}. The guarantee is about "
+        "this sweep's training data and says nothing of the data that made those weights."
+    )
+
+
+def _refuse_place(pretrained: str) -> None:
+    """Refuse a file in place of a name: only of a warm start it is asked whose data made it."""
+    if Path(pretrained).expanduser().exists() or Path(pretrained).suffix or os.sep in pretrained:
+        raise ConfigError(
+            f"pretrained must be {RANDOM} or open_clip's name of published weights; got {pretrained}, a "
+            "place: give it as --warm-start"
+        )
+
+
+def _check_same_model(network: ClipNetworkConfig, start: WarmStart) -> None:
+    """Refuse a second beginning, and weights of a model that is another though its tensors may fit.
+
+    Number of heads, activation and colours show in no tensor's shape.
+    """
+    if network.pretrained != RANDOM:
+        raise ConfigError(
+            f"a training must start from one set of weights; got the warm start {start.path} and pretrained "
+            f"= {network.pretrained}: leave one out, with --pretrained {RANDOM}"
+        )
+    place = Path(start.path).parent
+    if not (place / CONFIG_FILE).is_file():
+        return
+    made_for, asked = (find_clip(ClipConfig(model=each)) for each in (f"{place / CONFIG_FILE}", network.name))
+    if _what_it_is(made_for) != _what_it_is(asked):
+        raise ConfigError(
+            f"the warm start must be of the same CLIP model, and {place / CONFIG_FILE} says another than "
+            f"{network.name}: give --network {place}"
+        )
+
+
+def _what_it_is(spec: ClipSpec) -> str:
+    return json.dumps([spec.architecture, spec.mean, spec.std], sort_keys=True)

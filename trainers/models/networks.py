@@ -1,0 +1,10 @@
+"""Every network that a task of this package trains."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from trainers.models.clip.encoder import ImageTextEncoder
+from trainers.models.encoder import Encoder
+
+AnyEncoder: TypeAlias = Encoder | ImageTextEncoder

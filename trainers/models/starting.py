@@ -1,0 +1,51 @@
+"""An encoder of images at given weights: its own, or those of a backbone alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from dpgcl_core.errors import ConfigError
+from trainers.config.networks import WarmStart
+from trainers.files.weights import misfits
+from trainers.models.encoder import Encoder
+
+_BACKBONE, _HEAD, _PREDICTOR = "backbone.", "head.", "predictor."
+_LAST_OF_HEAD = "head.2.weight"
+
+
+def head_width(tensors: Mapping[str, Tensor]) -> int | None:
+    """Return the width of the projection head among the tensors; None where there is no head."""
+    last = encoder_names(tensors).get(_LAST_OF_HEAD)
+    return None if last is None or not last.ndim else len(last)
+
+
+def encoder_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors by their names in an `Encoder`; a backbone's own state dictionary has no prefix."""
+    if any(name.startswith(_BACKBONE) for name in tensors):
+        return dict(tensors)
+    return {_BACKBONE + name: value for name, value in tensors.items()}
+
+
+def load_given(encoder: Encoder, start: WarmStart, tensors: Mapping[str, Tensor]) -> None:
+    """Give the encoder the tensors of a warm start, all but its predictor and a head of another width.
+
+    Raises:
+      ConfigError: they are those of another network, or not finite.
+    """
+    own, given = encoder.state_dict(), encoder_names(tensors)
+    fresh = (_PREDICTOR,) if start.embedding_dim == encoder.embedding_dim else (_PREDICTOR, _HEAD)
+    given = {name: value for name, value in given.items() if not name.startswith(fresh)}
+    given |= {name: value for name, value in own.items() if name.startswith(fresh)}
+    difference = misfits(given, own)
+    if difference is not None:
+        raise ConfigError(
+            f"the warm start must be of the same network, and {start.path} is not: {difference}; give the "
+            "--network and image size that it was made with"
+        )
+    for name, value in given.items():
+        if not torch.isfinite(value).all():
+            raise ConfigError(f"a warm start must be finite, and {name} in {start.path} is not; give another")
+    encoder.load_state_dict(given)

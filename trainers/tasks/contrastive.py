@@ -1,0 +1,57 @@
+"""What contrastive tasks have in common: views are embedded, and a method's loss compares the embeddings."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import torch
+
+from dpgcl_core.clipping.types import Embed, GroupInputs
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.losses.objective import EmbeddingObjective
+from trainers.config.training import TrainingConfig
+from trainers.data.dataset import AnyRecords
+from trainers.models.precision import AnyNetworkConfig
+from trainers.tasks.task import NetworkT, Task
+
+
+class ContrastiveTask(Task[NetworkT]):
+    """A task whose objective is made of unit embeddings."""
+
+    embeds: ClassVar[bool] = True
+
+    def check(self, config: TrainingConfig, records: AnyRecords) -> None:
+        """As of every task; a method that clips groups must have a loss of their embeddings, too."""
+        super().check(config, records)
+        if config.group_loss() is None and not config.rule().whole_batch:
+            raise ConfigError(
+                f"{config.mechanism.method} clips any objective and has no loss of embeddings, which the "
+                f"task {self.name} needs: use a contrastive method"
+            )
+
+    @abstractmethod
+    def embed(
+        self, network: NetworkT, precision: AnyNetworkConfig | None = None, target: NetworkT | None = None
+    ) -> Embed:
+        """Return stage 5: views `[groups, group_size, views, ...]` to unit embeddings `[..., dim]`.
+
+        Args:
+          network: that is trained.
+          precision: of its passes; float32 unless given. With float16 the embeddings' gradient arrives at
+            the network times `gradient_scale(precision)`; see `trainers.training.precision`.
+          target: a network whose embeddings, as constants, stand beside: `[..., 2·dim]`.
+        """
+
+    def objective(
+        self,
+        config: TrainingConfig,
+        network: NetworkT,
+        precision: AnyNetworkConfig | None = None,
+        target: NetworkT | None = None,
+    ) -> EmbeddingObjective:
+        return EmbeddingObjective(embed=self.embed(network, precision, target), loss=config.group_loss())
+
+    def run(self, network: NetworkT, inputs: GroupInputs) -> None:
+        with torch.no_grad():
+            self.embed(network)(inputs)  # type: ignore[arg-type]

@@ -1,0 +1,162 @@
+"""Contrastive images: the views of an image are pulled together, those of its group's others pushed apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dpgcl_core.clipping.types import Embed, Objective
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.losses.info_nce import two_view_group_loss
+from dpgcl_core.losses.objective import EmbeddingObjective
+from trainers.config.training import EvaluationConfig, NetworkConfig, TrainingConfig, ViewConfig
+from trainers.data.dataset import AnyRecords
+from trainers.data.pairs import ImageTextRecords
+from trainers.data.records import Records
+from trainers.evaluation import features
+from trainers.models.encoder import Encoder, ImageShape, build_encoder, refuse_cross_record, to_fast_layout
+from trainers.models.precision import AnyNetworkConfig, pass_in, scale_gradient
+from trainers.models.starting import load_given
+from trainers.tasks.contrastive import ContrastiveTask
+from trainers.views.images import make_views
+
+
+class ContrastiveImages(ContrastiveTask[Encoder]):
+    """An encoder of images learns from images alone."""
+
+    name: ClassVar[str] = "images"
+
+    def check_records(self, config: TrainingConfig, records: AnyRecords) -> None:
+        if isinstance(records, ImageTextRecords):
+            raise ConfigError(
+                f"{config.network.name} is an encoder of images, and the data are pairs of images and texts: "
+                "give another --network"
+            )
+
+    def build(
+        self, config: TrainingConfig, image_shape: ImageShape, given: Mapping[str, Tensor] | None
+    ) -> Encoder:
+        assert isinstance(config.network, NetworkConfig)
+        encoder = build_encoder(config.network, image_shape, config.public_seed)
+        if config.warm_start is not None and given is not None:
+            load_given(encoder, config.warm_start, given)
+        return encoder
+
+    def check_network(self, config: TrainingConfig, network: Encoder, image_shape: tuple[int, ...]) -> None:
+        refuse_cross_record(network, _shape(image_shape))
+
+    def start_note(self, config: TrainingConfig) -> str:
+        return ""
+
+    def fresh_parts(self, config: TrainingConfig) -> str:
+        assert isinstance(config.network, NetworkConfig)
+        start = config.warm_start
+        whole = start is None or start.embedding_dim == config.network.embedding_dim
+        return "" if whole else "the projection head"
+
+    def place(self, network: Encoder, device: torch.device, image_shape: tuple[int, ...]) -> None:
+        to_fast_layout(network, device, image_shape)
+
+    def num_views(self, config: TrainingConfig, num_augmentations: int) -> int:
+        return config.num_view_draws * (2 + num_augmentations)
+
+    def inputs(
+        self,
+        config: TrainingConfig,
+        network: Encoder,
+        records: Records,
+        groups: NDArray[np.int64],
+        *,
+        step: int,
+        num_augmentations: int,
+    ) -> Tensor:
+        rows = groups.reshape(-1)
+        pixels = records.images_at(rows, seed=config.public_seed, step=step)
+        views = make_views(
+            torch.from_numpy(pixels).to(next(network.parameters()).device),
+            records.ids[rows],
+            config=config.views,
+            seed=config.public_seed,
+            step=step,
+            num_views=self.num_views(config, num_augmentations),
+        )
+        return views.reshape(*groups.shape, *views.shape[1:])
+
+    def blank_inputs(
+        self, network: Encoder, image_shape: tuple[int, ...], *, groups: int, group_size: int, num_views: int
+    ) -> Tensor:
+        device = next(network.parameters()).device
+        return torch.zeros(groups, group_size, num_views, *image_shape, device=device)
+
+    def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> Records:
+        images = np.random.default_rng(0).integers(0, 256, (count, *image_shape), dtype=np.uint8)
+        return Records(images=images, ids=np.arange(count, dtype=np.uint64))
+
+    def embed(
+        self, network: Encoder, precision: AnyNetworkConfig | None = None, target: Encoder | None = None
+    ) -> Embed:
+        how = precision or NetworkConfig()
+
+        def embed(views: Tensor) -> Tensor:
+            embeddings = scale_gradient(how, pass_in(how, network.embed_views, views))
+            return embeddings if target is None else torch.cat([embeddings, targets(target, views)], dim=-1)
+
+        def targets(target: Encoder, views: Tensor) -> Tensor:
+            with torch.no_grad():
+                found = pass_in(how, target.without_predictor, views.flatten(0, 2))
+            return found.reshape(*views.shape[:3], found.shape[-1])
+
+        return embed
+
+    def evaluate(
+        self,
+        network: Encoder,
+        index: AnyRecords | None,
+        queries: AnyRecords,
+        config: EvaluationConfig,
+        *,
+        view_config: ViewConfig,
+        seed: int,
+        device: torch.device | str,
+        class_names: Sequence[str] = (),
+        batch_size: int = 512,
+    ) -> dict[str, float]:
+        if isinstance(queries, ImageTextRecords):
+            raise ConfigError(
+                "image-text records are scored by an image and a text tower; got a network of type "
+                f"{type(network).__name__}: give a CLIP network"
+            )
+        if index is None:
+            return {}
+        return features.evaluate(
+            network,
+            index,
+            queries,
+            config,
+            view_config=view_config,
+            seed=seed,
+            device=device,
+            batch_size=batch_size,
+        )
+
+
+IMAGES = ContrastiveImages()
+
+
+def group_losses_of(
+    encoder: Encoder, temperature: float, precision: AnyNetworkConfig | None = None
+) -> Objective:
+    """Return stages 5 and 6 of DP-GCL: views `[groups, group_size, views, C, H, W]` to `[groups]`."""
+    loss = partial(two_view_group_loss, temperature=temperature)
+    return EmbeddingObjective(embed=IMAGES.embed(encoder, precision), loss=loss)
+
+
+def _shape(image_shape: tuple[int, ...]) -> ImageShape:
+    channels, height, width = image_shape
+    return channels, height, width

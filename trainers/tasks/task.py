@@ -1,0 +1,242 @@
+"""What a training is about: which records it takes, what it makes of them, and what the result is good for.
+
+A task owns everything that depends on what a record is. The loop, microbatches, precision, averages, warm
+starts and estimates ask it and learn nothing of images, captions or losses. Tasks are registered by name; a
+network's configuration says which one it is for (`TrainingConfig.task`).
+
+The private part does not depend on it: a task maps each group's inputs to one loss of that group alone, and
+its views are functions of their own record, the public seed and the step.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dpgcl_core.clipping.types import GroupInputs, Objective
+from dpgcl_core.errors import ConfigError, unknown_choice
+from trainers.config.training import EvaluationConfig, TrainingConfig, ViewConfig
+from trainers.data.dataset import AnyRecords
+from trainers.models.encoder import ImageShape
+from trainers.models.precision import AnyNetworkConfig
+
+NetworkT = TypeVar("NetworkT", bound=nn.Module)
+
+
+class Task(ABC, Generic[NetworkT]):
+    """One kind of training.
+
+    Attributes:
+      name: that networks' configurations ask for it by.
+      embeds: whether its objective is made of unit embeddings, which contrastive methods need.
+      fewest_views: of a record, that its network takes.
+      cpu_views_at_once: that are worth a CPU's while, even where their activations leave the caches.
+    """
+
+    name: ClassVar[str]
+    embeds: ClassVar[bool]
+    fewest_views: ClassVar[int] = 1
+    cpu_views_at_once: ClassVar[int] = 1
+
+    def check(self, config: TrainingConfig, records: AnyRecords) -> None:
+        """Refuse records of another kind, and a method that needs what this task's objective has not.
+
+        Raises:
+          ConfigError: names both.
+        """
+        method = config.mechanism.rules
+        if method.needs_embeddings and not self.embeds:
+            raise ConfigError(
+                f"{method.name} compares unit embeddings, and the task {self.name} has none: use a method "
+                "that clips groups, whatever their objective"
+            )
+        self.check_records(config, records)
+
+    @abstractmethod
+    def check_records(self, config: TrainingConfig, records: AnyRecords) -> None:
+        """Refuse records that the network does not take.
+
+        Raises:
+          ConfigError: names both.
+        """
+
+    @abstractmethod
+    def build(
+        self, config: TrainingConfig, image_shape: ImageShape, given: Mapping[str, Tensor] | None
+    ) -> NetworkT:
+        """Return the network before step 0, on the CPU.
+
+        Args:
+          config: of the training.
+          image_shape: (channels, height, width) of the records.
+          given: the tensors of its warm start; None without.
+
+        Raises:
+          ConfigError: the network cannot be built, or the tensors do not fit or are not finite.
+          StorageError: a file cannot be read.
+        """
+
+    @abstractmethod
+    def check_network(self, config: TrainingConfig, network: NetworkT, image_shape: tuple[int, ...]) -> None:
+        """Refuse a network that mixes records, that no step would train, or that reads other images.
+
+        Raises:
+          ConfigError: says which module, weight or size.
+        """
+
+    @abstractmethod
+    def start_note(self, config: TrainingConfig) -> str:
+        """Return what the privacy statement says of weights that the network starts from by itself, or ""."""
+
+    @abstractmethod
+    def fresh_parts(self, config: TrainingConfig) -> str:
+        """Return which parts do not come from the warm start, for the privacy statement; "" for none."""
+
+    def place(self, network: NetworkT, device: torch.device, image_shape: tuple[int, ...]) -> None:
+        """Move the network to the device, in the memory layout that is fast there."""
+        network.to(device)
+
+    @abstractmethod
+    def num_views(self, config: TrainingConfig, num_augmentations: int) -> int:
+        """Return the views of a record in one step, of all draws."""
+
+    @abstractmethod
+    def inputs(
+        self,
+        config: TrainingConfig,
+        network: NetworkT,
+        records: Any,
+        groups: NDArray[np.int64],
+        *,
+        step: int,
+        num_augmentations: int,
+    ) -> GroupInputs:
+        """Return the inputs of groups of records at a step, `[groups, group_size, views, ...]` each.
+
+        Those of a record are a function of the record, the public seed and the step alone.
+
+        Args:
+          config: augmentations, seed and number of draws.
+          network: that will see them; they come on its device.
+          records: of the kind that `check_records` takes.
+          groups: `[groups, group_size]`, rows of the records.
+          step: of the training.
+          num_augmentations: N_a.
+        """
+
+    @abstractmethod
+    def blank_inputs(
+        self,
+        network: NetworkT,
+        image_shape: tuple[int, ...],
+        *,
+        groups: int,
+        group_size: int,
+        num_views: int,
+    ) -> GroupInputs:
+        """Return inputs of the right shape and no content, on the network's device."""
+
+    @abstractmethod
+    def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> AnyRecords:
+        """Return public records without meaning, to measure speed on."""
+
+    @abstractmethod
+    def run(self, network: NetworkT, inputs: GroupInputs) -> None:
+        """Pass inputs through the network once, for what its hooks see."""
+
+    @abstractmethod
+    def objective(
+        self,
+        config: TrainingConfig,
+        network: NetworkT,
+        precision: AnyNetworkConfig | None = None,
+        target: NetworkT | None = None,
+    ) -> Objective:
+        """Return stages 5 and 6 of one draw of the views: inputs to one loss per group.
+
+        Args:
+          config: of the training.
+          network: that is trained.
+          precision: of its passes, see `trainers.models.precision`; float32 unless given.
+          target: a network whose output, as a constant, stands beside that of `network`.
+        """
+
+    def after_step(self, network: NetworkT) -> None:
+        """Put weights back into their bounds, after the optimizer's step: a function of released weights."""
+        return
+
+    @abstractmethod
+    def evaluate(
+        self,
+        network: NetworkT,
+        index: AnyRecords | None,
+        queries: AnyRecords,
+        config: EvaluationConfig,
+        *,
+        view_config: ViewConfig,
+        seed: int,
+        device: torch.device | str,
+        class_names: Sequence[str] = (),
+        batch_size: int = 512,
+    ) -> dict[str, float]:
+        """Return the scores of the frozen network by metric name, each in [0, 1]; {} where there are none.
+
+        Args:
+          network: already on `device`; its train/eval modes are restored.
+          index: labelled records for k-NN and probe; None where there are none.
+          queries: records scored.
+          config: subset sizes and k.
+          view_config: augmentation, for scores that compare views.
+          seed: public seed of the subsets and the views.
+          device: where the network is.
+          class_names: of the queries' labels 0, 1, …; empty where unknown.
+          batch_size: records passed at once; changes no score beyond rounding.
+
+        Raises:
+          DataError: there is nothing to score, or a label has no name though others have.
+          ConfigError: the records are of a kind that the network cannot be scored on.
+        """
+
+
+AnyTask: TypeAlias = Task[Any]
+
+_tasks: dict[str, AnyTask] = {}
+
+
+def register(task: AnyTask) -> AnyTask:
+    """Register a task under its name and return it.
+
+    Raises:
+      ConfigError: another task has the name.
+    """
+    if _tasks.get(task.name, task) is not task:
+        raise ConfigError(f"a task named {task.name!r} is registered already: give yours another name")
+    _tasks[task.name] = task
+    return task
+
+
+def task_named(name: str) -> AnyTask:
+    """Return the task of this name.
+
+    Raises:
+      ConfigError: there is none; lists them.
+    """
+    if name not in _tasks:
+        raise ConfigError(unknown_choice("task", name, _tasks))
+    return _tasks[name]
+
+
+def task_of(config: TrainingConfig) -> AnyTask:
+    """Return the task of a training.
+
+    >>> import trainers.tasks
+    >>> sorted(_tasks)
+    ['images', 'pairs']
+    """
+    return task_named(config.task)
