@@ -72,7 +72,9 @@ class PairTask(GroupTask):
             mechanism=self.mechanism(CLIP_NORM),
             temperature=TEMPERATURE,
             num_augmentations=self.num_augmentations,
-            views=ViewConfig(flip_prob=0.0),
+            views=ViewConfig(
+                min_crop_area=0.8, max_crop_area=0.8, flip_prob=0.0, brightness=0.0, contrast=0.0
+            ),
             text_views=TextViewConfig(),
             network=ClipNetworkConfig(name=self.model, lora_rank=self.lora_rank, precision=self.precision),
             optimizer=OptimizerConfig(name="adam"),

@@ -31,12 +31,13 @@ from benchmarks import harness
 from benchmarks.harness import Output, Page, say
 from dpgcl_core.errors import ConfigError, DpgclError, exit_on_bad_input
 from sweeps import group_size
-from sweeps.service import execution, run
-from sweeps.service.budget import SweepBudget
-from sweeps.service.execution import OnResult, RaySession
-from sweeps.service.options import parse_options
-from sweeps.service.plan import SweepPlan, Trial
-from sweeps.service.storage import SweepFolder
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.planning.plan import SweepPlan, Trial
+from sweeps.service.privacy.budget import SweepBudget
+from sweeps.service.running import sweep as run
+from sweeps.service.running import tune as execution
+from sweeps.service.running.tune import OnResult, RaySession
+from sweeps.service.storage.folder import SweepFolder
 
 Mode = Literal["local", "worker-processes"]
 PHASES = (
@@ -122,9 +123,6 @@ def _run_sweep(arguments: Sequence[str]) -> int:
     options = parse_options(
         group_size.GroupSizeOptions,
         description="",
-        tiny=group_size.TINY,
-        full=group_size.FULL,
-        by_dataset=group_size.BY_DATASET,
         arguments=arguments,
     )
     return run.run_sweep("group-size", options, group_size.points(options), lambda *_: [])

@@ -16,16 +16,12 @@ from dashboards.errors import DashboardError
 from dashboards.figures import load_for, write_figure, write_table
 from dashboards.query.sweeps import list_sweeps
 from dpgcl_core.errors import DpgclError
-
-
-def storage_folder() -> Path:
-    """Return the results folder: $DPGCL_STORAGE, else `results` of this copy of the code, as the sweeps."""
-    return Path(os.environ.get("DPGCL_STORAGE") or Path(__file__).resolve().parents[1] / "results")
+from trainers.files.storage import storage_root
 
 
 def default_tracking_uri() -> str:
     """Return $MLFLOW_TRACKING_URI, else the database in the results folder."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{storage_folder() / 'mlflow.db'}"
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{storage_root(None) / 'mlflow.db'}"
 
 
 def list_command(tracking_uri: str | None = None) -> None:
@@ -62,7 +58,7 @@ def figure_command(
     asked = asked if axis is None else asked.along(axis)
     trials = load_for(asked, tracking_uri or default_tracking_uri(), sweep)
     name = re.sub(r"[^\w.-]+", "_", str(trials["sweep"].iloc[0])).strip(".") or "sweep"
-    folder = output or storage_folder() / "figures" / name
+    folder = output or storage_root(None) / "figures" / name
     try:
         paths = [*write_figure(trials, folder, asked), *write_table(trials, folder, asked)]
     except OSError as error:

@@ -14,19 +14,18 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dashboards.figures import draw
 from dpgcl_core.errors import ConfigError, exit_on_bad_input, unknown_choice
-from sweeps.service.options import SweepOptions, parse_options
-from sweeps.service.plan import Point
-from sweeps.service.run import run_sweep
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.planning.trials import Point
+from sweeps.service.running.sweep import run_sweep
+from trainers.config.tree import changed
 
-TINY: dict[str, Any] = {"options": ("plain", "all"), "repeats": 1, "num_steps": 10, "expected_batch_size": 64}
-TINY |= {"max_index_records": 500, "max_query_records": 500}
-FULL = {"dataset": "fashion-mnist", "repeats": 5}
 PLAIN = {"ema_decay": 0.0, "num_view_draws": 1, "warmup_steps": 0, "learning_rate_decay": "none"}
 PLAIN |= {"clipping": "flat", "warm_start": None}
 
@@ -38,22 +37,26 @@ class AblationOptions(SweepOptions):
     options: tuple[str, ...] = ()
     """Of plain, ema, view-draws, schedule, automatic-clipping, warm-start, all; each of them unless given."""
 
+    def tiny(self) -> Self:
+        return changed(super().tiny(), options=("plain", "all"))
+
 
 def points(options: AblationOptions) -> list[Point]:
-    """Returns one point per option; none of them costs any ε."""
-    decay = options.learning_rate_decay
+    """Return one point per option; none of them costs any ε."""
+    optimizer, draws = options.optimizer, options.objective.num_view_draws
+    decay, start = optimizer.learning_rate_decay, options.network.warm_start
     found: dict[str, dict[str, Any]] = {
         "plain": {},
-        "ema": {"ema_decay": options.ema_decay or 0.95},
-        "view-draws": {"num_view_draws": max(2, options.num_view_draws)},
+        "ema": {"ema_decay": optimizer.ema_decay or 0.95},
+        "view-draws": {"num_view_draws": max(2, draws)},
         "schedule": {
-            "warmup_steps": options.warmup_steps or options.num_steps // 10,
+            "warmup_steps": optimizer.warmup_steps or options.mechanism.num_steps // 10,
             "learning_rate_decay": "cosine" if decay == "none" else decay,
         },
         "automatic-clipping": {"clipping": "automatic"},
     }
-    if options.warm_start is not None:
-        found["warm-start"] = {"warm_start": options.warm_start}
+    if start is not None:
+        found["warm-start"] = {"warm_start": start}
     elif "warm-start" in options.options:
         raise ConfigError("the option warm-start needs public weights: give --warm-start")
     found["all"] = {name: value for changes in found.values() for name, value in changes.items()}
@@ -65,8 +68,8 @@ def points(options: AblationOptions) -> list[Point]:
 
 
 def main() -> int:
-    """Runs the sweep."""
-    options = parse_options(AblationOptions, description=__doc__, tiny=TINY, full=FULL, by_dataset={})
+    """Run the sweep."""
+    options = parse_options(AblationOptions, description=__doc__)
     return run_sweep("ablation", options, points(options), partial(draw, "ablation"))
 
 

@@ -13,43 +13,49 @@ weights those of open_clip's name --pretrained are taken, or files: --networks V
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dashboards.figures import draw
 from dpgcl_core.errors import ConfigError, exit_on_bad_input
-from sweeps.service.options import SweepOptions, parse_options
-from sweeps.service.plan import Point
-from sweeps.service.points import at
-from sweeps.service.run import run_sweep
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.options.sweep import PairSweepOptions, varies
+from sweeps.service.planning.points import at
+from sweeps.service.planning.trials import Point
+from sweeps.service.running.sweep import run_sweep
+from trainers.config.tree import changed
 from trainers.models.clip.published import SMALL_MODELS
 
-TINY: dict[str, Any] = {"dataset": "shapes:400", "networks": ("clip-tiny",), "repeats": 1, "num_steps": 5}
-TINY |= {"expected_batch_size": 64, "max_index_records": 200, "max_query_records": 200}
-FULL = {"dataset": "shapes", "image_size": 224, "networks": ("ViT-B-32", "ViT-B-16", "ViT-L-14")}
-FULL |= {"pretrained": "openai", "repeats": 5}  # the one name of weights that all of them have
 OF_IMAGES = ("tiny_cnn", "small_cnn", "resnet18")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArchitecturesOptions(SweepOptions):
+class ArchitecturesOptions(PairSweepOptions):
     """The axes of this sweep."""
 
-    dataset: str = "shapes"
-    """shapes, digits, fashion-mnist, …; your own: {npz,parquet,folder,csv,webdataset}:PATH."""
-    networks: tuple[str, ...] = ()
+    networks: tuple[str, ...] = field(default=(), metadata=varies("network"))
     """Networks, of pairs CLIP models, as NAME or NAME=WEIGHTS; small ones for the data unless given."""
     non_private: bool = True
     """Also run every point without noise and clipping (ε = ∞); public data only."""
 
+    def tiny(self) -> Self:
+        return changed(super().tiny(), networks=("clip-tiny",))
+
+    def full(self) -> Self:
+        return changed(
+            super().full(),
+            networks=("ViT-B-32", "ViT-B-16", "ViT-L-14"),
+            pretrained="openai",  # the one name of weights that all of them have
+        )
+
 
 def points(options: ArchitecturesOptions) -> list[Point]:
-    """Returns one point per network and ε."""
-    small = tuple(SMALL_MODELS) if options.modality == "image-text" else OF_IMAGES
+    """Return one point per network and ε."""
+    small = tuple(SMALL_MODELS) if options.data.modality == "image-text" else OF_IMAGES
     found: list[Point] = []
     for given in dict.fromkeys(options.networks or small):
         name, _, weights = given.partition("=")
@@ -59,13 +65,13 @@ def points(options: ArchitecturesOptions) -> list[Point]:
         label = f"{Path(name).stem}-{len(found)}" if "/" in name else name
         if any(point.changes["network"] == name for point in found):
             raise ConfigError(f"each network must be given once, for a figure tells them by name; got {name}")
-        found += at(options, label, changes, non_private=options.non_private)
+        found += at(options.mechanism, label, changes, non_private=options.non_private)
     return found
 
 
 def main() -> int:
-    """Runs the sweep."""
-    options = parse_options(ArchitecturesOptions, description=__doc__, tiny=TINY, full=FULL, by_dataset={})
+    """Run the sweep."""
+    options = parse_options(ArchitecturesOptions, description=__doc__)
     return run_sweep("architectures", options, points(options), partial(draw, "architectures"))
 
 

@@ -16,31 +16,26 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dashboards.figures import draw
 from dpgcl_core.errors import exit_on_bad_input
-from sweeps.service.augmentations import IMAGE_AUGMENTATIONS, combinations
-from sweeps.service.options import SweepOptions, parse_options
-from sweeps.service.plan import Point
-from sweeps.service.points import at
-from sweeps.service.run import run_sweep
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.options.sweep import PairSweepOptions
+from sweeps.service.planning.augmentations import IMAGE_AUGMENTATIONS, combinations
+from sweeps.service.planning.points import at
+from sweeps.service.planning.trials import Point
+from sweeps.service.running.sweep import run_sweep
+from trainers.config.tree import changed
 from trainers.views.captions import TEXT_AUGMENTATIONS
-
-TINY: dict[str, Any] = {"dataset": "shapes:400", "repeats": 1, "num_steps": 5, "expected_batch_size": 64}
-TINY |= {"image_augmentations": ("crop",), "text_augmentations": ("word_swap",)}
-TINY |= {"max_index_records": 200, "max_query_records": 200}
-FULL = {"dataset": "shapes", "image_size": 224, "repeats": 5}
 
 
 @dataclass(frozen=True, kw_only=True)
-class AugmentationsOptions(SweepOptions):
+class AugmentationsOptions(PairSweepOptions):
     """The axes of this sweep."""
 
-    dataset: str = "shapes"
-    """shapes, digits, fashion-mnist, …; your own: {npz,parquet,folder,csv,webdataset}:PATH."""
     image_augmentations: tuple[str, ...] = tuple(IMAGE_AUGMENTATIONS)
     """Of images: crop, jitter, blur, several joined by +, or none."""
     text_augmentations: tuple[str, ...] = tuple(TEXT_AUGMENTATIONS)
@@ -48,20 +43,24 @@ class AugmentationsOptions(SweepOptions):
     non_private: bool = True
     """Also run every point without noise and clipping (ε = ∞); public data only."""
 
+    def tiny(self) -> Self:
+        return changed(super().tiny(), image_augmentations=("crop",), text_augmentations=("word_swap",))
+
 
 def points(options: AugmentationsOptions) -> list[Point]:
-    """Returns one point per combination and ε."""
+    """Return one point per combination and ε."""
     found: list[Point] = []
-    texts = options.text_augmentations if options.modality == "image-text" else None
-    for name, changes in combinations(options, options.image_augmentations, texts).items():
+    texts = options.text_augmentations if options.data.modality == "image-text" else None
+    images = options.image_augmentations
+    for name, changes in combinations(options.views, options.text_views, images, texts).items():
         shown = {"augmentation": name.replace("_", " ")}
-        found += at(options, name, changes, shown, non_private=options.non_private)
+        found += at(options.mechanism, name, changes, shown, non_private=options.non_private)
     return found
 
 
 def main() -> int:
-    """Runs the sweep."""
-    options = parse_options(AugmentationsOptions, description=__doc__, tiny=TINY, full=FULL, by_dataset={})
+    """Run the sweep."""
+    options = parse_options(AugmentationsOptions, description=__doc__)
     return run_sweep("augmentations", options, points(options), partial(draw, "augmentations"))
 
 

@@ -10,38 +10,42 @@ Ends in accuracy against B. The target ε stays, so σ grows with B.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dashboards.figures import draw
 from dpgcl_core.errors import exit_on_bad_input
-from sweeps.service.options import SweepOptions, parse_options
-from sweeps.service.points import along
-from sweeps.service.run import run_sweep
-
-TINY = {"expected_batch_sizes": (64,), "group_size": 4, "repeats": 1, "num_steps": 10}
-TINY |= {"max_index_records": 500, "max_query_records": 500}
-FULL = {"dataset": "fashion-mnist", "repeats": 5}
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.options.sweep import SweepOptions, varies
+from sweeps.service.planning.points import along
+from sweeps.service.running.sweep import run_sweep
+from trainers.config.tree import changed
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSizeOptions(SweepOptions):
     """The axes of this sweep."""
 
-    expected_batch_sizes: tuple[float, ...] = (64, 128, 256, 512, 1024, 2048)
+    expected_batch_sizes: tuple[float, ...] = field(
+        default=(64, 128, 256, 512, 1024, 2048), metadata=varies("expected_batch_size")
+    )
     """Values of B = q·n; group sizes are at most a quarter of the smallest."""
     non_private: bool = True
     """Also run every point without noise and clipping (ε = ∞); public data only."""
 
+    def tiny(self) -> Self:
+        return changed(super().tiny(), expected_batch_sizes=(64,), group_size=4)
+
 
 def main() -> int:
-    """Runs the sweep."""
-    options = parse_options(BatchSizeOptions, description=__doc__, tiny=TINY, full=FULL, by_dataset={})
+    """Run the sweep."""
+    options = parse_options(BatchSizeOptions, description=__doc__)
     points = along(
-        options,
+        options.mechanism,
         "expected_batch_size",
         options.expected_batch_sizes,
         "B",

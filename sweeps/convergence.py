@@ -9,25 +9,24 @@ Ends in the paper's Figures 2 and 8 for your data: accuracy and relative loss ag
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dashboards.figures import draw
 from dpgcl_core.errors import exit_on_bad_input
 from dpgcl_core.sampling.groups import GroupSize
-from sweeps.service.options import SweepOptions, parse_options
-from sweeps.service.points import of_methods
-from sweeps.service.run import run_sweep
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.options.sweep import SweepOptions, varies
+from sweeps.service.planning.points import of_methods
+from sweeps.service.running.sweep import run_sweep
+from trainers.config.tree import changed
 
-TINY: dict[str, Any] = {"group_sizes": (4,), "repeats": 1, "num_steps": 10, "expected_batch_size": 64}
-TINY |= {"max_index_records": 500, "max_query_records": 500}
-FULL = {"dataset": "fashion-mnist", "group_sizes": (4, 16, 64, "batch"), "repeats": 5}
 SCORED = 10
 
 
@@ -35,25 +34,33 @@ SCORED = 10
 class ConvergenceOptions(SweepOptions):
     """The axes of this sweep. Scores and loss are taken every tenth of the steps unless given otherwise."""
 
-    methods: tuple[str, ...] = ("dp_gcl",)
+    methods: tuple[str, ...] = field(default=("dp_gcl",), metadata=varies("method"))
     """Methods to train with; `python -m dpgcl_core.methods` lists them."""
-    group_sizes: tuple[GroupSize, ...] = (4, 32)
+    group_sizes: tuple[GroupSize, ...] = field(default=(4, 32), metadata=varies("group_size"))
     """Values of S, for methods that take one; "batch" makes the whole realised batch one group."""
     non_private: bool = True
     """Also train without noise and clipping (ε = ∞); public data only."""
 
+    def tiny(self) -> Self:
+        return changed(super().tiny(), group_sizes=(4,))
+
+    def full(self) -> Self:
+        return changed(super().full(), group_sizes=(4, 16, 64, "batch"))
+
+    def completed(self, given: Collection[str]) -> Self:
+        every, tenth = self.evaluation, max(1, self.mechanism.num_steps // SCORED)
+        return changed(
+            self,
+            score_every_steps=every.score_every_steps or tenth,
+            record_every_steps=min(every.record_every_steps, tenth),
+        )
+
 
 def main() -> int:
-    """Runs the sweep."""
-    options = parse_options(ConvergenceOptions, description=__doc__, tiny=TINY, full=FULL, by_dataset={})
-    tenth = max(1, options.num_steps // SCORED)
-    options = dataclasses.replace(
-        options,
-        score_every_steps=options.score_every_steps or tenth,
-        record_every_steps=min(options.record_every_steps, tenth),
-    )
+    """Run the sweep."""
+    options = parse_options(ConvergenceOptions, description=__doc__)
     points = of_methods(
-        options, options.methods, group_sizes=options.group_sizes, non_private=options.non_private
+        options.mechanism, options.methods, group_sizes=options.group_sizes, non_private=options.non_private
     )
     return run_sweep("convergence", options, points, partial(draw, "convergence"))
 

@@ -4,51 +4,59 @@
     python sweeps/group_size.py --dataset fashion-mnist
     ray job submit --working-dir . -- python sweeps/group_size.py --dataset fashion-mnist
 
-Ends in the paper's Figure 4 for your data: accuracy against S, and gradient SNR against S with and
-without augmented negatives.
+Ends in the paper's Figure 4 for your data: accuracy and gradient SNR against S, for every N_a.
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dpgcl_core.errors import exit_on_bad_input
 from dpgcl_core.sampling.groups import GroupSize
-from sweeps.service.options import SweepOptions, parse_options
-from sweeps.service.plan import Point
-from sweeps.service.points import at, check_groups
-from sweeps.service.run import run_sweep
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.options.sweep import SweepOptions, varies
+from sweeps.service.planning.points import at, check_groups
+from sweeps.service.planning.trials import Point
+from sweeps.service.running.sweep import run_sweep
+from trainers.config.tree import changed
 
-TINY = {"group_sizes": (4,), "repeats": 1, "num_steps": 10, "expected_batch_size": 64}
-TINY |= {"max_index_records": 500, "max_query_records": 500}
-FULL = {"dataset": "fashion-mnist", "num_augmentations_grid": (1,), "repeats": 5}
-FULL |= {"group_sizes": (2, 4, 8, 16, 32, 64, 128, 256, "batch")}
-BY_DATASET = {"digits": {"group_sizes": (2, 4, 8, 16, 32), "repeats": 2}}
+SIZES = (2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSizeOptions(SweepOptions):
     """The axes of this sweep."""
 
-    group_sizes: tuple[GroupSize, ...] = (2, 4, 8, 16, 32, 64, "batch")
+    group_sizes: tuple[GroupSize, ...] = field(default=(*SIZES, "batch"), metadata=varies("group_size"))
     """Values of S; "batch" makes the whole realised batch one group."""
     non_private: bool = True
     """Also run every point without noise and clipping (ε = ∞); public data only."""
     num_augmentations_grid: tuple[int, ...] = ()
     """Values of N_a; the one of --num-augmentations unless given."""
 
+    def tiny(self) -> Self:
+        return changed(super().tiny(), group_sizes=(4,))
+
+    def full(self) -> Self:
+        return changed(super().full(), num_augmentations_grid=(1,), group_sizes=(*SIZES, 128, 256, "batch"))
+
+    def of_dataset(self) -> Self:
+        small = self.data.dataset == "digits"
+        return changed(self, group_sizes=SIZES[:5], repeats=2) if small else self
+
 
 def points(options: GroupSizeOptions) -> list[Point]:
-    """Returns one point per S, N_a and ε."""
+    """Return one point per S, N_a and ε."""
     found: list[Point] = []
     for size in dict.fromkeys(options.group_sizes):
-        for count in dict.fromkeys(options.num_augmentations_grid or (options.num_augmentations,)):
+        for count in dict.fromkeys(options.num_augmentations_grid or (options.objective.num_augmentations,)):
             label, changes = f"S{size}-Na{count}", {"group_size": size, "num_augmentations": count}
-            found += at(options, label, changes, non_private=options.non_private)
+            found += at(options.mechanism, label, changes, non_private=options.non_private)
     return found
 
 
@@ -60,11 +68,9 @@ def figure(tracking_uri: str, sweep: str, folder: Path) -> list[Path]:
 
 
 def main() -> int:
-    """Runs the sweep."""
-    options = parse_options(
-        GroupSizeOptions, description=__doc__, tiny=TINY, full=FULL, by_dataset=BY_DATASET
-    )
-    check_groups(options.method)
+    """Run the sweep."""
+    options = parse_options(GroupSizeOptions, description=__doc__)
+    check_groups(options.mechanism.method)
     return run_sweep("group-size", options, points(options), figure)
 
 

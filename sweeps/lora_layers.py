@@ -14,60 +14,60 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dashboards.figures import draw
 from dpgcl_core.errors import ConfigError, exit_on_bad_input, unknown_choice
-from sweeps.service.options import SweepOptions, parse_options
-from sweeps.service.plan import Point
-from sweeps.service.points import at
-from sweeps.service.run import run_sweep
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.options.sweep import PairSweepOptions
+from sweeps.service.planning.points import at
+from sweeps.service.planning.trials import Point
+from sweeps.service.running.sweep import run_sweep
+from trainers.config.tree import changed
 from trainers.models.clip.published import SMALL_MODELS
 
-TINY: dict[str, Any] = {"dataset": "shapes:400", "layers": ("Q+V",), "repeats": 1, "num_steps": 5}
-TINY |= {"expected_batch_size": 64, "max_index_records": 200, "max_query_records": 200}
-FULL = {"dataset": "shapes", "image_size": 224, "repeats": 5}
 LAYERS = ("Q", "K", "V", "Q+K", "Q+V", "K+V", "Q+K+V")
 RANK, RANK_OF_SMALL = 16, 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoraLayersOptions(SweepOptions):
+class LoraLayersOptions(PairSweepOptions):
     """The axes of this sweep. The rank is 16, of the small models 4, unless --lora-rank gives another."""
 
     always_adapts: ClassVar[bool] = True
 
-    dataset: str = "shapes"
-    """shapes or shapes:NUM; your own pairs: {parquet,csv,webdataset}:PATH."""
     layers: tuple[str, ...] = LAYERS
     """Projections of every attention block that are adapted: Q, K, V, or some of them joined by +."""
     non_private: bool = True
     """Also run every point without noise and clipping (ε = ∞); public data only."""
 
+    def tiny(self) -> Self:
+        return changed(super().tiny(), layers=("Q+V",))
+
 
 def points(options: LoraLayersOptions) -> list[Point]:
-    """Returns one point per choice of layers and ε."""
-    if options.modality != "image-text":
+    """Return one point per choice of layers and ε."""
+    if options.data.modality != "image-text":
         raise ConfigError(
-            f"adapters are for CLIP models, which pairs of images and texts train; got {options.dataset}: "
-            "give --dataset shapes, or pairs of your own"
+            "adapters are for CLIP models, which pairs of images and texts train; got "
+            f"{options.data.dataset}: give --dataset shapes, or pairs of your own"
         )
-    rank = options.lora_rank or (RANK_OF_SMALL if options.network in SMALL_MODELS else RANK)
+    rank = options.network.lora_rank or (RANK_OF_SMALL if options.network.name in SMALL_MODELS else RANK)
     found: list[Point] = []
     for name in dict.fromkeys(options.layers):
         if name not in LAYERS:
             raise ConfigError(unknown_choice("choice of layers", name, LAYERS))
         changes = {"lora_targets": tuple(name.lower().split("+")), "lora_rank": rank}
         shown = {"lora_layers": name}
-        found += at(options, name, changes, shown, non_private=options.non_private)
+        found += at(options.mechanism, name, changes, shown, non_private=options.non_private)
     return found
 
 
 def main() -> int:
-    """Runs the sweep."""
-    options = parse_options(LoraLayersOptions, description=__doc__, tiny=TINY, full=FULL, by_dataset={})
+    """Run the sweep."""
+    options = parse_options(LoraLayersOptions, description=__doc__)
     return run_sweep("lora-layers", options, points(options), partial(draw, "lora-layers"))
 
 

@@ -12,29 +12,27 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dashboards.figures import draw
 from dpgcl_core.errors import exit_on_bad_input
-from sweeps.service.options import SweepOptions, parse_options
-from sweeps.service.points import changes_for
-from sweeps.service.tuning import Candidate, compared, run_tuned_sweep
-
-TINY: dict[str, Any] = {"methods": ("dp_gcl", "dp_clip"), "group_size": 4, "l2_clip_norm_grid": (1.0,)}
-TINY |= {"expected_batch_size": 64, "num_steps": 5, "repeats": 1, "max_query_records": 500}
-FULL = {"dataset": "fashion-mnist", "epsilon_grid": (1.0, 10.0), "repeats": 5}
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.options.sweep import SweepOptions, varies
+from sweeps.service.planning.points import changes_for
+from sweeps.service.running.tuning import Candidate, compared, run_tuned_sweep
+from trainers.config.tree import changed
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodsOptions(SweepOptions):
     """The axes of this sweep."""
 
-    methods: tuple[str, ...] = ()
+    methods: tuple[str, ...] = field(default=(), metadata=varies("method"))
     """Methods to compare; all that the data can be trained with unless given."""
     epsilon_grid: tuple[float, ...] = ()
     """Values of ε; the one of --epsilon unless given."""
@@ -45,25 +43,34 @@ class MethodsOptions(SweepOptions):
     whole_batch_size: float = 256
     """B of methods whose terms each need the whole batch, for their time or noise grows with it."""
 
+    def tiny(self) -> Self:
+        index = self.evaluation.max_index_records
+        small = changed(super().tiny(), num_steps=5, group_size=4, max_index_records=index)
+        return changed(small, methods=("dp_gcl", "dp_clip"), l2_clip_norm_grid=(1.0,))
+
+    def full(self) -> Self:
+        return changed(super().full(), epsilon_grid=(1.0, 10.0))
+
 
 def candidates(options: MethodsOptions) -> list[Candidate]:
-    """Returns one candidate per private method and ε, and one for each of the others."""
-    found = []
-    for method in compared(options.methods, options):
+    """Return one candidate per private method and ε, and one for each of the others."""
+    found, mechanism = [], options.mechanism
+    for method in compared(options.methods, options.data):
         changes = changes_for(method)
         if method.small_batches:
-            changes["expected_batch_size"] = min(options.whole_batch_size, options.expected_batch_size)
+            changes["expected_batch_size"] = min(options.whole_batch_size, mechanism.expected_batch_size)
         private = method.label != "none"
-        for epsilon in (options.epsilon_grid or (options.target_epsilon(),)) if private else (math.inf,):
+        for epsilon in (options.epsilon_grid or (mechanism.target_epsilon(),)) if private else (math.inf,):
             label = f"{method.name}-eps{epsilon:g}" if private and epsilon is not None else method.name
             found.append(Candidate(label=label, changes=changes | {"epsilon": epsilon}, tuned=method.trains))
     return found
 
 
 def main() -> int:
-    """Runs the sweep."""
-    options = parse_options(MethodsOptions, description=__doc__, tiny=TINY, full=FULL, by_dataset={})
-    rates = options.learning_rate_grid or (options.learning_rate / 3, options.learning_rate)
+    """Run the sweep."""
+    options = parse_options(MethodsOptions, description=__doc__)
+    rate = options.optimizer.learning_rate
+    rates = options.learning_rate_grid or (rate / 3, rate)
     pairs = itertools.product(options.l2_clip_norm_grid, rates)
     grid = [{"l2_clip_norm": norm, "learning_rate": rate} for norm, rate in pairs]
     return run_tuned_sweep("methods", options, candidates(options), grid, partial(draw, "methods"))

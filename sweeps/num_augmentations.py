@@ -10,38 +10,42 @@ Ends in accuracy against N_a, private and not.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dashboards.figures import draw
 from dpgcl_core.errors import exit_on_bad_input
-from sweeps.service.options import SweepOptions, parse_options
-from sweeps.service.points import along
-from sweeps.service.run import run_sweep
-
-TINY = {"augmentation_counts": (1,), "repeats": 1, "num_steps": 10, "expected_batch_size": 64}
-TINY |= {"max_index_records": 500, "max_query_records": 500}
-FULL = {"dataset": "fashion-mnist", "repeats": 5}
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.options.sweep import SweepOptions, varies
+from sweeps.service.planning.points import along
+from sweeps.service.running.sweep import run_sweep
+from trainers.config.tree import changed
 
 
 @dataclass(frozen=True, kw_only=True)
 class NumAugmentationsOptions(SweepOptions):
     """The axes of this sweep."""
 
-    augmentation_counts: tuple[int, ...] = (0, 1, 2, 3, 4)
+    augmentation_counts: tuple[int, ...] = field(
+        default=(0, 1, 2, 3, 4), metadata=varies("num_augmentations")
+    )
     """Values of N_a."""
     non_private: bool = True
     """Also run every point without noise and clipping (ε = ∞); public data only."""
 
+    def tiny(self) -> Self:
+        return changed(super().tiny(), augmentation_counts=(1,))
+
 
 def main() -> int:
-    """Runs the sweep."""
-    options = parse_options(NumAugmentationsOptions, description=__doc__, tiny=TINY, full=FULL, by_dataset={})
+    """Run the sweep."""
+    options = parse_options(NumAugmentationsOptions, description=__doc__)
     points = along(
-        options,
+        options.mechanism,
         "num_augmentations",
         options.augmentation_counts,
         "Na",

@@ -11,36 +11,38 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dashboards.figures import draw
 from dpgcl_core.errors import exit_on_bad_input
-from sweeps.service.options import SweepOptions, parse_options
-from sweeps.service.plan import Point
-from sweeps.service.run import run_sweep
-
-TINY = {"epsilons": (10.0,), "repeats": 1, "num_steps": 10, "expected_batch_size": 64}
-TINY |= {"max_index_records": 500, "max_query_records": 500}
-FULL = {"dataset": "fashion-mnist", "repeats": 5}
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.options.sweep import SweepOptions, varies
+from sweeps.service.planning.trials import Point
+from sweeps.service.running.sweep import run_sweep
+from trainers.config.tree import changed
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyBudgetOptions(SweepOptions):
     """The axes of this sweep."""
 
-    epsilons: tuple[float, ...] = (0.2, 1.0, 5.0, 10.0, 15.0, 20.0)
+    epsilons: tuple[float, ...] = field(default=(0.2, 1.0, 5.0, 10.0, 15.0, 20.0), metadata=varies("epsilon"))
     """Values of the target ε; inf trains without noise and clipping, on public data only."""
     non_private: bool = True
     """Also run every point without noise and clipping (ε = ∞); public data only."""
 
+    def tiny(self) -> Self:
+        return changed(super().tiny(), epsilons=(10.0,))
+
 
 def main() -> int:
-    """Runs the sweep."""
-    options = parse_options(PrivacyBudgetOptions, description=__doc__, tiny=TINY, full=FULL, by_dataset={})
+    """Run the sweep."""
+    options = parse_options(PrivacyBudgetOptions, description=__doc__)
     values = dict.fromkeys([*options.epsilons, *((math.inf,) if options.non_private else ())])
     points = [Point(label=f"eps{value:g}", changes={"epsilon": value}) for value in values]
     return run_sweep("privacy-budget", options, points, partial(draw, "privacy-budget"))

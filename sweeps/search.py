@@ -19,20 +19,15 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code,
 
 from dashboards.figures import draw
 from dpgcl_core.errors import exit_on_bad_input
-from sweeps.service.options import parse_options
-from sweeps.service.run import execute
-from sweeps.service.search_space import SearchOptions, with_default_space
-from sweeps.service.searching import SearchSweep
-
-TINY = {"num_trials": 4, "group_sizes": (2, 4, 8), "learning_rate_range": (1e-3, 1e-2), "num_steps": 10}
-TINY |= {"expected_batch_size": 64, "max_index_records": 500, "max_query_records": 500}
-FULL = {"dataset": "fashion-mnist", "num_trials": 50}
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.planning.space import SearchOptions
+from sweeps.service.running.search import SearchSweep
+from sweeps.service.running.sweep import execute
 
 
 def main() -> int:
-    """Runs the search."""
-    options = parse_options(SearchOptions, description=__doc__, tiny=TINY, full=FULL, by_dataset={})
-    options = with_default_space(options, sys.argv[1:])
+    """Run the search."""
+    options = parse_options(SearchOptions, description=__doc__)
     return execute("search", options, (), partial(draw, "search"), kind=SearchSweep).code
 
 

@@ -9,24 +9,23 @@ Ends in accuracy on every data set, for each method and ε, and of the untrained
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dashboards.figures import draw
 from dpgcl_core.errors import exit_on_bad_input
-from sweeps.service.options import SweepOptions, parse_options
-from sweeps.service.points import of_methods
-from sweeps.service.run import run_sweep
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.options.sweep import SweepOptions, varies
+from sweeps.service.planning.points import of_methods
+from sweeps.service.running.sweep import run_sweep
+from trainers.config.tree import changed
 
-TINY: dict[str, Any] = {"epsilons": (10.0,), "repeats": 1, "num_steps": 10, "expected_batch_size": 64}
-TINY |= {"max_index_records": 500, "max_query_records": 500}
-FULL = {"dataset": "fashion-mnist", "probe_datasets": ("digits", "cifar10", "eurosat"), "repeats": 5}
 # Probed unless others are named: for all but digits itself nothing has to be downloaded.
 PROBED = {"digits": ("fashion-mnist",)}
 PROBED_ELSE = ("digits",)
@@ -36,20 +35,30 @@ PROBED_ELSE = ("digits",)
 class TransferOptions(SweepOptions):
     """The axes of this sweep."""
 
-    methods: tuple[str, ...] = ("dp_gcl",)
+    methods: tuple[str, ...] = field(default=("dp_gcl",), metadata=varies("method"))
     """Methods to train with; `python -m dpgcl_core.methods` lists them."""
-    epsilons: tuple[float, ...] = (1.0, 10.0)
+    epsilons: tuple[float, ...] = field(default=(1.0, 10.0), metadata=varies("epsilon"))
     """Values of the target ε."""
     non_private: bool = True
     """Also train without noise and clipping (ε = ∞); public data only."""
 
+    def tiny(self) -> Self:
+        return changed(super().tiny(), epsilons=(10.0,))
+
+    def full(self) -> Self:
+        return changed(super().full(), probe_datasets=("digits", "cifar10", "eurosat"))
+
+    def completed(self, given: Collection[str]) -> Self:
+        probed = self.data.probe_datasets or PROBED.get(self.data.dataset, PROBED_ELSE)
+        return changed(self, probe_datasets=probed)
+
 
 def main() -> int:
-    """Runs the sweep."""
-    options = parse_options(TransferOptions, description=__doc__, tiny=TINY, full=FULL, by_dataset={})
-    probed = options.probe_datasets or PROBED.get(options.dataset, PROBED_ELSE)
-    options = dataclasses.replace(options, probe_datasets=probed)
-    points = of_methods(options, options.methods, epsilons=options.epsilons, non_private=options.non_private)
+    """Run the sweep."""
+    options = parse_options(TransferOptions, description=__doc__)
+    points = of_methods(
+        options.mechanism, options.methods, epsilons=options.epsilons, non_private=options.non_private
+    )
     return run_sweep("transfer", options, points, partial(draw, "transfer"))
 
 

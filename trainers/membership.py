@@ -33,8 +33,15 @@ from torch import Tensor
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, DataError, exit_on_bad_input
 from trainers.config.presets import named_setting
-from trainers.config.settings import Setting
-from trainers.config.training import NetworkConfig, ViewConfig
+from trainers.config.settings import TrainingOptions
+from trainers.config.training import (
+    NetworkConfig,
+    NetworkOptions,
+    ObjectiveConfig,
+    OptimizerConfig,
+    ViewConfig,
+)
+from trainers.config.tree import changed
 from trainers.data.dataset import images_alone
 from trainers.data.loading import (
     BUILTIN_DATASETS,
@@ -47,6 +54,7 @@ from trainers.data.loading import (
 from trainers.evaluation.features import first_by_hash
 from trainers.models.encoder import Encoder, build_encoder
 from trainers.training.loop import train
+from trainers.training.resolve import training_config
 from trainers.views.images import make_views
 
 Scores = NDArray[np.float64]
@@ -60,15 +68,11 @@ _RECORDS_AT_ONCE = 128
 
 
 # Found on digits: what makes the non-private encoder remember. With strong views or few steps nothing shows.
-REMEMBERING = Setting(
-    network="small_cnn",
-    embedding_dim=16,
-    temperature=0.1,
-    learning_rate=3e-3,
-    min_crop_area=0.8,
-    flip_prob=0.0,
-    brightness=0.0,
-    contrast=0.0,
+REMEMBERING = TrainingOptions(
+    objective=ObjectiveConfig(temperature=0.1),
+    views=ViewConfig(min_crop_area=0.8, flip_prob=0.0, brightness=0.0, contrast=0.0),
+    network=NetworkOptions(name="small_cnn", embedding_dim=16),
+    optimizer=OptimizerConfig(learning_rate=3e-3),
 )
 
 
@@ -251,7 +255,7 @@ def infer_membership(options: MembershipOptions) -> dict[str, AttackResult]:
       DataError: the data set has too few records.
     """
     members, others = _members_and_others(options)
-    base = dataclasses.replace(
+    base = changed(
         REMEMBERING if options.setting == "auto" else named_setting(options.setting, dataset=options.dataset),
         num_steps=options.num_steps,
         expected_batch_size=options.expected_batch_size,
@@ -262,12 +266,12 @@ def infer_membership(options: MembershipOptions) -> dict[str, AttackResult]:
         also_untrained=False,
         record_every_steps=0,
     )
-    config = base.training_config(num_records=len(members), public_seed=options.public_seed)
+    config = training_config(base, num_records=len(members), public_seed=options.public_seed)
     assert isinstance(config.network, NetworkConfig)  # images alone are taken
     encoders = {
         "untrained": build_encoder(config.network, members.images.shape[1:], options.public_seed),
         "private": _trained(base, members, options),
-        "non-private": _trained(dataclasses.replace(base, epsilon=math.inf), members, options),
+        "non-private": _trained(changed(base, epsilon=math.inf), members, options),
     }
     attacks = {}
     for name, encoder in encoders.items():
@@ -285,8 +289,8 @@ def infer_membership(options: MembershipOptions) -> dict[str, AttackResult]:
     return attacks
 
 
-def _trained(setting: Setting, members: Records, options: MembershipOptions) -> Encoder:
-    config = setting.training_config(num_records=len(members), public_seed=options.public_seed)
+def _trained(setting: TrainingOptions, members: Records, options: MembershipOptions) -> Encoder:
+    config = training_config(setting, num_records=len(members), public_seed=options.public_seed)
     data = TrainingData(
         train=members, index=None, queries=None, train_is_public=True, evaluation_is_public=True
     )

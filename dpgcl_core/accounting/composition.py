@@ -1,8 +1,8 @@
-"""Station 10, the accountant: from a mechanism's event to ε at a stated δ, and back to σ.
+"""Stage 10, the accountant: from a mechanism's event to ε at a stated δ, and back to σ.
 
 The privacy loss distribution (PLD) of dp_accounting is the figure of record: a pessimistic
 discretisation, hence an upper bound (Koskela, Jälkö and Honkela 2020; Doroshenko et al. 2022). RDP and
-Opacus' PRV stand beside it as cross-checks. All for **adding or removing one record**.
+Opacus' PRV are reported beside it as cross-checks. All for **adding or removing one record**.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dpgcl_core.errors import ConfigError
 
 GRID = 1e-4
 _COARSE_GRID = 1e-3
-# dp_accounting says through absl which RDP orders it left out: safe, and nothing the user can act on.
+# dp_accounting logs through absl which RDP orders it left out: that is safe, and no user can act on it.
 logging.getLogger("absl").setLevel(logging.ERROR)
 MIN_NOISE_MULTIPLIER, _MAX_NOISE = 0.1, 1e5
 _GRIDS_IN_EPSILON = 500
@@ -36,7 +36,7 @@ CALIBRATION_TOLERANCE = 0.005
 def poisson_gaussian_event(
     *, sampling_prob: float, noise_multiplier: float, num_steps: int
 ) -> dp_event.DpEvent:
-    """Returns the event of `num_steps` Gaussian steps on independent Poisson samples.
+    """Return the event of `num_steps` Gaussian steps on independent Poisson samples.
 
     `noise_multiplier` is the noise's standard deviation over the **sensitivity** (2C for groups), not
     over C. With `noise_multiplier = 0` and at least one step the event is non-private.
@@ -50,7 +50,7 @@ def poisson_gaussian_event(
 
 
 def epsilon_pld(event: dp_event.DpEvent, delta: float, *, grid: float = GRID) -> float:
-    """Returns an upper bound on ε at `delta` by PLD; `inf` for a non-private event.
+    """Return an upper bound on ε at `delta` by PLD; `inf` for a non-private event.
 
     >>> event = poisson_gaussian_event(sampling_prob=0.01, noise_multiplier=1.0, num_steps=1000)
     >>> round(epsilon_pld(event, 1e-5), 3)
@@ -63,7 +63,7 @@ def epsilon_pld(event: dp_event.DpEvent, delta: float, *, grid: float = GRID) ->
 def epsilon_of_steps(
     *, sampling_prob: float, noise_multiplier: float, num_steps: int, delta: float, grid: float = GRID
 ) -> float:
-    """Returns `epsilon_pld` of `poisson_gaussian_event`, remembered: a sweep asks for the same ε often."""
+    """Return `epsilon_pld` of `poisson_gaussian_event`, cached: a sweep asks for the same ε often."""
     event = poisson_gaussian_event(
         sampling_prob=sampling_prob, noise_multiplier=noise_multiplier, num_steps=num_steps
     )
@@ -71,7 +71,7 @@ def epsilon_of_steps(
 
 
 def epsilon_rdp(event: dp_event.DpEvent, delta: float) -> float:
-    """Returns an upper bound on ε at `delta` by RDP with dp_accounting's default orders."""
+    """Return an upper bound on ε at `delta` by RDP with dp_accounting's default orders."""
     accountant = RdpAccountant(neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
     return _epsilon(accountant, event, delta)
 
@@ -92,11 +92,11 @@ def _epsilon(accountant: PLDAccountant | RdpAccountant, event: dp_event.DpEvent,
 
 
 def epsilon_prv(*, sampling_prob: float, noise_multiplier: float, num_steps: int, delta: float) -> float:
-    """Returns ε at `delta` by Opacus' PRV accountant (upper end of its error interval).
+    """Return ε at `delta` by Opacus' PRV accountant (upper end of its error interval).
 
     `nan` where PRV's own error control gives up, as it does for some very large or very small ε.
     """
-    from opacus.accountants import PRVAccountant  # imports half of Opacus: only where asked for
+    from opacus.accountants import PRVAccountant  # slow to import
 
     if noise_multiplier == 0:
         return math.inf
@@ -131,17 +131,16 @@ def calibrate_noise_multiplier(
     target_delta: float,
     cache_folder: Path | None = None,
 ) -> Calibration:
-    """Returns the smallest noise multiplier found that meets (target_epsilon, target_delta) in PLD.
+    """Return the smallest noise multiplier found that meets (target_epsilon, target_delta) by PLD.
 
     The returned ε is computed with the grid of record and never exceeds the target. A cached σ saves
-    the search, not the check: it is verified again, so a damaged cache cannot weaken a guarantee. Far above
-    a small target a coarser grid says so; no ε within the target comes from one.
+    the search, not the check: it is verified again, so a damaged cache cannot weaken a guarantee. A coarser
+    grid only decides that an ε is far above a small target, never that one is within it.
 
     Raises:
-      ConfigError: the target is not positive, or no σ in [0.1, 1e5] meets it; says the smallest ε reached.
+      ConfigError: the target is not positive, or no σ in [0.1, 1e5] meets it; names the smallest ε reached.
     """
-    if not target_epsilon > 0 or math.isinf(target_epsilon):
-        raise ConfigError(f"target_epsilon must be positive and finite; got {target_epsilon}")
+    check_target(target_epsilon)
 
     def epsilon(noise: float, grid: float = GRID) -> float:
         fine = min(grid, target_epsilon / _GRIDS_IN_EPSILON)
@@ -177,7 +176,7 @@ def calibrate_noise_multiplier(
 
 
 def search_noise_multiplier(epsilon: Callable[[float], float], low: float, high: float) -> float:
-    """Returns a σ with ε(σ) in the upper half of [low, high], by bisection of ln σ."""
+    """Return a σ with ε(σ) in the upper half of [low, high], by bisection of ln σ."""
     small = large = 1.0
     while (reached := epsilon(large)) > high:
         small, large = large, large * 2
@@ -187,7 +186,7 @@ def search_noise_multiplier(epsilon: Callable[[float], float], low: float, high:
                 f"smallest epsilon reachable is {reached:.3g}, at noise_multiplier = {small:g}; give at "
                 "least that, or take fewer steps or a smaller sampling_prob"
             )
-    while epsilon(small) <= high:  # downwards in steps: small noise is slow to account for
+    while epsilon(small) <= high:  # in small steps: small noise is slow to account for
         if small <= MIN_NOISE_MULTIPLIER:
             raise ConfigError(
                 f"target_epsilon = {high:g} is met even by noise_multiplier = {MIN_NOISE_MULTIPLIER}: "
@@ -229,11 +228,19 @@ def _write_cached(path: Path | None, noise: float) -> None:
     temporary.replace(path)
 
 
+def check_delta_range(delta: float) -> None:
+    """Raise ConfigError unless δ is in (0, 1)."""
+    if not 0 < delta < 1:
+        raise ConfigError(f"delta must be in (0, 1); got {delta}")
+
+
 def check_target(target_epsilon: float) -> None:
+    """Raise ConfigError unless ε is positive and finite."""
     if not target_epsilon > 0 or math.isinf(target_epsilon):
         raise ConfigError(f"target_epsilon must be positive and finite; got {target_epsilon}")
 
 
 def check_noise_multiplier(noise_multiplier: float) -> None:
+    """Raise ConfigError unless σ is finite and not negative."""
     if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
         raise ConfigError(f"noise_multiplier must be finite and not negative; got {noise_multiplier}")

@@ -1,41 +1,26 @@
-"""Privacy filters: who may still spend, when each σ, q and T is chosen after seeing earlier results.
+"""Privacy filters: how much may still be spent when each σ, q and T is chosen after seeing earlier results.
 
 Composition theorems fix the parameters of all steps in advance. A budget that charges an event, refuses at
-the cap and takes back unexecuted steps lets the next event depend on earlier outputs, and then "the privacy
-loss distributions charged so far stay within (ε, δ)" is **not** a valid rule: after a Gaussian of μ = 0.25,
-the better of two continuations, each (1, 1e-3)-DP in total, has δ = 1.69e-3
-(`tests/dpgcl_core/accounting/test_filters.py` computes it). Two rules are valid, and both are fixed with the
-cap:
+the cap and refunds unused steps lets the next event depend on earlier outputs, and then "the privacy loss
+distributions charged so far stay within (ε, δ)" is **not** a valid filter (a counterexample is computed in
+`tests/dpgcl_core/accounting/test_filters.py`). Two filters are valid, and both are fixed with the cap; all
+for **adding or removing one record**. docs/theory/ledger.md has the proofs.
 
-`RdpFilter`. One order α and the budget B that converts to (ε, δ) at that order; an event is admitted
-if the sum of the orders' RDP stays within B (Feldman and Zrnic 2021, Theorem 4.3; Rogers, Roth, Ullman
-and Vadhan 2016 for what a filter is).
+`RdpFilter`. One order α and the budget B that converts to (ε, δ) at that order; an event is admitted if the
+sum of the RDP at that order stays within B (Feldman and Zrnic 2021, Theorem 4.3; Rogers, Roth, Ullman and
+Vadhan 2016 for what a filter is). Sketch: the likelihood ratio to the power α, discounted by the RDP spent,
+is a supermartingale, so the whole interaction has Rényi divergence at most B at order α. Conversion to (ε, δ)
+is done once, at that order; minimising over orders afterwards would be a choice that knows the outputs.
 
-Proof. Fix neighbouring data sets and one direction; step t, chosen by the outputs so far, has densities
-p_t and q_t given them, and RDP r_t, known before step t runs. Write R_t = ∏_{s≤t} p_s/q_s and
-M_t = R_t^α · exp(−(α − 1) Σ_{s≤t} r_s). Given the past, E_q[(p_t/q_t)^α] ≤ exp((α − 1) r_t), so M is a
-supermartingale under q with M_0 = 1. The rule keeps Σ r_s ≤ B on every path, hence
-E_q[R_T^α] ≤ exp((α − 1)B) · E_q[M_T] ≤ exp((α − 1)B): the whole interaction has Rényi divergence at most
-B at order α. Conversion to (ε, δ) is then done once, at that order; minimising over orders afterwards
-would be a choice made with the outputs in hand. ∎
+`QuotaFilter`. A number of steps for every class (q, σ); all quotas together are (ε, δ)-DP by PLD. Sketch:
+every class gets a tape of independent draws from its dominating pair; whatever is chosen after seeing
+outputs reads each draw at most once, so the interaction is post-processing of a fixed product.
 
-`QuotaFilter`. A number of steps for every class (q, σ); all quotas together are (ε, δ)-DP by PLD.
-
-Proof. A step of class c is dominated by the pair (P_c, Q_c) of the subsampled Gaussian, so by Blackwell's
-theorem it is a kernel applied to one draw from that pair; the kernel may depend on the outputs so far.
-Let n_c be the quotas and give every class a tape of n_c independent draws. Whatever is chosen after
-seeing outputs (which class moves next, with which learning rate, when to stop), the interaction reads
-each draw at most once: it is post-processing of the tapes, by a kernel that knows the outputs. The tapes
-are ∏ P_c^{n_c} against ∏ Q_c^{n_c}, a fixed product, whose PLD is the plain composition. ∎
-
-Settling. Both proofs are about **executed** steps: what is reserved and not run adds nothing to Σ r_s and
-reads nothing off a tape. So unexecuted steps may be given back to the same order's sum, or to the same
-class's quota, and to nothing else. While trials run at the same time their reservations count in full,
-so the executed steps stay within the rule in whatever order they happen. A step counts as executed from
-the moment its noise may have been seen: after a crash, count the largest number that is possible.
-The budget is the guarantee; what was really spent under adaptive stopping is not an (ε, δ) statement.
-
-All for **adding or removing one record**.
+Settling. Both proofs are about **executed** steps: a step that was reserved and did not run adds nothing. So
+unused steps may be refunded to the same order's sum, or to the same class's quota, and to nothing else.
+While trials run at the same time their reservations count in full. A step counts as executed from the moment
+its noise may have been seen: after a crash, count the largest number that is possible. The budget is the
+guarantee; what was really spent under adaptive stopping is not an (ε, δ) statement.
 """
 
 from __future__ import annotations
@@ -54,16 +39,22 @@ from dp_accounting.rdp import RdpAccountant
 from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS, compute_epsilon
 from numpy.typing import NDArray
 
-from dpgcl_core.accounting.composition import GRID, MIN_NOISE_MULTIPLIER, epsilon_pld, poisson_gaussian_event
+from dpgcl_core.accounting.composition import (
+    GRID,
+    MIN_NOISE_MULTIPLIER,
+    check_delta_range,
+    epsilon_pld,
+    poisson_gaussian_event,
+)
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.sampling.poisson import PoissonSampler
 
-# Beyond dp_accounting's own orders: caps below ε = 0.02 need them.
+# More than dp_accounting's own orders: caps below ε = 0.02 need them.
 FILTER_ORDERS: tuple[float, ...] = (*DEFAULT_RDP_ORDERS, 2048.0, 4096.0, 8192.0)
-# What a cap's order is fitted to where nothing is known of the steps to come. The Gaussian alone would
-# choose orders at which a subsampled Gaussian of little noise costs fifty times more than it must.
+# The steps that a cap's order is fitted to where nothing is known of those to come. The plain Gaussian alone
+# would choose orders at which a subsampled Gaussian of little noise costs fifty times more than it must.
 _TYPICAL_STEPS = ((1.0, 1.0), (0.01, 1.0), (0.04, 1.0), (0.01, 0.6), (0.1, 2.0))
-# Every cost is raised by this share, so that a sum of up to a million rounded costs is never too small.
+# Every cost is increased by this share, so that a sum of up to a million rounded costs is never too small.
 _ROUNDING = 1e-10
 
 
@@ -92,7 +83,7 @@ class StepClass:
 
 
 def composed_event(steps: Mapping[StepClass, int]) -> dp_event.DpEvent:
-    """Returns the event of so many steps of every class, fixed in advance.
+    """Return the event of these numbers of steps of every class, fixed in advance.
 
     Raises:
       ConfigError: a number of steps is not a whole number of at least 0.
@@ -111,12 +102,12 @@ def composed_event(steps: Mapping[StepClass, int]) -> dp_event.DpEvent:
 
 @dataclass(frozen=True, init=False)
 class RdpFilter:
-    """Admits steps while their RDP at one fixed order stays within the budget; proof in the module.
+    """Admits steps while their RDP at one fixed order stays within the budget; see the module.
 
     Attributes:
       target_epsilon, target_delta: the cap, given as `epsilon` and `delta`.
-      order: α > 1, fixed with the cap. Unless given, a compromise over typical steps, which may admit
-        only a third of what the best order would; `for_steps` fits it to the steps that are planned.
+      order: α > 1, fixed with the cap. Unless given, a compromise for typical steps, which may admit only a
+        third of what the best order would; `for_steps` fits it to the steps that are planned.
       rdp_budget: B, the largest RDP at `order` that converts to (epsilon, delta); rounded down.
 
     Raises:
@@ -152,10 +143,10 @@ class RdpFilter:
 
     @classmethod
     def for_steps(cls, epsilon: float, delta: float, step_classes: Iterable[StepClass]) -> RdpFilter:
-        """Returns the filter whose order admits most steps of the classes that are planned.
+        """Return the filter whose order admits most steps of the planned classes.
 
-        Of several classes the worst off counts: the largest least share of what its own best order would
-        admit. The choice knows no outputs, and is fixed with the cap.
+        For several classes the order maximises the smallest share of what each class's own best order would
+        admit. The choice depends on no outputs, and is fixed with the cap.
 
         >>> RdpFilter.for_steps(8.0, 1e-5, [StepClass(0.01, 1.0)]).order
         3.7
@@ -164,19 +155,19 @@ class RdpFilter:
         return cls(epsilon, delta, _fitted_order(epsilon, delta, tuple(step_classes)))
 
     def cost(self, step_class: StepClass, num_steps: int) -> float:
-        """Returns the RDP of `num_steps` steps at the order, rounded up; `inf` where it overflows."""
+        """Return the RDP of `num_steps` steps at the order, rounded up; `inf` where it overflows."""
         one = _rdp_of_step(step_class, self.order)
         return one * _checked_steps(num_steps) * (1 + _ROUNDING) if num_steps else 0.0
 
     def spent(self, steps: Mapping[StepClass, int]) -> float:
-        """Returns the summed cost of so many executed or reserved steps of every class.
+        """Return the summed cost of these numbers of executed or reserved steps, by class.
 
-        Computing the sum afresh from the counts after every settlement keeps rounding from adding up.
+        Compute it from the counts after every settlement, so that rounding does not accumulate.
         """
         return math.fsum(self.cost(step_class, num_steps) for step_class, num_steps in steps.items())
 
     def admits(self, spent: float, cost: float) -> bool:
-        """Returns whether `spent` + `cost` ≤ `rdp_budget`, compared without rounding.
+        """Return whether `spent` + `cost` ≤ `rdp_budget`, in exact arithmetic.
 
         Raises:
           ConfigError: an argument is negative or not a number.
@@ -189,7 +180,7 @@ class RdpFilter:
         return Fraction(spent) + Fraction(cost) <= Fraction(self.rdp_budget)
 
     def epsilon(self, spent: float) -> float:
-        """Returns ε at `target_delta` of a sum of costs: information, for the guarantee is the cap."""
+        """Return ε at `target_delta` of a sum of costs, for information: the guarantee is the cap."""
         if not spent >= 0:
             raise ConfigError(f"spent must be an RDP value of at least 0; got {spent}")
         return math.inf if math.isinf(spent) else _epsilon_at(self.order, spent, self.target_delta)
@@ -197,7 +188,7 @@ class RdpFilter:
 
 @dataclass(frozen=True)
 class QuotaFilter:
-    """Admits steps while every class keeps to its own quota; proof in the module.
+    """Admits steps while every class stays within its own quota; see the module.
 
     Attributes:
       epsilon, delta: the cap.
@@ -234,7 +225,7 @@ class QuotaFilter:
         return _epsilon_of_steps(frozenset(self.quotas.items()), self.delta, min(GRID, self.epsilon / 500))
 
     def admits(self, spent_steps: Mapping[StepClass, int], step_class: StepClass, num_steps: int) -> bool:
-        """Returns whether `num_steps` more of `step_class` keep every class within its quota.
+        """Return whether `num_steps` more of `step_class` keep every class within its quota.
 
         Args:
           spent_steps: executed and reserved steps by class.
@@ -249,11 +240,10 @@ class QuotaFilter:
 
 
 def check_cap(epsilon: float, delta: float) -> None:
-    """Raises ConfigError unless ε is positive and finite and δ in (0, 1)."""
+    """Raise ConfigError unless ε is positive and finite and δ in (0, 1)."""
     if not 0 < epsilon < math.inf:
         raise ConfigError(f"epsilon must be positive and finite; got {epsilon}")
-    if not 0 < delta < 1:
-        raise ConfigError(f"delta must be in (0, 1); got {delta}")
+    check_delta_range(delta)
 
 
 def _checked_steps(num_steps: int) -> int:
@@ -263,7 +253,7 @@ def _checked_steps(num_steps: int) -> int:
 
 
 def _rdp_within(epsilon: float, delta: float, order: float) -> float:
-    """The RDP r at `order` with r + ln(1 − 1/α) − ln(δα)/(α − 1) = ε (Canonne et al. 2020, Prop. 12)."""
+    """Solve r + ln(1 − 1/α) − ln(δα)/(α − 1) = ε for the RDP r at order α (Canonne et al. 2020, Prop. 12)."""
     return epsilon - math.log1p(-1 / order) + math.log(delta * order) / (order - 1)
 
 

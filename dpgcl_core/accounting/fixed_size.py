@@ -20,10 +20,15 @@ from dpgcl_core.errors import ConfigError
 class FixedSizeGaussians:
     """Accounting of steps that apply Gaussian mechanisms to one sample of fixed size, replacing one record.
 
+    A uniform subset of fixed size m holds the replaced record with probability m/N: dp_accounting's
+    `SampledWithoutReplacementDpEvent` by RDP (Wang, Balle and Kasiviswanathan 2019); the PLD accountant and
+    the add-or-remove relation refuse it. Several mechanisms on the **same** sample go inside one such event:
+    amplifying each by itself and adding is too low. See docs/theory/truncated-poisson.md.
+
     Attributes:
       num_records: N, public by this relation.
       batch_size: records in every sample.
-      noise_multipliers: std / replace-one sensitivity of each mechanism that looks at the step's sample.
+      noise_multipliers: noise std / replace-one sensitivity of each mechanism on the step's sample.
       num_steps: T.
 
     Raises:
@@ -48,7 +53,7 @@ class FixedSizeGaussians:
             raise ConfigError(f"num_steps must be at least 1; got {self.num_steps}")
 
     def event(self) -> dp_event.DpEvent:
-        """Returns one event per step, with all the step's mechanisms inside."""
+        """Return one event per step, with all the step's mechanisms inside."""
         if 0 in self.noise_multipliers:
             return dp_event.NonPrivateDpEvent()
         gaussians = [dp_event.GaussianDpEvent(noise) for noise in self.noise_multipliers]
@@ -58,7 +63,7 @@ class FixedSizeGaussians:
         return dp_event.SelfComposedDpEvent(step, self.num_steps)
 
     def epsilon(self, delta: float) -> float:
-        """Returns an upper bound on ε at `delta` by RDP, replacing one record.
+        """Return an upper bound on ε at `delta` by RDP, replacing one record.
 
         >>> FixedSizeGaussians(num_records=60_000, batch_size=512, noise_multipliers=(2.0, 2.0, 2.0),
         ...     num_steps=1000).epsilon(1e-5) < 2.56
@@ -87,7 +92,7 @@ def calibrate_fixed_size(
     target_delta: float,
     shares: Sequence[float] = (1.0,),
 ) -> FixedSizeGaussians:
-    """Returns the least noise found that meets (target_epsilon, target_delta) in RDP, replacing one record.
+    """Return the smallest noise found that meets (target_epsilon, target_delta) by RDP, replacing one record.
 
     Args:
       num_records, batch_size, num_steps: as in `FixedSizeGaussians`.

@@ -14,7 +14,9 @@ _NUM_THRESHOLDS = 400
 
 
 def clopper_pearson_upper(count: Any, total: int, tail: float) -> Any:
-    """Returns the probability that, were it true, would give at most `count` of `total` with chance `tail`.
+    """Return the one-sided upper Clopper-Pearson bound on a probability, at error probability `tail`.
+
+    If it were the true probability, at most `count` of `total` would occur with probability `tail`.
 
     >>> round(float(clopper_pearson_upper(0, 100, 0.05)), 4), float(clopper_pearson_upper(9, 9, 0.05))
     (0.0295, 1.0)
@@ -25,7 +27,7 @@ def clopper_pearson_upper(count: Any, total: int, tail: float) -> Any:
 
 
 def epsilon_lower_bound(fpr: Any, fnr: Any, delta: float) -> Any:
-    """Returns the smallest ε ≥ 0 at `delta` that allows a test of error rates (fpr, fnr), elementwise.
+    """Return the smallest ε ≥ 0 at `delta` under which a test can have error rates (fpr, fnr), elementwise.
 
     For an event E, P'(E) ≤ e^ε P(E) + δ and likewise with P and P' exchanged (Kairouz et al. 2015,
     theorem 2.1); E is the test's answer "the canary was in", or its complement.
@@ -41,7 +43,7 @@ def epsilon_lower_bound(fpr: Any, fnr: Any, delta: float) -> Any:
 
 
 def epsilon_if_gaussian(fpr: float, fnr: float, delta: float) -> float:
-    """ε at δ of the Gaussian mechanism whose trade-off curve passes through (fpr, fnr) (Dong et al. 2022)."""
+    """Return ε at δ of the Gaussian mechanism with (fpr, fnr) on its trade-off curve (Dong et al. 2022)."""
     mu = float(stats.norm.isf(fpr) + stats.norm.isf(fnr))
     if mu <= 0 or not math.isfinite(mu):
         return 0.0
@@ -53,21 +55,21 @@ def epsilon_if_gaussian(fpr: float, fnr: float, delta: float) -> float:
     return 0.0 if excess(0.0) <= 0 else float(optimize.brentq(excess, 0.0, mu * (mu + 40)))
 
 
-Law = tuple[Values, Values]
+Distribution = tuple[Values, Values]
 
 
-def clean_law(clean: Values, pooled: bool) -> Law:
-    """Values of a clean sum and their log-probabilities; `pooled` adds the sums of one step's trials."""
+def clean_distribution(clean: Values, pooled: bool) -> Distribution:
+    """Return a clean sum's values and log-probabilities; `pooled` adds up the sums of one step's trials."""
     values, counts = np.unique(np.round(clean.sum(1) if pooled else clean, 9), return_counts=True)
     return values, np.log(counts / counts.sum())
 
 
-def log_ratio(noisy: Values, laws: list[Law], std: float, pooled: bool) -> Values:
-    """The log-likelihood ratio of each run, `[runs]`, as if its steps (and trials) were independent."""
+def log_ratio(noisy: Values, distributions: list[Distribution], std: float, pooled: bool) -> Values:
+    """Return each run's log-likelihood ratio, `[runs]`, as if its steps (and trials) were independent."""
     outputs = (noisy.sum(1) if pooled else noisy).reshape(len(noisy), -1)
     without, with_canary = (
         special.logsumexp(logs - (outputs[..., None] - values) ** 2 / (2 * std**2), axis=-1)
-        for values, logs in laws
+        for values, logs in distributions
     )
     ratio: Values = (with_canary - without).sum(1)
     return ratio
@@ -76,7 +78,7 @@ def log_ratio(noisy: Values, laws: list[Law], std: float, pooled: bool) -> Value
 def best_threshold(
     negatives: Values, positives: Values, delta: float, confidence: float
 ) -> tuple[float, float]:
-    """The threshold that shows most on the choosing half, and the bound it reaches there."""
+    """Return the threshold with the largest lower bound on the choosing half, and that bound."""
     grid = np.linspace(0, 1, _NUM_THRESHOLDS)
     thresholds = np.unique(np.concatenate([np.quantile(negatives, grid), np.quantile(positives, grid)]))
     tail = (1 - confidence) / 2

@@ -1,26 +1,26 @@
-"""A white-box canary audit of the private step: how much privacy loss can be *shown*, against the claim.
+"""A white-box canary audit of the private step: an empirical lower bound on ε, against the claim.
 
     python -m dpgcl_core.audit
     python -m dpgcl_core.audit --runs 20000 --json
     python -m dpgcl_core.audit --seed 0 --only one-group groups-of-two
 
-The accountant gives an upper bound on ε; an audit gives a lower one. Stations 2, 3, 7 and 8 of a
-`Mechanism` run many times on D and on D' = D + canary, with the gradients that the sensitivity allows for:
-every group's is −C·e, but +C·e where the canary is in it. Each run's noisy sums are
-scored by their log-likelihood ratio. One half of the runs learns the score and chooses the threshold; the
-other half, untouched until then, gives Clopper-Pearson bounds on the two error rates and so, with the
-stated confidence, ε ≥ ln((TPR − δ)/FPR) (Kairouz, Oh and Viswanath 2015; Jagielski, Ullman and Oprea
-2020; Nasr et al. 2023). Any score gives a valid bound, a poor one only a low one.
+The accountant gives an upper bound on ε; an audit gives a lower one. Stages 2, 3, 7 and 8 of a
+`Mechanism` run many times on D and on D' = D + canary, with the worst gradients that the sensitivity allows:
+every group's is −C·e, but +C·e where the canary is in it. Each run's noisy sums are scored by their
+log-likelihood ratio. One half of the runs fits the score and chooses the threshold; the other half, unused
+until then, gives Clopper-Pearson bounds on the two error rates and so, with the stated confidence,
+ε ≥ ln((TPR − δ)/FPR) (Kairouz, Oh and Viswanath 2015; Jagielski, Ullman and Oprea 2020; Nasr et al. 2023).
+Any score gives a valid bound; a poor one gives a loose bound.
 
-Code as written must stay below its claim. Three known defects, which are built in here and nowhere else,
-must be seen above it: noise of half the deviation, a short last group that is kept, and one sampler seed
-for several trials. An audit that cannot see those would prove nothing by its silence.
+The code as written must stay below its claim. Three known defects, which are built in here and nowhere else,
+must exceed theirs: noise of half the standard deviation, a short last group that is kept, and one sampler
+seed for several trials. An audit that misses those would prove nothing by finding nothing.
 
 All data are synthetic. Views, network and optimizer are outside the audit: they come before the crafted
 gradient or after the noise. So is the training loop's fresh seeding of every step: for speed, one generator
 of each purpose serves all runs, and sampler and noise draw for all of them in one call.
 
-Exit code 0: every row came out as it must; 1: one did not; 2: bad input.
+Exit code 0: every row is as expected; 1: one is not; 2: bad input.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from dpgcl_core.audit.bounds import (
     Values,
     best_threshold,
-    clean_law,
+    clean_distribution,
     clopper_pearson_upper,
     epsilon_if_gaussian,
     epsilon_lower_bound,
@@ -57,19 +57,19 @@ HALF_NOISE, SHORT_GROUP, SHARED_SAMPLER = "half-noise", "short-group-kept", "sha
 DEFECTS = (HALF_NOISE, SHORT_GROUP, SHARED_SAMPLER)
 
 MIN_RUNS, DEFAULT_RUNS = 200, 4000
-_NOBODY = np.iinfo(np.int64).max  # fills up a short group; like the canary, not below num_records
+_NOBODY = np.iinfo(np.int64).max  # pads a short group; like the canary, not below num_records
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditCase:
-    """What is run.
+    """One setting to audit.
 
     Attributes:
       name: of the row in the table.
-      mechanism: whose stations run, and whose ε is the claim.
+      mechanism: whose stages run, and whose ε is the claim.
       num_records: records of D; D' has the canary besides.
       num_trials: trainings whose outputs are all released; the claim composes them.
-      defect: one of `DEFECTS` put in on purpose, or None for the code as written.
+      defect: one of `DEFECTS`, built in deliberately, or None for the code as written.
       runs_factor: multiplies the number of runs, for a case of few steps that needs many runs.
 
     Raises:
@@ -96,7 +96,7 @@ class AuditCase:
 
     @property
     def claimed_epsilon(self) -> float:
-        """ε that is charged for all trials, at the mechanism's δ."""
+        """The ε charged for all trials, at the mechanism's δ."""
         return self.mechanism.epsilon(self.num_trials * self.mechanism.num_steps)
 
 
@@ -107,13 +107,13 @@ def audit(
     confidence: float = 0.95,
     randomness: DrawSource | None = None,
 ) -> AuditResult:
-    """Runs a case `num_runs` (times its factor) on each of D and D' and bounds ε from below.
+    """Run a case `num_runs` times (times its factor) on each of D and D', and bound ε from below.
 
     Args:
-      case: what is run.
+      case: the setting.
       num_runs: runs on each data set; half of them choose, half of them test.
-      confidence: with which both error rates together lie within their bounds.
-      randomness: where every draw comes from; the operating system unless a test gives a seeded one.
+      confidence: probability that both error rates lie within their bounds.
+      randomness: source of all draws; the operating system unless given.
 
     Raises:
       ConfigError: fewer than `MIN_RUNS` runs, or a confidence outside (0, 1).
@@ -137,7 +137,7 @@ class _Released:
 
 
 class _Simulator:
-    """The stations of a case, its defect built in."""
+    """The stages of a case, with its defect built in."""
 
     def __init__(self, case: AuditCase, randomness: DrawSource) -> None:
         mechanism = case.mechanism
@@ -157,7 +157,7 @@ class _Simulator:
         )
 
     def release(self, runs: int, has_canary: bool) -> _Released:
-        """Returns the noisy and the clean sums of `runs` runs."""
+        """Return the noisy and the clean sums of `runs` runs."""
         shape = (runs, self.case.num_trials, self.case.mechanism.num_steps)
         sums = [self._clean_sum(sample) for sample in self._samples(shape, has_canary)]
         clean = np.array(sums).reshape(shape)
@@ -165,12 +165,12 @@ class _Simulator:
         return _Released(clean + noise, clean)
 
     def _samples(self, shape: tuple[int, int, int], has_canary: bool) -> Iterator[NDArray[np.int64]]:
-        """Yields one step's sample after the other, run by run and trial by trial.
+        """Yield one step's sample after the other, run by run and trial by trial.
 
         Records join independently of each other, so the sampler draws for all steps in one call.
         """
         runs, trials, steps = shape
-        is_shared = self.case.defect == SHARED_SAMPLER  # the same seed gives every trial the same samples
+        is_shared = self.case.defect == SHARED_SAMPLER  # one seed gives every trial the same samples
         num_records, drawn = self.case.num_records + has_canary, runs * steps * (1 if is_shared else trials)
         rows = self.sampler.sample(num_records * drawn, self.sampling)
         ends = np.searchsorted(rows, num_records * np.arange(drawn + 1))
@@ -188,7 +188,7 @@ class _Simulator:
 
 @dataclass(frozen=True)
 class _ShortGroupKept:
-    """The defect: the paper's own cut, its last group filled up with nobody."""
+    """The defect: the paper's own grouping, which keeps a last group that is short."""
 
     group_size: int
 
@@ -199,7 +199,7 @@ class _ShortGroupKept:
 
 
 class _Crafted(nn.Module):
-    """A network of one weight whose loss has any gradient one likes: its input."""
+    """A network of one weight whose loss has its input as its gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ class _Crafted(nn.Module):
 
 
 def _clipped(mechanism: Mechanism, sign: float) -> float:
-    """What the clipper makes of one group's gradient that is a thousand times too long."""
+    """Return the clipper's output for one group's gradient that is a thousand times too long."""
     model, total = _Crafted(), torch.zeros(1)
     gradient = torch.full((1, 1, 1), 1000 * sign * mechanism.l2_clip_norm)
     mechanism.clipper().add_clipped_sum(total, model, model, gradient)
@@ -224,9 +224,9 @@ def _judge(
     half = runs // 2
     best = -math.inf
     for pooled in (False, True) if case.num_trials > 1 else (False,):
-        laws = [clean_law(each.clean[:half], pooled) for each in (without, with_canary)]
+        distributions = [clean_distribution(each.clean[:half], pooled) for each in (without, with_canary)]
         std = noise_std * (math.sqrt(case.num_trials) if pooled else 1)
-        scores = [log_ratio(each.noisy, laws, std, pooled) for each in (without, with_canary)]
+        scores = [log_ratio(each.noisy, distributions, std, pooled) for each in (without, with_canary)]
         threshold, reached = best_threshold(scores[0][:half], scores[1][:half], delta, confidence)
         if reached > best:
             best, chosen = reached, (scores, threshold)
@@ -272,17 +272,17 @@ _TWO_RECORDS = dataclasses.replace(
     num_steps=1,
     target_delta=0.127,
 )
-# Sixty records, lest an empty sample without the canary look like one with it.
+# Sixty records: with few, an empty sample would not tell whether the canary is in the data.
 _ONE_OF_TEN = dataclasses.replace(
     _ONE_GROUP, num_records_public=61, sampling_prob=0.15, noise_multiplier=1.0, num_steps=1
 )
 
 
 def standard_cases() -> tuple[AuditCase, ...]:
-    """Returns the cases of the command: each setting as written, then with the defect it can show.
+    """Return the cases of the command: each setting as written, then with the defect it can reveal.
 
-    `groups-of-two` is the smallest case in which a short last group breaks 2C: with two records and a
-    third, σ = 1, ε = 1, the true δ is 0.205 where 0.127 is claimed.
+    `groups-of-two` is the smallest case in which a short last group violates 2C: with two records and the
+    canary, σ = 1, ε = 1, the true δ is 0.205 where 0.127 is claimed.
     """
     one = AuditCase(name="one-group", mechanism=_ONE_GROUP, num_records=20)
     poisson = dataclasses.replace(
@@ -308,13 +308,13 @@ def audit_command(
     seed: int | None = None,
     json: bool = False,
 ) -> int:
-    """Run the standard cases and print what was shown of each; 0 if every row came out as it must, else 1.
+    """Run the standard cases and print a row for each; return 0 if every row is as expected, else 1.
 
     Args:
-      runs: on each of D and D'.
-      confidence: of each row's bound.
-      only: these cases alone.
-      seed: repeatable runs from this seed, not from the operating system.
+      runs: runs on each of D and D'.
+      confidence: confidence of each row's bound.
+      only: run these cases alone.
+      seed: draw from this seed, not from the operating system; repeatable.
       json: print one JSON list.
 
     Raises:

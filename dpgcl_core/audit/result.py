@@ -1,4 +1,4 @@
-"""What an audit found, and the table of it."""
+"""The result of an audit, and the table of results."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class AuditResult:
-    """What the runs show.
+    """The bounds that one case's runs give.
 
     Attributes:
-      name: the case's.
-      defect: the case's.
-      claimed_epsilon: charged, at `delta`.
+      name: name of the case.
+      defect: defect of the case, or None.
+      claimed_epsilon: ε charged, at `delta`.
       delta: δ of the claim.
       epsilon_lower_bound: holds with probability `confidence` over the runs, at `delta`.
       delta_lower_bound: likewise, at ε = `claimed_epsilon`.
@@ -45,16 +45,16 @@ class AuditResult:
 
     @property
     def as_expected(self) -> bool:
-        """Whether a defect was seen, or the code as written held."""
+        """Whether a defect was detected, or the code as written kept its claim."""
         return self.exceeds == (self.defect is not None)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns all of it under plain names."""
+        """Return all fields and both verdicts as plain values."""
         return dataclasses.asdict(self) | {"exceeds": self.exceeds, "as_expected": self.as_expected}
 
 
 def table(results: Sequence[AuditResult]) -> str:
-    """Returns the rows as text, one for each result."""
+    """Return the rows as text, one for each result."""
     head = (
         "case",
         "code",

@@ -11,7 +11,7 @@ Guarantee. Every group contributes a vector of norm at most C to the sum: the fa
 min(1, C(1 − 1e-4)/norm); the sum is taken over the tensors the norm was taken of, and both in float32 or
 better whatever the precision of the network, or of the caller (`dpgcl_core.clipping.full_precision`).
 Norms are exact to 4e-5 of themselves, which the margin covers: squares are summed in short runs, then in
-float64, and Gram norms in float64 throughout. A group whose gradient is not finite contributes exactly zero
+float64, and ghost norms in float64 throughout. A group whose gradient is not finite contributes exactly zero
 and is masked *before* the product that sums groups, because 0·inf is not 0. No other group changes by a bit.
 A group that is marked as not complete is computed like the others and masked in the same way: whatever its
 inputs are, it contributes exactly zero.
@@ -20,7 +20,7 @@ inputs are, it contributes exactly zero.
 constant: short gradients are lengthened, so C and the learning rate act as one. The contribution's norm is
 C(1 − 1e-4)·norm/(norm + γ), again below C whatever the gradient is, and every proof of a sensitivity asks
 for no more than that. A factor may reach C/γ here, so an absolute error e of a short gradient's norm, as a
-Gram norm's cancellation leaves, grows with it: the contribution stays below C as long as e ≤ γ. A gradient
+ghost norm's cancellation leaves, grows with it: the contribution stays below C as long as e ≤ γ. A gradient
 of zero gives zero, for the factor is finite. Without a bound (C = inf) neither law does anything.
 
 Either law may be applied *by parts*, such as the two towers of CLIP: see `dpgcl_core.clipping.parts`.
@@ -30,16 +30,16 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.clipping.direct_uses import NotFoldableError
+from dpgcl_core.clipping.direct_uses import NotSeparableError
 from dpgcl_core.clipping.full_precision import full_precision
-from dpgcl_core.clipping.one_pass import fold
+from dpgcl_core.clipping.one_pass import per_group_gradients
 from dpgcl_core.clipping.parts import ClippingParts, Owners, norms_of, runs_of
 from dpgcl_core.clipping.types import (
     GroupInputs,
@@ -48,7 +48,7 @@ from dpgcl_core.clipping.types import (
     num_trainable,
     trainable_parameters,
 )
-from dpgcl_core.clipping.verification import BothWays, refused_layer, wrongly_folded
+from dpgcl_core.clipping.verification import BothWays, one_pass_mismatch, unsupported_layer
 from dpgcl_core.errors import ConfigError, unknown_choice
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ FLAT, AUTOMATIC = "flat", "automatic"
 GAMMA = 0.01
 """γ of automatic clipping: public, and the same for every training."""
 _MARGIN = 1 - 1e-4
-_MAX_FOLDED_NUMBERS = 2**26  # 256 MiB of per-group gradients at a time
+_MAX_GRADIENT_NUMBERS = 2**26  # 256 MiB of per-group gradients at a time
 _LOOP_FROM_VIEWS = 96  # on a CPU a backward pass of this many images is as fast alone as among others,
 _LOOP_FROM_VIEWS_OF_MANY_WEIGHTS = 48  # and here it also saves the memory of the other groups' gradients
 _MANY_WEIGHTS = 2**20
@@ -138,7 +138,7 @@ class GroupClipper:
             return _plain(total, parameters, objective, inputs, complete)
         law = (self.l2_clip_norm, self.gamma, owners)
         complete = None if complete is None else complete.to(total.device)
-        if not _folds(model, objective, inputs, owners):
+        if not _goes_in_one_pass(model, objective, inputs, owners):
             return _loop(total, parameters, objective, inputs, *law, complete)
         reports, start, num_groups = [], 0, _num_groups(inputs)
         while start < num_groups:
@@ -147,8 +147,8 @@ class GroupClipper:
             start += _num_groups(some)
             rest = (parameters, objective, some, *law, taken)
             try:
-                report = _fold(total, model, *rest)
-            except NotFoldableError:  # these inputs took another way through the network
+                report = _one_pass(total, model, *rest)
+            except NotSeparableError:  # these inputs took another way through the network
                 report = _loop(total, *rest)
             reports.append(report)
         return _joined(reports)
@@ -296,11 +296,11 @@ def _report(
     )
 
 
-def flat_gradient(gradients: tuple[Tensor | None, ...], parameters: list[nn.Parameter]) -> Tensor:
+def flat_gradient(gradients: Sequence[Tensor | None], parameters: Sequence[nn.Parameter]) -> Tensor:
     """Return gradients as one float32 vector in the order of `parameters`, zero where there is none."""
     return torch.cat(
         [
-            torch.zeros_like(p).flatten() if g is None else g.flatten().float()
+            (torch.zeros_like(p) if g is None else g).flatten().float()
             for g, p in zip(gradients, parameters, strict=True)
         ]
     )
@@ -350,7 +350,7 @@ def clip_factor(
     return torch.where(counts, factor, torch.zeros_like(factor)), counts
 
 
-def _fold(
+def _one_pass(
     total: Tensor,
     model: nn.Module,
     parameters: list[nn.Parameter],
@@ -362,7 +362,7 @@ def _fold(
     complete: Tensor | None = None,
 ) -> GroupReport:
     """One forward and one backward pass; every layer's gradient separated by group."""
-    folded = fold(
+    gradients = per_group_gradients(
         model,
         parameters,
         lambda: objective(inputs),
@@ -372,18 +372,18 @@ def _fold(
         ),
         owners=owners,
     )
-    norms = folded.norms()
+    norms = gradients.norms()
     factor, finite = _factors(norms, l2_clip_norm, gamma)
     if complete is not None:
         factor = torch.where(complete, factor, 0.0)
-    folded.check()
-    folded.add_weighted(total, parameters, factor)
-    _folded_numbers.setdefault(model, {})[_shape(inputs)] = folded.numbers_per_group
-    return _report(norms, finite, folded.losses, l2_clip_norm, folded.paths, complete)
+    gradients.check()
+    gradients.add_weighted(total, parameters, factor)
+    _gradient_numbers.setdefault(model, {})[_shape(inputs)] = gradients.numbers_per_group
+    return _report(norms, finite, gradients.losses, l2_clip_norm, gradients.paths, complete)
 
 
 _Shape = tuple[torch.Size, ...]
-_folded_numbers: WeakKeyDictionary[nn.Module, dict[_Shape, int]] = WeakKeyDictionary()
+_gradient_numbers: WeakKeyDictionary[nn.Module, dict[_Shape, int]] = WeakKeyDictionary()
 _checked: WeakKeyDictionary[nn.Module, dict[Owners | None, bool]] = WeakKeyDictionary()
 
 
@@ -393,12 +393,14 @@ def _shape(inputs: GroupInputs) -> _Shape:
 
 def _groups_at_once(model: nn.Module, inputs: GroupInputs) -> int:
     """How many groups' gradients fit; the first group of a new shape goes alone, to learn its size."""
-    numbers = _folded_numbers.get(model, {}).get(_shape(inputs))
-    return 1 if numbers is None else max(1, _MAX_FOLDED_NUMBERS // max(1, numbers))
+    numbers = _gradient_numbers.get(model, {}).get(_shape(inputs))
+    return 1 if numbers is None else max(1, _MAX_GRADIENT_NUMBERS // max(1, numbers))
 
 
-def _folds(model: nn.Module, objective: Objective, inputs: GroupInputs, owners: Owners | None = None) -> bool:
-    """Whether `_fold` is exact for this model and pays for these inputs.
+def _goes_in_one_pass(
+    model: nn.Module, objective: Objective, inputs: GroupInputs, owners: Owners | None = None
+) -> bool:
+    """Whether `_one_pass` is exact for this model and pays for these inputs.
 
     Other parts are another question: a norm that hardly counts in the whole gradient may be all of a part.
     """
@@ -409,7 +411,9 @@ def _folds(model: nn.Module, objective: Objective, inputs: GroupInputs, owners: 
         return False
     known = _checked.setdefault(model, {})
     if owners not in known:
-        wrong = refused_layer(model) or wrongly_folded(model, _both_ways(model, objective, owners), inputs)
+        wrong = unsupported_layer(model) or one_pass_mismatch(
+            model, _both_ways(model, objective, owners), inputs
+        )
         if wrong:
             logger.warning("per-group gradients one by one (exact, slower): %s", wrong)
         known[owners] = not wrong
@@ -421,13 +425,13 @@ def _loop_from_views(model: nn.Module) -> int:
 
 
 def _both_ways(model: nn.Module, objective: Objective, owners: Owners | None) -> BothWays:
-    """Return what the self-check compares: sum and report of `_loop` and of `_fold`, with C = 1."""
+    """Return what the self-check compares: sum and report of `_loop` and of `_one_pass`, with C = 1."""
     parameters = trainable_parameters(model)
 
-    def run(inputs: GroupInputs, *, folded: bool) -> tuple[Tensor, GroupReport]:
+    def run(inputs: GroupInputs, *, in_one_pass: bool) -> tuple[Tensor, GroupReport]:
         total = torch.zeros(num_trainable(model), device=_each(inputs)[0].device)
         rest = (parameters, objective, inputs, 1.0, None, owners)
-        report = _fold(total, model, *rest) if folded else _loop(total, *rest)
+        report = _one_pass(total, model, *rest) if in_one_pass else _loop(total, *rest)
         return total, report
 
     return run

@@ -1,10 +1,11 @@
-"""Parameters used outside a layer with a rule: class tokens, positions, scales, fused attention projections.
+"""Direct parameter uses: class tokens, position embeddings, scales, fused attention projections.
 
-No hook sees such a use, so `BareParameters` watches every call that takes a parameter. Where it meets a batch
-it is replaced by one copy per row (or its product is watched, for a matrix); the gradients of the copies,
-summed within a group, are the group's gradient. Whatever happened to the parameter before that, such as a
-slice, a cast or an exponential, is undone by an ordinary vector-Jacobian product per group. A use without a
-rule raises, and the caller falls back to its exact general path; so no use of a parameter is ever missed.
+They happen outside a layer with a layer rule, so no module hook sees them, and `DirectUses` watches every
+torch function that takes a parameter. Where a parameter meets a batch it is replaced by one copy per row (for
+a matrix product, the output is watched instead); the gradients of the copies, summed within a group, are the
+group's gradient. Operations on the parameter before that, such as a slice, a cast or an exponential,
+are differentiated by an ordinary vector-Jacobian product per group. An unsupported use raises, and the caller
+falls back to its exact general path; so no use of a parameter is ever missed.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from torch.overrides import TorchFunctionMode
 Function = Callable[..., Any]
 
 
-class NotFoldableError(Exception):
-    """The groups' gradients cannot be separated here; the message says at which layer or parameter."""
+class NotSeparableError(Exception):
+    """One pass cannot separate the groups' gradients; the message names the layer or parameter."""
 
 
 def _functions(*names: str) -> set[Function]:
     found: Iterator[Any] = (getattr(owner, name, None) for name in names for owner in (torch, Tensor))
-    # A property such as T is seen as its getter.
+    # `__torch_function__` receives a property such as T as its getter.
     return {f if callable(f) else f.__get__ for f in found if callable(f) or hasattr(f, "__get__")}
 
 
@@ -79,17 +80,17 @@ _BY_NAME = {F.linear, F.layer_norm, F.multi_head_attention_forward}
 _ATTENTION = inspect.signature(F.multi_head_attention_forward)
 
 
-class BareParameters(TorchFunctionMode):
-    """Watches every use of a parameter during one forward pass, but for a layer's use of its own.
+class DirectUses(TorchFunctionMode):
+    """Watches all uses of parameters in one forward pass, except a layer's use of its own parameters.
 
     Args:
       names: every watched parameter with its name.
       num_groups: groups in the pass.
-      num_rows: what the leading axis of a batch may be; the number of groups itself is allowed, too.
+      num_rows: lengths that the leading axis of a batch may have, besides the number of groups.
 
     Attributes:
-      leaves: tensors that the backward pass must reach.
-      used: the parameters that were used outside a layer of their own.
+      leaves: tensors whose gradients the backward pass must compute.
+      used: the parameters that were used directly.
     """
 
     def __init__(self, names: dict[nn.Parameter, str], num_groups: int, num_rows: frozenset[int]) -> None:
@@ -107,16 +108,16 @@ class BareParameters(TorchFunctionMode):
         self._gradients: list[tuple[nn.Parameter, Tensor, Tensor]] = []
 
     def enter(self, module: nn.Module, *_: object) -> None:
-        """Leaves the parameters of a layer with a rule to it, until `leave`."""
+        """Stop watching a layer's own parameters: its layer rule handles them. A forward pre-hook."""
         own = (module._parameters.get(name) for name in ("weight", "bias"))
         self._own = frozenset(id(parameter) for parameter in own if parameter is not None)
 
     def leave(self) -> None:
-        """Ends `enter`."""
+        """Watch all parameters again, after the layer's forward pass."""
         self._own = frozenset()
 
     def forget(self) -> None:
-        """Cuts the cycles between leaves and their hooks, which would keep a step's tensors alive."""
+        """Break the reference cycles between leaves and hooks, which would keep a step's tensors alive."""
         for hook in self._hooks:
             hook.remove()
         self.leaves.clear()
@@ -126,17 +127,17 @@ class BareParameters(TorchFunctionMode):
         return (key in self._watched or key in self._derived) and key not in self._own
 
     def _value(self, tensor: Tensor) -> tuple[nn.Parameter, Tensor]:
-        """The parameter behind a watched tensor, and the tensor with its graph back to a copy of that."""
+        """Return the parameter behind a watched tensor, and the tensor with its graph to a copy of it."""
         if id(tensor) not in self._derived:
             parameter = self._watched[id(tensor)]
             self._derived[id(tensor)] = (parameter, parameter.detach().clone().requires_grad_())
         return self._derived[id(tensor)]
 
     def gradients(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Yields the gradients `[groups, *shape]` after the backward pass, one per use."""
+        """Yield the gradients `[groups, *shape]` after the backward pass, one per use."""
         for parameter, value, gradients in self._gradients:
             source = self._value(parameter)[1]
-            if value is not source:
+            if value is not source:  # the parameter was sliced, cast or mapped before it met the batch
                 (gradients,) = torch.autograd.grad(
                     value, source, gradients.to(value.dtype), retain_graph=True, is_grads_batched=True
                 )
@@ -149,14 +150,14 @@ class BareParameters(TorchFunctionMode):
         tensors = list(_tensors((*args, *kwargs.values())))
         watched = [value for value in tensors if self._is_watched(value)]
         if func in _BY_INDEX and not self._keeps_rows(func, args, kwargs):
-            raise NotFoldableError(
+            raise NotSeparableError(
                 f"records are picked by index ({func.__name__}): their order may follow the data"
             )
         if not watched:
             return func(*args, **kwargs)
         if any(self._is_watched(value) for value in _tensors(kwargs.values())) and func not in _BY_NAME:
-            raise NotFoldableError(
-                f"no rule for a parameter given by name to {getattr(func, '__name__', func)}"
+            raise NotSeparableError(
+                f"a parameter as a keyword argument is not supported in {getattr(func, '__name__', func)}"
             )
         if func is F.multi_head_attention_forward:
             return self._attention(**_ATTENTION.bind(*args, **kwargs).arguments)
@@ -173,20 +174,23 @@ class BareParameters(TorchFunctionMode):
             return self._elementwise(func, args, kwargs)
         if func in _OF_ONE | _ELEMENTWISE and len(watched) == 1:
             return self._derive(func, args, kwargs)
+        # An unknown function: harmless only if it returns something other than a tensor, such as a shape.
         result = func(*args, **kwargs)
         if result is None or any(True for _ in _tensors((result,))):
             name = self._names[self._value(watched[0])[0]]
-            raise NotFoldableError(f"no rule for parameter {name!r} in {getattr(func, '__name__', func)}")
+            raise NotSeparableError(
+                f"this use of parameter {name!r} is not supported: {getattr(func, '__name__', func)}"
+            )
         return result
 
     def _keeps_rows(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether an access by index leaves every row of a batch where it is, whatever the data."""
+        """Return whether an indexing operation leaves every row of a batch in place, whatever the data."""
         if not args or not isinstance(args[0], Tensor) or self._is_watched(args[0]) or kwargs:
             return not kwargs
         batch = args[0]
         if not batch.ndim or len(batch) not in self._num_rows:
             return True
-        if func not in _ITEMS:  # (input, dim, index, ...); `take` and its like have no axis
+        if func not in _ITEMS:  # (input, dim, index, ...); `take` and the like have no dim
             return len(args) > 2 and isinstance(args[1], int) and args[1] % batch.ndim != 0
         first = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
         if first is None or first is Ellipsis or isinstance(first, slice):
@@ -201,7 +205,7 @@ class BareParameters(TorchFunctionMode):
         return type(args)(self._replaced(each) for each in args) if isinstance(args, tuple | list) else args
 
     def _derive(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A function of the parameter alone: watched on, with its graph."""
+        """Apply a function to a parameter alone; its result is watched in turn, with its graph."""
         parameter = next(self._value(v)[0] for v in _tensors(args) if self._is_watched(v))
         result = func(*self._replaced(args), **kwargs)
         for value in _tensors((result,)):
@@ -210,11 +214,11 @@ class BareParameters(TorchFunctionMode):
         return result
 
     def _rows(self, tensor: Tensor, num_rows: int, num_axes: int) -> Tensor:
-        """One copy per row of a watched tensor, aligned to `num_axes` axes as broadcasting would."""
+        """Return one copy of a watched tensor per row, aligned to `num_axes` axes as in broadcasting."""
         parameter, value = self._value(tensor)
         aligned = value.detach().reshape((1,) * (num_axes - value.ndim) + value.shape)
         if num_rows not in self._num_rows or num_rows % self._num_groups or aligned.shape[0] != 1:
-            raise NotFoldableError(f"parameter {self._names[parameter]!r} meets no batch of rows")
+            raise NotSeparableError(f"parameter {self._names[parameter]!r} meets no batch of rows")
         rows = aligned.expand(num_rows, *aligned.shape[1:]).requires_grad_()
         hook = rows.register_hook(partial(self._rows_arrived, parameter, value))  # type: ignore[no-untyped-call]
         self._hooks.append(hook)
@@ -229,7 +233,7 @@ class BareParameters(TorchFunctionMode):
     def _elementwise(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         shape = torch.broadcast_shapes(*(v.shape for v in _tensors(args)))  # type: ignore[no-untyped-call]
         if not shape:
-            raise NotFoldableError("a parameter meets a number that may come from the batch")
+            raise NotSeparableError("a parameter meets a number that may come from the batch")
         replaced = [
             self._rows(a, shape[0], len(shape)) if isinstance(a, Tensor) and self._is_watched(a) else a
             for a in args
@@ -239,16 +243,18 @@ class BareParameters(TorchFunctionMode):
 
     def _expand(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         if not self._is_watched(args[0]):
-            raise NotFoldableError("a batch is expanded to a parameter's shape")
+            raise NotSeparableError("a batch is expanded to a parameter's shape")
         shape = func(args[0].detach(), *args[1:], **kwargs).shape
         rows = self._rows(args[0], shape[0], len(shape))
         return rows if rows.shape == shape else rows.expand(shape)
 
     def _product(self, x: Tensor, tensor: Tensor) -> Tensor:
-        """x @ W for `x` `[rows, ..., in]` and a watched `W` `[in, out]`."""
+        """Return x @ W for `x` `[rows, ..., in]` and a watched `W` `[in, out]`."""
         parameter, value = self._value(tensor)
         if value.ndim != 2 or x.ndim < 2 or x.shape[0] not in self._num_rows:
-            raise NotFoldableError(f"no rule for parameter {self._names[parameter]!r} in this product")
+            raise NotSeparableError(
+                f"this product with parameter {self._names[parameter]!r} is not supported"
+            )
         self.used.add(parameter)
         output = x @ value.detach()
         if not output.requires_grad:
@@ -308,7 +314,10 @@ class BareParameters(TorchFunctionMode):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """`F.multi_head_attention_forward` in parts, for projections `[length, rows, dim]`."""
+        """Run `F.multi_head_attention_forward` in steps to be watched, for inputs `[length, rows, dim]`.
+
+        The signature is that of torch, by which the call's arguments are bound.
+        """
         unusual = (bias_k, bias_v, static_k, static_v)
         if (
             any(t is not None for t in unusual)
@@ -316,7 +325,7 @@ class BareParameters(TorchFunctionMode):
             or (dropout_p > 0 and training)
             or query.ndim != 3
         ):
-            raise NotFoldableError("no rule for this kind of attention")
+            raise NotSeparableError("this kind of attention is not supported")
         with self:
             weights: Any = (q_proj_weight, k_proj_weight, v_proj_weight)
             if in_proj_weight is not None and not use_separate_proj_weight:
@@ -341,7 +350,7 @@ class BareParameters(TorchFunctionMode):
 
 
 def _additive_mask(attn_mask: Tensor | None, key_padding_mask: Tensor | None, q: Tensor) -> Tensor | None:
-    """The two masks of multi-head attention as one tensor to add to the scores `[rows, heads, L, S]`."""
+    """Return both masks of multi-head attention as one tensor to add to the scores `[rows, heads, L, S]`."""
 
     def additive(mask: Tensor) -> Tensor:
         if mask.dtype != torch.bool:

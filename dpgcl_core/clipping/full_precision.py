@@ -1,11 +1,11 @@
-"""The precision of a clipped sum's passes: the engine's own, whatever the caller has chosen for the process.
+"""The precision of a clipped sum's passes: the engine's own, whatever the caller has set for the process.
 
-A process can be told to take float32 products in bfloat16 or TensorFloat32
-(`torch.set_float32_matmul_precision`, `torch.backends`), and a caller may stand under autocast. Which of
-this has an effect depends on the processor. So every rule enters `full_precision` before its forward pass
-and leaves it after the sum: norms are taken of the tensors that are summed, at the accuracy that the margin
-of `dpgcl_core.clipping.clipper` is made for, and every processor takes the same passes. A network that is
-meant to run in low precision says so inside, by an autocast of its own around its forward pass.
+A process can be set to compute float32 products in bfloat16 or TensorFloat32
+(`torch.set_float32_matmul_precision`, `torch.backends`), and a caller may be under autocast. Which settings
+have an effect depends on the processor. So every gradient rule enters `full_precision` before its forward
+pass and leaves it after the sum: norms are computed from the tensors that are summed, at the accuracy that
+the margin of `dpgcl_core.clipping.clipper` needs, and every processor runs the same passes. A network that is
+meant to run in low precision has an autocast of its own around its forward pass.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _HIGHEST, _EXACT, _INHERITED = "highest", "ieee", "none"
 
 @contextmanager
 def full_precision(device: str) -> Iterator[None]:
-    """Take products of float32 tensors in float32: no autocast, no TF32, no bfloat16; restored on exit.
+    """Compute products of float32 tensors in float32: no autocast, no TF32, no bfloat16; restored on exit.
 
-    Settings other than autocast belong to the process, as PyTorch has them.
+    Settings other than autocast apply to the whole process, as in PyTorch.
 
     Args:
       device: type of the device that the passes run on, such as "cuda".

@@ -1,20 +1,20 @@
-"""How each kind of layer turns its input and output gradient into gradients per group.
+"""Layer rules: how each kind of layer turns its input and output gradient into per-group gradients.
 
 A layer sees rows (a record's views) in the order of their groups, so (records × views × positions) of one
 group are one axis of length M. Its weight gradient per group is a product over that axis, X_Gᵀ Y_G, and
-there are two ways to its norm:
+there are two ways to compute its norm:
 
 - *per-group gradient*: compute and keep X_Gᵀ Y_G. The flops are those of the ordinary weight gradient; the
   price is writing and reading one number per parameter and group.
-- *Gram norm* ("ghost norm", Goodfellow 2015; Li et al. 2022, section 4): the squared norm is
+- *ghost norm* (Goodfellow 2015; Li et al. 2022, section 4), from Gram matrices: the squared norm is
   Σ (X_G X_Gᵀ) ⊙ (Y_G Y_Gᵀ), two M × M matrices instead of the gradient; the clipped sum is then one
   ordinary weight gradient of the rescaled Y ("book-keeping", Bu et al. 2023).
 
-The Gram matrices are taken in float64: their sum may cancel, and a norm that falls short by more than the
+The Gram matrices are computed in float64: their sum may cancel, and a norm that is too small by more than the
 clipper's margin would let more than C through. The clipped sum itself is a float32 product whose rounding
-grows with the terms, not with their sum, so a group's norm is taken to be at least a small share of its
-*spread* Σ_m ‖x_m‖·‖y_m‖ (`folding.ROUNDING_SHARE`): no group's terms are then so large that their rounding
-leaves the margin.
+grows with the terms, not with their sum, so a group's norm counts as at least a small share of its
+*magnitude bound* Σ_m ‖x_m‖·‖y_m‖ (`one_pass.NORM_FLOOR`): no group's terms are then so large that their
+rounding exceeds the margin. See docs/theory/clipping.md.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 MAX_PATCH_NUMBERS = 2**22
-"""Convolution patches are copied for this many numbers at a time: they stay in the cache."""
+"""Convolution patches are copied in pieces of this many numbers, which fit into the cache."""
 
 MANY_PATCHES, MANY_NUMBERS = 50, 2**21
-"""On a CPU, a group of many patch numbers, and many times more than weights, is left to the convolution's
-own weight gradient: copying the patches would cost more than a call per group."""
+"""On a CPU, groups with this many patch numbers, and this many per weight, take the convolution's own weight
+gradient: copying the patches would cost more than one call per group."""
 
 PerGroup = Iterator[tuple[Tensor, Tensor]]
-GramNorms = tuple[Tensor, Tensor]
-"""Squared norms, and spreads Σ_m ‖x_m‖·‖y_m‖: the size of the terms whose sum is the gradient."""
+GhostNorms = tuple[Tensor, Tensor]
+"""Squared norms, and magnitude bounds Σ_m ‖x_m‖·‖y_m‖ on the terms whose sum is the gradient."""
 
 
 class LayerRule:
-    """The rule of one kind of layer; the base class is a layer without a weight matrix.
+    """How one kind of layer computes its gradients; the base class is a layer without a weight matrix.
 
     In every method `x` is the layer's input and `grad` the gradient of its output, both with the leading
     axis rows = groups × rows per group; returned gradients have the shape of the parameter behind the
@@ -46,37 +46,37 @@ class LayerRule:
     """
 
     def refuses(self, module: nn.Module) -> str:
-        """Returns why this very layer cannot be handled; empty if it can."""
+        """Return why this particular layer is not supported; empty if it is."""
         return ""
 
     def matrix(self, module: nn.Module) -> Tensor | None:
-        """Returns the weight that has a Gram norm, if any."""
+        """Return the weight that has a ghost norm, if any."""
         return None
 
     def runs(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]] | None:
-        """Runs the layer itself; returns its output and what `vectors` can use again. None: it does not."""
+        """Run the layer; return its output and what `vectors` can reuse, or None to run its own forward."""
         return None
 
     def vectors(
         self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int, saved: tuple[Tensor, ...] = ()
     ) -> PerGroup:
-        """Yields the small parameters with their gradients `[groups, *shape]`."""
+        """Yield the small parameters with their gradients `[groups, *shape]`."""
         yield from ()
 
     def per_group(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> Tensor:
-        """Returns the matrix's gradients, float32 `[groups, *shape]`."""
+        """Return the matrix's gradients, float32 `[groups, *shape]`."""
         raise NotImplementedError
 
-    def gram_flops(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> float:
-        """Returns the flops of one group's Gram norm."""
+    def ghost_norm_flops(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> float:
+        """Return the flops of one group's ghost norm."""
         raise NotImplementedError
 
-    def gram(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> GramNorms:
-        """Returns the squared norms of the matrix's gradients and their spreads, float64 `[groups]` each."""
+    def ghost_norms(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> GhostNorms:
+        """Return squared norms and magnitude bounds of the matrix's gradients, float64 `[groups]` each."""
         raise NotImplementedError
 
     def total(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
-        """Returns the matrix's gradient of all rows together, float32, in the shape of the matrix."""
+        """Return the matrix's gradient of all rows together, float32, in the shape of the matrix."""
         raise NotImplementedError
 
 
@@ -84,15 +84,15 @@ def _rows(x: Tensor, num_groups: int, width: int) -> Tensor:
     return x.reshape(num_groups, -1, width)
 
 
-def _norms(of_inputs: Tensor, of_outputs: Tensor) -> GramNorms:
-    """‖Xᵀ Y‖² and Σ_m ‖x_m‖·‖y_m‖ of the Gram matrices `[groups, M, M]` of X and Y."""
+def _norms(of_inputs: Tensor, of_outputs: Tensor) -> GhostNorms:
+    """Return ‖Xᵀ Y‖² and Σ_m ‖x_m‖·‖y_m‖, given the Gram matrices `[groups, M, M]` of X and Y."""
     diagonals = (matrix.diagonal(dim1=1, dim2=2) for matrix in (of_inputs, of_outputs))
     lengths = [diagonal.clamp_min(0).sqrt() for diagonal in diagonals]
     return (of_inputs * of_outputs).sum((1, 2)), (lengths[0] * lengths[1]).sum(1)
 
 
-def _gram_norm(x: Tensor, grad: Tensor) -> GramNorms:
-    """`_norms` of `[groups, M, ·]` tensors, in float64."""
+def _ghost_norm(x: Tensor, grad: Tensor) -> GhostNorms:
+    """Return `_norms` of `[groups, M, ·]` tensors, in float64."""
     x, grad = x.double(), grad.double()
     return _norms(torch.bmm(x, x.transpose(1, 2)), torch.bmm(grad, grad.transpose(1, 2)))
 
@@ -115,12 +115,12 @@ class LinearRule(LayerRule):
         x, grad = (_rows(t.float(), num_groups, t.shape[-1]) for t in (x, grad))
         return torch.bmm(grad.transpose(1, 2), x)
 
-    def gram_flops(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> float:
+    def ghost_norm_flops(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> float:
         length = x.shape[:-1].numel() / num_groups
         return 2 * length**2 * (x.shape[-1] + grad.shape[-1])
 
-    def gram(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> GramNorms:
-        return _gram_norm(*(_rows(t, num_groups, t.shape[-1]) for t in (x, grad)))
+    def ghost_norms(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> GhostNorms:
+        return _ghost_norm(*(_rows(t, num_groups, t.shape[-1]) for t in (x, grad)))
 
     def total(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
         return grad.float().flatten(0, -2).T @ x.float().flatten(0, -2)
@@ -170,16 +170,18 @@ class Conv2dRule(LayerRule):
             group.copy_(_convolution_weight_gradient(module, inputs, outputs))
         return result
 
-    def gram_flops(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> float:
+    def ghost_norm_flops(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> float:
         assert isinstance(module, nn.Conv2d)
         rows = len(x) // num_groups
         pixels, positions = rows * x.shape[2:].numel(), rows * grad.shape[2:].numel()
         taps = module.weight.shape[2:].numel()
-        sums = 4 * taps * positions**2 * module.groups  # additions without reuse, slower than a product's
+        sums = (
+            4 * taps * positions**2 * module.groups
+        )  # additions, memory-bound: four times a product's flops
         return 2 * pixels**2 * x.shape[1] + 2 * positions**2 * grad.shape[1] + sums
 
-    def gram(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> GramNorms:
-        """The Gram matrix of patches is a sum over kernel taps of slices of the Gram matrix of pixels."""
+    def ghost_norms(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> GhostNorms:
+        """Sum slices of the pixels' Gram matrix over the kernel's taps: that is the patches' Gram matrix."""
         assert isinstance(module, nn.Conv2d)
         blocks, rows = module.groups, len(x) // num_groups
         height, width = grad.shape[2:]
@@ -197,8 +199,8 @@ class Conv2dRule(LayerRule):
             of_patches = part.clone() if of_patches is None else of_patches.add_(part)
         assert of_patches is not None
         of_outputs = torch.bmm(outputs, outputs.transpose(1, 2))
-        squares, spread = _norms(of_patches.reshape(of_outputs.shape), of_outputs)
-        return squares.view(num_groups, blocks).sum(1), spread.view(num_groups, blocks).sum(1)
+        squares, magnitude_bound = _norms(of_patches.reshape(of_outputs.shape), of_outputs)
+        return squares.view(num_groups, blocks).sum(1), magnitude_bound.view(num_groups, blocks).sum(1)
 
     def total(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
         assert isinstance(module, nn.Conv2d)
@@ -230,7 +232,7 @@ def _tap(offset: int, stride: int, dilation: int, length: int) -> slice:
 
 
 def _pad(module: nn.Conv2d, x: Tensor) -> Tensor:
-    """The input with the layer's own padding around it."""
+    """Return the input with the layer's own padding."""
     padding = module._reversed_padding_repeated_twice
     if not any(padding):
         return x
@@ -240,7 +242,7 @@ def _pad(module: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 def _patches(module: nn.Conv2d, x: Tensor) -> Tensor:
-    """A strided view of every position's patch, `[rows, height, width, taps down, taps right, channels]`."""
+    """Return a strided view of all patches, `[rows, height, width, taps down, taps right, channels]`."""
     x = _pad(module, x).permute(0, 2, 3, 1).contiguous()
     rows, height, width, channels = x.shape
     taps, stride, dilation = module.kernel_size, module.stride, module.dilation
@@ -252,12 +254,12 @@ def _patches(module: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 def _channels_last(x: Tensor, num_groups: int) -> Tensor:
-    """`[rows, channels, height, width]` → `[groups, rows per group × height × width, channels]`."""
+    """Reshape `[rows, channels, height, width]` to `[groups, rows per group × height × width, channels]`."""
     return x.permute(0, 2, 3, 1).reshape(num_groups, -1, x.shape[1])
 
 
 def _by_block(x: Tensor, blocks: int) -> Tensor:
-    """`[groups, M, taps, channels]` → `[groups × blocks, M, taps × channels per block]`."""
+    """Reshape `[groups, M, taps, channels]` to `[groups × blocks, M, taps × channels per block]`."""
     num_groups, length, taps, channels = x.shape
     if blocks == 1:
         return x.reshape(num_groups, length, taps * channels)
@@ -268,7 +270,7 @@ def _by_block(x: Tensor, blocks: int) -> Tensor:
 class GroupNormRule(LayerRule):
     """Scale and shift behind the normalisation of each row.
 
-    With the row's own mean m and reciprocal deviation r, the scale's gradient Σ g·(x − m)·r needs no
+    With the row's own mean m and reciprocal standard deviation r, the scale's gradient Σ g·(x − m)·r needs no
     normalised copy of x: it is r·(Σ g·x − m·Σ g).
     """
 
@@ -364,14 +366,14 @@ class EmbeddingRule(LayerRule):
         table.index_add_(0, rows, self._kept(module, x, grad).reshape(-1, width))
         return table.view(num_groups, size, width)
 
-    def gram_flops(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> float:
+    def ghost_norm_flops(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> float:
         length = x.numel() / num_groups
         return 2 * length**2 * grad.shape[-1]
 
-    def gram(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> GramNorms:
+    def ghost_norms(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> GhostNorms:
         index = x.reshape(num_groups, -1)
         outputs = _rows(self._kept(module, x, grad).double(), num_groups, grad.shape[-1])
-        same = index[:, :, None] == index[:, None, :]
+        same = index[:, :, None] == index[:, None, :]  # one-hot inputs: their inner products
         return _norms(same.double(), torch.bmm(outputs, outputs.transpose(1, 2)))
 
     def total(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
@@ -391,7 +393,7 @@ _RULES: dict[type[nn.Module], LayerRule] = {
 
 
 def rule_of(module: nn.Module) -> LayerRule | None:
-    """Returns the rule of a layer whose forward pass is that of a known class; None if there is none."""
+    """Return the layer rule of a module that runs a known class's forward pass; None if it does not."""
     for kind, rule in _RULES.items():
         if (
             isinstance(module, kind)

@@ -1,13 +1,13 @@
-"""Every group's gradient from one forward and one backward pass ("folding").
+"""Per-group gradients and ghost norms: every group's gradient from one forward and one backward pass.
 
 Groups are disjoint and the network mixes no records, so one backward pass of many groups already holds
-every group's gradient; it only has to be separated. `fold` keeps each layer's input, receives the
-gradient of its output the moment the backward pass reaches it, and takes that layer's share of each
-group's norm by the cheaper way of `dpgcl_core.clipping.layers`. With all norms known it sums the rescaled
-gradients; no second backward pass is needed.
+every group's gradient; it only has to be separated. `per_group_gradients` keeps each layer's input,
+receives the gradient of the layer's output as soon as the backward pass reaches it, and computes that
+layer's share of each group's norm in the cheaper of two ways (`dpgcl_core.clipping.layers`). Once all norms
+are known it sums the rescaled gradients; no second backward pass is needed.
 
-The parameters themselves take no gradient meanwhile, which is what makes room for the extra work: the
-ordinary weight gradient is replaced, not repeated.
+The parameters themselves require no gradient during the pass: the ordinary weight gradient is replaced, not
+computed a second time. docs/theory/clipping.md explains why the norms are exact enough.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.clipping.direct_uses import BareParameters, NotFoldableError
+from dpgcl_core.clipping.direct_uses import DirectUses, NotSeparableError
 from dpgcl_core.clipping.layers import LayerRule, rule_of
 
 PER_GROUP = "per-group gradient"
-GRAM = "Gram norm"
+GHOST_NORM = "ghost norm"
 
-ROUNDING_SHARE = 5e-3
-"""A group's norm counts as at least this share of its spread over the layers with a Gram norm. A float32
-product rounds by some 3e-8 of the spread (measured; 5e-7 is allowed for): with factor ≤ C/(5e-3·spread)
-that is at most 1e-4 C. It acts where gradients cancel to 1/200 of their terms, and over-clips there."""
+NORM_FLOOR = 5e-3
+"""A group's norm counts as at least this share of its magnitude bound over the layers with a ghost norm. A
+float32 product rounds by some 3e-8 of the magnitude bound (measured; 5e-7 is allowed for): with a factor of
+at most C/(5e-3·bound) that is at most 1e-4 C. It acts where gradients cancel to 1/200 of their terms, and
+over-clips there."""
 
 _FLOPS_PER_NUMBER = 80
-"""A Gram norm is taken where it needs fewer flops than this per parameter: what writing a number of the
-per-group gradient and reading it twice costs, measured on a CPU; about the ratio of a data-centre GPU."""
+"""A ghost norm is computed where it needs fewer flops than this per parameter: the cost of writing a number
+of the per-group gradient and reading it twice, measured on a CPU; a data-centre GPU has about this ratio."""
 
 
 @dataclass
@@ -50,21 +51,23 @@ class _Call:
 
 
 @dataclass
-class Folded:
+class GroupGradients:
     """All groups' gradients, separated.
 
     Attributes:
       losses: `[groups]`.
       squares: `[parts, groups]`, float64: the squared norm of each part of each group's gradient.
-      spread: `[parts, groups]`, float64: size of the terms that Gram norms stand for.
+      magnitude_bound: `[parts, groups]`, float64: Σ_m ‖x_m‖·‖y_m‖ over the layers with a ghost norm, a bound
+        on the size of the terms that their sums consist of.
       part_of: each parameter's part; all have part 0 where the gradient is clipped as a whole.
-      paths: how each layer's norm was taken.
-      numbers_per_group: numbers of the per-group gradients kept, for one group.
+      paths: how each layer's norm was computed, by layer name.
+      kept: per-group gradients `[groups, *shape]`, by parameter.
+      deferred: layers with a ghost norm, by their weight; their sums are computed once factors are known.
     """
 
     losses: Tensor
     squares: Tensor
-    spread: Tensor
+    magnitude_bound: Tensor
     part_of: dict[Tensor, int]
     paths: dict[str, str] = field(default_factory=dict)
     kept: dict[Tensor, Tensor] = field(default_factory=dict)
@@ -72,23 +75,25 @@ class Folded:
 
     @property
     def numbers_per_group(self) -> int:
+        """Numbers of the per-group gradients kept, for one group."""
         return sum(gradients[0].numel() for gradients in self.kept.values())
 
     def norms(self) -> Tensor:
-        """Returns what is clipped by, float32 `[parts, groups]`: a norm, or a share of its own part's spread.
+        """Return the norms to clip by, float32 `[parts, groups]`: at least a share of the magnitude bound.
 
-        A part's terms then round by a small share of that part's own bound, whatever the others' sizes.
+        Each part has its own floor, so the rounding of its sum is a small share of its own clipping bound,
+        whatever the size of the other parts.
         """
-        return torch.maximum(self.squares.sqrt(), ROUNDING_SHARE * self.spread).float()
+        return torch.maximum(self.squares.sqrt(), NORM_FLOOR * self.magnitude_bound).float()
 
     def check(self) -> None:
-        """Raises NotFoldableError if a tensor kept for the sum was changed since its norm was taken."""
+        """Raise NotSeparableError if a tensor kept for the sum was changed since its norm was taken."""
         for each in self.deferred.values():
             if (each.x._version, each.grad._version) != each.versions:
-                raise NotFoldableError("a gradient was changed in place after its norm was taken")
+                raise NotSeparableError("a gradient was changed in place after its norm was taken")
 
     def add_weighted(self, total: Tensor, parameters: list[nn.Parameter], factor: Tensor) -> None:
-        """Adds Σ factor_G ∇L_G to the flat `total`; a factor of 0 masks its group before any product.
+        """Add Σ factor_G ∇L_G to the flat `total`; a factor of 0 masks its group before any product.
 
         Args:
           total: float32 `[num_parameters]`.
@@ -111,7 +116,7 @@ class Folded:
 
 @dataclass
 class _Deferred:
-    """A layer whose norm came from Gram matrices: its sum is taken when the factors are known."""
+    """A layer with a ghost norm: its clipped sum is computed once the factors are known."""
 
     rule: LayerRule
     module: nn.Module
@@ -122,6 +127,7 @@ class _Deferred:
     def weighted(self, factor: Tensor, mask: Tensor | None) -> Tensor:
         per_group = len(self.grad) // len(factor)
         x, grad = self.x, self.grad.float()
+        # Masked groups become zero on both sides of the product: 0·inf would not be 0.
         if mask is not None:
             rows = mask.repeat_interleave(per_group)
             grad = torch.where(rows.view(-1, *(1,) * (grad.ndim - 1)), 0.0, grad)
@@ -132,7 +138,7 @@ class _Deferred:
 
 
 def _dense(gradients: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """Returns `[groups, numbers]` over the storage of densely strided gradients, and one group's strides."""
+    """Return `[groups, numbers]` over the storage of densely strided gradients, and one group's strides."""
     num_groups, numbers = len(gradients), gradients[0].numel()
     strides = gradients.stride()[1:]
     return gradients.as_strided((num_groups, numbers), (numbers, 1)), strides
@@ -149,7 +155,7 @@ _CHUNK = 4096
 
 
 def squares_of(gradients: Tensor) -> Tensor:
-    """Returns the squared norms `[groups]`, float64, of densely strided float32 `[groups, *shape]`.
+    """Return the squared norms `[groups]`, float64, of densely strided float32 `[groups, *shape]`.
 
     Squares of 4,096 numbers are summed in float32 (at most 512 additions in sequence: relative error below
     4e-5), their sums in float64; one float32 sum over millions would fall short by more than the margin.
@@ -163,7 +169,7 @@ def squares_of(gradients: Tensor) -> Tensor:
     return squares
 
 
-def fold(
+def per_group_gradients(
     model: nn.Module,
     parameters: list[nn.Parameter],
     losses_of: Callable[[], Tensor],
@@ -171,30 +177,30 @@ def fold(
     num_groups: int,
     num_rows: frozenset[int],
     owners: Sequence[int] | None = None,
-) -> Folded:
-    """Runs one forward and one backward pass and separates the groups' gradients.
+) -> GroupGradients:
+    """Run one forward and one backward pass and separate the groups' gradients.
 
-    To be called in `full_precision`: a sum of gradients rounded to ten bits would not be the sum their norms
-    were taken of.
+    Call it in `full_precision`: a sum of gradients rounded to ten bits would not be the sum that the norms
+    belong to.
 
     Args:
       model: the network.
       parameters: its trainable parameters.
       losses_of: runs the forward pass and returns losses `[groups]`.
       num_groups: groups in this pass.
-      num_rows: what a layer's leading axis may be.
+      num_rows: lengths that a layer's leading axis may have.
       owners: the part of each of `parameters`, from 0; None for one part.
 
     Raises:
-      NotFoldableError: a layer did not see exactly the rows of all groups, or a parameter is used in a
-        way that has no rule.
+      NotSeparableError: a layer did not see exactly the rows of all groups, or a parameter is used in a
+        way that is not supported.
     """
     part_of: dict[Tensor, int] = dict(zip(parameters, owners or (0,) * len(parameters), strict=True))
     recorder = _Recorder(model, part_of, num_groups, num_rows)
     with recorder.recording():
         losses = losses_of()
     if losses.shape != (num_groups,):
-        raise NotFoldableError(f"losses must be [groups]; got {list(losses.shape)}")
+        raise NotSeparableError(f"losses must be [groups]; got {list(losses.shape)}")
     try:
         recorder.run_backward(losses)
         return recorder.finish(losses)
@@ -203,13 +209,13 @@ def fold(
 
 
 class _Recorder:
-    """Takes what the hooks bring, one layer at a time."""
+    """Collects inputs and output gradients from hooks, one layer at a time."""
 
     def __init__(
         self, model: nn.Module, part_of: dict[Tensor, int], num_groups: int, num_rows: frozenset[int]
     ) -> None:
         self._num_groups, self._num_rows = num_groups, num_rows
-        self._wanted = part_of.keys()
+        self._wanted = part_of.keys()  # the parameters whose gradients are asked for
         self._names = {module: name for name, module in model.named_modules()}
         rules = {module: rule_of(module) for module in model.modules()}
         self._rules = {
@@ -218,7 +224,7 @@ class _Recorder:
             if rule is not None and any(p in self._wanted for p in module.parameters(recurse=False))
         }
         names = {p: name for name, p in model.named_parameters() if p in self._wanted}
-        self._bare = BareParameters(names, num_groups, num_rows)
+        self._direct = DirectUses(names, num_groups, num_rows)
         self._uses: Counter[Tensor] = Counter()
         self._leaves: list[Tensor] = []
         self._hooks: list[Any] = []
@@ -226,22 +232,23 @@ class _Recorder:
         self._shared: set[Tensor] = set()
         shape, device = (max(part_of.values()) + 1, num_groups), next(iter(part_of)).device
         squares = torch.zeros(shape, dtype=torch.float64, device=device)
-        self._result = Folded(
-            losses=squares[0], squares=squares, spread=torch.zeros_like(squares), part_of=part_of
+        self._result = GroupGradients(
+            losses=squares[0], squares=squares, magnitude_bound=torch.zeros_like(squares), part_of=part_of
         )
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Records the forward pass; parameters take no gradient of their own meanwhile."""
+        """Record the forward pass; parameters require no gradient of their own meanwhile."""
         handles = [layer.register_forward_hook(self._remember) for layer in self._rules]
-        handles += [layer.register_forward_pre_hook(self._bare.enter) for layer in self._rules]
+        handles += [layer.register_forward_pre_hook(self._direct.enter) for layer in self._rules]
+        # GroupNorm runs through its layer rule, which keeps the statistics that its gradient needs.
         replaced = [layer for layer in self._rules if type(layer) is nn.GroupNorm]
         for layer in replaced:
             layer.forward = partial(self._run, layer, layer.forward)  # type: ignore[method-assign]
         for parameter in self._wanted:
             parameter.requires_grad_(False)
         try:
-            with torch.enable_grad(), self._bare:
+            with torch.enable_grad(), self._direct:
                 yield
         finally:
             for parameter in self._wanted:
@@ -260,7 +267,7 @@ class _Recorder:
         return output
 
     def _remember(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        self._bare.leave()
+        self._direct.leave()
         rule = self._rules[module]
         if (
             len(args) != 1
@@ -268,76 +275,81 @@ class _Recorder:
             or not len(args[0]) == len(output)
             or len(output) not in self._num_rows
         ):
-            raise NotFoldableError(
+            raise NotSeparableError(
                 f"the leading axis of layer {self._names[module]!r} is not that of the inputs"
             )
-        if not output.requires_grad:  # nothing before this layer needs a gradient
+        # Parameters require no gradient here, so the outputs of the first layers do not either. They become
+        # leaves of the backward pass, so that it reaches their hooks.
+        if not output.requires_grad:
             output.requires_grad_()
             self._leaves.append(output)
         x = args[0].detach()
         call = _Call(module, rule, x, x._version, self._saved.pop(module, ()))
-        # The gradient of the output as it is now, also where the network changes it in place afterwards.
+        # A tensor's hook receives the gradient of its value now, even if an in-place operation follows.
         self._hooks.append(output.register_hook(partial(self._arrived, call)))  # type: ignore[no-untyped-call]
         self._uses.update(module.parameters(recurse=False))
         return output
 
     def run_backward(self, losses: Tensor) -> None:
-        """Runs the backward pass, in which the layers' gradients arrive.
+        """Run the backward pass, in which the layers' gradients arrive.
 
-        Only now, after the forward pass, is it known which parameters were used more than once: their
-        gradients must be added before a norm is taken.
+        Only after the forward pass is it known which parameters were used more than once. Their gradients
+        must be added up before their norm is computed: squared norms of single uses do not add.
         """
-        self._shared = {p for p, count in self._uses.items() if count > 1} | self._bare.used
-        leaves = self._leaves + self._bare.leaves
+        self._shared = {p for p, count in self._uses.items() if count > 1} | self._direct.used
+        leaves = self._leaves + self._direct.leaves
         if leaves:
             torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
 
     def forget(self) -> None:
-        """Cuts what would keep a step's tensors alive: a leaf and its hook hold each other."""
+        """Break the reference cycles between leaves and hooks, which would keep a step's tensors alive."""
         for hook in self._hooks:
             hook.remove()
         self._leaves.clear()
-        self._bare.forget()
+        self._direct.forget()
 
     def _arrived(self, call: _Call, grad: Tensor) -> None:
         rule, module, x, n = call.rule, call.module, call.x, self._num_groups
         if x._version != call.version:
-            raise NotFoldableError(f"the input of layer {self._names[module]!r} was changed in place")
-        del call.x
+            raise NotSeparableError(f"the input of layer {self._names[module]!r} was changed in place")
+        del call.x  # the hook outlives this call; the input need not
         with torch.no_grad():
             for parameter, gradients in rule.vectors(module, x, grad, n, call.saved):
                 self._keep(parameter, gradients)
             matrix = rule.matrix(module)
             if matrix is None or matrix not in self._wanted:
                 return
-            by_gram = rule.gram_flops(module, x, grad, n) < _FLOPS_PER_NUMBER * matrix.numel()
-            if by_gram and matrix not in self._shared:
-                squares, spread = rule.gram(module, x, grad, n)
+            # The choice depends on shapes alone, so it is the same for all groups and follows no record.
+            by_ghost_norm = rule.ghost_norm_flops(module, x, grad, n) < _FLOPS_PER_NUMBER * matrix.numel()
+            if by_ghost_norm and matrix not in self._shared:
+                squares, magnitude_bound = rule.ghost_norms(module, x, grad, n)
                 part = self._result.part_of[matrix]
                 self._result.squares[part] += squares
-                self._result.spread[part] += spread
+                self._result.magnitude_bound[part] += magnitude_bound
                 versions = (x._version, grad._version)
                 self._result.deferred[matrix] = _Deferred(rule, module, x, grad, versions)
             else:
                 self._keep(matrix, rule.per_group(module, x, grad, n))
-            self._result.paths[self._names[module]] = GRAM if matrix in self._result.deferred else PER_GROUP
+            self._result.paths[self._names[module]] = (
+                GHOST_NORM if matrix in self._result.deferred else PER_GROUP
+            )
 
     def _keep(self, parameter: Tensor, gradients: Tensor) -> None:
         if parameter not in self._wanted:
             return
         if parameter not in self._shared:
             self._result.squares[self._result.part_of[parameter]] += squares_of(gradients)
-        elif parameter in self._result.kept:
+        elif parameter in self._result.kept:  # a further use: its norm is computed in `finish`
             gradients = self._result.kept[parameter] + gradients.contiguous()
         else:
             gradients = gradients.contiguous()
         self._result.kept[parameter] = gradients
 
-    def finish(self, losses: Tensor) -> Folded:
-        """Returns the result once the backward pass is over."""
+    def finish(self, losses: Tensor) -> GroupGradients:
+        """Return the result after the backward pass."""
         result = self._result
         result.losses = losses.detach()
-        for parameter, gradients in self._bare.gradients():
+        for parameter, gradients in self._direct.gradients():
             self._keep(parameter, gradients)
         for shared in self._shared & result.kept.keys():
             result.squares[result.part_of[shared]] += squares_of(result.kept[shared])

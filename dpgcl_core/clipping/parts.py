@@ -1,4 +1,4 @@
-"""Station 7 by parts: which trainable parameters are clipped together, and why the bound C stays."""
+"""Clipping by parts (stage 7): which trainable parameters are clipped together, and why the bound C holds."""
 
 from __future__ import annotations
 
@@ -19,27 +19,21 @@ Owners = tuple[int, ...]
 class ClippingParts:
     """Clipping by parts: the trainable parameters in m parts, each clipped to C/√m by itself.
 
-    Part p holds what begins with `prefixes[p]` and with no earlier prefix; everything else is the last
-    part, so m = len(prefixes) + 1. A large gradient of one part then takes nothing from a small one of
-    another; what a part leaves of its C/√m is not given to the others.
+    Part p holds the parameters whose names begin with `prefixes[p]` and with no earlier prefix; all others
+    are the last part, so m = len(prefixes) + 1. A large gradient of one part then leaves a small one of
+    another unchanged; the share of C/√m that a part does not use is not given to the others.
 
-    Proposition. A group contributes a vector of norm at most C whatever its gradient g is. The sum's
-    sensitivity is that of clipping as a whole: 2C, and C for groups of one.
+    Guarantee: a group contributes a vector of norm at most C whatever its gradient is, so the sum's
+    sensitivity is that of clipping as a whole for adding or removing one record: 2C, and C for groups of one.
 
-    Proof. Names and prefixes are public and follow no record, so m and the parts are constants. A parameter
-    has one name (a tied one its first), hence one part: g is the orthogonal sum of g_1, …, g_m. Part p
-    contributes f_p·g_p with f_p = min(1, (C/√m)(1 − 1e-4)/‖g_p‖), or (C/√m)(1 − 1e-4)/(‖g_p‖ + γ), whose norm
-    is at most C/√m as in `dpgcl_core.clipping.clipper` with C/√m for C. So ‖Σ f_p·g_p‖² = Σ ‖f_p·g_p‖²
-    ≤ m·(C/√m)² = C². A group with a part that is not finite contributes zero in every part, and ‖0‖ ≤ C; it
-    does so by its own gradient alone. The contribution is thus a function of one group, of norm at most C,
-    and `dpgcl_core.sampling.groups` asks for nothing more. ∎
-
-    The whole group is left out, not that part alone: the rest of a gradient that overflowed somewhere is
-    not to be trusted, and `GroupReport.non_finite` keeps its meaning.
+    Proof sketch. Prefixes are public, so the parts are constants, and a gradient is the orthogonal sum of
+    its parts g_p. Each contributes f_p·g_p of norm at most C/√m, so ‖Σ f_p·g_p‖² ≤ m·(C/√m)² = C². A group
+    with a part that is not finite contributes zero in every part: the rest of a gradient that overflowed is
+    not to be trusted. The whole argument: docs/theory/clipping.md.
 
     Attributes:
-      prefixes: of names in `model.named_parameters()`, plain text: "tower." is that module, "tower" also
-        what begins so.
+      prefixes: of names in `model.named_parameters()`, as plain text: "tower." selects that module, "tower"
+        also other names that begin with it.
 
     Raises:
       ConfigError: there is no prefix, an empty one, or one twice.
@@ -55,7 +49,7 @@ class ClippingParts:
             )
 
     def owners(self, model: nn.Module) -> Owners:
-        """Returns the part of each trainable parameter; the parts of a model are those of its names.
+        """Return the part of each trainable parameter; the parts of a model are those of its names.
 
         Raises:
           ConfigError: a part holds no trainable parameter, so its share of C would be wasted.
@@ -85,7 +79,7 @@ class ClippingParts:
 
 
 def runs_of(parameters: list[nn.Parameter], owners: Owners | None) -> list[tuple[int, slice]]:
-    """Returns (part, its numbers) of the flat vector, neighbours of one part together."""
+    """Return the runs of the flat vector that belong to one part, as (part, slice), in order."""
     runs, start = [], 0
     pairs = zip(owners or (0,) * len(parameters), parameters, strict=True)
     for part, run in groupby(pairs, key=lambda pair: pair[0]):
@@ -96,7 +90,7 @@ def runs_of(parameters: list[nn.Parameter], owners: Owners | None) -> list[tuple
 
 
 def norms_of(flat: Tensor, runs: list[tuple[int, slice]]) -> Tensor:
-    """Returns the norms of a gradient's parts, float32 `[parts, 1]`."""
+    """Return the norms of the parts of a flat gradient, float32 `[parts, 1]`."""
     squares = flat.new_zeros((max(part for part, _ in runs) + 1, 1), dtype=torch.float64)
     for part, run in runs:
         squares[part] += squares_of(flat[None, run])

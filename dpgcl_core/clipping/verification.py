@@ -1,4 +1,4 @@
-"""Station 7's look at itself: does one pass for all groups give what one pass per group gives?"""
+"""Stage 7's self-check: does one pass for all groups give the same as one pass per group?"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.clipping.direct_uses import NotFoldableError
+from dpgcl_core.clipping.direct_uses import NotSeparableError
 from dpgcl_core.clipping.layers import rule_of
 from dpgcl_core.clipping.types import GroupInputs, GroupReport
 
@@ -15,13 +15,13 @@ _TOLERANCE = 1e-3
 
 
 class BothWays(Protocol):
-    """Returns the clipped sum and the report of some inputs, in one pass or one group at a time."""
+    """Computes clipped sum and report of some inputs, in one pass or one group at a time."""
 
-    def __call__(self, inputs: GroupInputs, *, folded: bool) -> tuple[Tensor, GroupReport]: ...
+    def __call__(self, inputs: GroupInputs, *, in_one_pass: bool) -> tuple[Tensor, GroupReport]: ...
 
 
-def refused_layer(model: nn.Module) -> str:
-    """Returns which layer cannot be folded by its own settings; empty if there is none."""
+def unsupported_layer(model: nn.Module) -> str:
+    """Return which layer has settings that one pass does not support; empty if none has."""
     for name, module in model.named_modules():
         rule = rule_of(module)
         if rule is not None and any(p.requires_grad for p in module.parameters(recurse=False)):
@@ -31,16 +31,17 @@ def refused_layer(model: nn.Module) -> str:
     return ""
 
 
-def wrongly_folded(model: nn.Module, run: BothWays, inputs: GroupInputs) -> str:
-    """Compares both paths on synthetic inputs: finds what layer types cannot tell.
+def one_pass_mismatch(model: nn.Module, run: BothWays, inputs: GroupInputs) -> str:
+    """Compare both paths on synthetic inputs; return how they differ, empty if they do not.
 
-    A layer whose weights are used around its `forward`, or that reorders records, folds wrongly. The
-    weights are perturbed for the comparison, lest a zero initialisation hide a branch, and restored bit
-    for bit; two numbers of groups are tried, lest a layer's leading axis fit by chance; the synthetic
-    records differ in level and contrast, lest all take the same way through the network.
+    It finds errors that layer types do not reveal: a layer whose weights are used outside its `forward`, or
+    that reorders records. The weights are perturbed for the comparison, so that a zero initialisation hides
+    no branch, and restored bit for bit; two numbers of groups are tried, so that a layer's leading axis does
+    not fit by chance; the synthetic records differ in level and contrast, so that they take different paths
+    through the network.
     """
     leaves = (inputs,) if isinstance(inputs, Tensor) else inputs
-    # Not through state_dict, which a model may give a meaning of its own.
+    # Not `state_dict`, which a model may override.
     state = [(value, value.detach().clone()) for value in (*model.parameters(), *model.buffers())]
     generator = torch.Generator().manual_seed(0)
     vocabulary = min((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), default=2)
@@ -71,23 +72,23 @@ def _synthetic(like: Tensor, num_groups: int, vocabulary: int, generator: torch.
 
 
 def _compare(model: nn.Module, run: BothWays, inputs: GroupInputs) -> str:
-    """Returns how folded gradients differ from exact ones on these inputs; empty if they do not."""
-    expected, loop = run(inputs, folded=False)
+    """Return how one pass differs from the exact loop on these inputs; empty if it does not."""
+    expected, loop = run(inputs, in_one_pass=False)
     try:
-        actual, folded = run(inputs, folded=True)
-    except NotFoldableError as error:
+        actual, fast = run(inputs, in_one_pass=True)
+    except NotSeparableError as error:
         return str(error)
-    except Exception as error:  # whatever a module does to a hook: the exact loop needs none
-        return f"folding fails on synthetic inputs ({type(error).__name__}: {error})"
-    if not torch.allclose(folded.norms, loop.norms, rtol=_TOLERANCE):
-        return "folded norms differ from exact ones on synthetic inputs"
-    if _parts_differ(folded.part_ratios, loop.part_ratios):
-        return "folded norms of clipping parts differ from exact ones on synthetic inputs"
+    except Exception as error:  # whatever a module does to a hook; the loop needs none
+        return f"one pass fails on synthetic inputs ({type(error).__name__}: {error})"
+    if not torch.allclose(fast.norms, loop.norms, rtol=_TOLERANCE):
+        return "norms of one pass differ from exact ones on synthetic inputs"
+    if _parts_differ(fast.part_ratios, loop.part_ratios):
+        return "norms of clipping parts in one pass differ from exact ones on synthetic inputs"
     sizes = [p.numel() for p in model.parameters() if p.requires_grad]
-    allowed = 0.01 * _TOLERANCE * expected.norm()  # of a parameter that hardly matters
+    allowed = 0.01 * _TOLERANCE * expected.norm()  # for a parameter with a negligible gradient
     for part, exact in zip(torch.split(actual, sizes), torch.split(expected, sizes), strict=True):
         if (part - exact).norm() > _TOLERANCE * exact.norm() + allowed:
-            return "folded gradients differ from exact ones on synthetic inputs"
+            return "gradients of one pass differ from exact ones on synthetic inputs"
     return ""
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dpgcl_core.accounting.filters import StepClass
@@ -25,12 +25,12 @@ _LARGE_EPSILON = 50.0
 def show_command(
     ledger: str | None = None, dataset: str | None = None, pld: bool = True, statement: bool = False
 ) -> None:
-    """Shows caps, charges and the ledger's head.
+    """Show caps, charges and the ledger's head.
 
     Args:
       ledger: path or URL; default $DPGCL_LEDGER.
       dataset: one data set's id; all unless given.
-      pld: compute the PLD total that stands beside as information; it may take a while.
+      pld: compute the PLD total, for information; it may take a while.
       statement: print the data set's lines of a privacy statement instead, as JSON for `verify --against`.
     """
     opened = Ledger.open(_url(ledger))
@@ -48,12 +48,12 @@ def show_command(
 def verify_command(
     ledger: str | None = None, against: Path | None = None, export: Path | None = None
 ) -> None:
-    """Checks every row, every hash and every admission.
+    """Check every row, every hash and every admission.
 
     Args:
       ledger: path or URL; default $DPGCL_LEDGER.
-      against: a privacy statement (JSON); finds a tail that was cut off and a chain that was rewritten.
-      export: check this file of `export` instead of a ledger.
+      against: a privacy statement (JSON); detects a truncated tail and a rewritten chain.
+      export: check this file, written by `export`, instead of a ledger.
     """
     head = read_head(against) if against else None
     found = verified(_exported(export), head) if export else _verified_ledger(ledger, head)
@@ -78,7 +78,7 @@ def cap_command(
     allow_raise: bool = False,
     create: bool = False,
 ) -> None:
-    """Registers a data set with its cap, or changes the ε of a registered one.
+    """Register a data set with its cap, or change the ε of a registered one.
 
     Args:
       dataset: the data set's id.
@@ -88,14 +88,14 @@ def cap_command(
       num_records_public: declared public number of records. For a new data set.
       unit: what one record stands for. For a new data set.
       order: the RDP filter's order; chosen unless given. For a new data set.
-      planned: sampling_prob noise_multiplier, any number of times: the steps that the order shall suit.
-        For a new data set.
+      planned: sampling_prob noise_multiplier, any number of times: the steps to fit the order to. For a
+        new data set.
       quota: sampling_prob noise_multiplier num_steps, any number of times: step quotas instead of the
         RDP filter. For a new data set.
       sealed_epsilon: part of ε set aside for sealed sweeps by basic composition. For a new data set.
       sealed_delta: part of δ set aside likewise. For a new data set.
-      allow_raise: a registered data set's ε may grow; every statement will carry the highest.
-      create: make the ledger where there is none.
+      allow_raise: let a registered data set's ε grow; every statement will contain the highest.
+      create: create the ledger if there is none.
     """
     url = _url(ledger)
     new_only = [delta, num_records_public, order, planned or None, quota or None]
@@ -118,7 +118,7 @@ def cap_command(
             quotas = tuple((StepClass(prob, noise), num_steps) for prob, noise, num_steps in quota)
             cap = Cap(epsilon=epsilon, delta=delta, order=order, quotas=quotas, **sealed)
         check_delta(delta, num_records_public)
-        opened = opened or Ledger.create(url)  # only when nothing is wrong: no empty ledger is left behind
+        opened = opened or Ledger.create(url)  # after all checks, so that no empty ledger is left behind
         opened.register(dataset, cap, num_records_public=num_records_public, unit=unit)
     for line in _lines(opened.spent(dataset, with_pld=False)):
         print(line)
@@ -127,7 +127,7 @@ def cap_command(
 
 
 def export_command(output: Path, ledger: str | None = None, with_trusted: bool = False) -> None:
-    """Writes all rows as JSON lines, which `verify --export` can check.
+    """Write all rows as JSON lines, which `verify --export` can check.
 
     Args:
       output: the file; an existing one is refused.
@@ -199,8 +199,8 @@ def _head_line(head: Head) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; return the exit code. What a user can put right is raised: `exit_on_bad_input`."""
-    commands = {
+    """Run one command and return the exit code; errors a user can correct are raised."""
+    commands: dict[str, Callable[..., None]] = {
         "show": show_command,
         "verify": verify_command,
         "cap": cap_command,

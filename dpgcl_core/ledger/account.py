@@ -1,6 +1,6 @@
-"""One data set's account: what is charged to it, and the rules by which more is admitted.
+"""One data set's account: what is charged to it, and the checks by which more is admitted.
 
-`Ledger` asks the rules inside the transaction that adds a row, `verify` once more for every row it reads.
+`Ledger` makes the checks inside the transaction that adds a row, `verify` again for every row it reads.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from dpgcl_core.mechanism.numbers import check_delta
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTraining:
-    """What a driver wants to charge for one training before it starts a worker.
+    """The charge for one training, which a driver reserves before it starts a worker.
 
     Attributes:
       label: the trial's name; unique in the data set, so a trial cannot be started twice.
       step_class: sampling probability and noise multiplier of every step.
-      num_steps: all steps that are planned.
+      num_steps: all planned steps.
       delta: δ at which the training's own ε will be stated, or None; at most one over the number of records.
     """
 
@@ -59,7 +59,7 @@ class Reservation:
 
     @property
     def num_steps_charged(self) -> int:
-        """What counts: everything reserved until it is settled."""
+        """Steps that count: everything reserved until it is settled, then the executed ones."""
         return self.num_steps if self.num_steps_executed is None else self.num_steps_executed
 
 
@@ -105,7 +105,7 @@ class Account:
         self.highest_epsilon = self.cap.epsilon
 
     def charge(self, reservation: Reservation | SealedReservation) -> None:
-        """Takes a reservation, or what an entry has made of one it had."""
+        """Add a reservation, or replace it by its extended or settled form."""
         self._labels.add(reservation.label)
         if isinstance(reservation, SealedReservation):
             self.sealed[reservation.number] = reservation
@@ -116,11 +116,11 @@ class Account:
         self.reservations[reservation.number] = reservation
 
     def steps(self) -> Mapping[StepClass, int]:
-        """Returns the steps charged, by class."""
+        """Return the steps charged, by class."""
         return self._steps
 
     def sealed_spent(self) -> tuple[Fraction, Fraction]:
-        """Returns the summed ε and δ, exact, of the sealed sweeps that entered by basic composition."""
+        """Return the exact sums of ε and δ of the sealed sweeps charged by basic composition."""
         basic = [s for s in self.sealed.values() if s.rdp is None]
         return (
             sum((Fraction(s.epsilon) for s in basic), Fraction()),
@@ -128,13 +128,13 @@ class Account:
         )
 
     def rdp_spent(self) -> float:
-        """Returns the RDP charged at the filter's order, rounded up (RDP filter only)."""
+        """Return the RDP charged at the filter's order, rounded up (RDP filter only)."""
         of_steps = self.cap.rdp_filter().spent(self.steps())
         curves = [s.rdp for s in self.sealed.values() if s.rdp is not None]
         return math.nextafter(math.fsum([of_steps, *curves]), math.inf) if curves else of_steps
 
     def check_use(self, unit: str, neighboring_relation: str, fingerprint: Fingerprint | None) -> None:
-        """Raises LedgerError unless a training of such records protects what is registered."""
+        """Raise LedgerError unless a training's unit, relation and records are the registered ones."""
         for name, value in (("unit", unit), ("neighboring_relation", neighboring_relation)):
             if value != getattr(self, name):
                 raise LedgerError(
@@ -148,14 +148,14 @@ class Account:
             )
 
     def is_within(self, cap: Cap) -> bool:
-        """Returns whether a cap's filter holds what is charged; only an overrun reservation leaves it."""
+        """Return whether the charge is within a cap; only an overrun reservation exceeds it."""
         budget, steps = cap.filter(), self.steps()
         if isinstance(budget, QuotaFilter):
             return all(budget.admits(steps, step_class, 0) for step_class, num in steps.items() if num)
         return budget.admits(self.rdp_spent(), 0.0)
 
-    def label_is_free(self, label: str) -> None:
-        """Raises LedgerError where a reservation has the label."""
+    def check_label(self, label: str) -> None:
+        """Raise LedgerError if a reservation already has the label."""
         if not label or not isinstance(label, str):
             raise ConfigError(f"a reservation needs a label, such as its trial's name; got {label!r}")
         if label in self._labels:
@@ -165,13 +165,13 @@ class Account:
             )
 
     def admit_all(self, planned: Sequence[PlannedTraining]) -> None:
-        """Raises BudgetExceeded unless the filter admits all of them together."""
+        """Raise BudgetExceeded unless the filter admits all of them together."""
         trial = copy.copy(self)
         trial.reservations, trial._steps, trial._labels = {}, Counter(self._steps), set(self._labels)
         for place, each in enumerate(planned):
             if each.delta is not None:
                 check_delta(each.delta, self.num_records_public)
-            trial.label_is_free(each.label)
+            trial.check_label(each.label)
             trial.admit_steps(each.step_class, each.num_steps)
             trial.charge(
                 Reservation(
@@ -185,7 +185,7 @@ class Account:
             )
 
     def admit_steps(self, step_class: StepClass, num_steps: int) -> None:
-        """Raises BudgetExceeded unless the filter admits `num_steps` more."""
+        """Raise BudgetExceeded unless the filter admits `num_steps` more."""
         if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
             raise ConfigError(f"num_steps of a reservation must be at least 1; got {num_steps!r}")
         budget = self.cap.filter()
@@ -204,7 +204,7 @@ class Account:
             )
 
     def admit_sealed(self, *, epsilon: float, delta: float, rdp: float | None) -> None:
-        """Raises BudgetExceeded unless a sealed sweep's tuned bound fits."""
+        """Raise BudgetExceeded unless a sealed sweep's tuned bound fits."""
         if not (0 < epsilon < math.inf and 0 <= delta < 1):
             raise ConfigError(
                 f"a sealed sweep needs a finite positive epsilon and delta in [0, 1); got {epsilon}, {delta}"

@@ -1,4 +1,4 @@
-"""The ledger's books: all accounts, as the entries add up to them, one entry after the other."""
+"""The ledger's books: the state of all accounts, built by applying one entry after the other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpgcl_core.ledger.chain import Entry, Head
 
 @dataclass
 class Books:
-    """All accounts after some number of entries; `apply` takes the next one.
+    """All accounts after some number of entries; `apply` applies the next one.
 
     Attributes:
       last: the entry applied last; None at first.
@@ -21,7 +21,7 @@ class Books:
       accounts: by data-set id.
       key_id: which key the fingerprints were made with.
       owners: data-set id by fingerprint.
-      notes: what a reader of the ledger should know, such as a clock that went backwards.
+      notes: events that a reader of the ledger should know of, such as a clock that was set back.
     """
 
     last: Entry | None = None
@@ -39,7 +39,7 @@ class Books:
         return Head(ledger_id=self.ledger_id, num_entries=self.last.number, head_hash=self.last.entry_hash)
 
     def account(self, dataset_id: str) -> Account:
-        """Returns the account, or raises LedgerError with the registered ids."""
+        """Return the account, or raise LedgerError with the registered ids."""
         if dataset_id not in self.accounts:
             raise LedgerError(
                 unknown_choice("data set in the ledger", str(dataset_id), self.accounts)
@@ -49,20 +49,20 @@ class Books:
         return self.accounts[dataset_id]
 
     def reservation(self, number: int) -> Reservation:
-        """Returns the reservation of an entry's number."""
+        """Return the reservation of an entry's number."""
         for account in self.accounts.values():
             if number in account.reservations:
                 return account.reservations[number]
         raise LedgerError(f"the ledger holds no reservation {number}")
 
     def known_reservation(self, reservation: Reservation) -> Reservation:
-        """Returns a caller's reservation as the entries have it."""
+        """Return a caller's reservation in its state according to the entries."""
         if reservation.ledger_id != self.ledger_id:
             raise LedgerError(f"the reservation of {reservation.label!r} belongs to another ledger")
         return self.reservation(reservation.number)
 
     def open_reservation(self, reservation: Reservation) -> Reservation:
-        """Returns a caller's reservation as the entries have it, unless it is settled."""
+        """Return a caller's reservation in its state according to the entries, unless it is settled."""
         known = self.known_reservation(reservation)
         if known.num_steps_executed is not None:
             raise LedgerError(
@@ -71,14 +71,14 @@ class Books:
         return known
 
     def apply(self, entry: Entry, *, check: bool = False) -> None:
-        """Takes one more entry.
+        """Apply one more entry.
 
         Args:
           entry: the next one of a checked chain.
-          check: whether to ask the rules of admission again.
+          check: whether to check its admission again.
 
         Raises:
-          LedgerError: the entry contradicts those before it, or (with `check`) no rule admitted it.
+          LedgerError: the entry contradicts those before it, or (with `check`) its admission was invalid.
         """
         try:
             if entry.number == 1:
@@ -137,7 +137,7 @@ class Books:
         account = self.account(facts["dataset_id"])
         step_class = StepClass(facts["sampling_prob"], facts["noise_multiplier"])
         if check:
-            account.label_is_free(facts["label"])
+            account.check_label(facts["label"])
             account.admit_steps(step_class, facts["num_steps"])
         account.charge(
             Reservation(
@@ -172,7 +172,7 @@ class Books:
         facts = entry.facts
         account = self.account(facts["dataset_id"])
         if check:
-            account.label_is_free(facts["label"])
+            account.check_label(facts["label"])
             account.admit_sealed(epsilon=facts["epsilon"], delta=facts["delta"], rdp=facts["rdp"])
         account.charge(
             SealedReservation(

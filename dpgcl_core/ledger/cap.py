@@ -1,4 +1,4 @@
-"""A data set's cap: the budget, and the rule of admission that is fixed with it."""
+"""A data set's cap: the budget, and the privacy filter that is fixed with it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ RECORD = "record"
 
 @dataclass(frozen=True, kw_only=True)
 class Cap:
-    """The budget of a data set and the rule by which it is spent, both fixed at once.
+    """The budget of a data set and the filter that enforces it, both fixed together.
 
     Attributes:
-      epsilon, delta: what all charges together may reach.
+      epsilon, delta: the most that all charges together may reach.
       order: the RDP filter's order; chosen by the filter unless given. Without quotas only.
       quotas: (class, steps) for the quota filter; empty for the RDP filter.
       sealed_epsilon, sealed_delta: the part of epsilon and delta set aside for sealed sweeps that enter
         as (ε, δ) by basic composition; the filter gets the rest.
 
     Raises:
-      ConfigError: a value is out of range, or a class is named twice. (That quotas stay within the cap
-        is checked at registration and again at every admission, for it takes a composition by PLD.)
+      ConfigError: a value is out of range, or a class is named twice. (Whether quotas stay within the cap
+        takes a composition by PLD; it is checked at registration and at every admission.)
     """
 
     epsilon: float
@@ -49,7 +49,7 @@ class Cap:
             raise ConfigError("give an order (RDP filter) or quotas (quota filter), not both")
         if len({step_class for step_class, _ in self.quotas}) < len(self.quotas):
             raise ConfigError("quotas name a class of steps twice; add the two numbers")
-        if not self.quotas:  # the order is fixed with the cap, not by what a later version would choose
+        if not self.quotas:  # store the order now: a later version might choose another
             object.__setattr__(self, "order", self.rdp_filter().order)
 
     @classmethod
@@ -62,7 +62,7 @@ class Cap:
         sealed_epsilon: float = 0.0,
         sealed_delta: float = 0.0,
     ) -> Cap:
-        """Returns the cap of an RDP filter whose order suits the classes of steps that are planned.
+        """Return the cap of an RDP filter whose order suits the classes of steps that are planned.
 
         >>> Cap.for_steps(8.0, 1e-5, [StepClass(0.01, 1.0)]).order
         3.7
@@ -72,33 +72,33 @@ class Cap:
         return replace(cap, order=best.order)
 
     def filter(self) -> RdpFilter | QuotaFilter:
-        """Returns the rule of admission."""
+        """Return the filter that admits charges."""
         return _quota_filter(self) if self.quotas else self.rdp_filter()
 
     def rdp_filter(self) -> RdpFilter:
-        """Returns the RDP filter over what is not set aside."""
+        """Return the RDP filter for the budget that is not set aside."""
         return RdpFilter(self.epsilon - self.sealed_epsilon, self.delta - self.sealed_delta, self.order)
 
     def facts(self) -> dict[str, Any]:
-        """Returns the JSON of the cap."""
+        """Return the cap as values for JSON."""
         values = {name: value for name, value in vars(self).items() if name != "quotas"}
         return values | {"quotas": [[*vars(c).values(), num_steps] for c, num_steps in self.quotas]}
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Cap:
-        """Returns the cap of `facts()`."""
+        """Return the cap from values of `facts()`."""
         quotas = tuple((StepClass(prob, noise), steps) for prob, noise, steps in facts["quotas"])
         return cls(**{**facts, "quotas": quotas})
 
 
 @lru_cache(maxsize=32)
 def _quota_filter(cap: Cap) -> QuotaFilter:
-    """Remembered, for it composes all quotas by PLD."""
+    """Return the quota filter, cached: it composes all quotas by PLD."""
     return QuotaFilter(cap.epsilon - cap.sealed_epsilon, cap.delta - cap.sealed_delta, dict(cap.quotas))
 
 
 def check_registration(*, unit: str, neighboring_relation: str, num_records_public: int, cap: Cap) -> None:
-    """Raises ConfigError where a data set's registration makes no sense."""
+    """Raise ConfigError unless a data set's registration is valid."""
     if not unit or not isinstance(unit, str):
         raise ConfigError(f'the unit of privacy needs a name, such as "{RECORD}"; got {unit!r}')
     if neighboring_relation != ADD_OR_REMOVE_ONE:

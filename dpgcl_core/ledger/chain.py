@@ -1,12 +1,12 @@
-"""The ledger's rows: one canonical text per entry, and a hash of it and of everything before it.
+"""The ledger's hash chain: one canonical text per entry, and a hash of it and of everything before it.
 
 `hash_1 = SHA-256(GENESIS, text_1)`, `hash_k = SHA-256(hash_(k−1), text_k)`. Whoever knows the last hash and
-the number of rows can tell any other ledger of at least that many rows from this one: an edited, deleted
-or inserted row changes every later hash, a cut-off tail the number. A chain alone does not show that its
-tail was cut, or that all of it was written anew; the head that a privacy statement carries does.
+the number of rows can distinguish this ledger from any other with at least that many rows: an edited,
+deleted or inserted row changes every later hash, a truncated tail the number. A chain alone does not reveal
+that its tail was cut off, or that all of it was rewritten; the head in a privacy statement does.
 
-An entry may have a *trusted* part, such as a data set's fingerprint. The chain covers it by the hash of
-itself and a nonce, so an export without it can still be verified, and reveals nothing about it.
+An entry may have a *trusted* part, such as a data set's fingerprint. The chain covers it by the hash of the
+part and a nonce, so an export without it can still be verified, and reveals nothing about it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GENESIS = "0" * 64
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """The end of a ledger at some moment; a privacy statement carries it.
+    """The end of a ledger at some moment; privacy statements contain it.
 
     Attributes:
       ledger_id: of the ledger.
@@ -54,11 +54,11 @@ class Entry:
     """One row.
 
     Attributes:
-      number: 1 for the first row; the order of the ledger, whatever the clocks say.
-      text: canonical JSON of `facts`; what is hashed.
+      number: 1 for the first row; defines the order, independently of clocks.
+      text: canonical JSON of `facts`, which is hashed.
       entry_hash: SHA-256 of the row before and of `text`, hexadecimal.
-      trusted_text: canonical JSON of what stays on the trusted side, with its nonce; None for nothing.
-      facts: what `text` says; `kind`, `time` and `number` are always there.
+      trusted_text: canonical JSON of the part that stays on the trusted side, with its nonce; None without.
+      facts: the content of `text`; always has `kind`, `time` and `number`.
     """
 
     number: int
@@ -69,22 +69,22 @@ class Entry:
 
     @property
     def kind(self) -> str:
-        """What the entry records, for example `reserve`."""
+        """Kind of the entry, for example `reserve`."""
         return str(self.facts["kind"])
 
     @property
     def time(self) -> str:
-        """When, in UTC; never before the entry before it."""
+        """Time in UTC; never earlier than that of the entry before."""
         return str(self.facts["time"])
 
     @property
     def trusted(self) -> Mapping[str, Any]:
-        """The trusted part; empty where there is none."""
+        """The trusted part; empty if there is none."""
         return dict(json.loads(self.trusted_text)) if self.trusted_text else {}
 
 
 def canonical(values: Mapping[str, Any]) -> str:
-    """Returns the one JSON text of `values`: sorted, without spaces, ASCII, floats by their shortest form.
+    """Return the canonical JSON of `values`: sorted, without spaces, ASCII, floats in their shortest form.
 
     >>> canonical({"b": 0.1, "a": "ε"})
     '{"a":"\\\\u03b5","b":0.1}'
@@ -100,10 +100,10 @@ def next_entry(
     trusted: Mapping[str, Any] | None = None,
     now: datetime | None = None,
 ) -> Entry:
-    """Returns the row that follows `last`.
+    """Return the row that follows `last`.
 
-    A clock behind the last entry's is not believed: the entry takes over the last time and says by how
-    many seconds the clock was behind.
+    Where the clock is behind the last entry's time, the entry repeats that time and records the difference
+    in seconds.
     """
     number = last.number + 1 if last else 1
     values: dict[str, Any] = {**facts, "format": FORMAT, "kind": kind, "number": number}
@@ -132,12 +132,12 @@ def checked_entries(
     *,
     with_trusted: bool = True,
 ) -> Iterator[Entry]:
-    """Yields the rows after `last` as entries, each checked against the one before.
+    """Yield the rows after `last` as entries, each checked against the one before.
 
     Args:
       rows: (number, text, entry_hash, trusted_text) in order.
       last: the entry before the first row; None from the beginning.
-      with_trusted: whether the trusted parts must be there; an export may have left them out.
+      with_trusted: whether the trusted parts are required; an export may omit them.
 
     Raises:
       LedgerError: a row is missing, edited or out of place, or was written by a newer version.

@@ -1,13 +1,13 @@
-"""Which data an id stands for: keyed fingerprints, and a mark beside the data that names their ledger.
+"""Which data an id stands for: keyed fingerprints, and marks beside the data that name their ledger.
 
-A plain hash of a data set lets anybody confirm a guess of its records. These fingerprints are HMACs under a
-key that stays on the trusted side, and they themselves leave it in no export or statement. A fingerprint
-does not depend on the order of the records. It recognises the same records, not similar ones: an edited
-copy must be registered, by its owner, under the id of the original, and then inherits every charge.
+A plain hash of a data set would let anybody confirm a guess of its records. These fingerprints are HMACs
+under a key that stays on the trusted side, and no export or statement contains them. A fingerprint does not
+depend on the order of the records. It recognises the same records, not similar ones: an edited copy must be
+registered, by its owner, under the id of the original, and then shares every charge.
 
-A mark holds for what it lies beside under every path that leads there: through links, from the folders above,
-and for every folder that holds the marked data. A name with ranges, `train-{000..011}.tar`, stands for all
-its files, each with a mark of its own. A mark does not hold for a copy, and a hard link is one.
+A mark applies to the data beside it under every path that leads there: through links, from the folders above,
+and for every folder that contains the marked data. A name with ranges, `train-{000..011}.tar`, stands for all
+its files, each with a mark of its own. A mark does not apply to a copy, nor to a hard link.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _UNREACHABLE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 MARK = ".dpgcl-ledger.json"
-"""The name of a folder's mark, and how that of a file ends."""
+"""Name of a folder's mark, and suffix of a file's mark."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint:
-    """What is recorded of a data set's content; for the trusted side alone.
+    """The record of a data set's content; for the trusted side only.
 
     Attributes:
-      key_id: which key; says nothing about it.
+      key_id: identifies the key, and reveals nothing about it.
       tag: HMAC of the records, hexadecimal.
     """
 
@@ -49,10 +49,10 @@ class Fingerprint:
 
 
 def fingerprint_records(contents: Iterable[bytes], key: bytes) -> Fingerprint:
-    """Returns the fingerprint of records, in any order.
+    """Return the fingerprint of records, in any order.
 
     Args:
-      contents: each record's bytes, everything that is trained on.
+      contents: each record's bytes: everything that is trained on.
       key: of `fingerprint_key`.
 
     Raises:
@@ -74,9 +74,9 @@ def fingerprint_records(contents: Iterable[bytes], key: bytes) -> Fingerprint:
 
 
 def fingerprint_key(path: Path) -> bytes:
-    """Returns the key in `path`; makes one that its owner alone may read where there is none.
+    """Return the key in `path`; if there is none, create one that only its owner may read.
 
-    Keep a copy apart from the ledger: without the key no data set can be recognised any more.
+    Keep a copy apart from the ledger: without the key no data set can be recognised.
 
     Raises:
       LedgerError: the file cannot be read or written, or holds no key.
@@ -89,7 +89,7 @@ def fingerprint_key(path: Path) -> bytes:
                 file.write(secrets.token_hex(_KEY_BYTES) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
-            with suppress(FileExistsError):  # another process was first: its key counts
+            with suppress(FileExistsError):  # another process was first: use its key
                 os.link(temporary, path)
             temporary.unlink()
         key = bytes.fromhex(path.read_text().strip())
@@ -103,9 +103,10 @@ def fingerprint_key(path: Path) -> bytes:
 
 
 def expand_ranges(data: Path) -> list[Path]:
-    """Returns the files that a name with ranges stands for, in order; for any other, or one that exists, it.
+    """Return the files that a name with ranges stands for, in order; the path itself without ranges.
 
-    Loading and marking data both go by this, so no file is read that is not looked at for a mark.
+    A path that exists stands for itself. Loading and marking data both use this, so every file that is read
+    is also checked for a mark.
 
     >>> [path.name for path in expand_ranges(Path("train-{08..10}.tar"))]
     ['train-08.tar', 'train-09.tar', 'train-10.tar']
@@ -125,7 +126,7 @@ def expand_ranges(data: Path) -> list[Path]:
 
 
 def mark_path(data: Path) -> Path:
-    """Returns where the mark of a data file or folder lies: beside the data themselves, never beside a link.
+    """Return the path of the mark of a data file or folder: beside the data themselves, never beside a link.
 
     Raises:
       LedgerError: the path leads in a circle.
@@ -134,7 +135,7 @@ def mark_path(data: Path) -> Path:
 
 
 def read_mark(data: Path) -> tuple[str, Head] | None:
-    """Returns the data-set id and the head that a mark on the data names, the nearest one's; None without.
+    """Return the data-set id and the head that the nearest mark on the data names; None without a mark.
 
     Raises:
       LedgerError: a mark cannot be read, or the path leads in a circle.
@@ -143,14 +144,14 @@ def read_mark(data: Path) -> tuple[str, Head] | None:
 
 
 def read_mark_above(place: Path) -> tuple[str, Head] | None:
-    """Returns the mark on a folder or on one above it, whatever is marked of what lies in it; None without.
+    """Return the mark on a folder or on one above it, ignoring marks inside it; None without a mark.
 
-    For files that are named one by one, as a list of images does: what lies beside them is not looked at.
-    Such a name is the content of a record, which no message holds. It may lead nowhere, or where nobody may
-    look: then no data can be read there either, and there is no mark to miss.
+    For files that are named one by one, as in a list of images: their neighbours do not matter. Such a name
+    is the content of a record, so messages leave it out. It may lead nowhere, or to a place without
+    permission: then no data can be read there either, and no mark can be missed.
 
     Raises:
-      LedgerError: a mark is there and cannot be read.
+      LedgerError: there is a mark that cannot be read.
     """
     ways = dict.fromkeys((Path(os.path.realpath(place)), place.absolute()))
     spots = (folder / MARK for way in ways for folder in (way, *way.parents))
@@ -158,7 +159,7 @@ def read_mark_above(place: Path) -> tuple[str, Head] | None:
 
 
 def _read_unnamed(path: Path) -> tuple[str, Head] | None:
-    """As `_read`, with no path in the message; None where the system knows of no such path for us."""
+    """Read a mark, with no path in the message; None where the path does not exist or is not accessible."""
     try:
         os.lstat(path)
         return _read(path)
@@ -169,7 +170,7 @@ def _read_unnamed(path: Path) -> tuple[str, Head] | None:
 
 
 def heads_of_marks(data: Path, dataset_id: str) -> list[Head]:
-    """Returns the heads that the marks on the data name, each once.
+    """Return the heads that the marks on the data name, each once.
 
     Raises:
       LedgerError: a mark names another id, or cannot be read; or the path leads in a circle.
@@ -183,7 +184,7 @@ def heads_of_marks(data: Path, dataset_id: str) -> list[Head]:
 
 
 def check_unmarked(data: Path) -> None:
-    """Refuses data that a ledger charges where public data are wanted.
+    """Refuse data that a ledger charges where public data are wanted.
 
     Raises:
       LedgerError: as said; or a mark cannot be read, or the path leads in a circle.
@@ -192,11 +193,11 @@ def check_unmarked(data: Path) -> None:
 
 
 def check_unmarked_above(place: Path, *, named_in: Path) -> None:
-    """Refuses a folder that is charged by a mark on it or above it, see `read_mark_above`.
+    """Refuse a folder that a mark on it or above it declares private, see `read_mark_above`.
 
     Args:
       place: the folder.
-      named_in: the file that names it, and that a message names in its stead.
+      named_in: the file that names it; messages name this file instead.
 
     Raises:
       LedgerError: as said; or a mark cannot be read.
@@ -213,7 +214,7 @@ def _refuse(data: Path, mark: tuple[str, Head] | None) -> None:
 
 
 def _marks_on(data: Path) -> Iterator[tuple[str, Head]]:
-    """The marks of the data, of the folders above them, and of everything in them; some more than once."""
+    """Yield the marks on the data, on the folders above and on everything in them; some more than once."""
     for file in expand_ranges(data):
         yield from _marks_on_one(file)
 
@@ -262,7 +263,7 @@ def _resolved(path: Path) -> Path:
 
 
 def write_mark(data: Path, dataset_id: str, head: Head) -> None:
-    """Replaces the mark, at once; of a name with ranges, the mark of each file.
+    """Replace the mark atomically; for a name with ranges, the mark of each file.
 
     Raises:
       LedgerError: the folder of the data cannot be written.

@@ -1,4 +1,4 @@
-"""The budget ledger: what may still be trained on a data set, enforced before anything is spent.
+"""The budget ledger: it enforces a data set's privacy budget before anything is spent.
 
     python -m dpgcl_core.ledger cap    --dataset scans --epsilon 8 --delta 1e-6 --num-records-public 60000
     python -m dpgcl_core.ledger show
@@ -10,36 +10,29 @@ is released by trainings and sealed sweeps that were charged as below is, togeth
 private with the data set's cap, however each of them was chosen after seeing the results of others; given
 that each training's own mechanism is proven, and each step as its class says.
 
-1. *The charge dominates what was spent, at every moment.* A training draws its first step after `reserve`
-   has returned, that is, after the row with all its planned steps is on disk; a step that a restart
-   repeats is drawn after `extend` has returned. So at any moment, and after a crash at any point, no
-   training has executed more steps than its rows say. Rows are never changed, and a charge only goes down
-   by `settle`, to a number that its caller warrants the training has not exceeded and will not.
+Why it holds, in short (docs/theory/ledger.md has the proofs):
+
+1. *The charge dominates what was spent, at every moment.* A training draws its first step after `reserve` has
+   returned, when the row with all its planned steps is on disk; a step that a restart repeats is drawn after
+   `extend` has returned. Rows are never changed, and a charge only goes down by `settle`, to a number of
+   steps that its caller guarantees the training has not exceeded and will not.
 2. *The charge stays within the cap.* One writer at a time reads all rows, asks the cap's filter and adds its
-   row, in one transaction. Admissions are thereby in one order, each made with all earlier charges in
-   sight, whatever number of sweeps are at it at once.
-3. *The filter is valid.* It is an RDP filter at an order fixed with the cap, or step quotas fixed with it
-   (`filters` has both proofs). They bound **executed** steps: a step reserved and never executed adds
-   nothing to the sum of RDP and reads no draw of its class's tape, so settling it back to the same sum, or
-   the same quota, leaves a sum that still dominates every execution. This needs the number of executed
-   steps to be no secret: a training that ends early does so by a public rule or by what it has released.
-   After a crash nobody knows the number; then all stays charged. The PLD total is never asked: charging
-   adaptively chosen events up to a PLD total is not a valid filter. It is shown beside as information.
+   row, in one transaction, however many sweeps run at once.
+3. *The filter is valid*: an RDP filter at an order fixed with the cap, or step quotas fixed with it
+   (`dpgcl_core.accounting.filters`). The number of executed steps must be no secret: a training that ends
+   early does so by a public criterion or by what it has released. After a crash nobody knows the number; then
+   all stays charged. The PLD total admits nothing: it is not a valid filter, and shown for information.
 4. *Sealed sweeps.* One row, the tuned bound, before K is drawn; no rows per trial, no refund. By its
-   Papernot-Steinke RDP curve at the filter's order it is one more mechanism of the RDP filter. As
-   (ε_i, δ_i) it is charged to a share (ε_s, δ_s) of the cap that was set aside with it, and the filter keeps
-   (ε − ε_s, δ − δ_s). Proof. Outside an event of probability at most Σδ_i ≤ δ_s each such release is a
-   mixture whose privacy loss is at most ε_i (Kairouz, Oh and Viswanath 2015), so all of them multiply any
-   likelihood ratio by at most e^(ε_s), pointwise. Replacing Q's kernels by P's in these releases alone
-   makes them post-processing for the filter's part; so the hockey-stick divergence of the whole at ε is at
-   most that of the filter's part at ε − ε_s, which is at most δ − δ_s, plus δ_s. ∎
+   Papernot-Steinke RDP curve at the filter's order it is one more mechanism of the RDP filter. As (ε_i, δ_i)
+   it is charged to a share (ε_s, δ_s) of the cap that was set aside with it, and the filter keeps
+   (ε − ε_s, δ − δ_s).
 
 A cap that is raised later is stated at its highest value. Whoever raises it must know that the guarantee
-speaks of the highest cap that any results would have led them to.
+refers to the highest cap that any results would have led them to.
 
-What the ledger cannot see: a training that nobody reserves; a copy of the data that nobody registers as one
-(`bind` leaves a mark beside the data that refuses a second ledger); a database administrator who rewrites
-everything and finds no statement to be compared with.
+The ledger cannot see a training that nobody reserves; a copy of the data that nobody registers as one (`bind`
+leaves a mark beside the data that refuses a second ledger); a database administrator who rewrites everything,
+where no statement is left to compare with.
 """
 
 from __future__ import annotations
@@ -70,12 +63,12 @@ from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, check_delta
 
 @dataclass(frozen=True)
 class Ledger:
-    """One ledger, shared by any number of sweeps; the guarantee stands in the module.
+    """One ledger, shared by any number of sweeps; see the module for the guarantee.
 
     A driver reserves every trial before it starts a worker, extends before it resumes one, confirms at
     every checkpoint, and settles when the training has ended.
 
-    Every method raises LedgerError when the ledger is missing, locked for too long, out of reach or
+    Every method raises LedgerError when the ledger is missing, locked for too long, unreachable or
     tampered with; nothing is charged then, and nothing may be trained.
     """
 
@@ -84,11 +77,11 @@ class Ledger:
 
     @classmethod
     def create(cls, url: str, *, wait_seconds: float = 60.0) -> Ledger:
-        """Creates an empty ledger; an existing one is refused, never emptied.
+        """Create an empty ledger; an existing one is refused, never emptied.
 
         Args:
           url: a path, `sqlite:////absolute/path.db` or `postgresql://user@host/database`. SQLite must
-            not lie in a network folder.
+            not be in a network folder.
           wait_seconds: how long to wait for other writers.
         """
         store = LedgerStore.at(url, wait_seconds=wait_seconds)
@@ -97,7 +90,7 @@ class Ledger:
 
     @classmethod
     def open(cls, url: str, *, wait_seconds: float = 60.0) -> Ledger:
-        """Opens a ledger and checks its chain; a missing one is refused, for a new one has no charges."""
+        """Open a ledger and check its chain; a missing one is refused: a new one has no charges."""
         store = LedgerStore.at(url, wait_seconds=wait_seconds)
         ledger = cls(store.name, LedgerSession(store))
         ledger.head()
@@ -113,18 +106,18 @@ class Ledger:
         neighboring_relation: str = ADD_OR_REMOVE_ONE,
         fingerprint: Fingerprint | None = None,
     ) -> None:
-        """Registers a data set with its cap; the same registration once more changes nothing.
+        """Register a data set with its cap; the same registration once more changes nothing.
 
         Args:
           dataset_id: the name that the budget belongs to.
-          cap: the budget and its rule.
+          cap: the budget and its filter.
           num_records_public: declared public number of records; δ is at most one over it.
           unit: what one record stands for, such as "record" or "person".
           neighboring_relation: the relation of the guarantee.
           fingerprint: of the records; a copy of them then cannot be registered under another id.
 
         Raises:
-          ConfigError: the unit, the relation, the number or δ breaks a rule.
+          ConfigError: the unit, the relation, the number or δ is invalid.
           LedgerError: the id is registered otherwise, or the records under another id.
         """
         if not dataset_id or not isinstance(dataset_id, str):
@@ -154,7 +147,7 @@ class Ledger:
                 draft.add_fingerprint(dataset_id, fingerprint)
 
     def add_copy(self, dataset_id: str, fingerprint: Fingerprint) -> None:
-        """Registers an edited copy under the id of the original, whose charges it inherits.
+        """Register an edited copy under the id of the original, whose charges it shares.
 
         Raises:
           LedgerError: the id is unknown, or these records belong to another id.
@@ -164,9 +157,9 @@ class Ledger:
             draft.add_fingerprint(dataset_id, fingerprint)
 
     def change_cap(self, dataset_id: str, epsilon: float, *, allow_raise: bool = False) -> None:
-        """Changes ε of an RDP filter's cap; δ, the order and what is set aside stay.
+        """Change ε of an RDP filter's cap; δ, the order and the shares set aside stay as they are.
 
-        A lower cap refuses more; the statement keeps the highest. Quotas are fixed for good.
+        A lower cap refuses more; the statement keeps the highest. Quotas cannot change.
 
         Raises:
           ConfigError: the cap has quotas, or a higher one comes without `allow_raise`.
@@ -185,11 +178,11 @@ class Ledger:
                 draft.add("cap", dataset_id=dataset_id, cap=changed.facts())
 
     def bind(self, dataset_id: str, data: Path) -> None:
-        """Leaves a mark beside a data file or folder that names this ledger and its head.
+        """Leave a mark beside a data file or folder that names this ledger and its head.
 
         Raises:
-          LedgerError: a mark on the data, on a folder above or on anything in them names another ledger or
-            id, or a head that this ledger does not have: an old or a separate copy of the ledger. Or a
+          LedgerError: a mark on the data, on a folder above them or on anything in them names another ledger
+            or id, or a head that this ledger does not have (an old or separate copy of the ledger); or a
             mark cannot be read or written.
         """
         with self._session.reading() as books:
@@ -207,7 +200,7 @@ class Ledger:
         neighboring_relation: str = ADD_OR_REMOVE_ONE,
         fingerprint: Fingerprint | None = None,
     ) -> tuple[Reservation, ...]:
-        """Charges all planned steps of all trainings, or nothing; then the first step may be drawn.
+        """Charge all planned steps of all trainings, or nothing; after it, the first step may be drawn.
 
         Args:
           dataset_id: whose budget.
@@ -233,14 +226,14 @@ class Ledger:
             return tuple(books.reservation(number) for number in numbers)
 
     def would_admit(self, dataset_id: str, planned: Sequence[PlannedTraining]) -> None:
-        """Raises BudgetExceeded if `reserve` would at this moment, and charges nothing: for dry runs."""
+        """Raise BudgetExceeded if `reserve` would now, and charge nothing: for dry runs."""
         with self._session.reading() as books:
             books.account(dataset_id).admit_all(planned)
 
     def extend(self, reservation: Reservation, num_steps: int) -> Reservation:
-        """Charges `num_steps` more, the ones a resumed training repeats; call it before it resumes.
+        """Charge `num_steps` more, which a resumed training repeats; call it before the training resumes.
 
-        With 0, when no earlier attempt can have drawn a step, it only confirms.
+        With 0, when no earlier attempt can have drawn a step, it only confirms the reservation.
 
         Raises:
           BudgetExceeded: the cap's filter does not admit them; the training must not resume.
@@ -255,16 +248,16 @@ class Ledger:
         return self._reservation(reservation.number)
 
     def settle(self, reservation: Reservation, num_steps_executed: int) -> Reservation:
-        """Returns the steps that were not executed to the sum or the quota they came from.
+        """Refund the steps that were not executed, to the sum or quota that they were charged to.
 
         Args:
-          reservation: of the training, which has ended for good.
+          reservation: of the training, which has ended and will not resume.
           num_steps_executed: the largest number of steps that may have been drawn, repeated ones
             included. If that is not known, do not settle.
 
         Raises:
           LedgerError: it was settled with more steps; or more were executed than reserved. These are
-            charged all the same, above the cap if need be, before the error is raised.
+            charged nevertheless, above the cap if necessary, before the error is raised.
         """
         executed = num_steps_executed
         if isinstance(executed, bool) or not isinstance(executed, int) or executed < 0:
@@ -286,7 +279,7 @@ class Ledger:
         return self._reservation(reservation.number)
 
     def confirm(self, reservation: Reservation, *, num_steps_drawn: int = 0) -> Reservation:
-        """Returns the reservation as it stands; a training calls this at every checkpoint, or stops.
+        """Return the reservation as it stands; a training calls this at every checkpoint, or stops.
 
         Raises:
           LedgerError: the ledger cannot be reached or does not hold the reservation, it is settled, or
@@ -313,9 +306,9 @@ class Ledger:
         neighboring_relation: str = ADD_OR_REMOVE_ONE,
         fingerprint: Fingerprint | None = None,
     ) -> SealedReservation:
-        """Charges a sealed sweep's tuned bound, once, before its number of trials is drawn.
+        """Charge a sealed sweep's tuned bound, once, before its number of trials is drawn.
 
-        There are no rows per trial, for they would tell the number, and no refund. A crash that loses the
+        There are no rows per trial, which would reveal the number, and no refund. A crash that loses the
         number of trials means a new sealed sweep, charged under a label of its own.
 
         Args:
@@ -333,9 +326,9 @@ class Ledger:
         with self._session.writing() as draft:
             account = draft.books.account(dataset_id)
             account.check_use(unit, neighboring_relation, fingerprint)
-            order = account.cap.order or 2.0  # quotas refuse a curve, whatever it says
+            order = account.cap.order or 2.0  # quotas have no order, and refuse every curve
             rdp = None if rdp_curve is None else float(rdp_curve(order))
-            account.label_is_free(label)
+            account.check_label(label)
             check_delta(delta, account.num_records_public)
             account.admit_sealed(epsilon=epsilon, delta=delta, rdp=rdp)
             entry = draft.add(
@@ -345,34 +338,34 @@ class Ledger:
             return books.account(dataset_id).sealed[entry.number]
 
     def reservation(self, dataset_id: str, label: str) -> Reservation | None:
-        """Returns the reservation of a label, by which a resumed sweep finds its own; None without one."""
+        """Return the reservation of a label, by which a resumed sweep finds its own, or None."""
         with self._session.reading() as books:
             reservations = books.account(dataset_id).reservations.values()
             return next((known for known in reservations if known.label == label), None)
 
     def entries(self) -> tuple[Entry, ...]:
-        """Returns all rows, checked against their hashes."""
+        """Return all rows, checked against their hashes."""
         with self._session.store.reading() as connection:
             return tuple(checked_entries(self._session.store.rows(connection, first=1)))
 
     def dataset_ids(self) -> tuple[str, ...]:
-        """Returns the registered ids, in the order of their registration."""
+        """Return the registered ids, in the order of their registration."""
         with self._session.reading() as books:
             return tuple(books.accounts)
 
     def head(self) -> Head:
-        """Returns the end of the ledger, for a privacy statement."""
+        """Return the ledger's head, for a privacy statement."""
         with self._session.reading() as books:
             return books.head
 
     def spent(self, dataset_id: str, *, with_pld: bool = True) -> Spent:
-        """Returns what is charged to a data set, with the PLD total beside it as information."""
+        """Return what is charged to a data set, with the PLD total for information."""
         with self._session.reading() as books:
             account = books.account(dataset_id)
             return spent_of(account, with_pld=with_pld)
 
     def statement(self, dataset_id: str) -> LedgerStatement:
-        """Returns the ledger's lines of a privacy statement: the cap, its rule, and the head.
+        """Return the ledger's part of a privacy statement: the cap, its filter and the head.
 
         Raises:
           LedgerError: a training drew steps beyond its reservation and above the cap.
@@ -381,7 +374,7 @@ class Ledger:
             return statement_of(books.account(dataset_id), books.head)
 
     def verify(self, against: Head | None = None) -> Verification:
-        """Reads everything anew, checks chain and admissions, and compares with a statement's head.
+        """Read all rows again, check chain and admissions, and compare with a statement's head.
 
         Raises:
           LedgerError: a row was edited, deleted, inserted or admitted above its cap; with `against` also:

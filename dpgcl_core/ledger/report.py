@@ -1,4 +1,4 @@
-"""What a ledger says of itself: how much is charged, the lines for a privacy statement, and its own check."""
+"""Reports on a ledger: how much is charged, its part of a privacy statement, and its verification."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from dpgcl_core.ledger.chain import Entry, Head
 class Spent:
     """What is charged to a data set at some moment.
 
-    The guarantee is the cap. `epsilon_filter` and `epsilon_pld` are information: what was spent under
-    adaptive choices is no (ε, δ) statement.
+    The guarantee is the cap. `epsilon_filter` and `epsilon_pld` are for information: what was spent under
+    adaptive choices is not an (ε, δ) statement.
 
     Attributes:
-      dataset_id, cap: whose, and the budget.
+      dataset_id, cap: the data set and its budget.
       num_steps: steps charged, by class: reserved ones until they are settled, executed ones after.
       num_open, num_settled, num_sealed: reservations of trainings, and sealed sweeps.
-      sealed_epsilon, sealed_delta: charged by basic composition to what the cap sets aside.
-      rdp, rdp_budget: charged and allowed at the filter's order; None with quotas.
-      epsilon_filter: what the charge converts to at the cap's δ and order, plus `sealed_epsilon`; with
-        quotas that of all quotas. Information.
+      sealed_epsilon, sealed_delta: charged by basic composition to the share that the cap sets aside.
+      rdp, rdp_budget: RDP charged and allowed at the filter's order; None with quotas.
+      epsilon_filter: ε of the charge at the cap's δ and order, plus `sealed_epsilon`; with quotas, that of
+        all quotas. For information.
       epsilon_pld: the PLD total at the cap's δ of all charged steps, plus the sealed sweeps' stated
-        (ε, δ) by basic composition; None where their δ leave nothing, or when not asked for. Information.
+        (ε, δ) by basic composition; None where they leave no δ, or when not asked for. For information.
     """
 
     dataset_id: str
@@ -51,7 +51,7 @@ class Spent:
 
 
 def spent_of(account: Account, *, with_pld: bool) -> Spent:
-    """Returns what is charged to an account."""
+    """Return what is charged to an account."""
     steps, budget = account.steps(), account.cap.filter()
     settled = [r for r in account.reservations.values() if r.num_steps_executed is not None]
     sealed_epsilon, sealed_delta = (float(value) for value in account.sealed_spent())
@@ -88,14 +88,14 @@ def _epsilon_pld(account: Account, steps: Mapping[StepClass, int]) -> float | No
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerStatement:
-    """The ledger's lines of a privacy statement; releasable.
+    """The ledger's part of a privacy statement; releasable.
 
     Attributes:
       dataset_id, unit, neighboring_relation: what is protected.
       epsilon, delta: the guarantee of everything charged together: the highest cap ever in force.
       rule: the filter that enforced it.
-      num_raised: how often the cap was raised; each raising is a decision outside the guarantee.
-      head: the ledger's end when this was said, by which `verify` finds a cut-off or rewritten ledger.
+      num_raised: how often the cap was raised; each time is a decision outside the guarantee.
+      head: the ledger's head at that moment, by which `verify` detects a truncated or rewritten ledger.
     """
 
     dataset_id: str
@@ -108,15 +108,15 @@ class LedgerStatement:
     head: Head
 
     def to_json(self) -> str:
-        """Returns the statement as JSON, for `verify --against`."""
+        """Return the statement as JSON, for `verify --against`."""
         return json.dumps(asdict(self), indent=2)
 
 
 def statement_of(account: Account, head: Head) -> LedgerStatement:
-    """Returns the statement of an account at `head`.
+    """Return the statement of an account at `head`.
 
     Raises:
-      LedgerError: more is charged than the highest cap holds.
+      LedgerError: more is charged than the highest cap allows.
     """
     cap = account.cap
     if not account.is_within(replace(cap, epsilon=account.highest_epsilon)):
@@ -137,7 +137,7 @@ def statement_of(account: Account, head: Head) -> LedgerStatement:
 
 
 def read_head(path: Path) -> Head:
-    """Returns the ledger's head that a statement carries, at its top, in `head` or in `ledger.head`.
+    """Return the ledger's head in a statement: at its top level, in `head` or in `ledger.head`.
 
     Raises:
       LedgerError: the file holds none.
@@ -156,11 +156,11 @@ def read_head(path: Path) -> Head:
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """A ledger that was found whole.
+    """The result of verifying a ledger that is intact.
 
     Attributes:
-      head: its end.
-      notes: what a reader should know: clocks that went backwards, raised caps, overrun reservations.
+      head: its head.
+      notes: events that a reader should know of: clocks set back, raised caps, overrun reservations.
     """
 
     head: Head
@@ -168,11 +168,11 @@ class Verification:
 
 
 def verified(entries: Iterable[Entry], against: Head | None) -> Verification:
-    """Replays checked entries, asks every rule of admission again, and compares with a statement's head.
+    """Replay checked entries, check every admission again, and compare with a statement's head.
 
     Raises:
-      LedgerError: a row contradicts those before it or was above its cap, or the ledger is not the
-        statement's, ends before it, or was rewritten.
+      LedgerError: a row contradicts those before it or exceeded its cap; or the ledger is not the
+        statement's, is shorter, or was rewritten.
     """
     books, found = Books(), None
     for entry in entries:

@@ -19,19 +19,19 @@ from dpgcl_core.ledger.store import LedgerStore
 
 @dataclass
 class Draft:
-    """Rows of one transaction: admitted under the books as they are, applied once they are on disk."""
+    """Rows of one transaction: admitted by the current books, applied to them once they are on disk."""
 
     books: Books
     entries: list[Entry] = field(default_factory=list)
 
     def add(self, kind: str, trusted: Mapping[str, Any] | None = None, **facts: Any) -> Entry:
-        """Adds a row and returns it."""
+        """Add a row and return it."""
         last = self.entries[-1] if self.entries else self.books.last
         self.entries.append(next_entry(last, kind, facts, trusted=trusted))
         return self.entries[-1]
 
     def add_fingerprint(self, dataset_id: str, fingerprint: Fingerprint) -> None:
-        """Adds the row that these records belong to the id, unless there is one.
+        """Add a row that assigns these records to the id, unless there is one.
 
         Raises:
           LedgerError: they belong to another id, or the fingerprint was made with another key.
@@ -52,10 +52,10 @@ class Draft:
 
 @dataclass
 class LedgerSession:
-    """The books as far as this process has read them; every use reads what is new first.
+    """The books as read by this process; every use reads new rows first.
 
     Args:
-      store: where the rows lie.
+      store: the rows' storage.
     """
 
     store: LedgerStore
@@ -64,10 +64,10 @@ class LedgerSession:
 
     @contextmanager
     def reading(self) -> Iterator[Books]:
-        """The books of this moment.
+        """Give access to the up-to-date books.
 
         Raises:
-          LedgerError: the ledger is missing, out of reach or tampered with.
+          LedgerError: the ledger is missing, unreachable or tampered with.
         """
         with self._lock:
             with self.store.reading() as connection:
@@ -76,7 +76,7 @@ class LedgerSession:
 
     @contextmanager
     def writing(self) -> Iterator[Draft]:
-        """One transaction: all rows are read, the caller's rules asked, its rows added and on disk.
+        """Run one transaction: read all rows, let the caller check and add rows, and write these to disk.
 
         Raises:
           LedgerError: as `reading`, or the ledger cannot be written; nothing was added.

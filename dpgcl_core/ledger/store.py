@@ -1,9 +1,9 @@
-"""Where the ledger's rows lie: SQLite by default, PostgreSQL by URL, through one small interface.
+"""Storage of the ledger's rows: SQLite by default, PostgreSQL by URL, through one small interface.
 
-One table, to which rows are only added: triggers refuse UPDATE, DELETE and a row out of order. One writer
-at a time (SQLite: BEGIN IMMEDIATE; PostgreSQL: an advisory lock of the transaction), from the reading of
-the last row to the commit, which returns when the row is on disk. Every transaction has a connection of
-its own, so a ledger may be used from several threads and after a fork.
+One append-only table: triggers refuse UPDATE, DELETE and a row out of order. One writer at a time (SQLite:
+BEGIN IMMEDIATE; PostgreSQL: a transaction-level advisory lock), from reading the last row to the commit,
+which returns when the row is on disk. Every transaction has a connection of its own, so a ledger may be used
+from several threads and after a fork.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TRIGGERS = {
     "sqlite": (
         f"CREATE TRIGGER {TABLE}_update BEFORE UPDATE ON {TABLE} {_REFUSE}",
         f"CREATE TRIGGER {TABLE}_delete BEFORE DELETE ON {TABLE} {_REFUSE}",
-        # REPLACE deletes without a delete trigger; it cannot get past this one.
+        # REPLACE deletes without firing the delete trigger; this one stops it.
         f"CREATE TRIGGER {TABLE}_insert BEFORE INSERT ON {TABLE} WHEN NEW.number <> ({_ORDER}) {_REFUSE}",
     ),
     "postgresql": (
@@ -73,7 +73,7 @@ class LedgerStore:
 
     @classmethod
     def at(cls, url: str, *, wait_seconds: float = 60.0) -> LedgerStore:
-        """Returns the store at `url`; nothing is connected yet."""
+        """Return the store at `url`, without connecting to it."""
         parsed = _parsed(url)
         is_sqlite = parsed.get_backend_name() == "sqlite"
         arguments: dict[str, Any] = {"timeout": wait_seconds} if is_sqlite else {"connect_timeout": 10}
@@ -94,10 +94,10 @@ class LedgerStore:
         return self.url.render_as_string(hide_password=True)
 
     def create(self, first: Entry) -> None:
-        """Creates the table with its first row.
+        """Create the table with its first row.
 
         Raises:
-          LedgerError: there is a ledger already, or the place cannot be written.
+          LedgerError: there is a ledger already, or it cannot be written there.
         """
         if self.url.get_backend_name() == "sqlite":
             self._create_file()
@@ -109,7 +109,7 @@ class LedgerStore:
             self.add(connection, [first])
 
     def add(self, connection: Connection, entries: Sequence[Entry]) -> None:
-        """Adds rows inside a `writing` transaction."""
+        """Add rows inside a `writing` transaction."""
         statement = text(f"INSERT INTO {TABLE} VALUES (:number, :content, :entry_hash, :trusted)")
         for entry in entries:
             connection.execute(
@@ -123,7 +123,7 @@ class LedgerStore:
             )
 
     def rows(self, connection: Connection, *, first: int) -> list[Row]:
-        """Returns the rows from number `first` on, in order."""
+        """Return the rows from number `first` on, in order."""
         statement = text(
             f"SELECT number, content, entry_hash, trusted FROM {TABLE} WHERE number >= :n ORDER BY number"
         )
@@ -131,7 +131,7 @@ class LedgerStore:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A transaction that sees one state of the ledger.
+        """Open a transaction that sees one state of the ledger.
 
         Raises:
           LedgerError: the ledger is missing or cannot be read.
@@ -141,11 +141,11 @@ class LedgerStore:
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """A transaction that no other writer shares; it is on disk when the block has ended.
+        """Open a transaction that excludes other writers; it is on disk when the block has ended.
 
         Raises:
           LedgerError: the ledger is missing, locked for too long, or cannot be written. Nothing was
-            added then, unless the connection broke during the commit itself.
+            added, unless the connection broke during the commit itself.
         """
         with self._transaction(self.engine.execution_options(**{_WRITES: True})) as connection:
             if self.url.get_backend_name() == "postgresql":
@@ -178,7 +178,7 @@ class LedgerStore:
         return said
 
     def _create_file(self) -> None:
-        """Creates an empty file that its owner alone may read; opening never creates one."""
+        """Create an empty file that its owner alone may read; opening never creates one."""
         path = Path(str(self.url.database))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -188,7 +188,7 @@ class LedgerStore:
 
 
 def _parsed(url: str) -> URL:
-    """The URL with an absolute path or with the PostgreSQL driver that is installed."""
+    """Return the URL with an absolute path, or with the installed PostgreSQL driver."""
     try:
         parsed = make_url(url if "://" in url else f"sqlite:///{Path(url).resolve()}")
         backend = "postgresql" if parsed.drivername == "postgres" else parsed.get_backend_name()
@@ -207,12 +207,12 @@ def _parsed(url: str) -> URL:
 
 
 def _sqlite_uri(url: URL) -> URL:
-    """The URL that fails where the file is missing: SQLite would make an empty one, free of all charges."""
+    """Return a URL that fails if the file is missing: SQLite would create an empty one, without charges."""
     return url.set(database=Path(str(url.database)).as_uri(), query={"mode": "rw", "uri": "true"})
 
 
 def _prepare_sqlite(connection: Any, record: Any) -> None:
-    connection.isolation_level = None  # the transactions are begun below
+    connection.isolation_level = None  # `_begin_sqlite` begins the transactions
     connection.execute("PRAGMA synchronous = EXTRA")  # the commit survives a power failure
 
 

@@ -1,41 +1,27 @@
-"""Station 6 without negatives: regression onto a target network's embedding (BYOL; Grill et al. 2020).
+"""Stage 6 without negatives: regression onto a target network's embedding (BYOL; Grill et al. 2020).
 
-The private network predicts, from one view of a record, what the target network makes of another view. The
+The private network predicts, from one view of a record, the target network's embedding of another view. The
 target network is an exponential moving average of the private network's weights at earlier steps: it is
-post-processing of what was already released, so at every step it is a public function as far as the step's
-sensitivity goes, and it takes no gradient.
+post-processing of what was already released, so for the sensitivity of a step it counts as a public function,
+and it takes no gradient.
 
-A record's loss then depends on that record alone. Neither network may hold statistics across records; the
-original's BatchNorm has no place here (Richemond et al. 2020 show that BYOL can do without). So groups of
-one record have **sensitivity C** for adding or removing one record, as in supervised DP-SGD, with the plain
-Poisson event: each record adds one vector of norm at most C or none. Larger groups are allowed and have the
-grouping's 2C, for no gain.
-
-The targets' embeddings enter as data, beside the views: `inputs = (views, targets)`, both with the leading
-axes `[groups, group_size, views]`, so that the engine of `dpgcl_core.clipping.clipper` cuts them alike. (The
-method
-`byol_groups` has them computed where the views are embedded, beside the predictions, which is the same.)
-
-    views                                    # [groups, 1, 2, ...]
-    targets = target_embeddings(target, views)
-    GroupClipper(l2_clip_norm=1.0).add_clipped_sum(total, model, byol_group_losses(embed), (views, targets))
-    ...                                      # noise, optimizer step
-    update_target(target, online, decay=0.996)
+A record's loss then depends on that record alone. Neither network may hold statistics across records, so the
+original's BatchNorm is left out (Richemond et al. 2020 show that BYOL can do without). Groups of one record
+therefore have **sensitivity C** for adding or removing one record, as in supervised DP-SGD, with the plain
+Poisson event: each record adds one vector of norm at most C, or none. Larger groups are allowed, with the
+sensitivity 2C of any grouping, for no gain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.clipping.types import Embed
 from dpgcl_core.errors import ConfigError
 
 
 def byol_group_loss(predictions: Tensor, targets: Tensor) -> Tensor:
-    """L_G = Σ_{i∈G} Σ_{v≠w} ‖p_iv − t_iw‖², over ordered pairs of a record's views; 2 − 2·cos each.
+    """Return L_G = Σ_{i∈G} Σ_{v≠w} ‖p_iv − t_iw‖² over ordered pairs of a record's views; 2 − 2·cos each.
 
     For two views this is BYOL's symmetric loss.
 
@@ -55,32 +41,11 @@ def byol_group_loss(predictions: Tensor, targets: Tensor) -> Tensor:
     return torch.where(other_views, distances, 0.0).flatten(1).sum(1)
 
 
-def byol_group_losses(embed: Embed) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
-    """Returns the group losses of (views, targets) for `GroupClipper`.
-
-    Args:
-      embed: inputs `[groups, group_size, views, ...]` to the predictor's unit outputs
-        `[groups, group_size, views, dim]`.
-    """
-
-    def group_losses(inputs: tuple[Tensor, Tensor]) -> Tensor:
-        views, targets = inputs
-        return byol_group_loss(embed(views), targets)
-
-    return group_losses
-
-
-def target_embeddings(embed_target: Embed, inputs: Tensor) -> Tensor:
-    """Returns the target network's embeddings `[groups, group_size, views, dim]`, without a graph."""
-    with torch.no_grad():
-        return embed_target(inputs).detach()
-
-
 def update_target(target: nn.Module, online: nn.Module, *, decay: float) -> None:
-    """Moves the target's weights: ξ ← decay·ξ + (1 − decay)·θ, in place.
+    """Update the target's weights in place: ξ ← decay·ξ + (1 − decay)·θ.
 
-    Call it **after** the private step: θ must hold released weights only. The target's architecture is the
-    online network's without the predictor, so parameters are matched by name.
+    Call it **after** the private step: θ must hold released weights only. The target is the online network
+    without the predictor, so parameters are matched by name.
 
     Args:
       target: the target network; its parameters take no gradient.

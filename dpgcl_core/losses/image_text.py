@@ -1,24 +1,24 @@
-"""Station 6 for two modalities: both directions of InfoNCE inside one group, with a learned temperature.
+"""Stage 6 for two modalities: both directions of InfoNCE inside one group, with a learned temperature.
 
 A group's image-text pairs are compared in both directions, and each direction has the augmented copies of
 *its* keys as further negatives: images against texts and copies of texts, texts against images and copies of
 images (Eq. 12 and Eq. 15 of DP-GCL). The temperature is a number, or exp(−`logit_scale`) of a parameter
 (`with_learned_temperature`).
 
-Why the sensitivity is still 2C (C for groups of one). A record is one image with all its captions; data sets
-differ by adding or removing one record.
+Guarantee: for adding or removing one record, an image with all its captions, the sensitivity is still 2C (C
+for groups of one). The steps of the proof:
 
-1. A record is in at most one group. Which of its captions is taken and how image and text are augmented is
+1. A record is in at most one group. The choice of its caption and the augmentation of image and text are
    drawn inside the record, from its id and the step, and its copies stay in its group. So at most one group
-   of a step differs under the coupling of `dpgcl_core.sampling.groups`: exchanged, or one group more.
-2. L_G is a function of the weights and of G's own records alone: no direction compares across groups.
-3. Both directions are summed *before* the clip and ∇L_G is taken of all trainable weights at once, of both
-   towers and of `logit_scale`. So a group contributes one vector of norm at most C: an exchanged group moves
-   the sum by at most 2C, a new one by C. Clipped apart, the directions would give 2C per group and 4C in all;
-   a `logit_scale` left out of the norm would have no bound at all.
+   of a step differs under the coupling of docs/theory/groups.md: exchanged, or one group more.
+2. L_G is a function of the weights and of G's own records alone: neither direction compares across groups.
+3. Both directions are summed *before* clipping, and ∇L_G is the gradient of all trainable weights at once, of
+   both towers and of `logit_scale`. So a group contributes one vector of norm at most C: an exchanged group
+   moves the sum by at most 2C, a new one by C. Clipped separately, the directions would give 2C per group and
+   4C in all; a `logit_scale` left out of the norm would have no bound at all.
 4. All groups share one `logit_scale`, which couples them no more than any other weight does: through its
-   value at the start of the step, and that is a function of earlier releases. `clamp_logit_scale_` acts on
-   the noised weight with public bounds, which is post-processing.
+   value at the start of the step, which is a function of earlier releases. `clamp_logit_scale_` acts on the
+   noised weight with public bounds, which is post-processing.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ MIN_LOGIT_SCALE, MAX_LOGIT_SCALE = 0.0, math.log(100.0)
 
 
 def interleaved(images: Tensor, texts: Tensor) -> Tensor:
-    """Returns both sides' views in the order that losses of pairs take: image, text, image, text, …
+    """Return the views of both sides in the order that losses of pairs take: image, text, image, text, …
 
-    So the even places are images and the odd ones texts, however many draws and copies there are.
+    Even indices are images and odd ones texts, however many draws and copies there are.
 
     Args:
       images: `[groups, group_size, views, ...]`: the image (of each draw), then copies.
@@ -64,20 +64,19 @@ def interleaved(images: Tensor, texts: Tensor) -> Tensor:
 
 
 def image_text_group_loss(embeddings: Tensor, *, temperature: float | Tensor) -> Tensor:
-    """Image → text plus text → image InfoNCE of each group, each with the augmented copies of its keys.
+    """Return image → text plus text → image InfoNCE of each group, with the augmented copies of the keys.
 
     With images x, captions y and copies x^m, y^m of G's own records, and s the inner product,
 
         L_G = Σ_{i∈G} −log( e^{s(x_i,y_i)/τ} / Σ_{j∈G} ( e^{s(x_i,y_j)/τ} + Σ_m e^{s(x_i,y^m_j)/τ} ) )
                       −log( e^{s(y_i,x_i)/τ} / Σ_{j∈G} ( e^{s(y_i,x_j)/τ} + Σ_m e^{s(y_i,x^m_j)/τ} ) )
 
-    (DP-GCL, Eq. 12 in both directions of Eq. 15). The sensitivity of its clipped sum is 2C; the argument is
-    the module's.
+    (DP-GCL, Eq. 12 in both directions of Eq. 15). The sensitivity of its clipped sum is 2C (see the module).
 
     Args:
       embeddings: `[groups, group_size, 2 + 2·num_augmentations, dim]`, float32 or better, as `interleaved`
         orders them: image, caption, then copies of both.
-      temperature: τ > 0. Where it is learned, embeddings come times 1/√τ and this is 1.
+      temperature: τ > 0. Where it is learned, embeddings arrive scaled by 1/√τ and this is 1.
 
     Returns:
       `[groups]`, one loss per group, summed over its records.
@@ -102,7 +101,7 @@ def image_text_group_loss(embeddings: Tensor, *, temperature: float | Tensor) ->
 def image_text_sigmoid_loss(
     embeddings: Tensor, *, temperature: float | Tensor, bias: float | Tensor
 ) -> Tensor:
-    """`dpgcl_core.losses.sigmoid.group_sigmoid` of pairs, with copies of the captions and of the images.
+    """Return `group_sigmoid` of pairs in both directions, with copies of the captions and of the images.
 
     Args:
       embeddings, temperature: as for `image_text_group_loss`.
@@ -125,7 +124,7 @@ def image_text_sigmoid_loss(
 
 
 def check_pairs(embeddings: Tensor) -> None:
-    """Raises ConfigError unless there are as many views of the image as of the text."""
+    """Raise ConfigError unless there are as many views of the image as of the text."""
     if (num_views := embeddings.shape[2]) == 0 or num_views % 2:
         raise ConfigError(
             "image-text embeddings must hold as many views of the image as of the text; got "
@@ -134,7 +133,7 @@ def check_pairs(embeddings: Tensor) -> None:
 
 
 def with_learned_temperature(embeddings: Tensor, logit_scale: Tensor) -> Tensor:
-    """Returns embeddings times 1/√τ, τ = exp(−logit_scale): a loss at τ = 1 then has inner products over τ.
+    """Return embeddings times 1/√τ, τ = exp(−logit_scale): a loss at τ = 1 then has inner products over τ.
 
     Args:
       embeddings: `[groups, group_size, views, dim]`, of unit length.
@@ -150,10 +149,10 @@ def with_learned_temperature(embeddings: Tensor, logit_scale: Tensor) -> Tensor:
 
 
 def clamp_logit_scale_(logit_scale: Tensor) -> None:
-    """Puts a learned `logit_scale` back between its public bounds, in place: to be called after each step.
+    """Clamp a learned `logit_scale` to its public bounds, in place; call it after each step.
 
-    Not a clamp inside the loss, whose gradient would be zero outside the bounds: noise may carry the
-    parameter there, and it would not come back. One that is no longer a number is put to the lower bound.
+    A clamp inside the loss would have zero gradient outside the bounds: noise may carry the parameter there,
+    and it would not come back. A value that is not a number becomes the lower bound.
 
     >>> scale = torch.nn.Parameter(torch.tensor(9.0))
     >>> clamp_logit_scale_(scale)

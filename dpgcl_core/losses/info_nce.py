@@ -1,4 +1,4 @@
-"""Station 6, the group loss: InfoNCE inside one group, with augmented copies of the keys as negatives.
+"""Stage 6, the group loss: InfoNCE inside one group, with augmented copies of the keys as negatives.
 
 All losses take unit embeddings with the leading axes `[groups, group_size]` and return one scalar per
 group, `[groups]`; no value of one group enters another's.
@@ -13,7 +13,7 @@ from torch import Tensor
 def group_info_nce(
     queries: Tensor, keys: Tensor, augmented_keys: Tensor | None = None, *, temperature: float | Tensor
 ) -> Tensor:
-    """InfoNCE of each group with its own records' keys as negatives, Eq. 9 and Eq. 12 of DP-GCL.
+    """Return InfoNCE of each group with its own records' keys as negatives (DP-GCL, Eq. 9 and Eq. 12).
 
     L_G = Σ_{i∈G} −log( e^{s_ii/τ} / Σ_{j∈G} ( e^{s_ij/τ} + Σ_m e^{s^m_ij/τ} ) ), where s^m_ij compares
     query i with the m-th augmented copy of key j; the sum over j includes j = i, as printed.
@@ -47,7 +47,7 @@ def symmetric_group_info_nce(
     *,
     temperature: float | Tensor,
 ) -> Tensor:
-    """Both directions of `group_info_nce` for two modalities, Eq. 15 of DP-GCL, with augmented keys.
+    """Return both directions of `group_info_nce` for two modalities (DP-GCL, Eq. 15), with augmented keys.
 
     Args:
       first, second: `[groups, group_size, dim]` unit embeddings of the two modalities.
@@ -62,7 +62,7 @@ def symmetric_group_info_nce(
 
 
 def two_view_group_loss(embeddings: Tensor, *, temperature: float | Tensor) -> Tensor:
-    """`group_info_nce` of image-only views that one encoder embedded together.
+    """Return `group_info_nce` of image views that one encoder embedded together.
 
     Args:
       embeddings: `[groups, group_size, 2 + num_augmentations, dim]`: the query, its key, and the

@@ -1,8 +1,9 @@
-"""Station 6, another group loss: pairwise sigmoid inside one group (SigLIP; Zhai et al. 2023).
+"""Stage 6 with a pairwise sigmoid loss inside one group (SigLIP; Zhai et al. 2023).
 
 Every pair of a query and a key is a classification of its own, "same record or not", so no softmax couples
-the pairs. Inside groups that changes the optimisation, not the privacy: the loss of a group depends on that
-group alone, and the sensitivity is that of the grouping (2C for groups of at least two records, C for one).
+the pairs. Inside groups that changes the optimisation, not the privacy: a group's loss depends on that group
+alone. The sensitivity, for adding or removing one record, is that of the grouping: 2C for groups of at least
+two records, C for groups of one.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ def group_sigmoid(
     temperature: float | Tensor,
     bias: float | Tensor,
 ) -> Tensor:
-    """L_G = Σ_{i,j∈G} Σ_k −log σ( y_ij·(s^k_ij/τ + b) ), with y_ij = 1 for i = j and −1 otherwise.
+    """Return L_G = Σ_{i,j∈G} Σ_k −log σ( y_ij·(s^k_ij/τ + b) ), y_ij = 1 for i = j and −1 otherwise.
 
-    k runs over key j and its augmented copies, and the label is that of the record: a query's own copies are
-    positives. (In the InfoNCE of `losses` they stand in the denominator; as negatives here they would ask
-    for the opposite of what the key itself asks for.) The loss is the same with queries and keys exchanged.
+    k runs over key j and its augmented copies, and the label is that of the record: copies of a query's own
+    key are positives. (In `group_info_nce` they are in the denominator; as negatives here they would work
+    against the key itself.) Without copies the loss is symmetric in queries and keys.
 
     Args:
       queries: `[groups, group_size, dim]` unit embeddings.
       keys: `[groups, group_size, dim]` unit embeddings; key i belongs to query i.
       augmented_keys: `[groups, group_size, num_augmentations, dim]`, or None for none.
       temperature: τ > 0; SigLIP starts at 0.1.
-      bias: b; SigLIP starts at −10, for most pairs are negative. With small groups less is enough: at
-        b = −τ⁻¹·s − ln(S − 1) positives and negatives of similarity s weigh the same.
+      bias: b; SigLIP starts at −10, for most pairs are negative. Small groups need less: at
+        b = −s/τ − ln(S − 1) positives and negatives of similarity s have the same total weight.
 
     Returns:
       `[groups]`, summed over its pairs.
@@ -50,7 +51,7 @@ def group_sigmoid(
 
 
 def two_view_sigmoid_loss(embeddings: Tensor, *, temperature: float | Tensor, bias: float | Tensor) -> Tensor:
-    """`group_sigmoid` of views that one encoder embedded together.
+    """Return `group_sigmoid` of views that one encoder embedded together.
 
     Args:
       embeddings: `[groups, group_size, 2 + num_augmentations, dim]`: the query, its key, and copies of it.

@@ -1,34 +1,25 @@
 """Secret randomness from a cryptographic stream: ChaCha20 under a fresh key for every step and purpose.
 
-What it defends against. Whoever sees the iterates sees functions of sampling, permutation and noise. A
-statistical generator such as PCG64 promises nothing to someone who wants to infer its state from them;
-telling ChaCha20's output from uniform bits is believed to be out of any computer's reach. Each generator
-has a 256-bit key of its own from the operating system, so to learn one step's stream says nothing of
-another's, a repeated step is an independent draw, and nothing is there to be stored, shared or replayed.
-Formally the guarantee then holds against adversaries of bounded computing power, to whom the stream is
-uniform; ε and δ stay as they are.
+Threat model. Whoever sees the released weights sees functions of sampling, permutation and noise. A
+statistical generator such as PCG64 gives no assurance that its state cannot be inferred from them;
+distinguishing ChaCha20's output from uniform bits is believed to be computationally infeasible. Each
+generator has its own 256-bit key from the operating system, so one step's stream reveals nothing about
+another's, a repeated step is an independent draw, and nothing is stored, shared or replayed. Formally the
+guarantee then holds against computationally bounded adversaries; ε and δ stay as they are. Not protected:
+the machine's memory (Python cannot wipe a key) and timing, which does not depend on the data.
 
-Why a class of three methods. numpy's own `Generator` can take its bits from Python only through a callback
-per number. `SecureGenerator` has the three methods that sampling, grouping and noise use, vectorised, and
-no other: what is missing raises instead of falling back on a weaker source.
+numpy's own `Generator` can take its bits from Python only through a callback per number. `SecureGenerator`
+therefore has the three methods that sampling, grouping and noise use, vectorised, and no others: a missing
+one raises instead of falling back on a weaker source.
 
-What finite words cost. From independent uniform 64-bit words:
+Finite words change no distribution noticeably (docs/theory/noise.md):
 
-- `random` returns the upper 53 bits as a multiple of 2^-53, so the event u < q has probability
-  ⌈q·2^53⌉/2^53, in [q, q + 2^-53): at q = 1e-4 the sampling rate is too large by less than one part in
-  10^11, some orders below the calibration's own tolerance.
-- `permutation` sorts independent 64-bit keys, and draws all of them again if two are equal. Independent
-  keys are exchangeable, so given that they differ, every order is equally likely: the law is exact.
-- `standard_normal` is Box and Muller's (1958) transformation: z = √(−2 ln u)·(cos θ, sin θ). With u in
-  multiples of 2^-53, |z| could not exceed 8.57, which an exact pair does with probability 2^-53. A step of
-  11 million coordinates, each the sum of four, takes 22 million pairs, and 1,000 steps would then differ
-  from the exact law by 22·10^9·2^-53 = 2·10^-6 in total variation: no less than a usual δ. So u is taken
-  from 63 bits, and its lowest cell (0, 2^-63] is filled by a fresh u, times 2^-63, as often as it takes:
-  the tail ends where float64 does. What remains is rounding, a few units in the last place of
-  float64: see `dpgcl_core/noise/gaussian.py`.
-
-Not defended: the machine's memory (Python cannot wipe a key), and time. The two branches that depend on
-drawn words, equal keys and the lowest cell, do not depend on the data.
+- `random` returns the upper 53 bits as a multiple of 2^-53: u < q has a probability in [q, q + 2^-53).
+- `permutation` sorts independent 64-bit keys, and draws all of them again if two are equal: every order is
+  exactly equally likely.
+- `standard_normal` is Box and Muller's (1958) transformation of u from 63 bits, whose lowest cell
+  (0, 2^-63] is filled by a fresh u, times 2^-63, as often as it takes: the tail ends where float64 does.
+  With 53 bits |z| could not exceed 8.57, which over a training changes δ.
 """
 
 from __future__ import annotations
@@ -51,10 +42,10 @@ _FROM_ZERO = bytes(16)
 """Block counter and nonce: a key is used for one stream, so both start at zero."""
 
 _MAX_WORDS = 2**35
-"""256 GiB: after 2^32 blocks of 64 bytes the counter of RFC 8439 begins again, and the stream with it."""
+"""256 GiB: after 2^32 blocks of 64 bytes the counter of RFC 8439 wraps around, and the stream repeats."""
 
 _PAIRS = 2**14
-"""Pairs of normals made at a time: they stay in the cache, and torch keeps to one thread."""
+"""Pairs of normals computed at a time: they fit into the cache, and torch uses one thread."""
 
 _ZEROS = memoryview(bytes(16 * _PAIRS))
 _CELL = 2.0**-63
@@ -65,12 +56,12 @@ Words = NDArray[np.uint64]
 class SecureGenerator:
     """Uniform numbers, permutations and normals from one ChaCha20 stream; not to be shared by threads.
 
-    The key is handed to the cipher and kept nowhere else: no attribute holds it, `repr` does not show it,
+    The key is passed to the cipher and stored nowhere else: no attribute holds it, `repr` does not show it,
     and the generator can be neither copied nor pickled.
 
     Args:
-      fixed_key_for_tests: 32 bytes in place of the operating system's. Whoever knows them knows all draws:
-        **for tests alone**.
+      fixed_key_for_tests: 32 bytes instead of the operating system's. Whoever knows them knows all draws:
+        **for tests only**.
 
     Raises:
       ConfigError: the fixed key is not of 32 bytes.
@@ -97,11 +88,11 @@ class SecureGenerator:
         raise TypeError("a SecureGenerator is neither copied nor stored: a copy would repeat its draws")
 
     def random(self, size: int, /) -> NDArray[np.float64]:
-        """Returns independent uniform multiples of 2^-53 in [0, 1), `[size]`."""
+        """Return independent uniform multiples of 2^-53 in [0, 1), `[size]`."""
         return _upper_bits(self._words(size), 53)
 
     def permutation(self, x: NDArray[np.int64], /) -> NDArray[np.int64]:
-        """Returns the entries of `x`, `[length]`, in uniformly random order: exactly, see the module."""
+        """Return the entries of `x`, `[length]`, in exactly uniformly random order."""
         while True:
             keys = self._words(len(x))
             order = np.argsort(keys)
@@ -110,28 +101,28 @@ class SecureGenerator:
                 return x[order]
 
     def standard_normal(self, size: int, /) -> NDArray[np.float64]:
-        """Returns independent draws from N(0, 1), `[size]`, with tails as long as float64 has them."""
+        """Return independent draws from N(0, 1), `[size]`, with tails as long as float64 has them."""
         normals = np.empty(size)
         for start in range(0, size, 2 * _PAIRS):
             self._fill_with_normals(normals[start : start + 2 * _PAIRS])
         return normals
 
     def _fill_with_normals(self, normals: NDArray[np.float64]) -> None:
-        """Fills `[at most 2 · _PAIRS]`: the cosines' half first, then the sines'."""
+        """Fill `[at most 2 · _PAIRS]`: the cosines' half first, then the sines'."""
         num_pairs = -(-len(normals) // 2)
         words = self._words(2 * num_pairs)
         radius = self._uniform_above_zero(words[:num_pairs])
         np.log(radius, out=radius)
         radius *= -2.0
         np.sqrt(radius, out=radius)
-        # As signed numbers the words are uniform in [-2^63, 2^63). torch's sine is ten times numpy's speed.
+        # Signed, the words are uniform in [-2^63, 2^63). torch's sine is ten times as fast as numpy's.
         angle = torch.from_numpy(words[num_pairs:].view("<i8") * (math.pi * 2.0**-63))
         np.multiply(torch.cos(angle).numpy(), radius, out=normals[:num_pairs])
         rest = len(normals) - num_pairs
         np.multiply(torch.sin(angle).numpy()[:rest], radius[:rest], out=normals[num_pairs:])
 
     def _uniform_above_zero(self, words: Words) -> NDArray[np.float64]:
-        """Returns uniform numbers in (0, 1]: the upper edges of the words' cells, the lowest cell refined."""
+        """Return uniform numbers in (0, 1]: the upper edges of the words' cells, the lowest cell refined."""
         uniform = _upper_bits(words, 63)
         uniform += _CELL
         lowest = np.flatnonzero(uniform <= _CELL)
@@ -140,7 +131,7 @@ class SecureGenerator:
         return uniform
 
     def _words(self, count: int) -> Words:
-        """Returns the next words of the stream, little-endian, `[count]`."""
+        """Return the next words of the stream, little-endian, `[count]`."""
         if count > self._num_words_left:
             raise ConfigError(
                 f"one generator gives at most {_MAX_WORDS} words of 64 bits before its stream begins again; "
@@ -156,7 +147,7 @@ class SecureGenerator:
 
 
 def _upper_bits(words: Words, num_bits: int) -> NDArray[np.float64]:
-    """Returns the upper bits, 63 at most, as multiples of 2^-num_bits in [0, 1]; the words are used up."""
+    """Return the upper bits, at most 63, as multiples of 2^-num_bits in [0, 1]; overwrites the words."""
     words >>= np.uint64(64 - num_bits)
     # Signed numbers become floats several times as fast as unsigned ones.
     floats = words.view("<i8").astype(np.float64)
@@ -167,7 +158,7 @@ def _upper_bits(words: Words, num_bits: int) -> NDArray[np.float64]:
 class SecureRandomness:
     """A `SecureGenerator` under a fresh key for every step and purpose; the arguments select nothing.
 
-    With it belongs the defence of `GaussianNoise.num_summed`.
+    Its noise comes with the defence of `GaussianNoise.num_summed`.
 
     >>> source = SecureRandomness()
     >>> a, b = source.generator(0, "noise"), source.generator(0, "noise")
@@ -187,10 +178,10 @@ class SecureRandomness:
 def choose_randomness(
     *, secure_noise: bool | None, data_are_private: bool, public_seed: int | None = None
 ) -> DrawSource:
-    """Returns the source for a training: the cryptographic stream for private data, always.
+    """Return the source for a training: the cryptographic stream for private data, always.
 
     Args:
-      secure_noise: what the user asks for; None for the rule: secure for private data, plain for public.
+      secure_noise: what the user asks for; None for the default: secure for private data, plain for public.
       data_are_private: whether the records are private.
       public_seed: of a seeded run, which has no guarantee; None for all others.
 

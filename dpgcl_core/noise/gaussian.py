@@ -1,27 +1,18 @@
-"""Station 8, noise: one Gaussian draw per step, once across all workers.
+"""Stage 8, noise: one Gaussian draw per step, once across all workers.
 
-Floating point. The theorem is about real numbers; a drawn normal is one of finitely many, and which ones
-can occur after addition depends on the clean sum. Two attacks use that, and each has its defence here:
+Guarantee: noise of standard deviation σ·Δ on a sum of sensitivity Δ makes a step a Gaussian mechanism with
+noise multiplier σ, for the neighbouring relation of Δ.
 
-- *Which draws exist.* A normal is a function of a few uniform words. Someone who sees noisy sums in full
-  precision can look for words that give the noise either data set would need, and often finds them for
-  one alone (Mironov 2012 for Laplace; Jin, McMurtry, Rubinstein and Ohrimenko 2022 for Gaussians and
-  DP-SGD). Defence, Holohan and Braghin (2021), "Secure random sampling in differential privacy": the
-  normal is divisible, so (Z₁ + … + Z_k)/√k of independent normals is N(0, 1) again, with every Z from
-  words of its own. One coordinate then hangs on 2k words, all but one of which the attack has to guess:
-  with Box-Muller and k = 4 seven words of 64 bits; together with the coordinate that shares them, six.
-  The two normals of one pair never meet in a sum: r cos θ + r sin θ is a single normal. `num_summed` is
-  that k; Opacus's secure mode sums four, too.
-- *Which bits are left* (Haney, Desfontaines, Hartman, Shrestha and Hay 2022). x + z cannot be finer than
-  the last bit of x or of z, so a noisy sum that happens to fall near zero shows by its low-order bits how
-  large x was. Summing draws does not help. Defence: put the noisy sum on a public grid (`on_grid`), which
-  is post-processing. Its spacing is at most 2^-20 of the noise's standard deviation, and up to eight of
-  those from zero each of its cells holds 2^28 and more float64 numbers.
+Floating point. The theorem is about real numbers; a drawn normal is one of finitely many. Two attacks exploit
+this, and each has its defence here (docs/theory/noise.md explains both, and what remains):
 
-What remains: a cell's probability is the exact Gaussian's up to rounding, which moves the cell's edges by
-a few units in the last place, some 10^-8 of its width. That is small, but neither zero nor accounted for.
-Exact samplers (the discrete Gaussian of Canonne, Kamath and Steinke 2020) leave nothing, at many times the
-cost. The time a draw takes is not protected, and does not depend on the data.
+- *Which draws exist* (Mironov 2012; Jin, McMurtry, Rubinstein and Ohrimenko 2022): an attacker searches for
+  uniform words that give the noise either data set would need. Defence (Holohan and Braghin 2021): each
+  coordinate is the sum of `num_summed` independent normals, divided by √num_summed: N(0, 1) again, but too
+  many words to search. Opacus's secure mode sums four, too.
+- *Which bits are left* (Haney, Desfontaines, Hartman, Shrestha and Hay 2022): the low-order bits of a noisy
+  sum near zero reveal how large the clean sum was. Defence: round the noisy sum to a public grid (`on_grid`),
+  which is post-processing.
 """
 
 from __future__ import annotations
@@ -40,7 +31,7 @@ NUM_SUMMED = 4
 """Normals summed for one coordinate where the floating-point defence is on."""
 
 _PIECE = 2**15
-"""Coordinates summed at a time, which stay in the cache."""
+"""Coordinates summed at a time: they fit into the cache."""
 
 _ADDED_PIECE = 2**17
 """Coordinates added at a time."""
@@ -54,8 +45,8 @@ class GaussianNoise:
 
     Attributes:
       std: noise_multiplier × sensitivity of the clipped sum; 0 adds nothing (non-private runs).
-      num_summed: independent normals summed for one coordinate, then divided by √num_summed: the law is the
-        same; `NUM_SUMMED` defends against floating-point attacks, see the module.
+      num_summed: independent normals summed for one coordinate, then divided by √num_summed, which leaves the
+        distribution as it is; `NUM_SUMMED` defends against floating-point attacks, see the module.
 
     Raises:
       ConfigError: `num_summed` is below 1.
@@ -69,10 +60,10 @@ class GaussianNoise:
             raise ConfigError(f"num_summed must be at least 1; got {self.num_summed}")
 
     def draw(self, num_coordinates: int, generator: Draws) -> Tensor:
-        """Returns one draw for the whole flat parameter vector, float64 `[num_coordinates]`, on the CPU.
+        """Return one draw for the whole flat parameter vector, float64 `[num_coordinates]`, on the CPU.
 
-        One call covers every tensor, so no two tensors can share noise. It is to be added in float64 and
-        rounded once: a float32 draw would leave gaps that tell the sum from its neighbours.
+        One call covers every tensor, so no two tensors can share noise. Add it in float64 and round once: a
+        float32 draw would leave gaps that distinguish the sum from its neighbours.
         """
         if self.std == 0:
             return torch.zeros(num_coordinates, dtype=torch.float64)
@@ -95,7 +86,7 @@ class GaussianNoise:
         return 2.0 ** (math.frexp(self.std)[1] - 1 - _GRID_BITS) if self.std else 0.0
 
     def on_grid(self, noisy: Tensor) -> Tensor:
-        """Rounds noisy sums, float64, to multiples of `grid` in place, and returns them.
+        """Round noisy sums, float64, to multiples of `grid` in place, and return them.
 
         The standard deviation grows by less than one part in 10^13. Without noise nothing is rounded.
         """
@@ -104,13 +95,13 @@ class GaussianNoise:
         return noisy.div_(self.grid).round_().mul_(self.grid)
 
     def add_rounded_once(self, total: Tensor, noise: Tensor) -> None:
-        """Adds a draw, float64, to a clean sum, float32, in place: in float64, and rounded once.
+        """Add a draw, float64, to a clean sum, float32, in place: in float64, and rounded once.
 
-        With the floating-point defence (`num_summed` above 1) the noisy sum goes to the public grid before
-        it is rounded. In that order float32 adds nothing: up to eight standard deviations it holds every
-        multiple of the grid, and beyond them it rounds by the multiple alone, which is post-processing.
-        Rounding to float32 by itself would be no defence: its numbers lie the denser the nearer to zero,
-        so a noisy sum near zero would keep its low-order bits.
+        With the floating-point defence (`num_summed` above 1) the noisy sum is rounded to the public grid
+        first. In that order float32 reveals nothing more: up to eight standard deviations it holds every
+        multiple of the grid, and beyond them it rounds the multiple alone, which is post-processing.
+        Rounding to float32 only would be no defence: its numbers are denser near zero, so a noisy sum near
+        zero would keep its low-order bits.
 
         Args:
           total: `[num_coordinates]`, on any device.

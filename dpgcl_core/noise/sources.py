@@ -1,14 +1,14 @@
-"""Where secret randomness comes from: the operating system, afresh for every step.
+"""Sources of secret randomness, seeded afresh by the operating system for every step.
 
 Sampling, permutation and noise must be secret and independent across steps, trials and resumes: ten
-trials that share one sampler seed truly spend ε = 59 where composition charges 6.2, and a resume that
+trials that share one sampler seed really spend ε = 59 where composition charges 6.2, and a resume that
 re-seeds the noise repeats it. So no generator state is ever stored, and nothing here derives from the
 user's seed, except in `SeededNonPrivateRandomness`, which a run must ask for and is labelled with.
 
-Why not `torch.Generator` on the CPU: its Mersenne Twister keeps only the low 32 bits of a seed, so the
+`torch.Generator` on the CPU is not used: its Mersenne Twister keeps only the low 32 bits of a seed, so the
 whole run's noise could be found by trying 2^32 seeds. numpy's PCG64DXSM is seeded here with 256 bits.
 It is a statistical generator, not a cryptographic one, and the default for public data only; private data
-get the stream of `secure_randomness`, whose `choose_randomness` holds the rule.
+get the stream of `dpgcl_core.noise.chacha20`, whose `choose_randomness` decides.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from numpy.typing import NDArray
 
 
 class Draws(Protocol):
-    """What sampling, grouping and noise draw; `np.random.Generator` has it, among much else."""
+    """The three kinds of draws that sampling, grouping and noise need; `np.random.Generator` has them."""
 
     def random(self, size: int, /) -> NDArray[np.float64]:
-        """Returns independent uniform numbers in [0, 1), `[size]`."""
+        """Return independent uniform numbers in [0, 1), `[size]`."""
 
     def permutation(self, x: NDArray[np.int64], /) -> NDArray[np.int64]:
-        """Returns the entries of `x` in uniformly random order."""
+        """Return the entries of `x` in uniformly random order."""
 
     def standard_normal(self, size: int, /) -> NDArray[np.float64]:
-        """Returns independent draws from N(0, 1), `[size]`."""
+        """Return independent draws from N(0, 1), `[size]`."""
 
 
 class DrawSource(Protocol):
@@ -42,10 +42,10 @@ class DrawSource(Protocol):
 
     @property
     def description(self) -> str:
-        """What params and the privacy statement say of it."""
+        """The source in words, for tracked parameters and the privacy statement."""
 
     def generator(self, step: int, purpose: str) -> Draws:
-        """Returns the draws of `purpose` ("sampling", "permutation", "noise" and the like) at `step`."""
+        """Return the draws of `purpose` ("sampling", "permutation", "noise" and the like) at `step`."""
 
 
 class SecretRandomness:

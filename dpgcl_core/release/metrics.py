@@ -1,11 +1,11 @@
-"""Station 11, metrics: every number a training reports, and who may see it.
+"""Stage 11, metrics: every number a training reports, and who may see it.
 
 A metric is *releasable* when it is post-processing of the private model or of public settings; a *score* is
 releasable only when everything it is computed from besides the model (index, gallery, probe training data,
 queries) is public; a *noised* number has noise of its own and is charged in ε (see
 `dpgcl_core.release.noised_counts`); everything else is *private-only*: it depends on the private records
 outside any mechanism. With private data a private-only metric never reaches MLflow, Ray's results, a log or a
-file. `visible` is the one gate, and it refuses names it does not know.
+file. `visible` is the only gate, and it refuses undeclared names.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Metric:
     """One declared metric.
 
     Attributes:
-      name: the name in MLflow; the unit stands in it.
+      name: the name in MLflow, which includes the unit.
       release: who may see it.
       meaning: one line for reports.
     """
@@ -50,8 +50,8 @@ _PAIR_SCORES = {
     },
     "zero_shot_accuracy": "images nearest to the text of their own class",
 }
-"""Of networks with an image and a text tower. No recall may be noised: one record more is a candidate of
-every query and can change the hit of each, so it is no count that one record moves by one."""
+"""Scores of networks with an image and a text tower. No recall may be noised: one more record is a candidate
+for every query and can change the hit of each, so one record can move the count by more than one."""
 
 _DECLARED = (
     Metric("epsilon", Release.RELEASABLE, "ε of all that is released, at delta, by PLD"),
@@ -109,7 +109,7 @@ METRICS_PER_DATASET: dict[str, Metric] = {metric.name: metric for metric in _DEC
 
 
 def find_metric(name: str) -> Metric | None:
-    """Returns the declared metric of a name, or None.
+    """Return the declared metric of a name, or None.
 
     >>> [find_metric(name) is not None for name in ("knn_accuracy", "transfer_knn_accuracy/digits")]
     [True, True]
@@ -123,7 +123,7 @@ def find_metric(name: str) -> Metric | None:
 def visible(
     values: Mapping[str, float], *, training_data_is_public: bool, evaluation_data_is_public: bool
 ) -> dict[str, float]:
-    """Returns the metrics of `values` that may leave the training.
+    """Return the metrics of `values` that may leave the training.
 
     Args:
       values: metric values by declared name.

@@ -1,32 +1,26 @@
-"""Noised numbers about private records: a count of correct answers, and the norm behind SNR; what they cost.
+"""Noised numbers about private records, and their cost: counts of correct answers, and the norm behind SNR.
 
-**Noised count.** k counts are released, each of how many of m held-out private records a rule answers
-correctly, plus N(0, s²). A rule must be a function of the private model, of public data and of **the
+All for **adding or removing one record**; docs/theory/scores.md has the proofs.
+
+**Noised count.** k counts are released, each of how many of m held-out private records a predictor answers
+correctly, plus N(0, s²). The answer must be a function of the private model, of public data and of **the
 scored record alone**: k-NN index, gallery, probe training data, feature standardisation, the list of
 classes and the divisor are public, and *all* held-out records are scored, each by itself. Then one record
-more or less moves a count by at most 1. It is false for a private index (one record can change every
-answer), for "the first 10,000 records by hash" (a new record pushes another one out) and for classes
-numbered by their place in the data set's own list (a new class renumbers the others).
+moves a count by at most 1. This is false for a private index (one record can change every answer), for "the
+first 10,000 records by hash" (a new record pushes another one out) and for classes numbered by their
+position in the data set's own list (a new class renumbers the others).
 
-**One trial, disjoint split.** Every record goes by a keyed hash of its own id, the same in all trials,
-either to training or to scoring. Let D' = D ∪ {r}, the trial's output be (model, counts).
-- r goes to training: the scored records are the same, and given the model the counts are a kernel of it
-  and of fresh noise: post-processing. The pair of outputs is dominated by that of the training.
-- r goes to scoring: the models of D and D' have one law. Given the model, the counts are a Gaussian
-  mechanism in R^k whose mean moves by at most √k. The pair of outputs is an average of such pairs over
-  the model, and the hockey-stick divergence is jointly convex: dominated by a Gaussian of multiplier s/√k.
-So at every ε the trial's δ, in either direction, is at most the larger of the two: the trial costs
-max(ε of training, ε of scoring) at δ. Over several trials, adaptive ones included, the case of r is the
-same in all of them, so training composes with training and scoring with scoring, and the larger **total**
-is the cost (`scoring_event`). With the same records for both, the events of one trial add by adaptive
-composition instead.
+**One trial, disjoint split.** A keyed hash of its own id assigns every record, in the same way in all trials,
+either to training or to scoring. Guarantee: the trial costs max(ε of training, ε of scoring) at δ. Sketch: if
+the differing record is trained on, the counts are post-processing of the model; if it is scored, the model
+has the same distribution on both data sets, and k counts are dominated by a Gaussian with noise multiplier
+s/√k. Over several trials, adaptive ones included, training composes with training and scoring with scoring,
+and the larger **total** is the cost (`scoring_event`). With the same records for both, the events of one
+trial add by adaptive composition instead.
 
-**Noised norm.** A step releases S + N(0, (σΔ)² I). To release ‖S‖ + N(0, (tΔ)²) of the same sample
-besides is to release the vector (S/(σΔ), ‖S‖/(tΔ)) with unit noise. If a record moves S by at most Δ
-(under the coupling of `mechanism`), it moves ‖S‖ by at most Δ, by the triangle inequality, and so the
-vector by at most √(1/σ² + 1/t²). The step is a Poisson-subsampled Gaussian of multiplier
-1/√(1/σ² + 1/t²), and tight. (Two events on samples of their own would cost less, for q < 1: here both
-numbers tell of one sample.)
+**Noised norm.** A step releases S + N(0, (σΔ)² I). Releasing ‖S‖ + N(0, (tΔ)²) of the same sample besides
+makes it a Poisson-subsampled Gaussian with noise multiplier 1/√(1/σ² + 1/t²), for one record moves the
+vector (S/(σΔ), ‖S‖/(tΔ)) by at most √(1/σ² + 1/t²).
 """
 
 from __future__ import annotations
@@ -47,12 +41,12 @@ _CALIBRATION_TRIES = 8
 
 
 def noised_count(count: int, noise_multiplier: float, generator: Draws, *, num_summed: int = 1) -> int:
-    """Returns `count` plus Gaussian noise, rounded to a whole number; it may be negative or too large.
+    """Return `count` plus Gaussian noise, rounded to a whole number; it may be negative or too large.
 
-    Guarantee: as a Gaussian mechanism of multiplier `noise_multiplier` for adding or removing one record,
-    if that moves `count` by at most 1 (see the module). The noise is rounded before it is added, which
-    equals rounding the sum, a post-processing, and leaves no floating-point digits that could tell the
-    count from its neighbours.
+    Guarantee: a Gaussian mechanism with noise multiplier `noise_multiplier` for adding or removing one
+    record, if that moves `count` by at most 1 (see the module). The noise is rounded before it is added: this
+    equals rounding the sum, which is post-processing, and leaves no floating-point digits that could
+    distinguish the count from its neighbours.
 
     Args:
       count: correct answers.
@@ -71,13 +65,13 @@ def noised_count(count: int, noise_multiplier: float, generator: Draws, *, num_s
 def noised_norm(
     norm: float, sensitivity: float, noise_multiplier: float, generator: Draws, *, num_summed: int = 1
 ) -> float:
-    """Returns `norm` plus N(0, (noise_multiplier·sensitivity)²), on the noise's grid; it may be negative.
+    """Return `norm` plus N(0, (noise_multiplier·sensitivity)²), on the noise's grid; it may be negative.
 
     Args:
       norm: of the clean clipped sum.
       sensitivity: of that sum, hence of its norm.
       noise_multiplier: t.
-      generator: secret, of its own: noise shared with the sum's would break the proof.
+      generator: secret, and of its own: noise shared with the sum's would break the proof.
       num_summed: normals summed for the noise, see `GaussianNoise`.
     """
     check_noise_multiplier("snr_noise_multiplier", noise_multiplier)
@@ -86,7 +80,7 @@ def noised_norm(
 
 
 def check_noise_multiplier(name: str, value: float) -> None:
-    """Raises ConfigError unless `value` is finite and at least the smallest that protects anything."""
+    """Raise ConfigError unless `value` is finite and at least the smallest that protects anything."""
     if not composition.MIN_NOISE_MULTIPLIER <= value < math.inf:
         raise ConfigError(
             f"{name} must be finite and at least {composition.MIN_NOISE_MULTIPLIER}, for less protects "
@@ -95,7 +89,7 @@ def check_noise_multiplier(name: str, value: float) -> None:
 
 
 def joint_noise_multiplier(noise_multiplier: float, snr_noise_multiplier: float) -> float:
-    """Returns the multiplier of a step that also releases its noised norm: 1/√(1/σ² + 1/t²).
+    """Return the noise multiplier of a step that also releases its noised norm: 1/√(1/σ² + 1/t²).
 
     >>> round(joint_noise_multiplier(3.0, 4.0), 6)
     2.4
@@ -104,7 +98,7 @@ def joint_noise_multiplier(noise_multiplier: float, snr_noise_multiplier: float)
 
 
 def scoring_event(score_noise_multiplier: float, num_scores: int, num_trials: int = 1) -> dp_event.DpEvent:
-    """Returns the event of `num_scores` noised counts in each of `num_trials` trials on one scored split."""
+    """Return the event of `num_scores` noised counts in each of `num_trials` trials on one scored split."""
     if num_scores * num_trials == 0:
         return dp_event.NoOpDpEvent()
     return dp_event.GaussianDpEvent(score_noise_multiplier / math.sqrt(num_scores * num_trials))
@@ -117,7 +111,7 @@ def training_event(
     snr_noise_multiplier: float | None = None,
     num_snr_steps: int = 1,
 ) -> dp_event.DpEvent:
-    """Returns the event of `num_steps` charged steps, `num_snr_steps` of which release their noised norm."""
+    """Return the event of `num_steps` charged steps, `num_snr_steps` of which release their noised norm."""
     num_steps = mechanism.num_steps if num_steps is None else num_steps
     if snr_noise_multiplier is None or not mechanism.is_private:
         return mechanism.dp_event(num_steps)
@@ -140,16 +134,16 @@ def trial_epsilon(
     snr_noise_multiplier: float | None = None,
     num_snr_steps: int = 1,
 ) -> float:
-    """Returns ε of one trial at the mechanism's δ by PLD: its model, noised counts and noised norm together.
+    """Return ε of one trial at the mechanism's δ by PLD: its model, noised counts and noised norm together.
 
-    Guarantee: for adding or removing one record, of training or of scoring; see the module for the proof.
+    Guarantee: for adding or removing one record, of training or of scoring; see the module.
 
     Args:
       mechanism: of the training.
       score_noise_multiplier: s of each noised count; None for none.
       num_scores: k, noised counts.
-      disjoint: whether the scored records are not trained on, by record id, the same in all trials. Then
-        the larger of the two costs counts, otherwise both together.
+      disjoint: whether scored records are not trained on, split by record id in the same way in all trials.
+        Then the larger of the two costs counts, otherwise both together.
       num_steps: charged steps; all of `mechanism` unless given.
       snr_noise_multiplier: t of the noised norm; None for none.
       num_snr_steps: charged releases of a noised norm.
@@ -174,7 +168,7 @@ def trial_epsilon(
         scoring = scoring_event(score_noise_multiplier, num_scores)
     if not disjoint:
         return composition.epsilon_pld(dp_event.ComposedDpEvent([training, scoring]), delta)
-    alone = mechanism.epsilon(num_steps) if snr_noise_multiplier is None else None  # remembered
+    alone = mechanism.epsilon(num_steps) if snr_noise_multiplier is None else None  # cached
     epsilon = composition.epsilon_pld(training, delta) if alone is None else alone
     return max(epsilon, composition.epsilon_pld(scoring, delta))
 
@@ -188,7 +182,7 @@ def calibrated(
     snr_noise_multiplier: float | None = None,
     cache_folder: Path | None = None,
 ) -> Mechanism:
-    """Returns `mechanism` with the noise that keeps the whole trial, noised releases included, in the target.
+    """Return `mechanism` with noise that keeps the whole trial, noised releases included, within the target.
 
     Raises:
       ConfigError: the noised counts alone cost more than the target, or no noise multiplier meets it.
@@ -223,7 +217,7 @@ def calibrated(
 
 
 def _check_event(mechanism: Mechanism, *noises: float | None) -> None:
-    """Refuses noised releases beside steps that the proofs above do not cover."""
+    """Refuse noised releases beside steps that the proofs do not cover."""
     if not mechanism.rules.plain_event and any(noise is not None for noise in noises):
         raise ConfigError(
             "noised scores and a noised SNR are accounted beside Poisson-sampled Gaussian steps for adding "
@@ -232,7 +226,7 @@ def _check_event(mechanism: Mechanism, *noises: float | None) -> None:
 
 
 def public_share(noised: int, num_scored_public: int) -> float:
-    """Returns a noised count over a **public** number of records; noise may take it out of [0, 1].
+    """Return a noised count over a **public** number of records; with noise it may be outside [0, 1].
 
     >>> public_share(90, 100)
     0.9
@@ -243,7 +237,7 @@ def public_share(noised: int, num_scored_public: int) -> float:
 
 
 def split_public(num_records_public: int, share: float) -> tuple[int, int]:
-    """Returns the expected, hence public, numbers of records trained on and held out, of all n declared.
+    """Return the expected, hence public, numbers of records that are trained on and held out.
 
     >>> split_public(1000, 0.1)
     (900, 100)

@@ -1,9 +1,8 @@
 """The privacy statement: what a sweep promises, on one page for people and as JSON for machines.
 
-A statement keeps the ε of one training and the ε of the whole sweep apart, names the theorem that the
-second one rests on, and says so wherever nothing can be promised. It never calls a sweep private whose
-released trainings are not all `proven`; and that of a sealed sweep holds nothing that tells how many
-trials there were.
+A statement separates the ε of one training from the ε of the whole sweep, names the theorem behind the
+second one, and says so wherever there is no guarantee. It never calls a sweep private unless all released
+trainings are `proven`; and for a sealed sweep it contains nothing that reveals the number of trials.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ _RELEASED = {
 
 @dataclass(frozen=True, kw_only=True)
 class OpenTrials:
-    """The trials of an open sweep; a sealed one has no such lines.
+    """Counts of an open sweep's trials; a sealed sweep has no such lines.
 
     Attributes:
       planned: trials set in advance.
       without_guarantee: those of them whose label is not `proven`.
       started: trials that may have drawn a step.
       steps_planned: steps of all proven trials, set in advance.
-      steps_repeated: steps that restarts may have drawn once more, charged on top.
+      steps_repeated: steps that restarts may have repeated, charged on top.
     """
 
     planned: int
@@ -57,7 +56,7 @@ class OpenTrials:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyStatement:
-    """What one sweep promises.
+    """The guarantee of one sweep, and all that it depends on.
 
     Attributes:
       sweep, dataset: names.
@@ -65,13 +64,13 @@ class PrivacyStatement:
       guarantee_label: `proven` only if every released training is.
       num_records_public: n, and `num_records_source` where it comes from.
       cost: of one training and of the whole sweep, repeated steps included; None where nothing is proven.
-      budget: the same as it was set in advance.
+      budget: the same, as set in advance.
       mechanisms: of the trainings, one entry per distinct one.
       scores: how scores were evaluated.
-      unit_column: whose equal values make rows one record; None where each row is one.
+      unit_column: column whose equal values make rows one record; None where each row is one.
       row: what a row of the data is, in words.
-      randomness: where sampling, permutations and noise came from: `DrawSource.description`.
-      versions: of the software.
+      randomness: source of sampling, permutations and noise: `DrawSource.description`.
+      versions: versions of the software.
       trials: of an open sweep.
       ledger: the ledger's lines, or None; `ledger_note` says why.
       notes: what else a reader must know.
@@ -125,12 +124,12 @@ class PrivacyStatement:
 
     @property
     def conditions(self) -> list[str]:
-        """What the guarantee asks of both neighbours besides the relation, by some of the methods."""
+        """Conditions on both neighbouring data sets, besides the relation, that some methods need."""
         asked = [m.rules.condition(m) for m in self.mechanisms]
         return [condition for condition in dict.fromkeys(asked) if condition]
 
     def headline(self) -> str:
-        """The statement in one sentence."""
+        """Return the statement in one sentence."""
         cost = self.cost
         if self.guarantee_label != PROVEN:
             count = self.trials.without_guarantee if self.trials else 0
@@ -152,7 +151,7 @@ class PrivacyStatement:
         return f"Research on public data: the numbers are those of a sweep that is {promise}."
 
     def lines(self) -> list[tuple[str, str]]:
-        """Returns (name, value) pairs in the order of the page."""
+        """Return (name, value) pairs in the order of the page."""
         found = [
             ("Sweep", self.sweep),
             ("Data", f"{self.dataset} ({'private' if self.data_are_private else RESEARCH})"),
@@ -228,7 +227,7 @@ class PrivacyStatement:
         ]
 
     def _of_methods(self, name: str) -> str:
-        """Returns what the methods say of sampling, grouping or sensitivity; by method if they differ."""
+        """Return the methods' texts on sampling, grouping or sensitivity, by method where they differ."""
         texts: dict[str, list[str]] = {}
         for method in dict.fromkeys(m.rules for m in self.mechanisms):
             texts.setdefault(_METHOD_TEXTS[name](method), []).append(method.title)
@@ -250,7 +249,7 @@ class PrivacyStatement:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns everything as plain values; `ledger.head` is what `ledger verify --against` reads."""
+        """Return everything as plain values; `ledger.head` is what `ledger verify --against` reads."""
         values = {name: value for name, value in vars(self).items() if name != "mechanisms"}
         for name in ("cost", "budget", "trials", "ledger"):
             if values[name] is not None:
@@ -271,13 +270,13 @@ class PrivacyStatement:
         }
 
     def to_json(self) -> str:
-        """Returns the statement as JSON; without a guarantee there is no field that speaks of one."""
+        """Return the statement as JSON."""
         values = self.as_dict()
         del values["data_are_private"]
         return json.dumps(values, indent=1, ensure_ascii=False, default=str)
 
     def to_markdown(self) -> str:
-        """Returns the page."""
+        """Return the statement as a page of Markdown."""
         rows = [f"| {name} | {value.replace('|', '/')} |" for name, value in self.lines()]
         notes = [f"- {note}" for note in self.notes]
         parts = [
@@ -290,7 +289,7 @@ class PrivacyStatement:
 
 
 def software_versions() -> dict[str, str]:
-    """Returns the versions of Python and of the packages that the numbers depend on, where installed."""
+    """Return the versions of Python and of the packages that the numbers depend on, where installed."""
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -301,7 +300,7 @@ def software_versions() -> dict[str, str]:
 
 
 def rounded_up(value: float, num_digits: int) -> str:
-    """Returns ε or δ to so many significant digits, rounded up: nothing may promise more than was computed.
+    """Return ε or δ with `num_digits` significant digits, rounded up, so that no text promises too much.
 
     >>> rounded_up(0.0015151, 3), rounded_up(1e-05, 3), rounded_up(9.9999, 4), rounded_up(math.inf, 4)
     ('0.00152', '1e-05', '10', 'inf')
@@ -311,7 +310,7 @@ def rounded_up(value: float, num_digits: int) -> str:
 
 
 def epsilon_text(epsilon: float) -> str:
-    """ε to four decimals, rounded up.
+    """Return ε with four decimals, rounded up.
 
     >>> epsilon_text(1.00001), epsilon_text(3.0000000000000004)
     ('1.0001', '3.0001')
@@ -322,7 +321,7 @@ def epsilon_text(epsilon: float) -> str:
 
 
 def _first_few(texts: list[str]) -> str:
-    """The first ones of many; `privacy_statement.json` has them all."""
+    """Join the first few of many texts; `privacy_statement.json` has them all."""
     more = len(texts) - _FEW
     return "; ".join(texts[:_FEW]) + (f"; and {more} more (in the JSON)" if more > 0 else "")
 
@@ -350,7 +349,7 @@ _METHOD_TEXTS: Mapping[str, Callable[[Method], str]] = {
 
 
 def _adding(relation: str) -> str:
-    """The relation inside a sentence.
+    """Return the relation as part of a sentence.
 
     >>> _adding("add or remove one record")
     'adding or removing one record'

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from dpgcl_core.errors import DpgclError
-from sweeps.service.run import Outcome
+from sweeps.service.running.sweep import Outcome
 from tests.docs.commands import ROOT, Command, commands
 
 OUTSIDE = {"mkdocs", "pytest", "venv", "pip", "http.server"}
@@ -122,7 +122,6 @@ def test_unknown_options_are_found() -> None:
     assert _unknown(Command("page", "dpgcl_core.ledger", ("shows",))) == ["shows"]
 
 
-@pytest.mark.xfail(strict=True, reason="comes with the one tree of options; then delete this mark")
 def test_sweeps_have_config_and_help_all() -> None:
     """The two options that the pages name of every sweep are there."""
     text = _help("sweeps/group_size.py", None)

@@ -9,7 +9,7 @@ from dpgcl_core.losses.info_nce import two_view_group_loss
 
 
 class TinyEncoder(nn.Module):
-    """Images `[n, 3, 8, 8]` → unit embeddings `[n, 4]`, through all layer kinds with a folding rule."""
+    """Images `[n, 3, 8, 8]` → unit embeddings `[n, 4]`, through all layer kinds with a layer rule."""
 
     def __init__(self, *, stride: int = 2) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class TinyEncoder(nn.Module):
 
 
 class SharedLayer(nn.Module):
-    """Uses one linear layer twice, and a bare parameter's worth of nothing else."""
+    """Uses one linear layer twice, and uses no parameter directly."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class SharedLayer(nn.Module):
         return nn.functional.normalize(self.head(torch.tanh(self.layer(hidden))), dim=-1)
 
 
-class BareParameter(nn.Module):
+class DirectUse(nn.Module):
     """Owns a parameter that no layer owns: only the exact loop can handle it."""
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ def group_losses_of(model: nn.Module, temperature: float = 0.5):  # type: ignore
 
 
 class ImageTransformer(nn.Module):
-    """A small vision transformer: bare class token, positions and projection, fused attention."""
+    """A small vision transformer: direct uses of class token, positions and projection, fused attention."""
 
     def __init__(self, *, batch_first: bool = True, need_weights: bool = False) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class ImageTransformer(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Queries of one learnt table attend to an image's patches, with masks and separate widths."""
+    """Queries of one learned table attend to an image's patches, with masks and separate widths."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ class TextEncoder(nn.Module):
 
 
 class TwoTowers(nn.Module):
-    """Images and texts with a learnt temperature."""
+    """Images and texts with a learned temperature."""
 
     def __init__(self) -> None:
         super().__init__()

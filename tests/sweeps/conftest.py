@@ -14,8 +14,8 @@ from dpgcl_core.accounting import composition
 from dpgcl_core.errors import DpgclError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
-from sweeps.service import plan as plan_module
-from sweeps.service.plan import SweepPlan
+from sweeps.service.planning import plan as plan_module
+from sweeps.service.planning.plan import SweepPlan
 from tests.sweeps import support
 from trainers.tracking.server import connect
 

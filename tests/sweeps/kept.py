@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dpgcl_core.errors import exit_on_bad_input
 from sweeps import group_size
-from sweeps.service import execution
+from sweeps.service.running import tune as execution
 
 
 @contextmanager

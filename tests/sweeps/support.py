@@ -20,13 +20,19 @@ import numpy as np
 import pytest
 
 from sweeps import group_size
-from sweeps.service import run as service
-from sweeps.service import searching
-from sweeps.service.execution import OnResult, TrialSource
-from sweeps.service.options import parse_options
-from sweeps.service.plan import SweepPlan, Trial, build_plan
-from sweeps.service.storage import SweepFolder
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.planning.plan import Earlier, SweepPlan, build_plan
+from sweeps.service.planning.records import load_training_data
+from sweeps.service.planning.trials import Point, Trial
+from sweeps.service.privacy.account import check_ledger_options
+from sweeps.service.running import search as searching
+from sweeps.service.running import sweep as service
+from sweeps.service.running.tune import OnResult, TrialSource
+from sweeps.service.storage.folder import SweepFolder
 from trainers import ray_worker
+from trainers.config.tree import changed
+from trainers.data.dataset import TrainingData
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "sweeps" / "group_size.py"
@@ -43,25 +49,49 @@ _NOT_INHERITED = (
 
 def options(*arguments: str) -> group_size.GroupSizeOptions:
     """The options of the group-size sweep for a command line."""
-    return parse_options(
-        group_size.GroupSizeOptions,
-        description="",
-        tiny=group_size.TINY,
-        full=group_size.FULL,
-        by_dataset=group_size.BY_DATASET,
-        arguments=arguments,
+    return parse_options(group_size.GroupSizeOptions, description="", arguments=arguments)
+
+
+def given(**values: Any) -> SweepOptions:
+    """The options of a sweep, some of them given by name."""
+    return changed(SweepOptions(), **values)
+
+
+def loaded(chosen: SweepOptions) -> tuple[TrainingData, list[str]]:
+    """The records of a sweep, and what must be said about them."""
+    held_out = chosen.evaluation.score_on_held_out
+    return load_training_data(chosen.data, score_on_held_out=held_out)
+
+
+def check_ledger(chosen: SweepOptions) -> None:
+    """Refuses what a sweep refuses of its ledger before anything is read."""
+    check_ledger_options(chosen.data, chosen.ledger, dry_run=chosen.service.dry_run)
+
+
+def plan_of(
+    question: str,
+    chosen: SweepOptions,
+    points: Sequence[Point],
+    *,
+    calibration_folder: Path | None = None,
+    earlier: Earlier | None = None,
+) -> SweepPlan:
+    """The plan of a sweep, its data loaded."""
+    data, notes = loaded(chosen)
+    return build_plan(
+        question, chosen, points, data, notes=notes, calibration_folder=calibration_folder, earlier=earlier
     )
 
 
 def plan(*arguments: str, calibrations: Path | None = None) -> SweepPlan:
     """The plan of the group-size sweep for a command line."""
     chosen = options(*arguments)
-    return build_plan("group-size", chosen, group_size.points(chosen), calibration_folder=calibrations)
+    return plan_of("group-size", chosen, group_size.points(chosen), calibration_folder=calibrations)
 
 
 def without_ray(monkeypatch: pytest.MonkeyPatch, run_trials: Callable[..., Any]) -> None:
     """Lets sweeps of this process run their trials by `run_trials`."""
-    monkeypatch.setattr(service, "ray_session", lambda _: nullcontext())
+    monkeypatch.setattr(service, "ray_session", lambda *_: nullcontext())
     for module in (service, searching):
         monkeypatch.setattr(module, "run_trials", run_trials)
 
@@ -81,7 +111,7 @@ def _train_here(
     budget: object = None,
     source: TrialSource | None = None,
 ) -> dict[str, str]:
-    """As `sweeps.service.execution.run_trials`."""
+    """As `sweeps.service.running.tune.run_trials`."""
     failed = {}
     for planned in trials:
         trial = planned if source is None else source.next_trial()

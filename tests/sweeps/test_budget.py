@@ -17,13 +17,14 @@ from dpgcl_core.accounting.filters import StepClass
 from dpgcl_core.errors import BudgetExceeded, ConfigError, DpgclError, LedgerError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
-from sweeps.service.account import account_of, check_account, check_ledger_options, data_path, unit_of
-from sweeps.service.budget import SweepBudget, sweep_budget
-from sweeps.service.plan import SweepPlan
-from sweeps.service.release import Charged
-from sweeps.service.report import what_was_drawn
-from sweeps.service.storage import SweepFolder
-from tests.sweeps.support import options, write_npz
+from sweeps.service.options.data import data_path
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.trials import Charged
+from sweeps.service.privacy.account import account_of, check_account, unit_of
+from sweeps.service.privacy.budget import SweepBudget, sweep_budget
+from sweeps.service.privacy.statement import what_was_drawn
+from sweeps.service.storage.folder import SweepFolder
+from tests.sweeps.support import check_ledger, options, write_npz
 from trainers.files.checkpoint import Checkpoint, CheckpointFolder, Grant, read_grant, write_grant
 
 QUICK = ("--tiny", "--noise-multiplier", "1", "--no-non-private", "--repeats", "2")
@@ -32,10 +33,10 @@ NUM_STEPS = 10
 
 def open_budget(plan: SweepPlan, ledger: Ledger, kept: SweepFolder) -> SweepBudget:
     """The budget of a sweep whose folder is created where it is new."""
-    budget = sweep_budget(plan, ledger, kept)
+    budget = sweep_budget(plan, ledger, "scans", kept)
     assert budget is not None
     if kept.read_plan() is None:
-        kept.create({"sweep_id": budget.sweep_id, "account": account_of(ledger, plan.options)})
+        kept.create({"sweep_id": budget.sweep_id, "account": account_of(ledger, "scans")})
     return budget
 
 
@@ -390,15 +391,15 @@ def test_unit_must_be_the_registered_one(
     with pytest.raises(LedgerError, match="with unit 'record'"):
         other.begin(other.trials, None)
     assert by_kind(other) == {"plain": 0, "joint": 0, "counts": 0}
-    person = replace(noised_plan.options, unit_column="person")
-    assert (unit_of(person), unit_of(noised_plan.options)) == ("person", "record")
+    person = replace(noised_plan.source, unit_column="person")
+    assert (unit_of(person), unit_of(noised_plan.source)) == ("person", "record")
     with pytest.raises(ConfigError, match="stands for single rows"):
-        unit_of(replace(noised_plan.options, unit_column="record"))
+        unit_of(replace(noised_plan.source, unit_column="record"))
 
 
 def refused(*arguments: str) -> str:
     with pytest.raises(DpgclError) as caught:
-        check_ledger_options(options(*arguments))
+        check_ledger(options(*arguments))
     return str(caught.value)
 
 
@@ -406,15 +407,15 @@ def test_private_data_need_a_ledger_or_a_word(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("DPGCL_LEDGER", raising=False)
     message = refused("--tiny", "--data-is", "private")
     assert all(part in message for part in ("--ledger URL", "--dataset-id NAME", "--no-ledger"))
-    check_ledger_options(options("--tiny", "--data-is", "private", "--no-ledger"))
-    check_ledger_options(options("--tiny"))
+    check_ledger(options("--tiny", "--data-is", "private", "--no-ledger"))
+    check_ledger(options("--tiny"))
 
 
 def test_environment_names_the_ledger_of_private_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPGCL_LEDGER", "/tmp/ledger.db")
     assert "--dataset-id NAME" in refused("--tiny", "--data-is", "private")
-    check_ledger_options(options("--tiny", "--data-is", "private", "--dataset-id", "scans"))
-    check_ledger_options(options("--tiny"))
+    check_ledger(options("--tiny", "--data-is", "private", "--dataset-id", "scans"))
+    check_ledger(options("--tiny"))
 
 
 def test_ledger_needs_an_id() -> None:
@@ -483,15 +484,14 @@ def test_sweep_does_not_go_on_with_another_account(
     budget = make_budget()
     other = Ledger.create(str(tmp_path / "other.db"))
     with pytest.raises(LedgerError, match="is charged to a ledger; resume it with"):
-        sweep_budget(planned, other, budget.folder)
-    elsewhere = replace(planned, options=replace(planned.options, dataset_id="others"))
+        sweep_budget(planned, other, "scans", budget.folder)
     with pytest.raises(LedgerError, match="and data set 'scans'"):
-        sweep_budget(elsewhere, budget.ledger, budget.folder)
+        sweep_budget(planned, budget.ledger, "others", budget.folder)
     (tmp_path / "free").mkdir()
     free = SweepFolder(tmp_path / "free")
     free.create({"account": None})
     with pytest.raises(LedgerError, match="was begun without a ledger"):
-        check_account(free, budget.ledger, planned.options)
+        check_account(free, budget.ledger, "scans")
 
 
 def test_new_reservation_keeps_the_lost_steps(make_budget: Callable[..., SweepBudget]) -> None:

@@ -14,11 +14,11 @@ import pytest
 from PIL import Image
 
 from sweeps import noise_multiplier
-from sweeps.service.options import SweepOptions, parse_options
-from sweeps.service.plan import build_plan
-from sweeps.service.points import along, of_methods
-from tests.sweeps.support import ROOT, run_script, train_here, write_npz
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.planning.points import along, of_methods
+from tests.sweeps.support import ROOT, plan_of, run_script, train_here, write_npz
 from trainers import ray_worker
+from trainers.config.settings import MechanismOptions
 from trainers.training.loop import TrainingData
 
 SCRIPTS = sorted(path.stem for path in (ROOT / "sweeps").glob("*.py") if path.stem != "__init__")
@@ -121,20 +121,17 @@ def test_every_noise_multiplier_has_the_epsilon_that_it_spends_as_its_target(tmp
     options = parse_options(
         noise_multiplier.NoiseMultiplierOptions,
         description="",
-        tiny=noise_multiplier.TINY,
-        full={},
-        by_dataset={},
         arguments=("--tiny",),
     )
-    points = along(options, "noise_multiplier", (1.0, 2.0), "sigma")
-    plan = build_plan("noise-multiplier", options, points, calibration_folder=tmp_path)
+    points = along(options.mechanism, "noise_multiplier", (1.0, 2.0), "sigma")
+    plan = plan_of("noise-multiplier", options, points, calibration_folder=tmp_path)
     for trial in plan.trials:
         assert trial.params["target_epsilon"] == pytest.approx(trial.config.epsilon(), abs=1e-3)
 
 
 def test_points_of_methods_give_each_method_what_it_takes() -> None:
     points = of_methods(
-        SweepOptions(),
+        MechanismOptions(),
         ("dp_gcl", "logit_dp", "byol_groups", "non_private"),
         group_sizes=(2, 4),
         non_private=True,

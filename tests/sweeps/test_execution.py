@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from sweeps.service.execution import Stopped, _callback, _signals_noted
-from sweeps.service.storage import Starts, SweepFolder
+from sweeps.service.running.tune import Stopped, _callback, _signals_noted
+from sweeps.service.storage.folder import Starts, SweepFolder
 
 TRIAL: Any = SimpleNamespace(config={"trial": "one"})
 

@@ -25,23 +25,25 @@ from dpgcl_core.mechanism.method import ADD_OR_REMOVE_ONE
 from dpgcl_core.mechanism.registry import METHODS
 from dpgcl_core.release.statement import rounded_up
 from sweeps import methods
-from sweeps.service import run as service
-from sweeps.service.options import parse_options
-from sweeps.service.plan import Earlier, Point, SweepPlan, build_plan
-from sweeps.service.points import check_groups
-from sweeps.service.release import Charged, cost_of
-from sweeps.service.report import build_statement
-from sweeps.service.tuning import Candidate, run_tuned_sweep
-from tests.sweeps.support import options, without_ray, write_npz
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.planning.cost import cost_of
+from sweeps.service.planning.plan import Earlier, SweepPlan
+from sweeps.service.planning.points import check_groups
+from sweeps.service.planning.trials import Charged, Point
+from sweeps.service.privacy.statement import build_statement
+from sweeps.service.running import sweep as service
+from sweeps.service.running.tuning import Candidate, run_tuned_sweep
+from tests.sweeps.support import options, plan_of, without_ray, write_npz
+from trainers.config.tree import changed
 
 QUICK = ("--tiny", "--num-augmentations", "0", "--no-non-private", "--noise-multiplier", "1")
 NOT_PLAIN = [name for name, method in METHODS.items() if method.label == "proven" and not method.plain_event]
 Refusal = Callable[..., str]
 
 
-def plan_of(*points: dict[str, Any], arguments: Sequence[str] = QUICK) -> SweepPlan:
+def plan_at(*points: dict[str, Any], arguments: Sequence[str] = QUICK) -> SweepPlan:
     named = [Point(label=f"p{number}", changes=changes) for number, changes in enumerate(points)]
-    return build_plan("methods", options(*arguments), named, calibration_folder=None)
+    return plan_of("methods", options(*arguments), named, calibration_folder=None)
 
 
 def test_unknown_method_is_refused_with_the_valid_ones(refusal: Refusal) -> None:
@@ -56,8 +58,8 @@ def test_method_of_two_views_refuses_augmented_keys(refusal: Refusal) -> None:
 
 
 def test_method_of_two_views_has_no_augmented_keys_unless_asked() -> None:
-    assert options("--tiny", "--method", "logit_dp").num_augmentations == 0
-    assert options("--tiny").num_augmentations == 1
+    assert options("--tiny", "--method", "logit_dp").objective.num_augmentations == 0
+    assert options("--tiny").objective.num_augmentations == 1
 
 
 def test_groups_are_not_varied_where_there_are_none() -> None:
@@ -88,7 +90,7 @@ def test_ledger_refuses_steps_that_it_cannot_add_up(
     with_ledger = Ledger.create(url)
     with_ledger.register("scans", num_records_public=200, cap=Cap(epsilon=100, delta=1e-3))
     chosen = options(*QUICK, "--method", method, "--dataset", own, "--ledger", url, "--dataset-id", "scans")
-    chosen = dataclasses.replace(chosen, storage=tmp_path, num_records_public=200)
+    chosen = changed(chosen, storage=tmp_path, num_records_public=200)
     with pytest.raises(ConfigError, match="a ledger adds up"):
         service.run_sweep("methods", chosen, [Point(label="p", changes={})], lambda *_: [])
 
@@ -122,7 +124,7 @@ def test_more_records_than_the_accounting_covers_are_refused(refusal: Refusal) -
 def test_private_data_are_not_spent_on_a_total_that_is_not_known(tmp_path: Path) -> None:
     own = write_npz(tmp_path / "own.npz", 200)
     with pytest.raises(ConfigError, match="in a sweep of their own"):
-        plan_of(
+        plan_at(
             {"method": "dp_gcl"}, {"method": "dpcl_simclr_rigorous"}, arguments=(*QUICK, "--dataset", own)
         )
 
@@ -143,25 +145,25 @@ def test_group_clipping_needs_a_cap_that_holds_a_group(refusal: Refusal) -> None
 
 
 def test_statement_says_among_which_data_sets_the_guarantee_holds() -> None:
-    statement = build_statement(plan_of({"method": "logit_dp"}), "one")
+    statement = build_statement(plan_at({"method": "logit_dp"}), "one")
     assert statement.conditions == ["data sets of at most 1518 records"]
     assert "among data sets of at most 1518 records" in statement.headline()
     assert statement.as_dict()["conditions"] == statement.conditions
 
 
 def test_statement_without_conditions_has_none() -> None:
-    assert "among" not in build_statement(plan_of({"method": "dp_gcl"}), "one").headline()
+    assert "among" not in build_statement(plan_at({"method": "dp_gcl"}), "one").headline()
 
 
 def test_cost_of_two_relations_is_not_accounted() -> None:
-    cost = plan_of({"method": "dp_gcl"}, {"method": "dpcl_simclr_rigorous"}).cost
+    cost = plan_at({"method": "dp_gcl"}, {"method": "dpcl_simclr_rigorous"}).cost
     assert cost is not None
     assert cost.tuned_epsilon is None
     assert "replace one record" in str(cost.reason)
 
 
 def test_cost_of_replacing_a_record_adds_the_trainings() -> None:
-    plan = plan_of({"method": "dpcl_simclr_rigorous"}, {"method": "dpcl_barlow_rigorous"})
+    plan = plan_at({"method": "dpcl_simclr_rigorous"}, {"method": "dpcl_barlow_rigorous"})
     cost = plan.cost
     assert cost is not None
     mechanisms = [trial.config.mechanism for trial in plan.trials]
@@ -171,16 +173,16 @@ def test_cost_of_replacing_a_record_adds_the_trainings() -> None:
 
 
 def test_repeated_steps_raise_the_cost_of_replacing_a_record() -> None:
-    plan = plan_of({"method": "dpcl_simclr_rigorous"})
-    more = cost_of(plan.options, plan.trials, {plan.trials[0].name: Charged(num_steps=14)})
+    plan = plan_at({"method": "dpcl_simclr_rigorous"})
+    more = cost_of(plan.release, plan.trials, {plan.trials[0].name: Charged(num_steps=14)})
     assert plan.cost is not None
     assert more is not None
     assert more.tuned_epsilon > plan.cost.tuned_epsilon  # type: ignore[operator]
 
 
 def test_cost_sets_aside_the_delta_of_every_cap() -> None:
-    one = plan_of({"method": "logit_dp", "batch_cap": 120})
-    two = plan_of({"method": "logit_dp", "batch_cap": 120}, {"method": "logit_dp", "batch_cap": 120})
+    one = plan_at({"method": "logit_dp", "batch_cap": 120})
+    two = plan_at({"method": "logit_dp", "batch_cap": 120}, {"method": "logit_dp", "batch_cap": 120})
     mechanism = one.trials[0].config.mechanism
     added = mechanism.rules.added_delta(mechanism, mechanism.num_steps)
     assert added > 0
@@ -192,7 +194,7 @@ def test_cost_sets_aside_the_delta_of_every_cap() -> None:
 
 
 def test_statement_names_sampling_and_sensitivity_of_every_method() -> None:
-    plan = plan_of({"method": "dp_gcl"}, {"method": "dp_sgd"})
+    plan = plan_at({"method": "dp_gcl"}, {"method": "dp_sgd"})
     lines = dict(build_statement(plan, "one").lines())
     assert "DP-GCL: each record joins" in lines["Sampling"]
     assert "DP-SGD: Poisson, truncated" in lines["Sampling"]
@@ -200,7 +202,7 @@ def test_statement_names_sampling_and_sensitivity_of_every_method() -> None:
 
 
 def test_statement_of_methods_as_published_promises_nothing() -> None:
-    statement = build_statement(plan_of({"method": "dp_gcl"}, {"method": "dpcl_simclr"}), "one")
+    statement = build_statement(plan_at({"method": "dp_gcl"}, {"method": "dpcl_simclr"}), "one")
     assert statement.guarantee_label == "as-published"
     assert not statement.promises
 
@@ -337,11 +339,11 @@ def test_comparison_says_its_grid(done: Done) -> None:
 
 
 def with_earlier(num_steps: int, sweep_id: str = "a") -> SweepPlan:
-    tuning = plan_of({"method": "dp_gcl"}).trials
+    tuning = plan_at({"method": "dp_gcl"}).trials
     drawn = {trial.name: Charged(num_steps=num_steps) for trial in tuning}
     earlier = Earlier(sweep="t", sweep_id=sweep_id, trials=tuning, drawn=drawn, grid="")
     chosen, point = options(*QUICK), Point(label="chosen", changes={})
-    return build_plan("methods", chosen, [point], calibration_folder=None, earlier=earlier)
+    return plan_of("methods", chosen, [point], calibration_folder=None, earlier=earlier)
 
 
 def test_cost_in_advance_knows_what_the_tuning_has_drawn() -> None:
@@ -392,9 +394,7 @@ def test_comparison_needs_an_open_release() -> None:
 
 
 def compared(*arguments: str) -> list[Candidate]:
-    chosen = parse_options(
-        methods.MethodsOptions, description="", tiny=methods.TINY, full={}, by_dataset={}, arguments=arguments
-    )
+    chosen = parse_options(methods.MethodsOptions, description="", arguments=arguments)
     return methods.candidates(chosen)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
 import subprocess
 import sys
@@ -13,10 +12,13 @@ from pathlib import Path
 import pytest
 
 from dpgcl_core.errors import exit_on_bad_input
-from sweeps.group_size import FULL, TINY, GroupSizeOptions, points
-from sweeps.service import run as service_run
+from sweeps.group_size import GroupSizeOptions, points
+from sweeps.service.options.help import FIRST
+from sweeps.service.options.start import Start
+from sweeps.service.running import sweep as service_run
 from tests.sweeps.support import SCRIPT, environment, options, run_script
 from trainers.config.presets import SETTINGS
+from trainers.config.tree import changed, leaves
 from trainers.data.loading import PairOptions
 
 Refusal = Callable[..., str]
@@ -24,40 +26,40 @@ Refusal = Callable[..., str]
 
 def test_options_take_the_settings_of_the_data_set_by_default() -> None:
     chosen = options("--dataset", "digits")
-    assert chosen.learning_rate == SETTINGS["digits-cpu"].learning_rate
-    assert chosen.expected_batch_size == SETTINGS["digits-cpu"].expected_batch_size
+    assert chosen.training() == SETTINGS["digits-cpu"]
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_options_take_every_value_of_a_named_setting(name: str) -> None:
     chosen = options("--dataset", "fashion-mnist", "--setting", name)
-    assert chosen.training_setting() == SETTINGS[name]
+    assert chosen.training() == SETTINGS[name]
 
 
 def test_options_given_replace_those_of_a_named_setting() -> None:
     chosen = options("--setting", "paper", "--num-steps", "7")
-    assert chosen.training_setting() == dataclasses.replace(SETTINGS["paper"], num_steps=7)
+    assert chosen.training() == changed(SETTINGS["paper"], num_steps=7)
 
 
 def test_tiny_is_replaced_by_explicit_options() -> None:
     chosen = options("--tiny", "--num-steps", "13", "--group-sizes", "2", "batch")
-    assert (chosen.num_steps, chosen.group_sizes) == (13, (2, "batch"))
-    assert chosen.expected_batch_size == TINY["expected_batch_size"]
+    assert (chosen.mechanism.num_steps, chosen.group_sizes) == (13, (2, "batch"))
+    assert chosen.mechanism.expected_batch_size == GroupSizeOptions().tiny().mechanism.expected_batch_size
 
 
 def test_tiny_is_two_trainings() -> None:
     chosen = options("--tiny")
-    assert len(points(chosen)) * chosen.repeats == 2
+    assert len(points(chosen)) * chosen.service.repeats == 2
 
 
 def test_full_is_the_paper_setting_replaced_by_explicit_options() -> None:
     chosen = options("--full", "--repeats", "3")
-    assert (chosen.dataset, chosen.group_sizes, chosen.repeats) == (FULL["dataset"], FULL["group_sizes"], 3)
-    assert chosen.training_setting() == SETTINGS["paper"]
+    full = GroupSizeOptions().full()
+    assert (chosen.data, chosen.group_sizes, chosen.service.repeats) == (full.data, full.group_sizes, 3)
+    assert chosen.training() == SETTINGS["paper"]
 
 
 def test_full_keeps_a_data_set_that_is_given() -> None:
-    assert options("--full", "--dataset", "cifar10").dataset == "cifar10"
+    assert options("--full", "--dataset", "cifar10").data.dataset == "cifar10"
 
 
 def test_group_sizes_are_taken_once_each() -> None:
@@ -72,25 +74,25 @@ def test_group_size_batch_is_accepted(make_plan: Callable[..., object]) -> None:
 
 def test_a_tab_is_the_separator_however_it_is_typed() -> None:
     for typed in ("\t", "\\t"):
-        assert options("--tiny", "--csv-separator", typed).pairs.given == ()
+        assert options("--tiny", "--csv-separator", typed).data.pairs.given == ()
 
 
 def test_options_of_pairs_are_read_for_any_of_the_data_sets() -> None:
     given = ("--csv-separator", ",", "--csv-caption-key", "words", "--skip-corrupt")
     chosen = options("--tiny", "--dataset", "shapes:50", "--evaluate-on", "csv:x", *given)
-    assert chosen.pairs == PairOptions(separator=",", caption="words", skip_corrupt=True)
+    assert chosen.data.pairs == PairOptions(separator=",", caption="words", skip_corrupt=True)
 
 
 @pytest.mark.parametrize("name", ["shapes", "shapes:50", "shapes:50:3"])
 def test_shapes_are_public_unless_declared_private(name: str) -> None:
-    assert not options("--tiny", "--dataset", name).data_are_private
-    assert options("--tiny", "--dataset", name, "--data-is", "private").data_are_private
+    assert not options("--tiny", "--dataset", name).data.are_private
+    assert options("--tiny", "--dataset", name, "--data-is", "private").data.are_private
 
 
 @pytest.mark.parametrize("scheme", ["csv", "webdataset", "parquet"])
 def test_own_pairs_are_private_unless_declared_public(scheme: str) -> None:
-    assert options("--tiny", "--dataset", f"{scheme}:x").data_are_private
-    assert not options("--tiny", "--dataset", f"{scheme}:x", "--data-is", "public").data_are_private
+    assert options("--tiny", "--dataset", f"{scheme}:x").data.are_private
+    assert not options("--tiny", "--dataset", f"{scheme}:x", "--data-is", "public").data.are_private
 
 
 @pytest.mark.parametrize(
@@ -99,8 +101,7 @@ def test_own_pairs_are_private_unless_declared_public(scheme: str) -> None:
 )
 def test_secure_noise_is_on_off_or_left_to_the_rule(given: tuple[str, ...], taken: bool | None) -> None:
     chosen = options("--tiny", *given)
-    assert chosen.secure_noise is taken
-    assert chosen.training_setting().secure_noise is taken
+    assert chosen.randomness.secure_noise is taken
 
 
 def test_infinite_epsilon_is_one_point_per_group_size() -> None:
@@ -113,7 +114,7 @@ def test_option_names_are_none_of_ray_job_submit() -> None:
 
     taken = {name for param in submit.params for name in (*param.opts, *param.secondary_opts)}
     assert {"--working-dir", "--no-wait"} <= taken
-    named = {"--" + field.name.replace("_", "-") for field in dataclasses.fields(GroupSizeOptions)}
+    named = {"--" + name.replace("_", "-") for name in (*leaves(GroupSizeOptions), *leaves(Start))}
     negated = {f"--no-{name[2:]}" for name in named}
     assert not (named | negated) & taken
 
@@ -135,7 +136,7 @@ def test_option_names_are_none_of_ray_job_submit() -> None:
         (["--network", "resnet19"], "unknown network 'resnet19'; did you mean 'resnet18'? Valid:"),
         (["--optimizer", "adan"], "unknown optimizer 'adan'; did you mean 'adam'? Valid: adam, adamw, lars"),
         (["--data-is", "secret"], "Expected one of ('auto', 'public', 'private')"),
-        (["--dataset"], "argument --dataset: expected one argument"),
+        (["--dataset"], "Missing value for argument '--dataset'"),
         (["--num-steps", "many"], "Error parsing --num-steps"),
         (["stray"], "Unrecognized options: stray"),
         (["--group-size", "4"], "this sweep varies group_size: give --group-sizes, not --group-size"),
@@ -230,12 +231,13 @@ def test_error_of_several_lines_is_told_in_one(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == "error: the rule, the value\n"
 
 
-def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_all_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop, contextlib.redirect_stderr(sys.stdout):
-        options("--help")
+        options("--help-all")
     assert not stop.value.code
     shown = capsys.readouterr().out
-    named = {f.name.replace("_", "-") for f in dataclasses.fields(GroupSizeOptions)} - {"group-size"}
+    names = {*leaves(GroupSizeOptions), *leaves(Start)} - {"group_size"}
+    named = {name.replace("_", "-") for name in names}
     assert [name for name in named if f"--{name} " not in shown and f"--no-{name}" not in shown] == []
 
 
@@ -247,8 +249,24 @@ def test_help_leaves_out_what_the_sweep_varies(capsys: pytest.CaptureFixture[str
     assert "--group-size " not in shown
 
 
+def test_help_shows_the_axes_and_what_most_people_need_first(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit), contextlib.redirect_stderr(sys.stdout):
+        options("--help")
+    shown = set(re.findall(r"^\W*--([a-z][a-z0-9-]+)", capsys.readouterr().out, re.MULTILINE))
+    axes = {"group-sizes", "non-private", "num-augmentations-grid"}
+    assert len(FIRST) == 10
+    assert shown - {"help", "help-all"} == axes | {name.replace("_", "-") for name in FIRST}
+
+
+def test_help_shows_the_defaults_of_the_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit), contextlib.redirect_stderr(sys.stdout):
+        options("--help-all", "--dataset", "fashion-mnist")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"--network STR .{0,300}default: tiny_cnn", shown)
+
+
 def test_bad_input_starts_no_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(service_run, "ray_session", lambda _: pytest.fail("Ray was started"))
+    monkeypatch.setattr(service_run, "ray_session", lambda *_: pytest.fail("Ray was started"))
     chosen = options("--tiny", "--storage", str(tmp_path), "--optimizer", "adan")
     with pytest.raises(ValueError, match="unknown optimizer"):
         service_run.run_sweep("group-size", chosen, points(chosen), lambda *_: [])

@@ -13,11 +13,11 @@ from PIL import Image
 
 from dpgcl_core.errors import ConfigError, LedgerError
 from dpgcl_core.ledger.ledger import Ledger
-from sweeps.service import data as service_data
-from sweeps.service.account import check_ledger_options, data_path
-from sweeps.service.data import load_training_data
-from sweeps.service.options import SweepOptions
-from tests.sweeps.support import write_npz
+from sweeps.service.options.data import data_path
+from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.planning import records as service_data
+from tests.sweeps.support import check_ledger, loaded, write_npz
+from trainers.config.tree import changed
 from trainers.data.loading import ImageTextRecords, RecordsError, load_dataset
 from trainers.data.webdataset import ShardImages
 
@@ -58,7 +58,7 @@ def write_shard(path: Path, images: Sequence[np.ndarray]) -> str:
 
 
 def load(dataset: str, **options: object):
-    return load_training_data(SweepOptions(dataset=dataset, no_ledger=True, **options))
+    return loaded(changed(SweepOptions(), dataset=dataset, no_ledger=True, **options))
 
 
 def refused(dataset: str, **options: object) -> str:
@@ -282,7 +282,7 @@ def test_data_of_corrupt_rows_alone_are_refused_with_their_faults(tmp_path: Path
 
 def checked(dataset: str, **options: object) -> str:
     with pytest.raises(LedgerError) as caught:
-        check_ledger_options(SweepOptions(dataset=dataset, **options))
+        check_ledger(changed(SweepOptions(), dataset=dataset, **options))
     return str(caught.value)
 
 
@@ -312,14 +312,14 @@ def test_second_list_of_marked_images_is_charged_to_their_ledger(ledger: Ledger,
     assert "private, charged as data set 'scans'" in checked("digits", probe_datasets=(own,))
     address = str(tmp_path / "ledger.db")
     assert "not as 'others'" in checked(own, ledger=address, dataset_id="others")
-    check_ledger_options(SweepOptions(dataset=own, ledger=address, dataset_id="scans"))
+    check_ledger(changed(SweepOptions(), dataset=own, ledger=address, dataset_id="scans"))
 
 
 def test_list_beside_a_marked_one_has_no_mark(ledger: Ledger, tmp_path: Path) -> None:
     for folder in ("one", "other"):
         write_csv(tmp_path / folder, random_images(5))
     ledger.bind("scans", tmp_path / "one" / "own.csv")
-    check_ledger_options(SweepOptions(dataset=f"csv:{tmp_path / 'other' / 'own.csv'}", no_ledger=True))
+    check_ledger(changed(SweepOptions(), dataset=f"csv:{tmp_path / 'other' / 'own.csv'}", no_ledger=True))
 
 
 @pytest.mark.parametrize("again", ["s-{0..1}.tar", "s-{1..2}.tar", "s-1.tar", "."])
@@ -329,7 +329,7 @@ def test_marked_shards_are_found_under_every_name(again: str, ledger: Ledger, tm
         write_shard(folder / f"s-{number}.tar", random_images(2, seed=number))
     ledger.bind("scans", data_path(f"webdataset:{folder / 's-{0..1}.tar'}"))
     assert "charged as data set 'scans'" in checked(f"webdataset:{folder / again}", no_ledger=True)
-    check_ledger_options(SweepOptions(dataset=f"webdataset:{folder / 's-2.tar'}", no_ledger=True))
+    check_ledger(changed(SweepOptions(), dataset=f"webdataset:{folder / 's-2.tar'}", no_ledger=True))
 
 
 def test_images_are_marked_as_before(ledger: Ledger, tmp_path: Path) -> None:

@@ -13,21 +13,23 @@ from dpgcl_core.errors import ConfigError, DataError, LedgerError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.fingerprints import mark_path, read_mark, read_mark_above
 from dpgcl_core.ledger.ledger import Ledger
-from sweeps.service import account as service_account
-from sweeps.service import data as service_data
-from sweeps.service.account import bind_images, check_ledger_options, data_path
-from sweeps.service.budget import SweepBudget
-from sweeps.service.data import load_training_data
-from sweeps.service.options import SweepOptions
-from sweeps.service.storage import SweepFolder
+from sweeps.service.options.data import data_path
+from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.planning import records as service_data
+from sweeps.service.privacy import account as service_account
+from sweeps.service.privacy.account import bind_images
+from sweeps.service.privacy.budget import SweepBudget
+from sweeps.service.storage.folder import SweepFolder
+from tests.sweeps.support import check_ledger, loaded
 from tests.sweeps.test_pairs_data import encoded, random_images, write_csv, write_shard
+from trainers.config.tree import changed
 from trainers.data.loading import load_dataset
 
 SECRET = "secret-words"
 
 
 def options(dataset: str, **more: object) -> SweepOptions:
-    return SweepOptions(dataset=dataset, no_ledger=True, **more)  # type: ignore[arg-type]
+    return changed(SweepOptions(), dataset=dataset, no_ledger=True, **more)  # type: ignore[arg-type]
 
 
 # Paths of records
@@ -39,11 +41,11 @@ def test_image_below_a_name_that_is_too_long_is_one_corrupt_row(folder: str, tmp
     with data_path(own).open("a") as opened:  # type: ignore[union-attr]
         opened.write(f"\n{folder.format(tmp=tmp_path)}/{SECRET}.png\tx")
     for role in ({"dataset": own}, {"dataset": "digits", "evaluate_on": own}):
-        check_ledger_options(SweepOptions(**role, skip_corrupt=True, no_ledger=True))
-    data, _ = load_training_data(options(own, skip_corrupt=True))
+        check_ledger(changed(SweepOptions(), **role, skip_corrupt=True, no_ledger=True))
+    data, _ = loaded(options(own, skip_corrupt=True))
     assert len(data.train) == 5
     with pytest.raises(DataError, match="some of the training data do not") as caught:
-        load_training_data(options(own))
+        loaded(options(own))
     assert caught.value.details["missing image"] == [5]
     assert "xxx" not in f"{caught.value} {caught.value.details}"
 
@@ -57,10 +59,10 @@ def test_message_of_marked_images_names_the_list_alone(
     own = write_csv(tmp_path / "own", random_images(5))
     ledger.bind("scans", tmp_path / "own" / "images")
     with pytest.raises(LedgerError, match=r"own\.csv .*charged .*as data set 'scans'") as caught:
-        check_ledger_options(SweepOptions(dataset=own, **role))  # type: ignore[arg-type]
+        check_ledger(changed(SweepOptions(), dataset=own, **role))  # type: ignore[arg-type]
     assert "/images" not in str(caught.value)
     with pytest.raises(LedgerError, match=r"own\.csv are private") as caught:
-        check_ledger_options(SweepOptions(dataset="digits", evaluate_on=own))
+        check_ledger(changed(SweepOptions(), dataset="digits", evaluate_on=own))
     assert "/images" not in str(caught.value)
 
 
@@ -76,16 +78,16 @@ def test_error_while_private_data_are_loaded_is_told_by_its_type(
 
     monkeypatch.setattr(service_data, "load_dataset", failing)
     with pytest.raises(DataError, match=f"{type(error).__name__} .its message is withheld") as caught:
-        load_training_data(options("csv:own.csv"))
+        loaded(options("csv:own.csv"))
     assert SECRET not in str(caught.value)
     assert (caught.value.__context__, caught.value.__cause__) == (None, None), "a traceback would print it"
     with pytest.raises(type(error), match=SECRET):
-        load_training_data(options("csv:own.csv", data_is="public"))
+        loaded(options("csv:own.csv", data_is="public"))
 
 
 def test_error_of_a_rule_is_told_while_private_data_are_loaded(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="must be an existing file"):
-        load_training_data(options(f"csv:{tmp_path / 'gone.csv'}"))
+        loaded(options(f"csv:{tmp_path / 'gone.csv'}"))
 
 
 # Private test records
@@ -100,8 +102,8 @@ def test_private_test_pictures_among_public_ones_are_refused(tmp_path: Path) -> 
     (tmp_path / "own.csv").write_text("\n".join([f"{header}\tpart", *lines]))
     own = {"dataset": f"csv:{tmp_path / 'own.csv'}", "csv_split_key": "part"}
     with pytest.raises(ConfigError, match="evaluate_on must be public; it holds images of the private"):
-        load_training_data(options(**own, evaluate_on="shapes:30"))
-    data, _ = load_training_data(options(**own, evaluate_on="shapes:10"))
+        loaded(options(**own, evaluate_on="shapes:30"))
+    data, _ = loaded(options(**own, evaluate_on="shapes:10"))
     assert len(data.train) == 10
 
 
@@ -114,7 +116,12 @@ def begun(ledger: Ledger, dataset: str, tmp_path: Path) -> None:
     if folder.read_plan() is None:
         folder.create({"sweep_id": "a"})
     budget = SweepBudget(
-        ledger=ledger, dataset_id="scans", sweep_id="a", trials=[], folder=folder, options=options(dataset)
+        ledger=ledger,
+        dataset_id="scans",
+        sweep_id="a",
+        trials=[],
+        folder=folder,
+        source=options(dataset).data,
     )
     budget.begin([], data_path(dataset))
 
@@ -132,13 +139,13 @@ def test_second_list_of_charged_images_is_refused(
 ) -> None:
     own = write_csv(tmp_path / "own", random_images(5))
     again = second_list(own, tmp_path / "again")
-    check_ledger_options(options(again))
+    check_ledger(options(again))
     for _ in range(2):  # and once more on a resume
         begun(ledger, own, tmp_path)
     assert caplog.text == ""
     with pytest.raises(LedgerError, match="charged as data set 'scans'"):
-        check_ledger_options(options(again))
-    check_ledger_options(SweepOptions(dataset=own, ledger=str(tmp_path / "ledger.db"), dataset_id="scans"))
+        check_ledger(options(again))
+    check_ledger(changed(SweepOptions(), dataset=own, ledger=str(tmp_path / "ledger.db"), dataset_id="scans"))
 
 
 LABELS = {"csv_label_key": "kind"}  # a column of the public pairs alone
@@ -155,12 +162,12 @@ def test_labels_of_what_is_scored_hide_no_mark_of_images(
     begun(ledger, own, tmp_path)
     role = {name: str(tmp_path / "ledger.db") if name == "ledger" else value for name, value in role.items()}
     with pytest.raises(LedgerError, match="as data set 'scans'"):
-        check_ledger_options(SweepOptions(dataset=again, evaluate_on="csv:public.csv", **LABELS, **role))
+        check_ledger(changed(SweepOptions(), dataset=again, evaluate_on="csv:public.csv", **LABELS, **role))
 
 
 def test_images_are_marked_beside_labels_of_what_is_scored(ledger: Ledger, tmp_path: Path) -> None:
     own = write_csv(tmp_path / "own", random_images(5))
-    assert bind_images(ledger, "scans", options(own, evaluate_on="csv:public.csv", **LABELS))
+    assert bind_images(ledger, "scans", options(own, evaluate_on="csv:public.csv", **LABELS).data)
     assert read_mark_above(tmp_path / "own" / "images") is not None
 
 
@@ -195,7 +202,7 @@ def test_images_in_a_folder_that_cannot_be_written_are_told_of(
 ) -> None:
     own = write_csv(tmp_path / "own", random_images(5))
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert not bind_images(ledger, "scans", options(own))
+    assert not bind_images(ledger, "scans", options(own).data)
     assert read_mark_above(tmp_path / "own" / "images") is None
 
 
@@ -206,14 +213,14 @@ def test_images_of_a_full_disk_are_told_of(
         raise LedgerError("no space")
 
     monkeypatch.setattr(service_account, "write_mark", full)
-    assert not bind_images(ledger, "scans", options(write_csv(tmp_path / "own", random_images(5))))
+    assert not bind_images(ledger, "scans", options(write_csv(tmp_path / "own", random_images(5))).data)
 
 
 def test_images_that_another_data_set_is_charged_for_are_refused(ledger: Ledger, tmp_path: Path) -> None:
     own = write_csv(tmp_path / "own", random_images(5))
     ledger.bind("others", tmp_path / "own" / "images")
     with pytest.raises(LedgerError, match=r"images of .*own\.csv carry a mark of another data set") as caught:
-        bind_images(ledger, "scans", options(own))
+        bind_images(ledger, "scans", options(own).data)
     assert str(tmp_path / "own" / "images") not in str(caught.value)
     assert caught.value.__context__ is None
 
@@ -223,10 +230,10 @@ def test_images_marked_by_another_ledger_are_refused(ledger: Ledger, tmp_path: P
     other.register("scans", Cap(epsilon=8.0, delta=1e-5), num_records_public=10_000)
     other.bind("scans", tmp_path / "own" / "images")
     with pytest.raises(LedgerError, match="made over ledger"):
-        bind_images(ledger, "scans", options(own))
+        bind_images(ledger, "scans", options(own).data)
 
 
 def test_data_that_name_no_images_are_protected_by_their_own_mark(ledger: Ledger, tmp_path: Path) -> None:
     shard = write_shard(tmp_path / "own" / "own.tar", random_images(2))
-    assert bind_images(ledger, "scans", options(shard))
+    assert bind_images(ledger, "scans", options(shard).data)
     assert not mark_path(tmp_path / "own").exists()

@@ -10,10 +10,11 @@ import pytest
 from PIL import Image
 
 from dpgcl_core.errors import ConfigError
-from sweeps.service import plan as plan_module
-from sweeps.service.plan import Point, SweepPlan, build_plan
-from sweeps.service.report import build_statement
-from tests.sweeps.support import options
+from sweeps.service.planning import plan as plan_module
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.trials import Point
+from sweeps.service.privacy.statement import build_statement
+from tests.sweeps.support import options, plan_of
 from tests.sweeps.test_plan import PAIRS_ALONE
 
 QUICK = ("--dataset=shapes:200", "--setting=pairs-cpu", "--expected-batch-size=64", "--num-steps=2")
@@ -44,7 +45,7 @@ NEEDS_A_DOWNLOAD = {"--pretrained"}
 
 def planned(*arguments: str) -> SweepPlan:
     chosen = options(*arguments)
-    return build_plan(
+    return plan_of(
         "group-size", chosen, [Point(label="one", changes={"group_size": 4})], calibration_folder=None
     )
 
@@ -127,9 +128,9 @@ def test_plan_refuses_options_of_clip_for_images(arguments: tuple[str, ...]) -> 
 
 def test_a_warm_start_takes_the_place_of_the_weights_that_a_setting_names() -> None:
     paper = ("--dataset=shapes:200", "--setting=paper")
-    assert options(*paper).pretrained == "laion2b_s34b_b79k"
-    assert options(*paper, "--warm-start=weights.pt").pretrained == "random"
-    assert options(*paper, "--warm-start=weights.pt", "--pretrained=openai").pretrained == "openai"
+    assert options(*paper).network.pretrained == "laion2b_s34b_b79k"
+    assert options(*paper, "--warm-start=weights.pt").network.pretrained == "random"
+    assert options(*paper, "--warm-start=weights.pt", "--pretrained=openai").network.pretrained == "openai"
 
 
 def test_notes_and_statement_say_what_a_record_is() -> None:
@@ -145,10 +146,10 @@ def test_parquet_with_a_named_caption_column_starts_from_the_setting_of_pairs(tm
     table = pyarrow.table({"image": [b"not looked at"], "name": ["a caption"]})
     pyarrow.parquet.write_table(table, tmp_path / "pairs.parquet")
     source = f"--dataset=parquet:{tmp_path}/pairs.parquet"
-    assert options(source, "--csv-caption-key=name", "--no-ledger").network == "clip-tiny"
-    assert options(source, "--no-ledger").network != "clip-tiny"
+    assert options(source, "--csv-caption-key=name", "--no-ledger").network.name == "clip-tiny"
+    assert options(source, "--no-ledger").network.name != "clip-tiny"
 
 
 def test_image_text_data_start_from_their_own_setting() -> None:
-    assert options("--dataset=shapes:200", "--expected-batch-size=64").network == "clip-tiny"
-    assert options("--dataset=digits").network == "tiny_cnn"
+    assert options("--dataset=shapes:200", "--expected-batch-size=64").network.name == "clip-tiny"
+    assert options("--dataset=digits").network.name == "tiny_cnn"

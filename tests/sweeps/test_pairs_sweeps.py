@@ -13,17 +13,23 @@ import pytest
 from dashboards.compose.questions import ADAPTED_LAYERS, AUGMENTATIONS, NETWORKS
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.registry import METHODS
-from sweeps import architectures, augmentations, lora_layers, search
-from sweeps.service.augmentations import combinations
-from sweeps.service.options import SweepOptions, parse_options
-from sweeps.service.plan import Point, SweepPlan, build_plan
-from sweeps.service.printed import headline
-from sweeps.service.scores import final_scores, visible_scores
-from sweeps.service.search_space import SearchOptions, with_default_space
-from sweeps.service.searching import plan_search
-from sweeps.service.tuning import Candidate, _best, compared
+from sweeps import architectures, augmentations, lora_layers
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.options.data import DataOptions
+from sweeps.service.options.scores import final_scores, visible_scores
+from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.planning.augmentations import combinations
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.search import plan_search
+from sweeps.service.planning.space import SearchOptions
+from sweeps.service.planning.trials import Point
+from sweeps.service.running.terminal import headline
+from sweeps.service.running.tuning import Candidate, _best, compared
+from tests.sweeps.support import loaded, plan_of
+from trainers.config.networks import TextViewConfig, ViewConfig
 from trainers.config.presets import CPU, PAIRS_CPU
 from trainers.config.training import ClipNetworkConfig
+from trainers.config.tree import changed
 from trainers.models.clip.published import SMALL_MODELS, ClipConfig, find_clip
 
 RECALL = "image_to_text_recall_at_10"
@@ -32,26 +38,25 @@ QUICK += ("--noise-multiplier", "1", "--no-non-private")
 SEALED = ("--release", "sealed", "--dataset", "shapes:200", "--evaluate-on", "shapes:100:7")
 
 
-def given(sweep: Any, kind: type[Any], *arguments: str) -> Any:
+def given(kind: type[Any], *arguments: str) -> Any:
     """The options of one of the sweeps for a command line."""
-    tiny, full = sweep.TINY, sweep.FULL
-    return parse_options(kind, description="", tiny=tiny, full=full, by_dataset={}, arguments=arguments)
+    return parse_options(kind, description="", arguments=arguments)
 
 
 def layers(*arguments: str) -> lora_layers.LoraLayersOptions:
-    return given(lora_layers, lora_layers.LoraLayersOptions, *arguments)
+    return given(lora_layers.LoraLayersOptions, *arguments)
 
 
 def networks(*arguments: str) -> architectures.ArchitecturesOptions:
-    return given(architectures, architectures.ArchitecturesOptions, *arguments)
+    return given(architectures.ArchitecturesOptions, *arguments)
 
 
 def augmented(*arguments: str) -> augmentations.AugmentationsOptions:
-    return given(augmentations, augmentations.AugmentationsOptions, *arguments)
+    return given(augmentations.AugmentationsOptions, *arguments)
 
 
 def planned(options: SweepOptions, points: list[Point]) -> SweepPlan:
-    return build_plan("pairs", options, points, calibration_folder=None)
+    return plan_of("pairs", options, points, calibration_folder=None)
 
 
 # Adapted layers
@@ -143,22 +148,24 @@ def test_augmentations_of_images_alone_have_no_captions() -> None:
     ],
 )
 def test_augmentation_that_is_on_stands_alone(name: str, options: set[str]) -> None:
-    (changes,) = combinations(PAIRS_CPU, [name], ["none"]).values()
+    (changes,) = combinations(PAIRS_CPU.views, PAIRS_CPU.text_views, [name], ["none"]).values()
     off = {"min_crop_area": 1.0, "max_crop_area": 1.0}
-    views = dataclasses.replace(PAIRS_CPU, **changes)
+    views = changed(PAIRS_CPU, **changes).views
     every = ("min_crop_area", "max_crop_area", "brightness", "contrast", "saturation", "hue", "blur_prob")
     assert {each for each in every if getattr(views, each) != off.get(each, 0.0)} == options
 
 
 def test_augmentation_has_the_strength_of_the_setting() -> None:
-    (changes,) = combinations(dataclasses.replace(CPU, blur_prob=0.1), ["crop+jitter+blur"], None).values()
-    changed = dataclasses.replace(CPU, blur_prob=0.1, **changes)
+    (changes,) = combinations(
+        ViewConfig(blur_prob=0.1), TextViewConfig(), ["crop+jitter+blur"], None
+    ).values()
+    views = changed(ViewConfig(blur_prob=0.1), **changes)
     names = ("min_crop_area", "max_crop_area", "flip_prob", "brightness", "saturation", "blur_prob")
-    assert [getattr(changed, name) for name in names] == [0.3, 1.0, 0.5, 0.4, 0.0, 0.1]
+    assert [getattr(views, name) for name in names] == [0.3, 1.0, 0.5, 0.4, 0.0, 0.1]
 
 
 def test_flips_go_with_crops() -> None:
-    (changes,) = combinations(CPU, ["jitter"], None).values()
+    (changes,) = combinations(CPU.views, CPU.text_views, ["jitter"], None).values()
     assert changes["flip_prob"] == 0
 
 
@@ -173,12 +180,12 @@ def test_text_augmentations_reach_the_training() -> None:
 @pytest.mark.parametrize("name", ["crop+crop", "crop+jiter"])
 def test_augmentations_refuse_names_that_are_none(name: str) -> None:
     with pytest.raises(ConfigError, match=r"name each once|did you mean 'jitter'"):
-        combinations(CPU, [name], None)
+        combinations(CPU.views, CPU.text_views, [name], None)
 
 
 def test_figures_know_the_order_of_what_is_swept() -> None:
     assert set(lora_layers.LAYERS) == set(ADAPTED_LAYERS)
-    assert {*SMALL_MODELS, *architectures.FULL["networks"]} <= set(NETWORKS)  # type: ignore[misc]
+    assert {*SMALL_MODELS, *architectures.ArchitecturesOptions().full().networks} <= set(NETWORKS)
     swept = augmentations.points(augmented()) + augmentations.points(augmented("--dataset", "digits"))
     assert {point.params["augmentation"] for point in swept} <= set(AUGMENTATIONS)
 
@@ -188,7 +195,7 @@ def test_figures_know_the_order_of_what_is_swept() -> None:
 
 @pytest.mark.parametrize(("dataset", "score"), [("shapes:200", RECALL), ("digits", "knn_accuracy")])
 def test_sealed_sweep_selects_by_the_score_of_its_modality(dataset: str, score: str) -> None:
-    assert layers("--release", "sealed", "--dataset", dataset).select_by == score
+    assert layers("--release", "sealed", "--dataset", dataset).release.select_by == score
 
 
 @pytest.mark.parametrize("name", [f"{RECALL}_during", "knn_accuracy_during", f"untrained_{RECALL}", "snr"])
@@ -220,9 +227,12 @@ def test_pairs_have_recalls_and_with_labels_those_of_labels() -> None:
 
 def test_search_of_pairs_raises_their_recall_unless_told_otherwise(tmp_path: Path) -> None:
     arguments = (*QUICK[:4], "--num-steps", "2", "--noise-multiplier", "1")
-    chosen = with_default_space(given(search, SearchOptions, *arguments), arguments)
+    chosen = given(SearchOptions, *arguments)
     assert chosen.objectives == (RECALL,)
-    assert plan_search("search", chosen, tmp_path).params()["objective"] == RECALL
+    assert (
+        plan_search("search", chosen, loaded(chosen)[0], calibration_folder=tmp_path).params()["objective"]
+        == RECALL
+    )
 
 
 def test_tuning_of_pairs_takes_the_setting_of_the_best_recall() -> None:
@@ -230,7 +240,7 @@ def test_tuning_of_pairs_takes_the_setting_of_the_best_recall() -> None:
     scores = [{RECALL: 0.5, "knn_accuracy": 0.1}, {RECALL: 0.4, "knn_accuracy": 0.9}]
     results = {f"s{k}-r0": {"metrics": each} for k, each in enumerate(scores)}
     for dataset, rate in (("shapes:200", 0.1), ("digits", 0.2)):
-        plan = SimpleNamespace(options=SweepOptions(dataset=dataset))
+        plan = SimpleNamespace(source=DataOptions(dataset=dataset))
         tuning: Any = SimpleNamespace(plan=plan, results=results)
         assert _best(settings, tuning, Candidate(label="c", changes={})).changes["learning_rate"] == rate
 
@@ -245,17 +255,17 @@ def test_line_of_a_trial_of_pairs_shows_recalls() -> None:
 
 
 def test_comparison_of_pairs_has_the_methods_that_take_them(capsys: pytest.CaptureFixture[str]) -> None:
-    found = [method.name for method in compared((), SweepOptions(dataset="shapes:200"))]
+    found = [method.name for method in compared((), DataOptions(dataset="shapes:200"))]
     assert found == [name for name, method in METHODS.items() if method.takes_pairs]
     assert "logit_dp" in capsys.readouterr().out
 
 
 def test_comparison_of_images_has_all_methods() -> None:
-    assert [method.name for method in compared((), SweepOptions())] == list(METHODS)
+    assert [method.name for method in compared((), DataOptions())] == list(METHODS)
 
 
 def test_comparison_of_pairs_refuses_a_method_that_is_named_and_takes_none() -> None:
     chosen = layers(*QUICK)
-    (named,) = compared(("group_clip",), chosen)
+    (named,) = compared(("group_clip",), chosen.data)
     with pytest.raises(ConfigError, match="no loss for pairs"):
         planned(chosen, [Point(label="one", changes={"method": named.name})])

@@ -15,12 +15,12 @@ from dpgcl_core.accounting import composition
 from dpgcl_core.accounting.tuning.cost import TrialClass, open_cost
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.numbers import default_delta
-from sweeps.service import plan as plan_module
-from sweeps.service.plan import Point, SweepPlan, build_plan, cross_checks
-from sweeps.service.release import Charged, trial_class
-from sweeps.service.report import build_statement
+from sweeps.service.planning.plan import SweepPlan, cross_checks
+from sweeps.service.planning.trials import Charged, Point, trial_class
+from sweeps.service.privacy.statement import build_statement
 from tests.sweeps import support
-from tests.sweeps.support import write_npz
+from tests.sweeps.support import plan_of, write_npz
+from trainers.config.tree import leaves
 
 Plan = Callable[..., SweepPlan]
 Fingerprint = Callable[..., str]
@@ -48,7 +48,7 @@ def test_default_is_twenty_trials() -> None:
     from sweeps.group_size import points
 
     chosen = support.options()
-    assert len(points(chosen)) * chosen.repeats == 20
+    assert len(points(chosen)) * chosen.service.repeats == 20
     assert {point.changes["group_size"] for point in points(chosen)} == {2, 4, 8, 16, 32}
 
 
@@ -186,7 +186,7 @@ def test_seeded_training_is_refused_for_private_data(refusal: Callable[..., str]
 def test_private_data_refuse_plain_noise_before_they_are_read(
     monkeypatch: pytest.MonkeyPatch, refusal: Callable[..., str], private: str
 ) -> None:
-    monkeypatch.setattr(plan_module, "load_training_data", lambda _: pytest.fail("the data were read"))
+    monkeypatch.setattr(support, "load_training_data", lambda *_, **__: pytest.fail("the data were read"))
     assert "cryptographic stream only" in refusal(*QUICK, "--dataset", private, "--no-secure-noise")
 
 
@@ -386,13 +386,15 @@ def test_fingerprint_is_the_same_for_performance_and_storage(option: str, finger
 
 def test_fingerprint_tests_cover_every_option() -> None:
     from sweeps.group_size import GroupSizeOptions
+    from sweeps.service.options.start import Start
 
     lists = (*CHANGES, *FLAGS, *WITH_OTHERS, *NO_CHANGES, *NO_CHANGE_FLAGS)
     covered = {o if o == "--no-ledger" else o.replace("--no-", "--") for o in lists}
     covered |= {"--epsilon", "--group-size", "--num-augmentations-grid", "--setting", "--tiny", "--full"}
+    covered |= {"--config"}  # tests/sweeps/test_config_file.py
     covered |= {"--warm-start"}  # tests/trainers/training/test_warm_start.py has weights to start from
     covered |= PAIRS_ALONE  # tests/sweeps/test_pairs_plan.py
-    named = {"--" + field.name.replace("_", "-") for field in dataclasses.fields(GroupSizeOptions)}
+    named = {"--" + name.replace("_", "-") for each in (Start, GroupSizeOptions) for name in leaves(each)}
     assert named == covered
 
 
@@ -537,8 +539,8 @@ def test_share_held_out_must_be_the_same_in_all_trials(private: str) -> None:
     chosen = support.options(*QUICK, *SMALL, "--dataset", private, *HELD_OUT, "5")
     varied = [Point(label=f"share-{share}", changes={"score_on_held_out": share}) for share in (0.3, 0.4)]
     with pytest.raises(ConfigError, match=r"got 0.3 and, at the point share-0.4, 0.4"):
-        build_plan("question", chosen, varied, calibration_folder=None)
-    assert len(build_plan("question", chosen, varied[:1], calibration_folder=None).trials) == 1
+        plan_of("question", chosen, varied, calibration_folder=None)
+    assert len(plan_of("question", chosen, varied[:1], calibration_folder=None).trials) == 1
 
 
 def test_rows_of_one_unit_are_one_record(make_plan: Plan, own: str) -> None:

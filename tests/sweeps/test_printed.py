@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from sweeps.service.plan import Point, SweepPlan, Trial, build_plan
-from sweeps.service.printed import run_name
-from tests.sweeps.support import options
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.trials import Point, Trial
+from sweeps.service.running.terminal import run_name
+from tests.sweeps.support import options, plan_of
 from trainers.tracking.runs import trial_run_name
 
 QUICK = ("--tiny", "--noise-multiplier", "1")
@@ -19,7 +20,7 @@ def trials() -> tuple[Trial, ...]:
     """Two repeats of two temperatures: of one group size, ε and number of augmented keys."""
     points = [Point(label=f"tau{value:g}-private", changes={"temperature": value}) for value in (0.1, 0.5)]
     chosen = options(*QUICK, "--repeats", "2")
-    return build_plan("temperature", chosen, points, calibration_folder=None).trials
+    return plan_of("temperature", chosen, points, calibration_folder=None).trials
 
 
 def test_run_name_differs_among_the_trials_of_a_sweep(trials: tuple[Trial, ...]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dpgcl_core.errors import DataError
-from sweeps.service.plan import SweepPlan
+from sweeps.service.planning.plan import SweepPlan
 from tests.sweeps.support import write_npz
 from trainers.data.classes import BUILTIN_CLASS_NAMES
 from trainers.data.dataset import TrainingData
@@ -91,7 +91,7 @@ def test_names_of_public_classes_are_neither_told_nor_noted(pets: str, make_plan
     plan = make_plan(*QUICK, "--expected-batch-size", "32", "--dataset", pets, "--data-is", "public")
     assert plan.data.class_names == SECRET_CLASSES
     params = [plan.params(), *(trial.params for trial in plan.trials)]
-    told = repr((plan.data, plan.notes, plan.options, params))
+    told = repr((plan.data, plan.notes, plan.source, params))
     assert not any(name in told for name in SECRET_CLASSES)
 
 

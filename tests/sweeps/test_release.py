@@ -23,15 +23,19 @@ from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.release.metrics import METRICS, Release
 from sweeps.group_size import points
-from sweeps.service import run as service
-from sweeps.service.account import check_ledger_options
-from sweeps.service.plan import SweepPlan
-from sweeps.service.release import MODES, Charged, check_search, cost_line, cost_of, cost_tags, score_text
-from sweeps.service.report import build_statement
-from tests.sweeps.support import options, write_npz
-from trainers.config.settings import Setting
+from sweeps.service.options.release import MODES, check_search
+from sweeps.service.planning.cost import cost_line, cost_of, cost_tags
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.trials import Charged
+from sweeps.service.privacy.statement import _score_text as score_text
+from sweeps.service.privacy.statement import build_statement
+from sweeps.service.running import sweep as service
+from tests.sweeps.support import check_ledger, options, write_npz
+from trainers.config.settings import TrainingOptions
+from trainers.config.tree import changed
 from trainers.files.checkpoint import CheckpointFolder
 from trainers.training.loop import train
+from trainers.training.resolve import training_config
 
 Plan = Callable[..., SweepPlan]
 SEALED = ("--tiny", "--noise-multiplier", "1", "--release", "sealed")
@@ -196,7 +200,7 @@ def test_restart_that_may_repeat_the_first_step_raises_the_cost(
     plan = make_plan(*NOISED, *private, "--snr-noise-multiplier", "1", "--repeats", "2")
     name = plan.trials[0].name
     steps_alone, both = (
-        cost_of(plan.options, plan.trials, {name: Charged(num_steps=12, num_first_steps=first)})
+        cost_of(plan.release, plan.trials, {name: Charged(num_steps=12, num_first_steps=first)})
         for first in (1, 2)
     )
     assert steps_alone is not None
@@ -206,7 +210,7 @@ def test_restart_that_may_repeat_the_first_step_raises_the_cost(
 
 def test_scores_drawn_twice_raise_the_cost(make_plan: Plan, private: tuple[str, str]) -> None:
     plan = make_plan(*NOISED, *private, *HELD_OUT, "0.5")
-    twice = cost_of(plan.options, plan.trials, {plan.trials[0].name: Charged(num_steps=10, num_scorings=2)})
+    twice = cost_of(plan.release, plan.trials, {plan.trials[0].name: Charged(num_steps=10, num_scorings=2)})
     assert twice is not None
     expected = epsilon_pld(dp_event.GaussianDpEvent(0.25), twice.delta)
     assert twice.tuned_epsilon == pytest.approx(expected, abs=2e-3)
@@ -278,7 +282,7 @@ def private_sweep(
 
     def start(*more: str) -> InPlace:
         in_place = InPlace()
-        monkeypatch.setattr(service, "ray_session", lambda _: nullcontext())
+        monkeypatch.setattr(service, "ray_session", lambda *_: nullcontext())
         monkeypatch.setattr(service, "run_trials", in_place.run_trials)
         given = (*NOISED, *private, *HELD_OUT, "20", "--snr-noise-multiplier", "2", "--name", "one")
         chosen = options(*given, "--storage", str(tmp_path), "--max-query-records", "50", *more)
@@ -323,7 +327,7 @@ def test_private_sweep_with_a_ledger_is_charged_for_its_noised_numbers(
 
 def test_repeated_steps_raise_the_cost_of_an_open_sweep(make_plan: Plan) -> None:
     plan = make_plan("--tiny", "--noise-multiplier", "1", "--repeats", "2")
-    more = cost_of(plan.options, plan.trials, {plan.trials[0].name: Charged(num_steps=14)})
+    more = cost_of(plan.release, plan.trials, {plan.trials[0].name: Charged(num_steps=14)})
     assert more is not None
     assert plan.cost is not None
     assert more.tuned_epsilon > plan.cost.tuned_epsilon  # type: ignore[operator]
@@ -352,13 +356,14 @@ def test_tuning_cost_is_rounded_up(mode: str) -> None:
 
 def test_tags_of_the_tuning_cost_are_rounded_up() -> None:
     cost = open_cost([TrialClass(sampling_prob=0.1, noise_multiplier=1.0, num_steps=5)], delta=1.5151511e-6)
-    tags = cost_tags(options("--tiny"), [], replace(cost, tuned_epsilon=3.0000001))
+    tags = cost_tags(options("--tiny").release, [], replace(cost, tuned_epsilon=3.0000001))
     assert (tags["tuned_epsilon"], tags["tuned_delta"]) == ("3.00001", "1.51516e-06")
 
 
 @pytest.mark.parametrize("share", ["0", "0.9"])
 def test_delta_is_held_against_all_declared_records(share: str) -> None:
-    setting = Setting(
+    setting = changed(
+        TrainingOptions(),
         noise_multiplier=1.0,
         delta=0.0011,
         num_records_public=1000,
@@ -367,7 +372,7 @@ def test_delta_is_held_against_all_declared_records(share: str) -> None:
         score_noise_multiplier=10.0 if float(share) else None,
     )
     with pytest.raises(ConfigError, match=r"at most 1/num_records_public = 0\.001 "):
-        setting.training_config(num_records=1000, public_seed=0)
+        training_config(setting, num_records=1000, public_seed=0)
 
 
 @pytest.mark.parametrize("more", [(), ("--ledger", "ledger.db", "--dataset-id", "own")])
@@ -378,7 +383,7 @@ def test_charged_data_are_no_public_data_to_evaluate_on(more: tuple[str, ...], t
     ledger.bind("scans", tmp_path / "own.npz")
     for scored in ("--evaluate-on", "--probe-datasets"):
         with pytest.raises(LedgerError, match="private, charged as data set 'scans'"):
-            check_ledger_options(options("--tiny", scored, dataset, *more))
+            check_ledger(options("--tiny", scored, dataset, *more))
 
 
 @pytest.mark.parametrize("more", [(), ("--ledger", "ledger.db", "--dataset-id", "own")])
@@ -388,4 +393,4 @@ def test_charged_data_are_no_public_data_to_train_on(more: tuple[str, ...], tmp_
     ledger.register("scans", Cap(epsilon=8.0, delta=1e-3), num_records_public=60)
     ledger.bind("scans", tmp_path / "own.npz")
     with pytest.raises(LedgerError, match="leave out --data-is public"):
-        check_ledger_options(options("--tiny", "--dataset", dataset, "--data-is", "public", *more))
+        check_ledger(options("--tiny", "--dataset", dataset, "--data-is", "public", *more))

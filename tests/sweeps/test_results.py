@@ -19,12 +19,15 @@ from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.ledger.report import read_head
 from sweeps.group_size import points
-from sweeps.service import run as service
-from sweeps.service.execution import Stopped
-from sweeps.service.options import SweepOptions
-from sweeps.service.plan import SweepPlan, Trial
-from sweeps.service.storage import SweepFolder
+from sweeps.service.options.service import ServiceOptions
+from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.trials import Trial
+from sweeps.service.running import sweep as service
+from sweeps.service.running.tune import Stopped
+from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import contents, options, without_ray
+from trainers.config.training import PerformanceConfig
 from trainers.tracking.runs import Tracker
 from trainers.tracking.server import connect
 
@@ -328,10 +331,11 @@ def test_statement_is_an_artifact_of_the_sweep(ray: Ray, sweep: Callable[..., in
 def test_cluster_too_small_leaves_no_sweep(
     ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from sweeps.service.execution import max_concurrent_trials
+    from sweeps.service.running.tune import max_concurrent_trials
 
-    def too_small(chosen: SweepOptions) -> Any:
-        return nullcontext(max_concurrent_trials(dataclasses.replace(chosen, num_workers=2), {"CPU": 1.0}))
+    def too_small(service: ServiceOptions, performance: PerformanceConfig) -> Any:
+        two = dataclasses.replace(performance, num_workers=2)
+        return nullcontext(max_concurrent_trials(service, two, {"CPU": 1.0}))
 
     monkeypatch.setattr(service, "ray_session", too_small)
     with pytest.raises(ValueError, match="the cluster has 1 CPUs"):

@@ -21,10 +21,11 @@ import pytest
 
 from dashboards.query.trials import load_trials
 from dpgcl_core.sampling.poisson import PoissonSampler
-from sweeps.service import run as service
-from sweeps.service.execution import RaySession, max_concurrent_trials, ray_session
-from sweeps.service.options import SweepOptions
+from sweeps.service.options.service import ServiceOptions
+from sweeps.service.running import sweep as service
+from sweeps.service.running.tune import RaySession, max_concurrent_trials, ray_session
 from tests.sweeps.support import Driver, contents, plan, run, run_script, write_npz
+from trainers.config.training import PerformanceConfig
 from trainers.tracking.server import connect
 
 pytestmark = pytest.mark.ray
@@ -59,7 +60,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     written = {path.name: path.stat().st_mtime for path in (folder / "trials").glob("*.json")}
     left_at_home = contents(home)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(service, "ray_session", lambda _: pytest.fail("Ray was started"))
+        patch.setattr(service, "ray_session", lambda *_: pytest.fail("Ray was started"))
         resumed_code, resumed, _ = run_script("group_size", *arguments, "--resume")
     uri = f"sqlite:///{storage}/mlflow.db"
     return Whole(code, driver, left_at_home, folder, uri, written, resumed_code, resumed)
@@ -136,7 +137,7 @@ def test_resume_of_a_finished_sweep_trains_nothing(whole: Whole) -> None:
 def test_unreachable_server_ends_the_sweep_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(service, "ray_session", lambda _: pytest.fail("Ray was started"))
+    monkeypatch.setattr(service, "ray_session", lambda *_: pytest.fail("Ray was started"))
     storage = ("--storage", str(tmp_path / "storage"))
     code, _, err = run_script("group_size", *QUICK, *storage, "--tracking-uri", "http://127.0.0.1:9")
     assert code == 2
@@ -159,13 +160,15 @@ def shared_ray(own_folder: Path) -> Iterator[None]:
     """One Ray for all sweeps of this process that follow; each has a folder of its own for Tune."""
     before = dict(os.environ)
     os.environ["DPGCL_TEST_FOLDER"] = str(own_folder)
-    with ray_session(SweepOptions()) as session, pytest.MonkeyPatch.context() as patch:
+    with ray_session(ServiceOptions(), PerformanceConfig()) as session, pytest.MonkeyPatch.context() as patch:
         import ray
 
-        def shared(options: SweepOptions) -> nullcontext[RaySession]:
+        def shared(service: ServiceOptions, performance: PerformanceConfig) -> nullcontext[RaySession]:
             scratch = Path(tempfile.mkdtemp(dir=session.scratch))
-            concurrent = max_concurrent_trials(options, ray.cluster_resources())
-            return nullcontext(replace(session, scratch=scratch, concurrent=concurrent))
+            concurrent = max_concurrent_trials(service, performance, ray.cluster_resources())
+            return nullcontext(
+                replace(session, scratch=scratch, concurrent=concurrent, max_restarts=service.max_restarts)
+            )
 
         patch.setattr(service, "ray_session", shared)
         yield

@@ -22,11 +22,12 @@ from dpgcl_core.ledger.__main__ import main as ledger_command
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from sweeps.group_size import points
-from sweeps.service import run as service
-from sweeps.service.execution import Stopped
-from sweeps.service.plan import SweepPlan, Trial
-from sweeps.service.printed import name_suffix
-from sweeps.service.sealed import Draw, choose, draw_trials, drawn_trials, tuned_rdp
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.trials import Trial
+from sweeps.service.running import sweep as service
+from sweeps.service.running.sealed import Draw, choose, draw_trials, drawn_trials, tuned_rdp
+from sweeps.service.running.terminal import name_suffix
+from sweeps.service.running.tune import Stopped
 from tests.sweeps.support import options, without_ray, write_npz
 from trainers.files.checkpoint import CheckpointFolder
 from trainers.tracking.runs import SEALED_TIME_MS, Tracker
@@ -248,7 +249,7 @@ def test_sealed_sweep_that_the_cap_refuses_draws_nothing(
 
 
 def test_default_name_of_a_sealed_sweep_tells_no_time() -> None:
-    name = name_suffix(options("--tiny", "--release", "sealed"))
+    name = name_suffix(options("--tiny", "--release", "sealed").release)
     assert re.fullmatch(r"sealed-[0-9a-f]{6}", name)
 
 

@@ -20,36 +20,31 @@ from dpgcl_core.accounting.filters import StepClass, composed_event
 from dpgcl_core.errors import BudgetExceeded, DpgclError, StorageError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
-from sweeps import search
-from sweeps.service import run as service
-from sweeps.service import searching
-from sweeps.service.execution import Stopped
-from sweeps.service.options import parse_options
-from sweeps.service.plan import Trial
-from sweeps.service.proposals import Proposals
-from sweeps.service.release import trial_classes
-from sweeps.service.search_space import SearchOptions, Space, with_default_space
-from sweeps.service.searching import SearchPlan, SearchSweep, plan_search, searched_trial
-from tests.sweeps.support import write_npz
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.planning.cost import trial_classes
+from sweeps.service.planning.search import SearchPlan, plan_search, searched_trial
+from sweeps.service.planning.space import SearchOptions, Space
+from sweeps.service.planning.trials import Trial
+from sweeps.service.running import search as searching
+from sweeps.service.running import sweep as service
+from sweeps.service.running.proposals import Proposals
+from sweeps.service.running.search import SearchSweep
+from sweeps.service.running.tune import Stopped
+from tests.sweeps.support import loaded, write_npz
 
 SIGMA = ("--noise-multiplier-range", "1", "4")
 
 
 def options(*arguments: str) -> SearchOptions:
     """The options of a search for a command line."""
-    chosen = parse_options(
-        SearchOptions,
-        description="",
-        tiny=search.TINY,
-        full=search.FULL,
-        by_dataset={},
-        arguments=arguments,
-    )
-    return with_default_space(chosen, arguments)
+    return parse_options(SearchOptions, description="", arguments=arguments)
 
 
 def plan(*arguments: str, folder: Path | None = None) -> SearchPlan:
-    return plan_search("search", options("--tiny", *arguments), folder or Path("/nonexistent"))
+    chosen = options("--tiny", *arguments)
+    data, notes = loaded(chosen)
+    folder = folder or Path("/nonexistent")
+    return plan_search("search", chosen, data, notes=notes, calibration_folder=folder)
 
 
 def refusal(*arguments: str) -> str:
@@ -352,7 +347,7 @@ class Ray:
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
     stand_in = Ray()
-    monkeypatch.setattr(service, "ray_session", lambda _: nullcontext())
+    monkeypatch.setattr(service, "ray_session", lambda *_: nullcontext())
     monkeypatch.setattr(searching, "run_trials", stand_in.run_trials)
     return stand_in
 

@@ -16,21 +16,17 @@ import pytest
 
 from dpgcl_core.errors import StorageError, TrackingError
 from sweeps.group_size import points
-from sweeps.service import execution, storage
-from sweeps.service import run as service_run
-from sweeps.service.plan import SweepPlan
-from sweeps.service.run import run_sweep
-from sweeps.service.storage import (
-    Starts,
-    SweepFolder,
-    calibrations,
-    config_hash,
-    find_folder,
-    storage_root,
-    tracking_address,
-)
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.running import sweep as service_run
+from sweeps.service.running import tune as execution
+from sweeps.service.running.sweep import run_sweep
+from sweeps.service.storage.calibrations import calibrations
+from sweeps.service.storage.folder import Starts, SweepFolder, config_hash, find_folder
+from sweeps.service.storage.runs import tracking_address
 from tests.sweeps.support import ROOT, contents, options
+from trainers.files import storage
 from trainers.files.checkpoint import CheckpointFolder
+from trainers.files.storage import check_writable, storage_root
 
 QUICK = ("--tiny", "--noise-multiplier", "1")
 
@@ -64,10 +60,6 @@ def find(root: Path, name: str | None, *, resume: bool = False, fingerprint: str
 # Where
 
 
-def test_storage_is_beside_the_code_by_default() -> None:
-    assert storage_root(None) == ROOT / "results"
-
-
 def test_storage_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DPGCL_STORAGE", str(tmp_path / "there"))
     assert storage_root(None) == tmp_path / "there"
@@ -89,13 +81,13 @@ def test_relative_storage_is_refused(by: str, monkeypatch: pytest.MonkeyPatch) -
 def test_storage_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"cannot be written: check .*file"):
-        storage_root(tmp_path / "file" / "results")
+        check_writable(tmp_path / "file" / "results")
 
 
 def test_storage_that_the_system_closes_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(StorageError, match="cannot be written"):
-        storage_root(tmp_path / "results")
+        check_writable(tmp_path / "results")
 
 
 def test_storage_that_cannot_be_made_is_told_in_a_storage_error() -> None:
@@ -360,7 +352,7 @@ def test_tune_starts_no_training_that_is_not_counted(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from sweeps.service.storage import SweepFolder
+from sweeps.service.storage.folder import SweepFolder
 with SweepFolder(Path(sys.argv[1])).locked():
     print("held", flush=True)
     time.sleep(120)
@@ -412,8 +404,18 @@ def test_lock_leaves_no_folder_without_a_plan(tmp_path: Path) -> None:
     assert contents(tmp_path) == []
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_folder_of_an_earlier_version_is_refused_in_one_line(resume: bool, tmp_path: Path) -> None:
+    folder = create(tmp_path, "one")
+    plan = json.loads((folder.path / "plan.json").read_text())
+    del plan["layout"]
+    (folder.path / "plan.json").write_text(json.dumps(plan))
+    with pytest.raises(StorageError, match=r"was written by another version, .*choose another --name$"):
+        find(tmp_path, "one", resume=resume)
+
+
 def test_lock_leaves_a_folder_with_a_plan(tmp_path: Path) -> None:
     folder = create(tmp_path, "one")
     with folder.locked():
         pass
-    assert folder.read_plan() == {"fingerprint": "mine"}
+    assert (folder.read_plan() or {})["fingerprint"] == "mine"

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from dpgcl_core.errors import exit_on_bad_input
-from sweeps.service.captions import tell_cut_captions
-from sweeps.service.data import load_training_data
-from sweeps.service.options import SweepOptions
+from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.running.captions import tell_cut_captions
+from tests.sweeps.support import loaded
 from tests.sweeps.test_pairs_data import random_images, write_csv
 from tests.sweeps.test_pairs_plan import QUICK, planned
+from trainers.config.tree import changed
 from trainers.data.faults import RecordsError
 
 each_place = pytest.mark.parametrize("in_a_terminal", [True, False])
@@ -76,7 +77,7 @@ def test_number_of_private_rows_left_out_is_told_in_a_terminal_alone(
     in_a_terminal: bool, tmp_path: Path
 ) -> None:
     own = write_csv(tmp_path, random_images(20), num_corrupt=7)
-    options = SweepOptions(dataset=own, no_ledger=True, skip_corrupt=True)
-    text = said(lambda: load_training_data(options), in_a_terminal=in_a_terminal)
+    options = changed(SweepOptions(), dataset=own, no_ledger=True, skip_corrupt=True)
+    text = said(lambda: loaded(options), in_a_terminal=in_a_terminal)
     assert ("corrupt rows of the training data, left out (--skip-corrupt): 7" in text) is in_a_terminal
     assert ("7" in text) is in_a_terminal

@@ -32,10 +32,11 @@ from dpgcl_core.ledger.session import LedgerSession
 from dpgcl_core.ledger.store import LedgerStore
 from dpgcl_core.sampling.poisson import PoissonSampler
 from sweeps.group_size import points
-from sweeps.service import run as service
-from sweeps.service.budget import SweepBudget
-from sweeps.service.plan import SweepPlan, Trial
-from sweeps.service.storage import SweepFolder
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.trials import Trial
+from sweeps.service.privacy.budget import SweepBudget
+from sweeps.service.running import sweep as service
+from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import options, plan
 from tests.trainers.conftest import make_data
 from trainers.files.checkpoint import CheckpointFolder
@@ -206,7 +207,7 @@ def run_child(request: Request, planned: SweepPlan) -> int:
     begin = watch(Events(request), folder)
     service.build_plan = lambda *given, **named: planned
     service.Tracker = SimpleNamespace(open=lambda *given: Silent())  # type: ignore[assignment,misc]
-    service.ray_session = lambda _: nullcontext()  # type: ignore[assignment,misc,return-value]
+    service.ray_session = lambda *_: nullcontext()  # type: ignore[assignment,misc,return-value]
     service.run_trials = lambda *given: run_trials(begin, *given)  # type: ignore[assignment,misc]
     service.cross_checks = lambda *given: {}
     more = ("--resume",) if request.resume else ()

@@ -20,10 +20,11 @@ from torch import nn
 from dpgcl_core.accounting.tuning.laws import TruncatedNegativeBinomial
 from dpgcl_core.release.statement import RESEARCH
 from sweeps.group_size import points
-from sweeps.service import run as service
-from sweeps.service.execution import Stopped
-from sweeps.service.plan import SweepPlan, Trial
-from sweeps.service.storage import SweepFolder
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.trials import Trial
+from sweeps.service.running import sweep as service
+from sweeps.service.running.tune import Stopped
+from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import options
 from tests.trainers.clip_models import moved
 from trainers.config.training import NetworkConfig
@@ -90,7 +91,7 @@ def stop_small_sweep(root: Path, name: str, *more: str) -> None:
 def _run(root: Path, name: str, more: Sequence[str], run_trials: Any, num_sealed: int = 2) -> int:
     chosen = options(*SMALL, "--storage", str(root), "--name", name, *more)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(service, "ray_session", lambda _: nullcontext())
+        patch.setattr(service, "ray_session", lambda *_: nullcontext())
         patch.setattr(service, "run_trials", run_trials)
         patch.setattr(service, "Tracker", MagicMock())
         patch.setattr(TruncatedNegativeBinomial, "draw", lambda _: num_sealed)

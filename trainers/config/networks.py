@@ -1,46 +1,49 @@
-"""The settings of stations 4 and 5: how records become views, and which network embeds them."""
+"""How records become views, and which network embeds them, from which weights (stages 4 and 5)."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar
 
 from dpgcl_core.errors import ConfigError, unknown_choice
+from trainers.config.tree import option
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 
 
 def require(condition: bool, message: str) -> None:
-    """Raises ConfigError unless the condition holds."""
+    """Raise ConfigError unless the condition holds."""
     if not condition:
         raise ConfigError(message)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ViewConfig:
-    """How a record becomes views (station 4).
+    """How an image becomes views (stage 4)."""
 
-    Attributes:
-      min_crop_area, max_crop_area: share of the image's area a random crop keeps; equal = fixed.
-      flip_prob: probability of a horizontal flip.
-      brightness, contrast, saturation: a factor is drawn from [1 − x, 1 + x]; 0 = off.
-      hue: a rotation is drawn from [−x, x] turns; 0 = off, at most 0.5; colour images only.
-      blur_prob: probability of a Gaussian blur.
-      min_blur_sigma, max_blur_sigma: range of its standard deviation, in pixels.
-    """
-
-    min_crop_area: float = 0.8
-    max_crop_area: float = 0.8
+    min_crop_area: float = 0.3
+    """Smallest share of the image's area that a random crop keeps; fixed where it equals the largest."""
+    max_crop_area: float = 1.0
+    """Largest share of the image's area that a random crop keeps."""
     flip_prob: float = 0.5
-    brightness: float = 0.0
-    contrast: float = 0.0
+    """Probability of a horizontal flip."""
+    brightness: float = 0.4
+    """Brightness jitter: a factor is drawn from [1 − x, 1 + x]; 0 = off."""
+    contrast: float = 0.4
+    """Contrast jitter, likewise; 0 = off."""
     saturation: float = 0.0
+    """Saturation jitter, likewise, of colour images; 0 = off."""
     hue: float = 0.0
+    """Hue jitter, of colour images: a rotation is drawn from [−x, x] turns, at most 0.5; 0 = off."""
     blur_prob: float = 0.0
+    """Probability of a Gaussian blur."""
     min_blur_sigma: float = 0.1
+    """Smallest standard deviation of the blur, in pixels."""
     max_blur_sigma: float = 1.5
+    """Largest standard deviation of the blur, in pixels."""
 
     def __post_init__(self) -> None:
         require(
@@ -63,90 +66,126 @@ class ViewConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkConfig:
-    """The encoder (station 5).
-
-    Attributes:
-      name: a name in `trainers.models.encoder.NETWORKS`, or `package.module:factory` for your own.
-      embedding_dim: width of the unit embeddings the loss sees, after the projection head.
-      precision: of its forward and backward pass: "float32", "bfloat16" or "float16". Loss, norms,
-        clipping, sums and noise stay float32 or wider.
-      loss_scale: public constant, a power of two, that float16 gradients are multiplied by inside the
-        encoder and divided by before they are summed; unused otherwise.
-      predictor: put a predictor behind the projection head, for methods that regress onto a target network.
-    """
-
-    name: str = "small_cnn"
-    embedding_dim: int = 64
-    precision: str = "float32"
-    loss_scale: float = 1024.0
-    predictor: bool = False
-    task: ClassVar[str] = "images"
-    learn_temperature: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        require(self.embedding_dim >= 2, f"embedding_dim must be at least 2; got {self.embedding_dim}")
-        _check_precision(self.precision, self.loss_scale)
-
-
-def _check_precision(precision: str, loss_scale: float) -> None:
-    if precision not in PRECISIONS:
-        raise ConfigError(unknown_choice("precision", precision, PRECISIONS))
-    require(
-        0 < loss_scale < math.inf and math.frexp(loss_scale)[0] == 0.5,
-        f"loss_scale must be a power of two, for dividing by it to be exact; got {loss_scale}",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClipNetworkConfig:
-    """Both towers of a CLIP model, and what of it trains (station 5), for pairs of images and texts.
-
-    Attributes:
-      name: as `trainers.models.clip.published.ClipConfig.model`: open_clip's name, "clip-tiny", or a file.
-      pretrained: "random", or open_clip's name of published weights; a file of one's own is a warm start.
-      lora_rank: of the adapters; 0 trains every weight.
-      lora_alpha: the adapters' scale times `lora_rank`.
-      lora_targets: layers to adapt in every block: q, k, v, out, mlp, or a layer's own name.
-      lora_towers: towers with adapters: image, text.
-      learn_temperature: train log 1/τ, from the training's temperature on, inside the group norm.
-      gradient_checkpointing: recompute activations; groups are then taken one at a time.
-      precision, loss_scale: as in `NetworkConfig`.
-    """
-
-    name: str = "clip-tiny"
-    pretrained: str = "random"
-    lora_rank: int = 16
-    lora_alpha: float = 16.0
-    lora_targets: tuple[str, ...] = ("q", "v")
-    lora_towers: tuple[str, ...] = ("image", "text")
-    learn_temperature: bool = False
-    gradient_checkpointing: bool = False
-    precision: str = "float32"
-    loss_scale: float = 1024.0
-    predictor: ClassVar[bool] = False
-    task: ClassVar[str] = "pairs"
-
-    def __post_init__(self) -> None:
-        require(self.lora_rank >= 0, f"lora_rank must be at least 1, or 0 for none; got {self.lora_rank}")
-        _check_precision(self.precision, self.loss_scale)
-
-
-@dataclass(frozen=True, kw_only=True)
 class TextViewConfig:
-    """How a caption becomes views (station 4); `trainers.views.captions` says what each augmentation does.
-
-    Attributes:
-      sentence_swap_prob: per view of a caption with several sentences; the default of the paper.
-      word_swap_prob: per pair of adjacent words.
-      word_delete_prob: per word that carries little meaning.
-    """
+    """How a caption becomes views (stage 4); `trainers.views.captions` says what each augmentation does."""
 
     sentence_swap_prob: float = 0.5
+    """Probability that two sentences of a caption change places."""
     word_swap_prob: float = 0.0
+    """Probability, per pair of adjacent words, that they change places."""
     word_delete_prob: float = 0.0
+    """Probability, per word that carries little meaning, that it is dropped."""
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
             require(0 <= value <= 1, f"{item.name} must be in [0, 1]; got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnyNetwork:
+    """What networks of images and CLIP models share."""
+
+    name: str = field(default="small_cnn", metadata=option("network"))
+    """tiny_cnn, small_cnn, resnet18, or package.module:factory for your own; of pairs a CLIP model:
+    clip-tiny, open_clip's name (ViT-B-32), or a file with open_clip's configuration."""
+    precision: str = "float32"
+    """Of the network: float32, bfloat16 or float16; norms, clipping and noise are never less than float32."""
+    loss_scale: float = 1024.0
+    """Public constant of float16 gradients, a power of two; never adapted, for that would leak."""
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise ConfigError(unknown_choice("precision", self.precision, PRECISIONS))
+        require(
+            0 < self.loss_scale < math.inf and math.frexp(self.loss_scale)[0] == 0.5,
+            f"loss_scale must be a power of two, for dividing by it to be exact; got {self.loss_scale}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageNetwork(AnyNetwork):
+    """What a network of images has besides."""
+
+    embedding_dim: int = 64
+    """Width of the unit embeddings that the loss sees."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.embedding_dim >= 2, f"embedding_dim must be at least 2; got {self.embedding_dim}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipNetwork(AnyNetwork):
+    """What a CLIP model has besides, and which of its weights train."""
+
+    pretrained: str = "random"
+    """CLIP: random, or open_clip's name of published weights, such as laion2b_s34b_b79k."""
+    lora_rank: int = 16
+    """CLIP: rank of the adapters; 0 trains every weight."""
+    lora_alpha: float = 16.0
+    """CLIP: the adapters' scale times their rank."""
+    lora_targets: tuple[str, ...] = ("q", "v")
+    """CLIP: layers with adapters: q, k, v, out, mlp, or a layer's own name."""
+    lora_towers: tuple[str, ...] = ("image", "text")
+    """CLIP: towers with adapters: image, text."""
+    learn_temperature: bool = False
+    """CLIP: train the temperature, too, inside the group norm."""
+    gradient_checkpointing: bool = False
+    """CLIP: recompute activations; groups are then taken one at a time, in less memory."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.lora_rank >= 0, f"lora_rank must be at least 1, or 0 for none; got {self.lora_rank}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions(ImageNetwork, ClipNetwork):
+    """The network, and the weights that it starts from."""
+
+    warm_start: Path | None = None
+    """Start from public weights: an exported model's folder, or a file with a state dict of the network."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkConfig(ImageNetwork):
+    """The network of one training on images (stage 5).
+
+    Attributes:
+      predictor: put a predictor behind the projection head, for methods that regress onto a target network.
+    """
+
+    predictor: bool = False
+    task: ClassVar[str] = "images"
+    learn_temperature: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipNetworkConfig(ClipNetwork):
+    """Both towers of a CLIP model, and what of it trains (stage 5), for pairs of images and texts.
+
+    Attributes:
+      name: as `trainers.models.clip.published.ClipConfig.model`: open_clip's name, "clip-tiny", or a file.
+      pretrained: "random", or open_clip's name of published weights; a file of one's own is a warm start.
+    """
+
+    name: str = "clip-tiny"
+    predictor: ClassVar[bool] = False
+    task: ClassVar[str] = "pairs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmStart:
+    """Public weights that a training starts from; made by `trainers.training.warm_start.read_warm_start`.
+
+    Attributes:
+      path: of the file; every worker reads it there.
+      sha256: of the file: what decides the result.
+      embedding_dim: width of the projection head in it; None without one.
+      origin: where it comes from, in words.
+    """
+
+    path: str
+    sha256: str
+    embedding_dim: int | None
+    origin: str

@@ -1,8 +1,9 @@
 """The settings of one training: frozen, keyword-only, validated at construction.
 
 What decides the guarantee is in `dpgcl_core.mechanism.mechanism.Mechanism`; what decides the result besides
-it is in `trainers.config.networks` and in `OptimizerConfig` and `EvaluationConfig` here; what must not change
-the result stands apart in `PerformanceConfig`.
+it is in `trainers.config.networks` and in the other classes here; what must not change the result stands
+apart in `PerformanceConfig`. Each is a node of the options, too (`trainers.config.settings`): the docstring
+under a field describes it on the command line.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from trainers.config.networks import (
     PRECISIONS,
     ClipNetworkConfig,
     NetworkConfig,
+    NetworkOptions,
     TextViewConfig,
     ViewConfig,
+    WarmStart,
     require,
 )
-from trainers.files.weights import WarmStart
+from trainers.config.tree import option
 
 TOWERS = ClippingParts(prefixes=("clip.visual.",))
 """The image tower; the text tower and the temperature are the rest."""
@@ -39,11 +42,15 @@ __all__ = [
     "ClipNetworkConfig",
     "EvaluationConfig",
     "NetworkConfig",
+    "NetworkOptions",
+    "ObjectiveConfig",
     "OptimizerConfig",
     "PerformanceConfig",
+    "RandomnessConfig",
     "TextViewConfig",
     "TrainingConfig",
     "ViewConfig",
+    "WarmStart",
 ]
 
 DECAYS = ("none", "cosine", "linear")
@@ -52,28 +59,58 @@ TARGET_DECAY = 0.99
 
 
 @dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig:
+    """What the loss of a group compares, and in which parts its gradient is clipped (stages 4, 6 and 7)."""
+
+    temperature: float = 0.2
+    """τ of the contrastive loss."""
+    num_augmentations: int = 1
+    """N_a, extra augmented copies of every key."""
+    num_view_draws: int = 1
+    """K, draws of all of a record's views whose gradients are averaged before clipping, at no ε."""
+    per_tower_clipping: bool = False
+    """CLIP: clip each tower's part of a group's gradient to C/√2, at the same sensitivity."""
+
+    def __post_init__(self) -> None:
+        require(
+            0 < self.temperature < math.inf,
+            f"temperature must be positive and finite; got {self.temperature}",
+        )
+        require(
+            self.num_augmentations >= 0,
+            f"num_augmentations must not be negative; got {self.num_augmentations}",
+        )
+        require(self.num_view_draws >= 1, f"num_view_draws must be at least 1; got {self.num_view_draws}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomnessConfig:
+    """Where sampling, permutations and noise come from."""
+
+    seeded_non_private: bool = False
+    """Reproducible sampling and noise from the seed. Such runs have NO guarantee and are labelled so."""
+    secure_noise: bool | None = None
+    """Draw sampling, permutations and noise from a cryptographic stream; private data always do."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """The optimizer (station 9).
+    """The optimizer (stage 9)."""
 
-    Attributes:
-      name: one of `trainers.training.optimizers.OPTIMIZERS`.
-      learning_rate: positive.
-      weight_decay: non-negative; decoupled for AdamW, added to the gradient otherwise.
-      momentum: of SGD and LARS.
-      warmup_steps: steps in which the learning rate rises to its value, see `trainers.training.optimizers`.
-      learning_rate_decay: how it falls afterwards, towards 0 at the last step: "none", "cosine" or "linear".
-      ema_decay: of the average of the iterates that is scored and returned, see
-        `trainers.training.averaging`; 0 =
-        the last iterate itself.
-    """
-
-    name: str = "adam"
-    learning_rate: float = 1e-3
+    name: str = field(default="adam", metadata=option("optimizer"))
+    """adam, adamw, sgd or lars."""
+    learning_rate: float = 2e-3
+    """Learning rate, the same for every trial unless a sweep varies it."""
     weight_decay: float = 0.0
+    """Weight decay; decoupled for AdamW, added to the gradient otherwise."""
     momentum: float = 0.9
+    """Momentum of SGD and LARS."""
     warmup_steps: int = 0
+    """Steps in which the learning rate rises to its value."""
     learning_rate_decay: str = "none"
+    """How the learning rate falls afterwards: none, cosine or linear, towards 0 at the last step."""
     ema_decay: float = 0.0
+    """Decay of a moving average of the weights that is scored and returned, at no ε; 0 = the last ones."""
 
     def __post_init__(self) -> None:
         require(
@@ -93,31 +130,26 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """How frozen features are scored.
-
-    Attributes:
-      max_index_records: k-NN index and probe training records, the first by keyed hash of their id.
-      max_query_records: test records scored, likewise.
-      num_neighbors: k of k-NN.
-      also_untrained: score the network before training too.
-      record_every_steps: steps between recorded SNR and loss values (public data only); 0 = first only.
-      score_every_steps: steps between scores on the way, the first before training; 0 = none. They are
-        scores of released iterates, and seen where the final ones are.
-      score_on_held_out: share of the records that is never trained on but scored with noised counts
-        against the public index; 0 = none. By record id, so the same for all trials of a sweep.
-      score_noise_multiplier: standard deviation of each noised count.
-      snr_noise_multiplier: noise over sensitivity of the first step's noised SNR; None = not released.
-    """
+    """How frozen features are scored, and what is recorded on the way."""
 
     max_index_records: int = 10_000
+    """Records in the k-NN index and the probe's training set, the first by a keyed hash of their id."""
     max_query_records: int = 10_000
+    """Test records that are scored, likewise."""
     num_neighbors: int = 3
+    """k of k-NN."""
     also_untrained: bool = True
+    """Score the network before training, too."""
     record_every_steps: int = 10
+    """Steps between recorded SNR and loss values (public data only); 0 = first step only."""
     score_every_steps: int = 0
+    """Steps between scores on the way, where final scores are seen; 0 = none."""
     score_on_held_out: float = 0.0
+    """Share of the records held out of training and scored with noise against the public --evaluate-on."""
     score_noise_multiplier: float | None = None
+    """Standard deviation of the noise on each count of correct held-out records; charged in ε."""
     snr_noise_multiplier: float | None = None
+    """Release the first step's SNR with this noise (over its sensitivity), charged in ε; else not."""
 
     def __post_init__(self) -> None:
         for name in ("max_index_records", "max_query_records", "num_neighbors"):
@@ -144,27 +176,22 @@ class EvaluationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PerformanceConfig:
-    """Fields that change time and memory, never the law of the result.
-
-    Attributes:
-      num_workers: data-parallel workers of one training.
-      threads_per_worker: CPU threads of one worker.
-      max_views_per_microbatch: images passed through the encoder at once (one group at least); None for
-        what is fast and fits into the memory at hand.
-      prefetch: make the views of the next microbatch in a thread beside the current one; worth it only
-        where a core has nothing else to do.
-      checkpoint_every_steps: steps between checkpoints; the most that a crash makes repeat.
-      device: "cpu", "cuda", or "auto" for cuda where there is one.
-      worker_processes: give even a single worker a Ray Train worker group of its own process.
-    """
+    """What changes time and memory, never the law of the result."""
 
     num_workers: int = 1
+    """Data-parallel workers of one training."""
     threads_per_worker: int = 1
+    """CPU threads of one worker."""
     max_views_per_microbatch: int | None = None
+    """Images passed through the network at once; what is fast and fits into memory unless given."""
     prefetch: bool = False
-    checkpoint_every_steps: int = 50
+    """Make the next images' views in a thread; helps where a core has nothing else to do."""
+    checkpoint_every_steps: int = 10
+    """Steps between checkpoints: the most that a stop makes repeat, and charge again."""
     device: str = "auto"
+    """cpu, cuda, or auto: in a sweep, cuda where --gpus-per-worker sets one aside."""
     worker_processes: bool = False
+    """Start a Ray Train worker group even for one worker: some ten seconds more per training."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -181,52 +208,29 @@ class PerformanceConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
-    """One training, complete.
+class TrainingConfig(ObjectiveConfig, RandomnessConfig):
+    """One training, complete: what `trainers.training.resolve.training_config` makes of options.
 
     Attributes:
       mechanism: the private step and its accounting.
-      temperature: τ of the loss.
-      num_augmentations: N_a, extra augmented copies of every key.
-      num_view_draws: K, independent draws of all of a record's views, whose gradients are averaged, see
-        `dpgcl_core.methods.view_draws`.
-      public_seed: governs initialisation, augmentation and the evaluation subsets: public things only.
-      seeded_non_private: take sampling, permutation and noise from `public_seed` too. Such a run is
-        reproducible and has **no** guarantee; it is labelled so everywhere.
-      secure_noise: take them from the cryptographic stream, with the floating-point defence; None for the
-        rule: for private data always, for public data not. False is refused for private data.
+      public_seed: governs initialisation, augmentation and the evaluation subsets: public things only. With
+        `seeded_non_private` it governs sampling, permutation and noise, too.
       warm_start: public weights to start from; None for a random draw, or what a CLIP model starts from.
       text_views: of captions; None where there are none.
-      per_tower_clipping: clip each tower's part of a group's gradient to C/√2, see
-        `dpgcl_core.clipping.parts`.
     """
 
     mechanism: Mechanism
-    temperature: float = 0.2
-    num_augmentations: int = 1
-    num_view_draws: int = 1
     views: ViewConfig = field(default_factory=ViewConfig)
     network: NetworkConfig | ClipNetworkConfig = field(default_factory=NetworkConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     performance: PerformanceConfig = field(default_factory=PerformanceConfig)
     public_seed: int = 0
-    seeded_non_private: bool = False
-    secure_noise: bool | None = None
     warm_start: WarmStart | None = None
     text_views: TextViewConfig | None = None
-    per_tower_clipping: bool = False
 
     def __post_init__(self) -> None:
-        require(
-            0 < self.temperature < math.inf,
-            f"temperature must be positive and finite; got {self.temperature}",
-        )
-        require(
-            self.num_augmentations >= 0,
-            f"num_augmentations must not be negative; got {self.num_augmentations}",
-        )
-        require(self.num_view_draws >= 1, f"num_view_draws must be at least 1; got {self.num_view_draws}")
+        super().__post_init__()
         self._check_pairs()
         self._check_method()
         self._check_schedule()
@@ -340,7 +344,7 @@ class TrainingConfig:
         return "none" if self.seeded_non_private else self.mechanism.guarantee_label
 
     def randomness(self, *, data_are_private: bool) -> DrawSource:
-        """Returns where sampling, permutations and noise come from.
+        """Return where sampling, permutations and noise come from.
 
         Raises:
           ConfigError: private data without the cryptographic stream, or a seeded run with it.
@@ -352,7 +356,7 @@ class TrainingConfig:
         )
 
     def epsilon(self, num_steps: int | None = None, *, num_restarts: int = 0, num_scorings: int = 1) -> float:
-        """Returns ε of all that one training releases: model, noised scores and noised SNR.
+        """Return ε of all that one training releases: model, noised scores and noised SNR.
 
         Args:
           num_steps: charged steps; all planned ones unless given.
@@ -375,21 +379,22 @@ class TrainingConfig:
         return max(1, round(self.mechanism.num_records_public * share / (1 - share)))
 
     def as_params(self) -> dict[str, Any]:
-        """Returns every setting flat, by the names of the dataclass fields, for MLflow."""
-        params: dict[str, Any] = {}
-        for part in (
-            self,
-            self.mechanism,
-            self.views,
-            *([self.text_views] if self.text_views else []),
-            self.network,
-            self.optimizer,
-            self.evaluation,
-            self.performance,
-        ):
-            for item in dataclasses.fields(part):
-                value = getattr(part, item.name)
-                if not dataclasses.is_dataclass(value):
-                    prefix = {self.network: "network_", self.optimizer: "optimizer_"}.get(part, "")
-                    params[prefix + item.name if item.name == "name" else item.name] = value
+        """Return every setting flat, by the names of the dataclass fields, for MLflow."""
+        parts: list[tuple[str, Any]] = [
+            ("", self),
+            ("", self.mechanism),
+            ("", self.views),
+            ("network_", self.network),
+            ("optimizer_", self.optimizer),
+            ("", self.evaluation),
+            ("", self.performance),
+        ]
+        if self.text_views is not None:
+            parts.append(("", self.text_views))
+        params = {
+            prefix + item.name if item.name == "name" else item.name: getattr(part, item.name)
+            for prefix, part in parts
+            for item in dataclasses.fields(part)
+            if not dataclasses.is_dataclass(getattr(part, item.name))
+        }
         return params | {"guarantee_label": self.guarantee_label, "warm_start": self.warm_start_sha256}

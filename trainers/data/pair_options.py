@@ -4,36 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dpgcl_core.errors import ConfigError, DataError
+from trainers.config.tree import option
 
 IMAGE_COLUMNS, CAPTION_COLUMNS = ("filepath", "image"), ("title", "caption")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairOptions:
-    """How pairs of one's own are read: where a file keeps what, and what is done with corrupt rows.
+    """How pairs of one's own are read: where a file keeps what, and what is done with corrupt rows."""
 
-    Attributes:
-      image: column with paths (csv, parquet) or encoded bytes (parquet); None: `filepath`, or `image`.
-      caption: column with one caption or, in parquet, a list of them; None: `title`, or `caption`.
-      separator: what stands between the columns of a csv file, one character; open_clip's own is a tab.
-      unit: column that names the privacy unit; None: it is one image with all its captions.
-      split: column that holds `train` or `test`; None: all rows are training rows.
-      label: column with the class of the image, a name or a whole number; None: images have no labels.
-      skip_corrupt: drop rows without a readable image or with an empty caption, instead of refusing all.
-    """
-
-    image: str | None = None
-    caption: str | None = None
-    separator: str = "\t"
-    unit: str | None = None
-    split: str | None = None
-    label: str | None = None
+    image: str | None = field(default=None, metadata=option("csv_img_key"))
+    """Column of csv or parquet with the images' paths (parquet: or bytes): filepath (parquet: or image)."""
+    caption: str | None = field(default=None, metadata=option("csv_caption_key"))
+    """Column of csv or parquet with captions (parquet: or lists): title or caption unless given."""
+    separator: str = field(default="\t", metadata=option("csv_separator"))
+    """What stands between the columns of csv:PATH; a tab unless given, as in open_clip."""
+    unit: str | None = field(default=None, metadata=option(None))
+    """Column that names the privacy unit; None: it is one image with all its captions."""
+    split: str | None = field(default=None, metadata=option("csv_split_key"))
+    """Column of csv or parquet that says train or test; without it all rows are training rows."""
+    label: str | None = field(default=None, metadata=option("csv_label_key"))
+    """Column of csv or parquet with captions that holds the images' classes, for scores by label."""
     skip_corrupt: bool = False
+    """Drop image-text rows without a readable image or a caption, instead of refusing the data."""
 
     def __post_init__(self) -> None:
+        if self.separator == "\\t":  # as most shells pass it on
+            object.__setattr__(self, "separator", "\t")
         if len(self.separator) != 1 or self.separator in '"\r\n':
             raise ConfigError(
                 "the csv separator must be one character, no quote and no line end; "

@@ -9,7 +9,6 @@ An open sweep's statement is there only while it is true: the driver takes it aw
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,13 +109,6 @@ class FinishedSweep:
     is_sealed: bool
     statement: Statement
     trials: tuple[FinishedTrial, ...]
-
-
-def storage_folder(option: Path | None) -> Path:
-    """Returns where sweeps lie: the option, `$DPGCL_STORAGE`, or the repository's `results/`."""
-    environment = os.environ.get("DPGCL_STORAGE")
-    default = Path(environment) if environment else Path(__file__).resolve().parents[2] / "results"
-    return option or default
 
 
 def read_sweep(root: Path, name: str) -> FinishedSweep:

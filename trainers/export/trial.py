@@ -26,9 +26,10 @@ from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.release.metrics import Release, find_metric
 from dpgcl_core.release.statement import PROVEN, epsilon_text, rounded_up, software_versions
 from trainers.export.description import ModelDescription
-from trainers.export.finished import FinishedSweep, FinishedTrial, read_sweep, storage_folder
+from trainers.export.finished import FinishedSweep, FinishedTrial, read_sweep
 from trainers.export.folder import write_model
 from trainers.export.kinds import kind_of
+from trainers.files.storage import storage_root
 
 DEFAULT_SCORES = ("image_to_text_recall_at_10", "knn_accuracy")
 """What the best trial is chosen by: the first of these that there is."""
@@ -59,7 +60,7 @@ def export_command(
 
     Args:
       sweep: the sweep's name.
-      storage: folder where it was run; $DPGCL_STORAGE or results/ unless given.
+      storage: folder where it was run; $DPGCL_STORAGE or ~/dpgcl-results unless given.
       trial: export this trial's model.
       best: export the best one by this score; knn_accuracy or image_to_text_recall_at_10 unless given.
       to: new folder; exported/SWEEP-TRIAL in the storage folder unless given.
@@ -72,7 +73,7 @@ def export_command(
         raise ConfigError(
             f"--trial names a model and --best chooses one: give one of them; got {trial}, {best}"
         )
-    root = storage_folder(storage)
+    root = storage_root(storage)
     finished = read_sweep(root, sweep)
     chosen_trial, chosen = choose_trial(finished, trial=trial, best=best)
     folder = to or root / "exported" / "-".join(filter(None, (finished.name, chosen_trial.name)))

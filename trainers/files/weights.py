@@ -37,23 +37,6 @@ class Weights:
     sha256: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class WarmStart:
-    """Public weights that a training starts from; made by `trainers.training.warm_start.read_warm_start`.
-
-    Attributes:
-      path: of the file; every worker reads it there.
-      sha256: of the file: what decides the result.
-      embedding_dim: width of the projection head in it; None without one.
-      origin: where it comes from, in words.
-    """
-
-    path: str
-    sha256: str
-    embedding_dim: int | None
-    origin: str
-
-
 def read_weights(path: Path) -> Weights:
     """Returns the tensors of a `.safetensors` file, or of what `torch.save` wrote of a state dictionary.
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from dpgcl_core.errors import ConfigError
-from trainers.files.weights import WarmStart, misfits
+from trainers.config.networks import WarmStart
+from trainers.files.weights import misfits
 from trainers.models.encoder import Encoder
 
 _BACKBONE, _HEAD, _PREDICTOR = "backbone.", "head.", "predictor."

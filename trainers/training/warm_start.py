@@ -27,10 +27,10 @@ from torch import Tensor
 
 from dpgcl_core.errors import ConfigError, StorageError
 from dpgcl_core.release.statement import RESEARCH
-from trainers.config.training import TrainingConfig
+from trainers.config.training import TrainingConfig, WarmStart
 from trainers.export.description import DESCRIPTION, WEIGHTS, read_description, read_model_weights
 from trainers.export.folder import STATEMENT
-from trainers.files.weights import WarmStart, read_note, read_weights
+from trainers.files.weights import read_note, read_weights
 from trainers.models.clip.published import WEIGHTS_FILE
 from trainers.models.encoder import ImageShape
 from trainers.models.networks import AnyEncoder

@@ -1,17 +1,17 @@
 """What releasing the best of K trials costs: the theorems, one function each.
 
-Setting, common to all of them. Q is the law of one trial's whole output (hyperparameters, model, score);
-its K repetitions are **independent** draws from it, K is drawn first from a public law and kept secret,
-and the output that is highest in a fixed total order (score, ties by an independent coin) is released
-alone. What breaks this: proposals that look at earlier trials (TPE, Bayesian search), rules that compare
+Setting, common to all of them. Q is the distribution of one trial's whole output (hyperparameters, model,
+score); its K repetitions are **independent** draws from it, K is drawn first from a public law and kept
+secret, and the output that is highest in a fixed total order (score, ties by an independent coin) is released
+alone. What breaks this: proposals that look at earlier trials (TPE, Bayesian search), schedulers that compare
 running trials (median stopping, ASHA, Hyperband), noise seeds that trials share, a score computed from
 private data without noise, dropping or repeating failed trials (they count as worst-score outputs),
 extending the sweep, and a cap on K that the law does not have.
 
-Notation: δ_Q(ε) the profile of one trial and ε_Q its inverse, f(x) = E[x^K], m = E[K] = f'(1),
-p_y = P(≤ y) and q_y = Q(≤ y) for the two laws P, Q of one trial on neighbouring data sets. Best-of-K has
+Notation: δ_Q(ε) is the profile of one trial and ε_Q its inverse, f(x) = E[x^K], m = E[K] = f'(1),
+p_y = P(≤ y) and q_y = Q(≤ y) for the distributions P, Q of one trial on neighbouring data sets. Best-of-K has
 density f'(p_y)·P(dy). All for **adding or removing one record**; the order of P and Q is arbitrary, so
-every bound holds in both directions.
+every bound holds in both directions. docs/theory/tuning.md has all proofs in full.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _ROUND_UP = 1e-9  # relative; covers the float arithmetic of f' and of the sums
 
 
 def ln_c_star(profile: PrivacyProfile, odds: float) -> float:
-    """Returns ln c* ≥ 0, where c* solves δ_Q(ln c) = (c − 1)·odds, rounded up; `inf` for odds = 0.
+    """Return ln c* ≥ 0, where c* solves δ_Q(ln c) = (c − 1)·odds, rounded up; `inf` for odds = 0.
 
-    The left side falls and the right side grows, so every c ≥ c* has δ_Q(ln c) ≤ (c − 1)·odds: what the
-    proofs below use.
+    The left side decreases and the right side increases, so every c ≥ c* has δ_Q(ln c) ≤ (c − 1)·odds, which
+    is what the proofs need.
     """
     if odds == 0:
         return math.inf
@@ -59,23 +59,16 @@ def ln_c_star(profile: PrivacyProfile, odds: float) -> float:
 
 
 def profile_bound(profile: PrivacyProfile, law: TrialCountLaw, delta: float) -> float:
-    """Returns ε of the best of K at `delta` from the profile of one trial.
+    """Return ε of the best of K at `delta` from the profile of one trial.
 
     Truncated negative binomial: ε = ε_Q(δ/m) + (1 + η)·ln c*, with odds γ/(1 − γ) in `ln_c_star`.
     Binomial(n, p): ε = ε_Q(δ/m) + (n − 1)·ln c*, with odds (1 − p)/p.
     Poisson(μ): ε = ε_Q(δ/μ) + μ·δ_Q(0).
 
-    Proof. Suppose f'(p_y) ≤ e^s·f'(q_y) for all y. As f' is increasing, f'(p_y) ≤ f'(1) = m, and
+    Proof sketch. Suppose f'(p_y) ≤ e^s·f'(q_y) for all y. As f' is increasing, f'(p_y) ≤ f'(1) = m, and
       δ_A(ε) = ∫ (f'(p_y)P(dy) − e^ε f'(q_y)Q(dy))₊ ≤ ∫ f'(p_y)·(P(dy) − e^(ε−s)Q(dy))₊ ≤ m·δ_Q(ε − s),
-    which is at most δ for ε = ε_Q(δ/m) + s. It remains to find s.
-    Truncated negative binomial: f'(x) is proportional to (1 − (1 − γ)x)^−(1+η). Let t = P(> y) and
-    b = Q(> y). The ratio is ((γ + (1 − γ)b)/(γ + (1 − γ)t))^(1+η). The profile says b ≤ c·t + δ_Q(ln c)
-    for every c ≥ 1; at c* the numerator is at most γ + (1 − γ)c*t + (c* − 1)γ = c*(γ + (1 − γ)t), so
-    s = (1 + η)·ln c*.
-    Binomial: f'(x) is proportional to (1 − p + px)^(n−1). With p_y ≤ c·q_y + δ_Q(ln c) at c*,
-    1 − p + p·p_y ≤ 1 − p + p·c*·q_y + (c* − 1)(1 − p) = c*(1 − p + p·q_y), so s = (n − 1)·ln c*.
-    Poisson: f'(p_y)/f'(q_y) = e^(μ(p_y − q_y)) ≤ e^(μ·δ_Q(0)). "No run" has the same probability for
-    both, so for ε ≥ 0 it adds nothing; the same holds for the binomial. ∎
+    which is at most δ for ε = ε_Q(δ/m) + s. For each law, s follows from the form of f' and from
+    Q(> y) ≤ c·P(> y) + δ_Q(ln c) at c*. ∎
 
     Raises:
       ConfigError: the law has no such bound; the pointwise supremum covers it.
@@ -93,19 +86,17 @@ def profile_bound(profile: PrivacyProfile, law: TrialCountLaw, delta: float) -> 
 
 
 def pointwise_bound(profile: PrivacyProfile, law: TrialCountLaw, delta: float) -> float:
-    """Returns ε of the best of K at `delta` by a supremum at every outcome: valid for every law of K.
+    """Return ε of the best of K at `delta` by a supremum at every outcome: valid for every law of K.
 
     With L the loss of one trial, β(t) = inf_ε' (e^ε' t + δ_Q(ε')) clipped at 1, and t ranging over [0, 1],
       δ_A(ε) ≤ E[ sup_t (f'(1 − t) − e^(ε−L) f'(1 − β(t)))₊ ].
 
-    Proof. Let t = P(> y). Then Q(> y) ≤ β(t), and f' is increasing, so f'(q_y) ≥ f'(1 − β(t)) and
-    δ_A(ε) = E_P[(f'(p_y) − e^(ε−L(y)) f'(q_y))₊] is at most the right side with y's own t. The right
-    side is E_P[h(dQ/dP)] for h(r) = sup_t (f'(1 − t) − e^ε r f'(1 − β(t)))₊, a supremum of affine
-    functions: convex and falling, an f-divergence. It grows when (P, Q) is replaced by a dominating
-    pair, here the discretised PLD. ∎
+    Proof sketch. With t = P(> y), Q(> y) ≤ β(t) and f' is increasing, so the integrand at y is at most the
+    supremum. The right side is an f-divergence of (P, Q), which grows when the pair is replaced by a
+    dominating one, here the discretised PLD. ∎
 
-    Rounding: [0, 1] is cut into cells; f'(1 − t) is taken at a cell's left end and f'(1 − β(t)) at its
-    right end, both outward. The upper envelope of these lines in r is computed once.
+    Rounding: [0, 1] is cut into cells; f'(1 − t) is evaluated at a cell's left end and f'(1 − β(t)) at its
+    right end, both outward. The upper envelope of these lines in e^(ε−L) is computed once.
     """
     gains, prices = _envelope(profile, law)
     divergences = [_divergence(loss, gains, prices, law.mean) for loss in (profile.remove, profile.add)]
@@ -113,7 +104,7 @@ def pointwise_bound(profile: PrivacyProfile, law: TrialCountLaw, delta: float) -
 
 
 def _envelope(profile: PrivacyProfile, law: TrialCountLaw) -> tuple[Array, Array]:
-    """The lines f'(1 − t) − x·f'(1 − β(t)) over the cells of t that are highest for some x ≥ 0."""
+    """Return the lines f'(1 − t) − x·f'(1 − β(t)), over cells of t, that are highest for some x ≥ 0."""
     edges = np.concatenate(([0.0], np.geomspace(1e-9 / law.mean, 1.0, _NUM_CELLS)))
     gains = law.derivative(1 - edges[:-1]) * (1 + _ROUND_UP)
     prices = law.derivative(1 - profile.largest_image(edges[1:])) * (1 - _ROUND_UP)
@@ -121,7 +112,7 @@ def _envelope(profile: PrivacyProfile, law: TrialCountLaw) -> tuple[Array, Array
 
 
 def _divergence(loss: PrivacyLoss, gains: Array, prices: Array, mean: float) -> Callable[[float], float]:
-    """Returns the upper bound on δ_A as a function of ε, for the pair that `loss` belongs to."""
+    """Return the upper bound on δ_A as a function of ε, for the pair that `loss` belongs to."""
     # Line i is the highest for e^(ε−L) between the slopes of its two neighbouring edges of the hull.
     slopes = np.diff(gains) / np.diff(prices)
     keep = loss.masses > 0
@@ -137,9 +128,9 @@ def _divergence(loss: PrivacyLoss, gains: Array, prices: Array, mean: float) -> 
 
 
 def _upper_hull(gains: Array, prices: Array) -> tuple[Array, Array]:
-    """The lines gain − x·price that are highest for some x ≥ 0, by ascending price (and gain).
+    """Return the lines gain − x·price that are highest for some x ≥ 0, by ascending price (and gain).
 
-    Both arguments must ascend.
+    Both arguments must be ascending.
     """
     kept: list[tuple[float, float]] = []
     for gain, price in zip(gains.tolist(), prices.tolist(), strict=True):
@@ -156,12 +147,12 @@ def _upper_hull(gains: Array, prices: Array) -> tuple[Array, Array]:
 
 
 def _is_below(left: tuple[float, float], middle: tuple[float, float], right: tuple[float, float]) -> bool:
-    """Whether the middle point (gain, price) lies on or below the segment of the others."""
+    """Return whether the middle point (gain, price) lies on or below the segment between the others."""
     return (middle[0] - left[0]) * (right[1] - left[1]) <= (right[0] - left[0]) * (middle[1] - left[1])
 
 
 def _least_epsilon(divergence: Callable[[float], float], delta: float) -> float:
-    """The least ε ≥ 0 with a divergence of at most `delta`, rounded up; `inf` if there is none."""
+    """Return the smallest ε ≥ 0 with a divergence of at most `delta`, rounded up; `inf` if there is none."""
     if divergence(0.0) <= delta:
         return 0.0
     low, high = 0.0, 1.0
@@ -176,17 +167,14 @@ def _least_epsilon(divergence: Callable[[float], float], delta: float) -> float:
 
 
 def threshold_bound(profile: PrivacyProfile, halting_prob: float, delta: float) -> float:
-    """Returns ε at `delta` of the first trial with score ≥ s, halting with probability γ after each miss.
+    """Return ε at `delta` of the first trial with score ≥ s, halting with probability γ after each miss.
 
     ε = ε_Q(γδ) + ln c*, with odds γ/(1 − γ) in `ln_c_star`; s is a public constant, and halting releases
     "nothing".
 
-    Proof. Let a = P(score ≥ s) and b = Q(score ≥ s), and n(a) = γ + (1 − γ)a. Summing the geometric
-    series over misses, an output y with score ≥ s has density P(dy)/n(a) and "nothing" has probability
-    γ(1 − a)/n(a). As b ≤ c*a + δ_Q(ln c*), n(b) ≤ c*·n(a) as in `profile_bound`, hence 1/n(a) ≤ c*/n(b).
-    So each of the two parts of δ_A(ε) is at most the integral of (P(dy) − e^ε(1/c*)Q(dy))₊/n(a) over the
-    part of outcomes that leads there, the second with the factor γ ≤ 1. Together they are at most
-    δ_Q(ε − ln c*)/n(a) ≤ δ_Q(ε − ln c*)/γ. ∎
+    Proof sketch. With a = P(score ≥ s) and n(a) = γ + (1 − γ)a, an output y with score ≥ s has density
+    P(dy)/n(a) and "nothing" has probability γ(1 − a)/n(a). For b = Q(score ≥ s), n(b) ≤ c*·n(a) as in
+    `profile_bound`, so δ_A(ε) is at most δ_Q(ε − ln c*)/n(a) ≤ δ_Q(ε − ln c*)/γ. ∎
 
     Raises:
       ConfigError: `halting_prob` is outside (0, 1].
@@ -200,13 +188,13 @@ def threshold_bound(profile: PrivacyProfile, halting_prob: float, delta: float) 
 def papernot_steinke_rdp(
     orders: Array, rdp: Array, law: TrialCountLaw, profile: PrivacyProfile | None = None
 ) -> Array:
-    """Returns the RDP of the best of K at `orders`, from that of one trial (Papernot and Steinke 2022).
+    """Return the RDP of the best of K at `orders`, from that of one trial (Papernot and Steinke 2022).
 
     Truncated negative binomial (Theorem 2), with ε(λ) the RDP of one trial, for every λ̂ ≥ 1:
       ε'(λ) = ε(λ) + (1 + η)(1 − 1/λ̂)ε(λ̂) + (1 + η)·ln(1/γ)/λ̂ + ln m/(λ − 1).
     Poisson (Theorem 6): if one trial is (ε̂, δ̂)-DP with e^ε̂ ≤ 1 + 1/(λ − 1),
       ε'(λ) = ε(λ) + μδ̂ + ln μ/(λ − 1).
-    RDP never falls with the order, so a smaller value at a higher order replaces one at a lower order.
+    RDP never decreases with the order, so a smaller value at a higher order replaces one at a lower order.
     The figure depends on the grid of orders: it is minimised over λ̂ in the same grid.
 
     Args:
@@ -233,35 +221,10 @@ def papernot_steinke_rdp(
 def papernot_steinke_bound(
     orders: Array, rdp: Array, law: TrialCountLaw, delta: float, profile: PrivacyProfile | None = None
 ) -> float:
-    """Returns ε at `delta` of `papernot_steinke_rdp`."""
+    """Return ε at `delta` of `papernot_steinke_rdp`."""
     return rdp_to_epsilon(orders, papernot_steinke_rdp(orders, rdp, law, profile), delta)
 
 
-def dp_hypo_bound(
-    orders: Array, rdp: Array, law: TruncatedNegativeBinomial, delta: float, *, density_ratio: float
-) -> float:
-    """Returns ε at `delta` for adaptive proposals whose density stays within [c, C] of a fixed one.
-
-    **Experimental**: the theorem (Wang et al. 2023, DP-HyPO) is cited, neither proven nor brute-forced
-    here, so its figure is never marked as accounted. It adds (α/(α − 1) + 1 + η)·ln(C/c) at order α to
-    the bound for fixed proposals.
-
-    Args:
-      orders: α > 1 `[orders]`.
-      rdp: that of one trial `[orders]`.
-      law: of K.
-      delta: δ.
-      density_ratio: C/c, at least 1.
-
-    Raises:
-      ConfigError: `density_ratio` is below 1 or not finite.
-    """
-    if not 1 <= density_ratio < math.inf:
-        raise ConfigError(f"density_ratio must be finite and at least 1; got {density_ratio}")
-    adaptive = (orders / (orders - 1) + 1 + law.eta) * math.log(density_ratio)
-    return rdp_to_epsilon(orders, papernot_steinke_rdp(orders, rdp, law) + adaptive, delta)
-
-
 def rdp_to_epsilon(orders: Array, rdp: Array, delta: float) -> float:
-    """Returns the least ε at `delta` over the orders (Canonne, Kamath and Steinke 2020, Proposition 12)."""
+    """Return the smallest ε at `delta` over the orders (Canonne, Kamath and Steinke 2020, Proposition 12)."""
     return float(compute_epsilon(orders.tolist(), rdp.tolist(), delta)[0])

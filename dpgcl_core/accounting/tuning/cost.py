@@ -1,29 +1,28 @@
-"""What a sweep costs in privacy, apart from what each of its trainings costs.
+"""The tuning cost: what a sweep costs in privacy, beyond the cost of each of its trainings.
 
-Three ways to release a sweep on private data, from `open`, which allows any search, to `sealed`:
+There are three ways to release a sweep on private data, from `open`, which allows any search, to `sealed`:
 
 | mode | what leaves the trusted side | search | ε of the sweep |
 |---|---|---|---|
 | open | every trial | any, adaptive too | composition of all trials |
-| sealed | the best trial alone; K stays secret | independent draws, K random | `selection_bounds` |
+| sealed | the best trial alone; K stays secret | independent draws, K random | `tuning.bounds` |
 | sealed-threshold | the first trial with score ≥ s, or nothing | as sealed | `threshold_bound` |
 
 *Open.* All steps that the trials may take are capped **in advance**, per class (q, σ), and composed by
-PLD with RDP beside it. Then everything else may follow the results: learning rates, networks, pruning,
-which trial gets the next step. Each step is a kernel, which may know all earlier outputs, applied to the
-next unused draw of its class; so early stopping, ASHA and the like cost their cap and no more (the proof
-stands in `filters`, for `QuotaFilter`). Grids are open: a fixed number of trials whose best one alone is
-released has no discount in the worst case. If q, σ or T follow the results beyond any cap, use `filters`.
+PLD with RDP beside it. Everything else may then depend on the results: learning rates, networks, pruning,
+which trial gets the next step. Early stopping, ASHA and the like cost their cap and no more, as in
+`accounting.filters.QuotaFilter`. Grids are open: releasing only the best of a fixed number of trials has no
+discount in the worst case. If q, σ or T depend on the results beyond any cap, use a privacy filter.
 
-*Sealed.* `selection_laws` has the laws of K, `selection_bounds` the theorems and what breaks them. The
-trials must be independent draws of (candidate, training) from one fixed law; candidates of different
-privacy are drawn from a fixed π, and one trial then has the mixture of their profiles (never the
-winner's own ε).
+*Sealed.* `tuning.laws` has the laws of K, `tuning.bounds` the theorems and what breaks them. The trials must
+be independent draws of (candidate, training) from one fixed distribution; candidates of different privacy
+are drawn from a fixed π, and one trial then has the mixture of their profiles (never the winner's own ε).
 
 *Noised releases.* Noised norms and noised counts on held-out records are accounted in two cases, one for a
-record that is trained on and one for a record that is scored; the larger tuned ε counts (`selection_trials`).
+record that is trained on and one for a record that is scored; the larger tuned ε counts (`tuning.trials`).
 
-Report the cost set in advance. What an adaptive sweep really spent is not an (ε, δ) statement.
+Report the cost set in advance: what an adaptive sweep really spent is not an (ε, δ) statement. The proofs:
+docs/theory/tuning.md.
 """
 
 from __future__ import annotations
@@ -40,10 +39,9 @@ from dp_accounting import NeighboringRelation, dp_event
 from dp_accounting.rdp import RdpAccountant
 from numpy.typing import NDArray
 
-from dpgcl_core.accounting.composition import GRID, epsilon_pld, epsilon_rdp
+from dpgcl_core.accounting.composition import GRID, check_delta_range, epsilon_pld, epsilon_rdp
 from dpgcl_core.accounting.filters import StepClass, composed_event
 from dpgcl_core.accounting.tuning.bounds import (
-    dp_hypo_bound,
     papernot_steinke_bound,
     pointwise_bound,
     profile_bound,
@@ -82,13 +80,13 @@ class TuningCost:
       training_epsilon: ε of one training by PLD; of several classes, the largest (open) or that of the
         candidate drawn from π (sealed).
       tuned_epsilon: ε of the whole sweep; None where it is not accounted.
-      theorem: what `tuned_epsilon` rests on.
-      rdp_epsilon: the RDP figure beside it; None where RDP has no theorem for the case.
+      theorem: the theorem that `tuned_epsilon` rests on.
+      rdp_epsilon: the same by RDP, as a cross-check; None where RDP has no theorem for the case.
       planned: the trials set in advance, with the probability of each candidate if sealed.
       law: law of K with its parameters, never K; None if open.
       accounted: whether every hypothesis of the theorem holds.
       reason: why it is not accounted; None if it is.
-      neighboring_relation: what δ and both ε are about.
+      neighboring_relation: the relation that δ and both ε refer to.
     """
 
     mode: Mode
@@ -113,12 +111,12 @@ class TuningCost:
             )
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the fields as plain values, for a report."""
+        """Return the fields as plain values, for a report."""
         return asdict(self)
 
 
 def open_cost(trials: Sequence[TrialClass], *, delta: float) -> TuningCost:
-    """Returns the cost of releasing every trial, adaptive search and early stopping included.
+    """Return the cost of releasing every trial, adaptive search and early stopping included.
 
     Guarantee: (tuned_epsilon, delta)-DP for adding or removing one record, of all outputs of all trials
     together, if no class of trials takes more than `num_steps`·`count` steps in total, of which
@@ -132,7 +130,7 @@ def open_cost(trials: Sequence[TrialClass], *, delta: float) -> TuningCost:
     >>> round(open_cost([trial], delta=1e-5).tuned_epsilon, 3)
     1.828
     """
-    check_delta(delta)
+    check_delta_range(delta)
     _check_some(trials)
     events = []
     for case in cases_of(trials):
@@ -162,10 +160,10 @@ def sealed_cost(
     bound: str = "profile",
     probabilities: Sequence[float] | None = None,
 ) -> TuningCost:
-    """Returns the cost of releasing the best of K secret trials alone.
+    """Return the cost of releasing the best of K secret trials alone.
 
     Guarantee: (tuned_epsilon, delta)-DP for adding or removing one record of the released trial, under
-    the hypotheses of `selection_bounds`: independent draws, K from `law` and secret, a score that is
+    the hypotheses of `tuning.bounds`: independent draws, K from `law` and secret, a score that is
     itself part of the private output or uses public data only.
 
     Args:
@@ -178,7 +176,7 @@ def sealed_cost(
     Raises:
       ConfigError: an argument is out of range, the bound has no form for the law, or no finite ε holds.
     """
-    check_delta(delta)
+    check_delta_range(delta)
     if bound not in THEOREMS:
         raise ConfigError(unknown_choice("bound", bound, THEOREMS))
     weights = _weights(candidates, probabilities, delta)
@@ -213,7 +211,7 @@ def sealed_threshold_cost(
     delta: float,
     probabilities: Sequence[float] | None = None,
 ) -> TuningCost:
-    """Returns the cost of releasing the first trial that reaches a public score, or nothing.
+    """Return the cost of releasing the first trial that reaches a public score, or nothing.
 
     After each miss the sweep halts with probability `halting_prob`. Guarantee and hypotheses as
     `sealed_cost`; the number of trials stays secret here too.
@@ -221,7 +219,7 @@ def sealed_threshold_cost(
     Raises:
       ConfigError: an argument is out of range.
     """
-    check_delta(delta)
+    check_delta_range(delta)
     weights = _weights(candidates, probabilities, delta)
     profiles = [_Drawn.of(case, weights).profile for case in cases_of(candidates)]
     theorem = "threshold bound c* (proof in dpgcl_core/accounting/tuning/bounds.py)"
@@ -237,66 +235,23 @@ def sealed_threshold_cost(
     )
 
 
-def experimental_dp_hypo_cost(
-    candidates: Sequence[TrialClass],
-    *,
-    law: TruncatedNegativeBinomial,
-    density_ratio: float,
-    delta: float,
-    probabilities: Sequence[float] | None = None,
-) -> TuningCost:
-    """Returns the cost of adaptive proposals within `density_ratio` of fixed ones; never accounted.
-
-    See `dp_hypo_bound`.
-    """
-    check_delta(delta)
-    weights = _weights(candidates, probabilities, delta)
-    drawn = [_Drawn.of(case, weights) for case in cases_of(candidates)]
-    bounds = [dp_hypo_bound(each.orders, each.rdp, law, delta, density_ratio=density_ratio) for each in drawn]
-    return not_accounted(
-        SEALED,
-        reason="DP-HyPO is experimental: its theorem is cited, not verified here",
-        delta=delta,
-        training_epsilon=max(each.profile.epsilon(delta) for each in drawn),
-        rdp_epsilon=max(bounds),
-        planned=_planned(candidates, weights),
-        law={**law.parameters(), "density_ratio": density_ratio},
-    )
-
-
-def not_accounted(
-    mode: Mode,
-    *,
-    reason: str,
-    delta: float,
-    training_epsilon: float,
-    rdp_epsilon: float | None = None,
-    planned: tuple[Mapping[str, Any], ...] = (),
-    law: Mapping[str, str | float] | None = None,
-) -> TuningCost:
-    """Returns the record of a sweep whose cost no theorem here covers; a statement must show the reason."""
+def not_accounted(mode: Mode, *, reason: str, delta: float, training_epsilon: float) -> TuningCost:
+    """Return the cost of a sweep that no theorem here covers; a statement must show the reason."""
     return TuningCost(
         mode=mode,
         delta=delta,
         training_epsilon=training_epsilon,
         tuned_epsilon=None,
         theorem="none",
-        rdp_epsilon=rdp_epsilon,
-        planned=planned,
-        law=law,
+        rdp_epsilon=None,
+        planned=(),
         accounted=False,
         reason=reason,
     )
 
 
-def check_delta(delta: float) -> None:
-    """Raises ConfigError unless δ is in (0, 1)."""
-    if not 0 < delta < 1:
-        raise ConfigError(f"delta must be in (0, 1); got {delta}")
-
-
 def check_affordable(event: dp_event.DpEvent, delta: float) -> None:
-    """Raises ConfigError where ε would be so large that PLD needs gigabytes to say so."""
+    """Raise ConfigError where ε is so large that computing it by PLD would need gigabytes."""
     epsilon = epsilon_rdp(event, delta)
     if not epsilon <= _LARGEST_EPSILON:
         raise ConfigError(
@@ -331,7 +286,7 @@ def _planned(candidates: Sequence[TrialClass], weights: Sequence[float]) -> tupl
 
 @dataclass(frozen=True, kw_only=True)
 class _Drawn:
-    """A trial that draws its candidate, in one of the cases: E[(p/q)^λ] is the mixture of the candidates'."""
+    """A trial that draws its candidate, in one of the two cases; E[(p/q)^λ] is the candidates' mixture."""
 
     profile: PrivacyProfile
     orders: Array

@@ -1,15 +1,13 @@
-"""How many trials a sealed sweep runs: laws of K, drawn in secret.
+"""The law of K: the distribution of the number of trials that a sealed sweep runs, drawn in secret.
 
 A sealed sweep draws K **first**, runs K independent trials and releases the best one alone. Its cost
-depends on the law of K through the generating function f(x) = E[x^K] and its derivative; the laws and
-their parameters are public, K never is (neither by run names, counts, run time nor bills).
+depends on the law of K through the generating function f(x) = E[x^K] and its derivative. The law and its
+parameters are public, K never is (neither by run names, counts, run time nor bills).
 
 Sampling. K is drawn by inverse CDF: a uniform number of 256 bits from the operating system's
-cryptographic source is compared with the masses summed in decimals of 100 digits. The uniform number is
-off by at most 2^-256 and a sum of up to 10^9 masses by less than 10^-90, so the law drawn differs from
-the law stated by less than τ = 10^-60 in total variation; that moves the sweep's δ by at most (1 + e^ε)τ,
-less than one unit in the last place of any δ a float can hold beside. Summed in float64, τ would be some
-10^-13, which at ε = 15 already is a visible share of δ.
+cryptographic source is compared with the masses summed in decimals of 100 digits. The law that is drawn
+differs from the law that is stated by less than 10^-60 in total variation, which moves no δ that a float can
+hold (docs/theory/tuning.md). Summed in float64 the difference would be visible in δ at ε = 15.
 
 The truncated negative binomial is that of Papernot and Steinke (2022), Definition 1.
 """
@@ -38,7 +36,7 @@ _NEGLIGIBLE = Decimal("1e-80")
 
 
 class TrialCountLaw(ABC):
-    """Law of the number of trials K; frozen, public, and independent of the data."""
+    """Law of the number of trials K: frozen, public and independent of the data."""
 
     @property
     @abstractmethod
@@ -47,22 +45,22 @@ class TrialCountLaw(ABC):
 
     @abstractmethod
     def generating(self, x: Array) -> Array:
-        """Returns f(x) = E[x^K] for x in [0, 1], any shape."""
+        """Return f(x) = E[x^K] for x in [0, 1], any shape."""
 
     @abstractmethod
     def derivative(self, x: Array) -> Array:
-        """Returns f'(x) = E[K x^(K−1)] for x in [0, 1], any shape; f'(1) = E[K]."""
+        """Return f'(x) = E[K x^(K−1)] for x in [0, 1], any shape; f'(1) = E[K]."""
 
     @abstractmethod
     def parameters(self) -> dict[str, str | float]:
-        """Returns the law's name and parameters, for the report; never a draw."""
+        """Return the law's name and parameters, for the report; never a draw."""
 
     @abstractmethod
     def _masses(self) -> Iterator[tuple[int, Decimal]]:
-        """Yields (k, P(K = k)) for ascending k, to be read in the decimal context of this module."""
+        """Yield (k, P(K = k)) for ascending k; iterate in the decimal context of this module."""
 
     def pmf(self, num_trials: int) -> float:
-        """Returns P(K = num_trials)."""
+        """Return P(K = num_trials)."""
         with localcontext(_DECIMALS):
             for k, mass in self._masses():
                 if k >= num_trials:
@@ -70,11 +68,11 @@ class TrialCountLaw(ABC):
         return 0.0
 
     def draw(self) -> int:
-        """Returns one secret K from the operating system's entropy; 0 means that nothing is released."""
+        """Return one secret K from the operating system's entropy; 0 means that nothing is released."""
         return self._quantile(secrets.randbits(_BITS))
 
     def _quantile(self, bits: int) -> int:
-        """The least k with P(K ≤ k) > (bits + ½) / 2^256."""
+        """Return the smallest k with P(K ≤ k) > (bits + ½) / 2^256."""
         with localcontext(_DECIMALS):
             left = (Decimal(bits) + Decimal("0.5")) / Decimal(2) ** _BITS
             k = 0
@@ -97,7 +95,7 @@ class TrialCountLaw(ABC):
 class TruncatedNegativeBinomial(TrialCountLaw):
     """P(K = k) ∝ (1 − γ)^k ∏_{l<k} (l + η)/(l + 1) for k ≥ 1.
 
-    η = 1 is the geometric law, η = 0 the logarithmic one. γ = 1 is K = 1.
+    η = 1 is the geometric law, η = 0 the logarithmic one; with γ = 1, K is 1.
 
     Attributes:
       eta: shape, above −1.
@@ -126,7 +124,7 @@ class TruncatedNegativeBinomial(TrialCountLaw):
 
     @classmethod
     def from_mean(cls, mean: float, *, eta: float) -> TruncatedNegativeBinomial:
-        """Returns the law of shape `eta` with E[K] = `mean`.
+        """Return the law of shape `eta` with E[K] = `mean`.
 
         Raises:
           ConfigError: `mean` is below 1 or above 10^6, or `eta` out of range.
@@ -152,7 +150,7 @@ class TruncatedNegativeBinomial(TrialCountLaw):
         return _mean(self.eta, self.gamma)
 
     def generating(self, x: Array) -> Array:
-        """Returns ((1 − (1 − γ)x)^−η − 1)/(γ^−η − 1)."""
+        """Return ((1 − (1 − γ)x)^−η − 1)/(γ^−η − 1)."""
         if self.gamma == 1:
             return np.asarray(x, dtype=np.float64)
         log = np.log1p(-(1 - self.gamma) * np.asarray(x))
@@ -161,12 +159,12 @@ class TruncatedNegativeBinomial(TrialCountLaw):
         return np.asarray(np.expm1(-self.eta * log) / math.expm1(-self.eta * math.log(self.gamma)))
 
     def derivative(self, x: Array) -> Array:
-        """Returns E[K]·(γ/(1 − (1 − γ)x))^(1 + η)."""
+        """Return E[K]·(γ/(1 − (1 − γ)x))^(1 + η)."""
         base = self.gamma + (1 - self.gamma) * (1 - np.asarray(x))
         return np.asarray(self.mean * (self.gamma / base) ** (1 + self.eta))
 
     def parameters(self) -> dict[str, str | float]:
-        """Returns name, η, γ and E[K]."""
+        """Return name, η, γ and E[K]."""
         return {"name": "tnb", "eta": self.eta, "gamma": self.gamma, "mean": self.mean}
 
     def _masses(self) -> Iterator[tuple[int, Decimal]]:
@@ -203,15 +201,15 @@ class PoissonTrials(TrialCountLaw):
         return self.mean_trials
 
     def generating(self, x: Array) -> Array:
-        """Returns e^(μ(x − 1))."""
+        """Return e^(μ(x − 1))."""
         return np.asarray(np.exp(self.mean * (np.asarray(x) - 1)))
 
     def derivative(self, x: Array) -> Array:
-        """Returns μ e^(μ(x − 1))."""
+        """Return μ e^(μ(x − 1))."""
         return self.mean * self.generating(x)
 
     def parameters(self) -> dict[str, str | float]:
-        """Returns name and mean."""
+        """Return name and mean."""
         return {"name": "poisson", "mean": self.mean}
 
     def _masses(self) -> Iterator[tuple[int, Decimal]]:
@@ -247,15 +245,15 @@ class BinomialTrials(TrialCountLaw):
         return self.max_trials * self.prob
 
     def generating(self, x: Array) -> Array:
-        """Returns (1 − p + px)^n."""
+        """Return (1 − p + px)^n."""
         return np.asarray((1 - self.prob * (1 - np.asarray(x))) ** self.max_trials)
 
     def derivative(self, x: Array) -> Array:
-        """Returns np(1 − p + px)^(n − 1)."""
+        """Return np(1 − p + px)^(n − 1)."""
         return np.asarray(self.mean * (1 - self.prob * (1 - np.asarray(x))) ** (self.max_trials - 1))
 
     def parameters(self) -> dict[str, str | float]:
-        """Returns name, n, p and E[K]."""
+        """Return name, n, p and E[K]."""
         return {"name": "binomial", "max_trials": self.max_trials, "prob": self.prob, "mean": self.mean}
 
     def _masses(self) -> Iterator[tuple[int, Decimal]]:
@@ -268,7 +266,7 @@ class BinomialTrials(TrialCountLaw):
 
 @dataclass(frozen=True, kw_only=True)
 class TruncatedTrials(TrialCountLaw):
-    """`law` conditioned on K ≤ `max_trials`: a cap on the bill that the bounds know of.
+    """`law` conditioned on K ≤ `max_trials`: a cap on the cost that the bounds account for.
 
     Capping K without this law voids the bounds of the uncapped one.
 
@@ -303,16 +301,16 @@ class TruncatedTrials(TrialCountLaw):
         return float(np.arange(self.max_trials + 1) @ self._floats)
 
     def generating(self, x: Array) -> Array:
-        """Returns Σ P(k) x^k."""
+        """Return Σ P(k) x^k."""
         return np.asarray(np.polynomial.polynomial.polyval(np.asarray(x), self._floats))
 
     def derivative(self, x: Array) -> Array:
-        """Returns Σ k P(k) x^(k − 1)."""
+        """Return Σ k P(k) x^(k − 1)."""
         slopes = np.arange(1, self.max_trials + 1) * self._floats[1:]
         return np.asarray(np.polynomial.polynomial.polyval(np.asarray(x), slopes))
 
     def parameters(self) -> dict[str, str | float]:
-        """Returns those of the law that is capped, the cap, and E[K] under it."""
+        """Return the parameters of the uncapped law, the cap, and E[K] under it."""
         inner = self.law.parameters()
         shown: dict[str, str | float] = {f"uncapped_{key}": inner[key] for key in inner if key != "name"}
         return {

@@ -1,9 +1,9 @@
 """The privacy profile of one trial: δ(ε) for every ε, from its privacy loss distribution (PLD).
 
-For a pair of laws (P, Q), the loss is L = ln(dP/dQ) under P and δ(ε) = E[(1 − e^(ε−L))₊]. A trial has two
-such pairs, one for removing a record and one for adding it; its profile is the larger of the two. Both
-come from dp_accounting as pessimistic discretisations: pairs that dominate the true ones, so everything
-monotone in the profile that is computed from them is an upper bound.
+For a pair of distributions (P, Q), the loss is L = ln(dP/dQ) under P and δ(ε) = E[(1 − e^(ε−L))₊]. A trial
+has two such pairs, one for removing a record and one for adding it; its profile is the larger of the two.
+Both come from dp_accounting as pessimistic discretisations: pairs that dominate the true ones, so everything
+that increases with the profile is an upper bound when it is computed from them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PrivacyLoss:
 
     @classmethod
     def build(cls, losses: Array, masses: Array, infinity_mass: float) -> PrivacyLoss:
-        """Returns the loss with clipped extremes; what is missing to total mass one goes to infinity."""
+        """Return the loss with clipped extremes; mass that is missing to one is put at infinity."""
         order = np.argsort(losses, kind="stable")
         masses = np.maximum(np.asarray(masses, dtype=np.float64)[order], 0.0)
         missing = max(0.0, 1.0 - infinity_mass - float(np.sum(masses)))
@@ -50,26 +50,26 @@ class PrivacyLoss:
 
     @cached_property
     def _tails(self) -> tuple[Array, Array]:
-        """P(L ≥ losses[i]) with infinity, and Q of the same event, for i = 0 … n."""
+        """P(L ≥ losses[i]), infinity included, and Q of the same event, for i = 0 … n."""
         p = np.concatenate((np.cumsum(self.masses[::-1])[::-1], [0.0])) + self.infinity_mass
         q = np.concatenate((np.cumsum((self.masses * np.exp(-self.losses))[::-1])[::-1], [0.0]))
         return p, q
 
     def delta(self, epsilon: Array) -> Array:
-        """Returns δ(ε) = P(L > ε) − e^ε Q(L > ε) for any real ε, any shape."""
+        """Return δ(ε) = P(L > ε) − e^ε Q(L > ε) for any real ε, any shape."""
         epsilon = np.asarray(epsilon, dtype=np.float64)
         p, q = self._tails
         first = np.searchsorted(self.losses, epsilon, side="right")
         return np.clip(p[first] - np.exp(np.minimum(epsilon, _LARGEST)) * q[first], 0.0, 1.0)
 
     def epsilon(self, delta: float) -> float:
-        """Returns the least ε ≥ 0 with δ(ε) ≤ `delta`; `inf` if there is none."""
+        """Return the smallest ε ≥ 0 with δ(ε) ≤ `delta`; `inf` if there is none."""
         if float(self.delta(np.array(0.0))) <= delta:
             return 0.0
         if self.infinity_mass > delta:
             return math.inf
         p, q = self._tails
-        met = self.delta(self.losses) <= delta  # False … True, for δ falls
+        met = self.delta(self.losses) <= delta  # False, then True: δ decreases
         if not met.any():
             return math.inf
         first = int(met.argmax())
@@ -78,7 +78,7 @@ class PrivacyLoss:
         )
 
     def minimiser(self, t: Array) -> Array:
-        """Returns the ε that minimises e^ε t + δ(ε): where Q(L > ε) passes t; same shape as `t`."""
+        """Return the ε that minimises e^ε t + δ(ε), where Q(L > ε) crosses t; same shape as `t`."""
         q = self._tails[1]
         index = np.searchsorted(-q[1:], -np.asarray(t), side="left")  # the first ε with Q(L > ε) ≤ t
         return np.asarray(self.losses[np.minimum(index, len(self.losses) - 1)])
@@ -102,7 +102,7 @@ class PrivacyProfile:
 
     @classmethod
     def from_steps(cls, steps: Mapping[StepClass, int], *, grid: float = GRID) -> PrivacyProfile:
-        """Returns the profile of so many steps of every class, composed by PLD with losses on `grid`."""
+        """Return the profile of these numbers of steps by class, composed by PLD with losses on `grid`."""
         composed = pld.identity(value_discretization_interval=grid)
         try:
             for step_class, num_steps in steps.items():
@@ -120,24 +120,14 @@ class PrivacyProfile:
         return cls(remove=_loss_of(composed._pmf_remove), add=_loss_of(composed._pmf_add))
 
     @classmethod
-    def from_pair(cls, p: Array, q: Array) -> PrivacyProfile:
-        """Returns the exact profile of a mechanism on finitely many outcomes.
-
-        Args:
-          p: probabilities with the record `[outcomes]`.
-          q: probabilities without it `[outcomes]`.
-        """
-        return cls(remove=_loss_of_pair(p, q), add=_loss_of_pair(q, p))
-
-    @classmethod
     def mixture(cls, profiles: Sequence[PrivacyProfile], probabilities: Sequence[float]) -> PrivacyProfile:
-        """Returns the profile of a trial that draws its candidate i with probability π_i.
+        """Return the profile of a trial that draws its candidate i with probability π_i.
 
         The drawn candidate is part of the output, so the loss is a mixture and δ(ε) = Σ π_i δ_i(ε):
-        sharper than the largest δ_i. π must be fixed without the data.
+        tighter than the largest δ_i. π must be fixed without the data.
 
         Raises:
-          ConfigError: the lengths differ, or the probabilities are not a law.
+          ConfigError: the lengths differ, or the probabilities do not sum to one.
         """
         check_probabilities(probabilities, len(profiles))
         return cls(
@@ -146,16 +136,16 @@ class PrivacyProfile:
         )
 
     def delta(self, epsilon: float) -> float:
-        """Returns δ at any real ε."""
+        """Return δ at any real ε."""
         at = np.array(epsilon)
         return max(float(self.remove.delta(at)), float(self.add.delta(at)))
 
     def epsilon(self, delta: float) -> float:
-        """Returns the least ε ≥ 0 at `delta`; `inf` if there is none."""
+        """Return the smallest ε ≥ 0 at `delta`; `inf` if there is none."""
         return max(self.remove.epsilon(delta), self.add.epsilon(delta))
 
     def largest_image(self, t: Array) -> Array:
-        """Returns β(t) = inf_ε (e^ε t + δ(ε)), clipped at 1; any shape.
+        """Return β(t) = inf_ε (e^ε t + δ(ε)), clipped at 1; any shape.
 
         No event of probability t on one data set is more likely than β(t) on a neighbouring one. The
         infimum is taken over the minimisers for both directions and ε = 0, where the larger profile
@@ -174,7 +164,7 @@ class PrivacyProfile:
 
 
 def check_probabilities(probabilities: Sequence[float], length: int) -> None:
-    """Raises ConfigError unless there are `length` positive probabilities that sum to one."""
+    """Raise ConfigError unless there are `length` positive probabilities that sum to one."""
     if len(probabilities) != length:
         raise ConfigError(f"give one probability per candidate: {length}; got {len(probabilities)}")
     total = math.fsum(probabilities)
@@ -183,16 +173,10 @@ def check_probabilities(probabilities: Sequence[float], length: int) -> None:
 
 
 def _loss_of(pmf: object) -> PrivacyLoss:
-    """dp_accounting shows its distribution only through δ and ε; the bounds need the masses."""
+    """Return the masses of a distribution of dp_accounting, whose public API has only δ and ε."""
     dense = pmf.to_dense_pmf()  # type: ignore[attr-defined]
     losses = (np.arange(dense.size) + dense._lower_loss) * dense._discretization
     return PrivacyLoss.build(losses, dense._probs, float(dense._infinity_mass))
-
-
-def _loss_of_pair(p: Array, q: Array) -> PrivacyLoss:
-    finite = (p > 0) & (q > 0)
-    losses = np.log(p[finite]) - np.log(q[finite])
-    return PrivacyLoss.build(losses, p[finite], float(np.sum(p[(p > 0) & (q == 0)])))
 
 
 def _mixed(each: Sequence[PrivacyLoss], probabilities: Sequence[float]) -> PrivacyLoss:

@@ -1,15 +1,13 @@
 """One trial of a sweep as the accountants see it: its steps, and what it releases beside them.
 
-*Noised norm* (`scores`). A step that also releases its noised norm is a step of a class of its own, with the
-joint noise multiplier. It dominates a step without: dropping the norm is post-processing.
+*Noised norm.* A step that also releases its noised norm belongs to a class of its own, with the joint noise
+multiplier. It dominates a step without: dropping the norm is post-processing.
 
-*Noised counts.* They are taken on records that no trial of the sweep trains on, split by record id, the same
-in all trials. So a record r is trained on by every trial, or scored by every trial. In the first case the
-counts are post-processing of what the steps release; in the second the steps have one law on both data sets,
-and each trial is dominated by its counts alone. Either way the theorems of `selection` hold with the pair of
-that case. Which case it is depends on r and not on the results, so at every δ the sweep costs the larger ε
-of the two. For a sealed sweep that is the larger *tuned* ε: the best of K trials is, for this r, the best of
-K draws from a pair of that one case.
+*Noised counts.* They are computed on records that no trial of the sweep trains on, split by record id in the
+same way in all trials. So a record is trained on by every trial, or scored by every trial. In the first case
+the counts are post-processing of what the steps release; in the second the steps have the same distribution
+on both data sets, and each trial is dominated by its counts alone. The sweep costs the larger ε of the two
+cases; for a sealed sweep that is the larger *tuned* ε. The proof: docs/theory/scores.md.
 """
 
 from __future__ import annotations
@@ -31,8 +29,8 @@ class TrialClass:
       noise_multiplier: σ = noise std / sensitivity.
       num_steps: T, the cap on one trial's steps.
       count: number of such trials; 1 for a candidate of a sealed sweep.
-      joint_noise_multiplier: of the steps that release their noised norm, too
-        (`scores.joint_noise_multiplier`); None without any.
+      joint_noise_multiplier: of the steps that also release their noised norm
+        (`noised_counts.joint_noise_multiplier`); None without any.
       num_joint_steps: how many of the `num_steps` these are.
       score_noise_multiplier: s of each noised count on held-out records; None without any.
       num_scores: noised counts of one trial.
@@ -51,7 +49,7 @@ class TrialClass:
     num_scores: int = 0
 
     def __post_init__(self) -> None:
-        _ = self.step_class, self.joint_class, self.score_class  # each refuses what is out of range
+        _ = self.step_class, self.joint_class, self.score_class  # each refuses numbers out of range
         limits = {"num_steps": 1, "count": 1, "num_joint_steps": 0, "num_scores": 0}
         for name, least in limits.items():
             value = getattr(self, name)
@@ -108,6 +106,6 @@ class TrialClass:
 
 
 def cases_of(trials: Sequence[TrialClass]) -> list[list[dict[StepClass, int]]]:
-    """Returns what each trial costs a record that is trained on, and one that is scored, if any is."""
+    """Return the steps of each trial for a record that is trained on, and for one that is scored, if any."""
     scored = [trial.scores_of_one for trial in trials]
     return [[trial.steps_of_one for trial in trials], *([scored] if any(scored) else [])]

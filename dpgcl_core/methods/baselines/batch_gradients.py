@@ -3,14 +3,14 @@
 With embeddings z_r of the batch's rows (a row is one view of one record), Jacobians J_r = ∂z_r/∂w and
 c_gr = ∂L_g/∂z_r, the gradient of loss g is Σ_r J_rᵀ c_gr. Two ways, of which the cheaper is taken:
 
-- *Passes*: one backward pass per loss. Rows that meet one loss each, as queries do, stand apart: c_gr = 0
-  for every other g, and its pass takes no other row of theirs.
-- *Jacobians*: as `logit_jacobians` takes them, at most d passes for embeddings of dimension d however many
-  losses there are; then each loss's gradient is a combination of them, one matrix product per layer. Rows
-  that meet one loss take one pass along their own cotangent. Needs a network whose every layer has a rule,
-  and numbers for d gradients of a pass's rows.
+- *Passes*: one backward pass per loss. Rows that enter one loss only, as queries do, are handled apart:
+  c_gr = 0 for every other g, so a loss's pass holds its own rows alone.
+- *Jacobians* (`dpgcl_core.methods.baselines.logit_dp.jacobians`): at most d passes for embeddings of
+  dimension d, however many losses there are; then each loss's gradient is a combination of them, one matrix
+  product per layer. Rows that enter one loss take one pass along their own cotangent. This needs a network
+  whose every layer has a layer rule, and memory for d gradients of a pass's rows.
 
-Either way the caller clips the very tensors it gets, so that no rounding here moves a norm above C.
+Either way the caller clips the tensors that are returned, so no rounding here moves a norm above C.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpgcl_core.clipping.types import num_trainable, trainable_parameters
-from dpgcl_core.methods.baselines.logit_dp.jacobians import Embed, Rows, flat_gradient
+from dpgcl_core.clipping.clipper import flat_gradient
+from dpgcl_core.clipping.types import Embed, num_trainable, trainable_parameters
+from dpgcl_core.methods.baselines.logit_dp.jacobians import Rows
 from dpgcl_core.methods.baselines.logit_dp.norms import BY_LAYER, Jacobians
 
 
 def gradients_through_batch(
     model: nn.Module, embed: Embed, records: Tensor, cotangents: Tensor, *, max_records_at_once: int
 ) -> Tensor:
-    """Returns Σ_r J_rᵀ c_gr for each of several losses g, float32 `[losses, num_trainable]`.
+    """Return Σ_r J_rᵀ c_gr for each of several losses g, float32 `[losses, num_trainable]`.
 
     Args:
       model: the network that `embed` calls; it must not mix records.
@@ -37,7 +38,7 @@ def gradients_through_batch(
       max_records_at_once: records in one pass; changes no result.
     """
     rows, c = records.flatten(0, 1)[None, :, None], cotangents.flatten(1, 2)
-    meets = (c != 0).any(2)  # nan counts
+    meets = (c != 0).any(2)  # nan counts as nonzero
     num_met, loss_of = meets.sum(0), meets.to(torch.uint8).argmax(0)
     alone, shared = (num_met == 1).nonzero()[:, 0], (num_met > 1).nonzero()[:, 0]
     at_once = max_records_at_once * records.shape[1]
@@ -55,7 +56,7 @@ def gradients_through_batch(
 
 
 def _add_passes(gradients: Tensor, model: nn.Module, embed: Embed, rows: Tensor, c: Tensor) -> None:
-    """Adds the share of some rows, one backward pass per loss."""
+    """Add the contribution of some rows, one backward pass per loss."""
     if not rows.shape[1]:
         return
     parameters = trainable_parameters(model)
@@ -74,7 +75,7 @@ def _by_jacobians(
     alone: tuple[Tensor, Tensor],
     shared: Tensor,
 ) -> Tensor:
-    """Of rows that meet one loss, and which, and of those that share losses."""
+    """Return the gradients by Jacobians, given the rows that enter one loss (and which), and the others."""
     places, start = {}, 0
     for parameter in trainable_parameters(model):
         places[parameter] = slice(start, start + parameter.numel())
@@ -93,7 +94,7 @@ def _by_jacobians(
 
 
 def _combined(rows: Rows, coefficients: Tensor, places: dict[nn.Parameter, slice], numbers: int) -> Tensor:
-    """Σ_r Σ_k c_grk ∇_rk over all parameters, `[losses, numbers]`, for c `[losses, rows, k]`."""
+    """Return Σ_r Σ_k c_grk ∇_rk over all parameters, `[losses, numbers]`, for c `[losses, rows, k]`."""
     total = torch.zeros(len(coefficients), numbers, device=coefficients.device)
     for share in rows.shares:
         total[:, places[share.part.parameter]] += share.combined(coefficients)  # type: ignore[index]

@@ -1,36 +1,31 @@
 """Full-batch InfoNCE with clipping per record or per group: the baselines `dp_sgd` and `group_clip`.
 
 Both compare every record of the batch with every other one (Eq. 4 of DP-GCL), so every term depends on the
-whole batch, which must be in one place: there are no groups to deal out to workers. What is clipped differs:
+whole batch, which must be in one place: there are no groups to distribute to workers. They differ in what is
+clipped:
 
 - `PathClipping` clips what reaches the weights **through one record's own views**. With L = Σ_i ℓ_i over
   embeddings z_i, and c_i = ∂L/∂z_i, record i contributes Clip_C(J_iᵀ c_i), where J_i = ∂z_i/∂w. This is what
-  per-sample hooks compute when they are put under a contrastive loss. Unclipped, Σ_i J_iᵀ c_i = ∇L. The
-  cotangents c_i come from detached embeddings, and <z_i(w), c_i> is a loss of record i alone, so the engine
-  of `dpgcl_core.clipping.clipper` takes it, at the price of one more forward pass.
+  per-sample hooks compute under a contrastive loss. Unclipped, Σ_i J_iᵀ c_i = ∇L. The cotangents c_i come
+  from detached embeddings, and ⟨z_i(w), c_i⟩ is a loss of record i alone, so `GroupClipper` clips it, at the
+  price of one more forward pass.
 - `FullBatchGroupClipping` clips Σ_{i∈G} ∇ℓ_i with each ∇ℓ_i taken **through the whole batch** (Eq. 8; with
-  groups of one, Eq. 6 as printed). A group's gradient has terms from all n records, so that ghost norms do
-  not help: `batch_gradients` takes one backward pass for each of few groups, and for more groups than the
-  embedding has axes the Jacobians of every key, whose passes do not grow with the number of groups.
+  groups of one, Eq. 6 as printed). A group's gradient has terms from all n records, so ghost norms do not
+  help: `batch_gradients` runs one backward pass per group where there are few, and otherwise computes the
+  Jacobians of every key, whose number of passes does not grow with the number of groups.
 
-Sensitivity of both, for adding or removing one record: 2·M·C, where M is a public cap on the number of
-clipped terms of a batch (records for `PathClipping`, groups for `FullBatchGroupClipping`).
+Guarantee: for adding or removing one record, truncation to the cap included, both have sensitivity 2·M·C,
+where M is a public cap on the number of clipped terms of a batch (records for `PathClipping`, groups for
+`FullBatchGroupClipping`). With sampling at rate q the Poisson-subsampled Gaussian with q and noise multiplier
+std/(2·M·C) dominates; the number of records need not be known.
 
-Proof. Every term has norm at most C whatever the batch, so ‖f(B)‖ ≤ M·C for every batch within the cap, and
-for **any** two batches ‖f(B) − f(B')‖ ≤ ‖f(B)‖ + ‖f(B')‖ ≤ 2·M·C. ∎
+Proof sketch. Every term has norm at most C whatever the batch is, so ‖f(B)‖ ≤ M·C for every batch within the
+cap, and for **any** two batches ‖f(B) − f(B')‖ ≤ ‖f(B)‖ + ‖f(B')‖ ≤ 2·M·C. ∎ A record that joins may push
+another one out, and that swap is covered, too. The rest: docs/theory/path-clipping.md.
 
-By kind of change, for records: when r joins n < M others, each of n terms moves by at most 2C and one of norm
-C is new, (2n + 1)C ≤ (2M − 1)C, which is the paper's figure with the cap for B. When a batch is truncated to
-M, r may push another record out: M − 1 terms move by 2C, one of norm C goes and one comes, 2(M − 1)C + 2C =
-2·M·C. So a swap needs nothing on top, and with sampling at rate q, truncated or not, the pair of output laws
-is an average over the sample W without r and the sample V with it of ((1 − s)·N(f(W)) + s·N(f(V)), N(f(W))),
-s ≤ q the probability that r is in the sample that is used. Its hockey-stick divergence grows with s, so the
-Poisson-subsampled Gaussian of `dpgcl_core.accounting.composition` with q and noise_multiplier = std / (2·M·C)
-dominates it. The number of records need not be known.
-
-Records whose embedding is not finite are left out before anything is compared: they are no one's negative
+Records whose embedding is not finite are left out before anything is compared: they are nobody's negative
 and contribute zero. A finite embedding with a derivative that is not finite costs its own term in
-`PathClipping` and every term in `FullBatchGroupClipping`; the bound holds all the same.
+`PathClipping` and every term in `FullBatchGroupClipping`; the bound holds nonetheless.
 """
 
 from __future__ import annotations
@@ -56,17 +51,17 @@ WHOLE_BATCH = "through the whole batch"
 def record_info_nce(
     embeddings: Tensor, *, temperature: float, rows: Tensor | None = None, pairs: bool = False
 ) -> Tensor:
-    """Each record's term of InfoNCE over a whole batch, with augmented keys as more negatives (Eq. 4).
+    """Return each record's term of InfoNCE over a whole batch, augmented keys as further negatives (Eq. 4).
 
     ℓ_i = −log( e^{s_ii/τ} / Σ_j ( e^{s_ij/τ} + Σ_m e^{s^m_ij/τ} ) ); their sum is
-    `losses.two_view_group_loss` of the batch as one group. Of pairs, a record's term is that of its image
-    among the texts plus that of its text among the images (Eq. 15).
+    `dpgcl_core.losses.info_nce.two_view_group_loss` of the batch as one group. For pairs, a record's term is
+    that of its image among the texts plus that of its text among the images (Eq. 15).
 
     Args:
-      embeddings: `[records, 2 + num_augmentations, dim]`: query, key and copies of the key; of pairs
-        `[records, 2 + 2·num_augmentations, dim]`, as `image_text_loss.interleaved` orders them.
+      embeddings: `[records, 2 + num_augmentations, dim]`: query, key and copies of the key; for pairs
+        `[records, 2 + 2·num_augmentations, dim]`, as `losses.image_text.interleaved` orders them.
       temperature: τ > 0.
-      rows: numbers of the records whose terms are wanted; None: all.
+      rows: indices of the records whose terms are wanted; None for all.
       pairs: whether the records are pairs of an image and a text.
 
     Returns:
@@ -84,7 +79,7 @@ def record_info_nce(
 
 
 def _terms(queries: Tensor, keys: Tensor, rows: Tensor, temperature: float) -> Tensor:
-    """The terms of queries `[records, dim]` among all keys `[records, 1 + copies, dim]`."""
+    """Return the terms of queries `[records, dim]` among all keys `[records, 1 + copies, dim]`."""
     candidates = keys.transpose(0, 1).flatten(0, 1)  # keys first, then the copies
     logits = queries[rows] @ candidates.T / temperature
     return torch.logsumexp(logits, dim=1) - logits.gather(1, rows[:, None])[:, 0]
@@ -95,12 +90,12 @@ class PathClipping:
     """`dp_sgd`: full-batch InfoNCE, each record's own-path gradient clipped to `l2_clip_norm`.
 
     Guarantee: for batches of at most `batch_cap` records the sum moves by at most `sensitivity` when one
-    record is added or removed, truncation to the cap included (proof in the module).
+    record is added or removed, truncation to the cap included (see the module).
 
     Attributes:
       l2_clip_norm: C; inf for the plain gradient (non-private).
       batch_cap: public cap on the number of records of a batch.
-      temperature: τ, a constant: a learned one has no record's path.
+      temperature: τ, a constant: a learned one is on no record's own path.
       max_records_at_once: records in one pass through the network; changes no result.
       gamma: γ of automatic clipping; None for flat clipping.
       pairs: whether records are pairs of an image and a text, see `record_info_nce`.
@@ -126,12 +121,12 @@ class PathClipping:
         return 2 * self.batch_cap * self.l2_clip_norm
 
     def add_clipped_sum(self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor) -> GroupReport:
-        """Adds Σ_i Clip_C(J_iᵀ c_i) to `total`, in place.
+        """Add Σ_i Clip_C(J_iᵀ c_i) to `total`, in place.
 
         Args:
           total: float32 `[num_trainable(model)]`, in the order of `trainable_parameters`.
           model: the network that `embed` calls; it must not mix records.
-          embed: station 5; its output's leading axes are those of its input.
+          embed: stage 5; its output's leading axes are those of its input.
           inputs: `[1, records, 2 + num_augmentations, ...]`, the whole batch; it may be empty.
 
         Returns:
@@ -178,7 +173,7 @@ def add_clipped_paths(
     clipper: GroupClipper,
     max_at_once: int,
 ) -> GroupReport:
-    """Adds Σ_i Clip_C(J_iᵀ c_i) over the kept records to `total`, in place.
+    """Add Σ_i Clip_C(J_iᵀ c_i) over the kept records to `total`, in place.
 
     Args:
       total: float32 `[num_trainable(model)]`.
@@ -187,11 +182,11 @@ def add_clipped_paths(
       cotangents: `[kept, views, dim]`, c_i of the kept records.
       losses: `[kept]`, for the report.
       kept: `[records]`, which records take part.
-      clipper: of one record's gradient.
+      clipper: clips one record's gradient.
       max_at_once: records in one pass.
 
     Returns:
-      By record.
+      The report, by record.
     """
     report = GroupReport(
         norms=torch.full((len(records),), math.nan, device=total.device),
@@ -218,7 +213,7 @@ def add_clipped_paths(
 
 
 def _on_own_path(embed: Embed) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
-    """Returns the loss <z_i(w), c_i> of records with their cotangents: its gradient is J_iᵀ c_i."""
+    """Return the loss ⟨z_i(w), c_i⟩ of records with their cotangents: its gradient is J_iᵀ c_i."""
 
     def losses(inputs: tuple[Tensor, Tensor]) -> Tensor:
         records, cotangents = inputs
@@ -232,8 +227,8 @@ class FullBatchGroupClipping:
     """`group_clip`: full-batch InfoNCE, the summed terms of each group clipped to `l2_clip_norm` (Eq. 8).
 
     Guarantee: for batches of at most `num_groups_cap` groups the sum moves by at most `sensitivity` when
-    one record is added or removed, truncation to the cap included (proof in the module). Groups of exactly
-    S cut from a sample truncated to b records are at most ⌊b/S⌋.
+    one record is added or removed, truncation to the cap included (see the module). Groups of exactly S cut
+    from a sample truncated to b records are at most ⌊b/S⌋.
 
     Attributes:
       l2_clip_norm: C, finite.
@@ -268,16 +263,16 @@ class FullBatchGroupClipping:
         return 2 * self.num_groups_cap * self.l2_clip_norm
 
     def add_clipped_sum(self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor) -> GroupReport:
-        """Adds Σ_G Clip_C(Σ_{i∈G} ∇ℓ_i) to `total`, in place.
+        """Add Σ_G Clip_C(Σ_{i∈G} ∇ℓ_i) to `total`, in place.
 
         Args:
           total: float32 `[num_trainable(model)]`, in the order of `trainable_parameters`.
           model: the network that `embed` calls; it must not mix records.
-          embed: station 5; its output's leading axes are those of its input.
+          embed: stage 5; its output's leading axes are those of its input.
           inputs: `[groups, group_size, 2 + num_augmentations, ...]`, all groups of the batch, or none.
 
         Returns:
-          By group.
+          The report, by group.
 
         Raises:
           ConfigError: more groups than the cap.
@@ -321,7 +316,7 @@ class FullBatchGroupClipping:
         )
 
     def _cotangents(self, embeddings: Tensor, members: list[Tensor]) -> Tensor:
-        """∂L_G/∂z of groups given by their members' numbers, `[groups, records, views, dim]`."""
+        """Return ∂L_G/∂z of groups given by their members' indices, `[groups, records, views, dim]`."""
         found, leaf = [], embeddings.detach().requires_grad_()
         with torch.enable_grad():
             for rows in members:
@@ -331,13 +326,13 @@ class FullBatchGroupClipping:
 
 
 def _nothing(count: int, device: torch.device, path: str) -> GroupReport:
-    """The report of a batch that added nothing."""
+    """Return the report of a batch that added nothing."""
     none = torch.full((count,), math.nan, device=device)
     return GroupReport(norms=none, losses=none, non_finite=torch.isnan(none), paths={"": path})
 
 
 def _add_clipped(total: Tensor, gradients: Tensor, l2_clip_norm: float, gamma: float | None) -> Tensor:
-    """Adds the clipped rows to `total` and returns their norms; a row that is not finite adds zero."""
+    """Add the clipped rows to `total` and return their norms; a row that is not finite adds zero."""
     norms = squares_of(gradients).sqrt().float()
     if math.isinf(l2_clip_norm):
         factor, finite = torch.ones_like(norms), torch.isfinite(norms)
@@ -349,13 +344,13 @@ def _add_clipped(total: Tensor, gradients: Tensor, l2_clip_norm: float, gamma: f
 
 
 def embed_without_graph(embed: Embed, records: Tensor, max_at_once: int) -> Tensor:
-    """Returns embeddings `[records, views, dim]` of `[records, views, ...]`, without what gradients need."""
+    """Return embeddings `[records, views, dim]` of `[records, views, ...]`, without a graph."""
     with torch.no_grad():
         return torch.cat([embed(some[None])[0] for some in torch.split(records, max_at_once)])
 
 
 def finite_rows(embeddings: Tensor) -> Tensor:
-    """Returns which records have a finite embedding in every view, `[records]`."""
+    """Return which records have a finite embedding in every view, `[records]`."""
     return torch.isfinite(embeddings).flatten(1).all(1)
 
 
@@ -373,7 +368,7 @@ def _refuse_more(count: int, cap: int, name: str) -> None:
     if count > cap:
         raise ConfigError(
             f"the batch exceeds {name} = {cap}, for which the sensitivity is stated: truncate the sample "
-            "(dpgcl_core.accounting.truncation)"
+            "(dpgcl_core.sampling.truncated)"
         )
 
 

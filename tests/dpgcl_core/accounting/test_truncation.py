@@ -20,12 +20,13 @@ from dp_accounting.rdp import RdpAccountant
 from numpy.typing import NDArray
 from scipy import stats
 
-from dpgcl_core.accounting import composition
 from dpgcl_core.accounting.composition import CALIBRATION_TOLERANCE, epsilon_pld, poisson_gaussian_event
 from dpgcl_core.accounting.fixed_size import FixedSizeGaussians, calibrate_fixed_size
-from dpgcl_core.accounting.truncation import Truncation, calibrate_truncated
+from dpgcl_core.accounting.truncation import Truncation
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.sampling.fixed_size import FixedSizeSampler
+from dpgcl_core.sampling.groups import BATCH
 from dpgcl_core.sampling.truncated import TruncatedPoissonSampler
 
 Law = dict[tuple[int, ...], Fraction]
@@ -165,30 +166,6 @@ def test_truncation_bounds_the_truth_for_every_data_set_up_to_the_public_number(
         assert _true_delta(epsilon, q, cap, num_records) <= claimed
 
 
-@pytest.mark.parametrize("cap", [1, 2, 3, 6])
-def test_truncation_rdp_bounds_the_truth_for_every_data_set_up_to_the_public_number(cap: int) -> None:
-    q, orders = Fraction(3, 5), (1.5, 2.0, 4.0)
-    claimed = _truncation(6, float(q), cap).rdp_of_step(orders)
-    for num_records in range(1, 7):
-        others = [-1] * (num_records - 1)
-        a = _density(_truncated_law(q, cap, num_records - 1), others, 1.0)
-        b = _density(_truncated_law(q, cap, num_records), [*others, 1], 1.0)
-        for order, bound in zip(orders, claimed, strict=True):
-            for p, r in ((a, b), (b, a)):
-                kept = (p > 0) & (r > 0)
-                moment = float(np.sum(np.exp(order * np.log(p[kept]) + (1 - order) * np.log(r[kept]))))
-                assert math.log(moment) / (order - 1) <= bound + 1e-6
-
-
-def test_truncation_rdp_is_plain_where_nothing_is_cut_and_the_swap_where_all_is() -> None:
-    orders = (2.0, 5.0)
-    for n, cap, noise in ((6, 7, 1.0), (2, 1, 0.5)):  # p = 0; and p = 1 with q = 1
-        q = 0.3 if cap > n else 1.0
-        accountant = RdpAccountant(list(orders), NeighboringRelation.ADD_OR_REMOVE_ONE)
-        accountant.compose(poisson_gaussian_event(sampling_prob=q, noise_multiplier=noise, num_steps=1))
-        assert np.allclose(_truncation(n, q, cap).rdp_of_step(orders), accountant.rdp, rtol=1e-12)
-
-
 def test_truncation_epsilon_is_that_of_its_delta() -> None:
     truncation = _truncation(6, 0.6, 2, num_steps=3)
     epsilon = truncation.epsilon(0.1, grid=GRID)
@@ -225,33 +202,29 @@ def test_added_delta_covers_what_plain_accounting_of_two_steps_leaves_out() -> N
     assert truth <= truncation.delta(epsilon, grid=GRID) < plain + truncation.added_delta
 
 
-def test_epsilon_by_added_delta_charges_plain_steps_at_what_is_left_of_delta() -> None:
-    truncation = _truncation(1000, 0.1, 130, num_steps=2)
-    left = 0.01 - 2 * float(stats.binom.sf(129, 1000, 0.1))
+def test_method_with_a_cap_charges_plain_steps_at_what_is_left_of_delta() -> None:
+    mechanism = Mechanism(
+        num_records_public=1000,
+        sampling_prob=0.1,
+        group_size=BATCH,
+        l2_clip_norm=1.0,
+        noise_multiplier=1.0,
+        num_steps=2,
+        target_delta=1e-3,
+        method="logit_dp",
+        batch_cap=150,
+        temperature=0.5,
+    )
+    left = 1e-3 - 2 * float(stats.binom.sf(149, 1050, 0.1))  # 5 % more records than declared
     event = poisson_gaussian_event(sampling_prob=0.1, noise_multiplier=1.0, num_steps=2)
-    expected = epsilon_pld(event, left, grid=GRID)
-    assert truncation.epsilon_by_added_delta(0.01, grid=GRID) == pytest.approx(expected)
-    assert math.isinf(truncation.epsilon_by_added_delta(truncation.added_delta))
+    assert mechanism.epsilon() != pytest.approx(epsilon_pld(event, 1e-3), rel=1e-9)
+    assert mechanism.epsilon() == pytest.approx(epsilon_pld(event, left), rel=1e-9)
 
 
 def test_truncation_that_never_happens_costs_nothing() -> None:
     plain = poisson_gaussian_event(sampling_prob=0.1, noise_multiplier=1.0, num_steps=5)
     truncation = _truncation(100, 0.1, 100, num_steps=5)
     assert truncation.epsilon(1e-5, grid=GRID) == pytest.approx(epsilon_pld(plain, 1e-5, grid=GRID), rel=1e-6)
-
-
-@pytest.mark.parametrize("grid", [GRID, pytest.param(composition.GRID, marks=pytest.mark.ci)])
-def test_calibrated_truncation_meets_its_target(grid: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(composition, "GRID", grid)
-    found = calibrate_truncated(
-        num_records_public=1000,
-        sampling_prob=0.05,
-        batch_cap=80,
-        num_steps=20,
-        target_epsilon=2.0,
-        target_delta=1e-4,
-    )
-    assert 2.0 * (1 - CALIBRATION_TOLERANCE) <= found.epsilon(1e-4, grid=grid) <= 2.0
 
 
 def _fixed(noises: tuple[float, ...] = (2.0, 2.0, 2.0), num_steps: int = 1000) -> FixedSizeGaussians:

@@ -22,7 +22,7 @@ from dpgcl_core.methods.baselines.logit_dp.clipper import LogitClipper
 from dpgcl_core.methods.baselines.path_clipping import FullBatchGroupClipping, PathClipping
 from tests.dpgcl_core import logit_oracle
 from tests.dpgcl_core.adversary import embed_of
-from tests.dpgcl_core.models import BareParameter, SharedLayer, TinyEncoder, group_losses_of
+from tests.dpgcl_core.models import DirectUse, SharedLayer, TinyEncoder, group_losses_of
 
 MARGIN = 1 - 1e-4
 
@@ -74,13 +74,13 @@ def test_automatic_factor_of_a_norm_that_is_not_finite_is_zero(norm: float) -> N
     assert (float(factor), bool(counts)) == (0.0, False)
 
 
-@pytest.mark.parametrize("kind", [TinyEncoder, SharedLayer, BareParameter])
-@pytest.mark.parametrize("path", ["fold", "loop"])
+@pytest.mark.parametrize("kind", [TinyEncoder, SharedLayer, DirectUse])
+@pytest.mark.parametrize("path", ["one pass", "loop"])
 def test_automatic_sum_equals_oracle_in_both_engines(kind: type[nn.Module], path: str) -> None:
     model, views, total = _model(kind), _images(5, 2, 3), torch.zeros(num_trainable(_model(kind)))
     rest = (trainable_parameters(model), group_losses_of(model), views, 0.3, GAMMA)
-    if path == "fold":
-        clipping._fold(total, model, *rest)
+    if path == "one pass":
+        clipping._one_pass(total, model, *rest)
     else:
         clipping._loop(total, *rest)
     assert _relative_error(total, _automatic(_gradients(model, views), 0.3)) < 1e-5
@@ -88,7 +88,7 @@ def test_automatic_sum_equals_oracle_in_both_engines(kind: type[nn.Module], path
 
 def test_automatic_clipper_passes_its_law_to_the_engine_that_it_chooses() -> None:
     model = _model()
-    for views in (_images(5, 2, 3), _images(1, 2, 3)):  # folded, and alone
+    for views in (_images(5, 2, 3), _images(1, 2, 3)):  # in one pass, and alone
         total = torch.zeros(num_trainable(model))
         GroupClipper(l2_clip_norm=0.3, gamma=GAMMA).add_clipped_sum(
             total, model, group_losses_of(model), views
@@ -99,12 +99,12 @@ def test_automatic_clipper_passes_its_law_to_the_engine_that_it_chooses() -> Non
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 50.0])
 def test_every_automatic_contribution_is_below_the_clip_norm(scale: float) -> None:
     model = _model()
-    for path in ("fold", "loop"):
+    for path in ("one pass", "loop"):
         for group in (scale * _images(4, 2, 3)).split(1):
             total = torch.zeros(num_trainable(model))
             rest = (trainable_parameters(model), group_losses_of(model, 0.01), group, 0.1, GAMMA)
-            if path == "fold":
-                clipping._fold(total, model, *rest)
+            if path == "one pass":
+                clipping._one_pass(total, model, *rest)
             else:
                 clipping._loop(total, *rest)
             assert float(total.double().norm()) < 0.1

@@ -12,7 +12,7 @@ from torch import nn
 
 from dpgcl_core.clipping import clipper as clipping
 from dpgcl_core.clipping import layers as layer_rules
-from dpgcl_core.clipping import one_pass as folding
+from dpgcl_core.clipping import one_pass
 from dpgcl_core.clipping.clipper import GroupClipper
 from dpgcl_core.clipping.one_pass import squares_of
 from dpgcl_core.clipping.types import num_trainable, trainable_parameters
@@ -20,7 +20,7 @@ from dpgcl_core.errors import ConfigError
 from tests import oracles
 from tests.dpgcl_core.models import (
     AroundForward,
-    BareParameter,
+    DirectUse,
     InPlace,
     Routed,
     SequenceFirst,
@@ -29,7 +29,7 @@ from tests.dpgcl_core.models import (
     group_losses_of,
 )
 
-MODELS = [TinyEncoder, SharedLayer, BareParameter, AroundForward, InPlace, SequenceFirst, Routed]
+MODELS = [TinyEncoder, SharedLayer, DirectUse, AroundForward, InPlace, SequenceFirst, Routed]
 
 
 def _views(groups: int, size: int, views: int = 3, seed: int = 0) -> torch.Tensor:
@@ -68,50 +68,50 @@ def test_clipped_sum_equals_oracle(kind: type[nn.Module], l2_clip_norm: float) -
     stride=st.integers(1, 3),
     seed=st.integers(0, 2**16),
 )
-def test_folded_sum_equals_oracle_for_random_shapes(
+def test_one_pass_sum_equals_oracle_for_random_shapes(
     groups: int, size: int, copies: int, stride: int, seed: int
 ) -> None:
     model = _model(TinyEncoder, stride=stride)
     views = _views(groups, size, 2 + copies, seed)
     expected = oracles.clipped_sum(model, group_losses_of(model), views, 1.0 - 1e-4)
     total = torch.zeros(num_trainable(model))
-    clipping._fold(total, model, trainable_parameters(model), group_losses_of(model), views, 1.0)
+    clipping._one_pass(total, model, trainable_parameters(model), group_losses_of(model), views, 1.0)
     assert _relative_error(total, expected) < 1e-5
 
 
 @pytest.mark.parametrize(
-    ("kind", "folds"),
+    ("kind", "goes"),
     [
         (TinyEncoder, True),
         (SharedLayer, True),
-        (BareParameter, True),
+        (DirectUse, True),
         (AroundForward, True),
         (InPlace, False),
         (SequenceFirst, False),
         (Routed, False),
     ],
 )
-def test_fold_is_refused_where_it_is_not_exact(kind: type[nn.Module], folds: bool) -> None:
+def test_one_pass_is_refused_where_it_is_not_exact(kind: type[nn.Module], goes: bool) -> None:
     model = _model(kind)
-    assert clipping._folds(model, group_losses_of(model), _views(3, 2)) == folds
+    assert clipping._goes_in_one_pass(model, group_losses_of(model), _views(3, 2)) == goes
 
 
 @pytest.mark.parametrize(
     ("kind", "method"),
     [
         (nn.Linear, "per_group"),
-        (nn.Linear, "gram"),
+        (nn.Linear, "ghost_norms"),
         (nn.Linear, "total"),
         (nn.Linear, "vectors"),
         (nn.Conv2d, "per_group"),
-        (nn.Conv2d, "gram"),
+        (nn.Conv2d, "ghost_norms"),
         (nn.Conv2d, "total"),
         (nn.Conv2d, "vectors"),
         (nn.GroupNorm, "vectors"),
         (nn.LayerNorm, "vectors"),
     ],
 )
-def test_fold_self_check_catches_a_wrong_layer_rule(
+def test_self_check_catches_a_wrong_layer_rule(
     kind: type[nn.Module], method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rule = layer_rules._RULES[kind]
@@ -122,20 +122,20 @@ def test_fold_self_check_catches_a_wrong_layer_rule(
         return 0.9 * result if isinstance(result, torch.Tensor) else [(p, 0.9 * g) for p, g in result]
 
     monkeypatch.setattr(rule, method, wrong)
-    monkeypatch.setattr(folding, "_FLOPS_PER_NUMBER", 0 if method == "per_group" else 1e9)
+    monkeypatch.setattr(one_pass, "_FLOPS_PER_NUMBER", 0 if method == "per_group" else 1e9)
     model = _model(TinyEncoder)
-    assert not clipping._folds(model, group_losses_of(model), _views(3, 2))
+    assert not clipping._goes_in_one_pass(model, group_losses_of(model), _views(3, 2))
 
 
 def test_every_contribution_is_within_the_clip_norm() -> None:
     model = _model(TinyEncoder)
     for seed in range(5):
         views = 50 * _views(2, 2, seed=seed)
-        for path in (clipping._fold, clipping._loop):
+        for path in (clipping._one_pass, clipping._loop):
             for group in views.split(1):
                 total = torch.zeros(num_trainable(model))
                 arguments = (trainable_parameters(model), group_losses_of(model, 0.01), group, 0.1)
-                if path is clipping._fold:
+                if path is clipping._one_pass:
                     path(total, model, *arguments)
                 else:
                     path(total, *arguments)
@@ -149,7 +149,7 @@ def test_norm_of_millions_of_numbers_is_exact_to_well_below_the_margin(spread: f
     flat = 1e-3 + spread * torch.randn(12_000_000, generator=generator)
     exact = float(flat.double().square().sum().sqrt())
     assert abs(float(squares_of(flat[None])[0].sqrt()) / exact - 1) < 4e-5
-    gradients = flat.reshape(2, 2000, 3000)  # as `fold` sums them, per group
+    gradients = flat.reshape(2, 2000, 3000)  # as one pass sums them, per group
     exact_group = float(gradients[0].double().square().sum().sqrt())
     assert abs(float(squares_of(gradients)[0].sqrt()) / exact_group - 1) < 4e-5
 
@@ -157,7 +157,7 @@ def test_norm_of_millions_of_numbers_is_exact_to_well_below_the_margin(spread: f
 def test_self_check_leaves_weights_and_random_state_alone() -> None:
     model, state = _model(TinyEncoder), torch.get_rng_state()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    assert clipping._folds(model, group_losses_of(model), _views(3, 2))
+    assert clipping._goes_in_one_pass(model, group_losses_of(model), _views(3, 2))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -187,7 +187,7 @@ def test_infinite_clip_norm_gives_the_plain_gradient() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("kind", [TinyEncoder, BareParameter])
+@pytest.mark.parametrize("kind", [TinyEncoder, DirectUse])
 def test_non_finite_group_is_masked_and_leaves_others_bit_equal(kind: type[nn.Module], bad: float) -> None:
     model, views = _model(kind), _views(4, 2)
     poisoned = views.clone()

@@ -118,7 +118,7 @@ def test_callers_precision_changes_no_bit_of_a_rules_sum(name: str) -> None:
 def test_network_sees_the_engines_precision_on_every_way_of_the_clipper(
     l2_clip_norm: float, num_groups: int
 ) -> None:
-    """Folded, one group at a time, and without clipping."""
+    """In one pass, one group at a time, and without clipping."""
     model, seen = _model(), []  # type: ignore[var-annotated]
     _noting(model, seen)
     views = torch.randn(num_groups, 2, 3, 3, 8, 8, generator=torch.Generator().manual_seed(2))

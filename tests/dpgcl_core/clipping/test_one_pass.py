@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dpgcl_core.clipping import clipper as clipping
-from dpgcl_core.clipping import one_pass as folding
+from dpgcl_core.clipping import one_pass
 from dpgcl_core.clipping.clipper import GroupClipper
-from dpgcl_core.clipping.direct_uses import NotFoldableError
+from dpgcl_core.clipping.direct_uses import NotSeparableError
 from dpgcl_core.clipping.layers import Conv2dRule, EmbeddingRule, LayerRule, LinearRule
 from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.losses.info_nce import two_view_group_loss
@@ -30,7 +30,7 @@ from tests.dpgcl_core.models import (
     group_losses_of,
 )
 
-BY_GRAM, BY_GRADIENT = 1e12, 0.0
+BY_GHOST_NORM, BY_GRADIENT = 1e12, 0.0
 IMAGE_MODELS = {
     "convolutions": Convolutions,
     "cross attention": CrossAttention,
@@ -56,9 +56,9 @@ def _tokens(groups: int, size: int, views: int, seed: int) -> Tensor:
     return torch.randint(11, (groups, size, views, 5), generator=torch.Generator().manual_seed(seed))
 
 
-def _folded_sum(model, group_losses, inputs, l2_clip_norm: float) -> Tensor:  # type: ignore[no-untyped-def]
+def _one_pass_sum(model, group_losses, inputs, l2_clip_norm: float) -> Tensor:  # type: ignore[no-untyped-def]
     total = torch.zeros(num_trainable(model))
-    clipping._fold(total, model, trainable_parameters(model), group_losses, inputs, l2_clip_norm)
+    clipping._one_pass(total, model, trainable_parameters(model), group_losses, inputs, l2_clip_norm)
     return total
 
 
@@ -66,38 +66,38 @@ def _relative_error(actual: Tensor, expected: Tensor) -> float:
     return float((actual.double() - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("flops_per_number", [BY_GRADIENT, BY_GRAM])
+@pytest.mark.parametrize("flops_per_number", [BY_GRADIENT, BY_GHOST_NORM])
 @pytest.mark.parametrize("name", IMAGE_MODELS)
 @settings(max_examples=4, deadline=None)
 @given(groups=st.integers(1, 5), size=st.integers(2, 4), copies=st.integers(0, 2), seed=st.integers(0, 2**16))
-def test_fold_equals_oracle_for_every_layer_on_both_paths(
+def test_one_pass_equals_oracle_for_every_layer_on_both_paths(
     name: str, flops_per_number: float, groups: int, size: int, copies: int, seed: int
 ) -> None:
     model, views = _built(IMAGE_MODELS[name]), 3 * _images(groups, size, 2 + copies, seed)
     expected = oracles.clipped_sum(model, group_losses_of(model), views, 0.3 * (1 - 1e-4))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folding, "_FLOPS_PER_NUMBER", flops_per_number)
-        actual = _folded_sum(model, group_losses_of(model), views, 0.3)
+        patch.setattr(one_pass, "_FLOPS_PER_NUMBER", flops_per_number)
+        actual = _one_pass_sum(model, group_losses_of(model), views, 0.3)
     assert _relative_error(actual, expected) < 1e-5
 
 
-@pytest.mark.parametrize("flops_per_number", [BY_GRADIENT, BY_GRAM])
+@pytest.mark.parametrize("flops_per_number", [BY_GRADIENT, BY_GHOST_NORM])
 @pytest.mark.parametrize("options", [{}, {"padding_idx": 0}, {"tied": True}])
 @settings(max_examples=4, deadline=None)
 @given(groups=st.integers(1, 5), size=st.integers(2, 4), seed=st.integers(0, 2**16))
-def test_fold_equals_oracle_for_texts(
+def test_one_pass_equals_oracle_for_texts(
     options: dict[str, int], flops_per_number: float, groups: int, size: int, seed: int
 ) -> None:
     model, tokens = _built(lambda: TextEncoder(**options)), _tokens(groups, size, 3, seed)
     expected = oracles.clipped_sum(model, group_losses_of(model), tokens, 0.3 * (1 - 1e-4))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folding, "_FLOPS_PER_NUMBER", flops_per_number)
-        actual = _folded_sum(model, group_losses_of(model), tokens, 0.3)
+        patch.setattr(one_pass, "_FLOPS_PER_NUMBER", flops_per_number)
+        actual = _one_pass_sum(model, group_losses_of(model), tokens, 0.3)
     assert _relative_error(actual, expected) < 1e-5
 
 
 @pytest.mark.parametrize("groups", [1, 2, 5])
-def test_fold_equals_oracle_for_two_towers_with_a_learnt_temperature(groups: int) -> None:
+def test_one_pass_equals_oracle_for_two_towers_with_a_learned_temperature(groups: int) -> None:
     model = _built(TwoTowers)
     inputs = (_images(groups, 3, 1, 0), _tokens(groups, 3, 1, 0))
     pairs = list(zip(*inputs, strict=True))
@@ -120,16 +120,16 @@ def test_fold_equals_oracle_for_two_towers_with_a_learnt_temperature(groups: int
 
 
 @pytest.mark.parametrize("name", IMAGE_MODELS)
-def test_known_layers_are_folded(name: str) -> None:
+def test_known_layers_go_in_one_pass(name: str) -> None:
     model = _built(IMAGE_MODELS[name])
-    assert clipping._folds(model, group_losses_of(model), _images(3, 2, 3, 0))
+    assert clipping._goes_in_one_pass(model, group_losses_of(model), _images(3, 2, 3, 0))
 
 
-@pytest.mark.parametrize("flops_per_number", [BY_GRADIENT, BY_GRAM])
+@pytest.mark.parametrize("flops_per_number", [BY_GRADIENT, BY_GHOST_NORM])
 def test_groups_of_one_record_are_per_record_dp_sgd(
     flops_per_number: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folding, "_FLOPS_PER_NUMBER", flops_per_number)
+    monkeypatch.setattr(one_pass, "_FLOPS_PER_NUMBER", flops_per_number)
     model, images = _built(TinyEncoder), _images(6, 1, 1, 0)
     targets = torch.randn(6, 4, generator=torch.Generator().manual_seed(9))
 
@@ -142,7 +142,7 @@ def test_groups_of_one_record_are_per_record_dp_sgd(
         flat = torch.cat([g.flatten() for g in torch.autograd.grad(loss, trainable_parameters(model))])
         expected += flat.double() * min(1.0, 0.2 * (1 - 1e-4) / float(flat.double().norm()))
     assert (
-        _relative_error(_folded_sum(model, regression, (images, targets[:, None, None]), 0.2), expected)
+        _relative_error(_one_pass_sum(model, regression, (images, targets[:, None, None]), 0.2), expected)
         < 1e-5
     )
 
@@ -156,14 +156,14 @@ RULES: list[tuple[LayerRule, nn.Module, Tensor, tuple[int, ...]]] = [
 
 
 @pytest.mark.parametrize(("rule", "layer", "x", "shape"), RULES)
-def test_gram_norm_and_weighted_total_agree_with_the_gradients_kept(
+def test_ghost_norm_and_weighted_total_agree_with_the_gradients_kept(
     rule: LayerRule, layer: nn.Module, x: Tensor, shape: tuple[int, ...]
 ) -> None:
     grad = torch.randn(shape)
     kept = rule.per_group(layer, x, grad, 3)
-    squares, spread = rule.gram(layer, x, grad, 3)
+    squares, magnitude_bound = rule.ghost_norms(layer, x, grad, 3)
     assert torch.allclose(squares, kept.double().flatten(1).square().sum(1), rtol=1e-5)
-    assert (spread * (1 + 1e-6) >= squares.sqrt()).all()
+    assert (magnitude_bound * (1 + 1e-6) >= squares.sqrt()).all()
     assert torch.allclose(rule.total(layer, x, grad), kept.sum(0), rtol=1e-4, atol=1e-5)
 
 
@@ -171,7 +171,7 @@ def test_many_patches_of_few_weights_take_the_convolution_itself(monkeypatch: py
     layer, x, grad = nn.Conv2d(2, 2, 3, padding=1), torch.randn(6, 2, 9, 9), torch.randn(6, 2, 9, 9)
     expected = Conv2dRule().per_group(layer, x, grad, 3)
     monkeypatch.setattr("dpgcl_core.clipping.layers.MANY_NUMBERS", 0)
-    monkeypatch.setattr(Conv2dRule, "gram", None)
+    monkeypatch.setattr(Conv2dRule, "ghost_norms", None)
     actual = Conv2dRule().per_group(layer, x, grad, 3)
     assert actual.is_contiguous()
     assert torch.allclose(actual, expected, rtol=1e-4, atol=1e-5)
@@ -184,14 +184,14 @@ def test_patches_in_several_chunks_change_nothing(monkeypatch: pytest.MonkeyPatc
     assert torch.equal(Conv2dRule().per_group(layer, x, grad, 5), whole)
 
 
-def test_gram_norm_of_cancelling_gradients_is_not_too_small() -> None:
+def test_ghost_norm_of_cancelling_gradients_is_not_too_small() -> None:
     """In float32 the norm of a gradient that all but cancels falls short by far more than the margin."""
     generator = torch.Generator().manual_seed(0)
     x = 1 + 1e-3 * torch.randn(1, 256, 32, generator=generator)
     grad = torch.randn(1, 128, 16, generator=generator)
     grad = torch.cat([grad, -grad], 1)
     exact = (grad.double().transpose(1, 2) @ x.double()).square().sum()
-    actual = LinearRule().gram(nn.Linear(32, 16), x, grad, 1)[0]
+    actual = LinearRule().ghost_norms(nn.Linear(32, 16), x, grad, 1)[0]
     assert float(actual[0]) >= float(exact) * (1 - 1e-7)
 
 
@@ -199,48 +199,50 @@ def test_gradients_too_many_to_hold_are_taken_in_parts(monkeypatch: pytest.Monke
     model, views = _built(TinyEncoder), _images(7, 2, 3, 0)
     expected = oracles.clipped_sum(model, group_losses_of(model), views, 0.3 * (1 - 1e-4))
     clipper, sizes = GroupClipper(l2_clip_norm=0.3), []
-    fold = clipping._fold
+    right = clipping._one_pass
 
     def counted(*args):  # type: ignore[no-untyped-def]
         sizes.append(len(args[4]))
-        return fold(*args)
+        return right(*args)
 
     monkeypatch.setattr(clipping, "_checked", {model: {None: True}})
-    monkeypatch.setattr(clipping, "_MAX_FOLDED_NUMBERS", 2 * num_trainable(model) + 1)
-    monkeypatch.setattr(clipping, "_fold", counted)
+    monkeypatch.setattr(clipping, "_MAX_GRADIENT_NUMBERS", 2 * num_trainable(model) + 1)
+    monkeypatch.setattr(clipping, "_one_pass", counted)
     total = torch.zeros(num_trainable(model))
     report = clipper.add_clipped_sum(total, model, group_losses_of(model), views)
     assert _relative_error(total, expected) < 1e-5
     assert sum(sizes) == len(report.norms) == 7
-    assert max(sizes[1:]) * clipping._folded_numbers[model][views.shape[1:],] <= 2 * num_trainable(model) + 1
+    assert (
+        max(sizes[1:]) * clipping._gradient_numbers[model][views.shape[1:],] <= 2 * num_trainable(model) + 1
+    )
 
 
-@pytest.mark.parametrize("flops_per_number", [BY_GRADIENT, BY_GRAM])
+@pytest.mark.parametrize("flops_per_number", [BY_GRADIENT, BY_GHOST_NORM])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e38])
 def test_non_finite_group_is_masked_before_any_product(
     bad: float, flops_per_number: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folding, "_FLOPS_PER_NUMBER", flops_per_number)
+    monkeypatch.setattr(one_pass, "_FLOPS_PER_NUMBER", flops_per_number)
     model, views = _built(TinyEncoder), _images(4, 2, 3, 0)
     poisoned = views.clone()
     poisoned[1, 0, 0] = bad
     parameters = trainable_parameters(model)
     total, silent = torch.zeros(num_trainable(model)), torch.zeros(num_trainable(model))
-    report = clipping._fold(total, model, parameters, group_losses_of(model), poisoned, 0.1)
-    clean = clipping._fold(silent, model, parameters, group_losses_of(model), views, 0.1)
+    report = clipping._one_pass(total, model, parameters, group_losses_of(model), poisoned, 0.1)
+    clean = clipping._one_pass(silent, model, parameters, group_losses_of(model), views, 0.1)
     assert report.non_finite.tolist() == [False, True, False, False]
     assert torch.equal(report.norms[[0, 2, 3]], clean.norms[[0, 2, 3]])
     others = torch.zeros(num_trainable(model))
-    clipping._fold(others, model, parameters, group_losses_of(model), views[[0, 2, 3]], 0.1)
+    clipping._one_pass(others, model, parameters, group_losses_of(model), views[[0, 2, 3]], 0.1)
     assert torch.isfinite(total).all()
     assert torch.allclose(total, others, rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.parametrize("flops_per_number", [BY_GRADIENT, BY_GRAM])
+@pytest.mark.parametrize("flops_per_number", [BY_GRADIENT, BY_GHOST_NORM])
 def test_callers_autocast_and_matmul_precision_reach_no_norm_and_no_sum(
     flops_per_number: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folding, "_FLOPS_PER_NUMBER", flops_per_number)
+    monkeypatch.setattr(one_pass, "_FLOPS_PER_NUMBER", flops_per_number)
     model, views = _built(TinyEncoder), 3 * _images(3, 3, 3, 0)
     seen = []
 
@@ -255,7 +257,7 @@ def test_callers_autocast_and_matmul_precision_reach_no_norm_and_no_sum(
         return lambda *args: (seen.append(torch.get_float32_matmul_precision()), function(*args))[1]
 
     for name in ("_weighted", "squares_of"):
-        monkeypatch.setattr(folding, name, noting(getattr(folding, name)))
+        monkeypatch.setattr(one_pass, name, noting(getattr(one_pass, name)))
     torch.set_float32_matmul_precision("medium")
     try:
         with torch.autocast("cpu", torch.bfloat16):
@@ -271,13 +273,13 @@ def test_callers_autocast_and_matmul_precision_reach_no_norm_and_no_sum(
 def test_nothing_of_a_step_outlives_it(name: str) -> None:
     """A cycle would keep every microbatch's gradients until the garbage collector comes by."""
     model, views = _built(IMAGE_MODELS[name]), _images(3, 2, 3, 0)
-    _folded_sum(model, group_losses_of(model), views, 0.3)
+    _one_pass_sum(model, group_losses_of(model), views, 0.3)
     gc.collect()
     gc.disable()
     try:
         before = sum(isinstance(each, Tensor) for each in gc.get_objects())
         for _ in range(3):
-            _folded_sum(model, group_losses_of(model), views, 0.3)
+            _one_pass_sum(model, group_losses_of(model), views, 0.3)
         assert sum(isinstance(each, Tensor) for each in gc.get_objects()) == before
     finally:
         gc.enable()
@@ -297,8 +299,8 @@ def test_input_changed_in_place_after_its_use_is_not_taken_for_what_it_was() -> 
             return nn.functional.normalize(out, dim=-1)
 
     model = _built(Changed)
-    with pytest.raises(NotFoldableError, match="'second' was changed in place"):
-        _folded_sum(model, group_losses_of(model), _images(3, 2, 3, 0), 0.3)
+    with pytest.raises(NotSeparableError, match="'second' was changed in place"):
+        _one_pass_sum(model, group_losses_of(model), _images(3, 2, 3, 0), 0.3)
 
 
 def _sorted_by_length(flat: Tensor) -> Tensor:
@@ -337,11 +339,11 @@ def test_records_picked_by_their_content_are_never_attributed_to_other_groups(ki
     expected = oracles.clipped_sum(model, group_losses_of(model), views, 0.3 * (1 - 1e-4))
     total = torch.zeros(num_trainable(model))
     clipping._checked[model] = {None: True}  # as if the self-check had seen nothing
-    clipping._folded_numbers[model] = {(views.shape[1:],): 1}
+    clipping._gradient_numbers[model] = {(views.shape[1:],): 1}
     GroupClipper(l2_clip_norm=0.3).add_clipped_sum(total, model, group_losses_of(model), views)
     assert _relative_error(total, expected) < 1e-5
-    with pytest.raises(NotFoldableError):
-        _folded_sum(model, group_losses_of(model), views, 0.3)
+    with pytest.raises(NotSeparableError):
+        _one_pass_sum(model, group_losses_of(model), views, 0.3)
 
 
 def test_own_position_of_every_row_may_be_picked() -> None:
@@ -357,12 +359,12 @@ def test_own_position_of_every_row_may_be_picked() -> None:
 
     model, views = _built(Pooled), _images(4, 2, 3, 0)
     expected = oracles.clipped_sum(model, group_losses_of(model), views, 0.3 * (1 - 1e-4))
-    assert _relative_error(_folded_sum(model, group_losses_of(model), views, 0.3), expected) < 1e-5
+    assert _relative_error(_one_pass_sum(model, group_losses_of(model), views, 0.3), expected) < 1e-5
 
 
 def test_terms_that_cancel_do_not_bring_their_rounding_into_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Gram norm is exact and tiny; the float32 sum of such terms is not."""
-    monkeypatch.setattr(folding, "_FLOPS_PER_NUMBER", BY_GRAM)
+    """The ghost norm is exact and tiny; the float32 sum of such terms is not."""
+    monkeypatch.setattr(one_pass, "_FLOPS_PER_NUMBER", BY_GHOST_NORM)
     layer = nn.Linear(64, 64, bias=False)
     generator = torch.Generator().manual_seed(0)
     weights = 1e7 * torch.randn(16, 64, generator=generator)
@@ -373,12 +375,12 @@ def test_terms_that_cancel_do_not_bring_their_rounding_into_the_sum(monkeypatch:
 
     inputs = torch.randn(1, 1, 64, generator=generator).expand(1, 16, 64).contiguous()
     total = torch.zeros(64 * 64)
-    clipping._fold(total, layer, [layer.weight], losses, inputs[:, :, None], 1.0)
+    clipping._one_pass(total, layer, [layer.weight], losses, inputs[:, :, None], 1.0)
     assert float(total.double().norm()) <= 1.0
 
 
 def test_gradient_changed_in_place_after_its_norm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folding, "_FLOPS_PER_NUMBER", BY_GRAM)
+    monkeypatch.setattr(one_pass, "_FLOPS_PER_NUMBER", BY_GHOST_NORM)
 
     class Hooked(nn.Module):
         def __init__(self) -> None:
@@ -422,7 +424,7 @@ def test_self_check_restores_a_model_whose_state_dict_is_not_its_weights(fails: 
 
     model = _built(Adapter)
     before = [p.detach().clone() for p in model.parameters()]
-    assert clipping._folds(model, group_losses_of(model), _images(4, 2, 3, 0)) is not fails
+    assert clipping._goes_in_one_pass(model, group_losses_of(model), _images(4, 2, 3, 0)) is not fails
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
 
 
@@ -465,8 +467,8 @@ def test_parameter_without_a_rule_is_named(caplog: pytest.LogCaptureFixture) -> 
     assert _relative_error(total, expected) < 1e-5
     assert "'curve'" in caplog.text
     assert "prelu" in caplog.text
-    with pytest.raises(NotFoldableError, match="no rule for parameter 'curve'"):
-        _folded_sum(model, group_losses_of(model), views, 0.3)
+    with pytest.raises(NotSeparableError, match="parameter 'curve' is not supported"):
+        _one_pass_sum(model, group_losses_of(model), views, 0.3)
 
 
 def test_use_around_a_layer_that_only_some_records_take_is_not_missed() -> None:
@@ -488,26 +490,26 @@ def test_use_around_a_layer_that_only_some_records_take_is_not_missed() -> None:
     model, views = _built(Sometimes), _images(3, 2, 3, 0)
     views[0, 0, 0, 0, 0, 0] = 60.0
     expected = oracles.clipped_sum(model, group_losses_of(model), views, 0.3 * (1 - 1e-4))
-    assert _relative_error(_folded_sum(model, group_losses_of(model), views, 0.3), expected) < 1e-5
+    assert _relative_error(_one_pass_sum(model, group_losses_of(model), views, 0.3), expected) < 1e-5
 
 
 def test_forward_methods_and_gradient_flags_are_restored() -> None:
     model = _built(ImageTransformer)
     model.up.weight.requires_grad_(False)
     before = [p.requires_grad for p in model.parameters()]
-    _folded_sum(model, group_losses_of(model), _images(3, 2, 3, 0), 1.0)
+    _one_pass_sum(model, group_losses_of(model), _images(3, 2, 3, 0), 1.0)
     assert [p.requires_grad for p in model.parameters()] == before
     assert not any("forward" in vars(m) or m._forward_hooks for m in model.modules())
     assert all(p.grad is None for p in model.parameters())
 
 
-@pytest.mark.parametrize("flops_per_number", [BY_GRADIENT, BY_GRAM])
+@pytest.mark.parametrize("flops_per_number", [BY_GRADIENT, BY_GHOST_NORM])
 @pytest.mark.parametrize("name", ["convolutions", "every layer", "transformer"])
 def test_low_precision_contributions_stay_within_the_clip_norm(
     name: str, flops_per_number: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Norm and sum use the same stored tensors, so rounding in the network cannot push one past C."""
-    monkeypatch.setattr(folding, "_FLOPS_PER_NUMBER", flops_per_number)
+    monkeypatch.setattr(one_pass, "_FLOPS_PER_NUMBER", flops_per_number)
     model = _built(IMAGE_MODELS[name])
 
     def losses(views: Tensor) -> Tensor:
@@ -516,5 +518,5 @@ def test_low_precision_contributions_stay_within_the_clip_norm(
         return two_view_group_loss(embeddings.float().unflatten(0, views.shape[:3]), temperature=0.01)
 
     for seed in range(2):
-        total = _folded_sum(model, losses, 3 * _images(1, 3, 3, seed), 0.1)
+        total = _one_pass_sum(model, losses, 3 * _images(1, 3, 3, seed), 0.1)
         assert 0.0999 * 0.99 < float(total.double().norm()) <= 0.1

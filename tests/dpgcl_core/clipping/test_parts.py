@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dpgcl_core.clipping import clipper as clipping
-from dpgcl_core.clipping import one_pass as folding
+from dpgcl_core.clipping import one_pass
 from dpgcl_core.clipping.clipper import GAMMA, ONE_BY_ONE, GroupClipper
 from dpgcl_core.clipping.layers import LinearRule
 from dpgcl_core.clipping.parts import ClippingParts
@@ -18,7 +18,7 @@ from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from tests import oracles
 from tests.dpgcl_core.models import (
-    BareParameter,
+    DirectUse,
     ImageTransformer,
     Routed,
     SharedLayer,
@@ -29,7 +29,7 @@ from tests.dpgcl_core.models import (
 )
 
 MARGIN = 1 - 1e-4
-BY_GRAM, BY_GRADIENT = 1e12, 0.0
+BY_GHOST_NORM, BY_GRADIENT = 1e12, 0.0
 Inputs = Tensor | tuple[Tensor, ...]
 
 
@@ -69,11 +69,11 @@ CASES: dict[str, tuple[type[nn.Module], tuple[str, ...]]] = {
     "three parts": (TwoTowers, ("image.", "text.")),
     "temperature alone": (TwoTowers, ("logit_scale",)),
     "low rank": (AdaptedTowers, ("visual.",)),
-    "bare parameter": (BareParameter, ("scale",)),
-    "bare parameters": (ImageTransformer, ("token", "positions", "attention.")),
+    "direct use": (DirectUse, ("scale",)),
+    "direct uses": (ImageTransformer, ("token", "positions", "attention.")),
     "shared layer": (SharedLayer, ("layer.",)),
     "every layer": (TinyEncoder, ("layers.0.", "layers.4.")),
-    "not foldable": (Routed, ("experts.",)),
+    "not separable": (Routed, ("experts.",)),
 }
 
 
@@ -117,7 +117,7 @@ def _oracle(
 def _one_way(way: str, model: nn.Module, inputs: Inputs, prefixes: tuple[str, ...], clip: float):  # type: ignore[no-untyped-def]
     total, owners = torch.zeros(num_trainable(model)), ClippingParts(prefixes=prefixes).owners(model)
     rest = (trainable_parameters(model), _losses(model), inputs, clip, None, owners)
-    report = clipping._fold(total, model, *rest) if way == "fold" else clipping._loop(total, *rest)
+    report = clipping._one_pass(total, model, *rest) if way == "one pass" else clipping._loop(total, *rest)
     return total, report
 
 
@@ -138,21 +138,21 @@ def test_sum_clipped_by_parts_equals_oracle(name: str, clip: float, gamma: float
     clipper = GroupClipper(l2_clip_norm=clip, gamma=gamma, parts=ClippingParts(prefixes=prefixes))
     report = clipper.add_clipped_sum(total, model, _losses(model), inputs)
     assert _relative_error(total, _oracle(model, inputs, prefixes, clip, gamma)) < 2e-5
-    assert (report.paths == {"": ONE_BY_ONE}) == (name == "not foldable")
+    assert (report.paths == {"": ONE_BY_ONE}) == (name == "not separable")
 
 
-@pytest.mark.parametrize("flops_per_number", [BY_GRADIENT, BY_GRAM])
-@pytest.mark.parametrize("name", [name for name in CASES if name != "not foldable"])
-def test_fold_by_parts_equals_loop_on_both_ways_to_a_norm(
+@pytest.mark.parametrize("flops_per_number", [BY_GRADIENT, BY_GHOST_NORM])
+@pytest.mark.parametrize("name", [name for name in CASES if name != "not separable"])
+def test_one_pass_by_parts_equals_loop_on_both_ways_to_a_norm(
     name: str, flops_per_number: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folding, "_FLOPS_PER_NUMBER", flops_per_number)
+    monkeypatch.setattr(one_pass, "_FLOPS_PER_NUMBER", flops_per_number)
     kind, prefixes = CASES[name]
     model = _built(kind)
-    (folded, fast), (looped, slow) = (
-        _one_way(way, model, _inputs(model), prefixes, 0.3) for way in ("fold", "loop")
+    (at_once, fast), (looped, slow) = (
+        _one_way(way, model, _inputs(model), prefixes, 0.3) for way in ("one pass", "loop")
     )
-    assert _relative_error(folded, looped.double()) < 2e-5
+    assert _relative_error(at_once, looped.double()) < 2e-5
     assert torch.allclose(fast.part_ratios, slow.part_ratios, rtol=1e-4)
 
 
@@ -197,14 +197,14 @@ PARTS = {2: ClippingParts(prefixes=("b.",)), 3: ClippingParts(prefixes=("a.", "b
 COLUMNS = {2: [[3, 4, 5], [0, 1, 2, 6, 7, 8]], 3: [[0, 1, 2], [3, 4, 5], [6, 7, 8]]}
 
 
-def _crafted_sum(gradients: Tensor, clipper: GroupClipper, way: str = "fold") -> Tensor:
+def _crafted_sum(gradients: Tensor, clipper: GroupClipper, way: str = "one pass") -> Tensor:
     """The clipped sum of groups whose gradients are given, `[groups, 9]`."""
     assert clipper.parts is not None
     model, total = Crafted(), torch.zeros(9)
     law = (clipper.l2_clip_norm, clipper.gamma, clipper.parts.owners(model))
     rest = (trainable_parameters(model), model.group_losses, gradients[:, None, None], *law)
-    if way == "fold":
-        clipping._fold(total, model, *rest)
+    if way == "one pass":
+        clipping._one_pass(total, model, *rest)
     else:
         clipping._loop(total, *rest)
     return total.double()
@@ -219,7 +219,7 @@ ADVERSARIAL = [
 ]
 
 
-@pytest.mark.parametrize("way", ["fold", "loop"])
+@pytest.mark.parametrize("way", ["one pass", "loop"])
 @pytest.mark.parametrize("gamma", [None, GAMMA])
 @pytest.mark.parametrize("scales", ADVERSARIAL)
 @pytest.mark.parametrize("num_parts", PARTS)
@@ -247,8 +247,8 @@ def test_short_part_is_left_alone_beside_a_huge_one() -> None:
     assert total[[0, 8]].tolist() == pytest.approx([1e-3, 2e-3])
 
 
-@pytest.mark.parametrize("way", ["fold", "loop"])
-@pytest.mark.parametrize("name", ["two towers", "three parts", "every layer", "bare parameters"])
+@pytest.mark.parametrize("way", ["one pass", "loop"])
+@pytest.mark.parametrize("name", ["two towers", "three parts", "every layer", "direct uses"])
 def test_every_contribution_by_parts_of_a_network_is_within_c(name: str, way: str) -> None:
     kind, prefixes = CASES[name]
     model = _built(kind)
@@ -262,8 +262,8 @@ def test_every_contribution_by_parts_of_a_network_is_within_c(name: str, way: st
 
 
 def test_rounding_of_terms_that_cancel_stays_within_their_own_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other part's spread is small, and must not be what the cancelling part is measured by."""
-    monkeypatch.setattr(folding, "_FLOPS_PER_NUMBER", BY_GRAM)
+    """The other part's magnitude_bound is small, and must not be what the cancelling part is measured by."""
+    monkeypatch.setattr(one_pass, "_FLOPS_PER_NUMBER", BY_GHOST_NORM)
     model = nn.ModuleDict({"a": nn.Linear(64, 64, bias=False), "b": nn.Linear(64, 64, bias=False)})
     generator = torch.Generator().manual_seed(0)
     weights = 1e7 * torch.randn(16, 64, generator=generator)
@@ -276,7 +276,7 @@ def test_rounding_of_terms_that_cancel_stays_within_their_own_part(monkeypatch: 
     inputs = torch.randn(1, 1, 64, generator=generator).expand(1, 16, 64).contiguous()[:, :, None]
     total = torch.zeros(num_trainable(model))
     owners = ClippingParts(prefixes=("a.",)).owners(model)
-    clipping._fold(total, model, trainable_parameters(model), losses, inputs, 1.0, None, owners)
+    clipping._one_pass(total, model, trainable_parameters(model), losses, inputs, 1.0, None, owners)
     assert float(total[: 64 * 64].double().norm()) <= 1 / math.sqrt(2)
     assert torch.allclose(total[64 * 64 :], 1e-6 * inputs.sum((0, 1, 2)).repeat(64), rtol=1e-4)
 
@@ -303,7 +303,7 @@ def test_neighbouring_sums_by_parts_are_within_the_sensitivity(num_parts: int, g
 # --- a part that is not finite ---
 
 
-@pytest.mark.parametrize("way", ["fold", "loop"])
+@pytest.mark.parametrize("way", ["one pass", "loop"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 3e38])
 @pytest.mark.parametrize("column", [0, 4, 8])
 def test_group_with_one_part_not_finite_is_left_out_as_a_whole(column: int, bad: float, way: str) -> None:
@@ -315,7 +315,7 @@ def test_group_with_one_part_not_finite_is_left_out_as_a_whole(column: int, bad:
     assert torch.equal(_crafted_sum(gradients, clipper, way), _crafted_sum(silent, clipper, way))
 
 
-@pytest.mark.parametrize("way", ["fold", "loop"])
+@pytest.mark.parametrize("way", ["one pass", "loop"])
 @pytest.mark.parametrize("tower", [0, 1])
 def test_report_says_which_groups_were_left_out(tower: int, way: str) -> None:
     model = _built(AdaptedTowers)
@@ -329,18 +329,18 @@ def test_report_says_which_groups_were_left_out(tower: int, way: str) -> None:
     assert torch.isfinite(report.norms[~report.non_finite]).all()
 
 
-@pytest.mark.parametrize("way", ["fold", "loop"])
+@pytest.mark.parametrize("way", ["one pass", "loop"])
 def test_factor_that_lost_its_digits_in_one_part_leaves_out_the_group_and_says_so(way: str) -> None:
     model, total = Crafted(), torch.zeros(9)
     gradients = torch.ones(2, 1, 1, 9)
     gradients[0, ..., 4] = 1.5e38
     rest = (trainable_parameters(model), model.group_losses, gradients, 1.1e-7, None, (0, 1, 2))
-    report = clipping._fold(total, model, *rest) if way == "fold" else clipping._loop(total, *rest)
+    report = clipping._one_pass(total, model, *rest) if way == "one pass" else clipping._loop(total, *rest)
     assert report.non_finite.tolist() == [True, False]
     assert float(total.norm()) <= 1.1e-7
 
 
-@pytest.mark.parametrize("way", ["fold", "loop"])
+@pytest.mark.parametrize("way", ["one pass", "loop"])
 def test_norm_that_overflows_only_as_a_whole_leaves_out_the_group(way: str) -> None:
     """Every group that counts has a finite norm in the report."""
     gradients = torch.ones(2, 9)
@@ -355,8 +355,8 @@ def test_norm_that_overflows_only_as_a_whole_leaves_out_the_group(way: str) -> N
 def test_report_has_norms_of_whole_gradients_and_ratios_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Crafted()
     gradients = torch.randn(5, 9, generator=torch.Generator().manual_seed(0))
-    monkeypatch.setattr(folding, "_FLOPS_PER_NUMBER", BY_GRADIENT)
-    monkeypatch.setattr(clipping, "_MAX_FOLDED_NUMBERS", 18)  # two groups in a pass
+    monkeypatch.setattr(one_pass, "_FLOPS_PER_NUMBER", BY_GRADIENT)
+    monkeypatch.setattr(clipping, "_MAX_GRADIENT_NUMBERS", 18)  # two groups in a pass
     report = GroupClipper(l2_clip_norm=2.0, parts=PARTS[3]).add_clipped_sum(
         torch.zeros(9), model, model.group_losses, gradients[:, None, None]
     )
@@ -403,14 +403,14 @@ class Faint(nn.Module):
 def test_self_check_with_parts_sees_a_norm_that_the_whole_gradient_hides(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model, right = _built(Faint), LinearRule.gram
+    model, right = _built(Faint), LinearRule.ghost_norms
 
     def wrong(self, module, *args):  # type: ignore[no-untyped-def]
-        squares, spread = right(self, module, *args)
-        return (0.25 * squares if module is model.faint else squares), spread
+        squares, magnitude_bound = right(self, module, *args)
+        return (0.25 * squares if module is model.faint else squares), magnitude_bound
 
-    monkeypatch.setattr(LinearRule, "gram", wrong)
-    monkeypatch.setattr(folding, "_FLOPS_PER_NUMBER", BY_GRAM)
+    monkeypatch.setattr(LinearRule, "ghost_norms", wrong)
+    monkeypatch.setattr(one_pass, "_FLOPS_PER_NUMBER", BY_GHOST_NORM)
     views, total, taken = _inputs(model, 3), torch.zeros(num_trainable(model)), []
     for parts in (None, ClippingParts(prefixes=("faint.",))):
         clipper = GroupClipper(l2_clip_norm=1.0, parts=parts)
@@ -419,12 +419,12 @@ def test_self_check_with_parts_sees_a_norm_that_the_whole_gradient_hides(
     assert taken[1] == {"": ONE_BY_ONE}
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "not foldable"])
-def test_self_check_with_parts_passes_what_folds(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in CASES if name != "not separable"])
+def test_self_check_with_parts_passes_what_goes_in_one_pass(name: str) -> None:
     kind, prefixes = CASES[name]
     model = _built(kind)
     owners = ClippingParts(prefixes=prefixes).owners(model)
-    assert clipping._folds(model, _losses(model), _inputs(model, 3), owners)
+    assert clipping._goes_in_one_pass(model, _losses(model), _inputs(model, 3), owners)
 
 
 # --- the parts of a model ---

@@ -49,7 +49,7 @@ def _sum(mechanism: Mechanism, online: nn.Module, target: nn.Module, views: Tens
     settings = LossSettings(temperature=0.5)
     objective = EmbeddingObjective(embed=embed, loss=mechanism.loss(settings))
     report = mechanism.rule(settings).add_clipped_sum(total, online, objective, views, None)
-    return total.double(), report.paths.get("", "folded")
+    return total.double(), report.paths.get("", "one pass")
 
 
 def _views(groups: int, size: int) -> Tensor:
@@ -58,7 +58,7 @@ def _views(groups: int, size: int) -> Tensor:
 
 @pytest.mark.parametrize("clip", [0.1, 100.0])
 @pytest.mark.parametrize("size", [1, 3])
-def test_folded_sum_equals_the_slow_oracle_in_float64(size: int, clip: float) -> None:
+def test_one_pass_sum_equals_the_slow_oracle_in_float64(size: int, clip: float) -> None:
     online, target = _networks()
     views = _views(5, size)
     slow, fixed = copy.deepcopy(online).double(), copy.deepcopy(target).double()
@@ -71,7 +71,7 @@ def test_folded_sum_equals_the_slow_oracle_in_float64(size: int, clip: float) ->
         found = torch.autograd.grad(loss, trainable_parameters(slow))
         expected += clip_float64(torch.cat([g.flatten() for g in found]), clip * (1 - 1e-4))
     actual, path = _sum(_mechanism(size, clip), online, target, views)
-    assert path == "folded"
+    assert path == "one pass"
     assert float((actual - expected).norm() / expected.norm()) < 1e-4
 
 

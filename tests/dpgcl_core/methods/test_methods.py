@@ -17,7 +17,9 @@ from dpgcl_core.methods.__main__ import main
 from dpgcl_core.methods.baselines.capped import default_cap
 from dpgcl_core.methods.baselines.logit_dp.clipper import LogitClipper
 from tests.dpgcl_core.method_oracles import TAU, TRAINING, mechanism_of
-from trainers.config.settings import Setting
+from trainers.config.settings import TrainingOptions
+from trainers.config.tree import changed
+from trainers.training.resolve import training_config
 
 REPLACE_ONE = "replace one record"
 DPCL = [name for name in METHODS if name.startswith("dpcl_")]
@@ -95,7 +97,7 @@ def test_unknown_method_lists_the_known_and_suggests_the_nearest() -> None:
 
 def test_unknown_method_of_a_setting_lists_the_known() -> None:
     with pytest.raises(ConfigError, match="unknown method 'simclr'") as raised:
-        Setting(method="simclr").training_config(num_records=1000, public_seed=0)
+        training_config(changed(TrainingOptions(), method="simclr"), num_records=1000, public_seed=0)
     assert all(name in str(raised.value) for name in METHODS)
 
 
@@ -121,9 +123,11 @@ def test_cap_below_the_expected_batch_is_refused_with_a_better_one(name: str) ->
 
 @pytest.mark.parametrize("name", NEEDS_CAP)
 def test_setting_with_a_cap_below_the_expected_batch_is_refused(name: str) -> None:
-    setting = Setting(method=name, expected_batch_size=64, batch_cap=10, noise_multiplier=1.0)
+    setting = changed(
+        TrainingOptions(), method=name, expected_batch_size=64, batch_cap=10, noise_multiplier=1.0
+    )
     with pytest.raises(ConfigError, match="got 10 with 64 records expected"):
-        setting.training_config(num_records=1000, public_seed=0)
+        training_config(setting, num_records=1000, public_seed=0)
 
 
 @pytest.mark.parametrize("name", [name for name in TRAINING if name not in NEEDS_CAP])

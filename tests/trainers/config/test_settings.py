@@ -1,4 +1,4 @@
-"""Named settings become the training that was asked for, or a refusal that says what to give."""
+"""Options become the training that was asked for, or a refusal that says what to give."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import pytest
 
 from dpgcl_core.errors import ConfigError
 from tests.trainers.conftest import make_config, make_data
-from trainers.config.settings import Setting
+from trainers.config.settings import TrainingOptions
 from trainers.config.training import EvaluationConfig
+from trainers.config.tree import changed
 from trainers.training.loop import train
+from trainers.training.resolve import training_config
 
 
 def _config(**changes: object):  # type: ignore[no-untyped-def]
     setting = {"expected_batch_size": 30, "group_size": 4, "noise_multiplier": 1.0, "delta": 1e-3} | changes
-    return Setting(**setting).training_config(num_records=60, public_seed=0)
+    return training_config(changed(TrainingOptions(), **setting), num_records=60, public_seed=0)
 
 
 @pytest.mark.parametrize("epsilon", [None, math.inf])
@@ -26,7 +28,7 @@ def test_method_without_privacy_has_neither_noise_nor_clipping(epsilon: float | 
 
 
 def test_method_without_privacy_aims_at_infinity() -> None:
-    assert Setting(method="non_private").target_epsilon() == math.inf
+    assert changed(TrainingOptions(), method="non_private").mechanism.target_epsilon() == math.inf
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_predictor_comes_with_the_method_that_needs_it() -> None:
         make_config(method="byol_groups", num_augmentations=0)
 
 
-def test_every_new_knob_reaches_the_params() -> None:
+def test_every_option_reaches_the_params() -> None:
     given = {
         "num_view_draws": 3,
         "ema_decay": 0.9,
@@ -103,6 +105,6 @@ def test_every_new_knob_reaches_the_params() -> None:
         ({"score_every_steps": -1}, "score_every_steps must not be negative; got -1"),
     ],
 )
-def test_knobs_out_of_range_are_refused(given: dict[str, object], words: str) -> None:
+def test_options_out_of_range_are_refused(given: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         _config(**given)

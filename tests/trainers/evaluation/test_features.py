@@ -26,7 +26,9 @@ from trainers.models.encoder import Encoder, build_encoder
 from trainers.views.images import make_views, normalise
 
 SHAPE = (1, 8, 8)
-NO_AUGMENTATION = ViewConfig(min_crop_area=1.0, max_crop_area=1.0, flip_prob=0.0)
+NO_AUGMENTATION = ViewConfig(
+    min_crop_area=1.0, max_crop_area=1.0, flip_prob=0.0, brightness=0.0, contrast=0.0
+)
 
 
 class _Constant(nn.Module):

@@ -15,28 +15,30 @@ from dpgcl_core.losses.info_nce import two_view_group_loss
 from dpgcl_core.losses.objective import EmbeddingObjective
 from dpgcl_core.mechanism.method import GroupRule
 from trainers.config.presets import DIGITS_CPU
-from trainers.config.settings import Setting
+from trainers.config.settings import TrainingOptions
 from trainers.config.training import NetworkConfig
+from trainers.config.tree import changed
 from trainers.models.encoder import build_encoder
 from trainers.models.precision import gradient_scale
 from trainers.tasks import IMAGES
 from trainers.training.precision import add_clipped_sum
+from trainers.training.resolve import training_config
 
 
-def _setting(**changes: object) -> Setting:
-    return Setting(**({"noise_multiplier": 1.0, "expected_batch_size": 64} | changes))  # type: ignore[arg-type]
+def _setting(**changes: object) -> TrainingOptions:
+    return changed(TrainingOptions(), **({"noise_multiplier": 1.0, "expected_batch_size": 64} | changes))  # type: ignore[arg-type]
 
 
 def test_setting_reaches_the_mechanism() -> None:
-    config = _setting(clipping="automatic").training_config(num_records=1000, public_seed=0)
+    config = training_config(_setting(clipping="automatic"), num_records=1000, public_seed=0)
     assert config.mechanism.clipping == "automatic"
     assert config.mechanism.clipper().gamma == GAMMA
-    assert DIGITS_CPU.clipping == "flat"
+    assert DIGITS_CPU.mechanism.clipping == "flat"
 
 
 def test_setting_of_an_unknown_law_lists_the_known() -> None:
     with pytest.raises(ConfigError, match=r"unknown clipping 'psac'.* Valid: automatic, flat"):
-        _setting(clipping="psac").training_config(num_records=1000, public_seed=0)
+        training_config(_setting(clipping="psac"), num_records=1000, public_seed=0)
 
 
 @pytest.mark.parametrize("gradients_times", [1.0, 1e-4])

@@ -63,7 +63,9 @@ def clipped_sum(
 def test_low_precision_group_contributes_at_most_c(name: str, l2_clip_norm: float) -> None:
     encoder = make_encoder()
     for group in torch.split(make_views(), 1):
-        pair = torch.cat([group, torch.full_like(group, torch.nan)])  # two groups: the engine may fold
+        pair = torch.cat(
+            [group, torch.full_like(group, torch.nan)]
+        )  # two groups: the engine may take both at once
         total, report = clipped_sum(encoder, pair, network(name), l2_clip_norm)
         assert float(report.norms[0]) > l2_clip_norm
         assert 0.99 * l2_clip_norm < float(total.double().norm()) <= l2_clip_norm

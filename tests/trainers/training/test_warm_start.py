@@ -13,17 +13,19 @@ import torch
 from torch import Tensor
 
 from dpgcl_core.errors import ConfigError, StorageError
-from sweeps.service.storage import config_hash
+from sweeps.service.storage.folder import config_hash
 from tests.sweeps import support
 from tests.trainers.conftest import make_config, make_data
 from tests.trainers.exporting import LORA, SMALL, same_weights, write_small_clip, write_small_model
 from tests.trainers.files.test_checkpoint import _crashed, _folder
 from trainers.config.presets import DIGITS_CPU
 from trainers.config.training import ClipNetworkConfig, NetworkConfig, TextViewConfig, TrainingConfig
+from trainers.config.tree import changed
 from trainers.models.clip.encoder import ImageTextEncoder, synthetic_pairs
 from trainers.models.encoder import build_encoder
 from trainers.training import loop
 from trainers.training.loop import train
+from trainers.training.resolve import training_config
 from trainers.training.warm_start import read_warm_start, starting_encoder, warm_start_note
 from trainers.training.workers import SingleWorker
 
@@ -60,8 +62,8 @@ def test_training_starts_from_the_given_weights(public: Path) -> None:
 
 
 def test_setting_brings_the_weights_to_the_training(public: Path) -> None:
-    setting = dataclasses.replace(DIGITS_CPU, embedding_dim=8, noise_multiplier=1.0, warm_start=public)
-    config = setting.training_config(num_records=1445, public_seed=0)
+    setting = changed(DIGITS_CPU, embedding_dim=8, noise_multiplier=1.0, warm_start=public)
+    config = training_config(setting, num_records=1445, public_seed=0)
     assert same_weights(_own_state(), starting_encoder(config, SHAPE))
 
 

@@ -14,8 +14,8 @@ from dpgcl_core.sampling.records import keyed_uniform
 from trainers.config.training import ViewConfig
 from trainers.views.images import Draw, colour_matrices, crop_boxes, jitter_factors, make_views, normalise
 
-OFF = ViewConfig(min_crop_area=1.0, max_crop_area=1.0, flip_prob=0.0)
-CROP = ViewConfig(min_crop_area=0.4, max_crop_area=0.9, flip_prob=0.0)
+OFF = ViewConfig(min_crop_area=1.0, max_crop_area=1.0, flip_prob=0.0, brightness=0.0, contrast=0.0)
+CROP = ViewConfig(min_crop_area=0.4, max_crop_area=0.9, flip_prob=0.0, brightness=0.0, contrast=0.0)
 EVERYTHING = ViewConfig(
     min_crop_area=0.3,
     max_crop_area=1.0,

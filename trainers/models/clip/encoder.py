@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpgcl_core.clipping.direct_uses import NotFoldableError
+from dpgcl_core.clipping.direct_uses import NotSeparableError
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.image_text import clamp_logit_scale_, interleaved, with_learned_temperature
 from trainers.models.clip.adapters import ClipLora, make_trainable
@@ -108,13 +108,13 @@ class ImageTextEncoder(nn.Module):
         """Returns both sides' embeddings with the leading axes of the inputs, see `Pairs`.
 
         Raises:
-          NotFoldableError: one-pass clipping with gradient checkpointing; the clipper then takes its loop.
+          NotSeparableError: one-pass clipping with gradient checkpointing; the clipper then takes its loop.
         """
         # While the engine records, no parameter takes a gradient of its own; a recomputed block, which it
         # does not see, would then be another graph than the recorded one.
         recomputes = self._recomputes and self.training and torch.is_grad_enabled()
         if recomputes and not any(p.requires_grad for p in self.clip.parameters()):
-            raise NotFoldableError("gradient checkpointing keeps no input of a layer")
+            raise NotSeparableError("gradient checkpointing keeps no input of a layer")
         return (
             self.embed_images(images.flatten(0, 2)).reshape(*images.shape[:3], -1),
             self.embed_texts(tokens.flatten(0, 2)).reshape(*tokens.shape[:3], -1),

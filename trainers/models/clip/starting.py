@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from dpgcl_core.errors import ConfigError
+from trainers.config.networks import WarmStart
 from trainers.config.training import ClipNetworkConfig
-from trainers.files.weights import WarmStart
 from trainers.models.clip.adapters import ClipLora
 from trainers.models.clip.encoder import ImageTextEncoder, build_image_text_encoder
 from trainers.models.clip.published import CONFIG_FILE, RANDOM, ClipConfig, ClipSpec, find_clip

@@ -3,29 +3,21 @@
 Both draw batches of a fixed size |B| without replacement, **replacing one record**, with two views of each
 record. Some statistic that couples the records is released with noise first; the loss is taken at its noised
 value; every **view's** own-path gradient is clipped to C; the sum gets noise of its own. All of a step's
-mechanisms look at the same sample: `noise_multipliers` goes into one event of
-`capped_sampling.FixedSizeGaussians`.
+mechanisms look at the same sample: their noise multipliers go into one event of
+`dpgcl_core.accounting.fixed_size.FixedSizeGaussians`.
 
 **What is claimed and what is true.** The paper says that once the statistic is noised the sum of gradients
 has sensitivity 4C: two views change, by 2C each. That treats the other records' gradients as unchanged. But
 the cotangent of view u is c_u = Σ_v (∂L/∂S_uv + ∂L/∂S_vu) z_v, and z_v of the replaced record is in it,
-noised similarity or not. Counterexample for SimCLR, any |B| ≥ 2: an encoder z = Wx at W = 1, all other views
-x_u = e₁, both views of the record at hand ±e₂, and one and the same released S̃, in which every other view has
-found its partner (∂ℓ_u = 0) and the record's views prefer the others equally. Then c_u is a positive multiple
-of ±e₂, each of the 2(|B| − 1) other views moves by 2C in one direction, and the sum moves by more than
-4(|B| − 1)C: 12C, 28C, 252C at |B| = 4, 8, 64. In Barlow Twins the cross-correlation couples the records,
-too, and is not released at all: with released means 0, variances 1 and all views at e₁, moving one view of
-one record to −e₁ takes C₁₁ from 1 + 1/(|B| − 1) to 1 − 1/(|B| − 1), every other cotangent changes its sign,
-and the sum moves by 4(|B| − 1)C. So `as-published` marks runs that no proof covers.
+noised similarity or not. For both methods docs/theory/dpcl.md has a counterexample in which the sum moves by
+4(|B| − 1)C. So `as-published` marks runs that no proof covers.
 
-**What is proven.** 2|B| vectors of norm at most C sum to a norm of at most 2|B|C, whatever the batch; two
-batches differ by at most 4|B|C. This holds with and without noise on the statistics (`proven`).
+**What is proven** (`proven`), for replacing one record: the sum moves by at most 4|B|C, for 2|B| vectors of
+norm at most C sum to a norm of at most 2|B|C, whatever the batch is. This holds with and without noise on
+the statistics.
 
 The statistics' own sensitivities hold for embeddings in the unit ball, onto which they are projected here:
-- similarities, 4·√(2|B| − 1): of two replaced rows and columns 4·2|B| − 4 entries change, by at most 2;
-- mean of one view, 2/|B|;
-- sum of squared errors of one view, 6: with the mean of the others fixed, it changes from (1 − 1/|B|)·a² to
-  (1 − 1/|B|)·b², coordinate by coordinate, with ‖a²‖, ‖b²‖ ≤ 4 and no entry negative, so by at most 4√2.
+4·√(2|B| − 1) for the similarities, 2/|B| for the mean and 6 for the sum of squared errors of one view.
 
 A record whose embedding is not finite is compared as the zero vector and its views contribute zero.
 """
@@ -56,14 +48,14 @@ NUM_VIEWS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class _TwoViewRule:
-    """What both methods share: fixed batches, clipped views, and which sensitivity is stated.
+    """Common part of both gradient rules: fixed batches, clipped views, and the stated sensitivity.
 
     Attributes:
       l2_clip_norm: C, bound on one view's gradient.
       batch_size: |B|, records in every batch.
       guarantee_label: "as-published" for the paper's 4C, "proven" for 4|B|C.
       max_records_at_once: records in one pass through the network; changes no result.
-      num_summed: that of the source the statistics' noise is drawn from, see `GaussianNoise`.
+      num_summed: normals summed for each coordinate of the statistics' noise, see `GaussianNoise`.
       gamma: γ of automatic clipping; None for flat clipping.
     """
 
@@ -91,7 +83,7 @@ class _TwoViewRule:
         return 4 * self.l2_clip_norm * (self.batch_size if self.guarantee_label == PROVEN else 1)
 
     def _embeddings(self, embed: Embed, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns embeddings in the unit ball, float64 `[records, 2, dim]`, and which records are finite."""
+        """Return embeddings in the unit ball, float64 `[records, 2, dim]`, and which records are finite."""
         if inputs.shape[:1] != (1,) or inputs.shape[1:3] != (self.batch_size, NUM_VIEWS):
             raise ConfigError(
                 f"inputs must be [1, batch_size = {self.batch_size}, {NUM_VIEWS} views, ...]; got "
@@ -110,7 +102,7 @@ class _TwoViewRule:
         inputs: Tensor,
         loss: tuple[Tensor, Tensor, Tensor],
     ) -> GroupReport:
-        """Adds every kept view's clipped own-path gradient; `loss` is (terms, their leaf, kept records)."""
+        """Add every kept view's clipped own-path gradient; `loss` is (terms, their leaf, kept records)."""
         terms, leaf, kept = loss
         (cotangents,) = torch.autograd.grad(terms.sum(), leaf)
         kept_views = kept.repeat_interleave(NUM_VIEWS)
@@ -127,15 +119,15 @@ class _TwoViewRule:
         )
 
     def _noised(self, values: Tensor, std: float, generator: Draws) -> Tensor:
-        """Returns float64 `values` with noise; exactly them for `std` 0."""
-        law = GaussianNoise(std=std, num_summed=self.num_summed)
-        noise = law.draw(values.numel(), generator).view(values.shape)
-        noisy = values + noise.to(values.device)
-        return law.on_grid(noisy) if self.num_summed > 1 else noisy
+        """Return float64 `values` plus noise; `values` themselves where `std` is 0."""
+        noise = GaussianNoise(std=std, num_summed=self.num_summed)
+        drawn = noise.draw(values.numel(), generator).view(values.shape)
+        noisy = values + drawn.to(values.device)
+        return noise.on_grid(noisy) if self.num_summed > 1 else noisy
 
 
 def nt_xent(similarities: Tensor, *, temperature: float) -> Tensor:
-    """Each view's term of NT-Xent, divided by the number of views (Eq. 3 and 4 of DPCL).
+    """Return each view's term of NT-Xent, divided by the number of views (Eq. 3 and 4 of DPCL).
 
     Args:
       similarities: `[2·records, 2·records]`; rows 2k and 2k + 1 are the two views of record k. The
@@ -159,7 +151,7 @@ def nt_xent(similarities: Tensor, *, temperature: float) -> Tensor:
 class DpSimClr(_TwoViewRule):
     """SimCLR with DP-similarity (DPCL, 3.2): NT-Xent at the noised similarities of all 2|B| views.
 
-    Guarantee: see the module. With "as-published" **none is proven**.
+    Guarantee: see the module. With "as-published" there is **none**.
 
     Attributes:
       temperature: τ.
@@ -185,24 +177,24 @@ class DpSimClr(_TwoViewRule):
         return 4 * math.sqrt(2 * self.batch_size - 1)
 
     def noise_multipliers(self, gradient: float) -> tuple[float, ...]:
-        """Returns those of all mechanisms of a step, given that of the gradient."""
+        """Return the noise multipliers of all mechanisms of a step, given the gradient's."""
         noised = self.similarity_noise_multiplier > 0
         return (self.similarity_noise_multiplier, gradient) if noised else (gradient,)
 
     def add_clipped_sum(
         self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, *, generator: Draws
     ) -> GroupReport:
-        """Adds Σ_views Clip_C(J_uᵀ c_u) to `total`, in place.
+        """Add Σ_views Clip_C(J_uᵀ c_u) to `total`, in place.
 
         Args:
           total: float32 `[num_trainable(model)]`, in the order of `trainable_parameters`.
           model: the network that `embed` calls; it must not mix records.
-          embed: station 5; its output's leading axes are those of its input.
+          embed: stage 5; its output's leading axes are those of its input.
           inputs: `[1, batch_size, 2, ...]`.
           generator: secret draws for the similarities' noise.
 
         Returns:
-          By view: norms, NT-Xent terms at the noised similarities, and which views contributed zero.
+          The report, by view: norms, NT-Xent terms at the noised similarities, which views count zero.
 
         Raises:
           ConfigError: the batch is not of the fixed size.
@@ -220,7 +212,7 @@ class DpSimClr(_TwoViewRule):
             views = leaf.flatten(0, 1)
             exact = views @ views.T
             released = self._noised(exact.detach(), std, generator)
-            # The released value, with the exact one's derivative.
+            # The value is the released one, the derivative that of the exact similarities.
             terms = nt_xent(released + (exact - exact.detach()), temperature=self.temperature)
         return self._add_clipped_views(total, model, embed, inputs, (terms, leaf, kept))
 
@@ -233,7 +225,7 @@ class DpBarlowTwins(_TwoViewRule):
     means as one vector (sensitivity 2√2/|B|) and the two sums of squares (6√2) costs the same: one Gaussian
     at σ/√2 is two at σ.
 
-    Guarantee: see the module. With "as-published" **none is proven**.
+    Guarantee: see the module. With "as-published" there is **none**.
 
     Attributes:
       mean_noise_multiplier: noise std / (2/|B|), for each of the two means.
@@ -273,24 +265,24 @@ class DpBarlowTwins(_TwoViewRule):
         return 6.0
 
     def noise_multipliers(self, gradient: float) -> tuple[float, ...]:
-        """Returns those of all mechanisms of a step, given that of the gradient: up to five."""
+        """Return the noise multipliers of all mechanisms of a step, up to five, given the gradient's."""
         statistics = (self.mean_noise_multiplier,) * 2 + (self.variance_noise_multiplier,) * 2
         return (*(noise for noise in statistics if noise > 0), gradient)
 
     def add_clipped_sum(
         self, total: Tensor, model: nn.Module, embed: Embed, inputs: Tensor, *, generator: Draws
     ) -> GroupReport:
-        """Adds Σ_views Clip_C(J_uᵀ c_u) to `total`, in place.
+        """Add Σ_views Clip_C(J_uᵀ c_u) to `total`, in place.
 
         Args:
           total: float32 `[num_trainable(model)]`, in the order of `trainable_parameters`.
           model: the network that `embed` calls; it must not mix records.
-          embed: station 5; its output's leading axes are those of its input.
+          embed: stage 5; its output's leading axes are those of its input.
           inputs: `[1, batch_size, 2, ...]`.
           generator: secret draws for the noise of means and variances.
 
         Returns:
-          By view: norms, the loss divided evenly, and which views contributed zero.
+          The report, by view: norms, the loss divided evenly, and which views contributed zero.
 
         Raises:
           ConfigError: the batch is not of the fixed size.
@@ -313,7 +305,7 @@ class DpBarlowTwins(_TwoViewRule):
         return self._add_clipped_views(total, model, embed, inputs, (terms, leaf, kept))
 
     def _released(self, embeddings: Tensor, generator: Draws) -> tuple[Tensor, Tensor]:
-        """Returns noised means and floored noised variances, `[2, dim]` each."""
+        """Return noised means and floored noised variances, `[2, dim]` each."""
         exact = embeddings.mean(0)
         squares = (embeddings - exact).square().sum(0)
         mean_std = self.mean_noise_multiplier * self.mean_sensitivity
@@ -324,7 +316,7 @@ class DpBarlowTwins(_TwoViewRule):
 
 
 def barlow_twins(correlation: Tensor, *, off_diagonal_weight: float) -> Tensor:
-    """Σ_i (1 − C_ii)² + λ Σ_{i≠j} C_ij² of a cross-correlation `[dim, dim]` (Eq. 5 of DPCL).
+    """Return Σ_i (1 − C_ii)² + λ Σ_{i≠j} C_ij² of a cross-correlation `[dim, dim]` (Eq. 5 of DPCL).
 
     >>> float(barlow_twins(torch.eye(3), off_diagonal_weight=0.005))
     0.0

@@ -1,9 +1,9 @@
-"""Station 7 of Logit-DP: the gradient of every similarity clipped to B, their weighted sum, its sensitivity.
+"""Stage 7 of Logit-DP: the gradient of every similarity clipped to B, their weighted sum, its sensitivity.
 
 With similarities Z_ij = ⟨z_i, z'_j⟩ of unit embeddings, clamped to [−1, 1], and the loss Σ_i ℓ_i(Z), the step
 takes Σ_ij (∂ℓ_i/∂Z_ij) Clip_B(∇Z_ij) ("Differentially private optimization for non-decomposable objective
-functions", Eq. 5). Only the n² *norms* ‖∇Z_ij‖ are needed (`logit_norms`); then the sum is one ordinary
-backward pass through Σ_ij λ_ij Z_ij with λ_ij = (∂ℓ_i/∂Z_ij)·min(1, B/‖∇Z_ij‖).
+functions", Eq. 5). Only the n² *norms* ‖∇Z_ij‖ are needed (the module `norms` beside this one); then the sum
+is one ordinary backward pass through Σ_ij λ_ij Z_ij with λ_ij = (∂ℓ_i/∂Z_ij)·min(1, B/‖∇Z_ij‖).
 
 Proposition (sensitivity). Neighbouring data sets: add or remove one record. Let a batch of n records have one
 vector g_ij of norm ≤ B and one number Z_ij ∈ [−1, 1] for each of its pairs, both functions of records i and j
@@ -12,38 +12,24 @@ removing one record moves f by at most
 
     Δ(n) = (2B/τ)·(1 + (n−1)·a/(a + n − 1)),   a = e^{2/τ},   increasing in n, with limit (2B/τ)(1 + a).
 
-Proof. Let p_ij = e^{Z_ij/τ} / Σ_k e^{Z_ik/τ}; by the chain rule c_ij = (p_ij − [i = j])/τ: the 1/τ is part of
-the gradient. Let record n be the one removed, and p°, c° belong to the n − 1 others, whose g_ij and Z_ij are
-unchanged. The change of f has three parts.
+Proof sketch. With the softmax p_ij of row i, c_ij = (p_ij − [i = j])/τ: the 1/τ is part of the gradient.
+Removing record n takes away its row (Σ_j |c_nj| ≤ 2/τ) and its column (c_in = p_in/τ), and rescales the
+softmax of every other row (Σ_j |c_ij − c°_ij| = p_in/τ). So f moves by at most (B/τ)(2 + 2 Σ_{i<n} p_in), and
+|Z| ≤ 1 bounds p_in by a/(a + n − 1). ∎ The whole proof, how tight it is, and where the paper's Lemma 4.5 is
+too small: docs/theory/logit-dp.md. What it says of variants:
 
-1. *The new row*, Σ_j c_nj g_nj. Σ_j |c_nj| = ((1 − p_nn) + Σ_{j≠n} p_nj)/τ = 2(1 − p_nn)/τ ≤ 2/τ.
-2. *The new column*, Σ_{i<n} c_in g_in, where c_in = p_in/τ.
-3. *The softmax of every other row*: for i, j < n, p_ij = p°_ij (1 − p_in), so c_ij − c°_ij = −p°_ij p_in/τ,
-   for j = i too, and Σ_{j<n} |c_ij − c°_ij| = p_in/τ.
-
-By the triangle inequality the change is at most (B/τ)(2 + 2 Σ_{i<n} p_in). Since |Z| ≤ 1,
-p_in ≤ e^{1/τ}/(e^{1/τ} + (n−1) e^{−1/τ}) = a/(a + n − 1). With x = n − 1, x·a/(a + x) grows in x, to a. ∎
-
-A batch of one has Δ = 2B/τ here, although its gradient is zero. The bound is attained but for p_nn ≥ 0
-(`tests/dpgcl_core/methods/baselines/test_logit_dp_sensitivity.py` comes within 2e-4 of it through this very
-clipper). Without 1/τ it is too small by that factor; the paper's Lemma 4.5 is slightly too small, for it
-merges p_nn and p_in of different rows.
-
-- *Symmetric loss*: the same with rows and columns exchanged is added, so Δ doubles.
-- *Spread-out loss* Σ_{j≠i} Z_ij²/(n−1), in Z without temperature, zero for n = 1: c_ij = 2 Z_ij/(n−1). Row:
-  ≤ 2. Column: ≤ 2. Others, for n ≥ 3: (n−1)(n−2) pairs change by 2|Z_ij|·(1/(n−2) − 1/(n−1)) each: ≤ 2.
-  Together 6B times its weight; losses add, and so do their bounds.
-- *Records without a direction*: where an embedding is zero, or part of a record's Jacobians is not finite, Z
-  and g are zero in all its pairs. That is a function of the record alone, so the proof holds.
+- *Symmetric loss*: Δ doubles. *Spread-out loss*: 6B times its weight is added.
+- *Records without a direction* (a zero embedding, or Jacobians that are not finite): Z and g are zero in all
+  their pairs, which is a function of the record alone, so the proof holds.
 - *A cap on the batch*: Δ(cap) holds for batches up to it. Truncating a larger batch can also exchange one
   record for another, which moves f by up to 2Δ(cap): one removal, one addition.
-- *A learnt temperature* has a gradient that is no sum of clipped ∇Z, and *augmented keys* other rows of
+- *A learned temperature* has a gradient that is no sum of clipped ∇Z, and *augmented keys* add rows of
   logits: both are refused.
 
-Precision. Pair norms are taken in float64 from float32 passes; the factor is B(1 − 1e-4)/norm, or that of
-automatic clipping (`clipping.clip_factor`) by the same norms, and the margin covers the rounding of the last
-backward pass, which is float32, too (see `logit_norms` for pairs whose terms cancel). Low precision is
-refused: its second pass would not be the one the norms were taken of.
+Precision. Pair norms are computed in float64 from float32 passes. The factor is B(1 − 1e-4)/norm, or that of
+automatic clipping (`dpgcl_core.clipping.clipper.clip_factor`) for the same norms; the margin covers the
+rounding of the last backward pass, which is float32, too (for pairs whose terms cancel see the module
+`norms`). Low precision is refused: its second pass would differ from the one the norms were computed from.
 """
 
 from __future__ import annotations
@@ -57,12 +43,11 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.clipping.clipper import check_gamma, clip_factor
+from dpgcl_core.clipping.clipper import check_gamma, clip_factor, flat_gradient
 from dpgcl_core.clipping.full_precision import full_precision
-from dpgcl_core.clipping.types import GroupInputs, trainable_parameters
+from dpgcl_core.clipping.types import Embed, GroupInputs, trainable_parameters
 from dpgcl_core.errors import ConfigError, unknown_choice
-from dpgcl_core.methods.baselines.logit_dp.jacobians import Embed, flat_gradient
-from dpgcl_core.methods.baselines.logit_dp.norms import ROUNDING_SHARE, Jacobians, cross_terms
+from dpgcl_core.methods.baselines.logit_dp.norms import PAIR_NORM_FLOOR, Jacobians, cross_terms
 
 Norms = Literal["exact", "upper_bound"]
 _MAX_KEPT_NUMBERS = 2**27  # 512 MiB of the keys' Jacobians, which every block of queries needs
@@ -73,10 +58,10 @@ class LogitReport:
     """By-products of one call, all **private-only** except `paths`.
 
     Attributes:
-      norms: float32 `[n, n]`, what each pair was clipped by; nan where not needed (B = inf).
+      norms: float32 `[n, n]`, the norm by which each pair was clipped; nan where not needed (B = inf).
       losses: float32 `[n]`, each query's term of the contrastive loss.
       non_finite: `[n]`, which records were masked to zero.
-      paths: how the Jacobians were taken, by tower.
+      paths: how the Jacobians were computed, by tower.
     """
 
     norms: Tensor
@@ -100,7 +85,7 @@ class LogitClipper:
       gamma: γ of automatic clipping; None for flat clipping.
 
     Raises:
-      ConfigError: a field is outside its range, or the temperature is learnt.
+      ConfigError: a field is outside its range, or the temperature is learned.
     """
 
     logit_clip_norm: float
@@ -116,7 +101,7 @@ class LogitClipper:
             raise ConfigError(f"logit_clip_norm must be positive; got {self.logit_clip_norm}")
         if isinstance(self.temperature, Tensor):
             raise ConfigError(
-                "temperature must be a number for Logit-DP, for the gradient of a learnt one is no sum of "
+                "temperature must be a number for Logit-DP, for the gradient of a learned one is no sum of "
                 f"clipped similarities; got a {type(self.temperature).__name__}"
             )
         if not (self.temperature > 0 and math.isfinite(self.temperature)):
@@ -127,9 +112,9 @@ class LogitClipper:
             raise ConfigError(unknown_choice("norms", self.norms, get_args(Norms)))
 
     def sensitivity(self, batch_cap: int | None = None) -> float:
-        """Returns how far one record moves the clipped sum of at most `batch_cap` records (see the module).
+        """Return the sensitivity of the clipped sum of at most `batch_cap` records (see the module).
 
-        Neighbouring data sets: add or remove one record. None is for batches of any size.
+        Neighbouring data sets: add or remove one record. None stands for batches of any size.
 
         >>> round(LogitClipper(logit_clip_norm=1.0, temperature=0.2).sensitivity(200), 2)
         1982.18
@@ -157,7 +142,7 @@ class LogitClipper:
     def add_clipped_sum(
         self, total: Tensor, model: nn.Module, embed: Embed | tuple[Embed, Embed], inputs: GroupInputs
     ) -> LogitReport:
-        """Adds Σ_ij (∂L/∂Z_ij) Clip_B(∇Z_ij) over all pairs of the batch to `total`, in place.
+        """Add Σ_ij (∂L/∂Z_ij) Clip_B(∇Z_ij) over all pairs of the batch to `total`, in place.
 
         Args:
           total: float32 `[num_trainable(model)]`, in the order of `trainable_parameters`.
@@ -186,6 +171,8 @@ class LogitClipper:
             else:
                 batch = _without_norms(towers)
             weights, losses = self._weights(batch)
+            # Σ_ij λ_ij ⟨z_i, z'_j⟩ is linear in each side: the cotangent of z_i is Σ_j λ_ij z'_j, and that of
+            # z'_j is Σ_i λ_ij z_i.
             of_queries = (weights @ batch.keys.double()).float()
             of_keys = (weights.T @ batch.queries.double()).float()
             cotangents = torch.stack([of_queries, of_keys], dim=1)
@@ -196,7 +183,7 @@ class LogitClipper:
         )
 
     def _weights(self, batch: _Batch) -> tuple[Tensor, Tensor]:
-        """λ_ij, float64 `[n, n]`, and each query's loss."""
+        """Return λ_ij, float64 `[n, n]`, and each query's loss."""
         z = (batch.queries.double() @ batch.keys.double().T).clamp(-1, 1)
         identity = torch.eye(len(z), dtype=z.dtype, device=z.device)
         logits = z / self.temperature
@@ -234,7 +221,7 @@ class _Batch:
 
 
 def _checked_inputs(embed: Embed | tuple[Embed, Embed], inputs: GroupInputs) -> list[tuple[Embed, Tensor]]:
-    """Pairs every encoder with its inputs, after a look at their shapes."""
+    """Return every encoder with its inputs, whose shapes are checked."""
     embeds = embed if isinstance(embed, tuple) else (embed,)
     each = inputs if isinstance(inputs, tuple) else (inputs,)
     shapes = " and ".join(str(list(x.shape)) for x in each)
@@ -257,7 +244,7 @@ def _checked_inputs(embed: Embed | tuple[Embed, Embed], inputs: GroupInputs) -> 
 
 @contextmanager
 def _no_low_precision(model: nn.Module) -> Iterator[None]:
-    """Refuses a network that runs in low precision, where it does."""
+    """Refuse low precision: of parameters at once, of autocast when a layer runs in it."""
 
     def refuse(module: nn.Module, args: Any) -> None:
         device = next(module.parameters(recurse=False)).device.type
@@ -283,14 +270,15 @@ def _with_norms(towers: Sequence[Jacobians], kind: Norms) -> _Batch:
     keep = _MAX_KEPT_NUMBERS if kind == "exact" else 0
     sides = [tower.side(max_kept=keep) for tower in towers]
     query, key = sides if len(sides) == 2 else (sides[0].every(0, 2), sides[0].every(1, 2))
-    of_queries, of_keys = query.lengths(key.z), key.lengths(query.z).T
+    # ‖∇Z_ij‖² = ‖J_iᵀ z'_j‖² + ‖J'_jᵀ z_i‖² + 2⟨J_iᵀ z'_j, J'_jᵀ z_i⟩; the last term needs shared parameters.
+    of_queries, of_keys = query.squares_along(key.z), key.squares_along(query.z).T
     squares = of_queries + of_keys
     if query.parameters & key.parameters:
         if kind == "exact":
             squares += 2 * _cross(towers)
-        else:
+        else:  # Cauchy and Schwarz
             squares += 2 * (of_queries * of_keys).sqrt()
-    floor = ROUNDING_SHARE * (query.spread[:, None] + key.spread[None])
+    floor = PAIR_NORM_FLOOR * (query.magnitude_bound[:, None] + key.magnitude_bound[None])
     finite = query.finite & key.finite
     return _Batch(
         queries=torch.where(finite[:, None], query.z, 0.0),
@@ -302,7 +290,7 @@ def _with_norms(towers: Sequence[Jacobians], kind: Norms) -> _Batch:
 
 
 def _cross(towers: Sequence[Jacobians]) -> Tensor:
-    """The cross terms of all pairs, float64 `[n, n]`; passes that were not kept are taken again."""
+    """Return the cross terms of all pairs, float64 `[n, n]`; passes that were not kept run again."""
     queries, keys, views = towers[0], towers[-1], 2 // len(towers)
     n = queries.num_records
     total = torch.zeros(n, n, dtype=torch.float64, device=queries.inputs.device)
@@ -328,17 +316,19 @@ def _without_norms(towers: Sequence[Jacobians]) -> _Batch:
 def _add_backward(
     total: Tensor, model: nn.Module, tower: Jacobians, cotangents: Tensor, finite: Tensor
 ) -> None:
-    """Adds the gradient of Σ ⟨cotangent, embedding⟩ over a tower's finite records, `[n, views, dim]`."""
+    """Add the gradient of Σ ⟨cotangent, embedding⟩ over a tower's finite records, `[n, views, dim]`."""
     parameters = trainable_parameters(model)
     for start, stop in tower.backward_ranges:
-        chosen = start + finite[start:stop].nonzero()[:, 0]  # a zero cotangent is not enough: 0·inf is not 0
+        chosen = (
+            start + finite[start:stop].nonzero()[:, 0]
+        )  # leave out the others: with a zero cotangent, 0·inf is not 0
         pieces = [chosen] if len(chosen) else []
         while pieces:
             piece = pieces.pop()
             flat = _backward(parameters, tower, piece, cotangents[piece])
             if bool(torch.isfinite(flat).all()):
                 total += flat
-            elif len(piece) > 1:  # an overflow of one record's must not take the others with it
+            elif len(piece) > 1:  # one record overflowed: take all one by one, so that the others count
                 pieces += torch.split(piece, 1)
 
 

@@ -2,20 +2,21 @@
 
 One forward pass of all rows, then one backward pass per cotangent: the network mixes no records, so giving
 every row its own cotangent brings every row's gradients, at the price of an ordinary backward pass without
-weight gradients. Hooks note each layer's calls; its output gradients go to `logit_layers` as they arrive.
+weight gradients. Hooks record each layer's calls; its output gradients go to the module `layers` as they
+arrive.
 
-*Fewer passes.* If all of the network up to some layer is seen only through that layer's input x, row i's
-cotangents at x are the rows of a d × width matrix H_i, of rank r_i < d after any ReLU that is off for some
-units. Only max_i r_i cotangents then need to go on through the front of the network, which holds most of the
-work: the eigenvectors of H_i H_iᵀ.
+*Fewer passes.* If everything up to some layer (the *neck*) reaches the embedding only through that layer's
+input x, row i's cotangents at x are the rows of a d × width matrix H_i, of rank r_i < d after any ReLU that
+is off for some units. Only max_i r_i cotangents then go on through the front of the network, which is most of
+the work: the eigenvectors of H_i H_iᵀ. See docs/theory/logit-dp.md.
 
-A use of a parameter that no rule knows raises, and the caller takes `row_by_row`: exact for any network.
+An unsupported use of a parameter raises, and the caller takes `row_by_row`: exact for any network.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -23,13 +24,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.clipping.direct_uses import BareParameters, NotFoldableError
+from dpgcl_core.clipping.clipper import flat_gradient
+from dpgcl_core.clipping.direct_uses import DirectUses, NotSeparableError
+from dpgcl_core.clipping.types import Embed
 from dpgcl_core.methods.baselines.logit_dp.layers import Part, Share, has_parts, of_output, parts_of
 
-Embed = Callable[[Tensor], Tensor]
-"""Maps inputs `[groups, group_size, views, ...]` to unit embeddings `[groups, group_size, views, dim]`."""
-
-_LEFT_OUT = 2e-14  # of the squared length of a row's cotangents: what their own rounding to float32 leaves
+_LEFT_OUT = 2e-14  # share of a row's squared cotangents that may be dropped: their float32 rounding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,19 +39,19 @@ class Rows:
     Attributes:
       z: `[rows, dim]`.
       shares: one for every parameter in use.
-      spread: float64 `[rows]`: √(Σ ‖a‖²‖b‖²) over the layers, the size of the terms whose sums are the
-        gradients. By Cauchy and Schwarz Σ_m ‖a_m‖‖b_m‖ is no more, along any unit combination of axes.
+      magnitude_bound: float64 `[rows]`: √(Σ ‖a‖²‖b‖²) over the layers. By Cauchy and Schwarz the terms
+        Σ_m ‖a_m‖‖b_m‖ of the gradients are no larger, along any unit combination of axes.
     """
 
     z: Tensor
     shares: Sequence[Share]
-    spread: Tensor
+    magnitude_bound: Tensor
 
     def every(self, start: int, step: int) -> Rows:
-        """Returns every `step`-th row from `start` on."""
+        """Return every `step`-th row from `start` on."""
         chosen = slice(start, None, step)
         shares = [share.rows(chosen) for share in self.shares]
-        return Rows(z=self.z[chosen], shares=shares, spread=self.spread[chosen])
+        return Rows(z=self.z[chosen], shares=shares, magnitude_bound=self.magnitude_bound[chosen])
 
     @property
     def num_numbers(self) -> int:
@@ -60,7 +60,7 @@ class Rows:
 
 
 def row_by_row(parameters: Sequence[nn.Parameter], embed: Embed, inputs: Tensor) -> Rows:
-    """Every record's Jacobians by one backward pass per axis and view: exact for any network."""
+    """Return the Jacobians of all rows by one backward pass per row and axis: exact for any network."""
     embeddings, jacobians = [], []
     for index in range(inputs.shape[1]):
         with torch.enable_grad():
@@ -74,12 +74,12 @@ def row_by_row(parameters: Sequence[nn.Parameter], embed: Embed, inputs: Tensor)
         Share(part=Part(parameter=p, a=ones), formed=True, values=v)
         for p, v in zip(parameters, values, strict=True)
     ]
-    spread = torch.linalg.vector_norm(jacobian.double(), dim=(1, 2))
-    return Rows(z=torch.cat(embeddings), shares=shares, spread=spread)
+    magnitude_bound = torch.linalg.vector_norm(jacobian.double(), dim=(1, 2))
+    return Rows(z=torch.cat(embeddings), shares=shares, magnitude_bound=magnitude_bound)
 
 
 def _jacobian(z: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
-    """`[dim, num_parameters]`."""
+    """Return the Jacobian `[dim, num_parameters]` of one embedding."""
     if not z.requires_grad:
         return torch.zeros(len(z), sum(p.numel() for p in parameters), device=z.device)
     return torch.stack(
@@ -90,16 +90,6 @@ def _jacobian(z: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
             for x in z
         ]
     )
-
-
-def flat_gradient(gradients: Sequence[Tensor | None], parameters: Sequence[nn.Parameter]) -> Tensor:
-    """One float32 vector in the order of `parameters`, zero where there is no gradient."""
-    return torch.cat(
-        [
-            torch.zeros_like(p).flatten() if g is None else g.flatten()
-            for g, p in zip(gradients, parameters, strict=True)
-        ]
-    ).float()
 
 
 @dataclass
@@ -124,17 +114,17 @@ class _Recording:
 def _recording(
     model: nn.Module, parameters: Sequence[nn.Parameter], num_rows: int, views: int
 ) -> Iterator[_Recording]:
-    """Records every layer's calls; parameters take no gradient meanwhile, and no other use goes unseen."""
+    """Record every layer's calls; parameters require no gradient meanwhile, and other uses raise."""
     recording, wanted = _Recording(), set(parameters)
     names = {p: name for name, p in model.named_parameters() if p in wanted}
-    bare = BareParameters(names, num_rows // views, frozenset([num_rows]))
+    direct = DirectUses(names, num_rows // views, frozenset([num_rows]))
 
     def remember(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        bare.leave()
+        direct.leave()
         if len(args) != 1 or not args[0].ndim or not len(args[0]) == len(output) == num_rows:
-            raise NotFoldableError("the leading axis of a layer is not that of the inputs")
+            raise NotSeparableError("the leading axis of a layer is not that of the inputs")
         if output.dtype != torch.float32:
-            raise NotFoldableError("a layer does not run in float32")
+            raise NotSeparableError("a layer does not run in float32")
         if not output.requires_grad:
             output.requires_grad_()
         recording.calls.append(_Call(module, args[0], output, (args[0]._version, output._version)))
@@ -142,51 +132,51 @@ def _recording(
 
     layers = [m for m in model.modules() if any(p in wanted for p in m.parameters(recurse=False))]
     handles = [m.register_forward_hook(remember) for m in layers if has_parts(m)]
-    handles += [m.register_forward_pre_hook(bare.enter) for m in layers if has_parts(m)]
+    handles += [m.register_forward_pre_hook(direct.enter) for m in layers if has_parts(m)]
     for parameter in parameters:
         parameter.requires_grad_(False)
     try:
-        with torch.enable_grad(), bare:
+        with torch.enable_grad(), direct:
             yield recording
     finally:
         for parameter in parameters:
             parameter.requires_grad_(True)
         for handle in handles:
             handle.remove()
-    if bare.used or any(count > 1 for count in recording.uses.values()):
-        bare.forget()
-        raise NotFoldableError("a parameter is used outside its layer, or more than once")
+    if direct.used or any(count > 1 for count in recording.uses.values()):
+        direct.forget()
+        raise NotSeparableError("a parameter is used outside its layer, or more than once")
 
 
 def _watched(
     model: nn.Module, parameters: Sequence[nn.Parameter], embed: Embed, inputs: Tensor
 ) -> tuple[Tensor, list[_Call]]:
-    """Embeddings `[rows, dim]` with their graph, and the layers' calls.
+    """Return the embeddings `[rows, dim]` with their graph, and the layers' calls.
 
     Raises:
-      NotFoldableError: a parameter is used in a way that no rule knows.
+      NotSeparableError: a parameter is used in a way that is not supported.
     """
     views = inputs.shape[2]
     with _recording(model, parameters, inputs.shape[1] * views, views) as recording:
         z = embed(inputs).flatten(0, 2)
     for call in recording.calls:
         if (call.x._version, call.output._version) != call.versions:
-            raise NotFoldableError("a layer's input or output was changed in place")
+            raise NotSeparableError("a layer's input or output was changed in place")
     return z, recording.calls
 
 
 def _axes(z: Tensor) -> Tensor:
-    """Every row's cotangents along the axes of the embedding, `[dim, rows, dim]`."""
+    """Return every row's cotangents along the axes of the embedding, `[dim, rows, dim]`."""
     return torch.eye(z.shape[1], device=z.device)[:, None].expand(-1, len(z), -1)
 
 
 def ranks(
     model: nn.Module, parameters: Sequence[nn.Parameter], embed: Embed, inputs: Tensor
 ) -> Tensor | None:
-    """How many cotangents of each row go through the front of the network, `[rows]`; None: all, of every row.
+    """Return how many cotangents of each row pass the neck, `[rows]`; None where the network has none.
 
     Raises:
-      NotFoldableError: a parameter is used in a way that no rule knows.
+      NotSeparableError: a parameter is used in a way that is not supported.
     """
     z, calls = _watched(model, parameters, embed, inputs)
     neck = _neck(z, calls)
@@ -201,45 +191,47 @@ def by_layer(
     partners: int,
     cotangents: Tensor | None = None,
 ) -> Rows:
-    """All rows' Jacobians by one backward pass per cotangent.
+    """Return the Jacobians of all rows by one backward pass per cotangent.
 
     Args:
       model, parameters, embed: the network.
       inputs: `[1, records, views, ...]`.
       partners: how many rows of the other tower each row meets in cross terms.
-      cotangents: `[k, rows, dim]`, of which the shares hold the gradients; None: the embedding's axes.
+      cotangents: `[k, rows, dim]`, along which the shares hold gradients; None for the embedding's axes.
 
     Raises:
-      NotFoldableError: a parameter is used in a way that no rule knows.
+      NotSeparableError: a parameter is used in a way that is not supported.
     """
     z, calls = _watched(model, parameters, embed, inputs)
-    spread = torch.zeros(len(z), dtype=torch.float64, device=z.device)
+    magnitude_bound = torch.zeros(len(z), dtype=torch.float64, device=z.device)
     if not calls:
-        return Rows(z=z.detach(), shares=[], spread=spread)
+        return Rows(z=z.detach(), shares=[], magnitude_bound=magnitude_bound)
     cotangents = _axes(z) if cotangents is None else cotangents
     wanted, num = set(parameters), len(cotangents)
     neck = _neck(z, calls)
     early, late = (
         [_Layer(call, wanted, num, partners) for call in some] for some in (calls[:neck], calls[neck:])
     )
+    # From the embedding back to the neck, along all cotangents; the layers behind it take their gradients.
     at_neck = _pull(z, late, cotangents, calls[neck].x if early else None)
     basis = None
     if early:
+        # From the neck to the input, along a basis of what arrived there; `basis` translates back to axes.
         basis, narrowed = _narrowed(at_neck)
         _pull(calls[neck].x, early, narrowed, None)
-    for layer in (*early, *late):
-        spread += layer.spread()
+    for layer in (*early, *late):  # squares add up over layers; the root is taken at the end
+        magnitude_bound += layer.magnitude_bound_squared()
     shares = [share for layer in early for share in layer.shares(basis)]
     shares += [share for layer in late for share in layer.shares(None)]
-    return Rows(z=z.detach(), shares=shares, spread=spread.sqrt())
+    return Rows(z=z.detach(), shares=shares, magnitude_bound=magnitude_bound.sqrt())
 
 
 class _Layer:
-    """Takes one layer's output gradients, one cotangent after another."""
+    """Collects one layer's output gradients, one cotangent after another."""
 
     def __init__(self, call: _Call, wanted: set[nn.Parameter], dim: int, partners: int) -> None:
         self._module, self.output = call.module, call.output
-        self._dim, self._partners = dim, partners  # not the rank, lest one layer take two ways
+        self._dim, self._partners = dim, partners  # not the rank: all passes must choose alike
         with torch.no_grad():
             self._parts = parts_of(call.module, call.x.detach(), wanted)
         self._formed: dict[Tensor, Tensor] = {}
@@ -247,11 +239,11 @@ class _Layer:
         self._squares = torch.zeros(len(call.x), device=call.output.device)
 
     def take(self, gradient: Tensor, index: int, num: int) -> None:
-        """Takes the gradient along cotangent `index` of `num`."""
+        """Take the gradient along cotangent `index` of `num`."""
         b = of_output(self._module, gradient)
         self._squares += torch.linalg.vector_norm(b, dim=(1, 2)).square()
         for part in self._parts:
-            if part.by_explicit(b, self._dim, self._partners):
+            if part.is_explicit(b, self._dim, self._partners):
                 formed = part.gradient(b)
                 if index == 0:
                     self._formed[part.parameter] = formed.new_zeros(len(b), num, formed.shape[1])
@@ -261,15 +253,15 @@ class _Layer:
                     self._kept = b.new_zeros(len(b), num, *b.shape[1:])
                 self._kept[:, index] = b
 
-    def spread(self) -> Tensor:
-        """Σ ‖a‖²‖b‖² over the layer's parameters, float64 `[rows]`."""
+    def magnitude_bound_squared(self) -> Tensor:
+        """Return Σ ‖a‖²‖b‖² over the layer's parameters, float64 `[rows]`."""
         total = torch.zeros_like(self._squares, dtype=torch.float64)
         for part in self._parts:
             total += part.squares() * self._squares.double()
         return total
 
     def shares(self, basis: Tensor | None) -> Iterator[Share]:
-        """Yields the parameters' shares once all cotangents are taken."""
+        """Yield the parameters' shares after the last cotangent."""
         for part in self._parts:
             formed = self._formed.get(part.parameter)
             values = self._kept if formed is None else formed
@@ -278,10 +270,10 @@ class _Layer:
 
 
 def _pull(of: Tensor, layers: Sequence[_Layer], cotangents: Tensor, also: Tensor | None) -> Tensor:
-    """Gives the gradients of `of` along cotangents `[k, rows, width]` to the layers.
+    """Pass the gradients of `of` along cotangents `[k, rows, width]` to the layers.
 
     Returns:
-      Those at `also`, `[rows, k, width]`; nothing of use without it.
+      The gradients at `also`, `[rows, k, width]`; `of` itself, unused, where `also` is None.
     """
     wanted = [layer.output for layer in layers] + ([] if also is None else [also])
     at_also = []
@@ -291,14 +283,14 @@ def _pull(of: Tensor, layers: Sequence[_Layer], cotangents: Tensor, also: Tensor
             for layer, gradient in zip(layers, found, strict=False):
                 if gradient is not None:
                     layer.take(gradient, index, len(cotangents))
-        at_also.append(found[-1])
+        at_also.append(found[-1])  # None where a cotangent does not depend on it
     return (
         of if also is None else torch.stack([torch.zeros_like(also) if g is None else g for g in at_also], 1)
     )
 
 
 def _neck(z: Tensor, calls: Sequence[_Call]) -> int:
-    """The first layer through whose input `[rows, width]` alone everything before it is seen; 0: none."""
+    """Return the first layer whose input `[rows, width]` cuts the network in two; 0 if there is none."""
     for index, call in enumerate(calls):
         if index and call.x.ndim == 2 and call.x.grad_fn is not None:
             return index if _is_cut(z, call.x, [c.output for c in calls[:index]]) else 0
@@ -306,8 +298,8 @@ def _neck(z: Tensor, calls: Sequence[_Call]) -> int:
 
 
 def _is_cut(z: Tensor, x: Tensor, before: Sequence[Tensor]) -> bool:
-    """Whether the backward pass from `z` reaches the tensors `before` only through `x`."""
-    alive = [tensor.grad_fn for tensor in before] + [x.grad_fn]  # an id is only good while its node lives
+    """Return whether the backward pass from `z` reaches the tensors `before` only through `x`."""
+    alive = [tensor.grad_fn for tensor in before] + [x.grad_fn]  # an id is unique only while its node lives
     hidden = {id(tensor) for tensor in before} | {id(node) for node in alive[:-1]} - {id(None)}
     seen, nodes = {id(None), id(x.grad_fn)}, [z.grad_fn]
     while nodes:
@@ -323,7 +315,7 @@ def _is_cut(z: Tensor, x: Tensor, before: Sequence[Tensor]) -> bool:
 
 
 class _Spectrum(NamedTuple):
-    """Matrices `h`, float64 `[rows, k, width]`, zero where not `finite`; eigenvectors of h hᵀ, and ranks."""
+    """Matrices `h`, float64 `[rows, k, width]`, zero where not `finite`; eigenvectors and ranks of h hᵀ."""
 
     h: Tensor
     finite: Tensor
@@ -335,15 +327,15 @@ def _spectrum(gradients: Tensor) -> _Spectrum:
     finite = torch.isfinite(gradients).all(2).all(1)
     h = torch.where(finite[:, None, None], gradients, 0.0).double()
     values, vectors = torch.linalg.eigh(h @ h.transpose(1, 2))
-    left_out = values.clamp_min(0).cumsum(1)  # ascending: the squared length of all up to here
+    left_out = values.clamp_min(0).cumsum(1)  # ascending: squared length of the first ones
     num = (left_out > _LEFT_OUT * left_out[:, -1:]).sum(1)
     return _Spectrum(h, finite, vectors, num)
 
 
 def _narrowed(gradients: Tensor) -> tuple[Tensor, Tensor]:
-    """A basis `[rows, dim, k]` of every row's cotangents `[rows, dim, width]`, and these, `[k, rows, width]`.
+    """Return a basis `[rows, dim, k]` of every row's cotangents, and these in it, `[k, rows, width]`.
 
-    The matrices of rows that are not finite are replaced by zeros; they are masked by their own gradients.
+    The basis of a row that is not finite is nan, which masks the row later, by its own gradients alone.
     """
     h, finite, vectors, num = _spectrum(gradients)
     rank = max(1, int(num.max()))

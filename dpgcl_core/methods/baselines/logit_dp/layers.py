@@ -3,14 +3,15 @@
 For a layer with input a and output gradient b, row i's gradient along cotangent k is Σ_m b_ikm ⊗ a_im, with m
 over positions (pixels, tokens) and, for a convolution in blocks, one such sum per block. Two things are asked
 of it: the Gram matrices ⟨∇_ik, ∇_il⟩ of one row's cotangents, and the inner products of two rows' gradients
-along given combinations of cotangents. Both are had in the cheaper of two ways, as in `layer_rules`:
+along given combinations of cotangents. Both are computed in the cheaper of two ways, as in
+`dpgcl_core.clipping.layers`:
 
 - *explicit*: form the gradients, in float32, as each cotangent's backward pass brings b, then multiply them;
 - *kernel*: keep b; Σ_mm' (a_m·a_m') (b_km·b_lm') never forms a gradient, all in float64.
 
-A float32 gradient is rounded by some 3e-8 of its terms, which `logit_norms.ROUNDING_SHARE` allows for. The
+A float32 gradient is rounded by some 3e-8 of its terms, which `norms.PAIR_NORM_FLOOR` allows for. The
 products that follow are float64 in both ways: their sums may cancel, and where a squared length of 1e-6 of
-its terms is left, a float32 product would be wrong by a tenth of it, and the norm would fall short.
+its terms is left, a float32 product would be wrong by a tenth of it, and the norm would be too small.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 from dpgcl_core.clipping.layers import rule_of
 
 MAX_NUMBERS = 2**19
-"""Numbers of one piece of a product, which stay in the cache."""
+"""Numbers of one piece of a product, which fit into the cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +56,14 @@ class Part:
         return not self.a.is_floating_point()
 
     def squares(self) -> Tensor:
-        """‖a_i‖², float64 `[rows]`."""
+        """Return ‖a_i‖², float64 `[rows]`."""
         if self.is_index:
             return self.a.new_full((len(self.a),), self.a.shape[1], dtype=torch.float64)
         norms: Tensor = torch.linalg.vector_norm(self.a.flatten(1), dim=1)
         return norms.double().square()
 
-    def by_explicit(self, b: Tensor, num: int, partners: int) -> bool:
-        """Whether forming the gradients is cheaper, for b `[rows, out, positions]`.
+    def is_explicit(self, b: Tensor, num: int, partners: int) -> bool:
+        """Return whether forming the gradients is cheaper, for b `[rows, out, positions]`.
 
         Args:
           num: number of cotangents.
@@ -72,15 +73,17 @@ class Part:
             return False
         out, length = b.shape[1] // self.blocks, b.shape[2]
         width = self.a.shape[2]
-        formed = num * out * width * (length + 2 * num)  # what is float64 counts twice
+        # Multiplications per row and block: forming the gradients and their Gram matrix, or the kernel and
+        # its products. Those in float64 count twice.
+        formed = num * out * width * (length + 2 * num)
         kept = 2 * (length**2 * (width + num * out) + num**2 * out * length)
-        if partners:
+        if partners:  # cross terms, in float64 both ways
             formed += 2 * partners * 2 * num * out * width
             kept += 2 * partners * (2 * num * out * length + length**2 * (width + out))
         return bool(formed <= kept)
 
     def gradient(self, b: Tensor) -> Tensor:
-        """Gradients `[rows, numbers]` of one cotangent, for b `[rows, out, positions]`."""
+        """Return the gradients `[rows, numbers]` along one cotangent, for b `[rows, out, positions]`."""
         rows, _, length = b.shape
         if self.is_bias:
             return b.sum(2)
@@ -108,7 +111,7 @@ class Share:
     basis: Tensor | None = None
 
     def rows(self, chosen: slice) -> Share:
-        """Returns the same of some rows."""
+        """Return the same of some rows."""
         return Share(
             part=dataclasses.replace(self.part, a=self.part.a[chosen]),
             formed=self.formed,
@@ -117,7 +120,7 @@ class Share:
         )
 
     def gram(self) -> Tensor:
-        """Gram matrices of each row along the axes of the embedding, float64 `[rows, dim, dim]`."""
+        """Return each row's Gram matrix along the axes of the embedding, float64 `[rows, dim, dim]`."""
         at_once = max(1, MAX_NUMBERS // max(1, self.values[0].numel()))
         starts = range(0, len(self.values), at_once)
         gram = torch.cat([self.rows(slice(start, start + at_once))._gram() for start in starts])
@@ -130,7 +133,7 @@ class Share:
         return torch.bmm(left.flatten(2), right.flatten(2).transpose(1, 2))
 
     def combined(self, coefficients: Tensor) -> Tensor:
-        """Σ_i Σ_k c_gik ∇_ik of the parameter for several g, float32 `[g, numbers]`.
+        """Return Σ_i Σ_k c_gik ∇_ik of the parameter for several g, float32 `[g, numbers]`.
 
         Args:
           coefficients: c, float32 `[g, rows, dim]`.
@@ -147,7 +150,7 @@ class Share:
         return total
 
     def _combined(self, c: Tensor) -> Tensor:
-        """The same of few rows that are not formed, for c `[rows, g, k]`."""
+        """Compute `combined` for a few rows whose gradients are not formed, for c `[rows, g, k]`."""
         a, num = self.part.a, c.shape[1]
         b = (c @ self.values.flatten(2)).reshape(len(c), num, *self.values.shape[2:])
         if self.part.is_index:
@@ -158,7 +161,7 @@ class Share:
         return torch.einsum("rgbom,rbim->gboi", _by_block(b, self.part.blocks), a).flatten(1)
 
     def as_formed(self) -> Share:
-        """Returns the same as gradients, for a partner that has no other form."""
+        """Return the same share with formed gradients, for a product with one that has them."""
         if self.formed:
             return self
         a = self.part.a
@@ -172,7 +175,7 @@ class Share:
 
 
 def cross(queries: Share, keys: Share, of_queries: Tensor, of_keys: Tensor) -> Tensor:
-    """Inner products ⟨Σ_k c_ijk ∇_ik, Σ_k c'_ijk ∇'_jk⟩ of one parameter's gradients, float64 `[I, J]`.
+    """Return the inner products ⟨Σ_k c_ijk ∇_ik, Σ_k c'_ijk ∇'_jk⟩ of one parameter, float64 `[I, J]`.
 
     Args:
       queries, keys: the parameter's shares in rows I and rows J.
@@ -188,8 +191,9 @@ def cross(queries: Share, keys: Share, of_queries: Tensor, of_keys: Tensor) -> T
     at_once = max(1, 4 * MAX_NUMBERS // max(1, len(other_values) * other_values.shape[2]))
     for start in range(0, len(total), at_once):
         some = slice(start, start + at_once)
+        # Both sides of the inner product, combined for every pair (i, j): `[some rows, J, numbers]`.
         u, v = c[some] @ values[some], (other_c[:, some] @ other_values).transpose(0, 1)
-        if not queries.formed:
+        if not queries.formed:  # u and v are output gradients: the kernel of the inputs goes in between
             u = u.view(*u.shape[:2], queries.part.blocks, -1, queries.values.shape[-1])
             u = (u @ kernels_between(queries.part.a[some], keys.part.a)).flatten(2)
         total[some] = (u * v).sum(2)
@@ -197,13 +201,13 @@ def cross(queries: Share, keys: Share, of_queries: Tensor, of_keys: Tensor) -> T
 
 
 def _by_block(b: Tensor, blocks: int) -> Tensor:
-    """`[rows, k, out, positions]` → `[rows, k, blocks, out per block, positions]`."""
+    """Reshape `[rows, k, out, positions]` to `[rows, k, blocks, out per block, positions]`."""
     rows, num, out, length = b.shape
     return b.reshape(rows, num, blocks, out // blocks, length)
 
 
 def kernel(a: Tensor) -> Tensor:
-    """Inner products a_m·a_m' within each row, float64 `[rows, blocks, positions, positions]`."""
+    """Return the inner products a_m·a_m' within each row, float64 `[rows, blocks, positions, positions]`."""
     if not a.is_floating_point():
         return _same(a[:, None, :, None], a[:, None, None, :])
     a = a.double()
@@ -211,7 +215,7 @@ def kernel(a: Tensor) -> Tensor:
 
 
 def kernels_between(a: Tensor, other: Tensor) -> Tensor:
-    """Inner products a_m·a'_m' of rows I and J, float64 `[I, J, blocks, positions, positions']`."""
+    """Return the products a_m·a'_m' of rows I and J, float64 `[I, J, blocks, positions, positions']`."""
     if not a.is_floating_point():
         return _same(a[:, None, None, :, None], other[None, :, None, None, :])
     rows, blocks, width, length = a.shape
@@ -226,7 +230,12 @@ def _same(a: Tensor, other: Tensor) -> Tensor:
 
 
 def _through(b: Tensor, kernels: Tensor) -> Tensor:
-    """Σ_m' b_m' K_m'm: `[rows, k, blocks, out, positions]` times `[rows, blocks, positions, positions]`."""
+    """Return Σ_m' b_m' K_m'm.
+
+    Args:
+      b: `[rows, k, blocks, out, positions]`.
+      kernels: K, `[rows, blocks, positions, positions]`.
+    """
     rows, num, blocks, out, length = b.shape
     if blocks == 1:
         return torch.bmm(b.reshape(rows, num * out, length), kernels[:, 0]).view(b.shape)
@@ -234,7 +243,7 @@ def _through(b: Tensor, kernels: Tensor) -> Tensor:
 
 
 def parts_of(module: nn.Module, x: Tensor, wanted: Container[Tensor]) -> list[Part]:
-    """Returns a layer's `wanted` parameters with their side of the factors, given the layer's input."""
+    """Return a layer's `wanted` parameters with their factor a, given the layer's input."""
     weight, bias = (module._parameters.get(name) for name in ("weight", "bias"))
     parts = []
     if weight is not None and weight in wanted:
@@ -246,13 +255,13 @@ def parts_of(module: nn.Module, x: Tensor, wanted: Container[Tensor]) -> list[Pa
 
 
 def has_parts(module: nn.Module) -> bool:
-    """Whether this layer is of a kind that `parts_of` knows."""
+    """Return whether `parts_of` supports this layer."""
     rule = rule_of(module)
     return rule is not None and not rule.refuses(module) and _kind(module) is not None
 
 
 def of_output(module: nn.Module, grad: Tensor) -> Tensor:
-    """The gradient of a layer's output `[rows, ...]` as `[rows, out, positions]`."""
+    """Reshape the gradient of a layer's output `[rows, ...]` to `[rows, out, positions]`."""
     if isinstance(module, nn.Conv2d | nn.GroupNorm):
         return grad.reshape(len(grad), grad.shape[1], -1)
     width = module.normalized_shape if isinstance(module, nn.LayerNorm) else grad.shape[-1:]
@@ -260,7 +269,7 @@ def of_output(module: nn.Module, grad: Tensor) -> Tensor:
 
 
 def _length(module: nn.Module, x: Tensor) -> int:
-    """Positions at which a bias is added."""
+    """Return the number of positions at which a bias is added."""
     if isinstance(module, nn.Linear):
         return x.shape[1:-1].numel()
     if isinstance(module, nn.LayerNorm):
@@ -279,12 +288,12 @@ def _convolution(module: nn.Module, x: Tensor) -> Tensor:
     assert isinstance(module, nn.Conv2d)
     patches = _patches(module, x)
     a = patches.reshape(len(x), module.groups, -1, patches.shape[2])
-    # A position's numbers lie side by side, as those of a gradient in channels last do: faster products.
+    # Keep a position's numbers adjacent in memory, as in a channels-last gradient: products are faster.
     return a.transpose(2, 3).contiguous().transpose(2, 3)
 
 
 def _patches(module: nn.Conv2d, x: Tensor) -> Tensor:
-    """Every position's patch, `[rows, channels × taps, positions]`."""
+    """Return every position's patch, `[rows, channels × taps, positions]`."""
     padding = module._reversed_padding_repeated_twice
     if any(padding):
         zeros = module.padding_mode == "zeros"

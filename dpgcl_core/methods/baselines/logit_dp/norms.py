@@ -6,18 +6,19 @@ With unit embeddings z_i of the queries and z'_j of the keys, of dimension d, an
     ‖∇Z_ij‖² = z'_jᵀ (J_i J_iᵀ) z'_j + z_iᵀ (J'_j J'_jᵀ) z_i + 2 z'_jᵀ (J_i J'_jᵀ) z_i.
 
 The first two terms need one d × d Gram matrix per record and tower. d backward passes of many rows at once
-bring the output gradients of every layer, from which `logit_layers` takes the matrices. The cross term is
-exactly zero where the towers share no parameter. Where they do it is taken pair by pair, layer by layer, or
-bounded: ‖∇Z_ij‖ ≤ ‖J_iᵀ z'_j‖ + ‖J'_jᵀ z_i‖. Without cross terms rows need not stand in the records' order:
-passes hold rows of similar rank (see `logit_jacobians`), for a pass costs what its largest rank costs.
+bring the output gradients of every layer, from which the module `layers` computes the matrices. The cross
+term is exactly zero where the towers share no parameter. Otherwise it is computed pair by pair, layer by
+layer, or bounded: ‖∇Z_ij‖ ≤ ‖J_iᵀ z'_j‖ + ‖J'_jᵀ z_i‖. Without cross terms rows need not keep the records'
+order: each pass holds rows of similar rank (see the module `jacobians`), for it costs what its largest rank
+costs.
 
-*No norm falls short.* All products of gradients with each other are float64. What remains is float32
+*No norm is too small.* All products of gradients with each other are float64. What remains is float32
 rounding in the backward passes and in the gradients themselves, which grows with the terms and not with
-their sum. So a norm counts as at least `ROUNDING_SHARE` of the spread of both Jacobians (see
-`logit_jacobians.Rows`): with factor ≤ B/(share · spread), a rounding of 1e-7 of the spread is at most
-1e-4 B, the clipper's margin.
+their sum. So a norm counts as at least `PAIR_NORM_FLOOR` of the magnitude bound of both Jacobians: with a
+factor of at most B/(share · bound), a rounding of 1e-7 of the bound is at most 1e-4 B, the clipper's margin.
 
-A network with a part that no rule knows has the Jacobian of each row taken by itself: exact, slower.
+A network that is not supported has the Jacobian of each row computed by itself: exact, slower. The
+derivation: docs/theory/logit-dp.md.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.clipping.direct_uses import NotFoldableError
-from dpgcl_core.clipping.types import trainable_parameters
+from dpgcl_core.clipping.direct_uses import NotSeparableError
+from dpgcl_core.clipping.types import Embed, trainable_parameters
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.methods.baselines.logit_dp.jacobians import Embed, Rows, by_layer, ranks, row_by_row
+from dpgcl_core.methods.baselines.logit_dp.jacobians import Rows, by_layer, ranks, row_by_row
 from dpgcl_core.methods.baselines.logit_dp.layers import cross, has_parts
 
 logger = logging.getLogger(__name__)
 
-ROUNDING_SHARE = 1e-3
-"""A pair's norm counts as at least this share of the spread of its two Jacobians."""
+PAIR_NORM_FLOOR = 1e-3
+"""A pair's norm counts as at least this share of the magnitude bound of its two Jacobians."""
 
 ROW_BY_ROW = "one row at a time"
 BY_LAYER = "layer by layer"
@@ -52,66 +53,71 @@ _SELF_CHECK_TOLERANCE = 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """What the norms need of one tower's rows.
+    """What the pair norms need from one tower's rows.
 
     Attributes:
       z: `[n, dim]` embeddings; zero where the row is not finite.
       gram: float64 `[n, dim, dim]`, J Jᵀ of each row; zero where the row is not finite.
-      spread: float64 `[n]`.
+      magnitude_bound: float64 `[n]`.
       finite: `[n]`.
       parameters: those that any layer uses.
-      path: how the Jacobians were taken.
+      path: how the Jacobians were computed.
     """
 
     z: Tensor
     gram: Tensor
-    spread: Tensor
+    magnitude_bound: Tensor
     finite: Tensor
     parameters: frozenset[Tensor]
     path: str
 
     def every(self, start: int, step: int) -> Side:
-        """Returns every `step`-th row from `start` on."""
+        """Return every `step`-th row from `start` on."""
         return self.at(slice(start, None, step))
 
     def at(self, chosen: slice | Tensor) -> Side:
-        """Returns these rows."""
+        """Return these rows."""
         return Side(
             z=self.z[chosen],
             gram=self.gram[chosen],
-            spread=self.spread[chosen],
+            magnitude_bound=self.magnitude_bound[chosen],
             finite=self.finite[chosen],
             parameters=self.parameters,
             path=self.path,
         )
 
-    def lengths(self, directions: Tensor) -> Tensor:
-        """‖J_iᵀ v_j‖² of every row i and direction j, float64 `[n, m]`; directions are `[m, dim]`."""
+    def squares_along(self, directions: Tensor) -> Tensor:
+        """Return ‖J_iᵀ v_j‖² of every row i and direction j, float64 `[n, m]`; directions are `[m, dim]`."""
         v = directions.double()
         squares = v[:, :, None] * v[:, None]
         return (self.gram.flatten(1) @ squares.flatten(1).T).clamp_min(0)
 
 
 def joined(sides: Sequence[Side]) -> Side:
-    """Returns the rows of all sides, in order."""
+    """Return the rows of all sides, in order."""
     tensors = {
-        name: torch.cat([getattr(s, name) for s in sides]) for name in ("z", "gram", "spread", "finite")
+        name: torch.cat([getattr(s, name) for s in sides])
+        for name in ("z", "gram", "magnitude_bound", "finite")
     }
     parameters = frozenset[Tensor]().union(*(side.parameters for side in sides))
     return Side(**tensors, parameters=parameters, path=sides[-1].path)
 
 
 def summary(rows: Rows, path: str) -> Side:
-    """Returns Gram matrices and spreads of these rows."""
+    """Return Gram matrices and magnitude bounds of these rows."""
     dim = rows.z.shape[1]
     gram = torch.zeros(len(rows.z), dim, dim, dtype=torch.float64, device=rows.z.device)
     for share in rows.shares:
         gram += share.gram()
-    finite = torch.isfinite(rows.z).all(1) & torch.isfinite(gram).all((1, 2)) & torch.isfinite(rows.spread)
+    finite = (
+        torch.isfinite(rows.z).all(1)
+        & torch.isfinite(gram).all((1, 2))
+        & torch.isfinite(rows.magnitude_bound)
+    )
     return Side(
         z=torch.where(finite[:, None], rows.z, 0.0),
         gram=torch.where(finite[:, None, None], gram, 0.0),
-        spread=torch.where(finite, rows.spread, 0.0),
+        magnitude_bound=torch.where(finite, rows.magnitude_bound, 0.0),
         finite=finite,
         parameters=frozenset(share.part.parameter for share in rows.shares),
         path=path,
@@ -119,7 +125,7 @@ def summary(rows: Rows, path: str) -> Side:
 
 
 def cross_terms(queries: Rows, keys: Rows) -> Tensor:
-    """z'_jᵀ (J_i J'_jᵀ) z_i of every query i and key j, float64 `[I, J]`."""
+    """Return z'_jᵀ (J_i J'_jᵀ) z_i of every query i and key j, float64 `[I, J]`."""
     of_queries = keys.z.double()[None].expand(len(queries.z), -1, -1)
     of_keys = queries.z.double()[:, None].expand(-1, len(keys.z), -1)
     total = torch.zeros(len(queries.z), len(keys.z), dtype=torch.float64, device=keys.z.device)
@@ -131,14 +137,14 @@ def cross_terms(queries: Rows, keys: Rows) -> Tensor:
 
 
 class Jacobians:
-    """Takes the Jacobians of one tower's rows, in passes of as many records as fit.
+    """Computes the Jacobians of one tower's rows, in passes of as many records as fit.
 
     Args:
       model: the network that owns the parameters.
       embed: the tower.
       inputs: `[1, n, views, ...]`; the rows are its records' views, in order.
-      tower: its number, for what is remembered of it.
-      partners: rows that each row meets in cross terms; 0 where none are asked for.
+      tower: its number, under which the self-check's result is remembered.
+      partners: rows that each row meets in cross terms; 0 where there are none.
     """
 
     def __init__(
@@ -154,7 +160,7 @@ class Jacobians:
 
     @cached_property
     def path(self) -> str:
-        """How Jacobians are taken."""
+        """How Jacobians are computed."""
         good = _goes_by_layer(self._model, self.embed, self.inputs, self._tower, self._partners)
         return BY_LAYER if good else ROW_BY_ROW
 
@@ -181,7 +187,7 @@ class Jacobians:
         return [(start, min(start + at_once, n)) for start in range(0, n, at_once)]
 
     def rows(self, start: int, stop: int) -> Rows:
-        """Returns the rows of some records."""
+        """Return the rows of some records."""
         if (start, stop) in self._kept:
             return self._kept[start, stop]
         return self._rows_of(self.inputs[:, start:stop])
@@ -190,12 +196,12 @@ class Jacobians:
         if self.path == BY_LAYER:
             try:
                 return by_layer(self._model, self._parameters, self.embed, inputs, self._partners)
-            except NotFoldableError:  # these inputs took another way through the network
+            except NotSeparableError:  # these inputs took another path through the network
                 pass
         return row_by_row(self._parameters, self.embed, inputs)
 
     def of_similar_rank(self, inputs: Tensor) -> Iterator[tuple[Tensor, Rows]]:
-        """Yields rows in passes of similar rank, with their places: a pass costs what its largest rank costs.
+        """Yield rows in passes of similar rank, with their indices: a pass costs what its largest rank costs.
 
         Args:
           inputs: `[1, rows, 1, ...]`, views of any records of this tower.
@@ -214,16 +220,16 @@ class Jacobians:
         try:
             for some in torch.split(inputs, self.rows_at_once, dim=1):
                 found.append(ranks(self._model, self._parameters, self.embed, some))
-        except NotFoldableError:
+        except NotSeparableError:
             return None
         known = [each for each in found if each is not None]
         return torch.cat(known) if len(known) == len(found) else None
 
     def along(self, inputs: Tensor, cotangents: Tensor) -> Rows:
-        """Returns the gradients of ⟨z_r, c_r⟩ of rows `[1, rows, 1, ...]`, for c `[rows, dim]`."""
+        """Return the gradients of ⟨z_r, c_r⟩ of rows `[1, rows, 1, ...]`, for c `[rows, dim]`."""
         try:
             return by_layer(self._model, self._parameters, self.embed, inputs, 0, cotangents[None])
-        except NotFoldableError:  # these inputs took another way through the network
+        except NotSeparableError:  # these inputs took another path through the network
             rows = row_by_row(self._parameters, self.embed, inputs)
             shares = [
                 replace(share, values=torch.einsum("rk,rkn->rn", cotangents, share.values)[:, None])
@@ -232,7 +238,7 @@ class Jacobians:
             return replace(rows, shares=shares)
 
     def side(self, max_kept: int = 0) -> Side:
-        """Returns Gram matrices and spreads of all rows, and keeps up to `max_kept` numbers of Jacobians."""
+        """Return Gram matrices and magnitude bounds of all rows; keep up to `max_kept` numbers."""
         if not self._partners:
             passes = self.of_similar_rank(self.inputs.flatten(1, 2)[:, :, None])
             places, found = zip(*((at, summary(rows, self.path)) for at, rows in passes), strict=True)
@@ -248,7 +254,7 @@ class Jacobians:
 
 
 def _sizes(model: nn.Module, embed: Embed, inputs: Tensor) -> tuple[int, int]:
-    """Numbers of all layers' outputs for one row, and the embedding's dimension, from one record of zeros."""
+    """Return the size of all layers' outputs for one row, and the embedding's dimension."""
     numbers = 0
 
     def count(module: nn.Module, args: object, output: Tensor) -> None:
@@ -274,22 +280,22 @@ _checked: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], bool]] = WeakKey
 
 
 def _goes_by_layer(model: nn.Module, embed: Embed, inputs: Tensor, tower: int, partners: int) -> bool:
-    """Whether `by_layer` is exact for this tower: tried once on synthetic rows with perturbed weights."""
+    """Return whether `by_layer` is exact for this tower: tried once on synthetic rows, perturbed weights."""
     known = _checked.setdefault(model, {})
     key = (tower, partners > 0, inputs.shape[2:])
     if key not in known:
         wrong = _self_check(model, embed, inputs, partners)
         if wrong:
-            logger.warning("Jacobians are taken one row at a time (exact, slower): %s", wrong)
+            logger.warning("Jacobians are computed one row at a time (exact, slower): %s", wrong)
         known[key] = not wrong
     return known[key]
 
 
 def _self_check(model: nn.Module, embed: Embed, inputs: Tensor, partners: int) -> str:
-    """Compares both ways on three synthetic records; returns how they differ, empty if they do not.
+    """Compare both ways on three synthetic records; return how they differ, empty if they do not.
 
-    Finds what the layers' types cannot tell, such as records in another order, or dropout. The weights are
-    perturbed, lest a zero initialisation hide a branch, and restored bit for bit.
+    It finds errors that layer types do not reveal, such as reordered records or dropout. The weights are
+    perturbed, so that a zero initialisation hides no branch, and restored bit for bit.
     """
     state = [(value, value.detach().clone()) for value in (*model.parameters(), *model.buffers())]
     generator = torch.Generator().manual_seed(0)
@@ -302,7 +308,7 @@ def _self_check(model: nn.Module, embed: Embed, inputs: Tensor, partners: int) -
             first, second = embed(synthetic), embed(synthetic)
         if not torch.equal(first, second):
             raise ConfigError(
-                "embeddings and gradients are taken in two passes, which must agree, but this network draws "
+                "embeddings and gradients come from two passes, which must agree, but this network draws "
                 "random numbers: set its dropout to 0 or call eval()"
             )
         return _compare(model, embed, synthetic, partners)
@@ -326,11 +332,11 @@ def _compare(model: nn.Module, embed: Embed, inputs: Tensor, partners: int) -> s
     exact = row_by_row(parameters, embed, inputs)
     try:
         found = by_layer(model, parameters, embed, inputs, partners)
-    except NotFoldableError as error:
+    except NotSeparableError as error:
         return str(error)
     except ConfigError:
         raise
-    except Exception as error:  # whatever a module does to a hook: the exact way needs none
+    except Exception as error:  # whatever a module does to a hook; the exact way needs none
         return f"it fails on synthetic inputs ({type(error).__name__}: {error})"
     difference = (summary(found, "").gram - summary(exact, "").gram).flatten(1).norm(dim=1)
     if bool((difference > _SELF_CHECK_TOLERANCE * summary(exact, "").gram.flatten(1).norm(dim=1)).any()):

@@ -31,7 +31,6 @@ from dpgcl_core.accounting.tuning.cost import (
     NEIGHBORING_RELATION,
     TrialClass,
     TuningCost,
-    experimental_dp_hypo_cost,
     not_accounted,
     open_cost,
     sealed_cost,
@@ -44,7 +43,7 @@ from dpgcl_core.accounting.tuning.laws import (
     TruncatedNegativeBinomial,
     TruncatedTrials,
 )
-from dpgcl_core.accounting.tuning.profile import PrivacyProfile
+from dpgcl_core.accounting.tuning.profile import PrivacyLoss, PrivacyProfile
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE
 from tests.dpgcl_core import best_of_k as exact
@@ -53,6 +52,18 @@ S1 = TrialClass(sampling_prob=0.01, noise_multiplier=1.0, num_steps=1000)
 S2 = TrialClass(sampling_prob=2048 / 55_000, noise_multiplier=0.97, num_steps=1200)
 DELTAS = {S1: 1e-5, S2: 1 / (55_000 * math.log(55_000))}
 GEOMETRIC = TruncatedNegativeBinomial.from_mean(10, eta=1)
+
+
+def _profile_of(p: np.ndarray, q: np.ndarray) -> PrivacyProfile:
+    """The exact profile of a mechanism on finitely many outcomes, with and without the record."""
+
+    def loss(p: np.ndarray, q: np.ndarray) -> PrivacyLoss:
+        finite = (p > 0) & (q > 0)
+        losses = np.log(p[finite]) - np.log(q[finite])
+        return PrivacyLoss.build(losses, p[finite], float(np.sum(p[(p > 0) & (q == 0)])))
+
+    return PrivacyProfile(remove=loss(p, q), add=loss(q, p))
+
 
 # Every law beside its probabilities, written down independently.
 LAWS: dict[str, tuple[TrialCountLaw, np.ndarray]] = {
@@ -170,7 +181,7 @@ def test_gamma_of_mean_matches_reference(eta: float, gamma: float) -> None:
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("name", WITH_PROFILE_BOUND)
 def test_profile_bound_is_never_below_the_truth(name: str, mechanism: str) -> None:
-    profile = PrivacyProfile.from_pair(*MECHANISMS[mechanism])
+    profile = _profile_of(*MECHANISMS[mechanism])
     for delta in SMALL_DELTAS:
         epsilon = profile_bound(profile, LAWS[name][0], delta)
         assert math.isinf(epsilon) or _true_delta(mechanism, name, epsilon) <= delta * (1 + 1e-6)
@@ -179,7 +190,7 @@ def test_profile_bound_is_never_below_the_truth(name: str, mechanism: str) -> No
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("name", LAWS)
 def test_pointwise_bound_is_never_below_the_truth(name: str, mechanism: str) -> None:
-    profile = PrivacyProfile.from_pair(*MECHANISMS[mechanism])
+    profile = _profile_of(*MECHANISMS[mechanism])
     for delta in SMALL_DELTAS:
         epsilon = pointwise_bound(profile, LAWS[name][0], delta)
         assert math.isinf(epsilon) or _true_delta(mechanism, name, epsilon) <= delta * (1 + 1e-6)
@@ -188,7 +199,7 @@ def test_pointwise_bound_is_never_below_the_truth(name: str, mechanism: str) -> 
 @pytest.mark.parametrize("name", WITH_PROFILE_BOUND)
 def test_pointwise_bound_is_at_most_the_profile_bound(name: str) -> None:
     law, _ = LAWS[name]
-    profile = PrivacyProfile.from_pair(*MECHANISMS["gaussian"])
+    profile = _profile_of(*MECHANISMS["gaussian"])
     for delta in SMALL_DELTAS:
         assert pointwise_bound(profile, law, delta) <= profile_bound(profile, law, delta) + 0.02
 
@@ -196,7 +207,7 @@ def test_pointwise_bound_is_at_most_the_profile_bound(name: str) -> None:
 @pytest.mark.parametrize("name", ["geometric", "logarithmic", "eta 3", "capped", "binomial", "poisson"])
 def test_pointwise_bound_is_close_to_the_worst_score(name: str) -> None:
     """The truth reaches 97 % of the bound, so a bound that forgets a few percent is caught above."""
-    profile = PrivacyProfile.from_pair(*MECHANISMS["gaussian"])
+    profile = _profile_of(*MECHANISMS["gaussian"])
     bound = pointwise_bound(profile, LAWS[name][0], 1e-4)
     assert _true_delta("gaussian", name, 0.97 * bound) > 1e-4
 
@@ -207,7 +218,7 @@ def test_papernot_steinke_is_never_below_the_truth(name: str, mechanism: str) ->
     p, q = MECHANISMS[mechanism]
     orders = np.array([1.5, 2.0, 3.0, 5.0, 8.0, 16.0, 32.0])
     rdp = np.array([exact.renyi(p, q, order) for order in orders])
-    profile = PrivacyProfile.from_pair(p, q)
+    profile = _profile_of(p, q)
     for delta in SMALL_DELTAS:
         epsilon = papernot_steinke_bound(orders, rdp, LAWS[name][0], delta, profile)
         assert math.isfinite(epsilon)
@@ -217,7 +228,7 @@ def test_papernot_steinke_is_never_below_the_truth(name: str, mechanism: str) ->
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("halting_prob", [0.05, 0.3, 1.0])
 def test_threshold_bound_is_never_below_the_truth(halting_prob: float, mechanism: str) -> None:
-    profile = PrivacyProfile.from_pair(*MECHANISMS[mechanism])
+    profile = _profile_of(*MECHANISMS[mechanism])
     for score in SCORES:
         laws = _in_score_order(mechanism, score)
         for share in (0.25, 0.5, 0.75):
@@ -234,20 +245,20 @@ def test_threshold_bound_is_never_below_the_truth(halting_prob: float, mechanism
 
 @pytest.mark.parametrize("name", LAWS)
 def test_best_trials_own_epsilon_is_no_bound(name: str) -> None:
-    profile = PrivacyProfile.from_pair(*MECHANISMS["gaussian"])
+    profile = _profile_of(*MECHANISMS["gaussian"])
     assert _true_delta("gaussian", name, profile.epsilon(1e-4)) > 1e-4
 
 
 @pytest.mark.parametrize("name", LAWS)
 def test_delta_over_the_mean_alone_is_no_bound(name: str) -> None:
-    profile = PrivacyProfile.from_pair(*MECHANISMS["gaussian"])
+    profile = _profile_of(*MECHANISMS["gaussian"])
     claimed = profile.epsilon(1e-4 / LAWS[name][0].mean)
     assert _true_delta("gaussian", name, claimed) > 1e-4
 
 
 def test_shift_without_delta_over_the_mean_is_no_bound() -> None:
     mechanism = exact.randomised_response(0.01, 1e-3)
-    profile = PrivacyProfile.from_pair(*mechanism)
+    profile = _profile_of(*mechanism)
     claimed = profile.epsilon(1e-3) + 2 * ln_c_star(profile, 0.1 / 0.9)
     released = [exact.best_of_k(law, LAWS["geometric"][1]) for law in mechanism]
     assert exact.exact_delta(*released, claimed) > 1e-3
@@ -256,24 +267,24 @@ def test_shift_without_delta_over_the_mean_is_no_bound() -> None:
 @pytest.mark.parametrize("name", ["geometric", "eta 3"])
 def test_exponent_one_in_place_of_one_plus_eta_is_no_bound(name: str) -> None:
     law = LAWS[name][0]
-    profile = PrivacyProfile.from_pair(*MECHANISMS["gaussian"])
+    profile = _profile_of(*MECHANISMS["gaussian"])
     claimed = profile.epsilon(1e-4 / law.mean) + ln_c_star(profile, law.gamma / (1 - law.gamma))
     assert _true_delta("gaussian", name, claimed) > 1e-4
 
 
 def test_fixed_number_of_trials_breaks_the_bound_of_a_random_one() -> None:
-    profile = PrivacyProfile.from_pair(*MECHANISMS["gaussian"])
+    profile = _profile_of(*MECHANISMS["gaussian"])
     assert _true_delta("gaussian", "fixed", profile_bound(profile, GEOMETRIC, 1e-4)) > 1e-4
 
 
 def test_larger_mean_breaks_the_bound_of_a_smaller_one() -> None:
-    profile = PrivacyProfile.from_pair(*MECHANISMS["gaussian"])
+    profile = _profile_of(*MECHANISMS["gaussian"])
     claimed = profile_bound(profile, TruncatedNegativeBinomial.from_mean(2, eta=1), 1e-4)
     assert _true_delta("gaussian", "geometric", claimed) > 1e-4
 
 
 def test_threshold_without_its_shift_is_no_bound() -> None:
-    claimed = PrivacyProfile.from_pair(*MECHANISMS["gaussian"]).epsilon(0.05 * 1e-4)
+    claimed = _profile_of(*MECHANISMS["gaussian"]).epsilon(0.05 * 1e-4)
     laws = _in_score_order("gaussian", 0.1)
     truths = [
         exact.exact_delta(*[exact.first_above(law, misses, 0.05) for law in laws], claimed)
@@ -284,7 +295,7 @@ def test_threshold_without_its_shift_is_no_bound() -> None:
 
 def test_threshold_without_the_halting_factor_is_no_bound() -> None:
     mechanism = exact.randomised_response(0.01, 1e-3)
-    profile = PrivacyProfile.from_pair(*mechanism)
+    profile = _profile_of(*mechanism)
     released = [exact.first_above(law, 3, 0.05) for law in mechanism]
     claimed = profile.epsilon(1e-3) + ln_c_star(profile, 0.05 / 0.95)
     assert exact.exact_delta(*released, claimed) > 1e-3
@@ -308,26 +319,26 @@ def test_profile_agrees_with_dp_accounting(trial: TrialClass) -> None:
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_profile_of_a_pair_is_exact(mechanism: str) -> None:
     pair = MECHANISMS[mechanism]
-    profile = PrivacyProfile.from_pair(*pair)
+    profile = _profile_of(*pair)
     for epsilon in (0.0, 0.1, 0.69, 2.0):
         assert profile.delta(epsilon) == pytest.approx(exact.exact_delta(*pair, epsilon), abs=1e-12)
 
 
 @pytest.mark.parametrize("delta", [0.1, 1e-3, 1e-6])
 def test_profile_epsilon_inverts_delta(delta: float) -> None:
-    profile = PrivacyProfile.from_pair(*MECHANISMS["gaussian"])
+    profile = _profile_of(*MECHANISMS["gaussian"])
     epsilon = profile.epsilon(delta)
     assert profile.delta(epsilon) <= delta * (1 + 1e-9)
     assert epsilon == 0 or profile.delta(epsilon * (1 - 1e-6)) > delta
 
 
 def test_profile_below_its_infinite_loss_has_no_epsilon() -> None:
-    assert PrivacyProfile.from_pair(*MECHANISMS["response"]).epsilon(0.99e-4) == math.inf
+    assert _profile_of(*MECHANISMS["response"]).epsilon(0.99e-4) == math.inf
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_largest_image_bounds_every_event(mechanism: str) -> None:
-    profile = PrivacyProfile.from_pair(*MECHANISMS[mechanism])
+    profile = _profile_of(*MECHANISMS[mechanism])
     for score in SCORES:
         for first, second in (pair := _in_score_order(mechanism, score), pair[::-1]):
             tails = np.cumsum(first[::-1]), np.cumsum(second[::-1])
@@ -340,7 +351,7 @@ def test_candidates_of_different_privacy_have_the_mixture_of_their_profiles() ->
     joint = [
         np.concatenate([w * pair[side] for w, pair in zip(weights, pairs, strict=True)]) for side in (0, 1)
     ]
-    mixed = PrivacyProfile.mixture([PrivacyProfile.from_pair(*pair) for pair in pairs], weights)
+    mixed = PrivacyProfile.mixture([_profile_of(*pair) for pair in pairs], weights)
     for epsilon in (0.0, 0.5, 1.5):
         assert mixed.delta(epsilon) == pytest.approx(exact.exact_delta(*joint, epsilon), abs=1e-12)
 
@@ -396,19 +407,6 @@ def test_papernot_steinke_refuses_laws_without_a_theorem() -> None:
     orders, rdp = np.array([2.0, 4.0]), np.array([0.1, 0.2])
     with pytest.raises(ConfigError, match="covers the laws tnb and poisson"):
         papernot_steinke_rdp(orders, rdp, LAWS["binomial"][0])
-
-
-def test_dp_hypo_with_fixed_proposals_is_papernot_steinke() -> None:
-    fixed = experimental_dp_hypo_cost([S1], law=GEOMETRIC, density_ratio=1.0, delta=1e-5)
-    assert fixed.rdp_epsilon == pytest.approx(4.10327066, abs=1e-6)
-
-
-def test_dp_hypo_is_never_accounted() -> None:
-    cost = experimental_dp_hypo_cost([S1], law=GEOMETRIC, density_ratio=2.0, delta=1e-5)
-    assert not cost.accounted
-    assert cost.tuned_epsilon is None
-    assert "experimental" in str(cost.reason)
-    assert cost.rdp_epsilon > 4.10327066
 
 
 # ---- laws of K ------------------------------------------------------------------------------------------
@@ -613,7 +611,7 @@ def test_candidates_are_not_counted() -> None:
 
 
 def test_coarser_cells_only_raise_the_pointwise_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    profile = PrivacyProfile.from_pair(*MECHANISMS["gaussian"])
+    profile = _profile_of(*MECHANISMS["gaussian"])
     fine = pointwise_bound(profile, GEOMETRIC, 1e-4)
     monkeypatch.setattr(selection_bounds, "_NUM_CELLS", 60)
     assert pointwise_bound(profile, GEOMETRIC, 1e-4) > fine

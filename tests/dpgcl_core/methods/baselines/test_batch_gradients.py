@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpgcl_core.clipping.direct_uses import NotFoldableError
+from dpgcl_core.clipping.direct_uses import NotSeparableError
 from dpgcl_core.clipping.types import trainable_parameters
 from dpgcl_core.methods.baselines import batch_gradients
 from dpgcl_core.methods.baselines.batch_gradients import gradients_through_batch
@@ -17,7 +17,7 @@ from dpgcl_core.methods.baselines.logit_dp import norms as logit_norms
 from dpgcl_core.methods.baselines.logit_dp.jacobians import by_layer, ranks
 from dpgcl_core.methods.baselines.logit_dp.norms import BY_LAYER, Jacobians
 from tests.dpgcl_core.adversary import embed_of
-from tests.dpgcl_core.models import BareParameter, Convolutions, SharedLayer, TextEncoder, TinyEncoder
+from tests.dpgcl_core.models import Convolutions, DirectUse, SharedLayer, TextEncoder, TinyEncoder
 
 NUM_RECORDS, DIM = 7, 4
 MANY, FEW = 9, 2
@@ -54,7 +54,7 @@ def _error(model: nn.Module, records: Tensor, cotangents: Tensor, at_once: int =
     return float(((actual - expected).norm(dim=1) / expected.norm(dim=1)).max())
 
 
-@pytest.mark.parametrize("kind", [TinyEncoder, Convolutions, BareParameter, SharedLayer])
+@pytest.mark.parametrize("kind", [TinyEncoder, Convolutions, DirectUse, SharedLayer])
 @pytest.mark.parametrize("num_losses", [MANY, FEW])
 def test_gradients_equal_one_pass_per_loss(kind: type[nn.Module], num_losses: int) -> None:
     assert _error(_model(kind), _records(), _cotangents(num_losses)) < 1e-5
@@ -62,7 +62,7 @@ def test_gradients_equal_one_pass_per_loss(kind: type[nn.Module], num_losses: in
 
 @pytest.mark.parametrize("form", [True, False])
 def test_both_forms_of_a_layer_give_the_same_gradients(form: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logit_layers.Part, "by_explicit", lambda self, *_: form)
+    monkeypatch.setattr(logit_layers.Part, "is_explicit", lambda self, *_: form)
     for kind in (TinyEncoder, Convolutions):
         assert _error(_model(kind), _records(), _cotangents(MANY)) < 1e-5
 
@@ -98,7 +98,7 @@ def test_rows_that_take_another_way_are_exact(monkeypatch: pytest.MonkeyPatch) -
         nonlocal calls
         calls += 1
         if calls % 2:
-            raise NotFoldableError("another way")
+            raise NotSeparableError("another way")
         return by_layer(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(logit_norms, "_MAX_ROWS", 4)
@@ -136,5 +136,5 @@ def test_rows_come_back_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Jacobians(model, embed_of(model), inputs).side()
     monkeypatch.setattr(logit_norms, "_MAX_ROWS", 4)
     by_rank = Jacobians(model, embed_of(model), inputs).side()
-    for name in ("z", "gram", "spread"):
+    for name in ("z", "gram", "magnitude_bound"):
         torch.testing.assert_close(getattr(by_rank, name), getattr(whole, name), rtol=1e-4, atol=1e-7)

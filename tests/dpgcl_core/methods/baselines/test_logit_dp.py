@@ -20,8 +20,8 @@ from dpgcl_core.methods.baselines.logit_dp.norms import BY_LAYER, ROW_BY_ROW
 from tests.dpgcl_core.logit_oracle import Pairs, clipped_sum, pairs_of
 from tests.dpgcl_core.models import (
     AroundForward,
-    BareParameter,
     Convolutions,
+    DirectUse,
     InPlace,
     Routed,
     SequenceFirst,
@@ -34,7 +34,7 @@ EVERY_MODEL = [
     (TinyEncoder, BY_LAYER),
     (Convolutions, BY_LAYER),
     (AroundForward, ROW_BY_ROW),
-    (BareParameter, ROW_BY_ROW),
+    (DirectUse, ROW_BY_ROW),
     (InPlace, ROW_BY_ROW),
     (Routed, ROW_BY_ROW),
     (SequenceFirst, ROW_BY_ROW),
@@ -102,7 +102,7 @@ def test_every_loss_equals_oracle(options: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("form", [True, False])
 def test_both_forms_of_a_layer_give_the_same_sum(form: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logit_layers.Part, "by_explicit", lambda self, *_: form)
+    monkeypatch.setattr(logit_layers.Part, "is_explicit", lambda self, *_: form)
     model, inputs = _model(TinyEncoder), _images(5)
     total, report = _run(_clipper(), model, inputs)
     assert set(report.paths.values()) == {BY_LAYER}
@@ -196,7 +196,7 @@ def test_tower_by_layer_and_tower_by_row_have_their_cross_term(
         generator = torch.Generator().manual_seed(0)
         queries, keys = (torch.randint(11, (1, 4, 1, 7), generator=generator) for _ in range(2))
     monkeypatch.setattr(logit_norms, "_goes_by_layer", lambda *arguments: arguments[3] == 0)
-    monkeypatch.setattr(logit_layers.Part, "by_explicit", lambda self, *_: False)
+    monkeypatch.setattr(logit_layers.Part, "is_explicit", lambda self, *_: False)
     embeds = (_embed(model), _embed(model))
     report = _clipper().add_clipped_sum(torch.zeros(num_trainable(model)), model, embeds, (queries, keys))
     assert report.paths == {"queries": BY_LAYER, "keys": ROW_BY_ROW}
@@ -204,7 +204,7 @@ def test_tower_by_layer_and_tower_by_row_have_their_cross_term(
     assert torch.allclose(report.norms.double(), pairs.norms, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [TinyEncoder, Convolutions, BareParameter])
+@pytest.mark.parametrize("kind", [TinyEncoder, Convolutions, DirectUse])
 @pytest.mark.parametrize("seed", range(3))
 def test_upper_bound_is_never_below_the_exact_norm(kind: type[nn.Module], seed: int) -> None:
     model, inputs = _model(kind), _images(6, seed=seed)
@@ -239,7 +239,7 @@ def test_batch_without_negatives_adds_zero(n: int) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("kind", [TinyEncoder, BareParameter, _Bottleneck])
+@pytest.mark.parametrize("kind", [TinyEncoder, DirectUse, _Bottleneck])
 def test_non_finite_record_has_no_similarity_and_no_gradient(kind: type[nn.Module], bad: float) -> None:
     model, inputs, clipper = _model(kind), _images(5), _clipper()
     pairs = _pairs(model, inputs)
@@ -314,7 +314,7 @@ def test_parameters_keep_their_state() -> None:
     [
         ({"logit_clip_norm": 0.0}, "logit_clip_norm must be positive"),
         ({"temperature": 0.0}, "temperature must be positive"),
-        ({"temperature": nn.Parameter(torch.tensor(0.5))}, "learnt"),
+        ({"temperature": nn.Parameter(torch.tensor(0.5))}, "learned"),
         ({"spread_out": -1.0}, "spread_out must be"),
         ({"norms": "upper"}, "did you mean 'upper_bound'"),
     ],

@@ -1,0 +1,1 @@
+"""The options of sweeps: one tree, its command line and its file."""

@@ -1,0 +1,203 @@
+"""The command line of a sweep: what it starts from, what is given, and what contradicts itself."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import os
+import re
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, TypedDict, TypeVar
+
+from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.mechanism.registry import method_named
+from sweeps.service.options.file import OptionsFile, read_options
+from sweeps.service.options.help import marked, show_help
+from sweeps.service.options.start import Start
+from sweeps.service.options.sweep import SweepOptions, varied_by
+from trainers.config.presets import named_setting
+from trainers.config.settings import TrainingOptions
+from trainers.config.tree import changed, leaves
+from trainers.data.loading import PairOptions, check_dataset_name, modality_of_name
+
+Options = TypeVar("Options", bound=SweepOptions)
+
+
+# One of each pair stands in the other's place: given on the command line, it replaces the file's other one.
+_INSTEAD = {
+    "epsilon": "noise_multiplier",
+    "noise_multiplier": "epsilon",
+    "expected_batch_size": "sampling_prob",
+    "warm_start": "pretrained",
+    "pretrained": "warm_start",
+}
+
+
+def parse_options(
+    kind: type[Options], *, description: str | None, arguments: Sequence[str] | None = None
+) -> Options:
+    """Return a sweep's options: a named setting or a file, replaced by what the command line gives.
+
+    Args:
+      kind: the sweep's options.
+      description: for `--help`.
+      arguments: the command line without the program; None for this process's own.
+
+    Raises:
+      ConfigError: an option is unknown, or a value or a combination breaks a rule.
+      SystemExit: help was asked for, and is printed.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    asked = {"-h", "--help", "--help-all"} & set(arguments)
+    arguments = [each for each in arguments if each not in asked]
+    _refuse_unknown_options(kind, arguments)
+    given = _given(kind, arguments)
+    start = Start(**{name: given.pop(name) for name in leaves(Start) if name in given})
+    file = None if start.config is None else read_options(kind, start.config)
+    options = changed(_starting_point(kind, start, file, given), **given)
+    if asked:
+        trees = {"start": start, "axes": options}
+        show_help(trees, description, varied_by(kind), everything="--help-all" in asked)
+        raise SystemExit(0)
+    options = options.completed({*given, *(file.values if file else ())})
+    _refuse_contradictions(options, given)
+    return options
+
+
+def _starting_point(
+    kind: type[Options], start: Start, file: OptionsFile | None, given: Mapping[str, Any]
+) -> Options:
+    """The options of setting, file and preset, in this order; each replaces what is before it."""
+    told = {} if file is None else dict(file.values)
+    for name in given:
+        told.pop(_INSTEAD.get(name, ""), None)
+    preset = _preset(kind, start)
+    default = kind()
+    dataset = _dataset(given, preset(default), default, told)
+    options = changed(default, dataset=dataset)
+    setting = _setting(start, file, dataset, {**told, **given})
+    if setting is not None:
+        options = changed(
+            options, **{name: leaf.of(setting) for name, leaf in leaves(TrainingOptions).items()}
+        )
+    options = changed(options, **told)
+    if start.tiny or start.full:
+        options = preset(options)
+    elif file is None:
+        options = options.of_dataset()
+    names = {*given, *told}
+    if given.get("warm_start") is not None:  # in place of the weights that the setting names
+        options = changed(options, pretrained=TrainingOptions().network.pretrained)
+    method = given.get("method", options.mechanism.method)
+    if "num_augmentations" not in names and not method_named(method).takes_augmented_keys:
+        options = changed(options, num_augmentations=0)
+    return options
+
+
+def _preset(kind: type[Options], start: Start) -> Callable[[Options], Options]:
+    if start.tiny:
+        return kind.tiny
+    return kind.full if start.full else lambda options: options
+
+
+def _dataset(
+    given: Mapping[str, Any], preset: SweepOptions, default: SweepOptions, told: Mapping[str, Any]
+) -> str:
+    """The data set of the command line, else of the preset, else of the file."""
+    dataset = given.get("dataset", preset.data.dataset)
+    if "dataset" not in given and preset.data.dataset == default.data.dataset:
+        dataset = told.get("dataset", dataset)
+    check_dataset_name(dataset)
+    return str(dataset)
+
+
+def _setting(
+    start: Start, file: OptionsFile | None, dataset: str, given: Mapping[str, Any]
+) -> TrainingOptions | None:
+    """The named setting to start from; None for the plain defaults, which are those of a file."""
+    name = start.setting or (file.setting if file is not None else None)
+    if name in (None, "auto") and start.full:
+        name = "paper"
+    if name is None and file is not None:
+        return None
+    pairs = PairOptions(image=given.get("csv_img_key"), caption=given.get("csv_caption_key"))
+    modality = modality_of_name(dataset, pairs.fitting(dataset))
+    return named_setting(name or "auto", dataset=dataset, modality=modality)
+
+
+def _given(kind: type[SweepOptions], arguments: list[str]) -> dict[str, Any]:
+    """The options that the command line gives, by name, each of its declared type.
+
+    Parsed by tyro, whose boxed messages become one line.
+    """
+    import tyro  # here, for it is needed by command lines alone
+
+    fields = {name: marked(leaf.type) for each in (Start, kind) for name, leaf in leaves(each).items()}
+    typed_dict: Any = TypedDict  # its fields are known only here
+    said = io.StringIO()
+    try:
+        with _one_line(), contextlib.redirect_stderr(said):
+            return dict(tyro.cli(typed_dict("Given", fields, total=False), args=arguments))
+    except SystemExit:
+        raise ConfigError(_first_part(said.getvalue())) from None
+
+
+@contextlib.contextmanager
+def _one_line() -> Iterator[None]:
+    """A terminal so wide that no message is broken."""
+    columns, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), "10000"
+    try:
+        yield
+    finally:
+        del os.environ["COLUMNS"]
+        if columns is not None:
+            os.environ["COLUMNS"] = columns
+
+
+def _first_part(box: str) -> str:
+    """The first section of a box, in one line.
+
+    >>> _first_part("╭ Error ─╮\\n│ a ≥ 1 │\\n│ ───── │\\n│ More help. │\\n╰───╯")
+    'a ≥ 1'
+    """
+    lines = [line.strip("│ \n") for line in box.splitlines() if line.startswith("│")]
+    section = itertools.takewhile(lambda line: not line.startswith("──"), lines)
+    return re.sub(r"\s+", " ", " ".join(line for line in section if line) or box.strip())
+
+
+def _refuse_unknown_options(kind: type[SweepOptions], arguments: Sequence[str]) -> None:
+    known = {name: leaf for each in (Start, kind) for name, leaf in leaves(each).items()}
+    valid = {"--" + name.replace("_", "-"): leaf for name, leaf in known.items()}
+    flags = {f"--no-{name[2:]}" for name, leaf in valid.items() if leaf.type in (bool, bool | None)}
+    varied = varied_by(kind)
+    for typed in arguments:
+        if not typed.startswith("--"):
+            continue
+        name = typed.split("=")[0].replace("_", "-")
+        option = name[2:].replace("-", "_")
+        if option in varied:
+            axis = varied[option]
+            raise ConfigError(f"this sweep varies {option}: give --{axis.replace('_', '-')}, not {name}")
+        if name not in {*valid, *flags}:
+            raise ConfigError(unknown_choice("option", name, [*valid, "--help", "--help-all"]))
+
+
+def _refuse_contradictions(options: SweepOptions, given: Collection[str]) -> None:
+    if {"sampling_prob", "expected_batch_size"} <= set(given):
+        raise ConfigError("give sampling_prob or expected_batch_size, not both")
+    if not options.release.is_open and "repeats" in given:
+        raise ConfigError(
+            f"repeats are a list of trials that anybody can see, and --release {options.release.mode} draws "
+            "their number in secret; give --mean-trials, or --halting-prob with a threshold"
+        )
+    of_adapters = {"lora_alpha", "lora_targets", "lora_towers"} & set(given)
+    trains_all = options.network.lora_rank == 0 and options.data.modality == "image-text"
+    if of_adapters and trains_all and not options.always_adapts:
+        names = ", ".join("--" + name.replace("_", "-") for name in sorted(of_adapters))
+        raise ConfigError(
+            f"{names} tell of adapters, and lora_rank 0 trains every weight without any: give --lora-rank, "
+            "too"
+        )
+    options.mechanism.target_epsilon()

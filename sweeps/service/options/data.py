@@ -1,0 +1,85 @@
+"""Which data a sweep trains and scores on, and whether they are private."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from dpgcl_core.errors import ConfigError
+from trainers.config.tree import leaves
+from trainers.data.dataset import Modality
+from trainers.data.loading import PairOptions, check_dataset_name, is_builtin_name, modality_of_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """The data that are trained and scored on."""
+
+    dataset: str = "digits"
+    """digits, fashion-mnist, cifar10, eurosat, shapes; your own: {npz,parquet,folder,csv,webdataset}:PATH."""
+    data_is: Literal["auto", "public", "private"] = "auto"
+    """Whether the training data are public; auto: the built-in benchmarks are, your own are not."""
+    evaluate_on: str | None = None
+    """A public data set to score on, labelled or with captions; needed when the training data are private."""
+    probe_datasets: tuple[str, ...] = ()
+    """Other public labelled data sets whose frozen features are scored, too: resized, in grey or colour."""
+    unit_column: str | None = None
+    """Column of your own data that names the privacy unit: all rows of one are one record."""
+    pairs: PairOptions = field(default_factory=PairOptions)
+    image_size: int | None = None
+    """Resize images to this square, in pixels."""
+    test_fraction: float = 0.2
+    """Share held out for scoring where public data have no test split of their own; by record id."""
+
+    def __post_init__(self) -> None:
+        for name in (self.dataset, *self.probe_datasets):
+            check_dataset_name(name)
+        _check_pair_options(self)
+        if not 0 < self.test_fraction < 1:
+            raise ConfigError(f"test_fraction must be in (0, 1); got {self.test_fraction}")
+
+    @property
+    def are_private(self) -> bool:
+        """Whether the release policy for private data applies."""
+        return self.data_is == "private" or (self.data_is == "auto" and not is_builtin_name(self.dataset))
+
+    @property
+    def modality(self) -> Modality:
+        """What a record is, as far as it shows before the data are loaded."""
+        return modality_of_name(self.dataset, self.pairs.fitting(self.dataset))
+
+    @property
+    def pairs_of_training(self) -> PairOptions:
+        """How images with captions are read of the training data: labels only where these are scored, too."""
+        fitting = self.pairs.fitting(self.dataset)
+        scored = self.evaluate_on is None and not self.are_private
+        return fitting if scored else dataclasses.replace(fitting, label=None)
+
+
+def data_path(dataset: str) -> Path | None:
+    """Return the file or folder of a data set of one's own; None for a built-in one."""
+    _, colon, path = dataset.partition(":")
+    return Path(path).expanduser() if colon and not is_builtin_name(dataset) else None
+
+
+def _check_pair_options(data: DataOptions) -> None:
+    """Refuse what means nothing for any of the data sets that are named."""
+    given = data.pairs
+    names = {leaf.path[-1]: leaf.option for leaf in leaves(PairOptions).values()}
+    scored = [given.fitting(name) for name in (data.evaluate_on or "", *data.probe_datasets)]
+    meant = {each for pairs in (data.pairs_of_training, *scored) for each in pairs.given}
+    unused = [names[each] for each in given.given if each not in meant]
+    if "csv_label_key" in unused:
+        raise ConfigError(
+            "csv_label_key names the classes of public pairs that are scored, in csv:PATH or parquet:PATH; "
+            f"here {data.evaluate_on or 'nothing'} is scored, and labels of training data are not read: "
+            "leave it out"
+        )
+    if unused:
+        raise ConfigError(
+            f"{', '.join(unused)} must be left out: they tell how csv:PATH is read (all but csv_separator "
+            "also parquet:PATH, skip_corrupt also webdataset:PATH), and mean nothing for "
+            f"{data.dataset.partition(':')[0]}"
+        )

@@ -1,0 +1,63 @@
+"""How often, where and on what a sweep runs, and which ledger it is charged to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dpgcl_core.errors import ConfigError
+from trainers.config.tree import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceOptions:
+    """Repeats and resources of a sweep's trainings."""
+
+    repeats: int = 3
+    """Trainings per point, each with its own public seed."""
+    seed: int = 0
+    """Public seed of the first repeat: initialisation, views, evaluation subsets. Never of noise."""
+    gpus_per_worker: float = 0.0
+    """GPUs of one worker; a fraction lets several trials share one."""
+    max_concurrent_trials: int | None = None
+    """Trainings at once; as many as the cluster's CPUs (and GPUs) hold unless given."""
+    max_restarts: int = 2
+    """Times a crashed training is restarted from its checkpoint; every restart is charged."""
+    dry_run: bool = False
+    """Print the trials, their ε and an estimate of time, and stop."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("repeats", 1), ("max_restarts", 0), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} must be at least {least}; got {getattr(self, name)}")
+        if not 0 <= self.gpus_per_worker < math.inf:
+            raise ConfigError(f"gpus_per_worker must be finite and not negative; got {self.gpus_per_worker}")
+        if self.max_concurrent_trials is not None and self.max_concurrent_trials < 1:
+            raise ConfigError(f"max_concurrent_trials must be at least 1; got {self.max_concurrent_trials}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageOptions:
+    """Where results lie, and whether they go on."""
+
+    folder: Path | None = field(default=None, metadata=option("storage"))
+    """Absolute folder for results, MLflow database, calibrations and checkpoints ($DPGCL_STORAGE)."""
+    name: str | None = None
+    """Name of the sweep; made from question, data set and time unless given."""
+    resume: bool = False
+    """Continue the named sweep, or the latest one of the same configuration."""
+    tracking_uri: str | None = None
+    """MLflow server ($MLFLOW_TRACKING_URI); a SQLite database under the storage folder unless given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerOptions:
+    """The budget ledger that every step is charged to."""
+
+    url: str | None = field(default=None, metadata=option("ledger"))
+    """Budget ledger ($DPGCL_LEDGER): a path, or a SQLite or PostgreSQL URL; every step is charged to it."""
+    dataset_id: str | None = None
+    """The data set's id in the ledger."""
+    no_ledger: bool = False
+    """Train on private data with no budget ledger; the privacy statement will say so."""

@@ -1,0 +1,120 @@
+"""The options that every sweep has; a sweep adds its own axes to them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
+
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.noise.chacha20 import choose_randomness
+from sweeps.service.options.data import DataOptions
+from sweeps.service.options.release import ReleaseOptions, check_release
+from sweeps.service.options.scores import default_score
+from sweeps.service.options.service import LedgerOptions, ServiceOptions, StorageOptions
+from trainers.config.settings import TrainingOptions
+from trainers.config.tree import changed
+
+_VARIES = "varies"
+
+
+def varies(option: str) -> Mapping[str, Any]:
+    """Return the metadata of an axis that takes the place of an option in this sweep.
+
+    For example, `temperatures: tuple[float, ...] = field(default=(0.5,), metadata=varies("temperature"))`.
+    """
+    return MappingProxyType({_VARIES: option})
+
+
+def varied_by(kind: type[SweepOptions]) -> dict[str, str]:
+    """Return the options that a sweep varies, each with the axis that holds its values.
+
+    >>> varied_by(SweepOptions)
+    {}
+    """
+    fields = dataclasses.fields(kind)
+    return {each.metadata[_VARIES]: each.name for each in fields if _VARIES in each.metadata}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions(TrainingOptions):
+    """The options of a sweep: those of its trainings, of the sweep as a whole, and its axes.
+
+    Attributes:
+      always_adapts: whether every trial has adapters, of a rank that the sweep chooses where none is given.
+    """
+
+    always_adapts: ClassVar[bool] = False
+
+    data: DataOptions = field(default_factory=DataOptions)
+    service: ServiceOptions = field(default_factory=ServiceOptions)
+    release: ReleaseOptions = field(default_factory=ReleaseOptions)
+    ledger: LedgerOptions = field(default_factory=LedgerOptions)
+    storage: StorageOptions = field(default_factory=StorageOptions)
+
+    def __post_init__(self) -> None:
+        if self.release.select_by == "auto" and not self.release.is_open:
+            score = default_score(self.data.modality)
+            object.__setattr__(self, "release", dataclasses.replace(self.release, select_by=score))
+        check_release(
+            self.release,
+            scores_held_out=self.evaluation.score_on_held_out > 0,
+            seeded_non_private=self.randomness.seeded_non_private,
+        )
+        seeded, private = self.randomness.seeded_non_private, self.data.are_private
+        if private and seeded:
+            raise ConfigError("seeded_non_private has no guarantee and is refused with private data")
+        choose_randomness(
+            secure_noise=self.randomness.secure_noise,
+            data_are_private=private,
+            public_seed=self.service.seed if seeded else None,
+        )
+
+    def training(self) -> TrainingOptions:
+        """Return the options of its trainings alone."""
+        names = [each.name for each in dataclasses.fields(TrainingOptions)]
+        return TrainingOptions(**{name: getattr(self, name) for name in names})
+
+    def tiny(self) -> Self:
+        """Return the options of a small run of the sweep, to see that everything works."""
+        return changed(
+            self,
+            repeats=1,
+            num_steps=10,
+            expected_batch_size=64,
+            max_index_records=500,
+            max_query_records=500,
+        )
+
+    def full(self) -> Self:
+        """Return the options of the paper's grid; the paper's setting goes with it."""
+        return changed(self, dataset="fashion-mnist", repeats=5)
+
+    def of_dataset(self) -> Self:
+        """Return the options with the grid of their data set, where a sweep has one."""
+        return self
+
+    def completed(self, given: Collection[str]) -> Self:
+        """Return the options with what follows from others.
+
+        Args:
+          given: options that the user gives, by name.
+        """
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairSweepOptions(SweepOptions):
+    """The options of a sweep whose question is about images with captions."""
+
+    data: DataOptions = field(default_factory=partial(DataOptions, dataset="shapes"))
+
+    def tiny(self) -> Self:
+        of_pairs = {"max_index_records": 200, "max_query_records": 200}
+        return changed(super().tiny(), dataset="shapes:400", num_steps=5, **of_pairs)
+
+    def full(self) -> Self:
+        return changed(super().full(), dataset="shapes", image_size=224)

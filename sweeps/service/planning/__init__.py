@@ -1,0 +1,1 @@
+"""What a sweep will train, checked and calibrated before anything is spent."""

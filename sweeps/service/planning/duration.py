@@ -1,0 +1,106 @@
+"""How long a plan will take, measured on synthetic images of the data's shape before anything is spent."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpgcl_core.clipping.types import num_trainable
+from dpgcl_core.noise.sources import SecretRandomness
+from dpgcl_core.sampling.groups import BATCH
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.trials import Trial
+from trainers.config.training import TrainingConfig
+from trainers.data.dataset import image_shape_of
+from trainers.models.encoder import ImageShape
+from trainers.models.precision import gradient_scale
+from trainers.tasks.task import task_of
+from trainers.training.averaging import target_of
+from trainers.training.microbatch import max_views
+from trainers.training.precision import add_clipped_sum, look_at_engine, objective_of
+from trainers.training.warm_start import starting_encoder
+from trainers.views.images import normalise
+
+
+def estimate_seconds(plan: SweepPlan) -> float:
+    """Return the seconds of all steps and of embedding for the scores, one worker at a time.
+
+    One microbatch per distinct kind of step is timed, without private records.
+    """
+    shape = image_shape_of(plan.data.train)
+    rates: dict[Any, float] = {}
+    total = 0.0
+    for trial in (*plan.trials, *plan.later):
+        mechanism = trial.config.mechanism
+        key = (
+            mechanism.method,
+            mechanism.rules.small_batches and mechanism.expected_batch_size,
+            mechanism.group_size,
+            mechanism.is_private,
+            _num_views(trial.config),
+            trial.config.network,
+        )
+        if mechanism.num_steps and key not in rates:
+            rates[key] = _seconds_per_record(trial, shape)
+        total += rates.get(key, 0.0) * mechanism.expected_batch_size * mechanism.num_steps
+        total += _num_embedded(plan, trial) * _seconds_per_embedding(trial, shape, rates)
+    return total
+
+
+def _num_embedded(plan: SweepPlan, trial: Trial) -> int:
+    if plan.data.index is None or plan.data.queries is None:
+        return 0
+    evaluation = trial.config.evaluation
+    num_records = min(len(plan.data.index), evaluation.max_index_records)
+    num_records += min(len(plan.data.queries), evaluation.max_query_records)
+    every, num_steps = evaluation.score_every_steps, trial.config.mechanism.num_steps
+    on_the_way = 1 + num_steps // every if every else 0
+    return num_records * (1 + evaluation.also_untrained + on_the_way)
+
+
+def _seconds_per_record(trial: Trial, shape: ImageShape) -> float:
+    """Time one microbatch of whole groups, the second of two."""
+    config = trial.config
+    torch.set_num_threads(config.performance.threads_per_worker)
+    task, num_views = task_of(config), _num_views(config)
+    encoder = starting_encoder(config, shape)
+    records = max(2, max_views(config, encoder, shape) // num_views)
+    rule, size = config.rule(), config.mechanism.group_size
+    if rule.whole_batch:  # such a rule takes no part of a batch
+        records = round(config.mechanism.expected_batch_size)
+    group_size = records if size == BATCH else int(size)
+    groups = max(1, records // group_size)
+    look_at_engine(config, encoder, shape)
+    total = torch.zeros(num_trainable(encoder))
+    synthetic = task.synthetic_records(groups * group_size, shape)
+    rows = np.arange(len(synthetic)).reshape(groups, group_size)
+    objective = objective_of(config, encoder, config.network, target_of(config, encoder))
+    scale = gradient_scale(config.network)
+    draws = SecretRandomness().generator(0, "statistics") if rule.needs_draws else None
+    for _ in range(2):
+        started = time.perf_counter()
+        inputs = task.inputs(
+            config, encoder, synthetic, rows, step=0, num_augmentations=config.num_augmentations
+        )
+        add_clipped_sum(rule, total, encoder, objective, inputs, scale, draws)
+        seconds = time.perf_counter() - started
+    return seconds / len(synthetic)
+
+
+def _num_views(config: TrainingConfig) -> int:
+    return task_of(config).num_views(config, config.num_augmentations)
+
+
+def _seconds_per_embedding(trial: Trial, shape: ImageShape, rates: dict[Any, float]) -> float:
+    key = ("embedding", trial.config.network)
+    if key not in rates:
+        encoder = starting_encoder(trial.config, shape)
+        images = normalise(torch.randint(0, 256, (256, *shape), dtype=torch.uint8))
+        started = time.perf_counter()
+        with torch.no_grad():
+            encoder.features(images)
+        rates[key] = (time.perf_counter() - started) / len(images)
+    return rates[key]

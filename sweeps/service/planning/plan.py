@@ -1,0 +1,396 @@
+"""The plan: every trial of a sweep with its mechanism, checked and calibrated before anything is spent."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpgcl_core.accounting.composition import epsilon_prv, epsilon_rdp
+from dpgcl_core.accounting.filters import composed_event
+from dpgcl_core.accounting.tuning.cost import TrialClass, TuningCost
+from dpgcl_core.accounting.tuning.trials import cases_of
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.mechanism.numbers import default_delta
+from dpgcl_core.mechanism.registry import method_named
+from sweeps.service.options.data import DataOptions
+from sweeps.service.options.release import ReleaseOptions
+from sweeps.service.options.scores import visible_scores
+from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.planning.cost import cost_of, cost_tags
+from sweeps.service.planning.trials import Charged, Point, Trial, is_proven
+from sweeps.service.storage.folder import config_hash
+from trainers.config.training import TrainingConfig
+from trainers.config.tree import changed
+from trainers.data.dataset import TrainingData, image_shape_of, modality_of
+from trainers.tasks.task import task_of
+from trainers.training.optimizers import check_optimizer
+from trainers.training.release import check_release
+from trainers.training.resolve import training_config
+from trainers.training.warm_start import starting_encoder, warm_start_note
+
+_WEAK_DELTA = 1e-3
+_LARGE_SCORE_ERROR = 0.1
+_TAKEN_FROM_DATA = (
+    "The number of records is taken from the data and therefore public; give --num-records-public to declare "
+    "another."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Earlier:
+    """A sweep on the same records whose results chose the settings of another one.
+
+    Attributes:
+      sweep: its name.
+      sweep_id: random; a sweep that it chose the settings of belongs to it alone.
+      trials: its trials.
+      drawn: what each of them may have drawn, by name.
+      grid: the settings among which was chosen, in words.
+    """
+
+    sweep: str
+    sweep_id: str
+    trials: tuple[Trial, ...]
+    drawn: Mapping[str, Charged]
+    grid: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPlan:
+    """A sweep, complete and checked.
+
+    Attributes:
+      question: the sweep's name in scripts and folders, for example `group-size`.
+      source: where the data come from, and whether they are private.
+      release: what leaves of the sweep.
+      repeats: trainings per point.
+      num_records_public: n, declared public; those held out for noised scores are among them.
+      data: the records.
+      trials: in the order they are started; of a sealed sweep, the candidates that it draws from.
+      notes: sentences for terminal, figure and reports.
+      earlier: the sweep that chose the settings, whose cost is part of this one's.
+      later: trials of a sweep that will follow this one, to be told and held against a ledger in advance.
+    """
+
+    question: str
+    source: DataOptions
+    release: ReleaseOptions
+    repeats: int
+    num_records_public: int
+    data: TrainingData
+    trials: tuple[Trial, ...]
+    notes: tuple[str, ...]
+    earlier: Earlier | None = None
+    later: tuple[Trial, ...] = ()
+
+    @property
+    def charged_trials(self) -> tuple[Trial, ...]:
+        """All trials that the cost is about: those of an earlier sweep that chose the settings, too."""
+        return self.trials if self.earlier is None else (*self.trials, *self.earlier.trials)
+
+    @property
+    def fingerprint(self) -> str:
+        """Identify everything that decides the results; performance and storage do not.
+
+        It is written down, so the true number of private records must not move it; n does.
+        """
+        source, release = self.source, self.release
+        pairs = {name: getattr(source.pairs, name) for name in source.pairs.given}
+        is_secure = source.are_private or any(trial.config.secure_noise for trial in self.trials)
+        content = {
+            "trials": [[trial.name, config_hash(trial.config)] for trial in self.trials],
+            "data": [source.dataset, source.image_size, source.unit_column, pairs],
+            "scored": [source.evaluate_on, source.test_fraction, source.probe_datasets],
+            "private": source.are_private,
+            "num_records": len(self.data.train) if self.data.train_is_public else None,
+            "cryptographic stream": is_secure,
+            "release": None if release.is_open else dataclasses.asdict(release),
+            "earlier": None if self.earlier is None else self.earlier.sweep_id,
+        }
+        text = json.dumps(content, sort_keys=True, default=str)
+        return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+    def params(self) -> dict[str, Any]:
+        """Return the params of the parent run: what all trials share, and where they differ."""
+        shared = dict(self.trials[0].params)
+        for trial in self.trials[1:]:
+            shared = {k: v for k, v in shared.items() if trial.params.get(k) == v}
+        counted = "num_trials" if self.release.is_open else "num_candidates"
+        return shared | {"question": self.question, counted: len(self.trials)}
+
+    @cached_property
+    def cost(self) -> TuningCost | None:
+        """The cost of the whole sweep, set in advance; None where no trial has a guarantee."""
+        drawn = self.earlier.drawn if self.earlier is not None else None
+        return cost_of(self.release, self.charged_trials, drawn)
+
+    def tags(self, cost: TuningCost | None = None) -> dict[str, str]:
+        """Return the tags of every run, with the cost in advance or the one given."""
+        tags = cost_tags(self.release, self.charged_trials, cost or self.cost) | {
+            "data_is": "private" if self.source.are_private else "public",
+            "notes": " ".join(self.notes),
+        }
+        if not self.source.are_private:
+            tags["research"] = "un-noised scores and SNR of public data are logged"
+        return tags
+
+
+def build_plan(
+    question: str,
+    options: SweepOptions,
+    points: Sequence[Point],
+    data: TrainingData,
+    *,
+    notes: Sequence[str] = (),
+    calibration_folder: Path | None,
+    earlier: Earlier | None = None,
+) -> SweepPlan:
+    """Return the plan of a sweep over `points`, each repeated `repeats` times.
+
+    Args:
+      question: name of the sweep.
+      options: the user's; a point replaces some of them.
+      points: what is compared.
+      data: the records, as `load_training_data` gives them.
+      notes: what must be said about the data.
+      calibration_folder: where calibrations are kept.
+      earlier: the sweep that chose the points' settings.
+
+    Raises:
+      ConfigError: an option breaks a rule.
+    """
+    if not points:
+        raise ConfigError("a sweep needs at least one point: give every axis at least one value")
+    source, release, seed = options.data, options.release, options.service.seed
+    told = list(notes)
+    n = options.mechanism.num_records_public or num_records(data)
+    if options.mechanism.num_records_public is None:
+        told.insert(0, _TAKEN_FROM_DATA)
+    if (delta := options.mechanism.delta or default_delta(n)) > _WEAK_DELTA:
+        told.append(f"With so few records δ = {delta:.2g}, which is too large to promise much.")
+    configs = _configs(options, points, data, calibration_folder)
+    if not configs:
+        raise ConfigError(
+            "no trial is left: with private data, and in sealed sweeps, trials with epsilon = inf are not "
+            "run; give a finite epsilon"
+        )
+    told += _noise_of_scores([config for _, config in configs])
+    trials = []
+    for repeat in range(options.service.repeats if release.is_open else 1):
+        for point, config in configs:
+            config = dataclasses.replace(config, public_seed=seed + repeat)
+            params = _params(config, options, point, repeat)
+            params["image_shape"] = list(data.train.images.shape[1:])
+            trials.append(Trial(name=f"{point.label}-r{repeat}", config=config, params=params))
+    told += _noised_notes(trials[0].config) + _unit_notes(source, data)
+    told += dict.fromkeys(note for _, config in configs if (note := warm_start_note(config)))
+    if earlier is not None:
+        told.append(
+            f"Each row's setting is the best of the same grid ({earlier.grid}), chosen by the "
+            f"{len(earlier.trials)} trainings of the sweep {earlier.sweep}, whose cost is part of the cost "
+            "of the whole sweep."
+        )
+    plan = SweepPlan(
+        question=question,
+        source=source,
+        release=release,
+        repeats=options.service.repeats,
+        num_records_public=n,
+        data=data,
+        trials=tuple(trials),
+        notes=tuple(told),
+        earlier=earlier,
+    )
+    if not release.is_open:
+        _check_sealed_plan(plan)
+    elif source.are_private and plan.cost is not None and plan.cost.reason is not None:
+        raise ConfigError(f"private data are trained on at a total cost that is known: {plan.cost.reason}")
+    return plan
+
+
+def _check_sealed_plan(plan: SweepPlan) -> None:
+    """Refuse candidates without a guarantee, or without a score to select by that is public or noised.
+
+    Raises:
+      ConfigError: as said.
+    """
+    for trial in plan.trials:
+        if not is_proven(trial):
+            raise ConfigError(
+                f"a sealed sweep draws among trainings with a guarantee only, and {trial.name} has label "
+                f"{trial.config.guarantee_label!r}; give a finite epsilon and methods that are proven"
+            )
+        if not trial.config.mechanism.rules.plain_event:
+            raise ConfigError(
+                f"the bounds on a secret choice are for Poisson-sampled Gaussian steps, and "
+                f"{trial.config.mechanism.method} has others: use --release open"
+            )
+    if plan.data.queries is None or not plan.data.evaluation_is_public:
+        raise ConfigError(
+            "a sealed sweep selects by a score on public data, or by a noised one, for a bare score on "
+            "private records would release them through the choice; give --evaluate-on a public labelled "
+            "data set"
+        )
+    if plan.release.select_by not in (found := visible_scores(plan.data)):
+        raise ConfigError(
+            f"no trial on these data has the score to select by, {plan.release.select_by!r}; they have "
+            f"{', '.join(found)}"
+        )
+
+
+def trial_at(
+    options: SweepOptions, point: Point, data: TrainingData, calibration_folder: Path | None
+) -> Trial:
+    """Return the training at one point, which names it: for sweeps that choose while they run."""
+    ((_, config),) = _configs(options, [point], data, calibration_folder)
+    params = _params(config, options, point, 0) | {"image_shape": list(data.train.images.shape[1:])}
+    return Trial(name=point.label, config=config, params=params)
+
+
+def _noise_of_scores(configs: Sequence[TrainingConfig]) -> list[str]:
+    """Return what the noise does to the noised scores, so that nobody pays for noise alone."""
+    errors = [
+        noise / config.num_scored_public
+        for config in configs
+        if (noise := config.evaluation.score_noise_multiplier) is not None
+    ]
+    if not errors:
+        return []
+    error = max(errors)
+    warning = "; more records held out, or less noise, would tell more" if error > _LARGE_SCORE_ERROR else ""
+    return [f"A noised accuracy has noise of standard deviation {error:.2g} in it{warning}."]
+
+
+def _configs(
+    options: SweepOptions, points: Sequence[Point], data: TrainingData, calibration_folder: Path | None
+) -> list[tuple[Point, TrainingConfig]]:
+    """Return the checked training of every point that may be run on these data."""
+    found: list[tuple[Point, TrainingConfig]] = []
+    device, held_out = _device(options), options.evaluation.score_on_held_out
+    private, is_open = options.data.are_private, options.release.is_open
+    for point in points:
+        if point.changes.get("score_on_held_out", held_out) != held_out:
+            raise ConfigError(
+                "score_on_held_out must be the same in all trials of a sweep, for a record to be trained on "
+                f"by all or scored by all; got {held_out} and, at the point {point.label}, "
+                f"{point.changes['score_on_held_out']}"
+            )
+        here = changed(options.training(), **{**point.changes, "device": device})
+        method = method_named(here.mechanism.method)
+        if here.mechanism.epsilon == math.inf or method.label == "none":
+            if private or not is_open:
+                continue
+            here = changed(here, noise_multiplier=None)
+        if private and method.label == "as-published":
+            raise ConfigError(
+                f"{method.name} is as-published: its guarantee does not hold, and it is refused with "
+                "private data; `python -m dpgcl_core.methods` lists what is proven"
+            )
+        config = training_config(
+            here,
+            num_records=num_records(data),
+            public_seed=options.service.seed,
+            modality=modality_of(data.train),
+            calibration_folder=calibration_folder,
+        )
+        task_of(config).check(config, data.train)
+        check_release(config, data)
+        if not any(
+            config.network == c.network
+            and config.optimizer == c.optimizer
+            and config.per_tower_clipping == c.per_tower_clipping
+            for _, c in found
+        ):
+            _check_network(config, data)
+        found.append((point, config))
+    return found
+
+
+def _device(options: SweepOptions) -> str:
+    """Return the device of every training: a GPU only where Ray sets one aside."""
+    device, gpus = options.performance.device, options.service.gpus_per_worker
+    if device == "cuda" and not gpus:
+        raise ConfigError("device cuda needs gpus_per_worker, for Ray to set a GPU aside; got 0")
+    return ("cuda" if gpus else "cpu") if device == "auto" else device
+
+
+def _check_network(config: TrainingConfig, data: TrainingData) -> None:
+    """Build the network once, so that no worker finds it or the optimizer unknown, or mixing records."""
+    torch.set_num_threads(config.performance.threads_per_worker)  # one per core would wait for each other
+    shape = image_shape_of(data.train)
+    task_of(config).check_network(config, starting_encoder(config, shape), shape)
+    check_optimizer(config.optimizer.name)  # not built: torch's optimizers load its compiler, a second
+
+
+def _params(config: TrainingConfig, options: SweepOptions, point: Point, repeat: int) -> dict[str, Any]:
+    """Return a trial's params: every setting, the target, and the cross-checks of its ε."""
+    mechanism = config.mechanism
+    here, source = changed(options.training(), **point.changes), options.data
+    target = here.mechanism.target_epsilon() if mechanism.is_private else math.inf
+    params = config.as_params() | {
+        "dataset": source.dataset,
+        "scored_on": source.evaluate_on or (None if source.are_private else source.dataset),
+        "target_epsilon": target,
+        "expected_batch_size": mechanism.expected_batch_size,
+        "sensitivity": mechanism.sensitivity,
+        "randomness": config.randomness(data_are_private=source.are_private).description,
+        "neighboring_relation": mechanism.neighboring_relation,
+        "sampling": mechanism.rules.sampling,
+        "repeat": repeat,
+        "num_records_public_source": "declared"
+        if options.mechanism.num_records_public is not None
+        else "size of the data set, then public",
+    }
+    if target is None:
+        params["target_epsilon"] = round(config.epsilon(), 4)
+    return params | dict(point.params)
+
+
+def num_records(data: TrainingData) -> int:
+    """The records that the guarantee is about: those trained on, and those held out."""
+    return len(data.train) + (len(data.scored) if data.scored is not None else 0)
+
+
+def _noised_notes(config: TrainingConfig) -> list[str]:
+    """Sentences about noised releases, from public numbers alone."""
+    notes = []
+    if share := config.evaluation.score_on_held_out:
+        notes.append(
+            f"A share of {share:g} of the private records, about {config.num_scored_public}, is not trained "
+            "on but scored with noise; which ones depends on the hash of each record's id."
+        )
+    if config.evaluation.snr_noise_multiplier is not None:
+        notes.append("The first step's SNR is released with noise; it is charged in ε.")
+    return notes
+
+
+def _unit_notes(source: DataOptions, data: TrainingData) -> list[str]:
+    """Say what a record is where that is not one row."""
+    if source.unit_column is not None:
+        return [f"One record is all rows with the same value of {source.unit_column}."]
+    if modality_of(data.train) == "image-text":
+        return ["One record is one image with all its captions."]
+    return []
+
+
+def cross_checks(trial: TrialClass, delta: float) -> dict[str, float]:
+    """Return ε of all that one trial releases by the two other accountants; PRV knows plain steps only."""
+    events = [composed_event(steps) for (steps,) in cases_of([trial])]
+    checks = {"epsilon_rdp": max(epsilon_rdp(event, delta) for event in events)}
+    if trial.joint_noise_multiplier is None and trial.score_noise_multiplier is None:
+        checks["epsilon_prv"] = epsilon_prv(
+            sampling_prob=trial.sampling_prob,
+            noise_multiplier=trial.noise_multiplier,
+            num_steps=trial.num_steps,
+            delta=delta,
+        )
+    return checks

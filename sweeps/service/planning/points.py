@@ -1,0 +1,154 @@
+"""Points along one axis and points of several methods, private and, where asked for, without privacy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.mechanism.method import Method
+from dpgcl_core.mechanism.registry import method_named
+from dpgcl_core.sampling.groups import GroupSize
+from sweeps.service.planning.trials import Point
+from sweeps.service.storage.folder import fit_for_name
+from trainers.config.settings import MechanismOptions
+
+_NO_NOISE = "epsinf", {"epsilon": math.inf}
+
+
+def along(
+    mechanism: MechanismOptions,
+    setting: str,
+    values: Sequence[Any],
+    symbol: str,
+    *,
+    non_private: bool = False,
+) -> list[Point]:
+    """Return one point per distinct value of a setting.
+
+    Args:
+      mechanism: the sweep's.
+      setting: name of the option that varies.
+      values: its values.
+      symbol: short name in trial names.
+      non_private: also without noise and clipping, where the option has a meaning then.
+
+    >>> [point.label for point in along(MechanismOptions(), "temperature", (0.1, 0.5, 0.1), "tau")]
+    ['tau0.1-private', 'tau0.5-private']
+    """
+    found: list[Point] = []
+    for value in dict.fromkeys(values):
+        found += at(mechanism, f"{symbol}{value:g}", {setting: value}, non_private=non_private)
+    return found
+
+
+def at(
+    mechanism: MechanismOptions,
+    label: str,
+    changes: Mapping[str, Any],
+    params: Mapping[str, Any] | None = None,
+    *,
+    non_private: bool = False,
+) -> list[Point]:
+    """Return the points of one setting: private, and where asked for without noise and clipping.
+
+    Args:
+      mechanism: the sweep's; with ε = ∞ there is no private point.
+      label: short name of the setting, made fit for a file name.
+      changes: option values of the setting.
+      params: what MLflow shows of it besides.
+      non_private: also without noise and clipping.
+
+    >>> [point.label for point in at(MechanismOptions(), "ViT/B", {"network": "ViT/B"}, non_private=True)]
+    ['ViT-B-private', 'ViT-B-eps-inf']
+    """
+    label, params = fit_for_name(label), params or {}
+    found = []
+    if mechanism.epsilon != math.inf:
+        found.append(Point(label=f"{label}-private", changes=changes, params=params))
+    if non_private or mechanism.epsilon == math.inf:
+        changes = {**changes, "epsilon": math.inf}
+        found.append(Point(label=f"{label}-eps-inf", changes=changes, params=params))
+    return found
+
+
+def changes_for(method: Method) -> dict[str, Any]:
+    """Return the options with which a method is trained beside others.
+
+    No augmented keys where it has no place for them; groups of one where they may be.
+    """
+    changes: dict[str, Any] = {"method": method.name}
+    if not method.takes_augmented_keys:
+        changes["num_augmentations"] = 0
+    if method.min_group_size == 1:
+        changes["group_size"] = 1
+    return changes
+
+
+def of_methods(
+    mechanism: MechanismOptions,
+    methods: Sequence[str],
+    *,
+    epsilons: Sequence[float] = (),
+    group_sizes: Sequence[GroupSize] = (),
+    non_private: bool = False,
+) -> list[Point]:
+    """Return one point per method, ε and, where the method takes one, group size.
+
+    A method with no place for augmented keys gets none; one whose groups may be single records gets such;
+    one without noise is trained at ε = ∞ alone.
+
+    Args:
+      mechanism: the sweep's.
+      methods: names, see `dpgcl_core.methods`.
+      epsilons: target ε; the sweep's own noise unless given.
+      group_sizes: values of S; the sweep's own unless given.
+      non_private: also without noise and clipping.
+
+    Raises:
+      ConfigError: there is no such method.
+
+    >>> names = "dp_gcl", "byol_groups"
+    >>> points = of_methods(MechanismOptions(), names, epsilons=(1.0,), group_sizes=(2, 4))
+    >>> [point.label for point in points]
+    ['dp_gcl-S2-eps1', 'dp_gcl-S4-eps1', 'byol_groups-eps1']
+    """
+    found = []
+    for method in map(method_named, dict.fromkeys(methods)):
+        changes = changes_for(method)
+        sized = method.takes_group_size and "group_size" not in changes
+        for size in dict.fromkeys(group_sizes) if sized and group_sizes else (None,):
+            label = method.name if size is None else f"{method.name}-S{size}"
+            here = changes if size is None else changes | {"group_size": size}
+            noises = _noises(mechanism, epsilons, non_private=non_private)
+            for name, noise in noises if method.label != "none" else [_NO_NOISE]:
+                found.append(Point(label=f"{label}-{name}", changes=here | noise))
+    return found
+
+
+def _noises(
+    mechanism: MechanismOptions, epsilons: Sequence[float], *, non_private: bool
+) -> list[tuple[str, dict[str, float]]]:
+    """Short names and changes of each privacy to train under."""
+    found: dict[str, dict[str, float]] = {f"eps{value:g}": {"epsilon": value} for value in epsilons}
+    if not found and mechanism.epsilon != math.inf:
+        found["private"] = {}
+    if non_private or mechanism.epsilon == math.inf:
+        found.update([_NO_NOISE])
+    return list(found.items())
+
+
+def check_groups(method: str) -> None:
+    """Refuse to vary the groups of a method that makes none.
+
+    >>> check_groups("dp_gcl")
+
+    Raises:
+      ConfigError: it takes the whole batch.
+    """
+    if not method_named(method).takes_group_size:
+        raise ConfigError(
+            f"{method} takes the whole batch, so every group size would be the same training: sweep another "
+            "question (sweeps/batch_size.py), or compare methods (sweeps/methods.py)"
+        )

@@ -1,0 +1,312 @@
+"""What a search varies: its options, and the space that they span, checked before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, Self
+
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.mechanism.registry import method_named
+from dpgcl_core.sampling.groups import GroupSize
+from sweeps.service.options.release import check_search
+from sweeps.service.options.scores import default_score
+from sweeps.service.options.service import ServiceOptions
+from sweeps.service.options.sweep import SweepOptions, varies
+from trainers.config.tree import changed
+from trainers.training.resolve import training_config
+
+EPSILON = "epsilon"
+_CHOICES = {"group_sizes": "group_size", "num_augmentations_grid": "num_augmentations"}
+_RANGES = ("l2_clip_norm", "epsilon", "noise_multiplier", "learning_rate", "temperature")
+# What is searched where nothing is given to vary.
+_DEFAULT: dict[str, Any] = {
+    "group_sizes": (2, 4, 8, 16),
+    "num_augmentations_grid": (0, 1, 3),
+    "l2_clip_norm_range": (0.1, 10.0),
+    "learning_rate_range": (1e-3, 3e-2),
+    "temperature_range": (0.1, 1.0),
+}
+
+Range = tuple[float, float] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions(SweepOptions):
+    """What is searched, by what and for what; a list or range of one value fixes an option."""
+
+    service: ServiceOptions = field(default_factory=partial(ServiceOptions, repeats=1))
+    sampler: Literal["tpe", "random", "qmc"] = "tpe"
+    """What proposes settings: TPE learns from earlier trials; random and qmc (Sobol points) do not."""
+    num_trials: int = 20
+    """Trainings, fixed in advance: what they all cost in privacy is, too."""
+    objectives: tuple[str, ...] = ()
+    """Scores to raise, k-NN accuracy (of pairs recall at 10) unless given; with epsilon a Pareto front."""
+    group_sizes: tuple[GroupSize, ...] = field(default=(), metadata=varies("group_size"))
+    """Values of S to choose from."""
+    num_augmentations_grid: tuple[int, ...] = ()
+    """Values of N_a to choose from; the one of --num-augmentations unless given."""
+    l2_clip_norm_range: Range = None
+    """Smallest and largest C."""
+    epsilon_range: Range = None
+    """Smallest and largest target ε; every trial is budgeted at the largest."""
+    noise_multiplier_range: Range = None
+    """Smallest and largest σ, in place of ε; every trial is budgeted at the smallest."""
+    learning_rate_range: Range = None
+    """Smallest and largest learning rate."""
+    temperature_range: Range = None
+    """Smallest and largest τ."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        release, mechanism = self.release, self.mechanism
+        if not release.is_open:
+            check_search(release.mode, "tpe" if self.sampler == "tpe" else release.search)
+            raise ConfigError(
+                f"a search shows every trial, so it is for --release open; got {release.mode}: give that to "
+                "a grid sweep, which then draws settings by itself"
+            )
+        if release.search != "auto":
+            raise ConfigError(
+                f"this sweep searches by its sampler: give --sampler, not search = {release.search}"
+            )
+        if self.service.repeats != 1:
+            raise ConfigError(
+                f"a search trains every setting once: leave repeats out; got {self.service.repeats}"
+            )
+        if self.num_trials < 2:
+            raise ConfigError(f"num_trials must be at least 2, for a search to choose; got {self.num_trials}")
+        if self.epsilon_range and self.noise_multiplier_range:
+            raise ConfigError("give epsilon_range or noise_multiplier_range, not both: σ follows from ε")
+        if self.epsilon_range or self.noise_multiplier_range:
+            for name in ("epsilon", "noise_multiplier"):
+                if getattr(mechanism, name) is not None:
+                    raise ConfigError(
+                        f"give {name} or a range of ε or σ, not both; got {name} = {getattr(mechanism, name)}"
+                    )
+
+    def tiny(self) -> Self:
+        return changed(super().tiny(), num_trials=4, group_sizes=(2, 4, 8), learning_rate_range=(1e-3, 1e-2))
+
+    def full(self) -> Self:
+        return changed(self, dataset="fashion-mnist", num_trials=50)
+
+    def completed(self, given: Collection[str]) -> Self:
+        """Return the options with a score to raise and something to vary, where they name none.
+
+        Args:
+          given: options that the user gives, by name; one that is given is not varied.
+
+        >>> SearchOptions().completed(["temperature"]).temperature_range is None
+        True
+        """
+        options = self
+        if not options.objectives:
+            options = dataclasses.replace(options, objectives=(default_score(options.data.modality),))
+        if any(getattr(options, name) for name in (*_CHOICES, *(f"{name}_range" for name in _RANGES))):
+            return options
+        free = {
+            name: value
+            for name, value in _DEFAULT.items()
+            if _CHOICES.get(name, name.removesuffix("_range")) not in given
+        }
+        return dataclasses.replace(options, **free)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Searched:
+    """One option that a search varies: over a list, in its order, or over a range, by its logarithm.
+
+    Attributes:
+      option: its name.
+      choices: the list; empty for a range.
+      low, high: the range.
+    """
+
+    option: str
+    choices: tuple[Any, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+
+    @property
+    def column(self) -> str:
+        """Its param in MLflow."""
+        return "target_epsilon" if self.option == "epsilon" else self.option
+
+    @property
+    def text(self) -> str:
+        """Its values, for people."""
+        return ", ".join(map(str, self.choices)) if self.choices else f"{self.low:g} to {self.high:g}"
+
+    @property
+    def first(self) -> Any:
+        """The head of the list, or the low end of the range as it was given."""
+        return self.choices[0] if self.choices else self.low
+
+    def value(self, proposed: float) -> Any:
+        """Return the option's value for what a sampler proposes: a place in the list, or a number.
+
+        Numbers are rounded to three digits, for people to type them again, and stay in the range.
+        """
+        if self.choices:
+            return self.choices[int(proposed)]
+        return min(self.high, max(self.low, float(f"{proposed:.3g}")))
+
+    def proposal(self, value: Any) -> float:
+        """Return what a sampler proposes for a value. Raises ValueError where it is none."""
+        if self.choices:
+            return self.choices.index(value)
+        if not self.low <= value <= self.high:
+            raise ValueError(f"{value} is outside {self.text}")
+        return float(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """What a search may choose, every combination of it.
+
+    Attributes:
+      searched: what varies.
+      fixed: options that the search gives one value.
+    """
+
+    searched: tuple[Searched, ...]
+    fixed: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, options: SearchOptions) -> Space:
+        """Return the space of the options.
+
+        Raises:
+          ConfigError: a range is none, or nothing varies.
+        """
+        lists = {option: tuple(dict.fromkeys(getattr(options, name))) for name, option in _CHOICES.items()}
+        if not method_named(options.mechanism.method).takes_group_size:
+            del lists["group_size"]
+        found = [Searched(option=option, choices=values) for option, values in lists.items() if values]
+        found += [_ranged(options, name) for name in _RANGES if getattr(options, f"{name}_range")]
+        return cls.around(found)
+
+    @classmethod
+    def around(cls, found: Sequence[Searched]) -> Space:
+        """Return the space of what is given, with those of one value fixed."""
+        single = [
+            each for each in found if len(each.choices) == 1 or (not each.choices and each.low == each.high)
+        ]
+        varied = tuple(each for each in found if each not in single)
+        if not varied:
+            ranges = ", ".join(f"--{name.replace('_', '-')}-range" for name in _RANGES)
+            raise ConfigError(
+                "a search must vary at least one option: give two values or more to one of --group-sizes, "
+                f"--num-augmentations-grid, {ranges}"
+            )
+        return cls(searched=varied, fixed=_with_target({each.option: each.first for each in single}))
+
+    @property
+    def columns(self) -> list[str]:
+        """The params that vary, in order."""
+        return [each.column for each in self.searched]
+
+    @property
+    def text(self) -> str:
+        """The space in one line."""
+        return "; ".join(f"{each.option}: {each.text}" for each in self.searched)
+
+    @property
+    def moves_epsilon(self) -> bool:
+        """Whether trials differ in ε: by their noise alone, for q and T are the same in all."""
+        return any(each.option in ("epsilon", "noise_multiplier") for each in self.searched)
+
+    def changes(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the changes of the point with these values of the searched options."""
+        return {**self.fixed, **_with_target(values)}
+
+    def corner(self, **values: Any) -> dict[str, Any]:
+        """Return the changes at the first values, but for those given."""
+        return self.changes({each.option: each.first for each in self.searched} | values)
+
+    def costliest(self) -> dict[str, Any]:
+        """Return the changes of a point of the smallest noise of all, and of the longest step."""
+        values = {}
+        for each in self.searched:
+            if each.option == EPSILON:
+                values[each.option] = each.high
+            if each.option == "num_augmentations":
+                values[each.option] = max(each.choices)
+        return self.corner(**values)
+
+
+def without_invalid(space: Space, options: SearchOptions, num_records: int) -> tuple[Space, list[str]]:
+    """Return the space without list entries that no training may have, and what was left out.
+
+    Every combination of list entries is built, and both ends of every range, so that a trial can break no
+    rule once the search is under way.
+
+    Raises:
+      ConfigError: an end of a range, or every entry of a list, breaks a rule.
+    """
+    listed = [each for each in space.searched if each.choices]
+    refused: dict[tuple[Any, ...], str] = {}
+    combinations = list(itertools.product(*(each.choices for each in listed)))
+    names = [each.option for each in listed]
+    for combination in combinations:
+        reason = _refusal(options, space.corner(**dict(zip(names, combination, strict=True))), num_records)
+        if reason is not None:
+            refused[combination] = reason
+    if len(refused) == len(combinations):
+        raise ConfigError(next(iter(refused.values())))
+    found, notes = [], []
+    if options.group_sizes and not method_named(options.mechanism.method).takes_group_size:
+        notes.append(f"group_size is not searched, for it means nothing to {options.mechanism.method}.")
+    for each in space.searched:
+        kept = each.choices
+        if each.choices:
+            place = names.index(each.option)
+            kept = tuple(
+                c for c in each.choices if any(k[place] == c and k not in refused for k in combinations)
+            )
+            reasons = {k[place]: reason for k, reason in refused.items() if k[place] not in kept}
+            notes += [f"{each.option} = {value} is not searched: {why}." for value, why in reasons.items()]
+        found.append(dataclasses.replace(each, choices=kept))
+    left = Space.around(found)
+    left = dataclasses.replace(left, fixed={**space.fixed, **left.fixed})
+    for combination in itertools.product(*(each.choices for each in found if each.choices)):
+        if combination in refused:
+            raise ConfigError(f"these values cannot be searched together: {refused[combination]}")
+    for each in left.searched:
+        for end in () if each.choices else (each.low, each.high):
+            if (reason := _refusal(options, left.corner(**{each.option: end}), num_records)) is not None:
+                raise ConfigError(reason)
+    return left, notes
+
+
+def _refusal(options: SearchOptions, changes: Mapping[str, Any], num_records: int) -> str | None:
+    """Why no training may have these settings; None where it may. ε is not looked at: σ is what is built."""
+    given = {"epsilon": None, "noise_multiplier": changes.get("noise_multiplier") or 1.0}
+    if method_named(options.mechanism.method).label == "none":  # it has neither
+        given = {}
+    try:
+        here = changed(options.training(), **{**changes, **given})
+        training_config(here, num_records=num_records, public_seed=options.service.seed)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def _with_target(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of options; a given σ leaves no target ε."""
+    return {**values, "epsilon": None} if "noise_multiplier" in values else dict(values)
+
+
+def _ranged(options: SearchOptions, name: str) -> Searched:
+    low, high = getattr(options, f"{name}_range")
+    if not 0 < low <= high < math.inf:
+        raise ConfigError(
+            f"{name}_range must be a smallest and a largest value, both positive and finite; got {low} and "
+            f"{high}"
+        )
+    return Searched(option=name, low=low, high=high)

@@ -1,0 +1,81 @@
+"""The points of a sweep, its trials, and what each may draw."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dpgcl_core.accounting.tuning.cost import TrialClass
+from dpgcl_core.release import noised_counts
+from trainers.config.training import TrainingConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One point of a sweep: the options that differ from the sweep's own.
+
+    Attributes:
+      label: short name of the point, fit for a file name.
+      changes: option values by name; `epsilon = inf` is a trial without noise and clipping.
+      params: what MLflow shows of it besides its settings, for example the name of what is compared.
+    """
+
+    label: str
+    changes: Mapping[str, Any]
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One training of a sweep.
+
+    Attributes:
+      name: unique in the sweep, fit for a file name.
+      config: the training.
+      params: what MLflow shows of it.
+    """
+
+    name: str
+    config: TrainingConfig
+    params: dict[str, Any]
+
+
+def is_proven(trial: Trial) -> bool:
+    """Whether a trial has a guarantee."""
+    return trial.config.guarantee_label == "proven"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Charged:
+    """What one training of an open sweep may have drawn, what restarts repeated included.
+
+    Attributes:
+      num_steps: steps.
+      num_first_steps: of these, first ones, whose noised SNR is released where the training releases it.
+      num_scorings: times its noised scores were drawn.
+    """
+
+    num_steps: int
+    num_first_steps: int = 1
+    num_scorings: int = 1
+
+
+def trial_class(trial: Trial, charged: Charged | None = None) -> TrialClass:
+    """Return what one training releases, as the accountants see it: what is planned, and charged on top."""
+    mechanism, evaluation = trial.config.mechanism, trial.config.evaluation
+    charged = charged or Charged(num_steps=mechanism.num_steps)
+    num_steps, joint = max(mechanism.num_steps, charged.num_steps), None
+    if evaluation.snr_noise_multiplier is not None:
+        joint = noised_counts.joint_noise_multiplier(
+            mechanism.noise_multiplier, evaluation.snr_noise_multiplier
+        )
+    return TrialClass(
+        sampling_prob=mechanism.sampling_prob,
+        noise_multiplier=mechanism.noise_multiplier,
+        num_steps=num_steps,
+        joint_noise_multiplier=joint,
+        num_joint_steps=0 if joint is None else min(num_steps, max(1, charged.num_first_steps)),
+        score_noise_multiplier=evaluation.score_noise_multiplier,
+        num_scores=evaluation.num_noised_scores * max(1, charged.num_scorings),
+    )

@@ -1,0 +1,1 @@
+"""The budget that a sweep is charged to, and the privacy statement that it leaves."""

@@ -1,0 +1,212 @@
+"""Which ledger and data set a sweep is charged to: the user's decision, checked before anything is read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from dpgcl_core.errors import ConfigError, LedgerError
+from dpgcl_core.ledger.cap import RECORD
+from dpgcl_core.ledger.chain import Head
+from dpgcl_core.ledger.fingerprints import (
+    MARK,
+    check_unmarked,
+    check_unmarked_above,
+    heads_of_marks,
+    read_mark,
+    read_mark_above,
+    write_mark,
+)
+from dpgcl_core.ledger.ledger import Ledger
+from sweeps.service.options.data import DataOptions, data_path
+from sweeps.service.options.service import LedgerOptions
+from sweeps.service.storage.folder import SweepFolder
+from trainers.data.image_text import image_files, image_folders
+
+
+def check_ledger_options(data: DataOptions, options: LedgerOptions, *, dry_run: bool = False) -> None:
+    """Refuse private data without a decision about the ledger, and half a decision.
+
+    Args:
+      data: what is trained and scored on.
+      options: of the ledger.
+      dry_run: nothing will be trained.
+
+    Raises:
+      ConfigError: the rule and the fix.
+      LedgerError: the data carry the mark of a ledger, and none is given or they are called public; or
+        data that are scored on carry one.
+    """
+    for name in (data.evaluate_on or "", *data.probe_datasets):
+        if path := data_path(name):
+            check_unmarked(path)
+            for folder in image_folders(name, data.pairs.fitting(name)):
+                check_unmarked_above(folder, named_in=path)
+    url, (path, mark) = ledger_url(data, options), _marked(data)
+    if mark is not None and not data.are_private:
+        raise LedgerError(
+            f"the data in {path} are charged to a ledger as data set {mark[0]!r}, so they are private: leave "
+            "out --data-is public"
+        )
+    if url is None:
+        if options.dataset_id is not None:
+            raise ConfigError(
+                f"dataset_id = {options.dataset_id!r} is an id in a ledger: give --ledger or $DPGCL_LEDGER"
+            )
+        missing = ledger_missing(data, options)
+        if missing and not dry_run:
+            raise ConfigError(missing)
+        if mark is not None and not dry_run:
+            raise LedgerError(
+                f"the data in {path} are charged as data set {mark[0]!r} to ledger {mark[1].ledger_id}; "
+                "give that ledger with --ledger and --dataset-id"
+            )
+    elif options.dataset_id is None:
+        raise ConfigError("which data set in the ledger is charged? give --dataset-id NAME")
+    elif mark is not None and mark[0] != options.dataset_id:
+        raise LedgerError(f"{path} is charged as data set {mark[0]!r}, not as {options.dataset_id!r}")
+
+
+def ledger_missing(data: DataOptions, options: LedgerOptions) -> str | None:
+    """Return what is wrong where private data are to be charged to no ledger; a dry run may do without."""
+    if not data.are_private or options.no_ledger or ledger_url(data, options) is not None:
+        return None
+    return (
+        "training on private data is charged to a budget ledger: give --ledger URL (or "
+        "$DPGCL_LEDGER) and --dataset-id NAME, or --no-ledger, which the privacy statement will say"
+    )
+
+
+def _marked(data: DataOptions) -> tuple[Path | None, tuple[str, Head] | None]:
+    """The training data's own file or folder with its mark, else with that on a folder of their images.
+
+    A file that names its images is not all of the data: another list of the same images has no mark itself.
+    Where the images lie is the content of records, and is returned to nobody.
+    """
+    path = data_path(data.dataset)
+    if path is None:
+        return None, None
+    if mark := read_mark(path):
+        return path, mark
+    for folder in image_folders(data.dataset, data.pairs_of_training):
+        if mark := read_mark_above(folder):
+            return path, mark
+    return path, None
+
+
+def bind_images(ledger: Ledger, dataset_id: str, data: DataOptions) -> bool:
+    """Leave the ledger's mark on the folders of the images that a list of private data names.
+
+    A list's own mark is no help against a second list of the same images. A mark on a folder holds for all
+    that lies in it, so only those are marked that hold nothing but images of the list (and the list, and
+    hidden files): public data beside them would not be usable any more.
+
+    Returns:
+      Whether all images are protected so; True where the data are no list.
+
+    Raises:
+      LedgerError: as `Ledger.bind`; no message names a folder, which is the content of records.
+    """
+    path, pairs = data_path(data.dataset), data.pairs_of_training
+    files = {os.path.realpath(file) for file in image_files(data.dataset, pairs)}
+    folders = {os.path.dirname(file) for file in files}
+    known = files if path is None else {*files, os.path.realpath(path)}
+    alone = [Path(each) for each in sorted(folders) if os.access(each, os.W_OK) and _holds_only(each, known)]
+    heads: set[Head] | None = set()
+    try:
+        heads = {head for folder in alone for head in heads_of_marks(folder, dataset_id)}
+    except (LedgerError, OSError):
+        heads = None
+    if heads is None:  # raised out here: the other message names the folder
+        raise LedgerError(
+            f"images of {path} carry a mark of another data set or ledger than {dataset_id!r}, or one that "
+            "cannot be read: give the data set that they are charged to, or restore the mark"
+        )
+    for head in heads:
+        ledger.verify(against=head)
+    now = ledger.verify().head if alone else None
+    return sum(_is_marked(folder, dataset_id, now) for folder in alone if now) == len(folders)
+
+
+def _is_marked(folder: Path, dataset_id: str, head: Head) -> bool:
+    try:
+        write_mark(folder, dataset_id, head)
+    except LedgerError:  # a disk that is full, say
+        return False
+    return True
+
+
+def _holds_only(folder: str, known: set[str]) -> bool:
+    return all(
+        name.startswith(".") or name.endswith(MARK) or os.path.join(root, name) in known
+        for root, _, names in os.walk(folder)
+        for name in names
+    )
+
+
+def ledger_url(data: DataOptions, options: LedgerOptions) -> str | None:
+    """Return the ledger's address; None without one.
+
+    `$DPGCL_LEDGER` alone does not charge public data, which need no ledger: an id decides.
+    """
+    if options.no_ledger:
+        if options.url is not None:
+            raise ConfigError("give a ledger or no_ledger, not both")
+        return None
+    environment = os.environ.get("DPGCL_LEDGER")
+    wanted = data.are_private or options.dataset_id is not None
+    return options.url or (environment if wanted else None)
+
+
+def unit_of(data: DataOptions) -> str:
+    """Return what one record stands for, as it must be registered in the ledger: the unit column's name.
+
+    Raises:
+      ConfigError: the column has the name that stands for single rows.
+    """
+    if data.unit_column == RECORD:
+        raise ConfigError(
+            f"in a ledger the unit {RECORD!r} stands for single rows; rename the unit column {RECORD!r}"
+        )
+    return data.unit_column or RECORD
+
+
+def open_ledger(data: DataOptions, options: LedgerOptions) -> Ledger | None:
+    """Return the sweep's ledger, opened and checked; None without one.
+
+    Raises:
+      LedgerError: it is missing, out of reach or tampered with.
+    """
+    url = ledger_url(data, options)
+    return None if url is None else Ledger.open(url)
+
+
+def account_of(ledger: Ledger | None, dataset_id: str | None) -> dict[str, Any] | None:
+    """Return what a sweep's plan keeps of where it is charged: the ids of ledger and data set."""
+    if ledger is None:
+        return None
+    return {"ledger_id": ledger.head().ledger_id, "dataset_id": dataset_id}
+
+
+def check_account(folder: SweepFolder, ledger: Ledger | None, dataset_id: str | None) -> None:
+    """Refuse to resume a sweep with another ledger or data set than it was begun with, or without any.
+
+    Earlier steps would not be charged where later ones are.
+
+    Raises:
+      LedgerError: as said.
+    """
+    plan = folder.read_plan()
+    if plan is None or plan.get("account") == account_of(ledger, dataset_id):
+        return
+    before = plan.get("account")
+    if before is None:
+        raise LedgerError(
+            f"the sweep {folder.name!r} was begun without a ledger, and cannot be charged before it draws "
+            "any more; resume it as it was begun, or start another one under a new --name"
+        )
+    raise LedgerError(
+        f"the sweep {folder.name!r} is charged to a ledger; resume it with --ledger and --dataset-id of "
+        f"ledger {before['ledger_id']} and data set {before['dataset_id']!r}"
+    )

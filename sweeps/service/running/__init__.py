@@ -1,0 +1,1 @@
+"""Running a plan: trials on Ray Tune, searches, comparisons and sealed sweeps."""

@@ -1,0 +1,123 @@
+"""Optuna, asked and told: what a search tries next."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.samplers import BaseSampler, QMCSampler, RandomSampler, TPESampler
+from optuna.study import Study, StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from sweeps.service.planning.space import EPSILON, Searched, SearchOptions, Space
+
+_MOST_RANDOM_STARTS = 10
+
+
+class Proposals:
+    """An Optuna study that is asked and told on the driver; what lasts is kept elsewhere.
+
+    The proposal for trial k depends on the public seed, k, and what had been told by then. So random and
+    qmc give the same settings whenever they are asked, and TPE does with one trial at a time.
+
+    Args:
+      space: what is chosen from.
+      options: sampler, seed, objectives and number of trials.
+    """
+
+    def __init__(self, space: Space, options: SearchOptions) -> None:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._space, self._options = space, options
+        self._distributions = {each.option: _distribution(each) for each in space.searched}
+        directions = [_direction(name) for name in options.objectives]
+        self._sobol = _Sobol(self._distributions, options.service.seed)
+        self._study = optuna.create_study(
+            directions=directions, sampler=RandomSampler(seed=options.service.seed)
+        )
+
+    @property
+    def num_asked(self) -> int:
+        """Trials so far."""
+        return len(self._study.get_trials(deepcopy=False))
+
+    def ask(self) -> dict[str, Any]:
+        """Return the values of the next trial, by option."""
+        self._study.sampler = self._sampler(self.num_asked)
+        proposed = self._study.ask(self._distributions).params
+        return {each.option: each.value(proposed[each.option]) for each in self._space.searched}
+
+    def repeat(self, values: Mapping[str, Any]) -> None:
+        """Take the values of the next trial from an earlier process.
+
+        Raises:
+          ValueError, KeyError: they are not of this space.
+        """
+        proposed = {each.option: each.proposal(values[each.option]) for each in self._space.searched}
+        self._study.enqueue_trial(proposed)
+        self.ask()
+
+    def tell(self, number: int, metrics: Mapping[str, float] | None) -> None:
+        """Take what trial `number`, from 1, scored; without metrics, or one of them, it failed."""
+        found = [(metrics or {}).get(name, math.nan) for name in self._options.objectives]
+        if all(map(math.isfinite, found)):
+            self._study.tell(number - 1, found)
+        else:
+            self._study.tell(number - 1, state=TrialState.FAIL)
+
+    def best(self) -> list[tuple[int, dict[str, float]]]:
+        """Return numbers and objectives of the trials that none beats in all objectives, by ε."""
+        front = [
+            (trial.number + 1, dict(zip(self._options.objectives, trial.values, strict=True)))
+            for trial in self._study.best_trials
+        ]
+        return sorted(front, key=lambda each: each[1].get(EPSILON, 0.0))
+
+    def _sampler(self, number: int) -> BaseSampler:
+        seed = int(np.random.SeedSequence((self._options.service.seed, number)).generate_state(1)[0])
+        if self._options.sampler == "qmc":
+            return self._sobol
+        if self._options.sampler == "random":
+            return RandomSampler(seed=seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            starts = min(_MOST_RANDOM_STARTS, max(2, self._options.num_trials // 4))
+            return TPESampler(seed=seed, n_startup_trials=starts, multivariate=True, constant_liar=True)
+
+
+class _Sobol(QMCSampler):
+    """Scrambled Sobol points from the first trial on: the space is known, and need not be found out."""
+
+    def __init__(self, distributions: dict[str, Any], seed: int) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            super().__init__(scramble=True, seed=seed)
+        self._distributions = distributions
+        self._points: list[dict[str, Any]] = []
+        self._beside = optuna.create_study()  # Optuna counts points by study; here they go by trial
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, Any]:
+        """Return the whole space."""
+        return self._distributions
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the point of the trial's number, whoever asked for the earlier ones."""
+        while len(self._points) <= trial.number:
+            self._points.append(super().sample_relative(self._beside, trial, search_space))
+        return self._points[trial.number]
+
+
+def _direction(objective: str) -> StudyDirection:
+    return StudyDirection.MINIMIZE if objective == EPSILON else StudyDirection.MAXIMIZE
+
+
+def _distribution(each: Searched) -> Any:
+    """A list is searched by place, for its order tells something."""
+    if each.choices:
+        return optuna.distributions.IntDistribution(0, len(each.choices) - 1)
+    return optuna.distributions.FloatDistribution(each.low, each.high, log=True)

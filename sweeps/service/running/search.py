@@ -1,0 +1,200 @@
+"""An adaptive search under way: each trial is chosen by what earlier ones scored.
+
+What is proposed is written down before it is trained, one file per trial, `suggested/trial-3.json`. A resume
+proposes it again, tells the sampler what was found, and goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from dpgcl_core.errors import StorageError
+from dpgcl_core.ledger.report import LedgerStatement
+from dpgcl_core.release.statement import PrivacyStatement
+from sweeps.service.options.service import ServiceOptions
+from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.planning.plan import Earlier, SweepPlan
+from sweeps.service.planning.search import SearchPlan, plan_search, searched_trial
+from sweeps.service.planning.space import SearchOptions
+from sweeps.service.planning.trials import Charged, Point, Trial, is_proven
+from sweeps.service.privacy.budget import SweepBudget
+from sweeps.service.running.proposals import Proposals
+from sweeps.service.running.sweep import Figure, OpenSweep
+from sweeps.service.running.terminal import say
+from sweeps.service.running.tune import RaySession, run_trials
+from sweeps.service.storage.calibrations import CalibrationCache
+from sweeps.service.storage.folder import SweepFolder, config_hash, write_json
+from trainers.data.dataset import TrainingData
+from trainers.files.checkpoint import sync_folder
+from trainers.tracking.runs import Tracker
+
+
+class SearchSweep(OpenSweep):
+    """One search under way: it names its trials as it comes to them."""
+
+    _plan: SearchPlan
+
+    @staticmethod
+    def planned(
+        question: str,
+        options: SweepOptions,
+        points: Sequence[Point],
+        data: TrainingData,
+        *,
+        notes: Sequence[str],
+        calibration_folder: Path,
+        earlier: Earlier | None,
+    ) -> SweepPlan:
+        assert isinstance(options, SearchOptions)
+        return plan_search(question, options, data, notes=notes, calibration_folder=calibration_folder)
+
+    @staticmethod
+    def show(plan: SweepPlan) -> None:
+        assert isinstance(plan, SearchPlan)
+        print_search(plan)
+
+    def __init__(
+        self,
+        plan: SweepPlan,
+        folder: SweepFolder,
+        found: CalibrationCache,
+        uri: str,
+        budget: SweepBudget | None,
+        account: dict[str, Any] | None,
+        service: ServiceOptions,
+        again: str,
+    ) -> None:
+        super().__init__(plan, folder, found, uri, budget, account, service, again)
+        self._costliest = plan.trials[0]
+        self._proposals = Proposals(self._plan.space, self._plan.options)
+        self._begun: list[Trial] = []
+        for number, values in enumerate(read_suggestions(folder), start=1):
+            try:
+                self._proposals.repeat(values)
+            except (ValueError, KeyError) as error:
+                raise StorageError(
+                    f"{suggestion_file(folder, number)} is of another search: {error}"
+                ) from error
+            self._begun.append(self._named(number, values))
+
+    def run(self, opened: Future[Tracker], figure: Figure | None) -> int:
+        """Run what is left of the search, and returns the exit code."""
+        done = self.results()
+        for trial in self._begun:
+            if trial.name in done:
+                self._proposals.tell(trial.params["trial_number"], done[trial.name]["metrics"])
+        self._begun = [trial for trial in self._begun if trial.name not in done]
+        return super().run(opened, figure)
+
+    def next_trial(self) -> Trial:
+        """Return a trial that an earlier process had begun, or a new one, once it is written down."""
+        if self._begun:
+            return self._begun.pop(0)
+        number, values = self._proposals.num_asked + 1, self._proposals.ask()
+        trial = self._named(number, values)
+        write_suggestion(self._folder, number, values)
+        self._found.keep()
+        return trial
+
+    def ended(self, name: str) -> None:
+        """Tell the sampler how a trial ended, by the result that was kept."""
+        result = self.results().get(name, {})
+        self._proposals.tell(self._trials[name].params["trial_number"], result.get("metrics"))
+
+    def _named(self, number: int, values: Mapping[str, Any]) -> Trial:
+        """Return trial `number`, which the sweep knows from now on by its real settings."""
+        trial = searched_trial(self._plan, number, values, self._found.folder)
+        self._trials[trial.name] = trial
+        self._hashes[trial.name] = config_hash(trial.config)
+        return trial
+
+    def _train(self, session: RaySession, remaining: Sequence[Trial]) -> dict[str, str]:
+        told = self._on_result, self._budget
+        return run_trials(session, self._plan, self._folder, remaining, *told, source=self)
+
+    def _statement(self, drawn: Mapping[str, Charged], ledger: LedgerStatement | None) -> PrivacyStatement:
+        """As of every sweep, with the mechanisms that were trained in place of the costliest one."""
+        trained = [self._trials[name] for name in drawn if is_proven(self._trials[name])]
+        mechanisms = list(dict.fromkeys(trial.config.mechanism for trial in trained))
+        return dataclasses.replace(super()._statement(drawn, ledger), mechanisms=mechanisms)
+
+    def _end(self, failed: dict[str, str], figure: Figure | None) -> int:
+        code = super()._end(failed, figure)
+        for line in self._best():
+            say(line)
+        return code
+
+    def _best(self) -> list[str]:
+        """What the search found, for people to type again."""
+        best, objectives = self._proposals.best(), self._plan.options.objectives
+        if not best:
+            return [f"no trial has a value of {', '.join(objectives)}"]
+        front = f"{len(best)} trials that none beats in all of {', '.join(objectives)}"
+        lines = [f"Pareto front, {front}:" if len(objectives) > 1 else f"best by {objectives[0]}:"]
+        for number, found in best:
+            params = self._trials[f"trial-{number}"].params
+            scores = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
+            settings = ", ".join(f"{name} = {params[name]}" for name in self._plan.space.columns)
+            lines.append(f"  trial-{number}: {scores} with {settings}")
+        return lines
+
+
+def suggestion_file(folder: SweepFolder, number: int) -> Path:
+    """Return where the settings of a trial are written down before it starts."""
+    return folder.path / "suggested" / f"trial-{number}.json"
+
+
+def write_suggestion(folder: SweepFolder, number: int, values: Mapping[str, Any]) -> None:
+    """Write the settings of a trial down, durably.
+
+    Raises:
+      StorageError: they cannot be written.
+    """
+    path = suggestion_file(folder, number)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sync_folder(folder.path)
+        write_json(path, values)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def read_suggestions(folder: SweepFolder) -> list[dict[str, Any]]:
+    """Return the values of all trials that were written down, the first one first.
+
+    Raises:
+      StorageError: one is damaged or gone; a trial of other settings must not take its name.
+    """
+    count = len(list((folder.path / "suggested").glob("trial-*.json")))
+    found = []
+    for number in range(1, count + 1):
+        path = suggestion_file(folder, number)
+        try:
+            found.append(dict(json.loads(path.read_text())))
+        except (OSError, ValueError, TypeError) as error:
+            raise StorageError(f"{path} is gone or damaged; restore it, or choose another --name") from error
+    return found
+
+
+def print_search(plan: SearchPlan) -> None:
+    """Print what is searched, by what, and what it costs at most."""
+    for note in plan.notes:
+        say(f"note: {note}")
+    config, options = plan.trials[0].config, plan.options
+    mechanism = config.mechanism
+    say(
+        f"n = {plan.num_records_public}, q = {mechanism.sampling_prob:.5g}, T = {mechanism.num_steps}, "
+        f"to {mechanism.neighboring_relation}"
+    )
+    say(f"{options.num_trials} trials by {options.sampler}, for {', '.join(options.objectives)}, over")
+    for each in plan.space.searched:
+        say(f"  {each.option:<20} {each.text}")
+    if config.guarantee_label == "proven":
+        at_most = f"σ at least {mechanism.noise_multiplier:.5g}, ε at most {config.epsilon():.5g}"
+        say(f"every trial: {at_most}; the whole search, whatever it chooses:")
+    say(plan.tags()["tuning_cost"])

@@ -1,0 +1,434 @@
+"""From options to figure: the one way every sweep is run."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dpgcl_core.errors import ConfigError, DpgclError, LedgerError, StorageError, TrackingError
+from dpgcl_core.ledger.report import LedgerStatement
+from dpgcl_core.release.statement import PrivacyStatement
+from sweeps.service.options.data import data_path
+from sweeps.service.options.file import options_text
+from sweeps.service.options.service import ServiceOptions
+from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.planning.plan import Earlier, SweepPlan, build_plan, cross_checks
+from sweeps.service.planning.records import load_training_data
+from sweeps.service.planning.trials import Charged, Point, Trial, trial_class
+from sweeps.service.privacy.account import (
+    account_of,
+    check_account,
+    check_ledger_options,
+    ledger_missing,
+    open_ledger,
+)
+from sweeps.service.privacy.budget import SweepBudget, new_sweep_id, sweep_budget
+from sweeps.service.privacy.statement import (
+    build_statement,
+    statement_text,
+    what_one_drew,
+    what_was_drawn,
+    withdraw_statement,
+    write_statement,
+)
+from sweeps.service.running.captions import tell_cut_captions
+from sweeps.service.running.sealed import SealedSweep
+from sweeps.service.running.terminal import (
+    clock,
+    count,
+    estimate_text,
+    headline,
+    name_suffix,
+    print_plan,
+    question_text,
+    run_name,
+    say,
+    short_name,
+)
+from sweeps.service.running.tune import RaySession, Stopped, check_this_machine, ray_session, run_trials
+from sweeps.service.storage.calibrations import CalibrationCache, calibrations
+from sweeps.service.storage.folder import SweepFolder, config_hash, find_folder
+from sweeps.service.storage.runs import tracking_address
+from trainers.data.dataset import TrainingData
+from trainers.files.storage import check_writable, storage_root
+from trainers.tracking.runs import Tracker
+from trainers.tracking.server import DATABASE_SCHEMES, connect, is_database
+
+EXPERIMENT = "dpgcl"
+Figure = Callable[[str, str, Path], Sequence[Path]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of a sweep.
+
+    Attributes:
+      code: exit code.
+      plan: the sweep's.
+      folder: where its results lie; None after a dry run.
+      results: of its finished trials, by name; none of a sealed sweep.
+    """
+
+    code: int
+    plan: SweepPlan
+    folder: SweepFolder | None = None
+    results: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def run_sweep(question: str, options: SweepOptions, points: Sequence[Point], figure: Figure) -> int:
+    """Run a sweep from plan to figure and returns the exit code.
+
+    Everything the user can have got wrong is found before the first worker starts, and nothing is
+    written before that.
+
+    Args:
+      question: name of the sweep, for example `group-size`.
+      options: the user's.
+      points: the sweep's points.
+      figure: draws the sweep's figure from MLflow alone: (tracking uri, sweep name, folder) → files.
+
+    Returns:
+      0; 1 when trials failed or MLflow did not take all results (`--resume` continues); 128 + signal
+      when stopped.
+
+    Raises:
+      DpgclError: bad input; exit code 2.
+    """
+    return execute(question, options, points, figure).code
+
+
+def execute(
+    question: str,
+    options: SweepOptions,
+    points: Sequence[Point],
+    figure: Figure | None,
+    *,
+    earlier: Earlier | None = None,
+    kind: type[OpenSweep] | None = None,
+    told: SweepOptions | None = None,
+) -> Outcome:
+    """Run a sweep as `run_sweep`, for code that goes on with its results.
+
+    Args:
+      question, options, points: as `run_sweep`.
+      figure: None for none.
+      earlier: the sweep whose results chose these points; its cost is added.
+      kind: of an open sweep that plans, shows or chooses its trials in its own way.
+      told: the options that repeat all of it, where these are those of a part.
+    """
+    kind = kind or OpenSweep
+    data, service = options.data, options.service
+    check_ledger_options(data, options.ledger, dry_run=service.dry_run)
+    ledger, dataset_id = open_ledger(data, options.ledger), options.ledger.dataset_id
+    root = storage_root(options.storage.folder)
+    check_writable(root)
+    uri = tracking_address(options.storage.tracking_uri, root)
+    say(f"storage: {root}")
+    _check_server(uri)
+    say("loading the data and finding the noise …")
+    records, notes = load_training_data(data, score_on_held_out=options.evaluation.score_on_held_out)
+    with calibrations(root) as found:
+        plan = kind.planned(
+            question,
+            options,
+            points,
+            records,
+            notes=notes,
+            calibration_folder=found.folder,
+            earlier=earlier,
+        )
+        folder = find_folder(
+            root,
+            name=options.storage.name,
+            fingerprint=plan.fingerprint,
+            resume=options.storage.resume,
+            params=plan.params(),
+            prefix=f"{question}-{short_name(data.dataset)}-{name_suffix(options.release)}",
+        )
+        budget = sweep_budget(plan, ledger, dataset_id, folder) if options.release.is_open else None
+        check_account(folder, ledger, dataset_id)
+        kind.show(plan)
+        tell_cut_captions(plan)
+        if budget is not None:
+            budget.check()
+        if service.dry_run:
+            _tell_what_is_missing(options)
+            say("measuring a step of every kind …")
+            say(estimate_text(plan))
+            return Outcome(code=0, plan=plan)
+        check_this_machine(service, options.performance)
+        known = folder.read_plan()
+        with folder.locked(), ThreadPoolExecutor(1) as beside:  # MLflow opens while Ray starts
+            if folder.read_plan() != known:
+                raise StorageError(f"the sweep {folder.name!r} was started by another process meanwhile")
+            opened = beside.submit(Tracker.open, uri, root, EXPERIMENT)
+            again = options_text(told or options)
+            if not options.release.is_open:
+                sealed = SealedSweep(plan, folder, ledger, dataset_id, service, again)
+                code = sealed.run(opened.result(), ray_session, run_trials)
+                return Outcome(code=code, plan=plan, folder=folder)
+            account = account_of(ledger, dataset_id)
+            sweep = kind(plan, folder, found, uri, budget, account, service, again)
+            code = sweep.run(opened, figure)
+            return Outcome(code=code, plan=plan, folder=folder, results=sweep.results())
+
+
+def _tell_what_is_missing(options: SweepOptions) -> None:
+    """Say in a dry run what would refuse the sweep itself."""
+    try:
+        check_this_machine(options.service, options.performance)
+    except ConfigError as error:
+        say(f"note: this machine cannot run it: {error}")
+    if missing := ledger_missing(options.data, options.ledger):
+        say(f"note: it would be refused: {missing}")
+
+
+def _check_server(uri: str) -> None:
+    """Refuse a server that does not answer before planning takes its minutes.
+
+    A database is opened only when the plan is good, for that may write its file.
+    """
+    if not (is_database(uri) and uri.lower().startswith(DATABASE_SCHEMES)):
+        connect(uri)
+
+
+class OpenSweep:
+    """One sweep under way."""
+
+    _tracker: Tracker
+
+    @staticmethod
+    def planned(
+        question: str,
+        options: SweepOptions,
+        points: Sequence[Point],
+        data: TrainingData,
+        *,
+        notes: Sequence[str],
+        calibration_folder: Path,
+        earlier: Earlier | None,
+    ) -> SweepPlan:
+        """Return the plan."""
+        return build_plan(
+            question,
+            options,
+            points,
+            data,
+            notes=notes,
+            calibration_folder=calibration_folder,
+            earlier=earlier,
+        )
+
+    @staticmethod
+    def show(plan: SweepPlan) -> None:
+        """Print the plan."""
+        print_plan(plan)
+
+    def __init__(
+        self,
+        plan: SweepPlan,
+        folder: SweepFolder,
+        found: CalibrationCache,
+        uri: str,
+        budget: SweepBudget | None,
+        account: dict[str, Any] | None,
+        service: ServiceOptions,
+        again: str,
+    ) -> None:
+        self._plan, self._folder, self._found, self._uri = plan, folder, found, uri
+        self._budget, self._account, self._service = budget, account, service
+        self._again = again
+        self._trials = {trial.name: trial for trial in plan.trials}
+        self._hashes = {trial.name: config_hash(trial.config) for trial in plan.trials}
+        self._checks: dict[Any, dict[str, float]] = {}
+        self._parent = ""
+        self._untracked: set[str] = set()
+
+    def results(self) -> dict[str, dict[str, Any]]:
+        """Return the results of finished trials, by name."""
+        return self._folder.finished(self._hashes)
+
+    def run(self, opened: Future[Tracker], figure: Figure | None) -> int:
+        done = self.results()
+        remaining = [trial for trial in self._plan.trials if trial.name not in done]
+        failed: dict[str, str] = {}
+        try:
+            if remaining:
+                performance = self._plan.trials[0].config.performance
+                with ray_session(self._service, performance) as session:
+                    self._begin(opened, done, remaining)
+                    failed = self._train(session, remaining)
+            else:
+                self._begin(opened, done, remaining)
+        except Stopped as stopped:
+            self._close("KILLED")
+            name = signal.Signals(stopped.signal_number).name
+            say(f"stopped by {name}; continue with --resume --name {self._folder.name}")
+            every = self._plan.trials[0].config.performance.checkpoint_every_steps
+            steps = count(every, "repeated step")
+            say(f"note: an interrupted private training is charged up to {steps} on top")
+            return 128 + stopped.signal_number
+        return self._end(failed, figure)
+
+    def _train(self, session: RaySession, remaining: Sequence[Trial]) -> dict[str, str]:
+        return run_trials(session, self._plan, self._folder, remaining, self._on_result, self._budget)
+
+    def _begin(
+        self, opened: Future[Tracker], done: dict[str, dict[str, Any]], remaining: Sequence[Trial]
+    ) -> None:
+        """Open the parent run and the folder, charges the ledger, and sends what MLflow lacks of results.
+
+        No worker has started yet; where the ledger refuses, none does.
+        """
+        self._tracker = opened.result()
+        self._found.keep()
+        self._parent = self._tracker.start_sweep(
+            self._folder.name, self._plan.params(), self._plan.tags(), description=question_text(self._plan)
+        )
+        if self._folder.read_plan() is None:
+            sweep_id = self._budget.sweep_id if self._budget is not None else new_sweep_id()
+            facts = {"fingerprint": self._plan.fingerprint, "params": self._plan.params()}
+            self._folder.create(facts | {"sweep_id": sweep_id, "account": self._account}, self._again)
+        self._charge(remaining)
+        if remaining:
+            withdraw_statement(self._folder.path)
+        for name, result in done.items():
+            self._settle(name, result)
+            self._track(name, result)
+        say(f"sweep: {self._folder.name} ({len(done)} of {count(len(self._trials), 'trial')} done)")
+        self._started, self._num_before = time.monotonic(), len(done)
+
+    def _charge(self, remaining: Sequence[Trial]) -> None:
+        if self._budget is None:
+            return
+        try:
+            source = self._plan.source  # public data may be charged too, but are never marked private
+            self._budget.begin(remaining, data_path(source.dataset) if source.are_private else None)
+        except LedgerError:
+            self._close("FAILED")
+            raise
+
+    def _settle(self, name: str, result: dict[str, Any]) -> None:
+        """Settle a finished trial; a ledger that is gone keeps the whole charge until a later attempt."""
+        try:
+            if self._budget is not None:
+                self._budget.settle(name, result["metrics"])
+        except LedgerError as error:
+            say(f"warning: {name} is not settled: {error}")
+
+    def _on_result(self, name: str, result: dict[str, Any]) -> None:
+        kept = {"config_hash": self._hashes[name], "params": self._trials[name].params}
+        self._folder.keep(name, result | kept)
+        self._settle(name, result)
+        self._track(name, result)
+        done = len(self.results())
+        spent = time.monotonic() - self._started
+        left = spent / max(1, done - self._num_before) * (len(self._trials) - done)
+        shown = ", ".join(headline(result["metrics"]))
+        say(f"[{done}/{len(self._trials)}] {name}: {shown} ({clock(left)} left)")
+
+    def _track(self, name: str, result: dict[str, Any]) -> None:
+        """Log a finished trial; a server that does not answer costs nothing but a later attempt."""
+        trial = self._trials[name]
+        try:
+            self._tracker.log_trial(
+                self._parent,
+                name,
+                trial.params,
+                result["metrics"] | self._cross_checks(trial, result["metrics"]),
+                result["series"],
+                self._plan.tags() | {"guarantee_label": trial.config.guarantee_label},
+                run_name=run_name(trial),
+            )
+            self._untracked.discard(name)
+        except TrackingError as error:
+            if not self._untracked:
+                say(f"warning: {error}; results are kept in {self._folder.path} and sent later")
+            self._untracked.add(name)
+
+    def _cross_checks(self, trial: Trial, metrics: dict[str, float]) -> dict[str, float]:
+        if trial.config.guarantee_label != "proven":
+            return {}
+        drawn = what_one_drew(trial, self._folder, {"metrics": metrics})
+        if not trial.config.mechanism.rules.plain_event:
+            return _with_lost(trial, metrics, drawn)
+        key = (trial_class(trial, drawn), trial.config.mechanism.target_delta)
+        if key not in self._checks:
+            found = cross_checks(*key)
+            self._checks[key] = {name: value for name, value in found.items() if math.isfinite(value)}
+        return self._checks[key] | _with_lost(trial, metrics, drawn)
+
+    def _end(self, failed: dict[str, str], figure: Figure | None) -> int:
+        results = self.results()
+        for name in list(self._untracked):
+            self._track(name, results[name])
+        for name, error in failed.items():
+            say(f"failed: {name} ({error})")
+        if self._untracked:
+            lost = count(len(self._untracked), "result")
+            say(f"MLflow did not take {lost}; kept in {self._folder.path}.")
+        if self._budget is not None and self._budget.lost is not None:
+            say(f"the ledger is gone, and every training stopped at its next checkpoint: {self._budget.lost}")
+        if not self._untracked:
+            self._state(results)
+            if results and figure is not None:
+                self._draw(figure)
+        again = f"continue with --resume --name {self._folder.name}"
+        if failed or self._untracked:
+            self._close("FAILED")
+            say(again)
+            return 1
+        self._close("FINISHED")
+        return 0
+
+    def _state(self, results: dict[str, dict[str, Any]]) -> None:
+        """Writes, logs and prints the privacy statement, with what restarts have repeated.
+
+        Comes before the figure, which quotes its tuning cost.
+        """
+        try:
+            drawn = what_was_drawn(self._plan, self._folder, results)
+            ledger = self._budget.statement() if self._budget is not None else None
+            statement = self._statement(drawn, ledger)
+            if statement.cost != self._plan.cost:
+                self._tracker.set_tags(self._parent, self._plan.tags(statement.cost))
+            paths = write_statement(statement, self._folder.path)
+            say(statement_text(statement))
+            for path in paths:
+                self._tracker.log_artifact(self._parent, path)
+                say(f"written: {path}")
+        except DpgclError as error:
+            say(f"warning: the privacy statement: {error}")
+
+    def _statement(self, drawn: Mapping[str, Charged], ledger: LedgerStatement | None) -> PrivacyStatement:
+        return build_statement(self._plan, self._folder.name, drawn=drawn, ledger=ledger)
+
+    def _draw(self, figure: Figure) -> None:
+        try:
+            for path in figure(self._uri, self._folder.name, self._folder.path):
+                self._tracker.log_artifact(self._parent, path)
+                say(f"written: {path}")
+        except DpgclError as error:
+            say(f"warning: no figure: {error}")
+
+    def _close(self, status: str) -> None:
+        try:
+            self._tracker.finish_sweep(self._parent, status)
+        except TrackingError as error:
+            say(f"warning: {error}")
+
+
+def _with_lost(trial: Trial, metrics: dict[str, float], drawn: Charged | None) -> dict[str, float]:
+    """The metrics of a training that differ once attempts count of which its checkpoints know nothing."""
+    if drawn is None or drawn.num_steps <= metrics["num_steps_charged"]:
+        return {}
+    epsilon = trial.config.epsilon(
+        drawn.num_steps, num_restarts=drawn.num_first_steps - 1, num_scorings=drawn.num_scorings
+    )
+    return {"num_steps_charged": float(drawn.num_steps), "epsilon": epsilon}

@@ -1,0 +1,116 @@
+"""What a sweep prints: its plan, an estimate, and each trial's scores."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from datetime import datetime
+from pathlib import Path
+
+from dpgcl_core.release.statement import epsilon_text, rounded_up
+from sweeps.service.options.release import ReleaseOptions
+from sweeps.service.options.scores import shown_scores
+from sweeps.service.planning.cost import cost_line, cost_of
+from sweeps.service.planning.duration import estimate_seconds
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.trials import Trial, is_proven
+from sweeps.service.storage.folder import fit_for_name
+from trainers.tracking.runs import trial_run_name
+
+
+def say(text: str) -> None:
+    """Print a line at once."""
+    print(text, flush=True, file=sys.stdout)
+
+
+def print_plan(plan: SweepPlan) -> None:
+    """Print notes, numbers and every point of a plan."""
+    for note in plan.notes:
+        say(f"note: {note}")
+    mechanism = plan.trials[0].config.mechanism
+    relations = sorted({trial.config.mechanism.neighboring_relation for trial in plan.trials})
+    say(
+        f"n = {plan.num_records_public}, q = {mechanism.sampling_prob:.5g}, T = {mechanism.num_steps}, "
+        f"δ = {rounded_up(mechanism.target_delta, 4)}, to {' or '.join(relations)}"
+    )
+    rows = {}
+    for trial in plan.trials:
+        params = trial.params
+        key = trial.name.rsplit("-r", 1)[0]
+        label = trial.config.guarantee_label
+        epsilon = "none" if label == "none" else epsilon_text(trial.config.epsilon())
+        epsilon = f"({epsilon})" if label == "as-published" else epsilon
+        rows[key] = (
+            f"  {key:<24} σ = {params['noise_multiplier']:<10.5g} ε of one trial = {epsilon:<9} {label}"
+        )
+    counted = count(len(rows), "point"), count(plan.repeats, "repeat")
+    if plan.release.is_open:
+        say(f"{count(len(plan.trials), 'trial')} = {counted[0]} × {counted[1]}")
+    else:
+        say(f"every trial draws one of {count(len(rows), 'setting')}; the number of trials is secret")
+    for row in rows.values():
+        say(row)
+    say(plan.tags()["tuning_cost"])
+    if plan.later:
+        trials = (*plan.trials, *plan.later)
+        cost = cost_of(plan.release, trials)
+        say(f"then {count(len(plan.later), 'trial')} of the best settings, with other seeds; all together:")
+        say(cost_line(plan.release.mode, cost, sum(not is_proven(trial) for trial in trials)))
+
+
+def estimate_text(plan: SweepPlan) -> str:
+    """Return how long a plan will take, in a sentence."""
+    seconds = estimate_seconds(plan)
+    threads = count(plan.trials[0].config.performance.threads_per_worker, "thread")
+    what = "" if plan.release.is_open else "for one trial of every setting, "
+    return (
+        f"estimate: {what}{clock(seconds)} of training and embedding in all on one worker at a time "
+        f"with {threads}, measured here on synthetic images; divide by the "
+        "trials that run at once, and add start-up and probes"
+    )
+
+
+def headline(metrics: dict[str, float]) -> list[str]:
+    """Return the scores of a trial that a line has room for."""
+    names = (*shown_scores(metrics), "snr_first_step", "noised_snr_first_step", "epsilon")
+    return [f"{name} {metrics[name]:.4g}" for name in names if name in metrics] or ["done"]
+
+
+def count(number: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> count(1, "trial"), count(2, "trial")
+    ('1 trial', '2 trials')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def clock(seconds: float) -> str:
+    """Return a duration in words."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def run_name(trial: Trial) -> str:
+    """Return a trial's name in MLflow: that of the terminal, and its settings."""
+    name = trial_run_name(trial.name, trial.params)
+    return f"{name}, seeded: no guarantee" if trial.config.seeded_non_private else name
+
+
+def question_text(plan: SweepPlan) -> str:
+    """Return the sweep's question in a sentence."""
+    return f"Sweep {plan.question} on {plan.source.dataset}."
+
+
+def name_suffix(release: ReleaseOptions) -> str:
+    """Timestamp suffix of a name; random for sealed sweeps, to hide when they ran."""
+    if release.is_open:
+        return f"{datetime.now():%Y%m%d-%H%M%S}"
+    return f"{release.mode}-{secrets.token_hex(3)}"
+
+
+def short_name(dataset: str) -> str:
+    """Return a data set's name, fit for a file name."""
+    scheme, _, path = dataset.partition(":")
+    return fit_for_name(f"{scheme}-{Path(path).stem}") if path else dataset

@@ -1,0 +1,400 @@
+"""Running a plan's trials on Ray Tune, one Ray Train run each, and hearing of each as it ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from dpgcl_core.errors import ConfigError
+from sweeps.service.options.service import ServiceOptions
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.trials import Trial
+from sweeps.service.privacy.budget import SweepBudget
+from sweeps.service.storage.folder import SweepFolder
+from trainers.config.training import PerformanceConfig
+from trainers.files.storage import CODE_ROOT, inside_ray_job, runs_uploaded_copy
+
+if TYPE_CHECKING:
+    from trainers.ray_worker import RayTrial
+
+# Before Ray is imported: it reads these once.
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",  # a busy machine, or a cluster that grows
+    "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "TUNE_GLOBAL_CHECKPOINT_S": "3600",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+OnResult = Callable[[str, dict[str, Any]], None]
+
+
+class Stopped(BaseException):
+    """The user or the system asked the sweep to stop; carries the signal's number."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(signal_number)
+        self.signal_number = signal_number
+
+
+class TrialSource(Protocol):
+    """Decide trial after trial what is trained next."""
+
+    def next_trial(self) -> Trial:
+        """Return the next trial; which one it is has been written down by then."""
+
+    def ended(self, name: str) -> None:
+        """Hear that a trial ended; its result was handed over before, or there is none."""
+
+
+@dataclass(frozen=True)
+class RaySession:
+    """A Ray that is connected and large enough.
+
+    Attributes:
+      scratch: a folder for what Ray writes and nobody needs later.
+      concurrent: trainings at once.
+      workers_per_machine: workers that one machine may have at once.
+      max_restarts: of one training.
+      gpus_per_worker: that Ray sets aside.
+    """
+
+    scratch: Path
+    concurrent: int
+    workers_per_machine: int
+    max_restarts: int = 0
+    gpus_per_worker: float = 0.0
+
+
+@contextmanager
+def ray_session(service: ServiceOptions, performance: PerformanceConfig) -> Iterator[RaySession]:
+    """Connect to Ray; nothing of the sweep is started yet.
+
+    Args:
+      service: resources of the sweep.
+      performance: of every training.
+
+    Raises:
+      ConfigError: the cluster is too small for one training.
+    """
+    os.environ.update({k: v for k, v in _QUIET.items() if k not in os.environ})
+    import ray  # after the environment is set; takes a second
+
+    with _scratch_folder() as scratch, _connected(scratch):
+        for name in ("ray.tune", "ray.train"):  # the driver says itself what failed
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        cluster: Any = ray
+        resources = cluster.cluster_resources()
+        concurrent = max_concurrent_trials(service, performance, resources)
+        largest = max(
+            (node["Resources"].get("CPU", 0.0) for node in cluster.nodes() if node["Alive"]), default=1.0
+        )
+        at_once = min(concurrent * performance.num_workers, int(largest / performance.threads_per_worker))
+        yield RaySession(scratch, concurrent, max(1, at_once), service.max_restarts, service.gpus_per_worker)
+
+
+def check_this_machine(service: ServiceOptions, performance: PerformanceConfig) -> None:
+    """Refuse a cluster that does not answer and what a private Ray cannot hold, before any is started.
+
+    Raises:
+      ConfigError: `RAY_ADDRESS` leads nowhere, or this machine is too small for one training.
+    """
+    _check_address()
+    if not _joins_cluster():
+        have = {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
+        max_concurrent_trials(service, performance, have)
+
+
+def run_trials(
+    session: RaySession,
+    plan: SweepPlan,
+    folder: SweepFolder,
+    trials: Sequence[Trial],
+    on_result: OnResult,
+    budget: SweepBudget | None = None,
+    source: TrialSource | None = None,
+) -> dict[str, str]:
+    """Run `trials` and calls `on_result(name, result)` in this process as each one ends.
+
+    Every start is counted in `folder` before it can draw. With a budget, the ledger is asked all along
+    whether it still stands, and charged before a restart. With a source, `trials` are the names that it
+    gives its trials, and what each may cost at most.
+
+    Returns:
+      The trials that failed for good, and why; their checkpoints stay.
+
+    Raises:
+      Stopped: a signal came; everything finished has been reported.
+    """
+    import ray
+
+    records = [ray.put(plan.data)]
+    return _tune(folder, trials, session, records, _callback(on_result, budget, folder), source)
+
+
+def max_concurrent_trials(
+    service: ServiceOptions, performance: PerformanceConfig, resources: Mapping[str, float]
+) -> int:
+    """Return how many trainings the cluster's CPUs and GPUs hold at once, or the user's smaller number.
+
+    Raises:
+      ConfigError: not even one fits.
+
+    >>> max_concurrent_trials(ServiceOptions(), PerformanceConfig(), {"CPU": 2.0})
+    2
+    """
+    needs = {"CPU": float(performance.threads_per_worker), "GPU": service.gpus_per_worker}
+    fits = min(
+        int(resources.get(kind, 0.0) / (need * performance.num_workers))
+        for kind, need in needs.items()
+        if need
+    )
+    if fits < 1:
+        raise ConfigError(
+            f"one training needs {performance.num_workers} workers with "
+            f"{performance.threads_per_worker} CPUs and {service.gpus_per_worker:g} GPUs each; the cluster "
+            f"has {resources.get('CPU', 0):g} CPUs and {resources.get('GPU', 0):g} GPUs"
+        )
+    return min(fits, service.max_concurrent_trials or fits)
+
+
+@contextmanager
+def _scratch_folder() -> Iterator[Path]:
+    """A folder for what Ray writes and nobody needs later; its path is short, for sockets lie in it."""
+    base = "/tmp" if Path("/tmp").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="dpgcl-", dir=base, ignore_cleanup_errors=True) as path:
+        yield Path(path)
+
+
+@contextmanager
+def _connected(scratch: Path) -> Iterator[None]:
+    """A Ray of this process's own, unless `RAY_ADDRESS` or a job names a cluster; never by discovery."""
+    import ray
+
+    shared: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    folder = Path.cwd()
+    if not runs_uploaded_copy():
+        os.chdir(CODE_ROOT)  # Ray puts the driver's folder first on its workers' path
+        own = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # the user's network may be there
+        found = [str(CODE_ROOT), *(str(folder / path) for path in own if path)]
+        shared["runtime_env"] = {"env_vars": {"PYTHONPATH": os.pathsep.join(found)}}
+    if _joins_cluster():
+        ray.init(**shared)
+    else:
+        _keep_token_out_of_home()
+        if sys.platform == "linux":  # any address but 127.0.0.1 is taken as it is; this one is loopback too
+            shared["_node_ip_address"] = "127.0.0.2"
+        ray.init(address="local", include_dashboard=False, _temp_dir=str(scratch / "ray"), **shared)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        os.chdir(folder)
+
+
+def _joins_cluster() -> bool:
+    return inside_ray_job() or os.environ.get("RAY_ADDRESS", "local") not in ("", "local")
+
+
+def _check_address() -> None:
+    """Refuse a `RAY_ADDRESS` that names no cluster or does not answer; Ray itself would wait for good."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    if inside_ray_job() or not _joins_cluster():
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            "RAY_ADDRESS must be the host:port of a cluster that answers, or unset for a private Ray; "
+            f"got {address!r} ({error})"
+        ) from error
+
+
+def _keep_token_out_of_home() -> None:
+    """Give a private Ray a token of its own; Ray would write one under the home folder for good."""
+    if not any(name in os.environ for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+
+
+def _tune(
+    folder: SweepFolder,
+    trials: Sequence[Trial],
+    session: RaySession,
+    records: list[Any],
+    callback: Any,
+    source: TrialSource | None,
+) -> dict[str, str]:
+    from ray import tune
+
+    from trainers.ray_worker import resources_of_trial_function, run_trial
+
+    def given(trial: Trial) -> RayTrial:
+        return _ray_trial(trial, folder, session, charged=callback.budget is not None)
+
+    def run_given(tune_config: Mapping[str, Any], *, records: list[Any]) -> None:
+        run_trial(tune_config, trials={tune_config["trial"]: tune_config["given"]}, records=records)
+
+    chosen: dict[str, Any] = {}
+    space: dict[str, Any] = {}
+    if source is None:
+        known = {trial.name: given(trial) for trial in trials}
+        function = tune.with_parameters(run_trial, trials=known, records=records)
+        space = {"trial": tune.grid_search(list(known))}
+    else:
+        function = tune.with_parameters(run_given, records=records)
+        chosen = {"search_alg": _searcher(source, given), "num_samples": len(trials)}
+    tuner = tune.Tuner(
+        tune.with_resources(function, resources_of_trial_function(given(trials[0]))),
+        param_space=space,
+        tune_config=tune.TuneConfig(max_concurrent_trials=session.concurrent, reuse_actors=True, **chosen),
+        run_config=tune.RunConfig(
+            name="tune",
+            storage_path=str(session.scratch),
+            callbacks=[callback],
+            failure_config=tune.FailureConfig(max_failures=session.max_restarts),
+            verbose=0,
+        ),
+    )
+    with _signals_noted(callback):
+        tuner.fit()
+    names = [trial.name for trial in trials if trial.name not in callback.done]
+    return {name: callback.errors.get(name, "unknown error") for name in names}
+
+
+def _ray_trial(trial: Trial, folder: SweepFolder, session: RaySession, *, charged: bool) -> RayTrial:
+    from trainers.ray_worker import RayTrial
+
+    return RayTrial(
+        name=trial.name,
+        config=trial.config,
+        checkpoint_folder=folder.checkpoint_folder(trial.name),
+        ray_folder=folder.path / "ray"
+        if trial.config.performance.num_workers > 1
+        else session.scratch / "train",
+        code_root=None if runs_uploaded_copy() else CODE_ROOT,
+        gpus_per_worker=session.gpus_per_worker,
+        memory_share=1 / max(1, session.workers_per_machine),
+        charged=charged,
+    )
+
+
+def _searcher(source: TrialSource, given: Callable[[Trial], RayTrial]) -> Any:
+    from ray.tune.search import Searcher
+
+    class Ask(Searcher):
+        """Ask the source for every trial, and tells it how each one ended."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._names: dict[str, str] = {}
+
+        def __reduce__(self) -> tuple[type[Any], tuple[()]]:
+            """Tune writes its searcher down; what this one holds stays here, and lasts by itself."""
+            return Searcher, ()
+
+        def suggest(self, trial_id: str) -> dict[str, Any]:
+            trial = source.next_trial()
+            self._names[trial_id] = trial.name
+            return {"trial": trial.name, "given": given(trial)}
+
+        def on_trial_complete(
+            self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+        ) -> None:
+            source.ended(self._names[trial_id])
+
+        def save(self, checkpoint_path: str) -> None:
+            """Save nothing: what was proposed and found is in the sweep's folder."""
+
+    return Ask()
+
+
+def _callback(on_result: OnResult, budget: SweepBudget | None, folder: SweepFolder) -> Any:
+    from ray import tune
+
+    class Hear(tune.Callback):
+        """Hand every trial's one result to the driver."""
+
+        def __init__(self) -> None:
+            self.budget = budget
+            self.done: set[str] = set()
+            self.errors: dict[str, str] = {}
+            self.signal_number = 0
+
+        def __reduce__(self) -> tuple[type[Any], tuple[()]]:
+            """Tune writes its callbacks down; what this one holds, records and ledger, stays here."""
+            return tune.Callback, ()
+
+        def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+            _go_on(self.signal_number, budget)
+
+        def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            folder.mark_start(trial.config["trial"])  # Tune asks the process to train only after this
+
+        def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            if budget is not None:
+                budget.restarted(trial.config["trial"])
+
+        def on_trial_result(
+            self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+        ) -> None:
+            name = trial.config["trial"]
+            if "error" in result:
+                self.errors[name] = result["error"]
+            elif name not in self.done and "metrics" in result:
+                on_result(name, {"metrics": result["metrics"], "series": result["series"]})
+                self.done.add(name)
+
+        def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            self.errors[trial.config["trial"]] = (
+                "its processes died, or could not be started, more often than --max-restarts allows"
+            )
+
+    return Hear()
+
+
+def _go_on(signal_number: int, budget: SweepBudget | None) -> None:
+    """End the sweep where a signal came, and asks the ledger whether it stands."""
+    if signal_number:
+        raise Stopped(signal_number)
+    if budget is not None:
+        budget.confirm()
+
+
+@contextmanager
+def _signals_noted(callback: Any) -> Iterator[None]:
+    """SIGINT and SIGTERM end the sweep at Tune's next step, a fraction of a second away.
+
+    Raising in the handler itself would break whatever call into Ray's core it interrupts. A second
+    signal ends the process at once; `--resume` copes with that, too.
+    """
+
+    def note(number: int, frame: Any) -> None:
+        if callback.signal_number:
+            os._exit(128 + number)
+        callback.signal_number = number
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

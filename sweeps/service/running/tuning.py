@@ -1,0 +1,231 @@
+"""Tuning before comparing: each candidate gets a grid of settings, and the best one is trained afresh.
+
+A candidate is what a comparison has one row for, for example a method at one ε. A first sweep trains every
+setting of every candidate once; a second one trains the best setting of each, with seeds of its own, so
+that the scores shown are not those that the choice was made by. Both are open sweeps: all trials of both
+are released, and the cost stated for the second is that of both together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpgcl_core.errors import ConfigError, StorageError
+from dpgcl_core.mechanism.method import Method
+from dpgcl_core.mechanism.registry import METHODS, method_named
+from sweeps.service.options.data import DataOptions
+from sweeps.service.options.scores import default_score
+from sweeps.service.options.service import StorageOptions
+from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.planning.plan import Earlier, SweepPlan, build_plan
+from sweeps.service.planning.trials import Point
+from sweeps.service.privacy.statement import what_was_drawn
+from sweeps.service.running.sweep import Figure, OpenSweep, Outcome, execute
+from sweeps.service.running.terminal import say
+from trainers.config.tree import changed
+from trainers.data.dataset import TrainingData
+from trainers.files.storage import storage_root
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """What a comparison has one row for.
+
+    Attributes:
+      label: short name, fit for a file name.
+      changes: option values that all its settings share.
+      params: what MLflow shows of its trials besides.
+      tuned: whether there is anything to tune.
+    """
+
+    label: str
+    changes: Mapping[str, Any]
+    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tuned: bool = True
+
+
+def run_tuned_sweep(
+    question: str,
+    options: SweepOptions,
+    candidates: Sequence[Candidate],
+    grid: Sequence[Mapping[str, Any]],
+    figure: Figure,
+) -> int:
+    """Tune every candidate on the same grid, runs the best setting of each, and returns the exit code.
+
+    Args:
+      question: name of the sweep.
+      options: the user's; `name` is that of the second sweep, and the first one's ends in `-tuning`.
+      candidates: what is compared.
+      grid: settings by option name, the same for all candidates.
+      figure: as in `run_sweep`, of the second sweep.
+
+    Raises:
+      ConfigError: the release mode is not open, or nothing would be scored to choose by.
+    """
+    if not options.release.is_open:
+        raise ConfigError(
+            "a comparison shows every trial, so its release is open; got "
+            f"{options.release.mode}: for one private model use another sweep"
+        )
+    if options.data.are_private and options.data.evaluate_on is None:
+        raise ConfigError(
+            f"settings are chosen by {default_score(options.data.modality)} on public data: give "
+            "--evaluate-on a public data set"
+        )
+    if options.data.are_private:
+        candidates = [each for each in candidates if each.changes.get("epsilon") != math.inf]
+    name = options.storage.name
+    _check_name(options.storage)
+    settings = {candidate.label: _points(candidate, grid) for candidate in candidates}
+    first = changed(options, repeats=1, name=name and f"{name}-tuning")
+    say(f"tuning: {len(grid)} settings of each of {len(candidates)} candidates")
+    second = changed(options, seed=options.service.seed + 1)
+    likely = [_shown(candidate, settings[candidate.label][0], len(grid)) for candidate in candidates]
+    tuning = execute(
+        f"{question}-tuning",
+        first,
+        [point for points in settings.values() for point in points],
+        None,
+        kind=_followed_by(question, second, likely),
+        told=options,
+    )
+    if tuning.code or options.service.dry_run:
+        return tuning.code
+    chosen = [_best(settings[candidate.label], tuning, candidate) for candidate in candidates]
+    assert tuning.folder is not None
+    name = name or tuning.folder.name.replace("-tuning", "", 1)
+    begun = (tuning.folder.path.parent / name / "plan.json").is_file()
+    second = changed(second, name=name, resume=options.storage.resume and begun)
+    return execute(question, second, chosen, figure, earlier=_earlier(tuning, grid), told=options).code
+
+
+def compared(names: Sequence[str], data: DataOptions) -> list[Method]:
+    """Return the methods of these names, or of all, that can be compared on the sweep's data.
+
+    Of all, those that have a loss for what the records are. On private data those whose guarantee is
+    proven, and of these the ones with the neighbouring relation of the first: trainings with two relations
+    have no total ε.
+    """
+    found = [method_named(name) for name in dict.fromkeys(names)] or _fitting(data)
+    if not data.are_private:
+        return found
+    proven = [method for method in found if method.label == "proven"]
+    kept = [m for m in proven if m.neighboring_relation == proven[0].neighboring_relation]
+    left = ", ".join(method.name for method in found if method not in kept)
+    if left:
+        say(f"note: left out on private data, for want of a guarantee or of the others' relation: {left}")
+    return kept
+
+
+def _fitting(data: DataOptions) -> list[Method]:
+    """All methods that can be trained on records of the sweep's modality."""
+    found = list(METHODS.values())
+    if data.modality == "image":
+        return found
+    left = ", ".join(method.name for method in found if not method.takes_pairs)
+    say(f"note: left out, for they have no loss for pairs of images and texts: {left}")
+    return [method for method in found if method.takes_pairs]
+
+
+def _check_name(options: StorageOptions) -> None:
+    """Refuse a name that is taken before the tuning has spent anything."""
+    if options.name is None or options.resume:
+        return
+    folder = storage_root(options.folder) / "sweeps" / options.name
+    if folder.exists():
+        raise StorageError(
+            f"the sweep {options.name!r} exists already; add --resume to continue it, or choose another "
+            "--name"
+        )
+
+
+def _points(candidate: Candidate, grid: Sequence[Mapping[str, Any]]) -> list[Point]:
+    """The settings to try; of a candidate without any choice, the grid's first one."""
+    tried = grid if candidate.tuned else grid[:1]
+    return [
+        Point(
+            label=f"tune-{candidate.label}-{number}",
+            changes={**setting, **candidate.changes},
+            params=candidate.params,
+        )
+        for number, setting in enumerate(tried)
+    ]
+
+
+def _best(points: Sequence[Point], tuning: Outcome, candidate: Candidate) -> Point:
+    """The setting of the highest score; of equal ones the first, and no score counts as the lowest."""
+    name = default_score(tuning.plan.source.modality)
+
+    def score(point: Point) -> float:
+        value = tuning.results[f"{point.label}-r0"]["metrics"].get(name, -math.inf)
+        return value if math.isfinite(value) else -math.inf
+
+    found = max((point for point in points if f"{point.label}-r0" in tuning.results), key=score, default=None)
+    if found is None:
+        raise ConfigError(
+            f"no setting of {candidate.label} may be run on these data; leave it out of the comparison"
+        )
+    return _shown(candidate, found, len(points))
+
+
+def _shown(candidate: Candidate, setting: Point, num_tried: int) -> Point:
+    """The point of the comparison."""
+    params = {**candidate.params, "tuning_grid_size": num_tried}
+    return Point(label=candidate.label, changes=setting.changes, params=params)
+
+
+def _followed_by(question: str, options: SweepOptions, points: Sequence[Point]) -> type[OpenSweep]:
+    """Return the kind of a tuning sweep, whose plan knows the comparison that follows.
+
+    Its ε is known in advance, for no setting of a grid moves it, unless the grid varies σ, B or T; so plan
+    and dry run tell the total, and a ledger that does not hold both refuses before anything is trained. A
+    resume does not ask again for what the comparison may have reserved already.
+    """
+
+    class Tuning(OpenSweep):
+        @staticmethod
+        def planned(
+            name: str,
+            first: SweepOptions,
+            settings: Sequence[Point],
+            data: TrainingData,
+            *,
+            notes: Sequence[str],
+            calibration_folder: Path,
+            earlier: Earlier | None,
+        ) -> SweepPlan:
+            plan = OpenSweep.planned(
+                name,
+                first,
+                settings,
+                data,
+                notes=notes,
+                calibration_folder=calibration_folder,
+                earlier=earlier,
+            )
+            after = build_plan(question, options, points, data, calibration_folder=calibration_folder)
+            note = (
+                f"A comparison follows, of {len(after.trials)} trials more; its own statement counts these, "
+                "too, and is the one to sign."
+            )
+            later = () if first.storage.resume else after.trials
+            return dataclasses.replace(plan, notes=(*plan.notes, note), later=later)
+
+    return Tuning
+
+
+def _earlier(tuning: Outcome, grid: Sequence[Mapping[str, Any]]) -> Earlier:
+    assert tuning.folder is not None
+    return Earlier(
+        sweep=tuning.folder.name,
+        sweep_id=(tuning.folder.read_plan() or {})["sweep_id"],
+        trials=tuning.plan.trials,
+        drawn=what_was_drawn(tuning.plan, tuning.folder, tuning.results),
+        grid="; ".join(", ".join(f"{name} = {value:g}" for name, value in each.items()) for each in grid),
+    )

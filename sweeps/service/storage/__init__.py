@@ -1,0 +1,1 @@
+"""What of a sweep lasts on disk."""

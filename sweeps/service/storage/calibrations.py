@@ -1,0 +1,44 @@
+"""Noise multipliers found before, verified again when they are used."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sweeps.service.storage.folder import storage_errors, write_json
+
+
+@dataclass(frozen=True)
+class CalibrationCache:
+    """Noise multipliers found before; see `calibrations`.
+
+    Attributes:
+      folder: where planning finds them, and leaves new ones.
+      kept: where they last.
+    """
+
+    folder: Path
+    kept: Path
+
+    def keep(self) -> None:
+        """Keep what planning found."""
+        with storage_errors(self.kept):
+            for file in self.folder.glob("*.json"):
+                if not (self.kept / file.name).exists():
+                    self.kept.mkdir(parents=True, exist_ok=True)
+                    write_json(self.kept / file.name, json.loads(file.read_text()))
+
+
+@contextmanager
+def calibrations(root: Path) -> Iterator[CalibrationCache]:
+    """Yield the cache of a storage folder, which changes only when told to: a plan may still be refused."""
+    with tempfile.TemporaryDirectory(prefix="dpgcl-") as folder:
+        cache = CalibrationCache(Path(folder), root / "calibration")
+        for file in cache.kept.glob("*.json"):
+            shutil.copy(file, cache.folder)
+        yield cache

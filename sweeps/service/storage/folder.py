@@ -1,0 +1,322 @@
+"""Where a sweep keeps what must last, and the one lock that keeps two drivers apart.
+
+Everything lies under one absolute storage folder:
+
+    mlflow.db, mlartifacts/      the embedded tracking store
+    calibration/                 noise multipliers found before (verified again when used)
+    sweeps/NAME/config.yaml      the options that repeat the sweep, for --config
+    sweeps/NAME/plan.json        the configuration this folder belongs to, its id and its account in a ledger
+    sweeps/NAME/trials/*.json    one file per finished trial: the truth a resume starts from
+    sweeps/NAME/checkpoints/     one folder per trial
+    sweeps/NAME/started/*.json   how often each trial was started: what tells that its checkpoints are lost
+    sweeps/NAME/*.png *.html …   the figure and its table
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpgcl_core.errors import StorageError
+from trainers.config.training import PerformanceConfig, TrainingConfig
+from trainers.files.checkpoint import read_attempt, sync_folder
+
+CONFIG_FILE = "config.yaml"
+LAYOUT = 2
+"""Of a sweep's folder; one of another layout is not continued."""
+_TRACES = ("trials", "checkpoints", "started", "trusted", "release", "suggested")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Starts:
+    """How often a trial was started, by the sweep's own count.
+
+    Attributes:
+      num_starts: processes that were let train.
+      num_lost: of these, ones of which the checkpoints know nothing any more; each may have drawn all steps.
+    """
+
+    num_starts: int = 0
+    num_lost: int = 0
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """The folder of one sweep."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The sweep's name."""
+        return self.path.name
+
+    def create(self, plan: Mapping[str, Any], again: str | None = None) -> None:
+        """Create the folder with its plan; `plan["fingerprint"]` identifies the configuration.
+
+        Args:
+          plan: what a resume must find again.
+          again: the options that repeat the sweep, for `config.yaml`.
+        """
+        with storage_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            if again is not None:
+                (self.path / CONFIG_FILE).write_text(again, encoding="utf-8")
+            write_json(self.path / "plan.json", {**plan, "layout": LAYOUT})
+
+    def read_plan(self) -> dict[str, Any] | None:
+        """Return the plan, or None where there is none.
+
+        Raises:
+          StorageError: it is damaged.
+        """
+        path = self.path / "plan.json"
+        try:
+            plan = json.loads(path.read_text()) if path.is_file() else None
+        except ValueError:
+            plan = "damaged"
+        if plan is not None and not isinstance(plan, dict):
+            raise StorageError(f"{path} is damaged; choose another sweep name")
+        return plan
+
+    def checkpoint_folder(self, trial: str) -> Path:
+        """Return the folder of a trial's checkpoints."""
+        return self.path / "checkpoints" / trial
+
+    def starts(self, trial: str) -> Starts:
+        """Return how often a trial was started, and how many of these starts left no trace.
+
+        A StorageError tells that the count is damaged.
+        """
+        path = self._starts_file(trial)
+        try:
+            known = Starts(**json.loads(path.read_text())) if path.is_file() else Starts()
+        except (ValueError, TypeError) as error:
+            raise StorageError(f"{path} is damaged; restore it, or choose another --name") from error
+        traces = read_attempt(self.checkpoint_folder(trial)) is not None or self._result_file(trial).exists()
+        return known if traces else dataclasses.replace(known, num_lost=known.num_starts)
+
+    def mark_start(self, trial: str) -> None:
+        """Count one more start of a trial, durably, before it can draw a step."""
+        known, path = self.starts(trial), self._starts_file(trial)
+        with storage_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            sync_folder(self.path)
+            write_json(path, vars(dataclasses.replace(known, num_starts=known.num_starts + 1)))
+
+    def finished(self, hashes: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
+        """Return the results of the finished trials by name.
+
+        Args:
+          hashes: `config_hash` of every trial, by name; without them any result is taken.
+
+        Raises:
+          StorageError: one is damaged (running its trial again would hide a spend), or another plan's.
+        """
+        results = {}
+        for file in sorted((self.path / "trials").glob("*.json")):
+            try:
+                results[file.stem] = json.loads(file.read_text())
+            except ValueError as error:
+                raise StorageError(
+                    f"{file} is damaged; restore it, or delete it to finish that training again"
+                ) from error
+            if hashes is not None and results[file.stem].get("config_hash") != hashes.get(file.stem, ""):
+                raise StorageError(
+                    f"{file} is the result of another configuration; move the folder {self.path} away, or "
+                    "choose another --name"
+                )
+        return results
+
+    def keep(self, trial: str, result: dict[str, Any]) -> None:
+        """Keep a finished trial's result, durably and at once."""
+        self._result_file(trial).parent.mkdir(parents=True, exist_ok=True)
+        write_json(self._result_file(trial), result)
+
+    def _result_file(self, trial: str) -> Path:
+        return self.path / f"trials/{trial}.json"
+
+    def _starts_file(self, trial: str) -> Path:
+        return self.path / f"started/{trial}.json"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for one driver; the system lets go even when the driver is killed.
+
+        A folder that got no plan meanwhile is removed again.
+
+        Raises:
+          StorageError: another driver holds it, or it cannot be written.
+        """
+        missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        with storage_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = (self.path / "lock").open("w")
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise StorageError(f"the sweep {self.name!r} is being run by another process") from error
+            try:
+                yield
+            finally:
+                if not (self.path / "plan.json").exists():
+                    (self.path / "lock").unlink()
+                    with suppress(OSError):  # something else lies there
+                        for path in missing:
+                            path.rmdir()
+
+
+def find_folder(
+    root: Path,
+    *,
+    name: str | None,
+    fingerprint: str,
+    resume: bool,
+    prefix: str,
+    params: Mapping[str, Any] | None = None,
+) -> SweepFolder:
+    """Return the folder to use for a sweep; writes nothing.
+
+    Args:
+      root: the storage folder.
+      name: the sweep's name, or None.
+      fingerprint: of the configuration.
+      resume: continue a sweep of this configuration.
+      prefix: of a new sweep's name, when none is given.
+      params: of the configuration, to tell where a folder's own differ.
+
+    Raises:
+      StorageError: the name is not one, the folder belongs to another configuration, exists already or
+        has lost its plan, or there is nothing to resume.
+    """
+    sweeps = root / "sweeps"
+    if name is not None and not _NAME.fullmatch(name):
+        raise StorageError(
+            "the name of a sweep must be at most 100 letters, digits and . _ + = -, the first one a letter "
+            f"or a digit, for it names a folder; got {name!r}"
+        )
+    if name is None and not resume:
+        return SweepFolder(_unused(sweeps, prefix))
+    if name is None:
+        found = [folder for folder in _folders(sweeps) if _fingerprint(folder) == fingerprint]
+        if not found:
+            raise StorageError(f"nothing to resume: no sweep of this configuration in {sweeps}")
+        return max(found, key=lambda f: (f.path / "plan.json").stat().st_mtime_ns)
+    folder = SweepFolder(sweeps / name)
+    plan = folder.read_plan()
+    if plan is None:
+        _refuse_traces(folder)
+        if resume:
+            raise StorageError(f"nothing to resume: there is no sweep {name!r} in {sweeps}")
+        return folder
+    if plan.get("layout") != LAYOUT:
+        raise StorageError(
+            f"the sweep folder {folder.path} was written by another version, which alone can continue it; "
+            "choose another --name"
+        )
+    if plan.get("fingerprint") != fingerprint:
+        raise StorageError(
+            f"the sweep folder {folder.path} belongs to another configuration"
+            f"{_differences(plan.get('params'), params)}; "
+            "choose another --name, or the options it was started with"
+        )
+    if not resume:
+        raise StorageError(
+            f"the sweep {name!r} exists already in {sweeps}; "
+            "add --resume to continue it, or choose another --name"
+        )
+    return folder
+
+
+def _refuse_traces(folder: SweepFolder) -> None:
+    """Refuse a folder with trials and without a plan: nobody knows any more with what settings they ran."""
+    traces = [name for name in _TRACES if (found := folder.path / name).is_dir() and any(found.iterdir())]
+    if traces:
+        raise StorageError(
+            f"the sweep folder {folder.path} has no plan.json, but {' and '.join(traces)} of an earlier "
+            "sweep: move it away, or choose another --name"
+        )
+
+
+def config_hash(config: TrainingConfig) -> str:
+    """Return what tells a trial's configuration from others in its kept result; performance does not."""
+    values = dataclasses.asdict(config) | {"warm_start": config.warm_start_sha256}
+    del values["performance"], values["secure_noise"]  # for private data True and None are the same
+    text = json.dumps(values, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def _differences(before: Any, now: Mapping[str, Any] | None) -> str:
+    """Where the params of two configurations differ, of those that decide the result.
+
+    >>> _differences({"num_steps": 5, "device": "cpu"}, {"num_steps": 7, "device": "cuda"})
+    ' (num_steps was 5, is 7)'
+    """
+    if not isinstance(before, dict) or now is None:
+        return ""
+    passing = {field.name for field in dataclasses.fields(PerformanceConfig)}
+    names = sorted((before.keys() | now.keys()) - passing)
+    known = json.loads(json.dumps(dict(now)))
+    pairs = [(name, before.get(name, "varied"), known.get(name, "varied")) for name in names]
+    told = [f"{name} was {old}, is {new}" for name, old, new in pairs if old != new]
+    return f" ({'; '.join(told)})" if told else " (another grid)"
+
+
+_NAME = re.compile(r"[^\W_][\w.+=-]{0,99}")
+
+
+def fit_for_name(text: str) -> str:
+    """Return `text` with what a sweep's name must not hold replaced.
+
+    >>> fit_for_name("npz-my photos (1)")
+    'npz-my-photos-1-'
+    """
+    return re.sub(r"[^\w.+=-]+", "-", text)[:60]
+
+
+def _fingerprint(folder: SweepFolder) -> str | None:
+    try:
+        return (folder.read_plan() or {}).get("fingerprint")
+    except StorageError:  # a damaged folder is nobody's
+        return None
+
+
+def _folders(sweeps: Path) -> list[SweepFolder]:
+    return [SweepFolder(path) for path in sweeps.iterdir() if path.is_dir()] if sweeps.is_dir() else []
+
+
+def _unused(sweeps: Path, prefix: str) -> Path:
+    path, number = sweeps / prefix, 2
+    while path.exists():
+        path, number = sweeps / f"{prefix}-{number}", number + 1
+    return path
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn what the system says of a path that cannot be written into a StorageError."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Replace a JSON file durably and at once."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w") as file:
+        json.dump(content, file, indent=1, sort_keys=True)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_folder(path.parent)

@@ -1,0 +1,217 @@
+"""Options from a file: the same as from the command line, strictly read, and written by every sweep."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dpgcl_core.errors import ConfigError
+from sweeps.ablation import AblationOptions
+from sweeps.architectures import ArchitecturesOptions
+from sweeps.augmentations import AugmentationsOptions
+from sweeps.batch_size import BatchSizeOptions
+from sweeps.clip_norm import ClipNormOptions
+from sweeps.convergence import ConvergenceOptions
+from sweeps.group_size import GroupSizeOptions
+from sweeps.lora_layers import LoraLayersOptions
+from sweeps.methods import MethodsOptions
+from sweeps.noise_multiplier import NoiseMultiplierOptions
+from sweeps.num_augmentations import NumAugmentationsOptions
+from sweeps.privacy_budget import PrivacyBudgetOptions
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.options.file import options_text
+from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.planning.space import SearchOptions
+from sweeps.temperature import TemperatureOptions
+from sweeps.transfer import TransferOptions
+from trainers.config.tree import changed, leaves, values_of
+
+KINDS: list[type[SweepOptions]] = [
+    AblationOptions,
+    ArchitecturesOptions,
+    AugmentationsOptions,
+    BatchSizeOptions,
+    ClipNormOptions,
+    ConvergenceOptions,
+    GroupSizeOptions,
+    LoraLayersOptions,
+    MethodsOptions,
+    NoiseMultiplierOptions,
+    NumAugmentationsOptions,
+    PrivacyBudgetOptions,
+    SearchOptions,
+    TemperatureOptions,
+    TransferOptions,
+]
+Read = Callable[..., GroupSizeOptions]
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Read:
+    """The options of the group-size sweep for a file's content and a command line."""
+
+    def parse(content: str, *arguments: str) -> GroupSizeOptions:
+        file = tmp_path / "options.yaml"
+        file.write_text(content, encoding="utf-8")
+        return parse_options(GroupSizeOptions, description="", arguments=["--config", str(file), *arguments])
+
+    return parse
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_command_line_file_and_python_have_the_same_defaults(
+    kind: type[SweepOptions], tmp_path: Path
+) -> None:
+    empty = tmp_path / "empty.yaml"
+    empty.write_text("version: 1\n")
+    of_file = parse_options(kind, description="", arguments=["--config", str(empty)])
+    of_line = parse_options(kind, description="", arguments=["--setting", "cpu"])
+    assert values_of(of_file) == values_of(kind().completed(()))
+    assert values_of(of_line) == values_of(kind().of_dataset().completed(()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_option_is_described_once(kind: type[SweepOptions]) -> None:
+    assert [name for name, leaf in leaves(kind).items() if not leaf.help] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("arguments", [[], ["--tiny"], ["--full", "--seed", "3", "--momentum", "0.5"]])
+def test_file_of_a_sweep_repeats_its_options(
+    kind: type[SweepOptions], arguments: list[str], tmp_path: Path
+) -> None:
+    chosen = parse_options(kind, description="", arguments=arguments)
+    file = tmp_path / "config.yaml"
+    file.write_text(options_text(chosen), encoding="utf-8")
+    assert parse_options(kind, description="", arguments=["--config", str(file)]) == chosen
+
+
+def test_file_holds_every_kind_of_value(read: Read) -> None:
+    chosen = changed(
+        GroupSizeOptions(),
+        epsilon=float("inf"),
+        warm_start=Path("/models/public"),
+        secure_noise=True,
+        lora_targets=("q", "out"),
+        learning_rate=1e-5,
+        csv_separator=",",
+        dataset="csv:pairs of mine.csv",
+        optimizer="sgd",
+        network="tiny_cnn",
+        group_sizes=(2, "batch"),
+        non_private=False,
+    )
+    assert read(options_text(chosen)) == chosen
+
+
+def test_file_of_a_sweep_says_nothing_of_places_and_passwords() -> None:
+    chosen = changed(
+        GroupSizeOptions(),
+        storage=Path("/data/place"),
+        tracking_uri="https://me:secret@server",
+        ledger="postgresql://me:secret@server/ledger",
+        dataset_id="scans",
+        name="mine",
+        resume=True,
+        dry_run=True,
+    )
+    text = options_text(chosen)
+    assert yaml.safe_load(text)["ledger"] == {"dataset_id": "scans"}
+    assert not [word for word in ("secret", "place", "mine", "resume", "dry_run") if word in text]
+
+
+def test_command_line_wins_over_the_file(read: Read) -> None:
+    content = "version: 1\nmechanism: {num_steps: 7, epsilon: 3.0}\nservice: {repeats: 5}\n"
+    chosen = read(content, "--num-steps", "9")
+    assert (chosen.mechanism.num_steps, chosen.mechanism.epsilon, chosen.service.repeats) == (9, 3.0, 5)
+
+
+@pytest.mark.parametrize(
+    ("told", "given", "left"),
+    [
+        ("mechanism: {noise_multiplier: 2.0}", ("--epsilon", "3"), {"noise_multiplier": None}),
+        ("mechanism: {epsilon: 2.0}", ("--noise-multiplier", "3"), {"epsilon": None}),
+        ("mechanism: {sampling_prob: 0.1}", ("--expected-batch-size", "64"), {"sampling_prob": None}),
+        ("network: {pretrained: openai}", ("--warm-start", "/x"), {"pretrained": "random"}),
+    ],
+)
+def test_option_given_in_place_of_the_files_one_replaces_it(
+    told: str, given: tuple[str, ...], left: dict[str, object], read: Read
+) -> None:
+    values = values_of(read(f"version: 1\n{told}\n", *given))
+    assert {name: values[name] for name in left} == left
+
+
+def test_file_may_start_from_a_named_setting(read: Read) -> None:
+    chosen = read("version: 1\nsetting: auto\ndata: {dataset: shapes}\nmechanism: {num_steps: 7}\n")
+    assert chosen.network.name == "clip-tiny"
+    assert chosen.mechanism.num_steps == 7
+
+
+def test_file_may_be_json(read: Read) -> None:
+    content = {"version": 1, "optimizer": {"name": "sgd", "learning_rate": 1e-5}, "group_sizes": [4, "batch"]}
+    chosen = read(json.dumps(content, indent=1))
+    assert (chosen.optimizer.name, chosen.optimizer.learning_rate) == ("sgd", 1e-5)
+    assert chosen.group_sizes == (4, "batch")
+
+
+def test_exponents_without_a_point_are_numbers(read: Read) -> None:
+    assert read("version: 1\noptimizer: {learning_rate: 1e-3}\n").optimizer.learning_rate == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("mechanism: {num_steps: 7}", "version must be 1, for keys mean other things in others; none is"),
+        ("version: 2", "version must be 1, for keys mean other things in others; got 2"),
+        (
+            "version: 1\nmechanism: {num_stps: 7}",
+            "unknown key 'mechanism.num_stps'; did you mean 'mechanism.n",
+        ),
+        ("version: 1\nmechanisms: {num_steps: 7}", "unknown key 'mechanisms'; did you mean 'mechanism'?"),
+        ("version: 1\nnum_steps: 7", "unknown key 'num_steps'; did you mean 'mechanism.num_steps'?"),
+        (
+            "version: 1\ndata: {pairs: {imag: x}}",
+            "unknown key 'data.pairs.imag'; did you mean 'data.pairs.im",
+        ),
+        ("version: 1\noptimizer: {optimizer: sgd}", "did you mean 'optimizer.name'?"),
+        (
+            "version: 1\nmechanism: {num_steps: many}",
+            "mechanism.num_steps is mistyped: Input should be a valid",
+        ),
+        ("version: 1\nmechanism: {num_steps: 7.0}", "mechanism.num_steps is mistyped"),
+        ("version: 1\nmechanism: {num_steps: true}", "mechanism.num_steps is mistyped"),
+        ("version: 1\nservice: {dry_run: 1}", "service.dry_run is mistyped"),
+        ("version: 1\ndata: {data_is: secret}", "data.data_is is mistyped: Input should be 'auto', 'public'"),
+        ("version: 1\ngroup_sizes: 4", "group_sizes is mistyped"),
+        ("version: 1\ngroup_sizes: [4, all]", "group_sizes is mistyped"),
+        ("version: 1\nmechanism: 7", "mechanism is a section of options"),
+        ("version: 1\nsetting: 7", "setting must be the name of a setting; got 7"),
+        ("version: 1\nsetting: papr", "unknown setting 'papr'; did you mean 'paper'"),
+        ("version: 1\nmechanism: {num_steps: 0x}", "mechanism.num_steps is mistyped"),
+        (
+            "version: 1\nmechanism: {epsilon: 1}\nmechanism: {epsilon: 2}",
+            "the key 'mechanism' is given twice",
+        ),
+        ("version: 1\nmechanism: {epsilon: [", "must be YAML or JSON"),
+        ("- version", "must hold sections of options"),
+        ("", "must hold sections of options"),
+        ("version: 1\nmechanism: {epsilon: 3.0, noise_multiplier: 1.0}", "not both; got epsilon = 3.0"),
+        ("version: 1\nservice: {repeats: 0}", "repeats must be at least 1; got 0"),
+    ],
+)
+def test_bad_file_is_refused_with_the_key_and_the_nearest_right_one(
+    content: str, words: str, read: Read
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(content)
+    assert words in " ".join(str(caught.value).split())
+
+
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.yaml cannot be read"):
+        parse_options(GroupSizeOptions, description="", arguments=["--config", str(tmp_path / "none.yaml")])

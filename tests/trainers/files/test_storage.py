@@ -1,0 +1,89 @@
+"""One storage folder for everything: by option, by environment, or the same default everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dpgcl_core.errors import ConfigError, StorageError
+from trainers.files import storage
+from trainers.files.storage import check_writable, storage_root
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees the storage of whoever runs it."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for name in ("DPGCL_STORAGE", "RAY_JOB_CONFIG_JSON_ENV_VAR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def sweep_in(folder: Path) -> None:
+    (folder / "sweeps" / "one").mkdir(parents=True)
+    (folder / "sweeps" / "one" / "plan.json").write_text("{}")
+
+
+@pytest.mark.parametrize("in_job", [False, True])
+def test_default_is_one_folder_inside_a_job_and_outside(
+    in_job: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if in_job:
+        monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    assert storage_root(None) == tmp_path / "home" / "dpgcl-results"
+
+
+def test_option_wins_over_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPGCL_STORAGE", str(tmp_path / "there"))
+    assert storage_root(None) == tmp_path / "there"
+    assert storage_root(tmp_path / "here") == tmp_path / "here"
+
+
+def test_two_folders_with_sweeps_are_listed_for_the_user_to_choose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    default, former = tmp_path / "home" / "dpgcl-results", tmp_path / "elsewhere" / "results"
+    sweep_in(default)
+    sweep_in(former)
+    with pytest.raises(ConfigError) as caught:
+        storage_root(None)
+    assert str(caught.value) == (
+        f"two folders hold sweeps, {default} and {former}: choose one with --storage (or $DPGCL_STORAGE)"
+    )
+    assert storage_root(former) == former
+    monkeypatch.setenv("DPGCL_STORAGE", str(former))
+    assert storage_root(None) == former
+
+
+@pytest.mark.parametrize("holder", ["home/dpgcl-results", "elsewhere/results"])
+def test_one_folder_with_sweeps_leaves_the_default(holder: str, tmp_path: Path) -> None:
+    sweep_in(tmp_path / holder)
+    assert storage_root(None) == tmp_path / "home" / "dpgcl-results"
+
+
+def test_relative_folder_is_refused() -> None:
+    with pytest.raises(StorageError, match="must be an absolute path; got results"):
+        storage_root(Path("results"))
+
+
+def test_throw_away_copy_is_refused_inside_a_job_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "_ray_pkg_1234" / "results"
+    assert storage_root(copy) == copy
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    with pytest.raises(StorageError, match="throw-away copy"):
+        storage_root(copy)
+    monkeypatch.setattr(storage, "CODE_ROOT", tmp_path / "_ray_pkg_99")
+    with pytest.raises(StorageError, match="throw-away copy"):
+        storage_root(tmp_path / "_ray_pkg_99" / "results")
+
+
+def test_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot be written"):
+        check_writable(tmp_path / "file" / "results")
+    check_writable(tmp_path / "new" / "results")
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,161 @@
+"""Options as one tree of nested dataclasses, and how its leaves are named, described and replaced.
+
+A *node* is a frozen dataclass; a field whose type is a dataclass leads to a further node, and every other
+field is a leaf: an option. An option is declared once, as a field with its default and, in the docstring
+under it, its description. Names of options are unique over a tree, so that a command line needs no prefixes
+and a point of a sweep can say `{"num_steps": 10}`.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+
+from dpgcl_core.errors import ConfigError, unknown_choice
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Node = TypeVar("Node", bound=DataclassInstance)
+
+_OPTION = "option"
+
+
+def option(name: str | None) -> Mapping[str, Any]:
+    """Return the metadata of a field whose option has another name than itself; None for no option at all.
+
+    For example, `name: str = field(default="adam", metadata=option("optimizer"))`.
+    """
+    return MappingProxyType({_OPTION: name})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaf:
+    """One option.
+
+    Attributes:
+      option: its name, unique over the tree.
+      path: names of the fields that lead to it, its own one last.
+      type: what it holds, with `Annotated` marks.
+      help: its description, from the docstring under the field.
+      metadata: of the field.
+    """
+
+    option: str
+    path: tuple[str, ...]
+    type: Any
+    help: str
+    metadata: Mapping[Any, Any]
+
+    @property
+    def key(self) -> str:
+        """Its place in a configuration file, such as `mechanism.num_steps`."""
+        return ".".join(self.path)
+
+    def of(self, tree: object) -> Any:
+        """Return the option's value in a tree."""
+        for name in self.path:
+            tree = getattr(tree, name)
+        return tree
+
+
+def leaves(kind: type[Any]) -> Mapping[str, Leaf]:
+    """Return the options of a tree by name, in the order of their declaration.
+
+    Raises:
+      TypeError: two options have one name.
+
+    >>> from trainers.config.training import OptimizerConfig
+    >>> list(leaves(OptimizerConfig))[:2], leaves(OptimizerConfig)["optimizer"].key
+    (['optimizer', 'learning_rate'], 'name')
+    """
+    known: Any = kind  # hashable, whatever its instances are
+    return _leaves(known)
+
+
+@cache
+def _leaves(kind: Any) -> Mapping[str, Leaf]:
+    found: dict[str, Leaf] = {}
+    types, helps = get_type_hints(kind, include_extras=True), _docstrings(kind)
+    for each in dataclasses.fields(kind):
+        name = each.metadata.get(_OPTION, each.name)
+        if name is None:
+            continue
+        if is_node(types[each.name]):
+            inner = leaves(types[each.name]).values()
+            new = [dataclasses.replace(leaf, path=(each.name, *leaf.path)) for leaf in inner]
+        else:
+            new = [
+                Leaf(
+                    option=name,
+                    path=(each.name,),
+                    type=types[each.name],
+                    help=helps.get(each.name, ""),
+                    metadata=each.metadata,
+                )
+            ]
+        for leaf in new:
+            if leaf.option in found:
+                raise TypeError(f"{kind.__name__} has two options of the name {leaf.option}")
+            found[leaf.option] = leaf
+    return MappingProxyType(found)
+
+
+def is_node(type_: Any) -> bool:
+    """Whether a field of this type leads to a further node of the tree."""
+    return isinstance(type_, type) and dataclasses.is_dataclass(type_)
+
+
+def values_of(tree: DataclassInstance) -> dict[str, Any]:
+    """Return the values of all options by name."""
+    return {name: leaf.of(tree) for name, leaf in leaves(type(tree)).items()}
+
+
+def changed(tree: Node, /, **values: Any) -> Node:
+    """Return a tree with other values of some options; each node is checked once, with all of them.
+
+    Raises:
+      ConfigError: there is no such option, or a value breaks a rule.
+
+    >>> from trainers.config.settings import TrainingOptions
+    >>> changed(TrainingOptions(), num_steps=7, optimizer="sgd").optimizer.name
+    'sgd'
+    """
+    known = leaves(type(tree))
+    for name in values:
+        if name not in known:
+            raise ConfigError(unknown_choice("option", name, known))
+    return _replaced(tree, {known[name].path: value for name, value in values.items()})
+
+
+def _replaced(tree: Node, values: Mapping[tuple[str, ...], Any]) -> Node:
+    here = {path[0]: value for path, value in values.items() if len(path) == 1}
+    for name in dict.fromkeys(path[0] for path in values if len(path) > 1):
+        below = {path[1:]: value for path, value in values.items() if path[0] == name}
+        here[name] = _replaced(getattr(tree, name), below)
+    return dataclasses.replace(tree, **here) if here else tree
+
+
+def _docstrings(kind: type[Any]) -> dict[str, str]:
+    """The docstrings under the fields of a dataclass and its bases, where there is a source."""
+    found: dict[str, str] = {}
+    for each in filter(dataclasses.is_dataclass, reversed(kind.__mro__)):
+        try:
+            source = textwrap.dedent(inspect.getsource(each))
+        except OSError:  # typed into an interpreter
+            continue
+        body = next(node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
+        for field, text in itertools.pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                match text:
+                    case ast.Expr(value=ast.Constant(value=str(words))):
+                        found[field.target.id] = " ".join(words.split())
+    return found

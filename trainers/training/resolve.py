@@ -1,0 +1,147 @@
+"""From options to a training: noise calibrated, warm start read, network of the records' kind."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.mechanism.mechanism import Mechanism
+from dpgcl_core.mechanism.numbers import check_delta, default_delta
+from dpgcl_core.mechanism.registry import method_named
+from dpgcl_core.methods.baselines.capped import default_cap
+from dpgcl_core.release import noised_counts
+from dpgcl_core.sampling.groups import BATCH, expected_dropped_share
+from trainers.config.settings import TrainingOptions
+from trainers.config.training import ClipNetworkConfig, NetworkConfig, NetworkOptions, TrainingConfig
+from trainers.data.dataset import Modality
+from trainers.training.warm_start import read_warm_start
+
+
+def training_config(
+    options: TrainingOptions,
+    *,
+    num_records: int,
+    public_seed: int,
+    modality: Modality = "image",
+    calibration_folder: Path | None = None,
+) -> TrainingConfig:
+    """Return the configuration of one training.
+
+    Args:
+      options: of the training.
+      num_records: records trained on and held out; used, and then public, only if
+        `num_records_public` is not given.
+      public_seed: governs initialisation, views and evaluation subsets.
+      modality: of the records: "image" or "image-text".
+      calibration_folder: where calibrations are kept.
+
+    Raises:
+      ConfigError: an option breaks a rule, or two contradict each other.
+    """
+    mechanism = _mechanism(options, num_records, calibration_folder)
+    _check_group_size(mechanism)
+    start = options.network.warm_start
+    return TrainingConfig(
+        mechanism=mechanism,
+        **vars(options.objective),
+        **vars(options.randomness),
+        views=options.views,
+        text_views=options.text_views if modality == "image-text" else None,
+        network=_network(options.network, mechanism, modality),
+        optimizer=options.optimizer,
+        evaluation=options.evaluation,
+        performance=options.performance,
+        public_seed=public_seed,
+        warm_start=None if start is None else read_warm_start(start),
+    )
+
+
+def _network(
+    options: NetworkOptions, mechanism: Mechanism, modality: Modality
+) -> NetworkConfig | ClipNetworkConfig:
+    if modality == "image-text":
+        return ClipNetworkConfig(**_fields_of(ClipNetworkConfig, options))
+    default = NetworkOptions()
+    for name in ("pretrained", "learn_temperature", "gradient_checkpointing"):
+        if getattr(options, name) != getattr(default, name):
+            raise ConfigError(f"{name} is for CLIP models, which pairs of images and texts train")
+    shared = _fields_of(NetworkConfig, options)
+    return NetworkConfig(**shared, predictor=mechanism.rules.needs_target)
+
+
+def _fields_of(kind: type[NetworkConfig | ClipNetworkConfig], options: NetworkOptions) -> dict[str, Any]:
+    return {f.name: getattr(options, f.name) for f in dataclasses.fields(kind) if hasattr(options, f.name)}
+
+
+def _mechanism(options: TrainingOptions, num_records: int, calibration_folder: Path | None) -> Mechanism:
+    given, evaluation = options.mechanism, options.evaluation
+    target = given.target_epsilon()
+    n = num_records if given.num_records_public is None else given.num_records_public
+    trained, _ = noised_counts.split_public(n, evaluation.score_on_held_out)
+    noise = 1.0 if given.noise_multiplier is None else given.noise_multiplier
+    if not noise > 0:
+        raise ConfigError(
+            f"noise_multiplier must be positive; got {noise} (for a non-private trial: epsilon = inf)"
+        )
+    method = method_named(given.method)
+    sampling_prob = _sampling_prob(given.sampling_prob, given.expected_batch_size, trained)
+    without_privacy = method.label == "none"
+    cap = given.batch_cap
+    if cap is None and method.needs_cap:
+        cap = default_cap(sampling_prob * trained)
+    mechanism = Mechanism(
+        method=given.method,
+        batch_cap=cap,
+        temperature=options.objective.temperature,
+        num_records_public=trained,
+        sampling_prob=sampling_prob,
+        group_size=given.group_size if method.takes_group_size else BATCH,
+        l2_clip_norm=math.inf if without_privacy else given.l2_clip_norm,
+        clipping=given.clipping,
+        noise_multiplier=0.0 if without_privacy else noise,
+        num_steps=given.num_steps if method.trains else 0,
+        target_delta=default_delta(n) if given.delta is None else given.delta,
+    )
+    check_delta(mechanism.target_delta, n)  # those held out are scored: the promise is to them, too
+    if target is None or without_privacy:
+        return mechanism
+    return noised_counts.calibrated(
+        mechanism,
+        target,
+        score_noise_multiplier=evaluation.score_noise_multiplier,
+        num_scores=evaluation.num_noised_scores,
+        snr_noise_multiplier=evaluation.snr_noise_multiplier,
+        cache_folder=calibration_folder,
+    )
+
+
+def _sampling_prob(given: float | None, expected_batch_size: float, num_records_public: int) -> float:
+    if given is not None:
+        return given
+    if not 0 < expected_batch_size <= num_records_public:
+        raise ConfigError(
+            "expected_batch_size must be in (0, num_records_public], for sampling_prob to be in (0, 1]; "
+            f"got {expected_batch_size:g} records a step, but num_records_public = "
+            f"{num_records_public}: give --expected-batch-size, at most that"
+        )
+    return expected_batch_size / num_records_public
+
+
+def _check_group_size(mechanism: Mechanism) -> None:
+    size = mechanism.group_size
+    if size == BATCH:
+        return
+    if size < mechanism.rules.min_group_size:
+        raise ConfigError(
+            f"group_size must be at least 2, for a record needs another to differ from; got {size}"
+        )
+    if size > mechanism.expected_batch_size / 4:
+        share = expected_dropped_share(mechanism.num_records_public, mechanism.sampling_prob, size)
+        raise ConfigError(
+            f"group_size must be at most a quarter of the expected batch size, "
+            f"{mechanism.expected_batch_size:g}; got {size}, whose incomplete groups would drop "
+            f'{share:.0%} of the sampled records (for one group of everything use "batch")'
+        )
