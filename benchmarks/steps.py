@@ -6,7 +6,6 @@ step: the sampling probability is 1 over exactly B records, so that no Poisson v
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -199,12 +198,6 @@ def views_of(
     return views.unflatten(0, groups.shape)
 
 
-def synchronize(device: str) -> None:
-    """Waits for the GPU, if there is one."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
 class Step(Protocol):
     """One side of a measurement, ready to be timed."""
 
@@ -212,15 +205,6 @@ class Step(Protocol):
 
     def take(self) -> None:
         """Takes one whole step."""
-
-
-def seconds_of(step: Step, device: str) -> float:
-    """Returns the seconds of one whole step."""
-    synchronize(device)
-    started = time.perf_counter()
-    step.take()
-    synchronize(device)
-    return time.perf_counter() - started
 
 
 class OurStep:

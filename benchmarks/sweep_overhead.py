@@ -27,9 +27,9 @@ from typing import Any, Literal
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks import reports
-from benchmarks.reports import say
-from dpgcl_core.errors import DpgclError
+from benchmarks import harness
+from benchmarks.harness import Output, Page, say
+from dpgcl_core.errors import ConfigError, DpgclError, exit_on_bad_input
 from sweeps import group_size
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.planning.plan import SweepPlan, Trial
@@ -58,7 +58,7 @@ PHASES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Output):
     """What to measure."""
 
     modes: tuple[Mode, ...] = ("local", "worker-processes")
@@ -73,10 +73,12 @@ class Options:
     """Expected records per step."""
     sweep_options: str = ""
     """Further options of the sweep, in one string."""
-    json: bool = False
-    """Print one JSON object and write no file."""
-    output: Path = reports.RESULTS
-    """Folder of the dated result file."""
+
+    def __post_init__(self) -> None:
+        if self.trials < 2:
+            raise ConfigError(
+                f"trials must be at least 2, for the first one is told apart; got {self.trials}"
+            )
 
 
 class _Heard:
@@ -248,7 +250,7 @@ def _summary(heard: _Heard, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def tables(results: Sequence[dict[str, Any]]) -> list[str]:
     """Returns the summary and the phases as Markdown tables."""
-    summary = reports.markdown_table(
+    summary = harness.markdown_table(
         ["mode", "empty trial", "ours, not training", "ratio", "without evaluation", "first trial"],
         [
             [
@@ -262,7 +264,7 @@ def tables(results: Sequence[dict[str, Any]]) -> list[str]:
             for result in results
         ],
     )
-    phases = reports.markdown_table(
+    phases = harness.markdown_table(
         ["median seconds of a trial", *(result["mode"] for result in results)],
         [[name, *(f"{result['phases'][name]:.3f}" for result in results)] for name in PHASES],
     )
@@ -271,25 +273,15 @@ def tables(results: Sequence[dict[str, Any]]) -> list[str]:
 
 def main() -> int:
     """Measures every mode."""
-    import tyro
-
-    options = tyro.cli(Options, description=__doc__)
-    if options.trials < 2:
-        raise DpgclError(f"trials must be at least 2, for the first one is told apart; got {options.trials}")
-    facts = reports.about(device="cpu", threads=1)
+    options = harness.read_options(Options, __doc__)
+    facts = harness.about(device="cpu", threads=1)
     results = []
     for mode in options.modes:
         say(f"{mode}: {options.trials} empty trials, then {options.trials} of a sweep")
         results.append(measure(options, mode))
-    if options.json:
-        print(json.dumps({**facts, "modes": results}))
-        return 0
-    print("\n\n".join(tables(results)))
     result = {"settings": execution._QUIET, "modes": results}
-    title = "Seconds of a trial that are not training"
-    files = reports.write("sweep_overhead", title, PAGE, facts, result, tables(results), options.output)
-    print("written: " + ", ".join(map(str, files)))
-    return 0
+    page = Page(name="sweep_overhead", title="Seconds of a trial that are not training", text=PAGE)
+    return harness.publish(page, options, facts, result, tables(results))
 
 
 PAGE = """
@@ -300,8 +292,4 @@ one trial to its last word on the next; medians without the first trial. The pha
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except DpgclError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    exit_on_bad_input(main)

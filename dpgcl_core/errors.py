@@ -5,7 +5,6 @@ Every class derives from `DpgclError`; the command lines turn it into one line o
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import io
 import sys
@@ -95,10 +94,3 @@ def show_on_a_terminal(details: Mapping[str, Any]) -> None:
         are_places = isinstance(found, (list, tuple)) and all(isinstance(each, int) for each in found)
         count = f"{len(listed)}, at (the first is 0) " if are_places else ""
         print(f"  {name}: {count}{', '.join(map(str, listed[:_SHOWN]))}{more}", file=sys.stderr)
-
-
-class StrictParser(argparse.ArgumentParser):
-    """An argument parser whose complaints are configuration errors."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)

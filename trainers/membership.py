@@ -17,7 +17,6 @@ Private data are refused: the attack reads single records, and one of the encode
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
@@ -31,7 +30,8 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from dpgcl_core.errors import ConfigError, DataError, StrictParser, exit_on_bad_input
+from dpgcl_core.command_line import run_command
+from dpgcl_core.errors import ConfigError, DataError, exit_on_bad_input
 from trainers.config.presets import named_setting
 from trainers.config.settings import TrainingOptions
 from trainers.config.training import (
@@ -337,6 +337,17 @@ def table(attacks: dict[str, AttackResult], epsilon: float) -> str:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class MembershipCommand(MembershipOptions):
+    """The command's own option beside those of the attack.
+
+    Attributes:
+      json: print one JSON object.
+    """
+
+    json: bool = False
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return 0.
 
@@ -344,27 +355,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
       ConfigError: an option is unknown or breaks a rule, or the data are private.
       DataError: the data set is missing or too small.
     """
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = StrictParser(
-        prog="python -m trainers.membership",
-        description=__doc__,
-        formatter_class=formatter,
-        allow_abbrev=False,
+    given: MembershipCommand = run_command(
+        MembershipCommand, prog="python -m trainers.membership", description=__doc__, arguments=arguments
     )
-    for field in dataclasses.fields(MembershipOptions):
-        kind = {"str": str, "int": int, "float": float}[str(field.type)]
-        name = "--" + field.name.replace("_", "-")
-        parser.add_argument(name, type=kind, default=field.default, help=f"({field.default})")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    given = vars(parser.parse_args(arguments))
-    as_json = given.pop("json")
-    options = MembershipOptions(**given)
-    attacks = infer_membership(options)
-    if as_json:
+    attacks = infer_membership(given)
+    if given.json:
+        options = {name: value for name, value in dataclasses.asdict(given).items() if name != "json"}
         found = {name: dataclasses.asdict(each) for name, each in attacks.items()}
-        print(json.dumps(dataclasses.asdict(options) | {"attacks": found}))
+        print(json.dumps(options | {"attacks": found}))
     else:
-        print(table(attacks, options.epsilon))
+        print(table(attacks, given.epsilon))
     return 0
 
 

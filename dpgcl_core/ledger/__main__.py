@@ -9,7 +9,6 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from dpgcl_core.accounting.filters import StepClass
 from dpgcl_core.command_line import run_command
@@ -201,7 +200,7 @@ def _head_line(head: Head) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit code; errors a user can correct are raised."""
-    commands: dict[str, Callable[..., Any]] = {
+    commands: dict[str, Callable[..., None]] = {
         "show": show_command,
         "verify": verify_command,
         "cap": cap_command,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -129,6 +130,12 @@ class ModelDescription:
     def weights_file(self) -> str:
         """The name of the weights' file in the folder."""
         return WEIGHTS_FILES[self.kind]
+
+
+def write_description(folder: Path, description: ModelDescription) -> None:
+    """Write what `read_description` reads."""
+    text = json.dumps(dataclasses.asdict(description), indent=1, ensure_ascii=False) + "\n"
+    (folder / DESCRIPTION).write_text(text, encoding="utf-8")
 
 
 def read_description(folder: Path) -> ModelDescription:

@@ -11,10 +11,8 @@ which has lost the ledger, has taken it back.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from dpgcl_core.errors import LedgerError, StorageError
 
@@ -71,22 +70,20 @@ class CheckpointFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the folder for one process, which the system lets go when it dies; wait a minute.
+        """Hold the folder for one process, which the system releases when it dies; wait a minute for another.
 
         Raises:
           StorageError: another process still trains here; two would not see each other's steps.
         """
-        with (self.folder / "lock").open("w") as file:
-            deadline = time.monotonic() + _WAIT_SECONDS
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError as error:
-                    if time.monotonic() > deadline:
-                        raise StorageError(f"another process is training in {self.folder}") from error
-                    time.sleep(0.2)
+        lock = FileLock(self.folder / "lock", timeout=_WAIT_SECONDS, poll_interval=0.2)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise StorageError(f"another process is training in {self.folder}") from error
+        try:
             yield
+        finally:
+            lock.release()
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint; a crash leaves the old one or the new one, never a part.
