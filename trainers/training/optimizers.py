@@ -70,7 +70,7 @@ def build_optimizer(config: OptimizerConfig, parameters: Parameters) -> Optimize
       ConfigError: unknown name.
 
     >>> build_optimizer(OptimizerConfig(name="lars"), [nn.Parameter(torch.ones(2, 2))]).defaults["lr"]
-    0.001
+    0.002
     """
     check_optimizer(config.name)
     return OPTIMIZERS[config.name](parameters, config)
