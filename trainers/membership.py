@@ -99,7 +99,7 @@ class AttackResult:
 
 
 def attack(member_scores: Scores, non_member_scores: Scores) -> AttackResult:
-    """Returns the rates of the attack that calls a record a member if it scores above a threshold.
+    """Return the rates of the attack that calls a record a member if it scores above a threshold.
 
     The threshold is the lowest that accuses at most 1 % of the non-members, found on those themselves:
     what an attacker with good shadow models would come near to. Equal scores count as non-members for
@@ -143,7 +143,7 @@ def attack(member_scores: Scores, non_member_scores: Scores) -> AttackResult:
 def view_alignment(
     encoder: Encoder, records: Records, *, view_config: ViewConfig, seed: int, num_views: int
 ) -> Scores:
-    """Returns each record's mean cosine similarity between its views' embeddings, `[num_records]`.
+    """Return each record's mean cosine similarity between its views' embeddings, `[num_records]`.
 
     The views are fresh ones of the training's own augmentation. A record's score depends on that record
     and the encoder alone; embeddings that are not finite count as zero.
@@ -246,7 +246,7 @@ def _no_pairs(dataset: str) -> str:
 
 
 def infer_membership(options: MembershipOptions) -> dict[str, AttackResult]:
-    """Returns the attack on the untrained, the private and the non-private encoder, by name.
+    """Return the attack on the untrained, the private and the non-private encoder, by name.
 
     The untrained one is the control: what it shows is chance.
 
@@ -317,7 +317,7 @@ def _members_and_others(options: MembershipOptions) -> tuple[Records, Records]:
 
 
 def table(attacks: dict[str, AttackResult], epsilon: float) -> str:
-    """Returns one row for each encoder."""
+    """Return one row for each encoder."""
     head = ("encoder", "TPR at 1 % FPR", "95 % interval", "AUC", "members", "non-members")
     rows = [head] + [
         (
@@ -349,7 +349,7 @@ class MembershipCommand(MembershipOptions):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns 0.
+    """Run the command line; return 0.
 
     Raises:
       ConfigError: an option is unknown or breaks a rule, or the data are private.

@@ -72,7 +72,7 @@ class RemoteFile:
 
 
 def find_or_download(file: RemoteFile, folder_name: str) -> Path:
-    """Returns the path of `file`, downloaded into the cache if it is nowhere on this machine.
+    """Return the path of `file`, downloaded into the cache if it is nowhere on this machine.
 
     The file at the returned path has the published checksum, wherever it was found: what passes for a
     public benchmark must be that benchmark. An interrupted download leaves nothing, and processes that
@@ -101,7 +101,7 @@ def find_or_download(file: RemoteFile, folder_name: str) -> Path:
 
 
 def find_file(name: str, folder_name: str) -> Path | None:
-    """Returns where `name` lies under `$DPGCL_DATA` or in the cache, or None.
+    """Return where `name` lies under `$DPGCL_DATA` or in the cache, or None.
 
     Raises:
       DataError: `$DPGCL_DATA` is set to something that is not a folder.
@@ -111,7 +111,7 @@ def find_file(name: str, folder_name: str) -> Path | None:
 
 
 def cache_folder() -> Path:
-    """Returns the user's cache folder, which need not exist yet."""
+    """Return the user's cache folder, which need not exist yet."""
     own = os.environ.get("DPGCL_CACHE")
     if own:
         return Path(own).expanduser()
@@ -121,7 +121,7 @@ def cache_folder() -> Path:
 
 @contextmanager
 def write_atomically(target: Path) -> Iterator[BinaryIO]:
-    """Gives a stream whose bytes appear at `target` all at once, or not at all.
+    """Give a stream whose bytes appear at `target` all at once, or not at all.
 
     Raises:
       DataError: the folder cannot be written.
@@ -147,7 +147,7 @@ def write_atomically(target: Path) -> Iterator[BinaryIO]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes a rename survive a power cut, where the file system can."""
+    """Make a rename survive a power cut, where the file system can."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

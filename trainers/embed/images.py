@@ -101,7 +101,7 @@ class EmbedOptions:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns 0.
+    """Run the command line; return 0.
 
     Raises:
       ConfigError, DataError, StorageError: an option, the images or the model are unusable.
@@ -191,7 +191,7 @@ def _embed_both(
 def read_images(
     name: str, image_shape: ImageShape, pairs: PairOptions | None = None
 ) -> tuple[Names, NDArray[np.uint8]]:
-    """Returns the names of all images and the images, uint8 `[num_images, *image_shape]`, in their order.
+    """Return the names of all images and the images, uint8 `[num_images, *image_shape]`, in their order.
 
     A name is the path in the folder, the value in the column `id`, or else the image's place, counted from
     0; test images come after the training images.
@@ -219,7 +219,7 @@ def read_images(
 
 
 def to_channels(images: NDArray[np.uint8], channels: int) -> NDArray[np.uint8]:
-    """Returns images with 1 or 3 channels from those with 1 or 3: grey is repeated, colour becomes its luma.
+    """Return images with 1 or 3 channels from those with 1 or 3: grey is repeated, colour becomes its luma.
 
     >>> to_channels(np.full((1, 3, 1, 1), 200, dtype=np.uint8), 1).tolist()
     [[[[200]]]]
@@ -297,7 +297,7 @@ def embed_images(
     batch_size: int = 512,
     device: torch.device | str = "cpu",
 ) -> Features:
-    """Returns one embedding per image, float32 `[num_images, dim]`, finite.
+    """Return one embedding per image, float32 `[num_images, dim]`, finite.
 
     Args:
       encoder: an exported one; it is moved to `device`.

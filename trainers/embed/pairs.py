@@ -96,7 +96,7 @@ def embed_source(
     device: torch.device | str = "cpu",
     batch_size: int = PAIRS_AT_ONCE,
 ) -> PairEmbeddings:
-    """Returns the embeddings of all images of a data set, and of all their captions where it has some.
+    """Return the embeddings of all images of a data set, and of all their captions where it has some.
 
     Args:
       encoder: an exported one; it is moved to `device`.
@@ -137,7 +137,7 @@ def embed_texts(
     device: torch.device | str = "cpu",
     batch_size: int = PAIRS_AT_ONCE,
 ) -> PairEmbeddings:
-    """Returns the embeddings of captions, in their order, and how many were longer than the model reads."""
+    """Return the embeddings of captions, in their order, and how many were longer than the model reads."""
     encoder.to(device)
     num_truncated = 0
 
@@ -168,7 +168,7 @@ def images_of(part: AnyRecords) -> NDArray[np.uint8]:
 
 
 def read_captions(path: Path, options: PairOptions) -> list[str]:
-    """Returns the captions of a file in their order, none of them empty.
+    """Return the captions of a file in their order, none of them empty.
 
     Args:
       path: `.csv`, `.tsv` or `.parquet` with a column of captions, or one caption per line, UTF-8.
@@ -246,7 +246,7 @@ def _found(header: Sequence[str], wanted: tuple[str, ...], path: Path) -> str:
 
 
 def pair_names(dataset: Dataset, options: PairOptions) -> Names:
-    """Returns what names each image of pairs: its unit, the value of `id`, its path, or else its place.
+    """Return what names each image of pairs: its unit, the value of `id`, its path, or else its place.
 
     The unit where a column is given, else the first row of an image names it. A path is as written but for
     detours. Places are counted from 0, the test images after the training images.
@@ -300,7 +300,7 @@ def _shown(name: str) -> str:
 
 
 def load_images(name: str, encoder: ImageTextEncoder, options: PairOptions) -> Dataset:
-    """Returns a data set with its images in the model's size.
+    """Return a data set with its images in the model's size.
 
     Raises:
       ConfigError: the images would have to be stretched to another shape than a square.

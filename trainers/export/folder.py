@@ -49,7 +49,7 @@ class Statement:
 def write_model(
     folder: Path, description: ModelDescription, state: Mapping[str, Tensor], statement: Statement
 ) -> ModelDescription:
-    """Write the folder, whole or not at all, and returns the description with the hash of the weights.
+    """Write the folder, whole or not at all, and return the description with the hash of the weights.
 
     Args:
       folder: a new one.

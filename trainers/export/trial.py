@@ -90,7 +90,7 @@ def export_command(
 def choose_trial(
     sweep: FinishedSweep, *, trial: str | None = None, best: str | None = None
 ) -> tuple[FinishedTrial, str]:
-    """Returns the model to export, and how it was chosen, in words.
+    """Return the model to export, and how it was chosen, in words.
 
     Args:
       sweep: with at least one model.
@@ -154,7 +154,7 @@ def is_score(name: str) -> bool:
 
 
 def describe(sweep: FinishedSweep, trial: FinishedTrial, chosen: str) -> ModelDescription:
-    """Returns what `model.json` says of a model; the hashes come with writing the weights.
+    """Return what `model.json` says of a model; the hashes come with writing the weights.
 
     Raises:
       ConfigError: its CLIP model is unknown here.

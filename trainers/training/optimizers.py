@@ -1,4 +1,4 @@
-"""Station 9, optimizer: what consumes the noised gradient; from here on all is post-processing.
+"""Stage 9, optimizer: what consumes the noised gradient; from here on all is post-processing.
 
 An optimizer sees the noised sum of clipped gradients divided by a public constant, and nothing else
 that depends on the records, so its choice and its settings do not change ε.
@@ -64,26 +64,26 @@ OPTIMIZERS: dict[str, Callable[[Parameters, OptimizerConfig], Optimizer]] = {
 
 
 def build_optimizer(config: OptimizerConfig, parameters: Parameters) -> Optimizer:
-    """Returns the optimizer named in `config` over `parameters`.
+    """Return the optimizer named in `config` over `parameters`.
 
     Raises:
       ConfigError: unknown name.
 
     >>> build_optimizer(OptimizerConfig(name="lars"), [nn.Parameter(torch.ones(2, 2))]).defaults["lr"]
-    0.001
+    0.002
     """
     check_optimizer(config.name)
     return OPTIMIZERS[config.name](parameters, config)
 
 
 def check_optimizer(name: str) -> None:
-    """Raises ConfigError unless `name` is one of `OPTIMIZERS`."""
+    """Raise ConfigError unless `name` is one of `OPTIMIZERS`."""
     if name not in OPTIMIZERS:
         raise ConfigError(unknown_choice("optimizer", name, OPTIMIZERS))
 
 
 def learning_rate_at(config: OptimizerConfig, step: int, num_steps: int) -> float:
-    """Returns the learning rate of a step: of public numbers alone, so a resume needs no state for it.
+    """Return the learning rate of a step: of public numbers alone, so a resume needs no state for it.
 
     It rises linearly over the W = `warmup_steps` first steps, (step + 1)/W of its value, and then falls with
     p = (step − W)/(T − W) as 1 − p ("linear") or (1 + cos πp)/2 ("cosine"); p stays below 1.
@@ -110,7 +110,7 @@ def learning_rate_at(config: OptimizerConfig, step: int, num_steps: int) -> floa
 def take_step(
     optimizer: Optimizer, parameters: Parameters, gradient: Tensor, *, learning_rate: float
 ) -> None:
-    """Takes one step along a flat gradient.
+    """Take one step along a flat gradient.
 
     Args:
       optimizer: over `parameters`.
@@ -129,7 +129,7 @@ def take_step(
 
 
 def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Loads a state dictionary and gives every tensor the memory format of its weights.
+    """Load a state dictionary and give every tensor the memory format of its weights.
 
     Fused optimizers walk weights, gradients and state in memory order, so another format would pair the
     wrong numbers without a word.

@@ -371,7 +371,7 @@ def _callback(on_result: OnResult, budget: SweepBudget | None, folder: SweepFold
 
 
 def _go_on(signal_number: int, budget: SweepBudget | None) -> None:
-    """End the sweep where a signal came, and asks the ledger whether it stands."""
+    """End the sweep where a signal came, and ask the ledger whether it stands."""
     if signal_number:
         raise Stopped(signal_number)
     if budget is not None:

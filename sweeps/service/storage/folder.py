@@ -186,7 +186,7 @@ def find_folder(
     prefix: str,
     params: Mapping[str, Any] | None = None,
 ) -> SweepFolder:
-    """Return the folder to use for a sweep; writes nothing.
+    """Return the folder to use for a sweep; write nothing.
 
     Args:
       root: the storage folder.

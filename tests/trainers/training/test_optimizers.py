@@ -1,4 +1,4 @@
-"""Station 9: optimizers by name, and LARS against hand computation."""
+"""Stage 9: optimizers by name, and LARS against hand computation."""
 
 from __future__ import annotations
 
