@@ -64,7 +64,7 @@ class Options(Output):
 
 
 def tasks(options: Options) -> list[PairTask]:
-    """Returns every N_a with every S."""
+    """Return every N_a with every S."""
     return [
         PairTask(
             model=options.model,
@@ -81,7 +81,7 @@ def tasks(options: Options) -> list[PairTask]:
 
 
 def measure(options: Options, task: PairTask) -> dict[str, Any]:
-    """Returns one row: seconds, memory and microbatch of every side, and the private step's ratios."""
+    """Return one row: seconds, memory and microbatch of every side, and the private step's ratios."""
     size = options.views_per_microbatch or usual_microbatch(task)
     size = min(size, task.expected_batch_size * task.num_views)
     gc.collect()
@@ -137,7 +137,7 @@ def _count(check: Check) -> dict[str, int]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Returns the rows as a Markdown table."""
+    """Return the rows as a Markdown table."""
     columns = ["N_a", "S", "private", "whole batch", "in groups"]
     columns += ["time, memory / whole batch", "time, memory / in groups", "error"]
     lines = [
@@ -159,7 +159,7 @@ def _ratio_text(row: dict[str, Any], side: str) -> str:
 
 
 def main() -> int:
-    """Measures every row and writes the table."""
+    """Measure every row and write the table."""
     options = harness.read_options(Options, __doc__)
     chosen = tasks(options)
     facts = harness.about(device=options.device, threads=options.threads)

@@ -88,7 +88,7 @@ class Options(Output):
 
 
 def measure(options: Options, task: Task, others: Sequence[str]) -> dict[str, Any]:
-    """Returns one row: times, memory and error of every side, and their ratios over non-private."""
+    """Return one row: times, memory and error of every side, and their ratios over non-private."""
     ours, _ = fastest("ours", options, task)
     assert isinstance(ours, OurStep)
     check = ours.check()
@@ -159,7 +159,7 @@ def _memory(engine: str, task: Task, size: int, channels_last: bool) -> int | No
 def fastest(
     engine: str, options: Options, task: Task, *, channels_last: bool = False, num_parameters: int = 0
 ) -> tuple[Step, float]:
-    """Returns a side at its fastest microbatch, warmed up, and the seconds of its best step.
+    """Return a side at its fastest microbatch, warmed up, and the seconds of its best step.
 
     Sizes are tried from small to large, until two in a row are clearly slower than the best so far. Short
     steps are searched once more, all sizes, lest a busy moment of the machine decide.
@@ -186,7 +186,7 @@ def fastest(
 
 
 def _best_of_few(step: Step, task: Task, best: float | None) -> float:
-    """Returns the shortest of a few steps after a warm-up, fewer where one takes long."""
+    """Return the shortest of a few steps after a warm-up, fewer where one takes long."""
     warm_up = seconds_of(step.take, task.device)
     if best and warm_up > max(LONG_SECONDS, 1.5 * best):
         return warm_up
@@ -197,7 +197,7 @@ def _best_of_few(step: Step, task: Task, best: float | None) -> float:
 
 
 def candidates(engine: str, options: Options, task: Task, num_parameters: int = 0) -> list[int]:
-    """Returns the microbatches to try, without those that hold the same groups or too much memory."""
+    """Return the microbatches to try, without those that hold the same groups or too much memory."""
     sizes = options.microbatches or MICROBATCHES[task.model]
     if not options.microbatches and task.device == "cuda":
         sizes = tuple(4 * size for size in sizes)
@@ -212,7 +212,7 @@ def candidates(engine: str, options: Options, task: Task, num_parameters: int = 
 
 
 def infeasible(engine: str, options: Options, task: Task, num_parameters: int) -> str:
-    """Returns why an engine is not run: its predicted memory or time, or its own refusal; empty if it is."""
+    """Return why an engine is not run: its predicted memory or time, or its own refusal; empty if it is."""
     size = candidates(engine, options, task, num_parameters)[0]
     gigabytes = gradient_bytes(engine, task, num_parameters, size) / 1e9
     if gigabytes > options.max_gigabytes:
@@ -229,7 +229,7 @@ def infeasible(engine: str, options: Options, task: Task, num_parameters: int) -
 
 
 def tasks(options: Options) -> list[Task]:
-    """Returns what the options ask for: one row, or all rows of the table that they leave open."""
+    """Return what the options ask for: one row, or all rows of the table that they leave open."""
     found = []
     for model in (options.model,) if options.model else tuple(BATCH_SIZES):
         batches = (options.expected_batch_size,) if options.expected_batch_size else BATCH_SIZES.get(model)
@@ -251,7 +251,7 @@ def tasks(options: Options) -> list[Task]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Returns the rows as a Markdown table."""
+    """Return the rows as a Markdown table."""
     columns = ["network", "S", "B", "ours", "non-private", "time", "memory", "error"]
     others = [name for name in ENGINES if any(name in row["sides"] for row in rows)]
     lines = [
@@ -280,7 +280,7 @@ def _other_text(side: dict[str, Any] | None) -> str:
 
 
 def main() -> int:
-    """Runs one measurement or the table."""
+    """Run one measurement or the table."""
     options = harness.read_options(Options, __doc__)
     chosen = tasks(options)
     whole = not (options.model and options.group_size and options.expected_batch_size)

@@ -73,7 +73,7 @@ class Options(Output):
 
 
 def axis(options: Options, name: str, tasks: Sequence[Task], reference: int) -> list[dict[str, Any]]:
-    """Returns one row per task: seconds per record and peak memory, and their ratios along the axis.
+    """Return one row per task: seconds per record and peak memory, and their ratios along the axis.
 
     Args:
       options: the user's.
@@ -99,7 +99,7 @@ def axis(options: Options, name: str, tasks: Sequence[Task], reference: int) -> 
 
 
 def _seconds_per_record(tasks: Sequence[Task], microbatch: int, repeats: int) -> list[list[float]]:
-    """Returns each task's seconds per record in each round."""
+    """Return each task's seconds per record in each round."""
     steps = [OurStep(task, microbatch) for task in tasks]
     for step in steps:
         step.take()
@@ -112,7 +112,7 @@ def _seconds_per_record(tasks: Sequence[Task], microbatch: int, repeats: int) ->
 
 
 def measure(options: Options) -> dict[str, Any]:
-    """Returns the rows of both axes."""
+    """Return the rows of both axes."""
     model = options.model
     batches = BATCH_SIZES[model] if options.batch_sizes is None else options.batch_sizes
     sizes = GROUP_SIZES[model] if options.group_sizes is None else options.group_sizes
@@ -139,7 +139,7 @@ def measure(options: Options) -> dict[str, Any]:
 
 
 def tables(result: dict[str, Any]) -> list[str]:
-    """Returns one Markdown table per axis that was measured."""
+    """Return one Markdown table per axis that was measured."""
     found = []
     for key, name, short in (
         ("by_batch_size", "expected_batch_size", "B"),
@@ -172,7 +172,7 @@ def tables(result: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    """Measures both axes."""
+    """Measure both axes."""
     options = harness.read_options(Options, __doc__)
     facts = harness.about(device=options.device, threads=options.threads)
     result = measure(options)

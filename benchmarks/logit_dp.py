@@ -91,7 +91,7 @@ class Setting:
         self.clipper = LogitClipper(logit_clip_norm=CLIP_NORM, temperature=TEMPERATURE, norms=norms)  # type: ignore[arg-type]
 
     def embed(self, tower: int) -> Callable[[Tensor], Tensor]:
-        """Returns one tower."""
+        """Return one tower."""
 
         def embed(inputs: Tensor) -> Tensor:
             embeddings: Tensor = self.model[tower](inputs.flatten(0, 2))
@@ -100,7 +100,7 @@ class Setting:
         return embed
 
     def ours(self, num_records: int | None = None) -> tuple[Tensor, LogitReport]:
-        """Takes our clipped sum."""
+        """Take our clipped sum."""
         total, inputs = torch.zeros(num_trainable(self.model)), self.inputs[:, :num_records]
         if len(self.model) == 1:
             return total, self.clipper.add_clipped_sum(total, self.model, self.embed(0), inputs)
@@ -109,7 +109,7 @@ class Setting:
         return total, self.clipper.add_clipped_sum(total, self.model, embeds, pair)
 
     def dp_gcl(self) -> None:
-        """Takes DP-GCL's clipped sum of the same views, in groups, all at once: its fastest way here."""
+        """Take DP-GCL's clipped sum of the same views, in groups, all at once: its fastest way here."""
         embed = self.embed(0)
         groups = self.inputs[0].unflatten(0, (-1, GROUP_SIZE))
         GroupClipper(l2_clip_norm=CLIP_NORM).add_clipped_sum(
@@ -195,7 +195,7 @@ def sum_error(setting: Setting) -> float:
 
 
 def against_pairs(options: Options, *, towers: int, num_records: int) -> dict[str, Any]:
-    """Returns one row: our step against one gradient per pair."""
+    """Return one row: our step against one gradient per pair."""
     setting = Setting(options, num_records, options.dim, towers=towers, norms="exact")
     _, report = setting.ours()
     rows, norms = options.reference_rows, {}
@@ -221,7 +221,7 @@ def against_pairs(options: Options, *, towers: int, num_records: int) -> dict[st
 
 
 def against_dp_gcl(options: Options, dim: int) -> dict[str, Any]:
-    """Returns one row: our step against DP-GCL's, sides in turn."""
+    """Return one row: our step against DP-GCL's, sides in turn."""
     n = options.step_records
     settings = {
         "shared, upper bound": Setting(options, n, dim, towers=1, norms="upper_bound"),
@@ -247,7 +247,7 @@ def against_dp_gcl(options: Options, dim: int) -> dict[str, Any]:
 
 
 def measure(options: Options) -> dict[str, Any]:
-    """Returns all rows."""
+    """Return all rows."""
     torch.set_num_threads(1)
     pairs = []
     for towers, n in ((2, options.two_tower_records), (1, options.shared_records)):
@@ -261,7 +261,7 @@ def measure(options: Options) -> dict[str, Any]:
 
 
 def tables(result: dict[str, Any]) -> list[str]:
-    """Returns both tables in Markdown."""
+    """Return both tables in Markdown."""
     columns = ["encoders", "n", "dim", "ours", "loop", "vmap", "faster than both", "error: norms", "sum"]
     pairs = [
         [
@@ -296,7 +296,7 @@ def tables(result: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    """Measures everything."""
+    """Measure everything."""
     options = harness.read_options(Options, __doc__)
     facts = harness.about(device="cpu", threads=1)
     result = measure(options)

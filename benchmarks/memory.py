@@ -47,7 +47,7 @@ def peak_bytes(
 
 
 def _measure(engine: str, task: GroupTask, views_per_microbatch: int, channels_last: bool) -> int:
-    """Returns this process's own peak, in bytes; see the module."""
+    """Return this process's own peak, in bytes; see the module."""
     torch.set_num_threads(task.threads)
     _import_first(engine, task.model)
     _take_tiny_step(engine, task)
@@ -74,7 +74,7 @@ def _build(engine: str, task: GroupTask, views_per_microbatch: int, channels_las
 
 
 def _import_first(engine: str, model: str) -> None:
-    """Imports what a network or an engine would import while it is built."""
+    """Import what a network or an engine would import while it is built."""
     if model.lower().startswith("vit"):
         from trainers.models.torchvision_import import ensure_torchvision_import
 
@@ -88,7 +88,7 @@ def _import_first(engine: str, model: str) -> None:
 
 
 def _take_tiny_step(engine: str, task: GroupTask) -> None:
-    """Has the libraries import what they import late, and set up their threads and buffers."""
+    """Have the libraries import what they import late, and set up their threads and buffers."""
     _build(engine, task.tiny(), 12, False).take()
 
 

@@ -85,7 +85,7 @@ def measure(options: Options) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns the rows in Markdown."""
+    """Return the rows in Markdown."""
     columns = ["source", "normals summed", "processor s", "over plain", "clock s", "over plain"]
     lines = [
         [
@@ -103,7 +103,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Measures all sources."""
+    """Measure all sources."""
     options = harness.read_options(Options, __doc__)
     facts = harness.about(device="cpu", threads=1)
     result = measure(options)

@@ -95,7 +95,7 @@ class _Heard:
 
 
 def measure(options: Options, mode: Mode) -> dict[str, Any]:
-    """Returns the seconds of the trials of a small sweep, by phase, and of empty trials."""
+    """Return the seconds of the trials of a small sweep, by phase, and of empty trials."""
     heard = _Heard(options.trials)
     with tempfile.TemporaryDirectory(prefix="dpgcl-overhead-") as storage:
         arguments = [
@@ -130,7 +130,7 @@ def _run_sweep(arguments: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _listening(heard: _Heard) -> Iterator[None]:
-    """Puts the empty trials before the sweep's own, and marks around the functions of each trial."""
+    """Put the empty trials before the sweep's own, and mark around the functions of each trial."""
     original = run.run_trials
 
     def run_trials(
@@ -168,7 +168,7 @@ def _listening(heard: _Heard) -> Iterator[None]:
 
 
 def _run_empty(heard: _Heard, session: RaySession) -> None:
-    """Runs the empty trials, one at a time, and notes the seconds of each."""
+    """Run the empty trials, one at a time, and note the seconds of each."""
     from ray import tune
 
     from benchmarks.trial_marks import empty_trial
@@ -192,7 +192,7 @@ def _run_empty(heard: _Heard, session: RaySession) -> None:
 
 
 def _rows(heard: _Heard) -> list[dict[str, Any]]:
-    """Returns one row per trial in the order they ended: its seconds, in all and by phase."""
+    """Return one row per trial in the order they ended: its seconds, in all and by phase."""
     from benchmarks.trial_marks import marks_file
 
     assert heard.folder is not None
@@ -229,7 +229,7 @@ def _rows(heard: _Heard) -> list[dict[str, Any]]:
 
 
 def _summary(heard: _Heard, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns medians after the first trial, and the first trial by itself."""
+    """Return medians after the first trial, and the first trial by itself."""
     later = rows[1:]
     medians = {name: statistics.median(row[name] for row in later) for name in rows[0]}
     empty = statistics.median(heard.empty[1:])
@@ -249,7 +249,7 @@ def _summary(heard: _Heard, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def tables(results: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns the summary and the phases as Markdown tables."""
+    """Return the summary and the phases as Markdown tables."""
     summary = harness.markdown_table(
         ["mode", "empty trial", "ours, not training", "ratio", "without evaluation", "first trial"],
         [
@@ -272,7 +272,7 @@ def tables(results: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def main() -> int:
-    """Measures every mode."""
+    """Measure every mode."""
     options = harness.read_options(Options, __doc__)
     facts = harness.about(device="cpu", threads=1)
     results = []

@@ -62,7 +62,7 @@ class Options(Output):
 
 
 def measure(options: Options, model: str) -> dict[str, Any]:
-    """Returns the median seconds per step of both arrangements, and their ratio."""
+    """Return the median seconds per step of both arrangements, and their ratio."""
     arrangements = {1: options.threads, options.num_workers: max(1, options.threads // options.num_workers)}
     size = options.views_per_microbatch or MICROBATCH[model]
 
@@ -99,7 +99,7 @@ def _task(options: Options, model: str, threads: int) -> Task:
 
 
 def _seconds(task: Task, views_per_microbatch: int, count: int, steps: int) -> list[float]:
-    """Returns the seconds of each timed step, from `count` processes of their own."""
+    """Return the seconds of each timed step, from `count` processes of their own."""
     with tempfile.TemporaryDirectory(prefix="dpgcl-") as folder:
         file = Path(folder) / "seconds.json"
         arguments = (count, _free_port(), task, views_per_microbatch, steps, str(file))
@@ -137,7 +137,7 @@ def _free_port() -> int:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Returns the rows as a Markdown table."""
+    """Return the rows as a Markdown table."""
     first = rows[0]
     one = f"1 worker × {first['threads_of_one_worker']} threads"
     many = f"{first['num_workers']} workers × {first['threads_per_worker']} threads"
@@ -157,7 +157,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Measures every model."""
+    """Measure every model."""
     options = harness.read_options(Options, __doc__)
     facts = harness.about(device="cpu", threads=options.threads)
     rows = [measure(options, model) for model in options.models]

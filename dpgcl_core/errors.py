@@ -50,7 +50,7 @@ class BudgetExceeded(LedgerError):  # noqa: N818 (an answer, not a fault)
 
 
 def unknown_choice(kind: str, value: str, choices: Iterable[str]) -> str:
-    """Returns the message for a name that is not among `choices`, with the nearest one suggested.
+    """Return the message for a name that is not among `choices`, with the nearest one suggested.
 
     >>> unknown_choice("data set", "digit", ["cifar10", "digits"])
     "unknown data set 'digit'; did you mean 'digits'? Valid: cifar10, digits"
@@ -62,7 +62,7 @@ def unknown_choice(kind: str, value: str, choices: Iterable[str]) -> str:
 
 
 def exit_on_bad_input(main: Callable[[], int]) -> NoReturn:
-    """Runs `main` and exits with its code; bad input becomes one line on stderr and exit code 2."""
+    """Run `main` and exit with its code; bad input becomes one line on stderr and exit code 2."""
     for stream in (sys.stdout, sys.stderr):  # a terminal without Greek letters is no reason to stop
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -79,7 +79,7 @@ def exit_on_bad_input(main: Callable[[], int]) -> NoReturn:
 
 
 def show_on_a_terminal(details: Mapping[str, Any]) -> None:
-    """Shows details where somebody sits and nothing is kept: a job's log or a file gets none of them.
+    """Show details where somebody sits and nothing is kept: a job's log or a file gets none of them.
 
     Args:
       details: by name; positions of records are lists of numbers.

@@ -171,7 +171,7 @@ def read_description(folder: Path) -> ModelDescription:
 
 
 def _clip_description(values: Mapping[str, Any]) -> ClipDescription:
-    """Lists back to tuples.
+    """List back to tuples.
 
     Raises:
       TypeError, KeyError, ValueError: something is missing, or of no such kind.

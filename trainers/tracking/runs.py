@@ -250,7 +250,7 @@ class Tracker:
             self.client.set_terminated(parent_run_id, status)
 
     def _search(self, tags: Mapping[str, str]) -> list[Run]:
-        """Runs of the experiment with all `tags`, newest first."""
+        """Run of the experiment with all `tags`, newest first."""
         return search_runs(self.client, [self.experiment_id], tags)
 
     def _log(self, run_id: str, params: Mapping[str, str], points: Sequence[Metric]) -> None:
