@@ -49,7 +49,7 @@ def site_path(repository_path: str) -> str | None:
     """
     if repository_path in ELSEWHERE:
         return ELSEWHERE[repository_path]
-    for folder, place in (("docs/", ""), (f"{RESULTS}/", "results/")):
+    for folder, place in (("docs/", ""), (f"{RESULTS}/", "results/"), ("examples/", "examples/")):
         if repository_path.startswith(folder):
             return place + repository_path.removeprefix(folder)
     return None
@@ -172,6 +172,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if file.suffix in _RESULT_FILES:
             place = f"results/{file.name}"
             files.append(File.generated(config, place, abs_src_path=str(file)))
+    for file in sorted((ROOT / "examples").glob("*.py")):
+        files.append(File.generated(config, f"examples/{file.name}", abs_src_path=str(file)))
     for page, markdown in reference_pages(ROOT).items():
         files.append(File.generated(config, page, content=markdown))
     return files

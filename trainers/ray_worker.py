@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import re
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,17 +23,21 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 import torch.distributed as dist
+from ray import cloudpickle as _cloudpickle
 from ray import tune
 from ray.train import RunConfig, ScalingConfig, WorkerGroupError
 from ray.train.torch import TorchTrainer
 
-from dpgcl_core.errors import DpgclError
+from dpgcl_core.errors import ConfigError, DpgclError
+from dpgcl_core.mechanism.registry import METHODS, is_installed, method_named, register
 from trainers.config.training import TrainingConfig
 from trainers.files.checkpoint import CheckpointFolder
 from trainers.training.workers import current_workers
 
 if TYPE_CHECKING:
     from trainers.data.dataset import TrainingData
+
+cloudpickle: Any = _cloudpickle  # without types
 
 # "[…/gloo/transport/tcp/pair.cc:547] Connection closed by peer"; or a class of its own.
 _FROM_GLOO = re.compile(r"^\[[^\]\n]*gloo/[^\]\n]*\]")
@@ -52,6 +57,7 @@ class RayTrial:
       gpus_per_worker: GPUs of one worker.
       memory_share: the part of its machine's free memory that one worker may use.
       charged: whether a ledger pays for it: then no step is drawn that the driver has not reserved.
+      method: the training's method, where the program registered it itself, by `packed_method`.
     """
 
     name: str
@@ -62,6 +68,42 @@ class RayTrial:
     gpus_per_worker: float
     memory_share: float
     charged: bool = False
+    method: bytes | None = None
+
+
+def packed_method(name: str) -> bytes | None:
+    """Return a method for processes that do not know it; None for those that every process finds by itself.
+
+    Its class travels whole, with the module that defines it; what that module imports must be found by the
+    workers, too.
+
+    Raises:
+      ConfigError: it cannot be sent to another process.
+    """
+    if is_installed(name):
+        return None
+    method = method_named(name)
+    module = sys.modules.get(type(method).__module__)
+    ours = module is None or module.__name__ == "__main__" or module.__name__.startswith("dpgcl_core.")
+    try:
+        if ours:  # cloudpickle sends what a script defines as a whole
+            return bytes(cloudpickle.dumps(method))
+        cloudpickle.register_pickle_by_value(module)
+        try:
+            return bytes(cloudpickle.dumps(method))
+        finally:
+            cloudpickle.unregister_pickle_by_value(module)
+    except Exception as error:  # a user's class may refuse in any way
+        raise ConfigError(
+            f"the method {name!r} must be sent to the workers, and cannot be pickled: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def know_method(trial: RayTrial) -> None:
+    """Register the method that came with a trial, where this process does not know it yet."""
+    if trial.method is not None and trial.config.mechanism.method not in METHODS:
+        register(cloudpickle.loads(trial.method))
 
 
 def run_trial(
@@ -78,6 +120,7 @@ def run_trial(
       records: one reference to the `TrainingData`, in a list so that Ray passes it on unread.
     """
     trial = trials[tune_config["trial"]]
+    know_method(trial)
     in_place = runs_in_place(trial)
     worker: Callable[..., Any] = train_worker  # what it returns is handed on, against the declared type
     trainer = TorchTrainer(
@@ -117,6 +160,7 @@ def train_worker(loop_config: Mapping[str, Any]) -> dict[str, Any]:
     failures as well: Ray would end the process with their text in its logs and on the terminal.
     """
     trial: RayTrial = loop_config["trial"]
+    know_method(trial)
     data = ray.get(loop_config["records"][0])
     try:
         return _train(trial, data)

@@ -22,6 +22,7 @@ class _Registry(Mapping[str, Method]):
     def __init__(self) -> None:
         self._methods: dict[str, Method] = {}
         self._searched = False
+        self.installed: set[str] = set()
 
     def add(self, method: Method) -> None:
         if not isinstance(method, Method):
@@ -37,7 +38,9 @@ class _Registry(Mapping[str, Method]):
         if not self._searched:
             self._searched = True
             for entry in entry_points(group=ENTRY_POINTS):
-                self.add(entry.load())
+                method = entry.load()
+                self.add(method)
+                self.installed.add(method.name)
         return self._methods
 
     def __getitem__(self, name: str) -> Method:
@@ -65,6 +68,22 @@ def register(method: Method) -> Method:
     """
     _registry.add(method)
     return method
+
+
+def register_installed(method: Method) -> None:
+    """Register a method that every process which imports this package finds by itself."""
+    register(method)
+    _registry.installed.add(method.name)
+
+
+def is_installed(name: str) -> bool:
+    """Return whether a method is this package's or an installed one's, not one that a program registered.
+
+    >>> import dpgcl_core
+    >>> is_installed("dp_gcl")
+    True
+    """
+    return name in METHODS and name in _registry.installed
 
 
 def method_named(name: str) -> Method:

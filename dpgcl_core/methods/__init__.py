@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpgcl_core.mechanism.registry import register
+from dpgcl_core.mechanism.registry import register_installed
 from dpgcl_core.methods.baselines.dp_sgd import DP_SGD
 from dpgcl_core.methods.baselines.dpcl.method import (
     DPCL_BARLOW,
@@ -32,4 +32,4 @@ for _method in (
     NON_PRIVATE,
     BASE,
 ):
-    register(_method)
+    register_installed(_method)

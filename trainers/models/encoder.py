@@ -1,22 +1,19 @@
 """Stage 5, encoder: views become unit embeddings, each from its own view alone.
 
 The sensitivity of a group's gradient holds only if the embedding of one record does not depend on the
-records beside it. `refuse_cross_record` checks that before a training starts; a network of the user's
-own is welcome as long as it passes.
+records beside it. `dpgcl_core.clipping.cross_record` checks that before a training starts; a network of the
+user's own is welcome as long as it passes.
 """
 
 from __future__ import annotations
 
-import copy
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 
 from dpgcl_core.errors import ConfigError, unknown_choice
 from trainers.config.training import NetworkConfig
@@ -37,12 +34,6 @@ NETWORKS: dict[str, Callable[[ImageShape], nn.Module]] = {
 
 NORM_FLOOR = 1e-6
 """Embeddings shorter than this are divided by it, so the zero vector stays zero and finite."""
-
-_NUM_PROBE_RECORDS = 4
-_CROSS_RECORD_REASON = (
-    "what one record contributes must depend on no other record, or one record changes every group and "
-    "the per-group sensitivity is false"
-)
 
 
 class Encoder(nn.Module):
@@ -198,154 +189,3 @@ def _feature_dim(backbone: nn.Module, name: str, image_shape: ImageShape) -> int
             "Pool and flatten inside the network"
         )
     return features.shape[1]
-
-
-def refuse_written_buffers(encoder: nn.Module, before: Mapping[str, Tensor]) -> None:
-    """Refuse a network whose buffers are no longer what they were before the training.
-
-    A buffer that follows the data would be released without noise; `refuse_cross_record` saw random images.
-
-    Raises:
-      ConfigError: names the buffer.
-    """
-    for name, buffer in encoder.named_buffers():
-        if not torch.equal(buffer, before[name]):
-            raise ConfigError(f"the network wrote its buffer {name!r} during training; keep no such state")
-
-
-def refuse_cross_record(encoder: nn.Module, image_shape: ImageShape) -> None:
-    """Refuse an encoder in which records see each other, or which is random within a step.
-
-    Three checks. The norm layers that are known to use statistics across records are refused by type.
-    Random images are passed in training mode, one of them is changed or the batch is cut short, and no
-    output of any module may move for the other records; once more with perturbed weights, lest a zero
-    initialisation hide a branch. No pass may write to a parameter or a buffer, for what it wrote would
-    be released without noise. These are tests, not proofs: a module that mixes records for special
-    inputs only, or keeps them in a plain Python attribute, passes. The encoder itself is left untouched.
-
-    Args:
-      encoder: normalised images `[n, C, H, W]` to embeddings `[n, embedding_dim]`.
-      image_shape: (channels, height, width).
-
-    Raises:
-      ConfigError: names the module and the reason.
-
-    >>> refuse_cross_record(build_encoder(NetworkConfig(), (1, 8, 8), seed=0), (1, 8, 8))
-    """
-    for name, module in encoder.named_modules():
-        if isinstance(module, _BatchNorm) or (
-            isinstance(module, _InstanceNorm) and module.track_running_stats
-        ):
-            raise ConfigError(
-                f"module {name!r} is a {type(module).__name__}, which uses statistics across records; "
-                f"{_CROSS_RECORD_REASON}. Use nn.GroupNorm in its place"
-            )
-    # A copy, because a pass in training mode may change buffers.
-    probe = copy.deepcopy(encoder).train()
-    device = next((p.device for p in probe.parameters()), torch.device("cpu"))
-    generator = torch.Generator().manual_seed(0)
-    images, others = (
-        (torch.rand(_NUM_PROBE_RECORDS, *image_shape, generator=generator) * 2 - 1).to(device)
-        for _ in range(2)
-    )
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
-        _refuse_written_state(probe, images)
-        _refuse_moved_rows(probe, images, others)
-        for parameter in probe.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator).to(parameter))
-        _refuse_moved_rows(probe, images, others)
-
-
-def _refuse_written_state(probe: nn.Module, images: Tensor) -> None:
-    """Refuse a pass that changes the state dictionary: running statistics, data-dependent initial values."""
-    before = {name: value.clone() for name, value in probe.state_dict().items()}
-    probe(images)
-    for name, value in probe.state_dict().items():
-        if name not in before or not torch.equal(value, before[name]):
-            raise ConfigError(
-                f"the network writes {name!r} while it embeds images; such state would carry un-noised data "
-                "into the released model. Keep nothing between passes"
-            )
-
-
-def _refuse_moved_rows(probe: nn.Module, images: Tensor, others: Tensor) -> None:
-    """Compare passes over the same images, over images with one replaced, and over fewer images."""
-    n = len(images)
-    expected = _trace(probe, images)
-    culprit = _first_moved(expected, _trace(probe, images), list(range(n)))
-    if culprit is not None:
-        raise ConfigError(
-            f"module {culprit} gives two different outputs for the same images; the steps of a training "
-            "must draw their randomness from the mechanism and the views alone. Remove dropout and the like"
-        )
-    for changed in range(n):
-        rows = [row for row in range(n) if row != changed]
-        replaced = images.clone()
-        replaced[changed] = others[changed]
-        culprit = _first_moved(expected, _trace(probe, replaced), rows)
-        if culprit is not None:
-            raise ConfigError(
-                f"module {culprit} mixes records: its output for one record moved when another record "
-                f"changed; {_CROSS_RECORD_REASON}. Compute every statistic within one record"
-            )
-    # Another batch size may choose another convolution algorithm, so more rounding is allowed.
-    culprit = _first_moved(expected, _trace(probe, images[:-1]), list(range(n - 1)), tolerance=1e-5)
-    if culprit is not None:
-        raise ConfigError(
-            f"module {culprit} depends on the number of records in the batch; {_CROSS_RECORD_REASON}. "
-            "Compute every output from one record"
-        )
-
-
-_Call = tuple[str, Tensor | None, Tensor | None]
-
-
-def _trace(probe: nn.Module, images: Tensor) -> list[_Call]:
-    """(module name, first input, output) of every module call in order of completion."""
-    calls: list[_Call] = []
-
-    def recorder(name: str) -> Callable[[nn.Module, tuple[object, ...], object], None]:
-        def record(_: nn.Module, inputs: tuple[object, ...], output: object) -> None:
-            # Clones, because a later in-place module may write over what it was given.
-            kept = [
-                value.clone() if isinstance(value, Tensor) and value.shape[:1] == images.shape[:1] else None
-                for value in (inputs[0] if inputs else None, output)
-            ]
-            calls.append((name, kept[0], kept[1]))
-
-        return record
-
-    handles = [
-        module.register_forward_hook(recorder(f"{name!r} ({type(module).__name__})" if name else "encoder"))
-        for name, module in probe.named_modules()
-    ]
-    try:
-        probe(images)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return calls
-
-
-def _first_moved(
-    expected: list[_Call], actual: list[_Call], rows: list[int], tolerance: float = 1e-6
-) -> str | None:
-    """The first module whose output moved at `rows` although its input there did not."""
-    if len(expected) != len(actual):  # other modules ran; the encoder's own call still comes last
-        expected, actual = expected[-1:], actual[-1:]
-    for (name, input_before, output_before), (_, input_after, output_after) in zip(
-        expected, actual, strict=True
-    ):
-        output_moved = _moved(output_before, output_after, rows, tolerance)
-        if output_moved and not _moved(input_before, input_after, rows, tolerance):
-            return name
-    return None
-
-
-def _moved(before: Tensor | None, after: Tensor | None, rows: list[int], tolerance: float) -> bool:
-    if before is None or after is None or before.numel() == 0:
-        return False
-    if before.shape[1:] != after.shape[1:]:
-        return True
-    scale = 1 + float(before.abs().nan_to_num().max())
-    return not torch.allclose(before[rows], after[rows], rtol=0.0, atol=tolerance * scale, equal_nan=True)

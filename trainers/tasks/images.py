@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dpgcl_core.clipping.cross_record import refuse_cross_record
 from dpgcl_core.clipping.types import Embed, Objective
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.info_nce import two_view_group_loss
@@ -20,7 +21,7 @@ from trainers.data.dataset import AnyRecords
 from trainers.data.pairs import ImageTextRecords
 from trainers.data.records import Records
 from trainers.evaluation import features
-from trainers.models.encoder import Encoder, ImageShape, build_encoder, refuse_cross_record, to_fast_layout
+from trainers.models.encoder import Encoder, ImageShape, build_encoder, to_fast_layout
 from trainers.models.precision import AnyNetworkConfig, pass_in, scale_gradient
 from trainers.models.starting import load_given
 from trainers.tasks.contrastive import ContrastiveTask

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dpgcl_core.clipping.cross_record import refuse_written_buffers
 from dpgcl_core.clipping.types import GroupInputs, GroupReport, num_trainable, trainable_parameters
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.sources import DrawSource
@@ -24,7 +25,7 @@ from dpgcl_core.sampling.stage import DrawnGroups
 from trainers.config.training import TrainingConfig
 from trainers.data.dataset import TrainingData, image_shape_of
 from trainers.files.checkpoint import Attempt, Checkpoint, CheckpointFolder, holds_noised_scores
-from trainers.models.encoder import device_named, refuse_written_buffers
+from trainers.models.encoder import device_named
 from trainers.models.networks import AnyEncoder
 from trainers.models.precision import gradient_scale
 from trainers.tasks.scoring import all_scores

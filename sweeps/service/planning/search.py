@@ -37,6 +37,8 @@ from sweeps.service.options.scores import visible_scores
 from sweeps.service.planning.plan import SweepPlan, build_plan, num_records, trial_at
 from sweeps.service.planning.space import EPSILON, SearchOptions, Space, without_invalid
 from sweeps.service.planning.trials import Point, Trial, is_proven
+from trainers.config.networks import NetworkOptions
+from trainers.config.tree import leaves
 from trainers.data.dataset import TrainingData
 
 
@@ -82,15 +84,26 @@ def plan_search(
     *,
     notes: Sequence[str] = (),
     calibration_folder: Path,
+    space: Space | None = None,
+    own_scores: Sequence[str] = (),
 ) -> SearchPlan:
     """Return the plan of a search: every setting it may come to is known to be one, and all are paid for.
+
+    Args:
+      question: name of the sweep.
+      options: of the search.
+      data: the records.
+      notes: what must be said about the data.
+      calibration_folder: where calibrations are kept.
+      space: what is searched, in place of the options' own lists and ranges.
+      own_scores: names of scores that the caller computes of each trial's visible metrics.
 
     Raises:
       ConfigError: an option breaks a rule, an objective cannot be had, or the method's steps are not those
         of the guarantee.
     """
-    space, left_out = without_invalid(Space.of(options), options, num_records(data))
-    check_objectives(options, data, space)
+    space, left_out = without_invalid(space or Space.of(options), options, num_records(data))
+    check_objectives(options, data, space, own_scores)
     point = Point(label="trial", changes=space.costliest())
     told = [*notes, *left_out]
     plan = build_plan(question, options, [point], data, notes=told, calibration_folder=calibration_folder)
@@ -104,6 +117,9 @@ def plan_search(
         if each.option == EPSILON:  # the largest one is met: see whether the smallest one is
             lowest = Point(label="trial", changes=space.corner(epsilon=each.low))
             trial_at(options, lowest, data, calibration_folder)
+        for value in each.choices if each.option in leaves(NetworkOptions) else ():
+            changes = space.corner(**{each.option: value})
+            trial_at(options, Point(label="trial", changes=changes), data, calibration_folder)
     trials = tuple(
         dataclasses.replace(plan.trials[0], name=f"trial-{k}") for k in range(1, options.num_trials + 1)
     )
@@ -120,7 +136,9 @@ def plan_search(
     )
 
 
-def check_objectives(options: SearchOptions, data: TrainingData, space: Space) -> None:
+def check_objectives(
+    options: SearchOptions, data: TrainingData, space: Space, own_scores: Sequence[str] = ()
+) -> None:
     """Refuse objectives that no trial will have.
 
     Raises:
@@ -132,7 +150,7 @@ def check_objectives(options: SearchOptions, data: TrainingData, space: Space) -
             "objectives must be one or more different scores, and epsilon beside them for a Pareto front; "
             f"got {' '.join(given) or 'none'}"
         )
-    possible = [*visible_scores(data), EPSILON]
+    possible = [*visible_scores(data), *own_scores, EPSILON]
     for name in given:
         if name not in possible:
             raise ConfigError(unknown_choice("objective", name, possible))
@@ -154,7 +172,7 @@ def searched_trial(
     less noise; such a trial takes the noise of the largest one.
     """
     least = plan.trials[0].config.mechanism.noise_multiplier
-    changes, params = plan.space.changes(values), {"trial_number": number}
+    changes, params = plan.space.changes(values), {"trial_number": number, **plan.space.own(values)}
     point = Point(label=f"trial-{number}", changes=changes, params=params)
     trial = trial_at(plan.options, point, plan.data, calibration_folder)
     if trial.config.mechanism.noise_multiplier < least:

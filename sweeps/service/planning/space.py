@@ -10,14 +10,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Self
 
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.sampling.groups import GroupSize
 from sweeps.service.options.release import check_search
 from sweeps.service.options.scores import default_score
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.options.sweep import SweepOptions, varies
-from trainers.config.tree import changed
+from trainers.config.networks import NetworkOptions
+from trainers.config.training import ObjectiveConfig, OptimizerConfig, TextViewConfig, ViewConfig
+from trainers.config.tree import changed, leaves
 from trainers.training.resolve import training_config
 
 EPSILON = "epsilon"
@@ -221,6 +223,11 @@ class Space:
         """Whether trials differ in ε: by their noise alone, for q and T are the same in all."""
         return any(each.option in ("epsilon", "noise_multiplier") for each in self.searched)
 
+    def own(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those of the values that no option of a search names: what MLflow shows of them besides."""
+        named = {*_CHOICES.values(), *_RANGES}
+        return {option: value for option, value in values.items() if option not in named}
+
     def changes(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the changes of the point with these values of the searched options."""
         return {**self.fixed, **_with_target(values)}
@@ -238,6 +245,63 @@ class Space:
             if each.option == "num_augmentations":
                 values[each.option] = max(each.choices)
         return self.corner(**values)
+
+
+@dataclass(frozen=True)
+class Between:
+    """A range of numbers, searched by its logarithm.
+
+    Attributes:
+      low, high: both positive and finite.
+
+    Raises:
+      ConfigError: they are no range.
+    """
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        _check_range("a range", self.low, self.high)
+
+
+def space_of(values: Mapping[str, Sequence[Any] | Between]) -> Space:
+    """Return the space of one's own lists and ranges, by option.
+
+    Any option of network, objective, views and optimizer may vary, and of the mechanism those that leave q
+    and T as they are: the guarantee of a search is about trials that share them.
+
+    Raises:
+      ConfigError: an option is unknown or must not vary, a list holds no plain values, or nothing varies.
+
+    >>> space_of({"group_size": [2, 4], "momentum": [0.0, 0.9], "learning_rate": Between(1e-3, 1e-1)}).text
+    'group_size: 2, 4; momentum: 0.0, 0.9; learning_rate: 0.001 to 0.1'
+    """
+    found = []
+    for option, given in values.items():
+        if option not in _free():
+            raise ConfigError(unknown_choice("option to search", option, _free()))
+        if isinstance(given, Between):
+            found.append(Searched(option=option, low=given.low, high=given.high))
+            continue
+        plain = not isinstance(given, str) and all(isinstance(v, str | int | float | None) for v in given)
+        if not plain or not given:
+            raise ConfigError(
+                f"{option} must be searched over a list of plain values, or Between(low, high); got {given!r}"
+            )
+        if option in ("epsilon", "noise_multiplier"):  # the costliest trial is found at the end of a range
+            raise ConfigError(f"{option} is searched over a range: give Between(low, high); got {given!r}")
+        found.append(Searched(option=option, choices=tuple(dict.fromkeys(given))))
+    if {"epsilon", "noise_multiplier"} <= values.keys():
+        raise ConfigError("search epsilon or noise_multiplier, not both: σ follows from ε")
+    return Space.around(found)
+
+
+def _free() -> list[str]:
+    """The options that trials of one search may differ in."""
+    nodes = (ObjectiveConfig, ViewConfig, TextViewConfig, NetworkOptions, OptimizerConfig)
+    of_mechanism = ("group_size", "l2_clip_norm", "clipping", "epsilon", "noise_multiplier")
+    return [*of_mechanism, *(name for node in nodes for name in leaves(node))]
 
 
 def without_invalid(space: Space, options: SearchOptions, num_records: int) -> tuple[Space, list[str]]:
@@ -304,9 +368,12 @@ def _with_target(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _ranged(options: SearchOptions, name: str) -> Searched:
     low, high = getattr(options, f"{name}_range")
+    _check_range(f"{name}_range", low, high)
+    return Searched(option=name, low=low, high=high)
+
+
+def _check_range(name: str, low: float, high: float) -> None:
     if not 0 < low <= high < math.inf:
         raise ConfigError(
-            f"{name}_range must be a smallest and a largest value, both positive and finite; got {low} and "
-            f"{high}"
+            f"{name} must be a smallest and a largest value, both positive and finite; got {low} and {high}"
         )
-    return Searched(option=name, low=low, high=high)

@@ -73,12 +73,14 @@ class Outcome:
       plan: the sweep's.
       folder: where its results lie; None after a dry run.
       results: of its finished trials, by name; none of a sealed sweep.
+      statement: of an open sweep that ran and could be stated.
     """
 
     code: int
     plan: SweepPlan
     folder: SweepFolder | None = None
     results: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    statement: PrivacyStatement | None = None
 
 
 def run_sweep(question: str, options: SweepOptions, points: Sequence[Point], figure: Figure) -> int:
@@ -176,7 +178,9 @@ def execute(
             account = account_of(ledger, dataset_id)
             sweep = kind(plan, folder, found, uri, budget, account, service, again)
             code = sweep.run(opened, figure)
-            return Outcome(code=code, plan=plan, folder=folder, results=sweep.results())
+            return Outcome(
+                code=code, plan=plan, folder=folder, results=sweep.results(), statement=sweep.statement
+            )
 
 
 def _tell_what_is_missing(options: SweepOptions) -> None:
@@ -244,6 +248,7 @@ class OpenSweep:
         self._plan, self._folder, self._found, self._uri = plan, folder, found, uri
         self._budget, self._account, self._service = budget, account, service
         self._again = again
+        self.statement: PrivacyStatement | None = None
         self._trials = {trial.name: trial for trial in plan.trials}
         self._hashes = {trial.name: config_hash(trial.config) for trial in plan.trials}
         self._checks: dict[Any, dict[str, float]] = {}
@@ -395,7 +400,7 @@ class OpenSweep:
         try:
             drawn = what_was_drawn(self._plan, self._folder, results)
             ledger = self._budget.statement() if self._budget is not None else None
-            statement = self._statement(drawn, ledger)
+            self.statement = statement = self._statement(drawn, ledger)
             if statement.cost != self._plan.cost:
                 self._tracker.set_tags(self._parent, self._plan.tags(statement.cost))
             paths = write_statement(statement, self._folder.path)

@@ -280,7 +280,7 @@ def _tune(
 
 
 def _ray_trial(trial: Trial, folder: SweepFolder, session: RaySession, *, charged: bool) -> RayTrial:
-    from trainers.ray_worker import RayTrial
+    from trainers.ray_worker import RayTrial, packed_method
 
     return RayTrial(
         name=trial.name,
@@ -293,6 +293,7 @@ def _ray_trial(trial: Trial, folder: SweepFolder, session: RaySession, *, charge
         gpus_per_worker=session.gpus_per_worker,
         memory_share=1 / max(1, session.workers_per_machine),
         charged=charged,
+        method=packed_method(trial.config.mechanism.method),
     )
 
 

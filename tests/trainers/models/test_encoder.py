@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dpgcl_core.clipping.cross_record import refuse_cross_record
 from dpgcl_core.errors import ConfigError
 from trainers.config.training import NetworkConfig
-from trainers.models.encoder import NETWORKS, Encoder, build_encoder, refuse_cross_record
+from trainers.models.encoder import NETWORKS, Encoder, build_encoder
 
 SHAPE = (3, 8, 8)
 ANY_SIZE = sorted(set(NETWORKS) - {"vit_b_32_lora"})

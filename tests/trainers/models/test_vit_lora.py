@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dpgcl_core.clipping.clipper import GroupClipper
+from dpgcl_core.clipping.cross_record import refuse_cross_record
 from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.info_nce import two_view_group_loss
@@ -17,7 +18,7 @@ from tests import oracles
 from trainers.config.training import NetworkConfig
 from trainers.models import torchvision_import
 from trainers.models.attention import fuse_attention, separate_attention
-from trainers.models.encoder import NETWORKS, Encoder, build_encoder, refuse_cross_record
+from trainers.models.encoder import NETWORKS, Encoder, build_encoder
 from trainers.models.lora import merge_lora, prove_adapters_train, with_lora
 from trainers.models.torchvision_import import ensure_torchvision_import
 from trainers.models.vit_lora import ImageTower, vit_b_32_lora_fused

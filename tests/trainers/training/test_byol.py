@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from dpgcl_core.clipping.cross_record import refuse_cross_record
 from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.sampling.stage import DrawnGroups
 from tests.trainers.conftest import make_config, make_data
 from trainers.config.training import TARGET_DECAY, NetworkConfig, OptimizerConfig
-from trainers.models.encoder import build_encoder, refuse_cross_record
+from trainers.models.encoder import build_encoder
 from trainers.tasks import IMAGES
 from trainers.training import loop
 from trainers.training.loop import train

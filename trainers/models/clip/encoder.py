@@ -14,13 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpgcl_core.clipping.cross_record import refuse_cross_record
 from dpgcl_core.clipping.direct_uses import NotSeparableError
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.image_text import clamp_logit_scale_, interleaved, with_learned_temperature
 from trainers.models.clip.adapters import ClipLora, make_trainable
 from trainers.models.clip.published import ClipConfig, ClipSpec, build_clip, find_clip
 from trainers.models.clip.tokens import CLIP_VOCABULARY, ClipTokenizer
-from trainers.models.encoder import NORM_FLOOR, refuse_cross_record
+from trainers.models.encoder import NORM_FLOOR
 from trainers.models.lora import prove_adapters_train
 from trainers.views.images import PIXEL_MEAN, PIXEL_STD
 

@@ -1,0 +1,355 @@
+"""A private training in a loop of one's own: any model, data loader and optimizer of PyTorch.
+
+    training = make_private(
+        model, optimizer, loader, loss=loss, group_size=8, num_steps=200, target_epsilon=8
+    )
+    for views in training:      # groups of records, drawn in secret
+        training.step(views)    # clipped by group, noised, then one step of the optimizer
+    print(training.epsilon())
+
+`opacus.PrivacyEngine.make_private` is for losses of one record; this is for losses of a group of records.
+
+Guarantee. The weights after every step are (`epsilon()`, δ)-differentially private for adding or removing one
+record of the loader's data set, with the label of the mechanism's method, as long as
+
+- a record's views are a function of that record alone (and of draws that do not depend on the others);
+- the loss of a group depends on that group's inputs alone, and is not random: tried once on made-up
+  inputs, and layers that mix records are refused by type; the rest is the caller's promise;
+- the weights change by `step` alone, and nothing else that was computed of the records is released.
+
+One step follows every draw: a draw that is used twice, or not at all, is refused, for the accounting is about
+fresh secret draws each of which is released once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, IterableDataset
+
+from dpgcl_core.clipping.clipper import FLAT
+from dpgcl_core.clipping.cross_record import (
+    refuse_batch_statistics,
+    refuse_mixed_groups,
+    refuse_written_buffers,
+)
+from dpgcl_core.clipping.types import GroupInputs, Objective, num_trainable, trainable_parameters
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.mechanism.mechanism import Mechanism
+from dpgcl_core.mechanism.method import LossSettings
+from dpgcl_core.mechanism.numbers import default_delta
+from dpgcl_core.methods.in_groups import ClippedGroups
+from dpgcl_core.noise.chacha20 import SecureRandomness
+from dpgcl_core.noise.sources import DrawSource
+from dpgcl_core.sampling.stage import DrawnGroups
+
+_NUM_PROBE_GROUPS, _PROBE_GROUP_SIZE = 3, 4
+
+
+def make_private(
+    model: nn.Module,
+    optimizer: Optimizer,
+    data_loader: DataLoader[Any],
+    *,
+    loss: Objective,
+    group_size: int | Literal["batch"],
+    num_steps: int,
+    l2_clip_norm: float = 1.0,
+    target_epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    target_delta: float | None = None,
+    num_records_public: int | None = None,
+    clipping: str = FLAT,
+    max_groups_at_once: int | None = None,
+) -> PrivateTraining:
+    """Make a training loop private: a mechanism for these numbers, and everything drawn and clipped by it.
+
+    Args:
+      model: the network that `loss` calls; its trainable parameters are what is released.
+      optimizer: over trainable parameters of `model`.
+      data_loader: of a data set in which one item is one record: its views, a tensor `[views, ...]` or a
+        tuple of such. Data set, `collate_fn` and workers are used; its `batch_size` is the expected number of
+        records of a step, and its order of records is replaced by secret Poisson sampling.
+      loss: maps inputs `[groups, group_size, views, ...]`, or a tuple of such, to losses `[groups]`, each
+        from its own group's inputs alone and without draws of its own.
+      group_size: S records whose gradient is clipped together, or "batch" for the whole batch.
+      num_steps: T, the steps that the noise is meant for.
+      l2_clip_norm: C, bound on one group's gradient norm.
+      target_epsilon: ε after T steps, for which the noise is calibrated; or give `noise_multiplier`.
+      noise_multiplier: σ = noise std / sensitivity.
+      target_delta: δ; 1/(n ln n) unless given.
+      num_records_public: declared public number of records n; unless given, the data set's own, which then is
+        public.
+      clipping: "flat" or "automatic".
+      max_groups_at_once: groups of one forward and backward pass; all of them unless given.
+
+    Returns:
+      The training; iterate over it.
+
+    Raises:
+      ConfigError: the numbers contradict each other, a target ε cannot be met, the model or the loss mixes
+        records, the optimizer holds other parameters than the model's, or the records are no tensors.
+    """
+    n = len(_records_of(data_loader)) if num_records_public is None else num_records_public
+    if data_loader.batch_size is None:
+        raise ConfigError("the data loader must have a batch_size: the expected number of records of a step")
+    if (target_epsilon is None) == (noise_multiplier is None):
+        raise ConfigError(
+            "give target_epsilon or noise_multiplier, and not both; "
+            f"got {target_epsilon} and {noise_multiplier}"
+        )
+    mechanism = Mechanism(
+        num_records_public=n,
+        sampling_prob=min(1.0, data_loader.batch_size / n),
+        group_size=group_size,
+        l2_clip_norm=l2_clip_norm,
+        noise_multiplier=1.0 if noise_multiplier is None else noise_multiplier,
+        num_steps=num_steps,
+        target_delta=default_delta(n) if target_delta is None else target_delta,
+        clipping=clipping,
+    )
+    if target_epsilon is not None:
+        mechanism = mechanism.calibrated(target_epsilon)
+    return PrivateTraining(
+        mechanism, model, optimizer, data_loader, loss=loss, max_groups_at_once=max_groups_at_once
+    )
+
+
+class PrivateTraining:
+    """One private training; iterate over it and call `step` once for every batch of groups.
+
+    Attributes:
+      mechanism: the private step and its accounting.
+      num_steps_taken: steps that are charged.
+    """
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        model: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any],
+        *,
+        loss: Objective,
+        max_groups_at_once: int | None = None,
+        randomness: DrawSource | None = None,
+    ) -> None:
+        """Check everything that can be checked before the first draw.
+
+        Args:
+          mechanism: of a method that clips disjoint groups, each by its own loss.
+          model, optimizer, data_loader, loss, max_groups_at_once: as for `make_private`.
+          randomness: secret draws; the cryptographic stream with its floating-point defence unless given.
+
+        Raises:
+          ConfigError: as for `make_private`.
+        """
+        method = mechanism.rules
+        if not isinstance(method, ClippedGroups):
+            raise ConfigError(
+                f"{mechanism.method} does not clip disjoint groups by a loss of each: use `trainers.train`"
+            )
+        if max_groups_at_once is not None and max_groups_at_once < 1:
+            raise ConfigError(f"max_groups_at_once must be at least 1; got {max_groups_at_once}")
+        self._records = _records_of(data_loader)
+        method.check_records(mechanism, len(self._records))
+        refuse_batch_statistics(model)
+        _check_optimizer(model, optimizer)
+        self.mechanism = mechanism
+        self.num_steps_taken = 0
+        self._model, self._optimizer, self._loss = model, optimizer, loss
+        self._max_groups, self._loader = max_groups_at_once, data_loader
+        self._randomness = SecureRandomness() if randomness is None else randomness
+        self._rule = mechanism.rule(LossSettings(temperature=1.0))  # clips; the loss is the caller's
+        self._open: DrawnGroups | None = None
+        self._check_loss()
+        self._buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+    def __iter__(self) -> Iterator[GroupInputs]:
+        """Yield the inputs of each remaining step, drawn in secret: `[groups, group_size, views, ...]`.
+
+        They stay where the data loader puts them; `step` moves them to the model's device. An empty draw
+        yields inputs of no groups: a step like any other, of noise alone.
+
+        Raises:
+          ConfigError: the last draw was not followed by its step.
+        """
+        self._refuse_open()
+        draws = _SecretGroups(self)
+        loader = self._loader
+        batches: DataLoader[Any] = DataLoader(
+            loader.dataset,
+            batch_sampler=draws,
+            collate_fn=loader.collate_fn,
+            num_workers=loader.num_workers,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            prefetch_factor=loader.prefetch_factor,
+        )
+        for batch in batches:
+            self._refuse_open()
+            drawn = self._open = draws.drawn.popleft()
+            # An empty draw was loaded as one record, which is cut off here.
+            yield _as_given(
+                [
+                    leaf[: drawn.rows.size].reshape(*drawn.rows.shape, *leaf.shape[1:])
+                    for leaf in _leaves(batch)
+                ]
+            )
+        self._refuse_open()
+
+    def step(self, inputs: GroupInputs) -> None:
+        """Clip, sum, noise and average the groups' gradients, and take one step of the optimizer.
+
+        Guarantee: the new weights are those of one more step of the mechanism, (ε, δ)-differentially private
+        for adding or removing one record (see `dpgcl_core.mechanism.mechanism`).
+
+        Args:
+          inputs: what the iteration yielded, perhaps augmented: `[groups, group_size, views, ...]`.
+
+        Raises:
+          ConfigError: nothing was drawn since the last step, the number of groups is another, or the model
+            wrote to a buffer.
+        """
+        if self._open is None:
+            raise ConfigError("one draw is for one step: take the next batch of groups from the iteration")
+        drawn, leaves = self._open, _leaves(inputs)
+        if any(leaf.shape[:2] != drawn.rows.shape for leaf in leaves):
+            raise ConfigError("a step takes the groups that were drawn, all of them and no others")
+        self._open = None
+        parameters = trainable_parameters(self._model)
+        total = self._clipped_sum(leaves, drawn, parameters[0].device)
+        refuse_written_buffers(self._model, self._buffers)
+        noise = self.mechanism.noise(num_summed=self._randomness.num_summed_normals)
+        secret = self._randomness.generator(self.num_steps_taken, "noise")
+        noise.add_rounded_once(total, noise.draw(len(total), secret).to(total.device))
+        self.num_steps_taken += 1  # charged before the first weight moves
+        _set_gradients(parameters, total / self.mechanism.divisor)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def epsilon(self, num_steps: int | None = None) -> float:
+        """Return ε at the mechanism's δ, of the steps taken so far or of `num_steps`; 0 before the first.
+
+        Source: privacy loss distributions (Koskela et al. 2020; Doroshenko et al. 2022); inf without noise.
+        """
+        steps = self.num_steps_taken if num_steps is None else num_steps
+        if not steps:
+            return 0.0
+        return self.mechanism.epsilon(steps) if self.mechanism.is_private else math.inf
+
+    def _clipped_sum(self, leaves: Sequence[Tensor], drawn: DrawnGroups, device: torch.device) -> Tensor:
+        total = torch.zeros(num_trainable(self._model), device=device)
+        at_once = self._max_groups or max(1, len(drawn))
+        for start in range(0, len(drawn), at_once):
+            chosen = slice(start, start + at_once)
+            some = _as_given([leaf[chosen].to(device) for leaf in leaves])
+            complete = torch.from_numpy(drawn.complete[chosen])
+            self._rule.add_clipped_sum(total, self._model, self._loss, some, None, complete)
+        return total
+
+    def _check_loss(self) -> None:
+        """Try the loss on made-up groups of the records' shapes, in the mode that the model is in."""
+        size = self.mechanism.group_size
+        shape = (_NUM_PROBE_GROUPS, _PROBE_GROUP_SIZE if isinstance(size, str) else size)
+        one = _leaves(self._loader.collate_fn([self._records[0]]))
+        device, generator = trainable_parameters(self._model)[0].device, torch.Generator().manual_seed(0)
+        inputs, others = (
+            tuple(_made_up(leaf, shape, generator).to(device) for leaf in one) for _ in range(2)
+        )
+        refuse_mixed_groups(self._model, self._loss, inputs, others)
+
+    def _refuse_open(self) -> None:
+        if self._open is not None:
+            raise ConfigError(
+                "every draw must be followed by exactly one step, whatever it looks like: call step once for "
+                "each batch of groups"
+            )
+
+
+class _SecretGroups:
+    """The rows of each remaining step, drawn in secret; the groups wait in `drawn` for the step."""
+
+    def __init__(self, training: PrivateTraining) -> None:
+        self.drawn: deque[DrawnGroups] = deque()
+        self._training, self._first = training, training.num_steps_taken
+
+    def __len__(self) -> int:
+        return self._training.mechanism.num_steps - self._first
+
+    def __iter__(self) -> Iterator[list[int]]:
+        mechanism, randomness = self._training.mechanism, self._training._randomness
+        stage = mechanism.group_stage()
+        for step in range(self._first, mechanism.num_steps):
+            groups = stage.draw(
+                len(self._training._records),
+                sampling=randomness.generator(step, "sampling"),
+                permutation=randomness.generator(step, "permutation"),
+            )
+            self.drawn.append(groups)
+            yield groups.rows.flatten().tolist() or [0]  # data sets and collations are not asked for nothing
+
+
+def _records_of(data_loader: DataLoader[Any]) -> Any:
+    """The data set, which must have rows to draw from."""
+    records = data_loader.dataset
+    if isinstance(records, IterableDataset) or not hasattr(records, "__len__"):
+        raise ConfigError(
+            "records are drawn at random, so the data set must have a length and be read by index; got "
+            f"{type(records).__name__}"
+        )
+    if not len(records):
+        raise ConfigError("the data set must hold a record at least; it is empty")
+    return records
+
+
+def _leaves(batch: Any) -> tuple[Tensor, ...]:
+    """The tensors of a collated batch."""
+    leaves = (batch,) if isinstance(batch, Tensor) else batch
+    if not isinstance(leaves, tuple | list) or not all(isinstance(leaf, Tensor) for leaf in leaves):
+        raise ConfigError(
+            "a record must be a tensor [views, ...] or a tuple of such, and so must what collate_fn makes of "
+            f"records; got a {type(batch).__name__}"
+        )
+    return tuple(leaves)
+
+
+def _as_given(leaves: Sequence[Tensor]) -> GroupInputs:
+    """One tensor where the records have one."""
+    return leaves[0] if len(leaves) == 1 else tuple(leaves)
+
+
+def _made_up(leaf: Tensor, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+    """Random numbers in the place of records; of whole numbers 0 and 1, which every vocabulary has."""
+    shape = (*shape, *leaf.shape[1:])
+    if leaf.is_floating_point():
+        return (torch.rand(shape, generator=generator) * 2 - 1).to(leaf.dtype)
+    return torch.randint(0, 2, shape, generator=generator).to(leaf.dtype)
+
+
+def _set_gradients(parameters: Sequence[nn.Parameter], flat: Tensor) -> None:
+    offset = 0
+    for parameter in parameters:
+        part = flat[offset : offset + parameter.numel()].view_as(parameter)
+        parameter.grad = torch.empty_like(parameter).copy_(part)  # in the parameter's own memory format
+        offset += parameter.numel()
+
+
+def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
+    known = {id(parameter) for parameter in trainable_parameters(model)}
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if not known:
+        raise ConfigError("the model has no trainable parameters")
+    if any(id(parameter) not in known for parameter in held if parameter.requires_grad):
+        raise ConfigError(
+            "the optimizer holds parameters that are not the model's: their gradients would reach them "
+            "without clipping and noise. Give it model.parameters() alone"
+        )

@@ -1,0 +1,229 @@
+"""Sweeps from Python: the user's own points, or own space and score, and a table of trials in return.
+
+Both run by `execute`, as every sweep does: the same plan, cost, ledger, tracking and resume.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.release.metrics import find_metric
+from dpgcl_core.release.statement import PrivacyStatement
+from sweeps.service.options.scores import default_score
+from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.planning.plan import Earlier, SweepPlan
+from sweeps.service.planning.search import plan_search
+from sweeps.service.planning.space import EPSILON, Between, SearchOptions, Space, space_of
+from sweeps.service.planning.trials import Point
+from sweeps.service.running.search import SearchSweep, read_suggestions
+from sweeps.service.running.sweep import Figure, Outcome, execute
+from sweeps.service.running.terminal import say
+from trainers.data.dataset import TrainingData
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Score = Callable[[Mapping[str, float]], float]
+"""Maps the metrics of a finished trial that may be seen to a number, the larger the better."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepResult:
+    """What a sweep found, and what it cost.
+
+    Attributes:
+      trials: one row per finished trial: its name (`trial`), every param and metric, and `score`.
+      best: option values of the setting with the highest score, over its repeats on average; None where no
+        trial has one.
+      best_score: that score; nan where there is none.
+      epsilon: ε of one training at `delta`, of the costliest where they differ; None without a guarantee.
+      tuned_epsilon: ε of the whole sweep, every trial and every choice included; None without a guarantee.
+      delta: δ of both; None without a guarantee.
+      statement: the privacy statement, which also lies in `folder`; None of a dry run.
+      folder: where results, statement and `config.yaml` lie; None of a dry run.
+      code: 0; 1 when trials failed or MLflow did not take all; 128 + signal when stopped. `resume` goes on.
+    """
+
+    trials: pd.DataFrame
+    best: Mapping[str, Any] | None
+    best_score: float
+    epsilon: float | None
+    tuned_epsilon: float | None
+    delta: float | None
+    statement: PrivacyStatement | None
+    folder: Path | None
+    code: int
+
+
+def run(
+    options: SweepOptions,
+    points: Sequence[Point],
+    *,
+    score: str | Score | None = None,
+    question: str = "own",
+    figure: Figure | None = None,
+) -> SweepResult:
+    """Train every point, `repeats` times each, and return all of them.
+
+    Guarantee: all trials together are (`tuned_epsilon`, δ)-differentially private for adding or removing one
+    record, by composition, with the label of their method.
+
+    Args:
+      options: of the sweep; a point replaces some of them.
+      points: what is compared.
+      score: what is best: a metric, or a function of a trial's visible metrics; the modality's usual score
+        (k-NN accuracy, recall at 10 of pairs) unless given.
+      question: name of the sweep in folders and MLflow.
+      figure: draws a figure from MLflow, as `dashboards.draw` does with its first argument given.
+
+    Raises:
+      ConfigError: bad input, before anything is trained; or the sweep is sealed, and shows no trials.
+      DpgclError: data, storage, tracking server or ledger refuse.
+    """
+    _check_open(options)
+    outcome = execute(question, options, points, figure)
+    settings = {
+        f"{point.label}-r{repeat}": (point.label, dict(point.changes))
+        for point in points
+        for repeat in range(options.service.repeats)
+    }
+    return _result(outcome, score or default_score(options.data.modality), settings)
+
+
+def search(
+    options: SweepOptions,
+    space: Mapping[str, Sequence[Any] | Between],
+    score: str | Score,
+    num_trials: int,
+    *,
+    sampler: Literal["tpe", "random", "qmc"] = "tpe",
+    question: str = "search",
+    figure: Figure | None = None,
+) -> SweepResult:
+    """Search one's own space for the setting with the highest score of one's own, and return all trials.
+
+    Guarantee: as `run`, whatever is chosen while the search runs, with the cost of `num_trials` trainings at
+    the least noise of the space (proof: `sweeps.service.planning.search`).
+
+    Args:
+      options: of the sweep; the space replaces some of them. Each setting is trained once.
+      space: by option, a list of values or `Between(low, high)`.
+      score: a metric, or a function of a trial's visible metrics. Its name is that of the metric in the table
+        and in MLflow; a number that is not finite counts as failed.
+      num_trials: trainings, fixed in advance.
+      sampler: what proposes settings: tpe learns from earlier trials, random and qmc do not.
+      question, figure: as of `run`.
+
+    Raises:
+      ConfigError: as of `run`; or an option must not vary in a search.
+      DpgclError: as of `run`.
+    """
+    _check_open(options)
+    name = score if isinstance(score, str) else _name_of(score)
+    nodes = {each.name: getattr(options, each.name) for each in dataclasses.fields(SweepOptions)}
+    nodes["service"] = dataclasses.replace(options.service, repeats=1)
+    searched = SearchOptions(**nodes, num_trials=num_trials, objectives=(name,), sampler=sampler)
+    kind = _search_of(space_of(space), name, None if isinstance(score, str) else score)
+    outcome = execute(question, searched, (), figure, kind=kind)
+    values = read_suggestions(outcome.folder) if outcome.folder is not None else []
+    settings = {f"trial-{number}": (f"trial-{number}", each) for number, each in enumerate(values, start=1)}
+    return _result(outcome, name, settings)
+
+
+def _check_open(options: SweepOptions) -> None:
+    if not options.release.is_open:
+        raise ConfigError(
+            f"a table of trials is for release = open; got {options.release.mode}, which publishes one model "
+            "alone: run a sweep's script"
+        )
+
+
+def _name_of(score: Score) -> str:
+    """The name of a score of one's own, which must not be that of a metric that means something else."""
+    name = getattr(score, "__name__", type(score).__name__)
+    if not name.isidentifier() or find_metric(name) is not None or name in (EPSILON, "score"):
+        raise ConfigError(
+            f"a score of your own needs a name of its own: write it as a function; got {name!r}"
+        )
+    return str(name)
+
+
+def _search_of(space: Space, name: str, score: Score | None) -> type[SearchSweep]:
+    """Return the kind of a search over a space and by a score that no command line names."""
+
+    class OwnSearch(SearchSweep):
+        @staticmethod
+        def planned(
+            question: str,
+            options: SweepOptions,
+            points: Sequence[Point],
+            data: TrainingData,
+            *,
+            notes: Sequence[str],
+            calibration_folder: Path,
+            earlier: Earlier | None,
+        ) -> SweepPlan:
+            assert isinstance(options, SearchOptions)
+            return plan_search(
+                question,
+                options,
+                data,
+                notes=notes,
+                calibration_folder=calibration_folder,
+                space=space,
+                own_scores=() if score is None else (name,),
+            )
+
+        def _on_result(self, trial: str, result: dict[str, Any]) -> None:
+            """Keep the score with the metrics it is made of, so that a resume and MLflow know it."""
+            if score is not None:
+                value = _scored(score, trial, result["metrics"])
+                metrics = result["metrics"] | ({name: value} if math.isfinite(value) else {})
+                result = result | {"metrics": metrics}
+            super()._on_result(trial, result)
+
+    return OwnSearch
+
+
+def _scored(score: Score, trial: str, metrics: Mapping[str, float]) -> float:
+    """The score of a trial; nan, with a warning, where the user's function fails: the search goes on."""
+    try:
+        return float(score(dict(metrics)))
+    except Exception as error:  # the user's own code
+        say(f"warning: {trial} has no score: {type(error).__name__}: {error}")
+        return math.nan
+
+
+def _result(
+    outcome: Outcome, score: str | Score, settings: Mapping[str, tuple[str, Mapping[str, Any]]]
+) -> SweepResult:
+    """The table of trials, and of the settings, each with a name and its option values, the best."""
+    import pandas as pd
+
+    rows, scores = [], dict[str, list[float]]()
+    for trial, found in outcome.results.items():
+        metrics = found["metrics"]
+        value = metrics.get(score, math.nan) if isinstance(score, str) else _scored(score, trial, metrics)
+        rows.append({"trial": trial, **found["params"], **metrics, "score": value})
+        scores.setdefault(settings[trial][0], []).append(value)
+    means = {name: sum(values) / len(values) for name, values in scores.items()}
+    finite = {name: mean for name, mean in means.items() if math.isfinite(mean)}
+    best = max(finite, key=finite.__getitem__, default=None)
+    cost = outcome.statement.cost if outcome.statement is not None else None
+    return SweepResult(
+        trials=pd.DataFrame(rows),
+        best=dict(settings.values())[best] if best is not None else None,
+        best_score=finite[best] if best is not None else math.nan,
+        epsilon=cost.training_epsilon if cost is not None else None,
+        tuned_epsilon=cost.tuned_epsilon if cost is not None else None,
+        delta=cost.delta if cost is not None else None,
+        statement=outcome.statement,
+        folder=outcome.folder.path if outcome.folder is not None else None,
+        code=outcome.code,
+    )

@@ -1,0 +1,134 @@
+"""The examples run as they stand: those of the library in a wheel alone, those of sweeps on Ray."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from dpgcl_core.mechanism import registry
+from dpgcl_core.mechanism.method import LossSettings
+from dpgcl_core.mechanism.registry import METHODS, method_named
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.fixture
+def forgets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What an example registers is forgotten after the test."""
+    assert METHODS
+    monkeypatch.setattr(registry._registry, "_methods", dict(registry._registry._methods))
+    path = list(sys.path)
+    yield
+    sys.path[:] = path  # a sweep's script puts its own copy of the code first
+
+
+def _run(example: str, *arguments: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / example, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_own_loop_is_short_and_meets_its_target() -> None:
+    text = (EXAMPLES / "own_loop.py").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 30
+    said = _run("own_loop.py")
+    (epsilon,) = re.findall(r"^ε = (\d+\.\d+) at δ = 6\.6e-05$", said, re.MULTILINE)
+    assert 7.9 < float(epsilon) <= 8.0
+
+
+def test_accounting_prints_what_the_accountants_say() -> None:
+    said = _run("accounting.py")
+    assert "one training: ε = 9.14 at δ = 1.5e-06" in said
+    opened, sealed = (float(re.findall(rf"{kind}: ε = (\d+\.\d+)", said)[0]) for kind in ("open", "sealed"))
+    assert opened == pytest.approx(16.51, abs=0.02)
+    assert sealed == pytest.approx(6.37, abs=0.02)
+
+
+@pytest.mark.usefixtures("forgets")
+def test_custom_loss_is_registered_and_sees_its_own_group_alone() -> None:
+    runpy.run_path(str(EXAMPLES / "custom_method.py"), run_name="custom_method")
+    loss = method_named("decoupled").loss(LossSettings(temperature=0.5))
+    assert loss is not None
+    groups = normalize(torch.rand(3, 4, 2, 5, generator=torch.Generator().manual_seed(0)), dim=-1)
+    found = loss(groups)
+    similarities = groups[1, :, 0] @ groups[1, :, 1].T / 0.5
+    slow = sum(
+        -similarities[i, i] + torch.logsumexp(similarities[i][torch.arange(4) != i], dim=0) for i in range(4)
+    )
+    torch.testing.assert_close(found[1], torch.as_tensor(slow))
+    torch.testing.assert_close(loss(groups[1:2])[0], found[1])
+
+
+@pytest.mark.ci
+@pytest.mark.ray
+def test_custom_method_is_swept_in_workers_that_never_saw_its_file(tmp_path: Path) -> None:
+    """Two trainings, one in the trial's own process and one in a worker group's."""
+    common = ("--tiny", "--no-non-private", "--noise-multiplier", "1", "--storage", str(tmp_path))
+    for name, more in {"in-place": (), "in-workers": ("--worker-processes",)}.items():
+        _run("custom_method.py", *common, *more, "--name", name, "--method", "decoupled")
+        folder = tmp_path / "sweeps" / name
+        assert len(list((folder / "trials").glob("*.json"))) == 1
+        assert "decoupled" in (folder / "privacy_statement.md").read_text(encoding="utf-8").lower()
+
+
+@pytest.mark.ci
+@pytest.mark.ray
+def test_sweep_from_python_returns_trials_the_best_setting_and_both_epsilons(tmp_path: Path) -> None:
+    said = _run("python_sweep.py", str(tmp_path))
+    assert len(re.findall(r"^\d +trial-\d", said, re.MULTILINE)) == 3
+    (best,) = re.findall(
+        r"^best: \{'group_size': \d, 'learning_rate': .*, cautious_accuracy (0\.\d+)", said, re.M
+    )
+    one, whole = re.findall(r"ε of one training: (\d+\.\d+), of the whole search: (\d+\.\d+)", said)[0]
+    assert 7.9 < float(one) <= 8.0 < float(whole)
+    assert float(best) > 0.2
+
+
+_BLOCKED = "import sys; sys.modules.update(dict.fromkeys({names!r}))\n"
+_HEAVY = ("ray", "mlflow", "open_clip", "optuna", "peft", "timm", "tyro", "pandas", "trainers", "sweeps")
+
+
+@pytest.mark.ci
+def test_library_examples_run_from_a_wheel_where_no_service_can_be_imported(tmp_path: Path) -> None:
+    source, wheels, empty = tmp_path / "source", tmp_path / "wheels", tmp_path / "empty"
+    ignored = shutil.ignore_patterns(".*", "build", "*.egg-info", "tests", "benchmarks", "docs")
+    shutil.copytree(ROOT, source, ignore=ignored)
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*build, "--quiet", "--wheel-dir", wheels, source], check=True, cwd=tmp_path)
+    (wheel,) = wheels.glob("*.whl")
+    empty.mkdir()
+    for example in ("own_loop.py", "accounting.py"):
+        code = (
+            _BLOCKED.format(names=_HEAVY)
+            + f"sys.path.insert(0, {str(wheel)!r})\n"
+            + "import runpy, dpgcl_core\n"
+            + f"assert dpgcl_core.__file__.startswith({str(wheel)!r}), dpgcl_core.__file__\n"
+            + f"runpy.run_path({str(EXAMPLES / example)!r}, run_name='__main__')\n"
+        )
+        command = [sys.executable, "-I", "-c", code]
+        done = subprocess.run(command, cwd=empty, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "ε = " in done.stdout
+    names = subprocess.run(
+        [sys.executable, "-m", "zipfile", "-l", wheel], capture_output=True, text=True, check=True
+    )
+    for package in ("dpgcl_core", "trainers", "dashboards", "sweeps"):
+        assert f"{package}/py.typed" in names.stdout
