@@ -38,6 +38,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # The versions are pinned by constraints.txt, so only a change of it or of pyproject.toml installs again.
 $(INSTALLED): pyproject.toml constraints.txt

@@ -19,29 +19,26 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import json
-import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks import reports
-from benchmarks.memory import MeasurementError, peak_bytes
+from benchmarks import harness
+from benchmarks.harness import Output, Page, in_turn, or_warning, ratio_of, say, seconds_of, side_text
+from benchmarks.memory import peak_bytes
 from benchmarks.pair_steps import IN_GROUPS, ORDINARY, WHOLE_BATCH, PairTask, build_step, usual_microbatch
-from benchmarks.reports import say, seconds_text
-from benchmarks.steps import Check, OurStep, Step, seconds_of
+from benchmarks.steps import Check, OurStep, Step
 from dpgcl_core.clipping.types import num_trainable
-from dpgcl_core.errors import ConfigError
-
-Seconds = dict[str, list[float]]
+from dpgcl_core.errors import exit_on_bad_input
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Output):
     """What to measure."""
 
     model: str = "ViT-B-32"
@@ -56,7 +53,7 @@ class Options:
     """Rank of the adapters on queries and values of both towers; 0 trains every weight."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to measure."""
-    threads: int = dataclasses.field(default_factory=reports.default_threads)
+    threads: int = dataclasses.field(default_factory=harness.default_threads)
     """CPU threads."""
     views_per_microbatch: int | None = None
     """Images and texts at once, of the private step and in groups; what a training takes unless given."""
@@ -64,14 +61,10 @@ class Options:
     """Timed rounds, one step of each side."""
     measure_memory: bool = True
     """Measure memory, too: two more steps of each side."""
-    json: bool = False
-    """Print one JSON object and write no file."""
-    output: Path = reports.RESULTS
-    """Folder of the dated result file."""
 
 
 def tasks(options: Options) -> list[PairTask]:
-    """Returns every N_a with every S."""
+    """Return every N_a with every S."""
     return [
         PairTask(
             model=options.model,
@@ -88,7 +81,7 @@ def tasks(options: Options) -> list[PairTask]:
 
 
 def measure(options: Options, task: PairTask) -> dict[str, Any]:
-    """Returns one row: seconds, memory and microbatch of every side, and the private step's ratios."""
+    """Return one row: seconds, memory and microbatch of every side, and the private step's ratios."""
     size = options.views_per_microbatch or usual_microbatch(task)
     size = min(size, task.expected_batch_size * task.num_views)
     gc.collect()
@@ -96,20 +89,16 @@ def measure(options: Options, task: PairTask) -> dict[str, Any]:
     ours = steps["ours"]
     assert isinstance(ours, OurStep)
     for side, step in steps.items():  # adapters are no longer zero after it
-        seconds = seconds_of(step, task.device)
+        seconds = seconds_of(step.take, task.device)
         say(f"  {side}: {step.views_per_microbatch} views at once, first step {seconds:.3f} s")
     check, num_parameters = ours.check(), num_trainable(ours.run.encoder)
-    times = alternate(steps, options.repeats, task.device)
+    takes = {side: partial(seconds_of, step.take, task.device) for side, step in steps.items()}
+    times = in_turn(takes, options.repeats)
     at_once = {side: step.views_per_microbatch for side, step in steps.items()}
-    del steps, step, ours  # the measuring processes need the memory
+    del steps, step, ours, takes  # the measuring processes need the memory
     gc.collect()
-    sides: dict[str, dict[str, Any]] = {
-        side: {
-            "seconds": statistics.median(times[side]),
-            "all_seconds": times[side],
-            "memory_bytes": _memory(side, task, views) if options.measure_memory else None,
-            "views_per_microbatch": views,
-        }
+    sides = {
+        side: harness.side_row(times[side], _memory(options, side, task, views), views)
         for side, views in at_once.items()
     }
     return {
@@ -124,34 +113,21 @@ def measure(options: Options, task: PairTask) -> dict[str, Any]:
     }
 
 
-def alternate(steps: dict[str, Step], repeats: int, device: str) -> Seconds:
-    """Returns the seconds of each side's steps, taken in turn."""
-    times: Seconds = {side: [] for side in steps}
-    for index in range(repeats):
-        for side in list(steps)[:: -1 if index % 2 else 1]:
-            times[side].append(seconds_of(steps[side], device))
-    return times
-
-
-def _ratios(sides: dict[str, dict[str, Any]]) -> dict[str, float | None]:
-    """The private step over each ordinary one: medians of the rounds' ratios."""
-    found: dict[str, float | None] = {}
+def _ratios(sides: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The private step over each ordinary one: medians of the rounds' ratios, and their ends."""
+    found: dict[str, Any] = {}
     ours = sides["ours"]
     for side in ORDINARY:
-        plain = sides[side]
-        rounds = zip(ours["all_seconds"], plain["all_seconds"], strict=True)
-        found[f"time_over_{side}"] = statistics.median(a / b for a, b in rounds)
-        known = ours["memory_bytes"] and plain["memory_bytes"]
-        found[f"memory_over_{side}"] = ours["memory_bytes"] / plain["memory_bytes"] if known else None
+        found[f"time_over_{side}"], *ends = ratio_of(ours["all_seconds"], sides[side]["all_seconds"])
+        found[f"time_over_{side}_range"] = ends
+        found[f"memory_over_{side}"] = harness.memory_ratio(ours, sides[side])
     return found
 
 
-def _memory(side: str, task: PairTask, views_per_microbatch: int) -> int | None:
-    try:
-        return peak_bytes(side, task, views_per_microbatch)
-    except MeasurementError as error:
-        say(f"warning: {error}")
+def _memory(options: Options, side: str, task: PairTask, views_per_microbatch: int) -> int | None:
+    if not options.measure_memory:
         return None
+    return or_warning(lambda: peak_bytes(side, task, views_per_microbatch))
 
 
 def _count(check: Check) -> dict[str, int]:
@@ -161,56 +137,43 @@ def _count(check: Check) -> dict[str, int]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Returns the rows as a Markdown table."""
+    """Return the rows as a Markdown table."""
     columns = ["N_a", "S", "private", "whole batch", "in groups"]
     columns += ["time, memory / whole batch", "time, memory / in groups", "error"]
     lines = [
         [
             row["num_augmentations"],
             row["group_size"],
-            *(_side_text(row["sides"][side]) for side in ("ours", WHOLE_BATCH, IN_GROUPS)),
+            *(side_text(row["sides"][side]) for side in ("ours", WHOLE_BATCH, IN_GROUPS)),
             *(_ratio_text(row, side) for side in ORDINARY),
             f"{row['max_relative_error']:.0e}",
         ]
         for row in rows
     ]
-    return reports.markdown_table(columns, lines)
-
-
-def _side_text(side: dict[str, Any]) -> str:
-    memory = f"{side['memory_bytes'] / 2**20:.0f} MiB" if side["memory_bytes"] else "?"
-    return f"{seconds_text(side['seconds'])} s, {memory} at {side['views_per_microbatch']}"
+    return harness.markdown_table(columns, lines)
 
 
 def _ratio_text(row: dict[str, Any], side: str) -> str:
-    memory = row[f"memory_over_{side}"]
-    return f"**{row[f'time_over_{side}']:.2f}**, {'?' if memory is None else f'{memory:.2f}'}"
+    time = harness.with_spread(row[f"time_over_{side}"], row[f"time_over_{side}_range"])
+    return f"{time}, {harness.ratio_text(row[f'memory_over_{side}'])}"
 
 
 def main() -> int:
-    """Measures every row and writes the table."""
-    import tyro
-
-    options = tyro.cli(Options, description=__doc__)
+    """Measure every row and write the table."""
+    options = harness.read_options(Options, __doc__)
     chosen = tasks(options)
-    facts = reports.about(device=options.device, threads=options.threads)
+    facts = harness.about(device=options.device, threads=options.threads)
     size = options.views_per_microbatch
-    name, rows = f"clip_step_{Path(options.model).stem}" + (f"_{size}_views" if size else ""), []
+    name = f"clip_step_{Path(options.model).stem}" + (f"_{size}_views" if size else "")
+    page = Page(name=name, title=f"Private step of {options.model}", text=PAGE)
+    rows: list[dict[str, Any]] = []
     for task in chosen:
         say(f"{task.model}, N_a = {task.num_augmentations}, S = {task.group_size}")
         rows.append(measure(options, task))
         say(table(rows[-1:]))
         if not options.json:  # after every row, for a table takes long
-            files = reports.write(
-                name, f"Private step of {options.model}", PAGE, facts, {"rows": rows}, [table(rows)],
-                options.output,
-            )  # fmt: skip
-    if options.json:
-        print(json.dumps({**facts, "rows": rows}))
-    else:
-        print(table(rows))
-        print("written: " + ", ".join(map(str, files)))
-    return 0
+            harness.write(page, facts, {"rows": rows}, [table(rows)], options.output)
+    return harness.publish(page, options, facts, {"rows": rows}, [table(rows)])
 
 
 PAGE = """
@@ -226,8 +189,4 @@ one exact backward pass per group, with norms and sum in float64. Weights are ra
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    exit_on_bad_input(main)

@@ -16,23 +16,22 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import json
-import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks import reports
+from benchmarks import harness
 from benchmarks.engines import ENGINES, PER_VIEW, EngineStep, build_step, gradient_bytes
-from benchmarks.memory import MeasurementError, peak_bytes
-from benchmarks.reports import say, seconds_text
-from benchmarks.steps import MICROBATCHES, Check, OurStep, Step, Task, seconds_of
+from benchmarks.harness import Output, Page, in_turn, or_warning, ratio_text, say, seconds_of, side_text
+from benchmarks.memory import peak_bytes
+from benchmarks.steps import MICROBATCHES, Check, OurStep, Step, Task
 from dpgcl_core.clipping.types import num_trainable
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, exit_on_bad_input
 
 Engine = Literal["loop", "vmap", "opacus", "opacus_ghost"]
 Model = Literal["small_cnn", "tiny_cnn", "resnet18", "vit_b_32_lora"]
@@ -59,7 +58,7 @@ LONG_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Output):
     """One measurement, or the whole table."""
 
     model: Model | None = None
@@ -74,7 +73,7 @@ class Options:
     """Where to measure."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of the forward and backward pass of ours and of non-private; the others stay in float32."""
-    threads: int = dataclasses.field(default_factory=reports.default_threads)
+    threads: int = dataclasses.field(default_factory=harness.default_threads)
     """CPU threads."""
     image_size: int | None = None
     """Pixels of the square images; 28 for the small networks, 32 for resnet18, 224 for the transformer."""
@@ -86,14 +85,10 @@ class Options:
     """Another engine whose step would take longer is not run."""
     max_gigabytes: float = 6.0
     """Another engine whose separate gradients would take more memory is not run."""
-    json: bool = False
-    """Print one JSON object and write no file."""
-    output: Path = reports.RESULTS
-    """Folder of the dated result file."""
 
 
 def measure(options: Options, task: Task, others: Sequence[str]) -> dict[str, Any]:
-    """Returns one row: times, memory and error of every side, and their ratios over non-private."""
+    """Return one row: times, memory and error of every side, and their ratios over non-private."""
     ours, _ = fastest("ours", options, task)
     assert isinstance(ours, OurStep)
     check = ours.check()
@@ -109,18 +104,14 @@ def measure(options: Options, task: Task, others: Sequence[str]) -> dict[str, An
             not_run[name] = reason
         else:
             steps[name], _ = fastest(name, options, task, num_parameters=num_parameters)
-    times = alternate(steps, options, task)
+    takes = {name: partial(seconds_of, step.take, task.device) for name, step in steps.items()}
+    times = in_turn(takes, options.repeats or FEWER_REPEATS.get(task.model, 5))
     layouts = {"non_private": bool(getattr(plain[0], "channels_last", False))}
     sizes = {name: step.views_per_microbatch for name, step in steps.items()}
-    del steps, ours, plain  # the measuring processes need the memory
+    del steps, takes, ours, plain  # the measuring processes need the memory
     sides: dict[str, dict[str, Any]] = {
-        name: {
-            "seconds": statistics.median(times[name]),
-            "all_seconds": times[name],
-            "memory_bytes": _memory(name, task, sizes[name], layouts.get(name, False)),
-            "views_per_microbatch": sizes[name],
-        }
-        for name in sizes
+        name: harness.side_row(times[name], _memory(name, task, size, layouts.get(name, False)), size)
+        for name, size in sizes.items()
     }
     sides["non_private"]["channels_last"] = layouts["non_private"]
     for name, side in sides.items():
@@ -140,6 +131,7 @@ def _row(task: Task, num_parameters: int, sides: dict[str, dict[str, Any]], chec
         "views_per_record": task.num_views,
         "num_parameters": num_parameters,
         "time_ratio": ours["time_ratio"],
+        "time_ratio_range": ours["time_ratio_range"],
         "memory_ratio": ours["memory_ratio"],
         **dataclasses.asdict(check),
         "ours_seconds": ours["seconds"],
@@ -152,26 +144,22 @@ def _row(task: Task, num_parameters: int, sides: dict[str, dict[str, Any]], chec
     }
 
 
-def _ratios(side: dict[str, Any], plain: dict[str, Any]) -> dict[str, float | None]:
-    known = side["memory_bytes"] and plain["memory_bytes"]
+def _ratios(side: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
     return {
         "time_ratio": side["seconds"] / plain["seconds"],
-        "memory_ratio": side["memory_bytes"] / plain["memory_bytes"] if known else None,
+        "time_ratio_range": harness.ratio_of(side["all_seconds"], plain["all_seconds"])[1:],
+        "memory_ratio": harness.memory_ratio(side, plain),
     }
 
 
 def _memory(engine: str, task: Task, size: int, channels_last: bool) -> int | None:
-    try:
-        return peak_bytes(engine, task, size, channels_last=channels_last)
-    except MeasurementError as error:
-        say(f"warning: {error}")
-        return None
+    return or_warning(lambda: peak_bytes(engine, task, size, channels_last=channels_last))
 
 
 def fastest(
     engine: str, options: Options, task: Task, *, channels_last: bool = False, num_parameters: int = 0
 ) -> tuple[Step, float]:
-    """Returns a side at its fastest microbatch, warmed up, and the seconds of its best step.
+    """Return a side at its fastest microbatch, warmed up, and the seconds of its best step.
 
     Sizes are tried from small to large, until two in a row are clearly slower than the best so far. Short
     steps are searched once more, all sizes, lest a busy moment of the machine decide.
@@ -193,23 +181,23 @@ def fastest(
             break
     best = min(size for size, seconds in seen.items() if seconds <= AS_FAST * min(seen.values()))
     step = build_step(engine, task, best, channels_last=channels_last)
-    seconds_of(step, task.device)
+    seconds_of(step.take, task.device)
     return step, seen[best]
 
 
 def _best_of_few(step: Step, task: Task, best: float | None) -> float:
-    """Returns the shortest of a few steps after a warm-up, fewer where one takes long."""
-    warm_up = seconds_of(step, task.device)
+    """Return the shortest of a few steps after a warm-up, fewer where one takes long."""
+    warm_up = seconds_of(step.take, task.device)
     if best and warm_up > max(LONG_SECONDS, 1.5 * best):
         return warm_up
-    times = [seconds_of(step, task.device)]
+    times = [seconds_of(step.take, task.device)]
     while sum(times) < SHORT_SECONDS and len(times) < 4:
-        times.append(seconds_of(step, task.device))
+        times.append(seconds_of(step.take, task.device))
     return min(times)
 
 
 def candidates(engine: str, options: Options, task: Task, num_parameters: int = 0) -> list[int]:
-    """Returns the microbatches to try, without those that hold the same groups or too much memory."""
+    """Return the microbatches to try, without those that hold the same groups or too much memory."""
     sizes = options.microbatches or MICROBATCHES[task.model]
     if not options.microbatches and task.device == "cuda":
         sizes = tuple(4 * size for size in sizes)
@@ -224,7 +212,7 @@ def candidates(engine: str, options: Options, task: Task, num_parameters: int = 
 
 
 def infeasible(engine: str, options: Options, task: Task, num_parameters: int) -> str:
-    """Returns why an engine is not run: its predicted memory or time, or its own refusal; empty if it is."""
+    """Return why an engine is not run: its predicted memory or time, or its own refusal; empty if it is."""
     size = candidates(engine, options, task, num_parameters)[0]
     gigabytes = gradient_bytes(engine, task, num_parameters, size) / 1e9
     if gigabytes > options.max_gigabytes:
@@ -232,39 +220,16 @@ def infeasible(engine: str, options: Options, task: Task, num_parameters: int) -
     try:
         step = EngineStep(engine, task, size)
         step.take_one_microbatch()
-        groups = 0
-
-        def one_microbatch() -> None:
-            nonlocal groups
-            groups = step.take_one_microbatch()
-
-        seconds = seconds_of(_Once(one_microbatch, size), task.device)
+        groups: list[int] = []
+        seconds = seconds_of(lambda: groups.append(step.take_one_microbatch()), task.device)
     except Exception as error:  # the engine's own limits are a result
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    seconds *= task.expected_batch_size / task.group_size / groups
+    seconds *= task.expected_batch_size / task.group_size / groups[0]
     return f"a step would take {seconds:.0f} s" if seconds > options.max_seconds else ""
 
 
-@dataclass
-class _Once:
-    """Any function as something to time."""
-
-    take: Any
-    views_per_microbatch: int
-
-
-def alternate(steps: dict[str, Step], options: Options, task: Task) -> dict[str, list[float]]:
-    """Returns the seconds of each side's steps, taken in turn; the order turns round with every round."""
-    repeats = options.repeats or FEWER_REPEATS.get(task.model, 5)
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for index in range(repeats):
-        for name in list(steps)[:: -1 if index % 2 else 1]:
-            times[name].append(seconds_of(steps[name], task.device))
-    return times
-
-
 def tasks(options: Options) -> list[Task]:
-    """Returns what the options ask for: one row, or all rows of the table that they leave open."""
+    """Return what the options ask for: one row, or all rows of the table that they leave open."""
     found = []
     for model in (options.model,) if options.model else tuple(BATCH_SIZES):
         batches = (options.expected_batch_size,) if options.expected_batch_size else BATCH_SIZES.get(model)
@@ -286,7 +251,7 @@ def tasks(options: Options) -> list[Task]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Returns the rows as a Markdown table."""
+    """Return the rows as a Markdown table."""
     columns = ["network", "S", "B", "ours", "non-private", "time", "memory", "error"]
     others = [name for name in ENGINES if any(name in row["sides"] for row in rows)]
     lines = [
@@ -294,25 +259,16 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             row["model"],
             row["group_size"],
             row["expected_batch_size"],
-            _side_text(row["sides"]["ours"]),
-            _side_text(row["sides"]["non_private"]),
-            f"**{row['time_ratio']:.2f}**",
-            _ratio_text(row["memory_ratio"]),
+            side_text(row["sides"]["ours"]),
+            side_text(row["sides"]["non_private"]),
+            harness.with_spread(row["time_ratio"], row["time_ratio_range"]),
+            ratio_text(row["memory_ratio"]),
             f"{row['max_relative_error']:.0e}",
             *(_other_text(row["sides"].get(name)) for name in others),
         ]
         for row in rows
     ]
-    return reports.markdown_table([*columns, *others], lines)
-
-
-def _side_text(side: dict[str, Any]) -> str:
-    memory = f"{side['memory_bytes'] / 2**20:.0f} MiB" if side["memory_bytes"] else "?"
-    return f"{seconds_text(side['seconds'])} s, {memory} at {side['views_per_microbatch']}"
-
-
-def _ratio_text(ratio: float | None) -> str:
-    return "?" if ratio is None else f"{ratio:.2f}"
+    return harness.markdown_table([*columns, *others], lines)
 
 
 def _other_text(side: dict[str, Any] | None) -> str:
@@ -320,38 +276,29 @@ def _other_text(side: dict[str, Any] | None) -> str:
         return ""
     if "not_run" in side:
         return f"not run: {side['not_run']}"
-    return f"{side['time_ratio']:.2f}, memory {_ratio_text(side['memory_ratio'])}"
+    return f"{side['time_ratio']:.2f}, memory {ratio_text(side['memory_ratio'])}"
 
 
 def main() -> int:
-    """Runs one measurement or the table."""
-    import tyro
-
-    options = tyro.cli(Options, description=__doc__)
+    """Run one measurement or the table."""
+    options = harness.read_options(Options, __doc__)
     chosen = tasks(options)
     whole = not (options.model and options.group_size and options.expected_batch_size)
     if options.json and whole:
         raise ConfigError("--json prints one row: give model, group_size and expected_batch_size with it")
     others = options.others or (() if options.model else tuple(ENGINES))
     name = f"clipping_{options.model}" if options.model else "clipping"
-    facts = reports.about(device=options.device, threads=options.threads)
-    rows = []
+    page = Page(name=name, title="Private over non-private step", text=PAGE)
+    facts = harness.about(device=options.device, threads=options.threads)
+    rows: list[dict[str, Any]] = []
     for task in chosen:
         say(f"{task.model}, S = {task.group_size}, B = {task.expected_batch_size}")
         rows.append(measure(options, task, others))
         say(table(rows[-1:]))
         if whole:  # after every row, for a table takes hours
-            files = reports.write(
-                name, "Private over non-private step", PAGE, facts, {"rows": rows}, [table(rows)],
-                options.output,
-            )  # fmt: skip
-    if options.json:
-        print(json.dumps({**facts, **rows[0]}))
-    else:
-        print(table(rows))
-    if whole:
-        print("written: " + ", ".join(map(str, files)))
-    return 0
+            harness.write(page, facts, {"rows": rows}, [table(rows)], options.output)
+    result = {"rows": rows} if whole else rows[0]
+    return harness.publish(page, options, facts, result, [table(rows)], to_files=whole)
 
 
 PAGE = f"""
@@ -366,8 +313,4 @@ for ghost norms of Opacus cannot express groups: another mechanism, shown for it
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    exit_on_bad_input(main)

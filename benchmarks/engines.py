@@ -67,7 +67,7 @@ class EngineStep:
         self._step += 1
 
     def take_one_microbatch(self) -> int:
-        """Takes the sum of one microbatch, to foresee a whole step; returns its groups."""
+        """Take the sum of one microbatch, to foresee a whole step; returns its groups."""
         groups = self.task.groups(self._generator)
         groups = groups[: self.task.groups_at_once(self.views_per_microbatch)]
         self.total.zero_()
@@ -75,12 +75,12 @@ class EngineStep:
         return len(groups)
 
     def views(self, groups: np.ndarray) -> Tensor:
-        """Returns the views of `groups`."""
+        """Return the views of `groups`."""
         return views_of(self.records, groups, self.config, step=self._step, device=self.task.device)
 
 
 def build_step(engine: str, task: Task, views_per_microbatch: int, *, channels_last: bool = False) -> Step:
-    """Returns one side of a measurement: `ours`, `non_private` or a name of `ENGINES`."""
+    """Return one side of a measurement: `ours`, `non_private` or a name of `ENGINES`."""
     if engine == "ours":
         return OurStep(task, views_per_microbatch)
     if engine == "non_private":
@@ -89,7 +89,7 @@ def build_step(engine: str, task: Task, views_per_microbatch: int, *, channels_l
 
 
 def gradient_bytes(engine: str, task: Task, num_parameters: int, views_per_microbatch: int) -> int:
-    """Returns the bytes of the separate gradients that one microbatch of an engine holds at once."""
+    """Return the bytes of the separate gradients that one microbatch of an engine holds at once."""
     groups = task.groups_at_once(views_per_microbatch)
     rows = {"opacus": groups * task.group_size * task.num_views, "vmap": 2 * groups}.get(engine, 1)
     return 4 * rows * num_parameters
@@ -174,7 +174,7 @@ def _quiet() -> None:
 
 
 def _add_clipped(total: Tensor, gradients: list[Tensor]) -> None:
-    """Adds Σ Clip_C of `gradients`, per parameter `[groups, numel]`, to the flat `total`."""
+    """Add Σ Clip_C of `gradients`, per parameter `[groups, numel]`, to the flat `total`."""
     norms = torch.stack([gradient.square().sum(1) for gradient in gradients]).sum(0).sqrt()
     factors = (CLIP_NORM / norms.clamp_min(1e-12)).clamp_max(1.0)
     offset = 0

@@ -13,20 +13,21 @@ not B, must decide the memory. Memory is the peak of a fresh process per size (`
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks import reports
+from benchmarks import harness
+from benchmarks.harness import Output, Page, in_turn, say, seconds_of
 from benchmarks.memory import peak_bytes
-from benchmarks.reports import say
-from benchmarks.steps import OurStep, Task, seconds_of
+from benchmarks.steps import OurStep, Task
+from dpgcl_core.errors import exit_on_bad_input
 
 BATCH_SIZES = {
     "tiny_cnn": (256, 1024, 4096, 16_384),
@@ -46,7 +47,7 @@ MICROBATCH = {"tiny_cnn": 384, "small_cnn": 384, "resnet18": 96, "vit_b_32_lora"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Output):
     """The axes to measure."""
 
     model: Literal["small_cnn", "tiny_cnn", "resnet18", "vit_b_32_lora"] = "small_cnn"
@@ -63,20 +64,16 @@ class Options:
     """Views passed at once; by model unless given."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where to measure."""
-    threads: int = dataclasses.field(default_factory=reports.default_threads)
+    threads: int = dataclasses.field(default_factory=harness.default_threads)
     """CPU threads."""
     image_size: int | None = None
     """Pixels of the square images; by model unless given."""
     repeats: int = 3
     """Timed rounds, one step of each size."""
-    json: bool = False
-    """Print one JSON object and write no file."""
-    output: Path = reports.RESULTS
-    """Folder of the dated result file."""
 
 
 def axis(options: Options, name: str, tasks: Sequence[Task], reference: int) -> list[dict[str, Any]]:
-    """Returns one row per task: seconds per record and peak memory, and their ratios along the axis.
+    """Return one row per task: seconds per record and peak memory, and their ratios along the axis.
 
     Args:
       options: the user's.
@@ -102,20 +99,20 @@ def axis(options: Options, name: str, tasks: Sequence[Task], reference: int) -> 
 
 
 def _seconds_per_record(tasks: Sequence[Task], microbatch: int, repeats: int) -> list[list[float]]:
-    """Returns each task's seconds per record in each round."""
+    """Return each task's seconds per record in each round."""
     steps = [OurStep(task, microbatch) for task in tasks]
     for step in steps:
         step.take()
-    times: list[list[float]] = [[] for _ in tasks]
-    for index in range(repeats):
-        order = list(range(len(tasks)))[:: -1 if index % 2 else 1]
-        for i in order:
-            times[i].append(seconds_of(steps[i], tasks[i].device) / tasks[i].expected_batch_size)
-    return times
+
+    def seconds_per_record(step: OurStep) -> float:
+        return seconds_of(step.take, step.task.device) / step.task.expected_batch_size
+
+    sides = {index: partial(seconds_per_record, step) for index, step in enumerate(steps)}
+    return list(in_turn(sides, repeats).values())
 
 
 def measure(options: Options) -> dict[str, Any]:
-    """Returns the rows of both axes."""
+    """Return the rows of both axes."""
     model = options.model
     batches = BATCH_SIZES[model] if options.batch_sizes is None else options.batch_sizes
     sizes = GROUP_SIZES[model] if options.group_sizes is None else options.group_sizes
@@ -142,7 +139,7 @@ def measure(options: Options) -> dict[str, Any]:
 
 
 def tables(result: dict[str, Any]) -> list[str]:
-    """Returns one Markdown table per axis that was measured."""
+    """Return one Markdown table per axis that was measured."""
     found = []
     for key, name, short in (
         ("by_batch_size", "expected_batch_size", "B"),
@@ -170,26 +167,17 @@ def tables(result: dict[str, Any]) -> list[str]:
         if short == "S":
             fixed = f"B = {rows[0]['expected_batch_size']}"
         heading = f"{result['model']}, {fixed}, {rows[0]['views_per_microbatch']} views at once:"
-        found.append(f"{heading}\n\n{reports.markdown_table(columns, lines)}")
+        found.append(f"{heading}\n\n{harness.markdown_table(columns, lines)}")
     return found
 
 
 def main() -> int:
-    """Measures both axes."""
-    import tyro
-
-    options = tyro.cli(Options, description=__doc__)
-    facts = reports.about(device=options.device, threads=options.threads)
+    """Measure both axes."""
+    options = harness.read_options(Options, __doc__)
+    facts = harness.about(device=options.device, threads=options.threads)
     result = measure(options)
-    if options.json:
-        print(json.dumps({**facts, **result}))
-        return 0
-    print("\n\n".join(tables(result)))
-    name = f"growth-{options.model}"
-    title = "Growth of a step's cost with B and S"
-    files = reports.write(name, title, PAGE, facts, result, tables(result), options.output)
-    print("written: " + ", ".join(map(str, files)))
-    return 0
+    page = Page(name=f"growth-{options.model}", title="Growth of a step's cost with B and S", text=PAGE)
+    return harness.publish(page, options, facts, result, tables(result))
 
 
 PAGE = """
@@ -199,4 +187,4 @@ the peak resident memory of two steps in a fresh process, less what was resident
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_on_bad_input(main)

@@ -13,12 +13,11 @@ the whole clipped sum for few records.
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,8 +26,8 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 import torch
 from torch import Tensor, nn
 
-from benchmarks import reports
-from benchmarks.reports import say, seconds_text
+from benchmarks import harness
+from benchmarks.harness import Output, Page, Seconds, in_turn, say, seconds_text, timed
 from benchmarks.steps import IMAGE_SHAPES
 from dpgcl_core.clipping.clipper import GroupClipper
 from dpgcl_core.clipping.types import num_trainable, trainable_parameters
@@ -46,7 +45,7 @@ SUM_RECORDS = 24
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Output):
     """What to measure."""
 
     model: Literal["tiny_cnn", "small_cnn"] = "small_cnn"
@@ -65,10 +64,6 @@ class Options:
     """Rows of n pairs each that the reference takes."""
     repeats: int = 5
     """Timed rounds of our side and of DP-GCL."""
-    json: bool = False
-    """Print one JSON object and write no file."""
-    output: Path = reports.RESULTS
-    """Folder of the dated result file."""
 
     def __post_init__(self) -> None:
         most = min(self.two_tower_records, self.shared_records)
@@ -78,23 +73,9 @@ class Options:
             raise ConfigError(f"step_records must be a multiple of {GROUP_SIZE}; got {self.step_records}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Seconds:
-    """Of a processor, and of the clock."""
-
-    processor: float
-    clock: float
-
-
-def timed(take: Callable[[], Any], repeats: int = 1, scale: float = 1.0) -> Seconds:
-    """Returns the medians over `repeats` calls, times `scale`."""
-    found = []
-    for _ in range(repeats):
-        clock, processor = time.perf_counter(), time.process_time()
-        take()
-        found.append((time.process_time() - processor, time.perf_counter() - clock))
-    processor, clock = (scale * statistics.median(column) for column in zip(*found, strict=True))
-    return Seconds(processor=processor, clock=clock)
+def median_of(rounds: Sequence[Seconds], scale: float = 1.0) -> Seconds:
+    """Return the medians, times `scale`."""
+    return Seconds(*(scale * statistics.median(column) for column in zip(*rounds, strict=True)))
 
 
 class Setting:
@@ -110,7 +91,7 @@ class Setting:
         self.clipper = LogitClipper(logit_clip_norm=CLIP_NORM, temperature=TEMPERATURE, norms=norms)  # type: ignore[arg-type]
 
     def embed(self, tower: int) -> Callable[[Tensor], Tensor]:
-        """Returns one tower."""
+        """Return one tower."""
 
         def embed(inputs: Tensor) -> Tensor:
             embeddings: Tensor = self.model[tower](inputs.flatten(0, 2))
@@ -119,7 +100,7 @@ class Setting:
         return embed
 
     def ours(self, num_records: int | None = None) -> tuple[Tensor, LogitReport]:
-        """Takes our clipped sum."""
+        """Take our clipped sum."""
         total, inputs = torch.zeros(num_trainable(self.model)), self.inputs[:, :num_records]
         if len(self.model) == 1:
             return total, self.clipper.add_clipped_sum(total, self.model, self.embed(0), inputs)
@@ -128,7 +109,7 @@ class Setting:
         return total, self.clipper.add_clipped_sum(total, self.model, embeds, pair)
 
     def dp_gcl(self) -> None:
-        """Takes DP-GCL's clipped sum of the same views, in groups, all at once: its fastest way here."""
+        """Take DP-GCL's clipped sum of the same views, in groups, all at once: its fastest way here."""
         embed = self.embed(0)
         groups = self.inputs[0].unflatten(0, (-1, GROUP_SIZE))
         GroupClipper(l2_clip_norm=CLIP_NORM).add_clipped_sum(
@@ -214,16 +195,15 @@ def sum_error(setting: Setting) -> float:
 
 
 def against_pairs(options: Options, *, towers: int, num_records: int) -> dict[str, Any]:
-    """Returns one row: our step against one gradient per pair."""
+    """Return one row: our step against one gradient per pair."""
     setting = Setting(options, num_records, options.dim, towers=towers, norms="exact")
     _, report = setting.ours()
     rows, norms = options.reference_rows, {}
-    sides = {"ours": timed(setting.ours, options.repeats)}
+    sides = {"ours": median_of([timed(setting.ours) for _ in range(options.repeats)])}
     for name, take in (("loop", setting.norms_by_loop), ("vmap", setting.norms_by_vmap)):
         take(1)
-        sides[name] = timed(
-            lambda take=take, name=name: norms.update({name: take(rows)}), 1, num_records / rows
-        )
+        seconds = timed(lambda take=take, name=name: norms.update({name: take(rows)}))
+        sides[name] = median_of([seconds], scale=num_records / rows)
         say(f"  {name}: {sides[name].processor:.1f} s for n = {num_records}")
     exact = norms["loop"]
     error = float(((report.norms[:rows] - exact) / exact).abs().max())
@@ -236,12 +216,12 @@ def against_pairs(options: Options, *, towers: int, num_records: int) -> dict[st
         "max_norm_error": error,
         "max_vmap_norm_error": float(((norms["vmap"] - exact) / exact).abs().max()),
         "sum_error": sum_error(setting),
-        "sides": {name: vars(seconds) for name, seconds in sides.items()},
+        "sides": {name: seconds._asdict() for name, seconds in sides.items()},
     }
 
 
 def against_dp_gcl(options: Options, dim: int) -> dict[str, Any]:
-    """Returns one row: our step against DP-GCL's, sides in turn."""
+    """Return one row: our step against DP-GCL's, sides in turn."""
     n = options.step_records
     settings = {
         "shared, upper bound": Setting(options, n, dim, towers=1, norms="upper_bound"),
@@ -249,24 +229,25 @@ def against_dp_gcl(options: Options, dim: int) -> dict[str, Any]:
     }
     takes: dict[str, Callable[[], Any]] = {name: setting.ours for name, setting in settings.items()}
     takes["dp_gcl"] = settings["shared, upper bound"].dp_gcl
-    found: dict[str, list[Seconds]] = {name: [] for name in takes}
-    for index in range(options.repeats + 1):
-        for name in list(takes)[:: -1 if index % 2 else 1]:
-            found[name].append(timed(takes[name]))
-    medians = {name: statistics.median(s.processor for s in all_[1:]) for name, all_ in found.items()}
+    for take in takes.values():
+        take()
+    found = in_turn({name: partial(timed, take) for name, take in takes.items()}, options.repeats)
+    medians = {name: median_of(rounds) for name, rounds in found.items()}
+    every = {name: [seconds.processor for seconds in rounds] for name, rounds in found.items()}
     return {
         "num_records": n,
         "dim": dim,
         "group_size": GROUP_SIZE,
-        "ratios": {name: medians[name] / medians["dp_gcl"] for name in settings},
-        "processor_seconds": medians,
-        "clock_seconds": {name: statistics.median(s.clock for s in all_[1:]) for name, all_ in found.items()},
-        "all_processor_seconds": {name: [s.processor for s in all_[1:]] for name, all_ in found.items()},
+        "ratios": {name: medians[name].processor / medians["dp_gcl"].processor for name in settings},
+        "ratio_ranges": {name: harness.ratio_of(every[name], every["dp_gcl"])[1:] for name in settings},
+        "processor_seconds": {name: seconds.processor for name, seconds in medians.items()},
+        "clock_seconds": {name: seconds.clock for name, seconds in medians.items()},
+        "all_processor_seconds": every,
     }
 
 
 def measure(options: Options) -> dict[str, Any]:
-    """Returns all rows."""
+    """Return all rows."""
     torch.set_num_threads(1)
     pairs = []
     for towers, n in ((2, options.two_tower_records), (1, options.shared_records)):
@@ -280,7 +261,7 @@ def measure(options: Options) -> dict[str, Any]:
 
 
 def tables(result: dict[str, Any]) -> list[str]:
-    """Returns both tables in Markdown."""
+    """Return both tables in Markdown."""
     columns = ["encoders", "n", "dim", "ours", "loop", "vmap", "faster than both", "error: norms", "sum"]
     pairs = [
         [
@@ -299,33 +280,28 @@ def tables(result: dict[str, Any]) -> list[str]:
         [
             row["num_records"],
             row["dim"],
-            *(f"{seconds_text(row['processor_seconds'][n])} s, **{row['ratios'][n]:.1f}×**" for n in names),
+            *(
+                f"{seconds_text(row['processor_seconds'][name])} s, "
+                + harness.with_spread(row["ratios"][name], row["ratio_ranges"][name])
+                for name in names
+            ),
             f"{seconds_text(row['processor_seconds']['dp_gcl'])} s",
         ]
         for row in result["steps"]
     ]
     return [
-        reports.markdown_table(columns, pairs),
-        reports.markdown_table(["n", "dim", *names, f"DP-GCL, S = {GROUP_SIZE}"], steps),
+        harness.markdown_table(columns, pairs),
+        harness.markdown_table(["n", "dim", *names, f"DP-GCL, S = {GROUP_SIZE}"], steps),
     ]
 
 
 def main() -> int:
-    """Measures everything."""
-    import tyro
-
-    options = tyro.cli(Options, description=__doc__)
-    facts = reports.about(device="cpu", threads=1)
+    """Measure everything."""
+    options = harness.read_options(Options, __doc__)
+    facts = harness.about(device="cpu", threads=1)
     result = measure(options)
-    if options.json:
-        print(json.dumps({**facts, **result}))
-        return 0
-    for text in tables(result):
-        print(text)
-    name, title = f"logit_dp_{options.model}", "Logit-DP without n² gradients"
-    files = reports.write(name, title, PAGE, facts, result, tables(result), options.output)
-    print("written: " + ", ".join(map(str, files)))
-    return 0
+    page = Page(name=f"logit_dp_{options.model}", title="Logit-DP without n² gradients", text=PAGE)
+    return harness.publish(page, options, facts, result, tables(result))
 
 
 PAGE = f"""

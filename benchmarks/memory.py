@@ -9,9 +9,7 @@ network, optimizer, gradients, activations and noise count; interpreter, librari
 peak is reset (/proc/self/clear_refs) when the network has been built and checked, so that building it does
 not count. On a GPU: `torch.cuda.max_memory_allocated` of the same two steps.
 
-glibc keeps freed memory, which would make a peak depend on history. Every measured process therefore runs
-with the same settings: one arena, blocks from 64 KiB on mapped one by one and unmapped when freed, and
-the heap's end trimmed at once (`MALLOC`). These settings slow a step down and are not used for timing.
+A measuring process runs with `harness.MALLOC`, which makes a peak independent of what was freed before.
 """
 
 from __future__ import annotations
@@ -19,31 +17,21 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import torch
 
-from benchmarks import engines, pair_steps
+from benchmarks import engines, harness, pair_steps
 from benchmarks.pair_steps import PairTask
 from benchmarks.steps import GroupTask, Step, Task
-from dpgcl_core.errors import DpgclError
 
-ROOT = Path(__file__).resolve().parents[1]
-MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 NUM_STEPS = 2
-
-
-class MeasurementError(DpgclError):
-    """A measuring process ended without a number."""
 
 
 def peak_bytes(
     engine: str, task: GroupTask, views_per_microbatch: int, *, channels_last: bool = False
 ) -> int:
-    """Returns the peak memory of `engine` in bytes, from a fresh process.
+    """Return the peak memory of `engine` in bytes, from a fresh process.
 
     Raises:
       MeasurementError: the process failed, for instance for want of memory.
@@ -55,38 +43,27 @@ def peak_bytes(
         "pairs": isinstance(task, PairTask),
         "task": dataclasses.asdict(task),
     }
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.memory", json.dumps(order)],
-        env=os.environ | MALLOC | {"PYTHONPATH": path},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or [f"signal {-done.returncode}"]
-        raise MeasurementError(f"measuring the memory of {engine} failed: {last[0]}")
-    return int(done.stdout.strip().splitlines()[-1])
+    return harness.number_of_fresh_process("benchmarks.memory", order, of=engine)
 
 
 def _measure(engine: str, task: GroupTask, views_per_microbatch: int, channels_last: bool) -> int:
-    """Returns this process's own peak, in bytes; see the module."""
+    """Return this process's own peak, in bytes; see the module."""
     torch.set_num_threads(task.threads)
     _import_first(engine, task.model)
     _take_tiny_step(engine, task)
     task.records()  # kept, so that the step finds the images there
-    before = _status("VmRSS")
+    before = harness.memory_status("VmRSS")
     step = _build(engine, task, views_per_microbatch, channels_last)
     if task.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    cleared = _clear_peak()
+    cleared = harness.clear_peak()
     for _ in range(NUM_STEPS):
         step.take()
     if task.device == "cuda":
         return torch.cuda.max_memory_allocated()
     if not cleared:
         print("the peak could not be reset: building the network counts", file=sys.stderr)
-    return _status("VmHWM") - before
+    return harness.memory_status("VmHWM") - before
 
 
 def _build(engine: str, task: GroupTask, views_per_microbatch: int, channels_last: bool) -> Step:
@@ -97,7 +74,7 @@ def _build(engine: str, task: GroupTask, views_per_microbatch: int, channels_las
 
 
 def _import_first(engine: str, model: str) -> None:
-    """Imports what a network or an engine would import while it is built."""
+    """Import what a network or an engine would import while it is built."""
     if model.lower().startswith("vit"):
         from trainers.models.torchvision_import import ensure_torchvision_import
 
@@ -111,25 +88,8 @@ def _import_first(engine: str, model: str) -> None:
 
 
 def _take_tiny_step(engine: str, task: GroupTask) -> None:
-    """Has the libraries import what they import late, and set up their threads and buffers."""
+    """Have the libraries import what they import late, and set up their threads and buffers."""
     _build(engine, task.tiny(), 12, False).take()
-
-
-def _status(field: str) -> int:
-    """Returns a field of /proc/self/status in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise MeasurementError(f"/proc/self/status has no {field}")
-
-
-def _clear_peak() -> bool:
-    """Sets VmHWM to VmRSS; returns whether that is permitted."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
 
 
 if __name__ == "__main__":

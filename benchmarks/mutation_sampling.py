@@ -15,7 +15,6 @@ where it stopped.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import hashlib
 import json
@@ -35,6 +34,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)
+
+from dpgcl_core.command_line import Command, run_command
+from dpgcl_core.errors import exit_on_bad_input
 
 TESTS = ("tests/dpgcl_core",)
 SECONDS_OF_TESTS = 60.0
@@ -429,31 +431,46 @@ def print_kills(results: dict[str, Any]) -> None:
         print(f"{area:<12} {count['killed']} of {run_at_all} killed; {dict(count)}")
 
 
+def measure_command(*, coverage: Path) -> None:
+    """Run the tests of the core once.
+
+    Args:
+      coverage: file of which test executes which line.
+    """
+    measure(coverage)
+
+
+def sample_command(*, mutants: Path, number: int = 200, seed: int = 13) -> None:
+    """Draw mutants, as many from each area.
+
+    Args:
+      mutants: file to write them to.
+      number: of all areas together.
+      seed: of the drawing.
+    """
+    drawn = [asdict(mutant) for mutant in sample(number, seed)]
+    mutants.write_text(json.dumps(drawn, indent=1, ensure_ascii=False) + "\n")
+
+
+def kill_command(*, mutants: Path, results: Path, coverage: Path, limit: int | None = None) -> None:
+    """Run the tests against the mutants, and print how many they kill.
+
+    Args:
+      mutants: file of the mutants.
+      results: file of the verdicts; those it has are kept.
+      coverage: file of which test executes which line.
+      limit: run so many mutants and stop.
+    """
+    known = [Mutant(**each) for each in json.loads(mutants.read_text())]
+    run(known, Executed(coverage), results, limit)
+
+
 def main() -> int:
     """Run one command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("command", choices=["measure", "sample", "run"])
-    parser.add_argument("--number", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=13)
-    parser.add_argument("--limit", type=int, help="run so many mutants and stop")
-    for name in ("mutants", "results", "coverage"):
-        parser.add_argument(f"--{name}", type=Path)
-    given = parser.parse_args()
-    needed = {"measure": ["coverage"], "sample": ["mutants"], "run": ["mutants", "results", "coverage"]}
-    if missing := [name for name in needed[given.command] if getattr(given, name) is None]:
-        parser.error(f"{given.command} needs " + ", ".join(f"--{name}" for name in missing))
-    if given.command == "measure":
-        measure(given.coverage)
-    elif given.command == "sample":
-        drawn = [asdict(mutant) for mutant in sample(given.number, given.seed)]
-        given.mutants.write_text(json.dumps(drawn, indent=1, ensure_ascii=False) + "\n")
-    else:
-        mutants = [Mutant(**each) for each in json.loads(given.mutants.read_text())]
-        run(mutants, Executed(given.coverage), given.results, given.limit)
+    commands: dict[str, Command] = {"measure": measure_command, "sample": sample_command, "run": kill_command}
+    run_command(commands, prog="python benchmarks/mutation_sampling.py", description=__doc__)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_on_bad_input(main)

@@ -95,7 +95,7 @@ def _generated(num_records: int, image_size: int) -> ImageTextRecords:
 
 
 def usual_microbatch(task: PairTask) -> int:
-    """Returns the views, of both kinds, that a training on this machine takes at once."""
+    """Return the views, of both kinds, that a training on this machine takes at once."""
     config = task.config(None)
     encoder = starting_encoder(config, task.image_shape).to(task.device)
     return max_views(config, encoder, task.image_shape)
@@ -137,7 +137,7 @@ class OrdinaryPairStep:
         self._step += 1
 
     def accumulate(self, groups: NDArray[np.int64], *, step: int) -> None:
-        """Adds the gradient of the loss of `groups`, over the public divisor, to every parameter's `grad`."""
+        """Add the gradient of the loss of `groups`, over the public divisor, to every parameter's `grad`."""
         at_once = self.task.groups_at_once(self.views_per_microbatch)
         for start in range(0, len(groups), at_once):
             images, tokens = self._views(groups[start : start + at_once], step)
@@ -157,7 +157,7 @@ class OrdinaryPairStep:
 
 
 def build_step(side: str, task: PairTask, views_per_microbatch: int) -> Step:
-    """Returns one side of a measurement: `ours`, or one of `ORDINARY`.
+    """Return one side of a measurement: `ours`, or one of `ORDINARY`.
 
     Raises:
       ConfigError: there is no such side.

@@ -11,12 +11,12 @@ on a machine with other work the clock counts their turns, too. Ratios are over 
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torch
 
-from benchmarks import reports
-from benchmarks.reports import say
-from dpgcl_core.errors import ConfigError
+from benchmarks import harness
+from benchmarks.harness import Output, Page, Seconds, in_turn, timed
+from dpgcl_core.errors import ConfigError, exit_on_bad_input
 from dpgcl_core.noise.chacha20 import SecureRandomness
 from dpgcl_core.noise.gaussian import NUM_SUMMED, GaussianNoise
 from dpgcl_core.noise.sources import DrawSource, SecretRandomness
@@ -42,17 +42,13 @@ SOURCES: dict[str, tuple[Callable[[], DrawSource], int]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Output):
     """What to measure."""
 
     num_coordinates: int = 11_000_000
     """Length of a draw; ResNet-18 has 11 million parameters."""
     repeats: int = 7
     """Timed rounds, one draw from each source."""
-    json: bool = False
-    """Print one JSON object and write no file."""
-    output: Path = reports.RESULTS
-    """Folder of the dated result file."""
 
     def __post_init__(self) -> None:
         for name in ("num_coordinates", "repeats"):
@@ -60,77 +56,59 @@ class Options:
                 raise ConfigError(f"{name} must be at least 1; got {getattr(self, name)}")
 
 
-def seconds_of_draw(name: str, num_coordinates: int) -> tuple[float, float]:
-    """Returns the seconds of one draw, generator included: this thread's on a processor, and the clock's."""
+def seconds_of_draw(name: str, num_coordinates: int) -> Seconds:
+    """Return the seconds of one draw, generator included: this thread's on a processor, and the clock's."""
     source, num_summed = SOURCES[name]
     noise = GaussianNoise(std=STD, num_summed=num_summed)
-    clock, processor = time.perf_counter(), time.thread_time()
-    noise.draw(num_coordinates, source().generator(0, "noise"))
-    return time.thread_time() - processor, time.perf_counter() - clock
+    return timed(lambda: noise.draw(num_coordinates, source().generator(0, "noise")), time.thread_time)
 
 
 def measure(options: Options) -> dict[str, Any]:
-    """Returns one row per source: medians, all rounds and ratios over the plain generator."""
+    """Return one row per source: medians, all rounds and ratios over the plain generator."""
     torch.set_num_threads(1)
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in SOURCES}
-    for name in SOURCES:
-        seconds_of_draw(name, options.num_coordinates)
-    for index in range(options.repeats):
-        for name in list(SOURCES)[:: -1 if index % 2 else 1]:
-            found[name].append(seconds_of_draw(name, options.num_coordinates))
-        say(f"  round {index + 1} of {options.repeats}")
+    sides = {name: partial(seconds_of_draw, name, options.num_coordinates) for name in SOURCES}
+    for take in sides.values():
+        take()
     rows: list[dict[str, Any]] = []
-    for name, rounds in found.items():
-        processor, clock = ([pair[i] for pair in rounds] for i in (0, 1))
-        rows.append(
-            {
-                "source": name,
-                "num_summed": SOURCES[name][1],
-                "processor_seconds": statistics.median(processor),
-                "clock_seconds": statistics.median(clock),
-                "all_processor_seconds": processor,
-                "all_clock_seconds": clock,
-            }
-        )
+    for name, rounds in in_turn(sides, options.repeats).items():
+        row: dict[str, Any] = {"source": name, "num_summed": SOURCES[name][1]}
+        for kind in ("processor", "clock"):
+            every = [getattr(seconds, kind) for seconds in rounds]
+            row |= {f"{kind}_seconds": statistics.median(every), f"all_{kind}_seconds": every}
+        rows.append(row)
     for row in rows:
         for kind in ("processor", "clock"):
             row[f"{kind}_ratio"] = row[f"{kind}_seconds"] / rows[0][f"{kind}_seconds"]
+            _, *ends = harness.ratio_of(row[f"all_{kind}_seconds"], rows[0][f"all_{kind}_seconds"])
+            row[f"{kind}_ratio_range"] = ends
     return {"num_coordinates": options.num_coordinates, "draws": rows}
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns the rows in Markdown."""
+    """Return the rows in Markdown."""
     columns = ["source", "normals summed", "processor s", "over plain", "clock s", "over plain"]
     lines = [
         [
             row["source"],
             row["num_summed"],
-            reports.seconds_text(row["processor_seconds"]),
-            f"{row['processor_ratio']:.2f}",
-            reports.seconds_text(row["clock_seconds"]),
-            f"{row['clock_ratio']:.2f}",
+            harness.seconds_text(row["processor_seconds"]),
+            harness.with_spread(row["processor_ratio"], row["processor_ratio_range"]),
+            harness.seconds_text(row["clock_seconds"]),
+            harness.with_spread(row["clock_ratio"], row["clock_ratio_range"]),
         ]
         for row in result["draws"]
     ]
     heading = f"One draw of {result['num_coordinates']:,} coordinates:"
-    return f"{heading}\n\n{reports.markdown_table(columns, lines)}"
+    return f"{heading}\n\n{harness.markdown_table(columns, lines)}"
 
 
 def main() -> int:
-    """Measures all sources."""
-    import tyro
-
-    options = tyro.cli(Options, description=__doc__)
-    facts = reports.about(device="cpu", threads=1)
+    """Measure all sources."""
+    options = harness.read_options(Options, __doc__)
+    facts = harness.about(device="cpu", threads=1)
     result = measure(options)
-    if options.json:
-        print(json.dumps({**facts, **result}))
-        return 0
-    print(table(result))
-    title = "Cost of the cryptographic stream"
-    files = reports.write("secure_noise", title, PAGE, facts, result, [table(result)], options.output)
-    print("written: " + ", ".join(map(str, files)))
-    return 0
+    page = Page(name="secure_noise", title="Cost of the cryptographic stream", text=PAGE)
+    return harness.publish(page, options, facts, result, [table(result)])
 
 
 PAGE = f"""
@@ -142,4 +120,4 @@ costs what. In a training a long draw runs beside the gradients.
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_on_bad_input(main)

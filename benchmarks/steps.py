@@ -6,7 +6,6 @@ step: the sampling probability is 1 over exactly B records, so that no Poisson v
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -96,18 +95,18 @@ class GroupTask(ABC):
 
     @abstractmethod
     def config(self, views_per_microbatch: int | None) -> TrainingConfig:
-        """Returns the training of which one step is measured; None leaves the microbatch to it."""
+        """Return the training of which one step is measured; None leaves the microbatch to it."""
 
     @abstractmethod
     def records(self) -> AnyRecords:
-        """Returns B records, the same object for every side of a measurement."""
+        """Return B records, the same object for every side of a measurement."""
 
     @abstractmethod
     def tiny(self) -> GroupTask:
-        """Returns the same task of two small groups and the smallest network."""
+        """Return the same task of two small groups and the smallest network."""
 
     def mechanism(self, l2_clip_norm: float) -> Mechanism:
-        """Returns a private step of exactly B records."""
+        """Return a private step of exactly B records."""
         size = self.expected_batch_size
         return Mechanism(
             num_records_public=size,
@@ -120,7 +119,7 @@ class GroupTask(ABC):
         )
 
     def performance(self, views_per_microbatch: int | None) -> PerformanceConfig:
-        """Returns threads, device and microbatch."""
+        """Return threads, device and microbatch."""
         return PerformanceConfig(
             threads_per_worker=self.threads,
             max_views_per_microbatch=views_per_microbatch,
@@ -128,13 +127,13 @@ class GroupTask(ABC):
         )
 
     def groups(self, generator: np.random.Generator) -> NDArray[np.int64]:
-        """Returns the rows of one step, `[groups, group_size]`."""
+        """Return the rows of one step, `[groups, group_size]`."""
         order = generator.permutation(self.expected_batch_size)
         num_groups = len(order) // self.group_size
         return order[: num_groups * self.group_size].reshape(num_groups, self.group_size)
 
     def groups_at_once(self, views_per_microbatch: int) -> int:
-        """Returns the whole groups of one microbatch, at least one."""
+        """Return the whole groups of one microbatch, at least one."""
         return max(1, views_per_microbatch // (self.group_size * self.num_views))
 
 
@@ -186,7 +185,7 @@ def _random_records(shape: tuple[int, int, int, int]) -> Records:
 def views_of(
     records: Records, groups: NDArray[np.int64], config: TrainingConfig, *, step: int, device: str
 ) -> Tensor:
-    """Returns the views of `groups`, `[groups, group_size, views, C, H, W]`, as the training makes them."""
+    """Return the views of `groups`, `[groups, group_size, views, C, H, W]`, as the training makes them."""
     rows = groups.reshape(-1)
     views = make_views(
         torch.from_numpy(records.images[rows]).to(device),
@@ -199,28 +198,13 @@ def views_of(
     return views.unflatten(0, groups.shape)
 
 
-def synchronize(device: str) -> None:
-    """Waits for the GPU, if there is one."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
 class Step(Protocol):
     """One side of a measurement, ready to be timed."""
 
     views_per_microbatch: int
 
     def take(self) -> None:
-        """Takes one whole step."""
-
-
-def seconds_of(step: Step, device: str) -> float:
-    """Returns the seconds of one whole step."""
-    synchronize(device)
-    started = time.perf_counter()
-    step.take()
-    synchronize(device)
-    return time.perf_counter() - started
+        """Take one whole step."""
 
 
 class OurStep:
@@ -240,7 +224,7 @@ class OurStep:
         self.run.step += 1
 
     def check(self, max_groups: int = 32, draws: int = 2) -> Check:
-        """Compares the clipped sums of a few microbatches with `exact_clipped_sum`, always in float32."""
+        """Compare the clipped sums of a few microbatches with `exact_clipped_sum`, always in float32."""
         config, encoder = self.run.config, self.run.encoder
         objective, in_full = objective_of(config, encoder, config.network), objective_of(config, encoder)
         rule, scale = config.rule(), gradient_scale(config.network)
@@ -297,7 +281,7 @@ def exact_clipped_sum(
 
 
 def relative_errors(encoder: nn.Module, actual: Tensor, exact: Tensor) -> tuple[float, float]:
-    """Returns ‖actual − exact‖ / ‖exact‖ of the whole vector, and its largest value of a parameter tensor.
+    """Return ‖actual − exact‖ / ‖exact‖ of the whole vector, and its largest value of a parameter tensor.
 
     A tensor whose exact sum is zero but for rounding is measured against the whole vector's scale.
     """
@@ -341,7 +325,7 @@ class OrdinaryStep:
         self._step += 1
 
     def accumulate(self, groups: NDArray[np.int64], *, step: int) -> None:
-        """Adds the (scaled) gradient of the mean loss of `groups` to every parameter's `grad`."""
+        """Add the (scaled) gradient of the mean loss of `groups` to every parameter's `grad`."""
         at_once = self.task.groups_at_once(self.views_per_microbatch)
         for start in range(0, len(groups), at_once):
             chosen = groups[start : start + at_once]

@@ -27,9 +27,9 @@ from typing import Any, Literal
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks import reports
-from benchmarks.reports import say
-from dpgcl_core.errors import DpgclError
+from benchmarks import harness
+from benchmarks.harness import Output, Page, say
+from dpgcl_core.errors import ConfigError, DpgclError, exit_on_bad_input
 from sweeps import group_size
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.planning.plan import SweepPlan, Trial
@@ -58,7 +58,7 @@ PHASES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Output):
     """What to measure."""
 
     modes: tuple[Mode, ...] = ("local", "worker-processes")
@@ -73,10 +73,12 @@ class Options:
     """Expected records per step."""
     sweep_options: str = ""
     """Further options of the sweep, in one string."""
-    json: bool = False
-    """Print one JSON object and write no file."""
-    output: Path = reports.RESULTS
-    """Folder of the dated result file."""
+
+    def __post_init__(self) -> None:
+        if self.trials < 2:
+            raise ConfigError(
+                f"trials must be at least 2, for the first one is told apart; got {self.trials}"
+            )
 
 
 class _Heard:
@@ -93,7 +95,7 @@ class _Heard:
 
 
 def measure(options: Options, mode: Mode) -> dict[str, Any]:
-    """Returns the seconds of the trials of a small sweep, by phase, and of empty trials."""
+    """Return the seconds of the trials of a small sweep, by phase, and of empty trials."""
     heard = _Heard(options.trials)
     with tempfile.TemporaryDirectory(prefix="dpgcl-overhead-") as storage:
         arguments = [
@@ -128,7 +130,7 @@ def _run_sweep(arguments: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _listening(heard: _Heard) -> Iterator[None]:
-    """Puts the empty trials before the sweep's own, and marks around the functions of each trial."""
+    """Put the empty trials before the sweep's own, and mark around the functions of each trial."""
     original = run.run_trials
 
     def run_trials(
@@ -166,7 +168,7 @@ def _listening(heard: _Heard) -> Iterator[None]:
 
 
 def _run_empty(heard: _Heard, session: RaySession) -> None:
-    """Runs the empty trials, one at a time, and notes the seconds of each."""
+    """Run the empty trials, one at a time, and note the seconds of each."""
     from ray import tune
 
     from benchmarks.trial_marks import empty_trial
@@ -190,7 +192,7 @@ def _run_empty(heard: _Heard, session: RaySession) -> None:
 
 
 def _rows(heard: _Heard) -> list[dict[str, Any]]:
-    """Returns one row per trial in the order they ended: its seconds, in all and by phase."""
+    """Return one row per trial in the order they ended: its seconds, in all and by phase."""
     from benchmarks.trial_marks import marks_file
 
     assert heard.folder is not None
@@ -227,7 +229,7 @@ def _rows(heard: _Heard) -> list[dict[str, Any]]:
 
 
 def _summary(heard: _Heard, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns medians after the first trial, and the first trial by itself."""
+    """Return medians after the first trial, and the first trial by itself."""
     later = rows[1:]
     medians = {name: statistics.median(row[name] for row in later) for name in rows[0]}
     empty = statistics.median(heard.empty[1:])
@@ -247,8 +249,8 @@ def _summary(heard: _Heard, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def tables(results: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns the summary and the phases as Markdown tables."""
-    summary = reports.markdown_table(
+    """Return the summary and the phases as Markdown tables."""
+    summary = harness.markdown_table(
         ["mode", "empty trial", "ours, not training", "ratio", "without evaluation", "first trial"],
         [
             [
@@ -262,7 +264,7 @@ def tables(results: Sequence[dict[str, Any]]) -> list[str]:
             for result in results
         ],
     )
-    phases = reports.markdown_table(
+    phases = harness.markdown_table(
         ["median seconds of a trial", *(result["mode"] for result in results)],
         [[name, *(f"{result['phases'][name]:.3f}" for result in results)] for name in PHASES],
     )
@@ -270,26 +272,16 @@ def tables(results: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def main() -> int:
-    """Measures every mode."""
-    import tyro
-
-    options = tyro.cli(Options, description=__doc__)
-    if options.trials < 2:
-        raise DpgclError(f"trials must be at least 2, for the first one is told apart; got {options.trials}")
-    facts = reports.about(device="cpu", threads=1)
+    """Measure every mode."""
+    options = harness.read_options(Options, __doc__)
+    facts = harness.about(device="cpu", threads=1)
     results = []
     for mode in options.modes:
         say(f"{mode}: {options.trials} empty trials, then {options.trials} of a sweep")
         results.append(measure(options, mode))
-    if options.json:
-        print(json.dumps({**facts, "modes": results}))
-        return 0
-    print("\n\n".join(tables(results)))
     result = {"settings": execution._QUIET, "modes": results}
-    title = "Seconds of a trial that are not training"
-    files = reports.write("sweep_overhead", title, PAGE, facts, result, tables(results), options.output)
-    print("written: " + ", ".join(map(str, files)))
-    return 0
+    page = Page(name="sweep_overhead", title="Seconds of a trial that are not training", text=PAGE)
+    return harness.publish(page, options, facts, result, tables(results))
 
 
 PAGE = """
@@ -300,8 +292,4 @@ one trial to its last word on the next; medians without the first trial. The pha
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except DpgclError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    exit_on_bad_input(main)

@@ -97,7 +97,7 @@ class _TimedCalls:
 
 
 def mark(trial: ray_worker.RayTrial, phase: str, **values: float) -> None:
-    """Notes that `phase` of `trial` is reached now."""
+    """Note that `phase` of `trial` is reached now."""
     path = marks_file(trial.checkpoint_folder, trial.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
@@ -105,7 +105,7 @@ def mark(trial: ray_worker.RayTrial, phase: str, **values: float) -> None:
 
 
 def marks_file(checkpoint_folder: Path, name: str) -> Path:
-    """Returns where the marks of the trial `name` lie."""
+    """Return where the marks of the trial `name` lie."""
     return checkpoint_folder.parent.parent / "marks" / f"{name}.jsonl"
 
 

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,10 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from benchmarks import reports
-from benchmarks.reports import say
+from benchmarks import harness
+from benchmarks.harness import Output, Page, in_turn, say
 from benchmarks.steps import OurStep, Task
+from dpgcl_core.errors import exit_on_bad_input
 from trainers.training.workers import current_workers
 
 BATCH_SIZES = {"tiny_cnn": 1024, "small_cnn": 1024, "resnet18": 64}
@@ -38,7 +40,7 @@ MICROBATCH = {"tiny_cnn": 384, "small_cnn": 384, "resnet18": 96}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Output):
     """What to measure."""
 
     models: tuple[str, ...] = ("small_cnn", "resnet18")
@@ -47,7 +49,7 @@ class Options:
     """S."""
     expected_batch_size: int | None = None
     """B, records per step of all workers together; 1,024, or 64 for resnet18, unless given."""
-    threads: int = dataclasses.field(default_factory=reports.default_threads)
+    threads: int = dataclasses.field(default_factory=harness.default_threads)
     """Threads in all: W workers have a W-th each."""
     num_workers: int = 2
     """W, workers of the second arrangement."""
@@ -57,31 +59,25 @@ class Options:
     """Timed steps in a round, after one that is not."""
     views_per_microbatch: int | None = None
     """Views passed at once by a worker; by model unless given."""
-    json: bool = False
-    """Print one JSON object and write no file."""
-    output: Path = reports.RESULTS
-    """Folder of the dated result file."""
 
 
 def measure(options: Options, model: str) -> dict[str, Any]:
-    """Returns the median seconds per step of both arrangements, and their ratio."""
+    """Return the median seconds per step of both arrangements, and their ratio."""
     arrangements = {1: options.threads, options.num_workers: max(1, options.threads // options.num_workers)}
-    times: dict[int, list[float]] = {count: [] for count in arrangements}
-    for _ in range(options.rounds):
-        for count, threads in arrangements.items():
-            task = Task(
-                model=model,
-                group_size=options.group_size,
-                expected_batch_size=options.expected_batch_size or BATCH_SIZES[model],
-                threads=threads,
-            )
-            found = _seconds(task, options.views_per_microbatch or MICROBATCH[model], count, options.steps)
-            say(f"  {model}: {count} × {threads} threads: {statistics.median(found):.3f} s")
-            times[count] += found
+    size = options.views_per_microbatch or MICROBATCH[model]
+
+    def seconds(count: int) -> list[float]:
+        task = _task(options, model, arrangements[count])
+        found = _seconds(task, size, count, options.steps)
+        say(f"  {model}: {count} × {task.threads} threads: {statistics.median(found):.3f} s")
+        return found
+
+    rounds = in_turn({count: partial(seconds, count) for count in arrangements}, options.rounds)
+    times = {count: [value for found in every for value in found] for count, every in rounds.items()}
     one, many = (statistics.median(times[count]) for count in (1, options.num_workers))
     return {
-        **dataclasses.asdict(task),
-        "views_per_microbatch": options.views_per_microbatch or MICROBATCH[model],
+        **dataclasses.asdict(_task(options, model, arrangements[options.num_workers])),
+        "views_per_microbatch": size,
         "num_workers": options.num_workers,
         "threads_of_one_worker": arrangements[1],
         "threads_per_worker": arrangements[options.num_workers],
@@ -89,11 +85,21 @@ def measure(options: Options, model: str) -> dict[str, Any]:
         "many_workers_seconds": many,
         "all_seconds": {str(count): values for count, values in times.items()},
         "time_ratio": many / one,
+        "time_ratio_range": harness.ratio_of(times[options.num_workers], times[1])[1:],
     }
 
 
+def _task(options: Options, model: str, threads: int) -> Task:
+    return Task(
+        model=model,
+        group_size=options.group_size,
+        expected_batch_size=options.expected_batch_size or BATCH_SIZES[model],
+        threads=threads,
+    )
+
+
 def _seconds(task: Task, views_per_microbatch: int, count: int, steps: int) -> list[float]:
-    """Returns the seconds of each timed step, from `count` processes of their own."""
+    """Return the seconds of each timed step, from `count` processes of their own."""
     with tempfile.TemporaryDirectory(prefix="dpgcl-") as folder:
         file = Path(folder) / "seconds.json"
         arguments = (count, _free_port(), task, views_per_microbatch, steps, str(file))
@@ -131,7 +137,7 @@ def _free_port() -> int:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Returns the rows as a Markdown table."""
+    """Return the rows as a Markdown table."""
     first = rows[0]
     one = f"1 worker × {first['threads_of_one_worker']} threads"
     many = f"{first['num_workers']} workers × {first['threads_per_worker']} threads"
@@ -143,28 +149,20 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             row["expected_batch_size"],
             f"{row['one_worker_seconds']:.3f} s",
             f"{row['many_workers_seconds']:.3f} s",
-            f"**{row['time_ratio']:.2f}**",
+            harness.with_spread(row["time_ratio"], row["time_ratio_range"]),
         ]
         for row in rows
     ]
-    return reports.markdown_table(columns, lines)
+    return harness.markdown_table(columns, lines)
 
 
 def main() -> int:
-    """Measures every model."""
-    import tyro
-
-    options = tyro.cli(Options, description=__doc__)
-    facts = reports.about(device="cpu", threads=options.threads)
+    """Measure every model."""
+    options = harness.read_options(Options, __doc__)
+    facts = harness.about(device="cpu", threads=options.threads)
     rows = [measure(options, model) for model in options.models]
-    if options.json:
-        print(json.dumps({**facts, "rows": rows}))
-        return 0
-    print(table(rows))
-    title = "Workers against threads"
-    files = reports.write("workers", title, PAGE, facts, {"rows": rows}, [table(rows)], options.output)
-    print("written: " + ", ".join(map(str, files)))
-    return 0
+    page = Page(name="workers", title="Workers against threads", text=PAGE)
+    return harness.publish(page, options, facts, {"rows": rows}, [table(rows)])
 
 
 PAGE = """
@@ -174,4 +172,4 @@ both arrangements taken in turn. The processes of several workers are a gloo gro
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_on_bad_input(main)

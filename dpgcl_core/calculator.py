@@ -15,7 +15,7 @@ Prints a table, or with `--json` one JSON object. Bad input is one line on stder
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from json import dumps
 from typing import Any, Literal
 
@@ -128,7 +128,7 @@ def tuning_command(
     from dpgcl_core.accounting.tuning import cost
 
     steps = _checked_steps(sampling_prob, noise_multiplier, num_steps, delta)
-    of_mode = {
+    of_mode: dict[str, dict[str, Any]] = {
         "open": {"num_trials": num_trials},
         "sealed": {
             "law": law,
@@ -207,7 +207,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
       ConfigError: an option is unknown, missing or out of range.
     """
-    commands = {"epsilon": epsilon_command, "noise": noise_command, "tuning": tuning_command}
+    commands: dict[str, Callable[..., int]] = {
+        "epsilon": epsilon_command,
+        "noise": noise_command,
+        "tuning": tuning_command,
+    }
     code: int = run_command(
         commands, prog="python -m dpgcl_core.calculator", description=__doc__, arguments=arguments
     )

@@ -33,7 +33,8 @@ def run_command(
     """Call a function with the options of a command line, and return what it returns.
 
     Args:
-      command: a typed function whose docstring explains its arguments; or subcommands by name.
+      command: a typed function whose docstring explains its arguments; a dataclass, of which an instance is
+        returned; or subcommands by name.
       prog: how the command is called, for `--help`.
       description: for `--help`; a function's own docstring unless given.
       arguments: the command line without the program; None for this process's own.
@@ -55,11 +56,15 @@ def run_command(
             )
         else:
             parsed = tyro.cli(_deferred(command), prog=prog, description=description, args=given)
+            if isinstance(command, type):
+                return parsed
     return parsed()  # out here: what the command itself says on stderr is its own
 
 
 def _deferred(command: Command) -> Callable[..., Callable[[], Any]]:
-    """Return a function of the same signature that only notes its arguments."""
+    """Return a function of the same signature that only notes its arguments; a class as it is."""
+    if isinstance(command, type):  # its rules are part of reading the options
+        return command
 
     @functools.wraps(command)
     def noted(*args: Any, **kwargs: Any) -> Callable[[], Any]:

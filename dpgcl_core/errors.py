@@ -5,7 +5,6 @@ Every class derives from `DpgclError`; the command lines turn it into one line o
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import io
 import sys
@@ -51,7 +50,7 @@ class BudgetExceeded(LedgerError):  # noqa: N818 (an answer, not a fault)
 
 
 def unknown_choice(kind: str, value: str, choices: Iterable[str]) -> str:
-    """Returns the message for a name that is not among `choices`, with the nearest one suggested.
+    """Return the message for a name that is not among `choices`, with the nearest one suggested.
 
     >>> unknown_choice("data set", "digit", ["cifar10", "digits"])
     "unknown data set 'digit'; did you mean 'digits'? Valid: cifar10, digits"
@@ -63,7 +62,7 @@ def unknown_choice(kind: str, value: str, choices: Iterable[str]) -> str:
 
 
 def exit_on_bad_input(main: Callable[[], int]) -> NoReturn:
-    """Runs `main` and exits with its code; bad input becomes one line on stderr and exit code 2."""
+    """Run `main` and exit with its code; bad input becomes one line on stderr and exit code 2."""
     for stream in (sys.stdout, sys.stderr):  # a terminal without Greek letters is no reason to stop
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -80,7 +79,7 @@ def exit_on_bad_input(main: Callable[[], int]) -> NoReturn:
 
 
 def show_on_a_terminal(details: Mapping[str, Any]) -> None:
-    """Shows details where somebody sits and nothing is kept: a job's log or a file gets none of them.
+    """Show details where somebody sits and nothing is kept: a job's log or a file gets none of them.
 
     Args:
       details: by name; positions of records are lists of numbers.
@@ -95,10 +94,3 @@ def show_on_a_terminal(details: Mapping[str, Any]) -> None:
         are_places = isinstance(found, (list, tuple)) and all(isinstance(each, int) for each in found)
         count = f"{len(listed)}, at (the first is 0) " if are_places else ""
         print(f"  {name}: {count}{', '.join(map(str, listed[:_SHOWN]))}{more}", file=sys.stderr)
-
-
-class StrictParser(argparse.ArgumentParser):
-    """An argument parser whose complaints are configuration errors."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)

@@ -17,7 +17,6 @@ Private data are refused: the attack reads single records, and one of the encode
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
@@ -31,7 +30,8 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from dpgcl_core.errors import ConfigError, DataError, StrictParser, exit_on_bad_input
+from dpgcl_core.command_line import run_command
+from dpgcl_core.errors import ConfigError, DataError, exit_on_bad_input
 from trainers.config.presets import named_setting
 from trainers.config.settings import TrainingOptions
 from trainers.config.training import (
@@ -99,7 +99,7 @@ class AttackResult:
 
 
 def attack(member_scores: Scores, non_member_scores: Scores) -> AttackResult:
-    """Returns the rates of the attack that calls a record a member if it scores above a threshold.
+    """Return the rates of the attack that calls a record a member if it scores above a threshold.
 
     The threshold is the lowest that accuses at most 1 % of the non-members, found on those themselves:
     what an attacker with good shadow models would come near to. Equal scores count as non-members for
@@ -143,7 +143,7 @@ def attack(member_scores: Scores, non_member_scores: Scores) -> AttackResult:
 def view_alignment(
     encoder: Encoder, records: Records, *, view_config: ViewConfig, seed: int, num_views: int
 ) -> Scores:
-    """Returns each record's mean cosine similarity between its views' embeddings, `[num_records]`.
+    """Return each record's mean cosine similarity between its views' embeddings, `[num_records]`.
 
     The views are fresh ones of the training's own augmentation. A record's score depends on that record
     and the encoder alone; embeddings that are not finite count as zero.
@@ -246,7 +246,7 @@ def _no_pairs(dataset: str) -> str:
 
 
 def infer_membership(options: MembershipOptions) -> dict[str, AttackResult]:
-    """Returns the attack on the untrained, the private and the non-private encoder, by name.
+    """Return the attack on the untrained, the private and the non-private encoder, by name.
 
     The untrained one is the control: what it shows is chance.
 
@@ -317,7 +317,7 @@ def _members_and_others(options: MembershipOptions) -> tuple[Records, Records]:
 
 
 def table(attacks: dict[str, AttackResult], epsilon: float) -> str:
-    """Returns one row for each encoder."""
+    """Return one row for each encoder."""
     head = ("encoder", "TPR at 1 % FPR", "95 % interval", "AUC", "members", "non-members")
     rows = [head] + [
         (
@@ -337,34 +337,34 @@ def table(attacks: dict[str, AttackResult], epsilon: float) -> str:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class MembershipCommand(MembershipOptions):
+    """The command's own option beside those of the attack.
+
+    Attributes:
+      json: print one JSON object.
+    """
+
+    json: bool = False
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns 0.
+    """Run the command line; return 0.
 
     Raises:
       ConfigError: an option is unknown or breaks a rule, or the data are private.
       DataError: the data set is missing or too small.
     """
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = StrictParser(
-        prog="python -m trainers.membership",
-        description=__doc__,
-        formatter_class=formatter,
-        allow_abbrev=False,
+    given: MembershipCommand = run_command(
+        MembershipCommand, prog="python -m trainers.membership", description=__doc__, arguments=arguments
     )
-    for field in dataclasses.fields(MembershipOptions):
-        kind = {"str": str, "int": int, "float": float}[str(field.type)]
-        name = "--" + field.name.replace("_", "-")
-        parser.add_argument(name, type=kind, default=field.default, help=f"({field.default})")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    given = vars(parser.parse_args(arguments))
-    as_json = given.pop("json")
-    options = MembershipOptions(**given)
-    attacks = infer_membership(options)
-    if as_json:
+    attacks = infer_membership(given)
+    if given.json:
+        options = {name: value for name, value in dataclasses.asdict(given).items() if name != "json"}
         found = {name: dataclasses.asdict(each) for name, each in attacks.items()}
-        print(json.dumps(dataclasses.asdict(options) | {"attacks": found}))
+        print(json.dumps(options | {"attacks": found}))
     else:
-        print(table(attacks, options.epsilon))
+        print(table(attacks, given.epsilon))
     return 0
 
 

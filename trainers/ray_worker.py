@@ -16,7 +16,7 @@ import ctypes
 import re
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ from trainers.files.checkpoint import CheckpointFolder
 from trainers.training.workers import current_workers
 
 if TYPE_CHECKING:
-    from trainers.training.loop import TrainingData
+    from trainers.data.dataset import TrainingData
 
 cloudpickle: Any = _cloudpickle  # without types
 
@@ -107,9 +107,12 @@ def know_method(trial: RayTrial) -> None:
 
 
 def run_trial(
-    tune_config: Mapping[str, Any], *, trials: Mapping[str, RayTrial], records: list[ray.ObjectRef]
+    tune_config: Mapping[str, Any],
+    *,
+    trials: Mapping[str, RayTrial],
+    records: list[ray.ObjectRef[TrainingData]],
 ) -> None:
-    """Tune's trial function: trains `trials[tune_config["trial"]]` and reports its result once.
+    """Tune's trial function: train `trials[tune_config["trial"]]` and report its result once.
 
     Args:
       tune_config: Tune's sample; `trial` names the training.
@@ -119,8 +122,9 @@ def run_trial(
     trial = trials[tune_config["trial"]]
     know_method(trial)
     in_place = runs_in_place(trial)
+    worker: Callable[..., Any] = train_worker  # what it returns is handed on, against the declared type
     trainer = TorchTrainer(
-        train_worker,
+        worker,
         train_loop_config={"trial": trial, "records": records},
         scaling_config=ScalingConfig(
             num_workers=0 if in_place else trial.config.performance.num_workers,
@@ -130,7 +134,8 @@ def run_trial(
         run_config=RunConfig(name=trial.name, storage_path=str(trial.ray_folder)),
     )
     try:
-        result = trainer.fit().return_value  # a process that dies raises here, and Tune starts over
+        fitted: Any = trainer.fit()  # a process that dies raises here, and Tune starts over
+        result = fitted.return_value
     except WorkerGroupError as error:
         told = [each for each in error.worker_failures.values() if isinstance(each, TrainingFailed)]
         if not told:
@@ -171,7 +176,7 @@ def train_worker(loop_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _give_memory_back() -> None:
-    """Returns freed memory to the system, where the C library can: the process runs trial after trial.
+    """Return freed memory to the system, where the C library can: the process runs trial after trial.
 
     Without it the heap stays as large as the largest trial made it (`batch` on Fashion-MNIST: 906 MB
     against 573 MB after fourteen trials).
@@ -205,7 +210,7 @@ def _lost_another_worker(error: BaseException) -> bool:
 
 
 def describe_error(error: BaseException, *, data_are_public: bool) -> str:
-    """Returns what may be told of an exception: with private records its text may carry one.
+    """Return what may be told of an exception: with private records its text may carry one.
 
     >>> describe_error(KeyError("a name from a record"), data_are_public=False)
     'KeyError (its message is withheld: the training data are private)'
@@ -224,7 +229,7 @@ def runs_in_place(trial: RayTrial) -> bool:
 
 
 def resources_per_worker(trial: RayTrial) -> dict[str, float]:
-    """Returns what Ray sets aside for one worker."""
+    """Return what Ray sets aside for one worker."""
     resources: dict[str, float] = {"CPU": trial.config.performance.threads_per_worker}
     if trial.gpus_per_worker:
         resources["GPU"] = trial.gpus_per_worker
@@ -232,7 +237,7 @@ def resources_per_worker(trial: RayTrial) -> dict[str, float]:
 
 
 def resources_of_trial_function(trial: RayTrial) -> dict[str, float]:
-    """Returns what Tune sets aside for the trial function.
+    """Return what Tune sets aside for the trial function.
 
     In front of a worker group it only waits: it takes some memory and no CPU, so that it can never hold
     the CPU its own workers wait for.
@@ -243,7 +248,7 @@ def resources_of_trial_function(trial: RayTrial) -> dict[str, float]:
 
 
 def _check_code(code_root: Path | None) -> None:
-    """Refuses to train with another copy of the code than the driver's."""
+    """Refuse to train with another copy of the code than the driver's."""
     here = Path(__file__).resolve().parents[1]
     if code_root is not None and here != code_root:
         raise RuntimeError(f"this process imported {here}, but the sweep runs {code_root}")

@@ -220,7 +220,7 @@ class DirectUses(TorchFunctionMode):
         if num_rows not in self._num_rows or num_rows % self._num_groups or aligned.shape[0] != 1:
             raise NotSeparableError(f"parameter {self._names[parameter]!r} meets no batch of rows")
         rows = aligned.expand(num_rows, *aligned.shape[1:]).requires_grad_()
-        hook = rows.register_hook(partial(self._rows_arrived, parameter, value))  # type: ignore[no-untyped-call]
+        hook = rows.register_hook(partial(self._rows_arrived, parameter, value))
         self._hooks.append(hook)
         self.leaves.append(rows)
         self.used.add(parameter)
@@ -231,7 +231,7 @@ class DirectUses(TorchFunctionMode):
         self._gradients.append((parameter, value, summed.reshape(self._num_groups, *value.shape)))
 
     def _elementwise(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        shape = torch.broadcast_shapes(*(v.shape for v in _tensors(args)))  # type: ignore[no-untyped-call]
+        shape = torch.broadcast_shapes(*(v.shape for v in _tensors(args)))
         if not shape:
             raise NotSeparableError("a parameter meets a number that may come from the batch")
         replaced = [
@@ -261,7 +261,7 @@ class DirectUses(TorchFunctionMode):
             output.requires_grad_()
             self.leaves.append(output)
         hook = partial(self._product_arrived, parameter, value, x.detach())
-        self._hooks.append(output.register_hook(hook))  # type: ignore[no-untyped-call]
+        self._hooks.append(output.register_hook(hook))
         return output
 
     def _product_arrived(self, parameter: nn.Parameter, value: Tensor, x: Tensor, grad: Tensor) -> None:

@@ -286,7 +286,7 @@ class _Recorder:
         x = args[0].detach()
         call = _Call(module, rule, x, x._version, self._saved.pop(module, ()))
         # A tensor's hook receives the gradient of its value now, even if an in-place operation follows.
-        self._hooks.append(output.register_hook(partial(self._arrived, call)))  # type: ignore[no-untyped-call]
+        self._hooks.append(output.register_hook(partial(self._arrived, call)))
         self._uses.update(module.parameters(recurse=False))
         return output
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dpgcl_core.accounting.filters import StepClass
@@ -200,7 +200,7 @@ def _head_line(head: Head) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit code; errors a user can correct are raised."""
-    commands = {
+    commands: dict[str, Callable[..., None]] = {
         "show": show_command,
         "verify": verify_command,
         "cap": cap_command,

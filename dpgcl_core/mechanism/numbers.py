@@ -16,7 +16,7 @@ REPLACE_ONE = "replace one record"
 
 
 def default_delta(num_records_public: int) -> float:
-    """Returns δ = 1/(n ln n), as the paper.
+    """Return δ = 1/(n ln n), as the paper.
 
     >>> round(default_delta(60_000), 9)
     1.515e-06
@@ -27,7 +27,7 @@ def default_delta(num_records_public: int) -> float:
 
 
 def check_delta(delta: float, num_records_public: int) -> None:
-    """Raises ConfigError unless 0 < δ < 1 and δ ≤ 1/n: above that, publishing one record at random passes."""
+    """Raise ConfigError unless 0 < δ < 1 and δ ≤ 1/n: above that, publishing one record at random passes."""
     if not 0 < delta < 1:
         raise ConfigError(f"target_delta must be in (0, 1); got {delta}")
     if delta > 1 / num_records_public:

@@ -6,7 +6,7 @@ from dpgcl_core.mechanism.registry import METHODS
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     head = ("method", "guarantee", "clips", "sensitivity", "neighbouring data sets", "sampling")
     rows = [head] + [
         (m.name, m.label, m.clip_unit, m.sensitivity_formula, m.neighboring_relation, m.sampling)

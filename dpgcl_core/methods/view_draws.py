@@ -69,7 +69,7 @@ def objective_over_view_draws(objective: Objective, num_draws: int) -> Objective
 
 
 def draws_of(views: Tensor, num_draws: int) -> Iterator[Tensor]:
-    """Yields the views of each draw, `[groups, group_size, 2 + num_augmentations, ...]`.
+    """Yield the views of each draw, `[groups, group_size, 2 + num_augmentations, ...]`.
 
     The pairs of all draws stand before the copies of all draws, so that the first 2·K views are the same
     ones whatever N_a is.

@@ -26,7 +26,7 @@ class FixedSizeSampler:
             raise ConfigError(f"batch_size must be at least 1; got {self.batch_size}")
 
     def sample(self, num_records: int, generator: Draws) -> NDArray[np.int64]:
-        """Returns the rows of the sampled records, `[batch_size]`, ascending.
+        """Return the rows of the sampled records, `[batch_size]`, ascending.
 
         >>> FixedSizeSampler(batch_size=3).sample(3, np.random.default_rng())
         array([0, 1, 2])

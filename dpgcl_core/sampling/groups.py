@@ -1,4 +1,4 @@
-"""Station 3, groups: the sampled records are permuted in secret and cut into groups of exactly S.
+"""Stage 3, groups: the sampled records are permuted in secret and cut into groups of exactly S.
 
 Proposition (sensitivity 2C). Let h map a group of S records to a vector of norm ≤ C, and let
 f(B) = Σ h(G) over the ⌊|B|/S⌋ groups that a uniformly random permutation of B cuts off, the remainder
@@ -47,7 +47,7 @@ class Grouper(Protocol):
     """Cuts one step's sample into disjoint groups."""
 
     def group(self, sample: NDArray[np.int64], generator: Draws) -> NDArray[np.int64]:
-        """Returns `[num_groups, records_per_group]` rows of `sample`, each row at most once."""
+        """Return `[num_groups, records_per_group]` rows of `sample`, each row at most once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class FixedSizeGroups:
             raise ConfigError(f"group_size must be at least 1; got {self.group_size}")
 
     def group(self, sample: NDArray[np.int64], generator: Draws) -> NDArray[np.int64]:
-        """Returns `[num_groups, group_size]`, from a permutation that must stay secret.
+        """Return `[num_groups, group_size]`, from a permutation that must stay secret.
 
         >>> FixedSizeGroups(group_size=2).group(np.arange(5), np.random.default_rng()).shape
         (2, 2)
@@ -80,17 +80,17 @@ class WholeBatch:
     """The whole realised batch is one group; an empty sample is no group."""
 
     def group(self, sample: NDArray[np.int64], generator: Draws) -> NDArray[np.int64]:
-        """Returns `[1, realised_batch_size]`, or `[0, 0]` for an empty sample."""
+        """Return `[1, realised_batch_size]`, or `[0, 0]` for an empty sample."""
         return sample[None] if len(sample) else np.empty((0, 0), dtype=np.int64)
 
 
 def build_grouper(group_size: GroupSize) -> Grouper:
-    """Returns the grouper of a group size or of `"batch"`."""
+    """Return the grouper of a group size or of `"batch"`."""
     return WholeBatch() if group_size == BATCH else FixedSizeGroups(group_size=int(group_size))
 
 
 def expected_num_groups(num_records_public: int, sampling_prob: float, group_size: GroupSize) -> float:
-    """Returns E⌊X/S⌋ for X ~ Binomial(num_records_public, sampling_prob): a public constant.
+    """Return E⌊X/S⌋ for X ~ Binomial(num_records_public, sampling_prob): a public constant.
 
     It divides the noisy sum in place of the realised number of groups, which would be a leak.
 
@@ -104,7 +104,7 @@ def expected_num_groups(num_records_public: int, sampling_prob: float, group_siz
 
 
 def expected_dropped_share(num_records_public: int, sampling_prob: float, group_size: int) -> float:
-    """Returns the expected share of sampled records that grouping drops, E[X mod S] / E[X].
+    """Return the expected share of sampled records that grouping drops, E[X mod S] / E[X].
 
     >>> expected_dropped_share(64, 1.0, 16), round(expected_dropped_share(1437, 0.1, 128), 2)
     (0.0, 0.18)

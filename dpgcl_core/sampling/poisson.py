@@ -1,4 +1,4 @@
-"""Station 2, the Poisson sampler: every record joins every step independently with `sampling_prob`.
+"""Stage 2, the Poisson sampler: every record joins every step independently with `sampling_prob`.
 
 Drawn by one worker alone, in secret. An empty draw is a step like any other: noise is still added and
 the step is still charged.
@@ -34,7 +34,7 @@ class PoissonSampler:
             raise ConfigError(f"sampling_prob must be in (0, 1]; got {self.sampling_prob}")
 
     def sample(self, num_records: int, generator: Draws) -> NDArray[np.int64]:
-        """Returns the rows of the sampled records, `[realised_batch_size]`, ascending.
+        """Return the rows of the sampled records, `[realised_batch_size]`, ascending.
 
         >>> PoissonSampler(sampling_prob=1.0).sample(3, np.random.default_rng())
         array([0, 1, 2])

@@ -1,4 +1,4 @@
-"""Station 1, records: one record is one privacy unit, and its stable id alone decides where it goes.
+"""Stage 1, records: one record is one privacy unit, and its stable id alone decides where it goes.
 
 Neighbouring data sets differ by **adding or removing one record**. Everything that assigns a record to
 a shard, a split or an augmentation must therefore leave all *other* records where they were: it is a
@@ -20,7 +20,7 @@ Ids = NDArray[np.uint64]
 
 
 def ids_from_contents(contents: Iterable[bytes]) -> Ids:
-    """Returns one id per record, `[num_records]`, from the record's own bytes.
+    """Return one id per record, `[num_records]`, from the record's own bytes.
 
     The k-th copy of identical content gets an id of its own; because the copies are identical, the
     *set* of (id, content) pairs does not depend on the order of the records, and removing any one copy
@@ -42,7 +42,7 @@ def ids_from_contents(contents: Iterable[bytes]) -> Ids:
 
 
 def ids_from_names(names: Iterable[str]) -> Ids:
-    """Returns one id per record, `[num_records]`, from names that the data set's owner keeps stable.
+    """Return one id per record, `[num_records]`, from names that the data set's owner keeps stable.
 
     >>> int(ids_from_names(["cat/1.png"])[0]) == int(ids_from_names(["dog/7.png", "cat/1.png"])[1])
     True
@@ -55,7 +55,7 @@ def _digest64(content: bytes) -> int:
 
 
 def keyed_uniform(ids: Ids, *key: int | str) -> NDArray[np.float64]:
-    """Returns one number in [0, 1) per id, `[num_records]`: a public keyed hash of the id.
+    """Return one number in [0, 1) per id, `[num_records]`: a public keyed hash of the id.
 
     Args:
       ids: `[num_records]` record ids.
@@ -84,7 +84,7 @@ def _mix(x: Ids) -> Ids:
 
 
 def held_out(ids: Ids, fraction: float, *, key: str = "test-split") -> NDArray[np.bool_]:
-    """Returns which records are held out for testing, `[num_records]`, each by its own id alone.
+    """Return which records are held out for testing, `[num_records]`, each by its own id alone.
 
     >>> ids = ids_from_names([f"r{i}" for i in range(100)])
     >>> bool((held_out(ids, 0.2)[1:] == held_out(ids[1:], 0.2)).all())
@@ -94,5 +94,5 @@ def held_out(ids: Ids, fraction: float, *, key: str = "test-split") -> NDArray[n
 
 
 def shard_of(ids: Ids, num_shards: int, *, key: str = "shard") -> NDArray[np.int64]:
-    """Returns each record's shard, `[num_records]` in `[0, num_shards)`, by its own id alone."""
+    """Return each record's shard, `[num_records]` in `[0, num_shards)`, by its own id alone."""
     return np.minimum((keyed_uniform(ids, key) * num_shards).astype(np.int64), num_shards - 1)

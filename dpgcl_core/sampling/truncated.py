@@ -29,7 +29,7 @@ class TruncatedPoissonSampler:
             raise ConfigError(f"batch_cap must be at least 1; got {self.batch_cap}")
 
     def sample(self, num_records: int, generator: Draws) -> NDArray[np.int64]:
-        """Returns the rows of the sampled records, `[≤ batch_cap]`, ascending.
+        """Return the rows of the sampled records, `[≤ batch_cap]`, ascending.
 
         >>> sampler = TruncatedPoissonSampler(sampling_prob=1.0, batch_cap=3)
         >>> len(sampler.sample(10, np.random.default_rng()))

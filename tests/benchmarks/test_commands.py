@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import clip_step, clipping, growth, logit_dp, memory, reports, workers
+from benchmarks import clip_step, clipping, growth, harness, logit_dp, workers
 from benchmarks.engines import ENGINES, PER_VIEW, EngineStep
 from benchmarks.pair_steps import IN_GROUPS, ORDINARY, WHOLE_BATCH, OrdinaryPairStep, PairTask, build_step
 from benchmarks.steps import (
@@ -137,6 +137,7 @@ def test_clip_step_ratio_is_the_median_of_the_rounds() -> None:
     }
     found = clip_step._ratios(sides)
     assert found["time_over_whole_batch"] == pytest.approx(1.2)
+    assert found["time_over_whole_batch_range"] == pytest.approx([1.2, 4.5])
     assert found["memory_over_in_groups"] == pytest.approx(1.2)
 
 
@@ -315,20 +316,21 @@ def test_task_refuses_groups_larger_than_the_batch() -> None:
 def test_peak_memory_sees_what_was_freed() -> None:
     """And nothing of it after the peak is reset; a peak that only grows would measure the past."""
     size = 2**28
-    assert memory._clear_peak()
-    before = memory._status("VmRSS")
+    assert harness.clear_peak()
+    before = harness.memory_status("VmRSS")
     with mmap.mmap(-1, size) as held:  # fresh pages; an allocator might hand out ones already resident
         for page in range(0, size, mmap.PAGESIZE):
             held[page] = 1
-    assert memory._status("VmHWM") - before > 0.9 * size
-    memory._clear_peak()
-    assert memory._status("VmHWM") - before < 0.9 * size
+    assert harness.memory_status("VmHWM") - before > 0.9 * size
+    harness.clear_peak()
+    assert harness.memory_status("VmHWM") - before < 0.9 * size
 
 
 def test_result_files_carry_command_and_numbers(tmp_path: Path) -> None:
-    facts = reports.about(device="cpu", threads=1)
+    facts = harness.about(device="cpu", threads=1)
     result = {"model": "small_cnn", "by_batch_size": [], "by_group_size": []}
-    data, page = reports.write("growth", "Title", growth.PAGE, facts, result, ["| a |"], tmp_path)
+    page = harness.Page(name="growth", title="Title", text=growth.PAGE)
+    data, text = harness.write(page, facts, result, ["| a |"], tmp_path)
     assert json.loads(data.read_text())["model"] == "small_cnn"
-    assert facts["command"] in page.read_text()
+    assert facts["command"] in text.read_text()
     assert data.name == f"growth-{facts['date']}.json"

@@ -24,7 +24,7 @@ class LinearEncoder(nn.Module):
 
 
 def embed_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Station 5 for inputs `[groups, size, views, ...]`."""
+    """Stage 5 for inputs `[groups, size, views, ...]`."""
     return lambda inputs: model(inputs.flatten(0, 2)).unflatten(0, inputs.shape[:3])
 
 

@@ -373,12 +373,12 @@ BREAKAGES = (
     ),
     Breakage(
         name="batches that reach their cap are not paid for out of δ",
-        file="dpgcl_core/accounting/truncation.py",
-        before="delta=delta - self.added_delta,",
-        after="delta=delta,",
+        file="dpgcl_core/mechanism/method.py",
+        before="delta=numbers.target_delta - self.added_delta(numbers, num_steps),",
+        after="delta=numbers.target_delta,",
         tests=(
             "tests/dpgcl_core/accounting/test_truncation.py"
-            "::test_epsilon_by_added_delta_charges_plain_steps_at_what_is_left_of_delta",
+            "::test_method_with_a_cap_charges_plain_steps_at_what_is_left_of_delta",
         ),
     ),
     Breakage(

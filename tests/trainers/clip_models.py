@@ -50,7 +50,7 @@ def packed(encoder: ImageTextEncoder, pairs: Pairs) -> Tensor:
 
 
 def losses_of(encoder: ImageTextEncoder, temperature: float = 0.07) -> Objective:
-    """Stations 5 and 6 of pairs as a training has them."""
+    """Stages 5 and 6 of pairs as a training has them."""
 
     def losses(views: Tensor) -> Tensor:
         embeddings = encoder.with_temperature(encoder.embed_views(views))

@@ -64,7 +64,7 @@ BUILTIN_CLASS_NAMES: dict[str, ClassNames] = {
 def class_indices(
     columns: list[NDArray[Any] | None],
 ) -> tuple[list[NDArray[np.int64] | None], ClassNames]:
-    """Returns the labels of each split as integers, and the names of the classes of text labels.
+    """Return the labels of each split as integers, and the names of the classes of text labels.
 
     Integers stay as they are and have no names; text becomes its place in the sorted classes of all splits.
 
@@ -102,12 +102,12 @@ def class_indices(
 
 
 def as_text(values: NDArray[Any]) -> list[str]:
-    """Returns strings, bytes or integers as text."""
+    """Return strings, bytes or integers as text."""
     return [v.decode("latin-1") if isinstance(v, bytes) else str(v) for v in values.tolist()]
 
 
 def encodable(name: str) -> str:
-    r"""Returns a name as valid Unicode, which a file's need not be, and what is hashed or tokenised must.
+    r"""Return a name as valid Unicode, which a file's need not be, and what is hashed or tokenised must.
 
     >>> encodable("caf\udce9") != encodable("caf\udcea"), encodable("café")
     (True, 'café')

@@ -125,7 +125,7 @@ class Dataset:
 
 
 def modality_of(records: AnyRecords) -> Modality:
-    """Returns what a record is."""
+    """Return what a record is."""
     return "image" if isinstance(records, Records) else "image-text"
 
 
@@ -146,7 +146,7 @@ def captions_of(records: AnyRecords) -> tuple[list[str], NDArray[np.int64]] | No
 
 
 def check_class_names(class_names: Sequence[str], records: AnyRecords) -> None:
-    """Refuses names that are not of all labels: those left out would count as wrong answers, unseen.
+    """Refuse names that are not of all labels: those left out would count as wrong answers, unseen.
 
     Raises:
       DataError: there are names, and labels outside their list; the message holds neither.

@@ -25,7 +25,7 @@ _DECODERS = ("ignore", None, Warning, re.compile(r"PIL(\.|$)"), 0)
 
 
 def silence_decoders() -> None:
-    """Drops what Pillow says about single images from here on, which could be of a private one.
+    """Drop what Pillow says about single images from here on, which could be of a private one.
 
     It warns of how many pixels one has, and of how its colours are stored. `warnings.catch_warnings` would
     change the filters of all threads and put them back while others decode: the filter is set and stays.
@@ -40,7 +40,7 @@ _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 
 def decode_images(sources: Sequence[bytes | Path | None], image_size: int | None = None) -> NDArray[np.uint8]:
-    """Returns the images as uint8 `[num_records, channels, height, width]`.
+    """Return the images as uint8 `[num_records, channels, height, width]`.
 
     One channel when every image is grayscale, else RGB; transparency is dropped.
 
@@ -77,7 +77,7 @@ def decode_images(sources: Sequence[bytes | Path | None], image_size: int | None
 
 
 def decode_image(source: bytes | Path | None, image_size: int | None) -> NDArray[np.uint8] | str:
-    """Returns one image as uint8 `[height, width]` or `[height, width, 3]`, or what is wrong with it."""
+    """Return one image as uint8 `[height, width]` or `[height, width, 3]`, or what is wrong with it."""
     if source is None or (isinstance(source, Path) and not source.is_file()):
         return "missing"
     try:
@@ -103,7 +103,7 @@ def _to_square(image: Image.Image, size: int) -> Image.Image:
 
 
 def resize_images(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """Returns `[num_records, channels, size, size]` from `[num_records, channels, height, width]`."""
+    """Return `[num_records, channels, size, size]` from `[num_records, channels, height, width]`."""
     if images.shape[2:] == (size, size):
         return images
 
@@ -116,13 +116,13 @@ def resize_images(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
 
 
 def in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-    """Returns `function` of each item, in their order; several threads share the work."""
+    """Return `function` of each item, in their order; several threads share the work."""
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
         return list(pool.map(function, items))
 
 
 def content_ids(images: Iterable[bytes | None], labels: NDArray[Any] | None) -> Ids:
-    """Returns one id per record, `[num_records]`, from its image and its label, both as stored.
+    """Return one id per record, `[num_records]`, from its image and its label, both as stored.
 
     A class index would not do for labels that are strings: it depends on the other records' classes.
 

@@ -10,12 +10,10 @@ Searched in this order:
 from __future__ import annotations
 
 import hashlib
-import http.client
 import logging
 import os
 import re
 import secrets
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -62,21 +60,19 @@ class RemoteFile:
             )
 
     def matches(self, path: Path) -> bool:
-        """Returns whether the file at `path` has the published checksum."""
+        """Return whether the file at `path` has the published checksum."""
+        return self._checksum_of(path) == self.checksum
+
+    def _checksum_of(self, path: Path) -> str:
+        algorithm = self.checksum.partition(":")[0]
         with path.open("rb") as stored:
-            digest = hashlib.file_digest(stored, self._new_digest)
-        return self._is_published(digest)
-
-    def _new_digest(self) -> hashlib._Hash:
-        # The checksum tells a damaged file, not a forged one: MD5 must work in FIPS mode too.
-        return hashlib.new(self.checksum.partition(":")[0], usedforsecurity=False)
-
-    def _is_published(self, digest: hashlib._Hash) -> bool:
-        return f"{digest.name}:{digest.hexdigest()}" == self.checksum
+            # The checksum tells a damaged file, not a forged one: MD5 must work in FIPS mode too.
+            digest = hashlib.file_digest(stored, lambda: hashlib.new(algorithm, usedforsecurity=False))
+        return f"{algorithm}:{digest.hexdigest()}"
 
 
 def find_or_download(file: RemoteFile, folder_name: str) -> Path:
-    """Returns the path of `file`, downloaded into the cache if it is nowhere on this machine.
+    """Return the path of `file`, downloaded into the cache if it is nowhere on this machine.
 
     The file at the returned path has the published checksum, wherever it was found: what passes for a
     public benchmark must be that benchmark. An interrupted download leaves nothing, and processes that
@@ -105,7 +101,7 @@ def find_or_download(file: RemoteFile, folder_name: str) -> Path:
 
 
 def find_file(name: str, folder_name: str) -> Path | None:
-    """Returns where `name` lies under `$DPGCL_DATA` or in the cache, or None.
+    """Return where `name` lies under `$DPGCL_DATA` or in the cache, or None.
 
     Raises:
       DataError: `$DPGCL_DATA` is set to something that is not a folder.
@@ -115,7 +111,7 @@ def find_file(name: str, folder_name: str) -> Path | None:
 
 
 def cache_folder() -> Path:
-    """Returns the user's cache folder, which need not exist yet."""
+    """Return the user's cache folder, which need not exist yet."""
     own = os.environ.get("DPGCL_CACHE")
     if own:
         return Path(own).expanduser()
@@ -125,7 +121,7 @@ def cache_folder() -> Path:
 
 @contextmanager
 def write_atomically(target: Path) -> Iterator[BinaryIO]:
-    """Gives a stream whose bytes appear at `target` all at once, or not at all.
+    """Give a stream whose bytes appear at `target` all at once, or not at all.
 
     Raises:
       DataError: the folder cannot be written.
@@ -151,7 +147,7 @@ def write_atomically(target: Path) -> Iterator[BinaryIO]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes a rename survive a power cut, where the file system can."""
+    """Make a rename survive a power cut, where the file system can."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -207,26 +203,23 @@ def _download(file: RemoteFile, folder_name: str, target: Path) -> None:
 
 
 def _download_from(url: str, file: RemoteFile, target: Path) -> None:
-    digest = file._new_digest()
     with write_atomically(target) as out:
-        for chunk in _stream(url):
-            digest.update(chunk)
-            out.write(chunk)
-        if not file._is_published(digest):
-            raise _RefusedError(f"checksum {digest.name}:{digest.hexdigest()}, published {file.checksum}")
+        _fetch(url, out)
+        out.flush()
+        found = file._checksum_of(Path(out.name))
+        if found != file.checksum:
+            raise _RefusedError(f"checksum {found}, published {file.checksum}")
 
 
-def _stream(url: str) -> Iterator[bytes]:
-    """Yields the answer piece by piece; whatever goes wrong with the network becomes `_RefusedError`."""
-    request = urllib.request.Request(url, headers={"User-Agent": "dpgcl"})
+def _fetch(url: str, out: BinaryIO) -> None:
+    """Write what `url` answers to `out`; whatever goes wrong with the network becomes `_RefusedError`."""
+    import pooch  # here: only a download needs them
+    import requests
+
+    # An archive is checked as it is published: nothing on the way may unpack a .gz.
+    headers = {"User-Agent": "dpgcl", "Accept-Encoding": "identity"}
+    download = pooch.HTTPDownloader(chunk_size=_CHUNK_BYTES, timeout=TIMEOUT_SECONDS, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
-            expected, received = response.headers.get("Content-Length"), 0
-            while chunk := response.read(_CHUNK_BYTES):
-                received += len(chunk)
-                yield chunk
-            # http.client ends a cut-off answer quietly when it is read in pieces.
-            if expected is not None and received < int(expected):
-                raise _RefusedError(f"cut off after {received} of {expected} bytes")
-    except (OSError, ValueError, http.client.HTTPException) as error:
+        download(url, out, None)
+    except requests.RequestException as error:
         raise _RefusedError(f"{type(error).__name__}: {error}") from error

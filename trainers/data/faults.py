@@ -21,7 +21,7 @@ class RecordsError(DataError):
 
 
 def check_one_size(sizes: Counter[tuple[int, int]]) -> None:
-    """Raises RecordsError where images have several sizes, counted by (height, width)."""
+    """Raise RecordsError where images have several sizes, counted by (height, width)."""
     if len(sizes) > 1:
         raise RecordsError(
             f"all images must have one size; {sizes.total()} images have {len(sizes)} different sizes. "

@@ -47,7 +47,7 @@ _END = "\x00end of file\x00"
 def load_csv_pairs(
     path: Path, options: PairOptions | None = None, *, image_size: int | None = None
 ) -> LoadedPairs:
-    """Returns the pairs of a csv file whose first line names the columns.
+    """Return the pairs of a csv file whose first line names the columns.
 
     Args:
       path: the file, UTF-8; relative image paths start from its folder.
@@ -83,7 +83,7 @@ def load_csv_pairs(
 def load_parquet_pairs(
     path: Path, options: PairOptions | None = None, *, image_size: int | None = None
 ) -> LoadedPairs:
-    """Returns the pairs of a parquet file, or of all parquet files below a folder, in order.
+    """Return the pairs of a parquet file, or of all parquet files below a folder, in order.
 
     The image column holds paths, relative to `path`'s folder, or encoded bytes, plain or as {bytes, path};
     the caption column one caption or a list of them. Arguments and errors as for `load_csv_pairs`.
@@ -133,7 +133,7 @@ def _parquet_files(path: Path) -> list[Path]:
 
 
 def image_folders(name: str, options: PairOptions | None = None) -> list[Path]:
-    """Returns the folders of the images that `csv:PATH` or `parquet:PATH` names, and where links lead to.
+    """Return the folders of the images that `csv:PATH` or `parquet:PATH` names, and where links lead to.
 
     Reads no image. None where the images are in the file itself, and where it cannot be read, for loading
     tells why.
@@ -147,7 +147,7 @@ def image_folders(name: str, options: PairOptions | None = None) -> list[Path]:
 
 
 def image_files(name: str, options: PairOptions | None = None) -> list[str]:
-    """Returns the files of the images that `csv:PATH` or `parquet:PATH` names, as `image_folders`."""
+    """Return the files of the images that `csv:PATH` or `parquet:PATH` names, as `image_folders`."""
     scheme, _, rest = name.partition(":")
     path, options = Path(rest).expanduser(), options or PairOptions()
     if scheme not in ("csv", "parquet"):
@@ -219,7 +219,7 @@ def _parquet_rows(values: dict[str, list[Any]], names: PairOptions, base: Path) 
 
 
 def image_keys(images: Sequence[str | bytes | None], base: Path) -> list[str]:
-    """Returns what identifies each image: a digest of its bytes, or its path in `base`, else in full.
+    """Return what identifies each image: a digest of its bytes, or its path in `base`, else in full.
 
     >>> image_keys(["a.png", "./b/../a.png", "/data/a.png", "../a.png", None], Path("/data"))
     ['a.png', 'a.png', 'a.png', '/a.png', '']
@@ -262,7 +262,7 @@ def _read_csv(path: Path, separator: str) -> tuple[list[str], list[list[str]]]:
 
 
 def check_one_line_each(lines: Sequence[Sequence[str]]) -> None:
-    """Refuses lines of a csv file, column names first, with a line break in a cell.
+    """Refuse lines of a csv file, column names first, with a line break in a cell.
 
     Two quotes that do not belong together make one cell of all lines between them. Those rows would be gone
     without a word. No row alone tells whether it was meant so: dropping such ones would be no function of

@@ -1,4 +1,4 @@
-"""Station 1 in practice: data sets by name, and the split into training and test records."""
+"""Stage 1 in practice: data sets by name, and the split into training and test records."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ __all__ = [
 
 
 def check_dataset_name(name: str) -> None:
-    """Checks that `name` is a built-in data set or a file of one's own, such as `npz:PATH`.
+    """Check that `name` is a built-in data set or a file of one's own, such as `npz:PATH`.
 
     Nothing is read: whether there is anything at PATH shows when it is loaded.
 
@@ -88,7 +88,7 @@ def is_builtin_name(name: str) -> bool:
 
 
 def modality_of_name(name: str, pairs: PairOptions | None = None) -> Modality:
-    """Returns what a record of a data set is, before it is loaded.
+    """Return what a record of a data set is, before it is loaded.
 
     Reads the schema of a parquet file at most; where there is none it says "image", and loading tells why.
 
@@ -108,7 +108,7 @@ def load_dataset(
     unit_column: str | None = None,
     pairs: PairOptions | None = None,
 ) -> Dataset:
-    """Returns a data set with its images in memory; those of `webdataset:PATH` stay in their shards.
+    """Return a data set with its images in memory; those of `webdataset:PATH` stay in their shards.
 
     Args:
       name: one of `BUILTIN_DATASETS`, `shapes:NUM` or `shapes:NUM:SEED`; or your own: `npz:PATH` and
@@ -207,7 +207,7 @@ _SCORE_SPLIT = "score-split"
 
 
 def split_held_out(records: AnyRecords, share: float) -> tuple[AnyRecords, AnyRecords | None]:
-    """Returns the records to train on, and those held out to be scored with noise; None for a share of 0.
+    """Return the records to train on, and those held out to be scored with noise; None for a share of 0.
 
     Each record goes by a keyed hash of its own id, so the split is the same in all trials, and one record
     more or less moves no other. An empty side is no error: to tell would depend on the records.
@@ -237,7 +237,7 @@ def is_split_held_out(train: AnyRecords, scored: AnyRecords, share: float) -> bo
 
 
 def split_train_test(dataset: Dataset, test_fraction: float) -> tuple[AnyRecords, AnyRecords]:
-    """Returns the records to train on and those held out for testing.
+    """Return the records to train on and those held out for testing.
 
     The source's own split is kept where it has one. Otherwise each record goes by its own id alone, so
     adding or removing one record moves no other between the two.

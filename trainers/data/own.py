@@ -53,7 +53,7 @@ class _Part:
 
 
 def _part_of_units(images: NDArray[np.uint8], labels: NDArray[Any] | None, units: list[str]) -> _Part:
-    """Brings the rows of a unit together: they are one record, whose id is the unit's name."""
+    """Bring the rows of a unit together: they are one record, whose id is the unit's name."""
     names = sorted(set(units))  # no array of strings: it would cut trailing NULs off, and merge two units
     place = {name: number for number, name in enumerate(names)}
     unit_of_row = np.array([place[unit] for unit in units], dtype=np.int64)
@@ -67,7 +67,7 @@ def _part_of_units(images: NDArray[np.uint8], labels: NDArray[Any] | None, units
 
 
 def load_npz(path: Path, image_size: int | None = None, unit_column: str | None = None) -> NamedSplits:
-    """Returns the records of an `.npz` file.
+    """Return the records of an `.npz` file.
 
     Args:
       path: holds `images` (uint8 `[N, H, W]`, `[N, H, W, C]` or `[N, C, H, W]` with 1 or 3 channels),
@@ -155,7 +155,7 @@ def _channels_first(images: NDArray[Any], name: str) -> NDArray[np.uint8]:
 
 
 def load_parquet(path: Path, image_size: int | None = None, unit_column: str | None = None) -> NamedSplits:
-    """Returns the records of a parquet file, or of all `*.parquet` files below a folder as one data set.
+    """Return the records of a parquet file, or of all `*.parquet` files below a folder as one data set.
 
     Args:
       path: rows with a column `image` (encoded image bytes, plain or as `{bytes, path}`) and perhaps
@@ -210,7 +210,7 @@ def _read_table(file: Path, unit_column: str | None) -> pa.Table:
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(file) as opened:
-        wanted = {"image", "label", "id", unit_column} & set(opened.schema_arrow.names)
+        wanted = set(opened.schema_arrow.names) & {"image", "label", "id", unit_column}
         return opened.read(columns=sorted(wanted))
 
 
@@ -226,12 +226,12 @@ def _check_schema(schema: pa.Schema, first: pa.Schema, unit_column: str | None) 
 
     def is_text(kind: pa.DataType) -> bool:
         kind = kind.value_type if kinds.is_dictionary(kind) else kind
-        return kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind)
+        return bool(kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind))
 
     def is_bytes(kind: pa.DataType) -> bool:
         if kinds.is_struct(kind):
             return kind.get_field_index("bytes") >= 0 and is_bytes(kind.field("bytes").type)
-        return kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_binary_view(kind)
+        return bool(kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_binary_view(kind))
 
     rules = {
         "image": ("encoded image bytes, plain or as {bytes, path}", is_bytes),
@@ -261,7 +261,9 @@ def _encoded_images(table: pa.Table) -> list[bytes | None]:
     import pyarrow.types as kinds
 
     column = table.column("image")
-    return (pc.struct_field(column, "bytes") if kinds.is_struct(column.type) else column).to_pylist()
+    encoded = pc.struct_field(column, "bytes") if kinds.is_struct(column.type) else column
+    images: list[bytes | None] = encoded.to_pylist()
+    return images
 
 
 def _column(tables: list[pa.Table], name: str) -> NDArray[Any] | None:
@@ -279,7 +281,7 @@ def _column(tables: list[pa.Table], name: str) -> NDArray[Any] | None:
 
 
 def load_folder(path: Path, image_size: int | None = None) -> NamedSplits:
-    """Returns the images below a folder, in the order of their relative paths, which are their ids.
+    """Return the images below a folder, in the order of their relative paths, which are their ids.
 
     Args:
       path: holds one sub-folder per class, or only images (then there are no labels). Hidden files and
@@ -335,7 +337,7 @@ def _image_names(path: Path) -> list[str]:
 
 
 def _to_splits(parts: list[_Part], image_size: int | None) -> NamedSplits:
-    """Gives all parts one image shape and one class index."""
+    """Give all parts one image shape and one class index."""
     if any(len(part.images) == 0 or 0 in part.images.shape for part in parts):
         raise DataError(
             "a data set must hold at least one record with at least one pixel, in every split; got none"

@@ -50,7 +50,7 @@ class PairOptions:
         return tuple(f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default)
 
     def fitting(self, name: str) -> PairOptions:
-        """Returns the same with the default of everything that means nothing for the data set `name`.
+        """Return the same with the default of everything that means nothing for the data set `name`.
 
         >>> PairOptions(separator=",", skip_corrupt=True).fitting("webdataset:x.tar").given
         ('skip_corrupt',)
@@ -67,7 +67,7 @@ _MEANT_BY_SCHEME = {
 
 
 def resolve_columns(options: PairOptions, header: list[str], scheme: str, separator: str = "") -> PairOptions:
-    """Returns the same with every column that is there by name.
+    """Return the same with every column that is there by name.
 
     Raises:
       DataError: a column that is wanted is not there once; the message holds no name of the file's own.
@@ -87,7 +87,7 @@ def resolve_columns(options: PairOptions, header: list[str], scheme: str, separa
 
 
 def image_column(options: PairOptions, header: list[str], scheme: str, separator: str = "") -> str:
-    """Returns the column of the images, whatever the others are.
+    """Return the column of the images, whatever the others are.
 
     Raises:
       DataError: as `resolve_columns`.
@@ -106,7 +106,7 @@ def _find(wanted: Sequence[str], header: list[str], scheme: str, separator: str,
 def column_missing(
     subject: str, wanted: Sequence[str], header: Sequence[str], what: str, separator: str = ""
 ) -> DataError:
-    """Returns the error for columns of which none, or several, are the one that is wanted.
+    """Return the error for columns of which none, or several, are the one that is wanted.
 
     The first line may be a record: neither its cells nor their number are in the message.
     """

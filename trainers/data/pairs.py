@@ -47,10 +47,10 @@ class StoredImages(Protocol):
         """(number of images, channels, height, width)."""
 
     def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Returns the images at `rows`, `[n, channels, height, width]`."""
+        """Return the images at `rows`, `[n, channels, height, width]`."""
 
     def select(self, rows: NDArray[np.int64]) -> StoredImages:
-        """Returns the same store with the images at `rows` alone; reads nothing."""
+        """Return the same store with the images at `rows` alone; read nothing."""
 
 
 Images = NDArray[np.uint8] | StoredImages
@@ -97,14 +97,14 @@ class ImageTextRecords:
         return len(self.ids)
 
     def take(self, records: NDArray[np.int64] | NDArray[np.bool_]) -> ImageTextRecords:
-        """Returns the records at `records` (indices or a mask), with all their rows and captions."""
+        """Return the records at `records` (indices or a mask), with all their rows and captions."""
         rows, starts = rows_of(self.row_starts, np.arange(len(self))[records])
         return self._with_rows(rows, self.ids[records], starts)
 
     def pairs_at(
         self, records: NDArray[np.int64], *, seed: int, step: int
     ) -> tuple[NDArray[np.uint8], list[str]]:
-        """Returns the image `[n, channels, height, width]` and the caption `[n]` of `records` at `step`.
+        """Return the image `[n, channels, height, width]` and the caption `[n]` of `records` at `step`.
 
         Both are functions of each record alone, the public seed and the step. So one record more or less
         changes no other's pair, and a record is one place of one group however many captions it has.
@@ -117,12 +117,12 @@ class ImageTextRecords:
         return self.images[rows], chosen
 
     def flat_captions(self) -> tuple[list[str], NDArray[np.int64]]:
-        """Returns all captions, `[num_captions]`, and the row each belongs to, for retrieval scores."""
+        """Return all captions, `[num_captions]`, and the row each belongs to, for retrieval scores."""
         owners = np.repeat(np.arange(len(self.captions)), [len(row) for row in self.captions])
         return [caption for row in self.captions for caption in row], owners.astype(np.int64)
 
     def one_row_each(self) -> ImageTextRecords:
-        """Returns the same records with one image each, chosen by a keyed hash of the record's id."""
+        """Return the same records with one image each, chosen by a keyed hash of the record's id."""
         if self.row_starts is None:
             return self
         return self._with_rows(row_of_each(self.row_starts, self.ids, np.arange(len(self))), self.ids, None)
@@ -181,7 +181,7 @@ class PairRows:
 def assemble(
     rows: PairRows, images_of: Callable[[list[int]], Images], *, unit: str | None, skip_corrupt: bool
 ) -> LoadedPairs:
-    """Returns the records that `rows` make: sound rows with one key are one image, of one unit one record.
+    """Return the records that `rows` make: sound rows with one key are one image, of one unit one record.
 
     Args:
       rows: as stored, corrupt ones with their fault.
@@ -294,7 +294,7 @@ def _stable_ids(names: list[str]) -> Ids:
 
 
 def decode_each(sources: Iterable[bytes | Path], image_size: int | None) -> list[Decoded]:
-    """Returns every image decoded and resized, or what is wrong with it; several threads share the work."""
+    """Return every image decoded and resized, or what is wrong with it; several threads share the work."""
     silence_decoders()
     return list(in_threads(lambda source: _decode_or_fault(source, image_size), sources))
 
@@ -308,7 +308,7 @@ def _decode_or_fault(source: bytes | Path, image_size: int | None) -> Decoded:
 
 
 def caption_fault(captions: Iterable[str]) -> str:
-    """Returns what is wrong with the captions of one row, or ""."""
+    """Return what is wrong with the captions of one row, or ""."""
     texts = list(captions)
     if not texts or not all(text.strip() for text in texts):
         return "empty caption"

@@ -23,7 +23,7 @@ _HALF, _BITS = 1 << 15, 16
 def load_probes(
     names: Sequence[str], dataset: Dataset, *, test_fraction: float, pairs: PairOptions | None = None
 ) -> tuple[Probe, ...]:
-    """Returns `load_probe` of each of `names` for networks trained on `dataset`.
+    """Return `load_probe` of each of `names` for networks trained on `dataset`.
 
     Raises:
       ConfigError: as `load_probe`, or two have the same short name.
@@ -48,7 +48,7 @@ def load_probe(
     test_fraction: float,
     pairs: PairOptions | None = None,
 ) -> Probe:
-    """Returns a public labelled data set to score features on.
+    """Return a public labelled data set to score features on.
 
     Its images are resized to the training data's square, and their channels made those of the training
     data, see `with_channels`. Index and queries are its own training and test split, where it has one. Of
@@ -80,7 +80,7 @@ def load_probe(
 
 
 def probe_name(dataset: str) -> str:
-    """Returns a data set's name as it stands in a metric's.
+    """Return a data set's name as it stands in a metric's.
 
     >>> probe_name("fashion-mnist"), probe_name("npz:/data/some faces.npz")
     ('fashion-mnist', 'npz-some-faces')
@@ -90,7 +90,7 @@ def probe_name(dataset: str) -> str:
 
 
 def with_channels(images: NDArray[np.uint8], channels: int) -> NDArray[np.uint8]:
-    """Returns images as grey (one channel) or colour (three).
+    """Return images as grey (one channel) or colour (three).
 
     A grey image becomes colour by repeating its channel; a colour image becomes grey by its luma,
     0.299 R + 0.587 G + 0.114 B, rounded.

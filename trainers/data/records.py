@@ -48,7 +48,7 @@ class Records:
         return len(self.ids)
 
     def take(self, records: NDArray[np.int64] | NDArray[np.bool_]) -> Records:
-        """Returns the records at `records` (indices or a mask), with all their rows."""
+        """Return the records at `records` (indices or a mask), with all their rows."""
         rows, starts = rows_of(self.row_starts, np.arange(len(self))[records])
         return Records(
             images=self.images[rows],
@@ -59,11 +59,11 @@ class Records:
         )
 
     def images_at(self, records: NDArray[np.int64], *, seed: int, step: int) -> NDArray[np.uint8]:
-        """Returns the image that stands for each of `records` at `step`, `[n, channels, height, width]`."""
+        """Return the image that stands for each of `records` at `step`, `[n, channels, height, width]`."""
         return self.images[row_of_each(self.row_starts, self.ids, records, seed=seed, step=step)]
 
     def one_row_each(self) -> Records:
-        """Returns the same records with one row each, chosen by a keyed hash of the record's id."""
+        """Return the same records with one row each, chosen by a keyed hash of the record's id."""
         if self.row_starts is None:
             return self
         rows = row_of_each(self.row_starts, self.ids, np.arange(len(self)))

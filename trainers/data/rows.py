@@ -19,7 +19,7 @@ RowStarts = NDArray[np.int64]
 
 
 def check_row_starts(row_starts: RowStarts | None, *, num_records: int, num_rows: int) -> None:
-    """Refuses starts that leave a row without a record, or a record without a row.
+    """Refuse starts that leave a row without a record, or a record without a row.
 
     Raises:
       DataError: says the rule, and no number of records.
@@ -36,7 +36,7 @@ def check_row_starts(row_starts: RowStarts | None, *, num_records: int, num_rows
 def rows_of(
     row_starts: RowStarts | None, records: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], RowStarts | None]:
-    """Returns all rows of `records`, a record's rows together, and where each one's rows start among them."""
+    """Return all rows of `records`, a record's rows together, and where each one's rows start among them."""
     if row_starts is None:
         return records, None
     firsts, ends = row_starts[records], row_starts[records + 1]
@@ -47,7 +47,7 @@ def rows_of(
 def row_of_each(
     row_starts: RowStarts | None, ids: Ids, records: NDArray[np.int64], *, seed: int = 0, step: int = NO_STEP
 ) -> NDArray[np.int64]:
-    """Returns the row that stands for each of `records` at `step`, `[n]`.
+    """Return the row that stands for each of `records` at `step`, `[n]`.
 
     A function of each record's own id and number of rows, of the public seed and the step: one record more
     or less changes no other's row.

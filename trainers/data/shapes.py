@@ -95,7 +95,7 @@ class ShapeScenes:
 def make_shape_pairs(
     num_records: int, *, seed: int, image_size: int = 32, captions_per_image: int = 1, first: int = 0
 ) -> ImageTextRecords:
-    """Returns the generated pairs from number `first` on, images uint8 `[n, 3, image_size, image_size]`.
+    """Return the generated pairs from number `first` on, images uint8 `[n, 3, image_size, image_size]`.
 
     Args:
       num_records: 1 to `MAX_SHAPE_PAIRS`.
@@ -138,7 +138,7 @@ def make_shape_pairs(
 
 
 def load_shapes(name: str, image_size: int | None = None) -> tuple[ImageTextRecords, ImageTextRecords]:
-    """Returns the training and the test pairs of `shapes`, `shapes:NUM` or `shapes:NUM:SEED`.
+    """Return the training and the test pairs of `shapes`, `shapes:NUM` or `shapes:NUM:SEED`.
 
     The test pairs have numbers that no training set can have, so they are others than those of any `NUM`.
 
@@ -156,7 +156,7 @@ def load_shapes(name: str, image_size: int | None = None) -> tuple[ImageTextReco
 
 
 def shape_numbers(name: str) -> tuple[int, int]:
-    """Returns the number of training pairs and the seed that the name of a data set says.
+    """Return the number of training pairs and the seed that the name of a data set says.
 
     Raises:
       ConfigError: it is no such name.
@@ -180,7 +180,7 @@ def _draw(numbers: Ids, seed: int, name: str, num_choices: int) -> Numbers:
 
 
 def draw_scenes(numbers: Ids, *, seed: int) -> ShapeScenes:
-    """Returns what the pictures of these numbers show, each by its own number and the seed alone."""
+    """Return what the pictures of these numbers show, each by its own number and the seed alone."""
 
     def pair(name: str, num_choices: int) -> Numbers:
         return np.stack([_draw(numbers, seed, f"{name} {g}", num_choices) for g in range(2)], axis=1)
@@ -201,7 +201,7 @@ def draw_scenes(numbers: Ids, *, seed: int) -> ShapeScenes:
 
 
 def describe_scene(scenes: ShapeScenes, row: int, wording: int) -> str:
-    """Returns one caption of one scene; `wording` is 0 to 3, and all four say the same."""
+    """Return one caption of one scene; `wording` is 0 to 3, and all four say the same."""
     groups = [_describe_group(scenes, row, g) for g in range(int(scenes.num_groups[row]))]
     ground = tuple(SHAPE_GROUNDS)[int(scenes.ground[row])]
     if wording == 0:

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +55,7 @@ class Source:
 
 
 def load_builtin(name: str, image_size: int | None = None) -> Splits:
-    """Returns the records of the built-in `name`, a key of `SOURCES`.
+    """Return the records of the built-in `name`, a key of `SOURCES`.
 
     Ids come from each record's image and label as published, so `image_size` leaves them as they are.
 
@@ -133,7 +133,7 @@ class _ArraysOnly(pickle.Unpickler):
     """Loads pickled NumPy arrays; any other class or function is refused, so nothing can be run."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Returns one of the three things an array is built from."""
+        """Return one of the three things an array is built from."""
         allowed = {
             ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
             ("numpy", "ndarray"): np.ndarray,
@@ -198,7 +198,7 @@ def _read_eurosat(files: tuple[RemoteFile, ...], image_size: int | None) -> Spli
         records = _decode_eurosat(find_or_download(files[0], "eurosat"), size)
         try:
             with write_atomically(cached) as out:
-                np.savez(out, images=records.images, labels=records.labels, ids=records.ids)
+                np.savez(out, images=records.images, labels=cast(Any, records.labels), ids=records.ids)
         except DataError as error:
             _log.warning("the decoded EuroSAT images are not kept: %s", error)
     return records, None

@@ -97,7 +97,7 @@ class ShardImages:
         return len(self.places), 3, self.height, self.width
 
     def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Returns the images at `rows`, uint8 `[n, 3, height, width]`.
+        """Return the images at `rows`, uint8 `[n, 3, height, width]`.
 
         Raises:
           RecordsError: some cannot be read any more, or a shard is not the one that was indexed.
@@ -116,7 +116,7 @@ class ShardImages:
         return stack_images(decoded)
 
     def select(self, rows: NDArray[np.int64]) -> ShardImages:
-        """Returns the same store with the images at `rows` alone; reads nothing."""
+        """Return the same store with the images at `rows` alone; read nothing."""
         return ShardImages(
             files=self.files,
             stamps=self.stamps,
@@ -154,7 +154,7 @@ def load_webdataset(
     index_folder: Path | None = None,
     in_memory: bool = False,
 ) -> LoadedPairs:
-    """Returns the pairs of tar shards; the images stay in the shards and are read by record.
+    """Return the pairs of tar shards; the images stay in the shards and are read by record.
 
     Args:
       path: a shard, a folder with shards, or a name with ranges such as `train-{000..011}.tar`.

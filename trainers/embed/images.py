@@ -21,38 +21,35 @@ it was trained on; it covers the model, and nothing that the model is applied to
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from dpgcl_core.errors import ConfigError, DataError, StorageError, StrictParser
+from dpgcl_core.command_line import run_command
+from dpgcl_core.errors import ConfigError, DataError
 from dpgcl_core.sampling.records import ids_from_names
 from trainers.data.dataset import Dataset
 from trainers.data.loading import PairOptions, load_dataset
+from trainers.embed.files import NOTE, PARQUET, check_target, write_embeddings
 from trainers.embed.pairs import (
-    NPZ,
-    PARQUET,
     Names,
     PairEmbeddings,
     embed_source,
     embed_texts,
-    float_lists,
     images_of,
     load_images,
     pair_names,
     parts_of,
     read_captions,
-    write_pair_embeddings,
 )
 from trainers.evaluation.features import Features, embed_features
 from trainers.evaluation.pairs import PAIRS_AT_ONCE
@@ -62,26 +59,57 @@ from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.models.encoder import NORM_FLOOR, Encoder, ImageShape, device_named, to_fast_layout
 
 BACKBONE, PROJECTION = "backbone", "projection"
-NOTE = (
-    "Embeddings of private images are private data themselves: the guarantee covers the model, not what it "
-    "is applied to."
-)
 _IMAGES_AT_ONCE = 512
 _LUMA = np.array([19595, 38470, 7471], dtype=np.uint32)  # ITU-R 601 in 16 bits: how Pillow makes grey images
 
 
+@dataclass(frozen=True, kw_only=True)
+class EmbedOptions:
+    """What to embed, with which model, and where to.
+
+    Attributes:
+      model: folder of an exported model.
+      images: folder:, npz:, parquet:, csv: or webdataset:PATH, or the name of a built-in data set.
+      texts: file of captions, one per line, or csv or parquet; needs a CLIP model.
+      to: new file, .parquet or .npz.
+      features: what to write of an image encoder; backbone unless given.
+      batch_size: images or texts at once; of a CLIP model few, of other encoders many, unless given.
+      device: where to compute.
+      network: the network of your own that the model names, if you trust it.
+      csv_separator: character between the columns of a csv file.
+      csv_img_key: column of csv or parquet with images; filepath or image unless given.
+      csv_caption_key: column of csv or parquet with captions; title or caption unless given.
+    """
+
+    model: Path
+    images: str | None = None
+    texts: Path | None = None
+    to: Path = Path("embeddings.parquet")
+    features: Literal["backbone", "projection"] | None = None
+    batch_size: int | None = None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    network: str | None = None
+    csv_separator: str = "\t"
+    csv_img_key: str | None = None
+    csv_caption_key: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1; got {self.batch_size}")
+        if self.images is None and self.texts is None:
+            raise ConfigError("there is nothing to embed: give --images, or of a CLIP model --texts")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns 0.
+    """Run the command line; return 0.
 
     Raises:
       ConfigError, DataError, StorageError: an option, the images or the model are unusable.
     """
-    options = _parser().parse_args(arguments)
-    _check_target(options.to)
-    if options.batch_size is not None and options.batch_size < 1:
-        raise ConfigError(f"batch_size must be at least 1; got {options.batch_size}")
-    if options.images is None and options.texts is None:
-        raise ConfigError("there is nothing to embed: give --images, or of a CLIP model --texts")
+    options: EmbedOptions = run_command(
+        EmbedOptions, prog="python -m trainers.embed", description=__doc__, arguments=arguments
+    )
+    check_target(options.to)
     pairs = PairOptions(
         image=options.csv_img_key, caption=options.csv_caption_key, separator=options.csv_separator
     )
@@ -93,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _images_alone(options: argparse.Namespace, description: ModelDescription, pairs: PairOptions) -> None:
+def _images_alone(options: EmbedOptions, description: ModelDescription, pairs: PairOptions) -> None:
     if options.texts is not None or options.images is None:
         raise ConfigError(
             "--texts needs a CLIP model; the model is an encoder of images: give --images alone"
@@ -108,13 +136,14 @@ def _images_alone(options: argparse.Namespace, description: ModelDescription, pa
         batch_size=options.batch_size or _IMAGES_AT_ONCE,
         device=_device(options.device),
     )
-    about = {"model_sha256": description.sha256, "features": features, "note": NOTE}
-    write_embeddings(options.to, names, embeddings, about)
+    arrays = {"ids": names, "embeddings": embeddings}
+    rows = [{"id": names, "embedding": embeddings}]
+    write_embeddings(options.to, arrays, rows, model=description, features=features)
     width = embeddings.shape[1]
     print(f"written: {options.to}, {len(images)} embeddings of width {width} ({features})")
 
 
-def _both_towers(options: argparse.Namespace, _: ModelDescription, pairs: PairOptions) -> None:
+def _both_towers(options: EmbedOptions, _: ModelDescription, pairs: PairOptions) -> None:
     if options.features is not None:
         raise ConfigError(
             f"a CLIP model has one kind of embedding, which both towers share; got --features "
@@ -123,8 +152,7 @@ def _both_towers(options: argparse.Namespace, _: ModelDescription, pairs: PairOp
     encoder, description = load_clip(options.model)
     device, batch_size = _device(options.device), options.batch_size or PAIRS_AT_ONCE
     found = _embed_both(options, encoder, pairs, device, batch_size)
-    about = {"model_sha256": description.sha256, "features": "unit embeddings", "note": NOTE}
-    write_pair_embeddings(options.to, found, about)
+    write_embeddings(options.to, found.arrays(), found.rows(), model=description, features="unit embeddings")
     sides = {"images": found.images, "texts": found.texts}
     counts = " and ".join(f"{len(each)} {side}" for side, each in sides.items() if each is not None)
     print(f"written: {options.to}, embeddings of {counts}, of width {encoder.embedding_dim}")
@@ -137,7 +165,7 @@ def _both_towers(options: argparse.Namespace, _: ModelDescription, pairs: PairOp
 
 
 def _embed_both(
-    options: argparse.Namespace,
+    options: EmbedOptions,
     encoder: ImageTextEncoder,
     pairs: PairOptions,
     device: torch.device,
@@ -163,7 +191,7 @@ def _embed_both(
 def read_images(
     name: str, image_shape: ImageShape, pairs: PairOptions | None = None
 ) -> tuple[Names, NDArray[np.uint8]]:
-    """Returns the names of all images and the images, uint8 `[num_images, *image_shape]`, in their order.
+    """Return the names of all images and the images, uint8 `[num_images, *image_shape]`, in their order.
 
     A name is the path in the folder, the value in the column `id`, or else the image's place, counted from
     0; test images come after the training images.
@@ -191,7 +219,7 @@ def read_images(
 
 
 def to_channels(images: NDArray[np.uint8], channels: int) -> NDArray[np.uint8]:
-    """Returns images with 1 or 3 channels from those with 1 or 3: grey is repeated, colour becomes its luma.
+    """Return images with 1 or 3 channels from those with 1 or 3: grey is repeated, colour becomes its luma.
 
     >>> to_channels(np.full((1, 3, 1, 1), 200, dtype=np.uint8), 1).tolist()
     [[[[200]]]]
@@ -269,7 +297,7 @@ def embed_images(
     batch_size: int = 512,
     device: torch.device | str = "cpu",
 ) -> Features:
-    """Returns one embedding per image, float32 `[num_images, dim]`, finite.
+    """Return one embedding per image, float32 `[num_images, dim]`, finite.
 
     Args:
       encoder: an exported one; it is moved to `device`.
@@ -291,70 +319,7 @@ def embed_images(
     return np.nan_to_num(np.concatenate(rows), posinf=0.0, neginf=0.0)
 
 
-def write_embeddings(path: Path, names: Names, embeddings: Features, about: dict[str, str]) -> None:
-    """Writes `.parquet` with the columns `id` and `embedding`, or `.npz` with `ids` and `embeddings`.
-
-    Args:
-      path: a new file.
-      names: `[num_images]`.
-      embeddings: float32 `[num_images, dim]`.
-      about: what the parquet file's metadata say under `dpgcl`, and the array `about` of the npz as JSON.
-
-    Raises:
-      StorageError: it cannot be written.
-    """
-    text = json.dumps(about, ensure_ascii=False)
-    ids = names.astype(np.str_) if names.dtype == object else names
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == NPZ:
-            np.savez(path, ids=ids, embeddings=embeddings, about=np.array(text))
-            return
-        _write_parquet(path, names, embeddings, text)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
-
-
-def _write_parquet(path: Path, names: Names, embeddings: Features, about: str) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = pa.table({"id": pa.array(names.tolist()), "embedding": float_lists(embeddings)})
-    pq.write_table(table.replace_schema_metadata({"dpgcl": about}), path)
-
-
-def _check_target(path: Path) -> None:
-    if path.suffix not in (PARQUET, NPZ):
-        raise ConfigError(f"embeddings are written to a {PARQUET} or {NPZ} file; got --to {path}")
-    if path.exists():
-        raise StorageError(f"{path} exists and is not overwritten: give another --to")
-
-
 def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device cuda needs a GPU that torch sees; got none: give --device cpu")
     return device_named(name)
-
-
-def _parser() -> StrictParser:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = StrictParser(
-        prog="python -m trainers.embed", description=__doc__, formatter_class=formatter, allow_abbrev=False
-    )
-    add = parser.add_argument
-    add("--model", type=Path, required=True, metavar="FOLDER", help="an exported model")
-    add("--images", metavar="SOURCE", help="folder:, npz:, parquet:, csv: or webdataset:PATH, or a name")
-    add("--texts", type=Path, metavar="FILE", help="captions, one per line, or csv or parquet (CLIP)")
-    add("--to", type=Path, default=Path("embeddings.parquet"), metavar="FILE", help=".parquet or .npz")
-    add("--features", choices=(BACKBONE, PROJECTION), help="what to write of an image encoder (backbone)")
-    add(
-        "--batch-size",
-        type=int,
-        help=f"images or texts at once ({_IMAGES_AT_ONCE}; of a CLIP model {PAIRS_AT_ONCE})",
-    )
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute (auto)")
-    add("--network", metavar="NAME", help="the network of your own that the model names, if you trust it")
-    add("--csv-separator", default="\t", metavar="CHAR", help="between the columns of a csv file (a tab)")
-    add("--csv-img-key", metavar="NAME", help="column of csv or parquet with images (filepath or image)")
-    add("--csv-caption-key", metavar="NAME", help="column of csv or parquet with captions (title or caption)")
-    return parser

@@ -10,7 +10,6 @@ import csv
 import dataclasses
 import io
 import itertools
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,20 +20,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpgcl_core.errors import ConfigError, DataError, StorageError
+from dpgcl_core.errors import ConfigError, DataError
 from dpgcl_core.sampling.records import ids_from_names
 from trainers.data.dataset import captions_of
 from trainers.data.image_text import check_one_line_each, image_keys
 from trainers.data.loading import AnyRecords, Dataset, PairOptions, load_dataset
 from trainers.data.pair_options import column_missing
 from trainers.data.pairs import caption_fault
+from trainers.embed.files import PARQUET
 from trainers.evaluation.features import Features, read_images
 from trainers.evaluation.pairs import PAIRS_AT_ONCE
 from trainers.evaluation.retrieval import embed_in_batches
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.views.images import normalise
 
-CSV, TSV, PARQUET, NPZ = ".csv", ".tsv", ".parquet", ".npz"
+CSV, TSV = ".csv", ".tsv"
 _CAPTIONS = ("title", "caption")
 _IMAGES = ("filepath", "image")
 _ID = "id"
@@ -63,6 +63,30 @@ class PairEmbeddings:
     text_owners: NDArray[np.int64] | None = None
     num_truncated: int = dataclasses.field(default=0, repr=False)
 
+    def arrays(self) -> dict[str, NDArray[Any] | None]:
+        """Return the arrays of an npz."""
+        return {
+            "ids": self.ids,
+            "image_embeddings": self.images,
+            "text_embeddings": self.texts,
+            "text_owners": self.text_owners,
+        }
+
+    def rows(self) -> list[dict[str, NDArray[Any]]]:
+        """Return the rows of a parquet file: one per image, and then one per caption.
+
+        A caption's row has the id of its image and no image embedding.
+        """
+        found: list[dict[str, NDArray[Any]]] = []
+        if self.images is not None and self.ids is not None:
+            found.append({"id": self.ids, "image_embedding": self.images})
+        if self.texts is not None:
+            owners: dict[str, NDArray[Any]] = {}
+            if self.text_owners is not None and self.ids is not None:
+                owners = {"id": self.ids[self.text_owners], "text_owner": self.text_owners}
+            found.append(owners | {"text_embedding": self.texts})
+        return found
+
 
 def embed_source(
     encoder: ImageTextEncoder,
@@ -72,7 +96,7 @@ def embed_source(
     device: torch.device | str = "cpu",
     batch_size: int = PAIRS_AT_ONCE,
 ) -> PairEmbeddings:
-    """Returns the embeddings of all images of a data set, and of all their captions where it has some.
+    """Return the embeddings of all images of a data set, and of all their captions where it has some.
 
     Args:
       encoder: an exported one; it is moved to `device`.
@@ -113,7 +137,7 @@ def embed_texts(
     device: torch.device | str = "cpu",
     batch_size: int = PAIRS_AT_ONCE,
 ) -> PairEmbeddings:
-    """Returns the embeddings of captions, in their order, and how many were longer than the model reads."""
+    """Return the embeddings of captions, in their order, and how many were longer than the model reads."""
     encoder.to(device)
     num_truncated = 0
 
@@ -144,7 +168,7 @@ def images_of(part: AnyRecords) -> NDArray[np.uint8]:
 
 
 def read_captions(path: Path, options: PairOptions) -> list[str]:
-    """Returns the captions of a file in their order, none of them empty.
+    """Return the captions of a file in their order, none of them empty.
 
     Args:
       path: `.csv`, `.tsv` or `.parquet` with a column of captions, or one caption per line, UTF-8.
@@ -222,7 +246,7 @@ def _found(header: Sequence[str], wanted: tuple[str, ...], path: Path) -> str:
 
 
 def pair_names(dataset: Dataset, options: PairOptions) -> Names:
-    """Returns what names each image of pairs: its unit, the value of `id`, its path, or else its place.
+    """Return what names each image of pairs: its unit, the value of `id`, its path, or else its place.
 
     The unit where a column is given, else the first row of an image names it. A path is as written but for
     detours. Places are counted from 0, the test images after the training images.
@@ -276,7 +300,7 @@ def _shown(name: str) -> str:
 
 
 def load_images(name: str, encoder: ImageTextEncoder, options: PairOptions) -> Dataset:
-    """Returns a data set with its images in the model's size.
+    """Return a data set with its images in the model's size.
 
     Raises:
       ConfigError: the images would have to be stretched to another shape than a square.
@@ -290,64 +314,3 @@ def load_images(name: str, encoder: ImageTextEncoder, options: PairOptions) -> D
             f"{dataset.image_shape[1]}×{dataset.image_shape[2]}: resize them beforehand"
         )
     return dataset
-
-
-def write_pair_embeddings(path: Path, found: PairEmbeddings, about: dict[str, str]) -> None:
-    """Writes what there is of both sides into one file.
-
-    `.npz`: the arrays `ids` and `image_embeddings`, `text_embeddings` and `text_owners`. `.parquet`: one row
-    per image and then one per caption, with the columns `id`, `image_embedding`, `text_embedding` and
-    `text_owner`; a caption's row has the id of its image and no image embedding.
-
-    Args:
-      path: a new file.
-      found: at least one side.
-      about: what the parquet file's metadata say under `dpgcl`, and the array `about` of the npz as JSON.
-
-    Raises:
-      StorageError: it cannot be written.
-    """
-    text = json.dumps(about, ensure_ascii=False)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == NPZ:
-            ids = found.ids
-            arrays: dict[str, NDArray[Any] | None] = {
-                "ids": ids.astype(np.str_) if ids is not None and ids.dtype == object else ids,
-                "image_embeddings": found.images,
-                "text_embeddings": found.texts,
-                "text_owners": found.text_owners,
-            }
-            given: dict[str, Any] = {name: each for name, each in arrays.items() if each is not None}
-            np.savez(path, **given, about=np.array(text))
-            return
-        _write_parquet(path, found, text)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
-
-
-def _write_parquet(path: Path, found: PairEmbeddings, about: str) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    sides = []
-    if found.images is not None and found.ids is not None:
-        columns = {"id": pa.array(found.ids.tolist()), "image_embedding": float_lists(found.images)}
-        sides.append(pa.table(columns))
-    if found.texts is not None:
-        columns = {"text_embedding": float_lists(found.texts)}
-        if found.text_owners is not None and found.ids is not None:
-            ids = pa.array(found.ids[found.text_owners].tolist())
-            columns = {"id": ids, "text_owner": pa.array(found.text_owners)} | columns
-        sides.append(pa.table(columns))
-    table = pa.concat_tables(sides, promote_options="default")  # what a side lacks is null
-    pq.write_table(table.replace_schema_metadata({"dpgcl": about}), path)
-
-
-def float_lists(embeddings: Features) -> Any:
-    """Returns embeddings `[n, dim]` as a parquet column of n lists."""
-    import pyarrow as pa
-
-    starts = np.arange(len(embeddings) + 1, dtype=np.int64) * embeddings.shape[1]
-    lists = pa.LargeListArray.from_arrays(pa.array(starts), pa.array(embeddings.reshape(-1)))
-    return lists.cast(pa.list_(pa.float32()))

@@ -139,7 +139,7 @@ def first_records(records: AnyRecords, max_records: int, seed: int) -> AnyRecord
 
 
 def first_by_hash(ids: Ids, max_records: int, *, seed: int) -> NDArray[np.int64]:
-    """Returns the rows of the first `max_records` records in the order of a keyed hash of their ids.
+    """Return the rows of the first `max_records` records in the order of a keyed hash of their ids.
 
     Which records these are, and their order, depends on the set of ids alone, not on their positions.
 
@@ -185,7 +185,7 @@ def embed_features(
     batch_size: int = 512,
     device: torch.device | str = "cpu",
 ) -> Features:
-    """Returns the features of each image without augmentation, float32 `[n, feature_dim]`, finite.
+    """Return the features of each image without augmentation, float32 `[n, feature_dim]`, finite.
 
     Args:
       encoder: the network, already on `device`; its train/eval modes are restored.
@@ -215,7 +215,7 @@ def knn_accuracy(
     query_labels: Labels,
     num_neighbors: int = 3,
 ) -> float:
-    """Returns the share of queries whose label is that of most of their nearest index records.
+    """Return the share of queries whose label is that of most of their nearest index records.
 
     Nearness is cosine similarity (euclidean distance of unit features has the same order); of equally
     frequent labels the smallest wins; a zero feature is equally near to all.
@@ -236,7 +236,7 @@ def knn_accuracy(
 
 
 def knn_rule(index_features: Features, index_labels: Labels, num_neighbors: int = 3) -> Rule:
-    """Returns the rule of `knn_accuracy` with its index."""
+    """Return the rule of `knn_accuracy` with its index."""
     classes, class_of_row = np.unique(index_labels, return_inverse=True)
     index = torch.from_numpy(_unit_rows(index_features))
     # Between unit rows the squared distance is 2 − 2·cosine, to a zero row 1: as to a cosine of 1/2.
@@ -260,7 +260,7 @@ def knn_rule(index_features: Features, index_labels: Labels, num_neighbors: int 
 def linear_probe_accuracy(
     index_features: Features, index_labels: Labels, query_features: Features, query_labels: Labels
 ) -> float:
-    """Returns the accuracy on the queries of logistic regression fitted on the index.
+    """Return the accuracy on the queries of logistic regression fitted on the index.
 
     Features are standardised by the index's own mean and deviation. With one class only, that class is
     the prediction.
@@ -276,7 +276,7 @@ def linear_probe_accuracy(
 
 
 def linear_probe_rule(index_features: Features, index_labels: Labels) -> Rule:
-    """Returns the rule of `linear_probe_accuracy`, fitted on the index."""
+    """Return the rule of `linear_probe_accuracy`, fitted on the index."""
     if len(np.unique(index_labels)) == 1:
         return lambda query_features: np.full(len(query_features), index_labels[0])
     scaler = StandardScaler().fit(index_features)
@@ -297,7 +297,7 @@ def view_retrieval(
     device: torch.device | str = "cpu",
     batch_size: int = 512,
 ) -> dict[str, float]:
-    """Returns how often a record's second view is found by its first: `view_retrieval_top1`, `_top10`.
+    """Return how often a record's second view is found by its first: `view_retrieval_top1`, `_top10`.
 
     Each record's first view is compared by cosine similarity with the second views of all records. Ties
     are broken at random in expectation, so a network that maps everything to one point scores 1/n.

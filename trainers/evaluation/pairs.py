@@ -108,7 +108,7 @@ def tower_scores(
     class_names: Sequence[str] = (),
     batch_size: int = PAIRS_AT_ONCE,
 ) -> tuple[dict[str, float], Tensor]:
-    """Returns the scores of all images of `records`, by metric name, and their features `[n, feature_dim]`.
+    """Return the scores of all images of `records`, by metric name, and their features `[n, feature_dim]`.
 
     Of pairs `image_to_text_recall_at_K` and `text_to_image_recall_at_K` for K = 1, 5, 10, with all their
     captions; with labels and class names `zero_shot_accuracy`, of images without captions, too. Each image is

@@ -82,7 +82,7 @@ class Matches:
             )
 
     def take(self, rows: Rows) -> tuple[Matches, Rows]:
-        """Returns the matches among the images at `rows`, in that order, and the rows of their captions."""
+        """Return the matches among the images at `rows`, in that order, and the rows of their captions."""
         new_row = np.full(len(self.image_contents), -1, dtype=np.int64)
         new_row[rows] = np.arange(len(rows))
         text_rows = np.flatnonzero(new_row[self.image_of_text] >= 0)
@@ -95,7 +95,7 @@ class Matches:
 
 
 def content_ids(contents: Iterable[bytes]) -> Ids:
-    """Returns one id per content, `[n]`, the same for the same bytes (unlike `ids_from_contents`).
+    """Return one id per content, `[n]`, the same for the same bytes (unlike `ids_from_contents`).
 
     Of images, give shape and decoded pixels: one picture may be stored as different files.
 
@@ -110,7 +110,7 @@ def content_ids(contents: Iterable[bytes]) -> Ids:
 def recalls(
     images: Tensor, texts: Tensor, matches: Matches, *, max_bytes: int = MAX_BYTES
 ) -> dict[str, float]:
-    """Returns the share of queries with a right candidate among the first k, for k = 1, 5, 10.
+    """Return the share of queries with a right candidate among the first k, for k = 1, 5, 10.
 
     `image_to_text_recall_at_K` over all images, `text_to_image_recall_at_K` over all captions; ties count
     against the network.
@@ -156,7 +156,7 @@ def recalls(
 def class_embeddings(
     class_names: Sequence[str], templates: Sequence[str], embed_texts: EmbedTexts, *, batch_size: int = 256
 ) -> Tensor:
-    """Returns one unit embedding per class, `[num_classes, dim]`: the mean over the templates (CLIP, 3.1.4).
+    """Return one unit embedding per class, `[num_classes, dim]`: the mean over the templates (CLIP, 3.1.4).
 
     The text embeddings are normalised, averaged per class, and normalised again.
 
@@ -186,7 +186,7 @@ def class_embeddings(
 
 
 def zero_shot_accuracy(images: Tensor, labels: Rows, classes: Tensor, *, max_bytes: int = MAX_BYTES) -> float:
-    """Returns the share of images nearer to their own class than to any other; ties are misses.
+    """Return the share of images nearer to their own class than to any other; ties are misses.
 
     Args:
       images: `[n, dim]` embeddings of any length.
@@ -222,7 +222,7 @@ def zero_shot_accuracy(images: Tensor, labels: Rows, classes: Tensor, *, max_byt
 
 
 def unit_rows(embeddings: Tensor) -> Tensor:
-    """Returns float32 rows of length 1 `[n, dim]`; zero stays zero, and what is not finite counts as zero."""
+    """Return float32 rows of length 1 `[n, dim]`; zero stays zero, and what is not finite counts as zero."""
     finite = embeddings.detach().float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
     # Dividing by the largest entry first keeps the squares of very large embeddings finite.
     scaled = finite / finite.abs().amax(dim=1, keepdim=True).clamp_min(1e-30)
@@ -230,7 +230,7 @@ def unit_rows(embeddings: Tensor) -> Tensor:
 
 
 def embed_in_batches(embed: Callable[[slice], Tensor], num_rows: int, batch_size: int) -> Tensor:
-    """Returns the embeddings `[num_rows, dim]` of all rows, taken without gradients.
+    """Return the embeddings `[num_rows, dim]` of all rows, taken without gradients.
 
     Args:
       embed: gets the slices 0 to batch_size, batch_size to 2 · batch_size, … in this order.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -131,6 +132,12 @@ class ModelDescription:
         return WEIGHTS_FILES[self.kind]
 
 
+def write_description(folder: Path, description: ModelDescription) -> None:
+    """Write what `read_description` reads."""
+    text = json.dumps(dataclasses.asdict(description), indent=1, ensure_ascii=False) + "\n"
+    (folder / DESCRIPTION).write_text(text, encoding="utf-8")
+
+
 def read_description(folder: Path) -> ModelDescription:
     """Return what an exported folder says of its model.
 
@@ -164,7 +171,7 @@ def read_description(folder: Path) -> ModelDescription:
 
 
 def _clip_description(values: Mapping[str, Any]) -> ClipDescription:
-    """Lists back to tuples.
+    """List back to tuples.
 
     Raises:
       TypeError, KeyError, ValueError: something is missing, or of no such kind.

@@ -45,7 +45,7 @@ class FinishedTrial:
     file: Path
 
     def state(self) -> Mapping[str, Tensor]:
-        """Returns the weights that were scored and released: the average, where the training keeps one.
+        """Return the weights that were scored and released: the average, where the training keeps one.
 
         Raises:
           ConfigError: it was never trained.
@@ -77,7 +77,7 @@ class FinishedTrial:
 
 
 def released_state(saved: Checkpoint, *, averaged: bool) -> dict[str, Tensor]:
-    """Returns the weights that were scored: with `ema_decay` the average, and the last ones else.
+    """Return the weights that were scored: with `ema_decay` the average, and the last ones else.
 
     A method may keep an average that it regresses onto; that one is not released in place of the weights.
 
@@ -112,7 +112,7 @@ class FinishedSweep:
 
 
 def read_sweep(root: Path, name: str) -> FinishedSweep:
-    """Returns a sweep of the storage folder `root`.
+    """Return a sweep of the storage folder `root`.
 
     Raises:
       StorageError: there is none of this name, it is unfinished, or it published nothing.

@@ -19,7 +19,6 @@ which is imported by name, must be named again by whoever loads it.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
@@ -31,7 +30,7 @@ from typing import Any
 from torch import Tensor
 
 from dpgcl_core.errors import ConfigError, StorageError
-from trainers.export.description import DESCRIPTION, ModelDescription, read_description
+from trainers.export.description import ModelDescription, read_description, write_description
 from trainers.export.kinds import CLIP_MODELS, IMAGE_ENCODERS, KINDS
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.models.encoder import Encoder
@@ -50,7 +49,7 @@ class Statement:
 def write_model(
     folder: Path, description: ModelDescription, state: Mapping[str, Tensor], statement: Statement
 ) -> ModelDescription:
-    """Write the folder, whole or not at all, and returns the description with the hash of the weights.
+    """Write the folder, whole or not at all, and return the description with the hash of the weights.
 
     Args:
       folder: a new one.
@@ -70,7 +69,7 @@ def write_model(
         # Every file keeps saying whose data it comes from, even when it is copied away from this folder.
         note = json.dumps({"data": description.data, "promise": description.promise}, ensure_ascii=False)
         description = KINDS[description.kind].write_weights(building, description, state, note)
-        _write_text(building / DESCRIPTION, _as_json(dataclasses.asdict(description)))
+        write_description(building, description)
         about = {"promise": description.promise, "trial": description.trial}
         about |= {"sha256": description.sha256}
         _write_text(building / f"{STATEMENT}.json", _as_json({"model": about} | dict(statement.values)))

@@ -17,12 +17,12 @@ adapters stand beside in `adapter/`, as peft reads them.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpgcl_core.errors import ConfigError, StrictParser, unknown_choice
+from dpgcl_core.command_line import run_command
+from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.release.metrics import Release, find_metric
 from dpgcl_core.release.statement import PROVEN, epsilon_text, rounded_up, software_versions
 from trainers.export.description import ModelDescription
@@ -36,22 +36,53 @@ DEFAULT_SCORES = ("image_to_text_recall_at_10", "knn_accuracy")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns 0.
+    """Run the command line; return 0.
 
     Raises:
-      ConfigError: an option is unknown, or there is no such trial or score; or as `write_model`.
+      ConfigError: an option is unknown, or as `export_command`.
+      StorageError: as `export_command`.
+    """
+    code: int = run_command(
+        export_command, prog="python -m trainers.export", description=__doc__, arguments=arguments
+    )
+    return code
+
+
+def export_command(
+    *,
+    sweep: str,
+    storage: Path | None = None,
+    trial: str | None = None,
+    best: str | None = None,
+    to: Path | None = None,
+) -> int:
+    """Write one trained model of a sweep; return 0.
+
+    Args:
+      sweep: the sweep's name.
+      storage: folder where it was run; $DPGCL_STORAGE or ~/dpgcl-results unless given.
+      trial: export this trial's model.
+      best: export the best one by this score; knn_accuracy or image_to_text_recall_at_10 unless given.
+      to: new folder; exported/SWEEP-TRIAL in the storage folder unless given.
+
+    Raises:
+      ConfigError: there is no such trial or score, both are given, or as `write_model`.
       StorageError: as `read_sweep` and `write_model`.
     """
-    options = _parser().parse_args(arguments)
-    root = storage_root(options.storage)
-    sweep = read_sweep(root, options.sweep)
-    trial, chosen = choose_trial(sweep, trial=options.trial, best=options.best)
-    folder = options.to or root / "exported" / "-".join(filter(None, (sweep.name, trial.name)))
-    description = write_model(folder, describe(sweep, trial, chosen), trial.state(), sweep.statement)
+    if trial is not None and best is not None:
+        raise ConfigError(
+            f"--trial names a model and --best chooses one: give one of them; got {trial}, {best}"
+        )
+    root = storage_root(storage)
+    finished = read_sweep(root, sweep)
+    chosen_trial, chosen = choose_trial(finished, trial=trial, best=best)
+    folder = to or root / "exported" / "-".join(filter(None, (finished.name, chosen_trial.name)))
+    about = describe(finished, chosen_trial, chosen)
+    description = write_model(folder, about, chosen_trial.state(), finished.statement)
     print(description.promise)
     print(f"chosen: {description.chosen}")
     print(f"written: {folder}")
-    for line in kind_of(trial.params).usage(folder, description):
+    for line in kind_of(chosen_trial.params).usage(folder, description):
         print(line)
     return 0
 
@@ -59,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def choose_trial(
     sweep: FinishedSweep, *, trial: str | None = None, best: str | None = None
 ) -> tuple[FinishedTrial, str]:
-    """Returns the model to export, and how it was chosen, in words.
+    """Return the model to export, and how it was chosen, in words.
 
     Args:
       sweep: with at least one model.
@@ -123,7 +154,7 @@ def is_score(name: str) -> bool:
 
 
 def describe(sweep: FinishedSweep, trial: FinishedTrial, chosen: str) -> ModelDescription:
-    """Returns what `model.json` says of a model; the hashes come with writing the weights.
+    """Return what `model.json` says of a model; the hashes come with writing the weights.
 
     Raises:
       ConfigError: its CLIP model is unknown here.
@@ -200,22 +231,3 @@ def _pair(epsilon: float | None, delta: float | None) -> str:
     if epsilon is None or delta is None:
         return "not accounted, for attempts of it were lost"
     return f"ε = {epsilon_text(epsilon)}, δ = {rounded_up(delta, 3)}"
-
-
-def _parser() -> StrictParser:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = StrictParser(
-        prog="python -m trainers.export", description=__doc__, formatter_class=formatter, allow_abbrev=False
-    )
-    add = parser.add_argument
-    add("--sweep", required=True, metavar="NAME", help="the sweep's name")
-    add("--storage", type=Path, metavar="FOLDER", help="where it was run ($DPGCL_STORAGE, ~/dpgcl-results)")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--trial", metavar="NAME", help="export this trial's model")
-    which.add_argument(
-        "--best",
-        metavar="SCORE",
-        help=f"export the best one by this score ({' or '.join(reversed(DEFAULT_SCORES))})",
-    )
-    add("--to", type=Path, metavar="FOLDER", help="new folder (exported/SWEEP-TRIAL in the storage folder)")
-    return parser

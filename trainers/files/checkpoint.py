@@ -11,10 +11,8 @@ which has lost the ledger, has taken it back.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from dpgcl_core.errors import LedgerError, StorageError
 
@@ -71,25 +70,23 @@ class CheckpointFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Holds the folder for one process, which the system lets go when it dies; waits a minute.
+        """Hold the folder for one process, which the system releases when it dies; wait a minute for another.
 
         Raises:
           StorageError: another process still trains here; two would not see each other's steps.
         """
-        with (self.folder / "lock").open("w") as file:
-            deadline = time.monotonic() + _WAIT_SECONDS
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError as error:
-                    if time.monotonic() > deadline:
-                        raise StorageError(f"another process is training in {self.folder}") from error
-                    time.sleep(0.2)
+        lock = FileLock(self.folder / "lock", timeout=_WAIT_SECONDS, poll_interval=0.2)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise StorageError(f"another process is training in {self.folder}") from error
+        try:
             yield
+        finally:
+            lock.release()
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Replaces the checkpoint; a crash leaves the old one or the new one, never a part.
+        """Replace the checkpoint; a crash leaves the old one or the new one, never a part.
 
         The step is noted first: should the crash fall between the two, the charge is too high, not too low.
 
@@ -104,7 +101,7 @@ class CheckpointFolder:
         self._check_grant(self._num_steps_possible)
 
     def load(self) -> Checkpoint | None:
-        """Returns the last checkpoint, or None.
+        """Return the last checkpoint, or None.
 
         Raises:
           StorageError: the file is damaged; starting over silently would hide a spend.
@@ -121,7 +118,7 @@ class CheckpointFolder:
             ) from error
 
     def begin_attempt(self, start_step: int, num_steps: int) -> Attempt:
-        """Counts one more attempt, before its first step.
+        """Count one more attempt, before its first step.
 
         Args:
           start_step: steps in the checkpoint that this attempt starts from (0 without one).
@@ -138,7 +135,7 @@ class CheckpointFolder:
         return attempt
 
     def steps_if_resumed(self, num_steps: int) -> int:
-        """Returns an upper bound on the steps drawn by all attempts, if one more began now."""
+        """Return an upper bound on the steps drawn by all attempts, if one more began now."""
         saved = self.load()
         attempt = self._next_attempt(saved.step if saved is not None else 0, num_steps)
         return num_steps + attempt.num_steps_repeated
@@ -164,7 +161,7 @@ class CheckpointFolder:
         )
 
     def begin_scoring(self) -> int:
-        """Counts one more drawing of noised scores, before it is made; returns how many there may have been.
+        """Count one more drawing of noised scores, before it is made; return how many there may have been.
 
         Scores that a lost checkpoint held are drawn again, with other noise, and cost as much again.
 
@@ -189,12 +186,12 @@ class CheckpointFolder:
         return attempt.num_scorings
 
     def num_scorings(self) -> int:
-        """Returns how often noised scores may have been drawn so far."""
+        """Return how often noised scores may have been drawn so far."""
         attempt = self._read_attempts()
         return attempt.num_scorings if attempt is not None else 0
 
     def scorings_if_resumed(self) -> int:
-        """Returns an upper bound on the drawings of noised scores by all attempts, if one more began now."""
+        """Return an upper bound on the drawings of noised scores by all attempts, if one more began now."""
         saved = self.load()
         drawn = saved is not None and holds_noised_scores(saved.final)
         return self.num_scorings() + (0 if drawn else 1)
@@ -238,7 +235,7 @@ class Attempt:
 
 
 def read_attempt(folder: Path) -> Attempt | None:
-    """Returns what is known of a training's attempts; None where none has begun.
+    """Return what is known of a training's attempts; None where none has begun.
 
     Raises:
       StorageError: the file is damaged.
@@ -268,7 +265,7 @@ class Grant:
 
 
 def read_grant(folder: Path) -> Grant | None:
-    """Returns the grant of the training in `folder`; None without one.
+    """Return the grant of the training in `folder`; None without one.
 
     Raises:
       StorageError: the file is damaged.
@@ -281,7 +278,7 @@ def read_grant(folder: Path) -> Grant | None:
 
 
 def write_grant(folder: Path, grant: Grant) -> None:
-    """Notes a grant durably, in place of an earlier one."""
+    """Note a grant durably, in place of an earlier one."""
     folder.mkdir(parents=True, exist_ok=True)
     with _replacing(folder / "grant.json") as file:
         file.write(json.dumps(vars(grant)).encode())
@@ -289,7 +286,7 @@ def write_grant(folder: Path, grant: Grant) -> None:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Yields a file that replaces `path` at the end, durably and at once."""
+    """Yield a file that replaces `path` at the end, durably and at once."""
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     with temporary.open("wb") as file:
         yield file
@@ -300,7 +297,7 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes a renaming in `folder` survive a power failure."""
+    """Make a renaming in `folder` survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

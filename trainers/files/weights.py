@@ -38,7 +38,7 @@ class Weights:
 
 
 def read_weights(path: Path) -> Weights:
-    """Returns the tensors of a `.safetensors` file, or of what `torch.save` wrote of a state dictionary.
+    """Return the tensors of a `.safetensors` file, or of what `torch.save` wrote of a state dictionary.
 
     Nothing is run: torch files are loaded with `weights_only=True`, pickled classes are refused.
 
@@ -84,7 +84,7 @@ def _named_tensors(content: Any, path: Path) -> Mapping[str, Tensor]:
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor], *, note: str) -> str:
-    """Writes a `.safetensors` file and returns its sha256.
+    """Write a `.safetensors` file and return its sha256.
 
     Args:
       path: of the file.
@@ -105,7 +105,7 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], *, note: str) -> st
 
 
 def read_note(path: Path) -> str | None:
-    """Returns what a file says of itself; None where it says nothing, or is no `.safetensors` file."""
+    """Return what a file says of itself; None where it says nothing, or is no `.safetensors` file."""
     if path.suffix != SAFETENSORS:
         return None
     try:
@@ -116,7 +116,7 @@ def read_note(path: Path) -> str | None:
 
 
 def misfits(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str | None:
-    """Returns where two state dictionaries differ in names and shapes, the first few; None where nowhere.
+    """Return where two state dictionaries differ in names and shapes, the first few; None where nowhere.
 
     >>> misfits({"w": torch.zeros(2), "c": torch.zeros(1)}, {"w": torch.zeros(3), "b": torch.zeros(1)})
     'b: missing, needs [1]; c: has [1], not needed; w: has [2], needs [3]'

@@ -99,7 +99,7 @@ class SeparateAttention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns outputs shaped like `query`, and the attention weights or None.
+        """Return outputs shaped like `query`, and the attention weights or None.
 
         Args:
           query: `[n, queries, embed_dim]`, or `[queries, n, embed_dim]` without `batch_first`, or
@@ -143,7 +143,8 @@ class SeparateAttention(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         """`[n, length, embed_dim]` → `[n, num_heads, length, head_dim]`."""
-        return x.unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2)
+        heads: Tensor = x.unflatten(2, (self.num_heads, self.head_dim))
+        return heads.transpose(1, 2)
 
     def _mask(
         self, query: Tensor, key: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None
@@ -176,7 +177,7 @@ def _weighted(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) ->
 
 
 def separate_attention(model: nn.Module) -> int:
-    """Replaces every `nn.MultiheadAttention` inside `model` by a `SeparateAttention`, in place.
+    """Replace every `nn.MultiheadAttention` inside `model` by a `SeparateAttention`, in place.
 
     Weights are copied as slices, bit for bit; training mode and `requires_grad` are kept; outputs move
     by rounding alone. An optimizer made before does not know the new parameters. Nothing is converted if
@@ -198,7 +199,7 @@ def separate_attention(model: nn.Module) -> int:
 
 
 def fuse_attention(model: nn.Module) -> int:
-    """Replaces every `SeparateAttention` inside `model` by an `nn.MultiheadAttention`, in place.
+    """Replace every `SeparateAttention` inside `model` by an `nn.MultiheadAttention`, in place.
 
     The way back from `separate_attention`: after both, every weight is what it was, bit for bit, under
     its old name.
@@ -226,7 +227,7 @@ def _replace(
     refuse: Callable[[str, nn.Module], None],
     convert: Callable[[nn.Module], nn.Module],
 ) -> int:
-    """Converts each module of this kind once, so that one module used twice stays one."""
+    """Convert each module of this kind once, so that one module used twice stays one."""
     found = [(name, module) for name, module in model.named_modules() if isinstance(module, kind)]
     num_owners = Counter(id(p) for module in model.modules() for p in module._parameters.values())
     for name, module in found:

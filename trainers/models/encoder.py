@@ -1,4 +1,4 @@
-"""Station 5, encoder: views become unit embeddings, each from its own view alone.
+"""Stage 5, encoder: views become unit embeddings, each from its own view alone.
 
 The sensitivity of a group's gradient holds only if the embedding of one record does not depend on the
 records beside it. `dpgcl_core.clipping.cross_record` checks that before a training starts; a network of the
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -61,24 +62,25 @@ class Encoder(nn.Module):
         self.predictor = _predictor(embedding_dim) if predictor else None
 
     def features(self, images: Tensor) -> Tensor:
-        """Returns features `[n, feature_dim]` of normalised images `[n, C, H, W]`."""
+        """Return features `[n, feature_dim]` of normalised images `[n, C, H, W]`."""
         features: Tensor = self.backbone(images)
         return features
 
     def forward(self, images: Tensor) -> Tensor:
-        """Returns embeddings `[n, embedding_dim]` of length 1 (0 for a vector of zeros), or predictions."""
+        """Return embeddings `[n, embedding_dim]` of length 1 (0 for a vector of zeros), or predictions."""
         projected = self.head(self.features(images))
         if self.predictor is not None:
             projected = self.predictor(projected)
         return F.normalize(projected, dim=1, eps=NORM_FLOOR)
 
     def embed_views(self, views: Tensor) -> Tensor:
-        """Returns embeddings `[groups, group_size, views, dim]` of views `[..., C, H, W]`."""
+        """Return embeddings `[groups, group_size, views, dim]` of views `[..., C, H, W]`."""
         embeddings: Tensor = self(views.flatten(0, 2))
-        return embeddings.unflatten(0, views.shape[:3])
+        grouped: Tensor = embeddings.unflatten(0, views.shape[:3])
+        return grouped
 
     def without_predictor(self, images: Tensor) -> Tensor:
-        """Returns embeddings `[n, embedding_dim]`, as a target network gives them."""
+        """Return embeddings `[n, embedding_dim]`, as a target network gives them."""
         return F.normalize(self.head(self.features(images)), dim=1, eps=NORM_FLOOR)
 
 
@@ -89,7 +91,7 @@ def _predictor(dim: int) -> nn.Module:
 
 
 def build_encoder(config: NetworkConfig, image_shape: ImageShape, seed: int) -> Encoder:
-    """Returns a freshly initialised encoder on the CPU.
+    """Return a freshly initialised encoder on the CPU.
 
     The initial weights are a function of the network and the public seed alone: the global random state
     is neither read nor changed.
@@ -123,23 +125,24 @@ def build_encoder(config: NetworkConfig, image_shape: ImageShape, seed: int) -> 
 
 
 def device_named(name: str) -> torch.device:
-    """Returns a device by name; `auto` is a GPU where there is one."""
+    """Return a device by name; `auto` is a GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(name)
 
 
 def to_fast_layout(encoder: Encoder, device: torch.device, image_shape: tuple[int, ...]) -> None:
-    """Moves the network to the device, channels last where it runs so.
+    """Move the network to the device, channels last where it runs so.
 
     On CPUs convolutions are faster by a quarter, and the clipping engine reads patches so. A network that
     calls `view` on a convolution's output or weight runs in the ordinary layout only.
     """
-    encoder.to(device, memory_format=torch.channels_last)
+    network: Any = encoder  # the declared overloads of `to` lack memory_format
+    network.to(device, memory_format=torch.channels_last)
     try:
         encoder(torch.zeros(2, *image_shape, device=device))
     except RuntimeError:
-        encoder.to(memory_format=torch.contiguous_format)
+        network.to(memory_format=torch.contiguous_format)
 
 
 def _factory(name: str) -> Callable[[ImageShape], nn.Module]:

@@ -15,6 +15,7 @@ import difflib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ _MAX_NAMED = 5
 
 
 def with_lora(module: nn.Module, rank: int, alpha: float, targets: Sequence[str]) -> nn.Module:
-    """Freezes `module` and puts trainable adapters on its target layers, in place.
+    """Freeze `module` and put trainable adapters on its target layers, in place.
 
     A is random from torch's global generator and B is zero, so the outputs are unchanged.
 
@@ -57,13 +58,19 @@ def with_lora(module: nn.Module, rank: int, alpha: float, targets: Sequence[str]
     from peft import LoraConfig, inject_adapter_in_model
 
     pattern = "|".join(re.escape(name) for name in names)  # peft takes a string as a full match
-    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, bias="none", target_modules=pattern)
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=cast(int, alpha),  # declared so, but only divided by the rank
+        lora_dropout=0.0,
+        bias="none",
+        target_modules=pattern,
+    )
     inject_adapter_in_model(config, module)
     return module
 
 
 def merge_lora(module: nn.Module) -> int:
-    """Adds every adapter to the weights of its layer and removes it, in place; the outputs stay.
+    """Add every adapter to the weights of its layer and remove it, in place; the outputs stay.
 
     Returns:
       The number of adapters merged.
@@ -72,7 +79,7 @@ def merge_lora(module: nn.Module) -> int:
     >>> merge_lora(tower), type(tower[0]).__name__
     (1, 'Linear')
     """
-    adapted = [
+    adapted: list[tuple[nn.Module, str, Any]] = [
         (parent, name, child)
         for parent in list(module.modules())
         for name, child in list(parent.named_children())
@@ -142,7 +149,7 @@ def _refuse_modules(module: nn.Module) -> None:
 
 
 def prove_adapters_train(module: nn.Module, run: Callable[[nn.Module], Tensor]) -> None:
-    """Refuses a network with trainable weights that no training would move.
+    """Refuse a network with trainable weights that no training would move.
 
     Two passes on a copy, without noise, for noise would move even weights that are not connected. At the
     weights as they are, something in every layer (of an adapter: A or B) must have a gradient. That is

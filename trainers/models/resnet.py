@@ -42,7 +42,7 @@ class BasicBlock(nn.Module):
             self.shortcut = nn.Sequential(_conv(in_channels, out_channels, 1, stride), _norm(out_channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns `[n, out_channels, H / stride, W / stride]` of `[n, in_channels, H, W]`."""
+        """Return `[n, out_channels, H / stride, W / stride]` of `[n, in_channels, H, W]`."""
         residual = self.norm2(self.conv2(self.relu1(self.norm1(self.conv1(x)))))
         output: Tensor = self.relu2(residual + self.shortcut(x))
         return output
@@ -77,13 +77,13 @@ class ResNet18(nn.Module):
         self.pool = nn.AdaptiveAvgPool2d(1)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Returns features `[n, 512]` of images `[n, channels, H, W]`."""
+        """Return features `[n, 512]` of images `[n, channels, H, W]`."""
         features: Tensor = self.pool(self.blocks(self.stem(images))).flatten(1)
         return features
 
 
 def resnet18(image_shape: tuple[int, int, int]) -> ResNet18:
-    """Returns the network for images of shape (channels, height, width).
+    """Return the network for images of shape (channels, height, width).
 
     >>> sum(p.numel() for p in resnet18((3, 32, 32)).parameters())
     11168832

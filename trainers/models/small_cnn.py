@@ -43,13 +43,13 @@ class SmallCnn(nn.Module):
         self.pool = nn.AdaptiveAvgPool2d(POOLED_SIDE)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Returns features `[n, feature_dim]` of images `[n, in_channels, H, W]`."""
+        """Return features `[n, feature_dim]` of images `[n, in_channels, H, W]`."""
         features: Tensor = self.pool(self.layers(images)).flatten(1)
         return features
 
 
 def small_cnn(image_shape: tuple[int, int, int]) -> SmallCnn:
-    """Returns the network for images of shape (channels, height, width).
+    """Return the network for images of shape (channels, height, width).
 
     >>> sum(p.numel() for p in small_cnn((1, 28, 28)).parameters())
     23408
@@ -58,7 +58,7 @@ def small_cnn(image_shape: tuple[int, int, int]) -> SmallCnn:
 
 
 def tiny_cnn(image_shape: tuple[int, int, int]) -> SmallCnn:
-    """Returns the same network at half the width, for small data sets and small budgets.
+    """Return the same network at half the width, for small data sets and small budgets.
 
     >>> sum(p.numel() for p in tiny_cnn((1, 28, 28)).parameters())
     5944

@@ -17,7 +17,7 @@ _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 def ensure_torchvision_import() -> None:
-    """Imports torchvision; declares its two undeclared operators where that alone stops the import.
+    """Import torchvision; declare its two undeclared operators where that alone stops the import.
 
     Nothing is changed where the import works. The operators are declared, not defined:
     `torchvision.ops.nms` still raises when it is called. To be called in every process, Ray workers

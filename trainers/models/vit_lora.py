@@ -7,6 +7,8 @@ that trainings of other networks do not pay for them.
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import Tensor, nn
 
 from dpgcl_core.errors import ConfigError
@@ -38,7 +40,7 @@ class ImageTower(nn.Module):
     def __init__(self, tower: nn.Module, image_shape: tuple[int, int, int]) -> None:
         super().__init__()
         channels, *size = image_shape
-        height, width = tower.image_size
+        height, width = cast(tuple[int, int], tower.image_size)
         if size != [height, width]:
             raise ConfigError(
                 f"this image tower reads images of {height}×{width} pixels; got {size[0]}×{size[1]}. "
@@ -46,17 +48,17 @@ class ImageTower(nn.Module):
             )
         if channels not in (1, _COLOURS):
             raise ConfigError(f"this image tower reads images of 1 or 3 channels; got {channels}")
-        self.feature_dim: int = tower.output_dim
+        self.feature_dim = cast(int, tower.output_dim)
         self.tower = tower
 
     def forward(self, images: Tensor) -> Tensor:
-        """Returns features `[n, feature_dim]` of images `[n, 1 or 3, H, W]`."""
+        """Return features `[n, feature_dim]` of images `[n, 1 or 3, H, W]`."""
         features: Tensor = self.tower(images.expand(-1, _COLOURS, -1, -1))
         return features
 
 
 def vit_b_32_lora(image_shape: tuple[int, int, int]) -> ImageTower:
-    """Returns ViT-B-32 with random weights and adapters on query and value: 589,824 weights train.
+    """Return ViT-B-32 with random weights and adapters on query and value: 589,824 weights train.
 
     Args:
       image_shape: (1 or 3, 224, 224).
@@ -71,7 +73,7 @@ def vit_b_32_lora(image_shape: tuple[int, int, int]) -> ImageTower:
 
 
 def vit_b_32_lora_fused(image_shape: tuple[int, int, int]) -> ImageTower:
-    """Returns the same tower with its fused attention, for **non-private** speed comparisons only.
+    """Return the same tower with its fused attention, for **non-private** speed comparisons only.
 
     On `nn.MultiheadAttention` peft adapts query, key, value and output together (884,736 weights); with
     peft 0.21 the output's adapter counts twice. Every pass adds the adapters to the frozen weights and

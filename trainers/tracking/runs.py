@@ -1,4 +1,4 @@
-"""Station 12, MLflow: one parent run per sweep and one finished child run per trial.
+"""Stage 12, MLflow: one parent run per sweep and one finished child run per trial.
 
 The sweep driver is the only writer; workers never talk to MLflow. Every call either did its work on the
 server or raises `TrackingError`, and every call may be repeated: a trial that is already there is not
@@ -59,7 +59,7 @@ class Tracker:
 
     @classmethod
     def open(cls, tracking_uri: str | None, artifact_root: Path, experiment: str) -> Tracker:
-        """Returns a tracker on a server that answers, with the schema and the experiment created.
+        """Return a tracker on a server that answers, with the schema and the experiment created.
 
         Args:
           tracking_uri: http(s) address of a server or URI of a database; None is `mlflow.db` in
@@ -89,7 +89,7 @@ class Tracker:
         return cls(client, found.experiment_id, address)
 
     def find_sweep(self, name: str) -> str | None:
-        """Returns the parent run of the sweep `name`, or None."""
+        """Return the parent run of the sweep `name`, or None."""
         with server_errors(self.address, f"looking for the sweep {name!r}"):
             runs = self._search({ROLE_TAG: SWEEP_ROLE, SWEEP_TAG: name})
         return runs[0].info.run_id if runs else None
@@ -97,7 +97,7 @@ class Tracker:
     def start_sweep(
         self, name: str, params: Mapping[str, Any], tags: Mapping[str, Any], description: str = ""
     ) -> str:
-        """Returns the parent run of a new sweep, or the existing one of a resumed sweep.
+        """Return the parent run of a new sweep, or the existing one of a resumed sweep.
 
         Params of a run are final in MLflow. When a resumed sweep comes with others, those recorded
         first stay and the difference is written to the tag `dpgcl.changed_on_resume`.
@@ -130,7 +130,7 @@ class Tracker:
             changed = [f"{k}: {known[k]} → {v}" for k, v in wanted.items() if known.get(k, v) != v]
             if changed:
                 self.client.set_tag(run.info.run_id, CHANGED_TAG, "; ".join(changed))
-        return run.info.run_id
+        return str(run.info.run_id)
 
     def log_trial(
         self,
@@ -143,7 +143,7 @@ class Tracker:
         *,
         run_name: str | None = None,
     ) -> str:
-        """Returns the child run of a finished trial, written unless it is already there.
+        """Return the child run of a finished trial, written unless it is already there.
 
         A run that an earlier, interrupted call left unfinished is deleted and written anew: MLflow
         cannot take back what such a run already holds.
@@ -166,7 +166,7 @@ class Tracker:
         with server_errors(self.address, f"logging the trial {trial_name!r}"):
             for earlier in self._search({PARENT_TAG: parent_run_id, TRIAL_TAG: trial_name}):
                 if earlier.info.status == "FINISHED":
-                    return earlier.info.run_id
+                    return str(earlier.info.run_id)
                 self.client.delete_run(earlier.info.run_id)
             parent = self.client.get_run(parent_run_id)
             own = {
@@ -182,7 +182,7 @@ class Tracker:
             )
             self._log(run.info.run_id, _strings(params), points)
             self.client.set_terminated(run.info.run_id, "FINISHED")
-        return run.info.run_id
+        return str(run.info.run_id)
 
     def log_sealed(
         self,
@@ -193,7 +193,7 @@ class Tracker:
         *,
         description: str = "",
     ) -> str:
-        """Returns the one run of a sealed sweep, written unless it is already there.
+        """Return the one run of a sealed sweep, written unless it is already there.
 
         It has no parent, no series and no times: nothing that tells how many trials there were.
 
@@ -203,7 +203,7 @@ class Tracker:
         with server_errors(self.address, f"publishing the sweep {name!r}"):
             for earlier in self._search({ROLE_TAG: SEALED_ROLE, SWEEP_TAG: name}):
                 if earlier.info.status == "FINISHED":
-                    return earlier.info.run_id
+                    return str(earlier.info.run_id)
                 self.client.delete_run(earlier.info.run_id)
             own = {SWEEP_TAG: name, ROLE_TAG: SEALED_ROLE, NOTE_TAG: _note(name, params, tags, description)}
             run = self.client.create_run(
@@ -214,10 +214,10 @@ class Tracker:
             )
             self._log(run.info.run_id, _strings(params), _metric_points(metrics, {}, SEALED_TIME_MS))
             self.client.set_terminated(run.info.run_id, "FINISHED", end_time=SEALED_TIME_MS)
-        return run.info.run_id
+        return str(run.info.run_id)
 
     def set_tags(self, parent_run_id: str, tags: Mapping[str, Any]) -> None:
-        """Replaces tags of a sweep's parent run and of all its trials. Raises as `log_artifact`."""
+        """Replace tags of a sweep's parent run and of all its trials. Raises as `log_artifact`."""
         with server_errors(self.address, "noting the tuning cost"):
             trials = self._search({PARENT_TAG: parent_run_id})
             for run_id in (parent_run_id, *(run.info.run_id for run in trials)):
@@ -225,7 +225,7 @@ class Tracker:
                     self.client.set_tag(run_id, name, str(value))
 
     def log_artifact(self, run_id: str, path: Path, folder: str | None = None) -> None:
-        """Uploads the file `path` to a run, into `folder` there; an earlier upload is overwritten.
+        """Upload the file `path` to a run, into `folder` there; an earlier upload is overwritten.
 
         Raises:
           TrackingError: the file does not exist or the server failed.
@@ -234,11 +234,11 @@ class Tracker:
             self.client.log_artifact(run_id, str(path), folder)
 
     def log_figure(self, run_id: str, path: Path) -> None:
-        """Uploads a figure's file to a run's folder `figures`. Raises as `log_artifact`."""
+        """Upload a figure's file to a run's folder `figures`. Raises as `log_artifact`."""
         self.log_artifact(run_id, path, "figures")
 
     def finish_sweep(self, parent_run_id: str, status: str = "FINISHED") -> None:
-        """Ends the parent run with one of `SWEEP_STATUSES`.
+        """End the parent run with one of `SWEEP_STATUSES`.
 
         Raises:
           ConfigError: `status` is unknown.
@@ -250,7 +250,7 @@ class Tracker:
             self.client.set_terminated(parent_run_id, status)
 
     def _search(self, tags: Mapping[str, str]) -> list[Run]:
-        """Runs of the experiment with all `tags`, newest first."""
+        """Run of the experiment with all `tags`, newest first."""
         return search_runs(self.client, [self.experiment_id], tags)
 
     def _log(self, run_id: str, params: Mapping[str, str], points: Sequence[Metric]) -> None:
@@ -265,7 +265,7 @@ class Tracker:
 
 
 def trial_run_name(trial_name: str, params: Mapping[str, Any]) -> str:
-    """Returns the name a trial has in MLflow's tables and plots.
+    """Return the name a trial has in MLflow's tables and plots.
 
     It begins with the trial's own, which tells the swept setting and the repeat, as tables cut the end off.
 

@@ -31,7 +31,7 @@ _HTTP_DEFAULTS = {
 
 
 def connect(tracking_uri: str, *, create: bool = False) -> MlflowClient:
-    """Returns a client of a server or database that answers now.
+    """Return a client of a server or database that answers now.
 
     Args:
       tracking_uri: http(s) address of a server, or URI of a database.
@@ -71,7 +71,7 @@ _SERVER_FIX = (
 
 
 def search_runs(client: MlflowClient, experiment_ids: list[str], tags: Mapping[str, str]) -> list[Run]:
-    """Returns all runs that carry all `tags`, newest first, deleted ones left out.
+    """Return all runs that carry all `tags`, newest first, deleted ones left out.
 
     Raises:
       ConfigError: a tag's value holds both kinds of quotes, which MLflow cannot search for.
@@ -91,7 +91,7 @@ def search_runs(client: MlflowClient, experiment_ids: list[str], tags: Mapping[s
 
 @contextlib.contextmanager
 def server_errors(address: str, action: str, fix: str = "") -> Iterator[None]:
-    """Turns whatever MLflow raises into one line of `TrackingError`."""
+    """Turn whatever MLflow raises into one line of `TrackingError`."""
     from mlflow.exceptions import MlflowException
     from requests.exceptions import RequestException
     from sqlalchemy.exc import SQLAlchemyError
@@ -103,7 +103,7 @@ def server_errors(address: str, action: str, fix: str = "") -> Iterator[None]:
 
 
 def without_credentials(uri: str) -> str:
-    """Returns `uri` fit for a message.
+    """Return `uri` fit for a message.
 
     >>> without_credentials("https://me:secret@tracking.example/mlflow")
     'https://tracking.example/mlflow'

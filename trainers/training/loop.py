@@ -103,7 +103,7 @@ def train(
     checkpoints: CheckpointFolder | None = None,
     memory_share: float = 1.0,
 ) -> TrainingResult:
-    """Train one encoder under `config.mechanism` and scores it.
+    """Train one encoder under `config.mechanism` and score it.
 
     Guarantee: with the label `proven`, the trained encoder and every iterate, and so all averages of them,
     are (ε, δ)-differentially private for adding or removing one record of `data.train` or `data.scored`, at

@@ -40,7 +40,7 @@ _USABLE_SHARE = 0.5
 def max_views(
     config: TrainingConfig, encoder: AnyEncoder, image_shape: tuple[int, ...], *, memory_share: float = 1.0
 ) -> int:
-    """Returns the views that go through the encoder at once, beside the one group that always does.
+    """Return the views that go through the encoder at once, beside the one group that always does.
 
     Args:
       config: `performance.max_views_per_microbatch` decides; None there asks for the choice made here.
@@ -111,7 +111,7 @@ def activation_bytes(task: AnyTask, encoder: AnyEncoder, image_shape: tuple[int,
 
 
 def free_memory(device: torch.device) -> int:
-    """Returns the bytes that may still be taken: of the GPU, or of this machine and container."""
+    """Return the bytes that may still be taken: of the GPU, or of this machine and container."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     limits = [_available_on_machine()]

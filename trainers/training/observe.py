@@ -39,7 +39,7 @@ class Observer:
         self._evaluation_is_public = evaluation_is_public
 
     def visible(self, values: dict[str, float]) -> dict[str, float]:
-        """Returns the values that may be seen."""
+        """Return the values that may be seen."""
         return metric_policy.visible(
             values,
             training_data_is_public=self._train_is_public,
@@ -52,7 +52,7 @@ class Observer:
         return self._train_is_public and (step == 0 or (every > 0 and step % every == 0))
 
     def note(self, step: int, values: dict[str, float]) -> None:
-        """Appends the visible ones of `values` to the series."""
+        """Append the visible ones of `values` to the series."""
         for name, value in self.visible(values).items():
             self.series.setdefault(name, []).append((step, value))
 
@@ -62,14 +62,14 @@ class Observer:
         return every > 0 and step % every == 0
 
     def note_during(self, step: int, scores: dict[str, float]) -> None:
-        """Appends scores of the iterate after `step` steps, those that are declared as a series."""
+        """Append scores of the iterate after `step` steps, those that are declared as a series."""
         during = {f"{name}_during": score for name, score in scores.items()}
         self.note(step, {name: score for name, score in during.items() if name in metric_policy.METRICS})
 
     def record_groups(
         self, step: int, batch_size: int, num_grouped: int, reports: list[GroupReport], workers: Workers
     ) -> None:
-        """Records loss, norms and counts of one step, summed over the workers; all of them must call it.
+        """Record loss, norms and counts of one step, summed over the workers; all of them must call it.
 
         Args:
           batch_size: records the sampler drew.
@@ -107,7 +107,7 @@ class Observer:
         return (report.norms > self._config.mechanism.l2_clip_norm).cpu()
 
     def record_snr(self, step: int, clean_norm: float, bare_norm: float | None, noise: Tensor) -> None:
-        """Records SNR as DP-GCL defines it: norm of the clean clipped sum over the norm of the noise.
+        """Record SNR as DP-GCL defines it: norm of the clean clipped sum over the norm of the noise.
 
         Args:
           clean_norm: norm of the clean clipped sum.
@@ -129,7 +129,7 @@ class Observer:
         return asked and step == 0 and self._config.mechanism.is_private
 
     def record_noised_snr(self, clean_sum: Tensor, generator: Draws, *, num_summed: int = 1) -> None:
-        """Records the noised norm of the clean clipped sum over the public σΔ√d, the noise's expected norm.
+        """Record the noised norm of the clean clipped sum over the public σΔ√d, the noise's expected norm.
 
         The norm of the noise that was drawn would tell more than the noisy sum does.
 

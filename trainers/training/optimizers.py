@@ -1,4 +1,4 @@
-"""Station 9, optimizer: what consumes the noised gradient; from here on all is post-processing.
+"""Stage 9, optimizer: what consumes the noised gradient; from here on all is post-processing.
 
 An optimizer sees the noised sum of clipped gradients divided by a public constant, and nothing else
 that depends on the records, so its choice and its settings do not change ε.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,101 +16,46 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from dpgcl_core.errors import ConfigError, unknown_choice
 from trainers.config.training import OptimizerConfig
+from trainers.models.torchvision_import import ensure_torchvision_import
+
+Parameters = Iterable[nn.Parameter]
 
 TRUST_COEFFICIENT = 0.001
 """η of LARS, as published (You et al. 2017)."""
 
 
-class Lars(Optimizer):
-    """LARS (You, Gitman and Ginsburg 2017, algorithm 1): a learning rate for each layer.
+def _lars(parameters: Parameters, config: OptimizerConfig) -> Optimizer:
+    """LARS (You, Gitman and Ginsburg 2017), by timm: a learning rate for each layer.
 
     For weights w with gradient g, weight decay β, momentum m, learning rate γ and trust coefficient η:
 
-        λ = η ‖w‖ / (‖g‖ + β ‖w‖);   v ← m v + γ λ (g + β w);   w ← w − v
+        λ = η ‖w‖ / (‖g‖ + β ‖w‖);   v ← m v + λ (g + β w);   w ← w − γ v
 
     λ is 1 where it is undefined (w or g zero). Parameters with fewer than two axes (biases, norm
-    scales) take λ = 1 and no weight decay.
-
-    Args:
-      params: parameters or parameter groups.
-      lr: γ.
-      momentum: m.
-      weight_decay: β.
-      trust_coefficient: η.
-
-    Raises:
-      ConfigError: a setting out of range.
+    scales) take λ = 1 and no weight decay. The paper's v holds γ as well: the same steps while γ stays, and
+    where a schedule changes it, this is what `sgd` does.
     """
+    ensure_torchvision_import()
+    from timm.optim.lars import Lars  # here: imports torchvision, which no other optimizer needs
 
-    def __init__(
-        self,
-        params: Iterable[Tensor] | Iterable[dict[str, Any]],
-        *,
-        lr: float,
-        momentum: float = 0.9,
-        weight_decay: float = 0.0,
-        trust_coefficient: float = TRUST_COEFFICIENT,
-    ) -> None:
-        settings = {
-            "lr": lr,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "trust_coefficient": trust_coefficient,
-        }
-        for name, value in settings.items():
-            if value < 0:
-                raise ConfigError(f"{name} of LARS must not be negative; got {value}")
-        super().__init__(params, settings)
+    listed = list(parameters)
+    adapted = {
+        "params": [p for p in listed if p.ndim > 1],
+        "weight_decay": config.weight_decay,
+        "always_adapt": True,
+    }
+    plain = {"params": [p for p in listed if p.ndim <= 1]}
+    rate, momentum = config.learning_rate, config.momentum
+    optimizer: Optimizer = Lars(
+        [adapted, plain], lr=rate, momentum=momentum, trust_coeff=TRUST_COEFFICIENT, eps=0.0
+    )
+    return optimizer
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Takes one step; parameters without a gradient stay. Returns what `closure` returns."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
-        return loss
-
-    def _update(self, weights: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        direction = gradient
-        rate = torch.full((), group["lr"], device=weights.device, dtype=weights.dtype)
-        if weights.ndim > 1:
-            direction = direction.add(weights, alpha=group["weight_decay"])
-            rate = rate * _trust_ratio(weights, gradient, group)
-        state = self.state[weights]
-        if "velocity" not in state:
-            state["velocity"] = torch.zeros_like(weights)
-        velocity = state["velocity"]
-        velocity.mul_(group["momentum"]).add_(rate * direction)
-        weights.sub_(velocity)
-
-
-def _trust_ratio(weights: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
-    """λ of LARS, a scalar tensor (no transfer to the host)."""
-    weight_norm, gradient_norm = weights.norm(), gradient.norm()
-    ratio = group["trust_coefficient"] * weight_norm / (gradient_norm + group["weight_decay"] * weight_norm)
-    is_defined = (weight_norm > 0) & (gradient_norm > 0)
-    return torch.where(is_defined, ratio, torch.ones_like(ratio))
-
-
-Parameters = Iterable[nn.Parameter]
 
 OPTIMIZERS: dict[str, Callable[[Parameters, OptimizerConfig], Optimizer]] = {
     "adam": lambda params, c: Adam(params, lr=c.learning_rate, weight_decay=c.weight_decay, fused=True),
     "adamw": lambda params, c: AdamW(params, lr=c.learning_rate, weight_decay=c.weight_decay, fused=True),
-    "lars": lambda params, c: Lars(
-        params, lr=c.learning_rate, momentum=c.momentum, weight_decay=c.weight_decay
-    ),
+    "lars": _lars,
     "sgd": lambda params, c: SGD(
         params, lr=c.learning_rate, momentum=c.momentum, weight_decay=c.weight_decay, fused=True
     ),
@@ -119,26 +64,26 @@ OPTIMIZERS: dict[str, Callable[[Parameters, OptimizerConfig], Optimizer]] = {
 
 
 def build_optimizer(config: OptimizerConfig, parameters: Parameters) -> Optimizer:
-    """Returns the optimizer named in `config` over `parameters`.
+    """Return the optimizer named in `config` over `parameters`.
 
     Raises:
       ConfigError: unknown name.
 
     >>> build_optimizer(OptimizerConfig(name="lars"), [nn.Parameter(torch.ones(2, 2))]).defaults["lr"]
-    0.001
+    0.002
     """
     check_optimizer(config.name)
     return OPTIMIZERS[config.name](parameters, config)
 
 
 def check_optimizer(name: str) -> None:
-    """Raises ConfigError unless `name` is one of `OPTIMIZERS`."""
+    """Raise ConfigError unless `name` is one of `OPTIMIZERS`."""
     if name not in OPTIMIZERS:
         raise ConfigError(unknown_choice("optimizer", name, OPTIMIZERS))
 
 
 def learning_rate_at(config: OptimizerConfig, step: int, num_steps: int) -> float:
-    """Returns the learning rate of a step: of public numbers alone, so a resume needs no state for it.
+    """Return the learning rate of a step: of public numbers alone, so a resume needs no state for it.
 
     It rises linearly over the W = `warmup_steps` first steps, (step + 1)/W of its value, and then falls with
     p = (step − W)/(T − W) as 1 − p ("linear") or (1 + cos πp)/2 ("cosine"); p stays below 1.
@@ -165,7 +110,7 @@ def learning_rate_at(config: OptimizerConfig, step: int, num_steps: int) -> floa
 def take_step(
     optimizer: Optimizer, parameters: Parameters, gradient: Tensor, *, learning_rate: float
 ) -> None:
-    """Takes one step along a flat gradient.
+    """Take one step along a flat gradient.
 
     Args:
       optimizer: over `parameters`.
@@ -184,7 +129,7 @@ def take_step(
 
 
 def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Loads a state dictionary and gives every tensor the memory format of its weights.
+    """Load a state dictionary and give every tensor the memory format of its weights.
 
     Fused optimizers walk weights, gradients and state in memory order, so another format would pair the
     wrong numbers without a word.

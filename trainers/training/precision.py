@@ -73,7 +73,7 @@ def add_clipped_sum(
 
 
 def look_at_engine(config: TrainingConfig, encoder: AnyEncoder, image_shape: tuple[int, ...]) -> None:
-    """Lets the clipping engine compare its ways through this network once, in float32.
+    """Let the clipping engine compare its ways through this network once, in float32.
 
     It does so at a network's first use, to a tolerance that low precision does not reach.
     """

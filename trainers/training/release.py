@@ -19,7 +19,7 @@ PROVEN = "proven"
 
 
 def check_release(config: TrainingConfig, data: TrainingData) -> None:
-    """Refuses data on which the release policy could not be kept, before anything is computed.
+    """Refuse data on which the release policy could not be kept, before anything is computed.
 
     Raises:
       ConfigError: private records would be trained on without a proven guarantee or scored against
@@ -90,7 +90,7 @@ def noised_scores(
     *,
     num_summed: int = 1,
 ) -> dict[str, float]:
-    """Returns the noised accuracies on `scored` by metric name; noise may take them out of [0, 1].
+    """Return the noised accuracies on `scored` by metric name; noise may take them out of [0, 1].
 
     Guarantee: given the encoder, a Gaussian mechanism of `score_noise_multiplier` per count, for adding or
     removing one record of `scored`: see `dpgcl_core.release.noised_counts`.
@@ -122,7 +122,7 @@ def correct_counts(
     config: TrainingConfig,
     device: torch.device | str,
 ) -> dict[str, int]:
-    """Returns how many of **all** `scored` each rule answers correctly: private until it is noised.
+    """Return how many of **all** `scored` each rule answers correctly: private until it is noised.
 
     Every record passes through the network and the rule alone: in a batch its last digits would depend on
     how many records stand beside it, and with them, in a tie, its answer.

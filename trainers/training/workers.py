@@ -26,10 +26,10 @@ class Workers(Protocol):
         """Give everyone the first worker's groups, with their mask."""
 
     def sum_at_first(self, values: Tensor) -> None:
-        """Sums `values` over the workers into the first worker's, in place."""
+        """Sum `values` over the workers into the first worker's, in place."""
 
     def share(self, values: Tensor) -> None:
-        """Overwrites `values` with the first worker's, in place."""
+        """Overwrite `values` with the first worker's, in place."""
 
 
 class SingleWorker:
@@ -79,7 +79,7 @@ class DistributedWorkers:
 
 
 def current_workers() -> Workers:
-    """Returns the workers of this process's process group, or a single one."""
+    """Return the workers of this process's process group, or a single one."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         return DistributedWorkers()
     return SingleWorker()

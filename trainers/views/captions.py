@@ -1,4 +1,4 @@
-"""Station 4 for captions: a caption becomes its augmented views, each a function of its own record alone.
+"""Stage 4 for captions: a caption becomes its augmented views, each a function of its own record alone.
 
 As for images (`trainers.views.images`), every random choice is a keyed hash of the record's id, the public
 seed, the step and the view. So adding or removing one record leaves every other record's captions as they
@@ -61,7 +61,7 @@ Uniforms = NDArray[np.float64]
 def make_text_views(
     captions: Sequence[str], ids: Ids, *, config: TextViewConfig, seed: int, step: int, num_views: int
 ) -> list[tuple[str, ...]]:
-    """Returns the augmented captions, `[n][num_views]`; none is empty.
+    """Return the augmented captions, `[n][num_views]`; none is empty.
 
     A view is a function of (caption, id, public seed, step, view index) and nothing else: neither the
     other captions nor their number or order matter. With all probabilities 0 every view is the caption.
@@ -120,7 +120,7 @@ def _swap_sentences(views: list[list[str]], draw: Draw, prob: float) -> None:
 
 
 def split_sentences(text: str) -> list[str]:
-    """Returns the sentences of `text` without the space around them; a text without end marks is one.
+    """Return the sentences of `text` without the space around them; a text without end marks is one.
 
     >>> split_sentences('It costs 3.5 dollars. "Really?" Yes')
     ['It costs 3.5 dollars.', '"Really?"', 'Yes']
@@ -137,7 +137,7 @@ def _joined(sentences: list[str], a: int, b: int) -> str:
 
 
 def _swap_words(text: str, happens: list[bool]) -> str:
-    """Goes through the pairs from left to right; one that overlaps a swapped pair is passed over."""
+    """Go through the pairs from left to right; one that overlaps a swapped pair is passed over."""
     words = list(_WORD.finditer(text))
     order = list(range(len(words)))
     k = 0

@@ -1,4 +1,4 @@
-"""Station 4, views: a record becomes its augmented views, each a function of that record alone.
+"""Stage 4, views: a record becomes its augmented views, each a function of that record alone.
 
 Every random parameter of a view is a keyed hash of the record's id. So the views of a record do not
 depend on which other records were sampled, on the order of the batch or on the number of workers:
@@ -42,7 +42,7 @@ Parameter = NDArray[np.float64]
 
 
 def normalise(images: Tensor) -> Tensor:
-    """Returns float32 images in [−1, 1], scaled by public constants.
+    """Return float32 images in [−1, 1], scaled by public constants.
 
     Args:
       images: uint8 `[n, channels, height, width]`.
@@ -56,7 +56,7 @@ def normalise(images: Tensor) -> Tensor:
 def make_views(
     images: Tensor, ids: Ids, *, config: ViewConfig, seed: int, step: int, num_views: int
 ) -> Tensor:
-    """Returns the augmented, normalised views of each record, float32 `[n, num_views, C, H, W]`.
+    """Return the augmented, normalised views of each record, float32 `[n, num_views, C, H, W]`.
 
     A view is a function of (record, id, public seed, step, view index) and nothing else, because every
     random parameter is `keyed_uniform(ids, "view", seed, step, view_index, name)`. Hence views never
@@ -101,7 +101,7 @@ class Draw:
         self.ids, self.seed, self.step, self.num_views = ids, seed, step, num_views
 
     def unit(self, name: str) -> Parameter:
-        """Returns numbers in [0, 1), `[n, num_views]`."""
+        """Return numbers in [0, 1), `[n, num_views]`."""
         columns = [
             keyed_uniform(self.ids, "view", self.seed, self.step, view, name)
             for view in range(self.num_views)
@@ -109,7 +109,7 @@ class Draw:
         return np.stack(columns, axis=1) if columns else np.empty((len(self.ids), 0))
 
     def between(self, name: str, low: float | Parameter, high: float | Parameter) -> Parameter:
-        """Returns numbers in [low, high), `[n, num_views]`."""
+        """Return numbers in [low, high), `[n, num_views]`."""
         return low + (high - low) * self.unit(name)
 
 
@@ -151,7 +151,7 @@ def _crop_and_flip(images: Tensor, draw: Draw, config: ViewConfig) -> Tensor:
 
 
 def crop_boxes(draw: Draw, config: ViewConfig) -> tuple[Parameter, Parameter, Parameter, Parameter]:
-    """Returns (left, top, width, height) of each crop as shares of the image, each `[n, num_views]`.
+    """Return (left, top, width, height) of each crop as shares of the image, each `[n, num_views]`.
 
     The area is uniform in the configured range; the aspect ratio (relative to the image's own) is 1 when
     the area is fixed, else log-uniform in the part of [3/4, 4/3] for which the box fits into the image,
@@ -180,7 +180,7 @@ def _sample_points(
 
 
 def jitter_factors(draw: Draw, config: ViewConfig) -> tuple[Parameter, Parameter, Parameter, Parameter]:
-    """Returns brightness, contrast and saturation factors and the hue in turns, each `[n, num_views]`."""
+    """Return brightness, contrast and saturation factors and the hue in turns, each `[n, num_views]`."""
     brightness, contrast, saturation = (
         draw.between(name, 1 - strength, 1 + strength)
         for name, strength in (
@@ -225,7 +225,7 @@ def _mean_luma(views: Tensor) -> Tensor:
 
 
 def colour_matrices(saturation: Parameter, hue: Parameter) -> NDArray[np.float64]:
-    """Returns the RGB matrices `[..., 3, 3]` that scale chroma and rotate it by `hue` turns, luma kept.
+    """Return the RGB matrices `[..., 3, 3]` that scale chroma and rotate it by `hue` turns, luma kept.
 
     >>> bool(np.allclose(colour_matrices(np.array(1.0), np.array(0.0)), np.eye(3)))
     True

@@ -101,7 +101,7 @@ class Capped(Method):
 
 
 def default_cap(expected_batch_size: float) -> int:
-    """Returns a cap that samples hardly ever reach: 1.25 times what is expected, and eight deviations.
+    """Return a cap that samples hardly ever reach: 1.25 times what is expected, and eight deviations.
 
     >>> default_cap(1024)
     1281
@@ -110,6 +110,6 @@ def default_cap(expected_batch_size: float) -> int:
 
 
 def cap_of(numbers: PublicNumbers) -> int:
-    """Returns the cap of a checked numbers."""
+    """Return the cap of a checked numbers."""
     assert numbers.batch_cap is not None
     return numbers.batch_cap

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import itertools
-import os
-import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
 
+from dpgcl_core.command_line import errors_in_one_line
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism.registry import method_named
 from sweeps.service.options.file import OptionsFile, read_options
@@ -136,35 +132,8 @@ def _given(kind: type[SweepOptions], arguments: list[str]) -> dict[str, Any]:
 
     fields = {name: marked(leaf.type) for each in (Start, kind) for name, leaf in leaves(each).items()}
     typed_dict: Any = TypedDict  # its fields are known only here
-    said = io.StringIO()
-    try:
-        with _one_line(), contextlib.redirect_stderr(said):
-            return dict(tyro.cli(typed_dict("Given", fields, total=False), args=arguments))
-    except SystemExit:
-        raise ConfigError(_first_part(said.getvalue())) from None
-
-
-@contextlib.contextmanager
-def _one_line() -> Iterator[None]:
-    """A terminal so wide that no message is broken."""
-    columns, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), "10000"
-    try:
-        yield
-    finally:
-        del os.environ["COLUMNS"]
-        if columns is not None:
-            os.environ["COLUMNS"] = columns
-
-
-def _first_part(box: str) -> str:
-    """The first section of a box, in one line.
-
-    >>> _first_part("╭ Error ─╮\\n│ a ≥ 1 │\\n│ ───── │\\n│ More help. │\\n╰───╯")
-    'a ≥ 1'
-    """
-    lines = [line.strip("│ \n") for line in box.splitlines() if line.startswith("│")]
-    section = itertools.takewhile(lambda line: not line.startswith("──"), lines)
-    return re.sub(r"\s+", " ", " ".join(line for line in section if line) or box.strip())
+    with errors_in_one_line(arguments):
+        return dict(tyro.cli(typed_dict("Given", fields, total=False), args=arguments))
 
 
 def _refuse_unknown_options(kind: type[SweepOptions], arguments: Sequence[str]) -> None:

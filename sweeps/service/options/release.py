@@ -28,7 +28,7 @@ _FORBIDDEN_WHEN_SEALED = {
 
 
 def check_search(mode: str, search: str) -> str:
-    """Return the search to use, or refuses one that the release mode forbids.
+    """Return the search to use, or refuse one that the release mode forbids.
 
     >>> check_search("open", "auto"), check_search("sealed", "auto")
     ('grid', 'independent')

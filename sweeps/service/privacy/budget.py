@@ -221,7 +221,7 @@ class SweepBudget:
         return found
 
     def _extend(self, trial: Trial, held: dict[str, Reservation]) -> None:
-        """Reserve what one more attempt may draw in all, and grants its steps."""
+        """Reserve what one more attempt may draw in all, and grant its steps."""
         path, num_steps = self.checkpoint_folder(trial.name), trial.config.mechanism.num_steps
         before, starts = read_grant(path), self.folder.starts(trial.name)
         begun = read_attempt(path) is not None or starts.num_starts > 0

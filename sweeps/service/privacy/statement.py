@@ -138,7 +138,7 @@ def _noised_text(plan: SweepPlan) -> str:
 
 
 def write_statement(statement: PrivacyStatement, folder: Path) -> tuple[Path, Path]:
-    """Write `privacy_statement.json` and `.md`, in place of earlier ones; returns their paths."""
+    """Write `privacy_statement.json` and `.md`, in place of earlier ones; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = folder / f"{STATEMENT}.json", folder / f"{STATEMENT}.md"
     for path, text in zip(paths, (statement.to_json(), statement.to_markdown()), strict=True):

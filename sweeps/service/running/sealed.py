@@ -152,7 +152,7 @@ def _rdp(steps: Mapping[StepClass, int], orders: Any) -> Any:
 
 
 def reserve(ledger: Ledger, dataset_id: str, plan: SweepPlan, label: str) -> LedgerStatement:
-    """Charge the tuned bound once, before K is drawn; returns the ledger's lines at that moment.
+    """Charge the tuned bound once, before K is drawn; return the ledger's lines at that moment.
 
     By its RDP curve where the cap has an order and the mode a theorem, by basic composition otherwise. A
     later head would stand among rows with times, and tell how long the sweep took.
@@ -274,7 +274,7 @@ class SealedSweep:
         self._name = folder.name
 
     def run(self, tracker: Tracker, session: Session, run_trials: RunTrials) -> int:
-        """Run what is left of the trials, publishes one, and returns the exit code."""
+        """Run what is left of the trials, publish one, and return the exit code."""
         draws = self._folder.begin(self._plan, self._ledger, self._dataset_id, self._again)
         trials = drawn_trials(self._plan.trials, draws)
         say(f"sealed sweep: {self._name}; what is printed here tells the number of trials: keep it")

@@ -83,7 +83,7 @@ class SearchSweep(OpenSweep):
             self._begun.append(self._named(number, values))
 
     def run(self, opened: Future[Tracker], figure: Figure | None) -> int:
-        """Run what is left of the search, and returns the exit code."""
+        """Run what is left of the search, and return the exit code."""
         done = self.results()
         for trial in self._begun:
             if trial.name in done:

@@ -84,7 +84,7 @@ class Outcome:
 
 
 def run_sweep(question: str, options: SweepOptions, points: Sequence[Point], figure: Figure) -> int:
-    """Run a sweep from plan to figure and returns the exit code.
+    """Run a sweep from plan to figure and return the exit code.
 
     Everything the user can have got wrong is found before the first worker starts, and nothing is
     written before that.
@@ -287,7 +287,7 @@ class OpenSweep:
     def _begin(
         self, opened: Future[Tracker], done: dict[str, dict[str, Any]], remaining: Sequence[Trial]
     ) -> None:
-        """Open the parent run and the folder, charges the ledger, and sends what MLflow lacks of results.
+        """Open the parent run and the folder, charge the ledger, and send what MLflow lacks of results.
 
         No worker has started yet; where the ledger refuses, none does.
         """
@@ -393,7 +393,7 @@ class OpenSweep:
         return 0
 
     def _state(self, results: dict[str, dict[str, Any]]) -> None:
-        """Writes, logs and prints the privacy statement, with what restarts have repeated.
+        """Write, log and print the privacy statement, with what restarts have repeated.
 
         Comes before the figure, which quotes its tuning cost.
         """

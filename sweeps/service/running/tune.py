@@ -131,7 +131,7 @@ def run_trials(
     budget: SweepBudget | None = None,
     source: TrialSource | None = None,
 ) -> dict[str, str]:
-    """Run `trials` and calls `on_result(name, result)` in this process as each one ends.
+    """Run `trials` and call `on_result(name, result)` in this process as each one ends.
 
     Every start is counted in `folder` before it can draw. With a budget, the ledger is asked all along
     whether it still stands, and charged before a restart. With a source, `trials` are the names that it
@@ -372,7 +372,7 @@ def _callback(on_result: OnResult, budget: SweepBudget | None, folder: SweepFold
 
 
 def _go_on(signal_number: int, budget: SweepBudget | None) -> None:
-    """End the sweep where a signal came, and asks the ledger whether it stands."""
+    """End the sweep where a signal came, and ask the ledger whether it stands."""
     if signal_number:
         raise Stopped(signal_number)
     if budget is not None:

@@ -56,7 +56,7 @@ def run_tuned_sweep(
     grid: Sequence[Mapping[str, Any]],
     figure: Figure,
 ) -> int:
-    """Tune every candidate on the same grid, runs the best setting of each, and returns the exit code.
+    """Tune every candidate on the same grid, run the best setting of each, and return the exit code.
 
     Args:
       question: name of the sweep.

@@ -15,7 +15,6 @@ Everything lies under one absolute storage folder:
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
@@ -25,6 +24,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from dpgcl_core.errors import StorageError
 from trainers.config.training import PerformanceConfig, TrainingConfig
@@ -158,22 +159,22 @@ class SweepFolder:
           StorageError: another driver holds it, or it cannot be written.
         """
         missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        lock = FileLock(self.path / "lock")
         with storage_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            file = (self.path / "lock").open("w")
-        with file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+                lock.acquire(blocking=False)
+            except Timeout as error:
                 raise StorageError(f"the sweep {self.name!r} is being run by another process") from error
-            try:
-                yield
-            finally:
-                if not (self.path / "plan.json").exists():
-                    (self.path / "lock").unlink()
-                    with suppress(OSError):  # something else lies there
-                        for path in missing:
-                            path.rmdir()
+        try:
+            yield
+        finally:
+            if not (self.path / "plan.json").exists():
+                (self.path / "lock").unlink(missing_ok=True)
+                with suppress(OSError):  # something else lies there
+                    for path in missing:
+                        path.rmdir()
+            lock.release()
 
 
 def find_folder(
@@ -185,7 +186,7 @@ def find_folder(
     prefix: str,
     params: Mapping[str, Any] | None = None,
 ) -> SweepFolder:
-    """Return the folder to use for a sweep; writes nothing.
+    """Return the folder to use for a sweep; write nothing.
 
     Args:
       root: the storage folder.

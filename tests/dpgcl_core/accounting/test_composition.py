@@ -1,4 +1,4 @@
-"""Station 10: reference values, calibration on the safe side, and the cross-checks."""
+"""Stage 10: reference values, calibration on the safe side, and the cross-checks."""
 
 from __future__ import annotations
 

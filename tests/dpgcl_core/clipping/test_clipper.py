@@ -1,4 +1,4 @@
-"""Station 7 against the slow oracle, and against what could break the bound C."""
+"""Stage 7 against the slow oracle, and against what could break the bound C."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Station 6 against the slow oracle of Eq. 12 and Eq. 15."""
+"""Stage 6 against the slow oracle of Eq. 12 and Eq. 15."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Station 11: the gate that keeps private-only numbers in."""
+"""Stage 11: the gate that keeps private-only numbers in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Station 1: ids, and what depends on them, ignore position and company."""
+"""Stage 1: ids, and what depends on them, ignore position and company."""
 
 from __future__ import annotations
 

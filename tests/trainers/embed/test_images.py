@@ -195,3 +195,19 @@ def test_existing_file_is_not_overwritten(tmp_path: Path, images: Path) -> None:
 def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="no exported model"):
         main(["--model", str(tmp_path), "--images", "digits", "--to", str(tmp_path / "e.npz")])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--images", "digits"], "--model"),
+        (["--model", "m"], "nothing to embed"),
+        (["--model", "m", "--images", "digits", "--batch-size", "0"], "batch_size must be at least 1; got 0"),
+        (["--model", "m", "--images", "digits", "--features", "head"], "invalid choice 'head'.*projection"),
+        (["--model", "m", "--imagse", "digits"], "unknown option '--imagse'; did you mean '--images'"),
+    ],
+)
+def test_command_refuses_bad_input_in_one_line(arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        main(arguments)
+    assert "\n" not in str(caught.value)

@@ -340,3 +340,8 @@ def test_unknown_format_or_kind_is_refused(sweeps: Sweeps, tmp_path: Path, old: 
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(StorageError, match=r"of format|unknown kind"):
         read_description(path.parent)
+
+
+def test_a_trial_by_name_and_the_best_one_exclude_each_other(sweeps: Sweeps) -> None:
+    with pytest.raises(ConfigError, match="give one of them; got S4, knn_accuracy"):
+        main(["--sweep", "open", "--storage", str(sweeps.root), "--trial", "S4", "--best", "knn_accuracy"])

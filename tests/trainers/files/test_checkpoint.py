@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -138,6 +140,23 @@ def test_folder_is_held_by_one_process(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(checkpoint, "_WAIT_SECONDS", 0.5)
     with _folder(tmp_path).held(), pytest.raises(StorageError, match="another process is training"):
         train(make_config(), make_data(), checkpoints=_folder(tmp_path))
+
+
+def test_folder_of_a_killed_process_is_free_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "_WAIT_SECONDS", 0.5)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with _folder(tmp_path).held():
+            os.write(writing, b"held")
+            signal.pause()
+    assert os.read(reading, 4) == b"held"
+    with pytest.raises(StorageError, match="another process is training"), _folder(tmp_path).held():
+        pass
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with _folder(tmp_path).held():
+        assert (tmp_path / "lock").exists(), "what the killed process left is not in the way"
 
 
 def test_lost_checkpoint_is_charged_and_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

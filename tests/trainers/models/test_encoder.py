@@ -1,4 +1,4 @@
-"""Station 5: unit embeddings, public initialisation, and no statistics across records."""
+"""Stage 5: unit embeddings, public initialisation, and no statistics across records."""
 
 from __future__ import annotations
 

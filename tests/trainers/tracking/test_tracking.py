@@ -1,4 +1,4 @@
-"""Station 12: runs in MLflow are written once, survive resumes, and failures are quick and plain."""
+"""Stage 12: runs in MLflow are written once, survive resumes, and failures are quick and plain."""
 
 from __future__ import annotations
 

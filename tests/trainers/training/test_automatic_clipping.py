@@ -33,7 +33,7 @@ def test_setting_reaches_the_mechanism() -> None:
     config = training_config(_setting(clipping="automatic"), num_records=1000, public_seed=0)
     assert config.mechanism.clipping == "automatic"
     assert config.mechanism.clipper().gamma == GAMMA
-    assert DIGITS_CPU.clipping == "flat"
+    assert DIGITS_CPU.mechanism.clipping == "flat"
 
 
 def test_setting_of_an_unknown_law_lists_the_known() -> None:

@@ -1,4 +1,4 @@
-"""Station 9: optimizers by name, and LARS against hand computation."""
+"""Stage 9: optimizers by name, and LARS against hand computation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from trainers.training import loop
 from trainers.training.loop import train
 from trainers.training.optimizers import (
     OPTIMIZERS,
-    Lars,
     build_optimizer,
     learning_rate_at,
     load_optimizer,
@@ -35,33 +34,40 @@ def _parameter(
     return parameter
 
 
-def test_lars_two_steps_equal_hand_computation() -> None:
+def _lars(*parameters: nn.Parameter, **settings: float) -> torch.optim.Optimizer:
+    config = OptimizerConfig(name="lars", **settings)  # type: ignore[arg-type]
+    return build_optimizer(config, parameters)
+
+
+def test_lars_steps_equal_hand_computation() -> None:
+    """Two steps, the second at half the learning rate: the momentum is of directions, as in SGD."""
     weights = _parameter([[3.0, 4.0]], [[0.6, 0.8]])
-    optimizer = Lars([weights], lr=0.5, momentum=0.9, weight_decay=0.1, trust_coefficient=0.01)
+    optimizer = _lars(weights, learning_rate=0.5, momentum=0.9, weight_decay=0.1)
     optimizer.step()
-    # ‖w‖ = 5, ‖g‖ = 1: λ = 0.01·5/(1 + 0.1·5) = 1/30; g + βw = (0.9, 1.2); v = 0.5/30·(0.9, 1.2).
-    first = torch.tensor([[0.015, 0.02]])
-    torch.testing.assert_close(weights.detach(), torch.tensor([[3.0, 4.0]]) - first)
+    # ‖w‖ = 5, ‖g‖ = 1: λ = 0.001·5/(1 + 0.1·5) = 1/300; g + βw = (0.9, 1.2); v = (0.9, 1.2)/300.
+    first = torch.tensor([[0.9, 1.2]]) / 300
+    torch.testing.assert_close(weights.detach(), torch.tensor([[3.0, 4.0]]) - 0.5 * first)
+    optimizer.param_groups[0]["lr"] = 0.25
     optimizer.step()
-    norm = 5 - 0.025
-    rate = 0.5 * 0.01 * norm / (1 + 0.1 * norm)
-    second = 0.9 * first + rate * (1 + 0.1 * norm) * torch.tensor([[0.6, 0.8]])
-    torch.testing.assert_close(weights.detach(), torch.tensor([[3.0, 4.0]]) - first - second)
+    norm = 5 - 0.0025
+    ratio = 0.001 * norm / (1 + 0.1 * norm)
+    second = 0.9 * first + ratio * (1 + 0.1 * norm) * torch.tensor([[0.6, 0.8]])
+    moved = torch.tensor([[3.0, 4.0]]) - weights.detach()
+    torch.testing.assert_close(moved, 0.5 * first + 0.25 * second, rtol=1e-3, atol=0)
 
 
 def test_lars_step_length_does_not_depend_on_gradient_scale() -> None:
     steps = []
-    for scale in (1.0, 1000.0):
+    for scale in (1.0, 1000.0, 1e-12):
         weights = _parameter([[3.0, 4.0]], [[0.6 * scale, 0.8 * scale]])
-        Lars([weights], lr=1.0).step()
+        _lars(weights, learning_rate=1.0).step()
         steps.append((weights.detach() - torch.tensor([[3.0, 4.0]])).norm().item())
-    assert steps[0] == pytest.approx(0.001 * 5, rel=1e-3)
-    assert steps[1] == pytest.approx(steps[0], rel=1e-3)
+    assert steps == pytest.approx([0.001 * 5] * 3, rel=1e-3)
 
 
 def test_lars_takes_plain_steps_on_one_axis_parameters() -> None:
     bias = _parameter([3.0, 4.0], [0.6, 0.8])
-    Lars([bias], lr=0.5, weight_decay=0.1).step()
+    _lars(bias, learning_rate=0.5, weight_decay=0.1).step()
     torch.testing.assert_close(bias.detach(), torch.tensor([2.7, 3.6]))
 
 
@@ -70,23 +76,21 @@ def test_lars_takes_plain_steps_on_one_axis_parameters() -> None:
     [([[0.0, 0.0]], [[1.0, 2.0]], [[-0.5, -1.0]]), ([[1.0, 2.0]], [[0.0, 0.0]], [[1.0, 2.0]])],
     ids=["zero weights", "zero gradient"],
 )
+@pytest.mark.parametrize("foreach", [False, True])
 def test_lars_rate_is_one_where_undefined(
-    values: list[list[float]], gradient: list[list[float]], expected: list[list[float]]
+    values: list[list[float]], gradient: list[list[float]], expected: list[list[float]], foreach: bool
 ) -> None:
     weights = _parameter(values, gradient)
-    Lars([weights], lr=0.5).step()
+    optimizer = _lars(weights, learning_rate=0.5)
+    optimizer.param_groups[0]["foreach"] = foreach  # as on a GPU, where it is the default
+    optimizer.step()
     torch.testing.assert_close(weights.detach(), torch.tensor(expected))
 
 
 def test_lars_leaves_parameters_without_gradient() -> None:
     weights = nn.Parameter(torch.ones(2, 2))
-    Lars([weights], lr=0.5, weight_decay=0.1).step()
+    _lars(weights, learning_rate=0.5, weight_decay=0.1).step()
     assert torch.equal(weights.detach(), torch.ones(2, 2))
-
-
-def test_lars_refuses_negative_learning_rate() -> None:
-    with pytest.raises(ConfigError, match=r"lr of LARS must not be negative; got -1\.0"):
-        Lars([nn.Parameter(torch.ones(2, 2))], lr=-1.0)
 
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
@@ -114,7 +118,7 @@ def test_optimizer_resumes_from_its_state(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_optimizer_uses_learning_rate_and_weight_decay(name: str) -> None:
     config = OptimizerConfig(name=name, learning_rate=0.25, weight_decay=0.125)
-    group = build_optimizer(config, [nn.Parameter(torch.ones(2))]).param_groups[0]
+    group = build_optimizer(config, [nn.Parameter(torch.ones(2, 2))]).param_groups[0]
     assert (group["lr"], group["weight_decay"]) == (0.25, 0.125)
 
 

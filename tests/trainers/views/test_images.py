@@ -1,4 +1,4 @@
-"""Station 4: a view is a function of its own record, id, seed, step and view index."""
+"""Stage 4: a view is a function of its own record, id, seed, step and view index."""
 
 from __future__ import annotations
 

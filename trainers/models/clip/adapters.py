@@ -59,7 +59,7 @@ class ClipLora:
 
 
 def make_trainable(clip: nn.Module, lora: ClipLora | None, *, seed: int, train_logit_scale: bool) -> None:
-    """Decides which weights of an open_clip model train, in place, and separates its attention.
+    """Decide which weights of an open_clip model train, in place, and separate its attention.
 
     Outputs stay as they were, but for rounding. With adapters every other weight is frozen. Without, all
     train but the bias of a sigmoid loss, on which no loss here depends.
@@ -106,7 +106,7 @@ def _adapted_layers(clip: nn.Module, lora: ClipLora, tower: str) -> list[str]:
 
 
 def _adapt(clip: nn.Module, lora: ClipLora, tower: str, names: Sequence[str]) -> None:
-    """Puts adapters on one tower, seen alone: names of text layers are also ends of image layers' names."""
+    """Put adapters on one tower, seen alone: names of text layers are also ends of image layers' names."""
     alone = nn.Module()
     for name, child in clip.named_children():
         if _tower_of(name) == tower:

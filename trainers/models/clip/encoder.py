@@ -1,4 +1,4 @@
-"""Station 5 for pairs of images and texts: both towers of a CLIP model, each view from itself alone.
+"""Stage 5 for pairs of images and texts: both towers of a CLIP model, each view from itself alone.
 
 A group holds pairs; its loss compares every image with every text of the group, in both directions. So the
 tensors of both sides carry the same leading axes `[groups, group_size, views]`, and one backward pass holds
@@ -93,20 +93,20 @@ class ImageTextEncoder(nn.Module):
         return scale
 
     def features(self, images: Tensor) -> Tensor:
-        """Returns features `[n, feature_dim]` of normalised images: the image tower's output, not scaled."""
+        """Return features `[n, feature_dim]` of normalised images: the image tower's output, not scaled."""
         features: Tensor = self.clip.encode_image(images * self._slope + self._shift)  # type: ignore[operator]
         return features
 
     def embed_images(self, images: Tensor) -> Tensor:
-        """Returns unit embeddings `[n, embedding_dim]` of normalised images `[n, 1 or 3, H, W]`."""
+        """Return unit embeddings `[n, embedding_dim]` of normalised images `[n, 1 or 3, H, W]`."""
         return _unit(self.features(images))  # grey images become three channels
 
     def embed_texts(self, tokens: Tensor) -> Tensor:
-        """Returns unit embeddings `[n, embedding_dim]` of tokens `[n, context_length]`."""
+        """Return unit embeddings `[n, embedding_dim]` of tokens `[n, context_length]`."""
         return _unit(self.clip.encode_text(tokens))  # type: ignore[operator]
 
     def forward(self, images: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns both sides' embeddings with the leading axes of the inputs, see `Pairs`.
+        """Return both sides' embeddings with the leading axes of the inputs, see `Pairs`.
 
         Raises:
           NotSeparableError: one-pass clipping with gradient checkpointing; the clipper then takes its loop.
@@ -122,7 +122,7 @@ class ImageTextEncoder(nn.Module):
         )
 
     def embed_views(self, views: Tensor) -> Tensor:
-        """Returns unit embeddings `[groups, group_size, views, embedding_dim]`, in the order of the views.
+        """Return unit embeddings `[groups, group_size, views, embedding_dim]`, in the order of the views.
 
         Args:
           views: `[groups, group_size, views, view_size]`, as `pack_views` makes them.
@@ -133,19 +133,19 @@ class ImageTextEncoder(nn.Module):
         return interleaved(*self(images, tokens))
 
     def with_temperature(self, embeddings: Tensor) -> Tensor:
-        """Returns embeddings that carry the temperature where it is learned; others as they are."""
+        """Return embeddings that carry the temperature where it is learned; others as they are."""
         return (
             with_learned_temperature(embeddings, self._logit_scale) if self.learns_temperature else embeddings
         )
 
     def limit_logit_scale_(self) -> None:
-        """Puts 1/τ back between 1 and 100, after a step: a function of the noised weights alone."""
+        """Put 1/τ back between 1 and 100, after a step: a function of the noised weights alone."""
         if self.learns_temperature:
             clamp_logit_scale_(self._logit_scale)
 
 
 def pack_views(images: Tensor, tokens: Tensor, encoder: ImageTextEncoder) -> Tensor:
-    """Returns views of both kinds as one tensor, `[n, 2·views, view_size]`: image, caption, image, …
+    """Return views of both kinds as one tensor, `[n, 2·views, view_size]`: image, caption, image, …
 
     One row of numbers is one view, an image's pixels or a caption's tokens, so that everything that handles
     views handles these. A token t of V becomes (2t + 1)/V − 1, between −1 and 1 as pixels are, from which
@@ -187,7 +187,7 @@ def build_image_text_encoder(
     temperature: float | None = None,
     gradient_checkpointing: bool = False,
 ) -> ImageTextEncoder:
-    """Returns a CLIP model, ready to be trained, on the CPU.
+    """Return a CLIP model, ready to be trained, on the CPU.
 
     Args:
       config: which model and which first weights.
@@ -216,7 +216,7 @@ def build_image_text_encoder(
 
 
 def synthetic_pairs(encoder: ImageTextEncoder, num_pairs: int = _NUM_PROBES) -> Pairs:
-    """Returns images `[n, C, H, W]` and tokens `[n, length]` of public content, on the encoder's device."""
+    """Return images `[n, C, H, W]` and tokens `[n, length]` of public content, on the encoder's device."""
     generator = torch.Generator().manual_seed(0)
     device = next(encoder.parameters()).device
     images = torch.rand(num_pairs, *encoder.image_shape, generator=generator) * 2 - 1
@@ -243,7 +243,7 @@ def _vocabulary(spec: ClipSpec) -> int:
 
 
 def prove_towers_train(encoder: ImageTextEncoder) -> None:
-    """Refuses an encoder with trainable weights that no training would move: `prove_adapters_train`.
+    """Refuse an encoder with trainable weights that no training would move: `prove_adapters_train`.
 
     Both towers, and the temperature where it trains, must receive a finite gradient that is not zero, on
     synthetic pairs and without noise, which would hide a dead adapter. The encoder is left untouched.
@@ -283,7 +283,7 @@ class _Images(nn.Module):
 
 
 def refuse_mixed_pairs(encoder: ImageTextEncoder) -> None:
-    """Refuses a tower in which records see each other, or which is random within a step.
+    """Refuse a tower in which records see each other, or which is random within a step.
 
     `refuse_cross_record` for both towers: without it the sensitivity of a group's gradient is false.
 

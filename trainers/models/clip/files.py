@@ -44,7 +44,7 @@ _ADAPTER = "default"
 
 
 def trained_spec(model: str, pretrained: str) -> ClipSpec:
-    """Returns what `find_clip` told a training of its model, without the weights that it started from.
+    """Return what `find_clip` told a training of its model, without the weights that it started from.
 
     So a model is exported where those weights are not, and nothing is downloaded.
 
@@ -79,7 +79,7 @@ def trained_spec(model: str, pretrained: str) -> ClipSpec:
 
 
 def trained_encoder(spec: ClipSpec, lora: ClipLora | None, state: Mapping[str, Tensor]) -> ImageTextEncoder:
-    """Returns the model of a training from the state dictionary that it left.
+    """Return the model of a training from the state dictionary that it left.
 
     Args:
       spec: see `trained_spec`.
@@ -104,7 +104,7 @@ def trained_encoder(spec: ClipSpec, lora: ClipLora | None, state: Mapping[str, T
 
 
 def merged_state_dict(encoder: ImageTextEncoder) -> dict[str, Tensor]:
-    """Returns open_clip's own state dictionary of the trained model: adapters merged, attention fused.
+    """Return open_clip's own state dictionary of the trained model: adapters merged, attention fused.
 
     The encoder is left untouched. A model without adapters comes back bit for bit; merging rounds.
 
@@ -122,7 +122,7 @@ def merged_state_dict(encoder: ImageTextEncoder) -> dict[str, Tensor]:
 
 
 def export_merged(encoder: ImageTextEncoder, folder: Path, *, note: str) -> str:
-    """Writes the trained model where open_clip reads it by itself.
+    """Write the trained model where open_clip reads it by itself.
 
     `open_clip.create_model("local-dir:FOLDER")` gives the same embeddings, of pixels with the mean and
     deviation in its configuration. A vocabulary smaller than CLIP's comes with its merges:
@@ -147,7 +147,7 @@ def export_merged(encoder: ImageTextEncoder, folder: Path, *, note: str) -> str:
 
 
 def export_adapter(encoder: ImageTextEncoder, folder: Path, *, note: str) -> str:
-    """Writes the adapters alone, in peft's format.
+    """Write the adapters alone, in peft's format.
 
     They fit the model they were trained on, with its attention separated:
     `separate_attention(clip); PeftModel.from_pretrained(clip, FOLDER)`. The temperature, on which no

@@ -104,7 +104,7 @@ class ClipSpec:
 
 
 def find_clip(config: ClipConfig) -> ClipSpec:
-    """Returns what a configuration means; downloads weights that open_clip knows and this machine lacks.
+    """Return what a configuration means; download weights that open_clip knows and this machine lacks.
 
     Raises:
       ConfigError: an unknown model or name of weights (near ones are suggested), a configuration that is no
@@ -133,7 +133,7 @@ def find_clip(config: ClipConfig) -> ClipSpec:
 
 
 def build_clip(spec: ClipSpec, seed: int) -> nn.Module:
-    """Returns the open_clip model on the CPU, in float32, with its first weights.
+    """Return the open_clip model on the CPU, in float32, with its first weights.
 
     Random weights are a function of the model and the public seed alone: the global random state is neither
     read nor changed.

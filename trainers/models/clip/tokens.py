@@ -66,7 +66,7 @@ class ClipTokenizer:
         self._known: dict[str, tuple[Tensor, bool]] = {}
 
     def __call__(self, captions: Sequence[str]) -> Tokens:
-        """Returns the tokens of captions, in their order; a caption is tokenised once."""
+        """Return the tokens of captions, in their order; a caption is tokenised once."""
         new = [caption for caption in dict.fromkeys(captions) if caption not in self._known]
         if len(self._known) + len(new) > _MOST_KNOWN:
             self._known.clear()
@@ -91,7 +91,7 @@ class ClipTokenizer:
 
 
 def write_merges(path: Path, vocabulary: int) -> None:
-    """Writes the merges of a vocabulary as `open_clip.SimpleTokenizer(bpe_path=...)` reads them.
+    """Write the merges of a vocabulary as `open_clip.SimpleTokenizer(bpe_path=...)` reads them.
 
     Args:
       path: of the file, `.gz`.

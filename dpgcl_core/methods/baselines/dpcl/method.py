@@ -136,7 +136,7 @@ class Dpcl(Method):
 
 
 def batch_size(numbers: PublicNumbers) -> int:
-    """Returns |B|, the expected batch size as a whole number."""
+    """Return |B|, the expected batch size as a whole number."""
     return round(numbers.expected_batch_size)
 
 

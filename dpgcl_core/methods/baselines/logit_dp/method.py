@@ -99,7 +99,7 @@ class LogitMethod(Capped):
 
 
 def max_records(numbers: PublicNumbers) -> int:
-    """Returns how many records a data set may hold for `logit_dp` to be accounted: 5 % more than declared.
+    """Return how many records a data set may hold for `logit_dp` to be accounted: 5 % more than declared.
 
     The guarantee is one for data sets up to this size; training refuses a larger one.
     """

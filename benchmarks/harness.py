@@ -1,0 +1,353 @@
+"""What all benchmarks share: options, sides measured in turn, ratios, memory in fresh processes, results.
+
+A ratio of one run survives a noisy machine, seconds do not: all sides take their turns in one process, the
+order turning round with every round, and the spread of the rounds' ratios is told with a ratio. A benchmark
+ends with `publish`: one JSON object on stdout, or its tables and the dated files of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from dpgcl_core.command_line import run_command
+from dpgcl_core.errors import DpgclError
+
+RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).resolve().parents[1]
+Row = Mapping[str, Any]
+_T = TypeVar("_T")
+_Name = TypeVar("_Name", bound=Hashable)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """What becomes of the results; the options of every benchmark."""
+
+    json: bool = False
+    """Print one JSON object and write no file."""
+    output: Path = RESULTS
+    """Folder of the dated result file."""
+
+
+def read_options(options: type[_T], description: str | None) -> _T:
+    """Read this process's command line.
+
+    Args:
+      options: a dataclass, whose fields are the options.
+      description: for `--help`.
+
+    Raises:
+      ConfigError: an option is unknown or breaks a rule.
+    """
+    found: _T = run_command(
+        options, prog=f"python benchmarks/{Path(sys.argv[0]).name}", description=description
+    )
+    return found
+
+
+# Sides in turn
+
+
+class Seconds(NamedTuple):
+    """Of a processor, and of the clock."""
+
+    processor: float
+    clock: float
+
+
+def timed(take: Callable[[], object], processor: Callable[[], float] = time.process_time) -> Seconds:
+    """Return the seconds of one call.
+
+    Args:
+      take: what is called.
+      processor: the clock of processor seconds: the process's, or `time.thread_time`.
+    """
+    clock, used = time.perf_counter(), processor()
+    take()
+    return Seconds(processor() - used, time.perf_counter() - clock)
+
+
+def seconds_of(take: Callable[[], object], device: str = "cpu") -> float:
+    """Return the clock's seconds of one call, work on the GPU included."""
+
+    def synchronize() -> None:
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    synchronize()
+    started = time.perf_counter()
+    take()
+    synchronize()
+    return time.perf_counter() - started
+
+
+def in_turn(sides: Mapping[_Name, Callable[[], _T]], rounds: int) -> dict[_Name, list[_T]]:
+    """Return what each side's measurement gives in each round; the order turns round with every round.
+
+    >>> order = []
+    >>> measured = in_turn({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 2)
+    >>> "".join(order), list(measured)
+    ('abba', ['a', 'b'])
+    """
+    found: dict[_Name, list[_T]] = {name: [] for name in sides}
+    for index in range(rounds):
+        for name in list(sides)[:: -1 if index % 2 else 1]:
+            found[name].append(sides[name]())
+    return found
+
+
+class Ratio(NamedTuple):
+    """Over the rounds, of the ratio within a round."""
+
+    median: float
+    lowest: float
+    highest: float
+
+
+def ratio_of(side: Sequence[float], other: Sequence[float]) -> Ratio:
+    """Return the ratio of two sides that were measured in turn.
+
+    >>> ratio_of([1.0, 12.0, 2.0], [1.0, 10.0, 2.5])
+    Ratio(median=1.0, lowest=0.8, highest=1.2)
+    """
+    rounds = [a / b for a, b in zip(side, other, strict=True)]
+    return Ratio(statistics.median(rounds), min(rounds), max(rounds))
+
+
+# Memory, each side in a process of its own
+
+MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+"""glibc keeps freed memory, which would make a peak depend on history: so one arena, blocks from 64 KiB on
+mapped one by one, and what is freed unmapped at once. Not for timing: it slows a step down."""
+
+
+class MeasurementError(DpgclError):
+    """A measuring process ended without a number."""
+
+
+def number_of_fresh_process(module: str, order: Row, *, of: str) -> int:
+    """Return the number that `python -m MODULE ORDER` prints last, in a process with `MALLOC`.
+
+    Args:
+      module: of this repository.
+      order: what it is to measure, handed over as JSON.
+      of: what is measured, for messages.
+
+    Raises:
+      MeasurementError: the process failed, for instance for want of memory.
+    """
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", module, json.dumps(order)],
+        env=os.environ | MALLOC | {"PYTHONPATH": path},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or [f"signal {-done.returncode}"]
+        raise MeasurementError(f"measuring the memory of {of} failed: {last[0]}")
+    return int(done.stdout.strip().splitlines()[-1])
+
+
+def or_warning(measure: Callable[[], int]) -> int | None:
+    """Return what `measure` does; where that fails, say so and return None."""
+    try:
+        return measure()
+    except MeasurementError as error:
+        say(f"warning: {error}")
+        return None
+
+
+def memory_status(field: str) -> int:
+    """Return a field of /proc/self/status, such as VmHWM, in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise MeasurementError(f"/proc/self/status has no {field}")
+
+
+def clear_peak() -> bool:
+    """Set VmHWM to VmRSS; return whether that is permitted."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+# Results
+
+
+def side_row(seconds: Sequence[float], memory_bytes: int | None, views_per_microbatch: int) -> dict[str, Any]:
+    """Return what is kept of one side of a step."""
+    return {
+        "seconds": statistics.median(seconds),
+        "all_seconds": list(seconds),
+        "memory_bytes": memory_bytes,
+        "views_per_microbatch": views_per_microbatch,
+    }
+
+
+def memory_ratio(side: Row, other: Row) -> float | None:
+    """Return the ratio of two sides' memory; None where either is not known."""
+    known = side["memory_bytes"] and other["memory_bytes"]
+    return side["memory_bytes"] / other["memory_bytes"] if known else None
+
+
+def side_text(side: Row) -> str:
+    """Return a side of a step for a table."""
+    memory = f"{side['memory_bytes'] / 2**20:.0f} MiB" if side["memory_bytes"] else "?"
+    return f"{seconds_text(side['seconds'])} s, {memory} at {side['views_per_microbatch']}"
+
+
+def ratio_text(ratio: float | None) -> str:
+    """Return a ratio for a table.
+
+    >>> ratio_text(1.234), ratio_text(None)
+    ('1.23', '?')
+    """
+    return "?" if ratio is None else f"{ratio:.2f}"
+
+
+def with_spread(ratio: float, ends: Sequence[float]) -> str:
+    """Return a ratio with the lowest and highest of the rounds, for a table.
+
+    >>> with_spread(1.234, (1.2, 1.31))
+    '**1.23** (1.20 to 1.31)'
+    """
+    return f"**{ratio:.2f}** ({ends[0]:.2f} to {ends[1]:.2f})"
+
+
+def default_threads() -> int:
+    """Return the CPUs this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def device_name(device: str) -> str:
+    """Return the model name of the processor or of the GPU.
+
+    >>> bool(device_name("cpu"))
+    True
+    """
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def about(*, device: str, threads: int) -> dict[str, Any]:
+    """Return where and how a benchmark ran: device, versions, threads, load and the command.
+
+    Two threads of which one must wait for another program's turn are slower than one, by far: a busy
+    machine is told of.
+    """
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        say(f"warning: the machine is busy (load {load:.1f}); several threads then wait for each other")
+    script = Path(sys.argv[0]).resolve()
+    shown = script.relative_to(ROOT) if script.is_relative_to(ROOT) else Path(script.name)
+    return {
+        "date": f"{date.today():%Y-%m-%d}",
+        "command": shlex.join(["python", str(shown), *sys.argv[1:]]),
+        "device": device,
+        "device_name": device_name(device),
+        "cpus": os.cpu_count(),
+        "load_average": round(load, 2),
+        "threads": threads,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def say(text: str) -> None:
+    """Print a line of progress at once, away from the result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def seconds_text(value: float) -> str:
+    """Return seconds with three digits.
+
+    >>> seconds_text(0.012345), seconds_text(12.345)
+    ('0.0123', '12.3')
+    """
+    return f"{value:.3g}"
+
+
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a table.
+
+    >>> print(markdown_table(["a", "b"], [[1, "x"]]))
+    | a | b |
+    |---|---|
+    | 1 | x |
+    """
+    lines = [columns, ["---"] * len(columns), *rows]
+    bars = ["| " + " | ".join(str(cell) for cell in line) + " |" for line in lines]
+    return "\n".join([bars[0], bars[1].replace(" ", ""), *bars[2:]])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """What the result files of a benchmark are called, and say besides the numbers.
+
+    Attributes:
+      name: of the files.
+      title, text: of the readable one.
+    """
+
+    name: str
+    title: str
+    text: str
+
+
+def write(page: Page, facts: Row, result: Row, tables: Sequence[str], folder: Path) -> list[Path]:
+    """Write `NAME-DATE.json` and a readable `NAME-DATE.md`, and return their paths.
+
+    Args:
+      page: name, heading and text.
+      facts: what `about` returned.
+      result: everything measured.
+      tables: in Markdown.
+      folder: where to.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{page.name}-{facts['date']}"
+    machine = (
+        f"{facts['device_name']} ({facts['device']}), {facts['threads']} of {facts['cpus']} CPU threads, "
+        f"torch {facts['torch']}, {facts['date']}."
+    )
+    text = [f"# {page.title}", f"```sh\n{facts['command']}\n```", machine, page.text.strip(), *tables]
+    files = [path.with_name(f"{path.name}.json"), path.with_name(f"{path.name}.md")]
+    files[0].write_text(json.dumps({**facts, **result}, indent=1) + "\n")
+    files[1].write_text("\n\n".join(text) + "\n")
+    return files
+
+
+def publish(
+    page: Page, options: Output, facts: Row, result: Row, tables: Sequence[str], *, to_files: bool = True
+) -> int:
+    """Print the result as one JSON object, or its tables, which are written to files as well; return 0."""
+    if options.json:
+        print(json.dumps({**facts, **result}))
+        return 0
+    print("\n\n".join(tables))
+    if to_files:
+        print("written: " + ", ".join(map(str, write(page, facts, result, tables, options.output))))
+    return 0

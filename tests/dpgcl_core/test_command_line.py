@@ -1,0 +1,77 @@
+"""Command lines from typed functions and dataclasses: what is read, and one line for what cannot be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from dpgcl_core.command_line import Command, run_command
+from dpgcl_core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What is shown."""
+
+    num_steps: int
+    """How many."""
+    sizes: tuple[int, ...] = (2, 4)
+    """Each of them."""
+    json: bool = False
+    """Print one object."""
+
+    def __post_init__(self) -> None:
+        if self.num_steps < 1:
+            raise ConfigError(f"num_steps must be at least 1; got {self.num_steps}")
+
+
+def shown(*, num_steps: int, json: bool = False) -> tuple[int, bool]:
+    """Return the options.
+
+    Args:
+      num_steps: how many.
+      json: print one object.
+    """
+    if num_steps < 1:
+        raise ConfigError(f"num_steps must be at least 1; got {num_steps}")
+    return num_steps, json
+
+
+def test_function_is_called_with_its_options() -> None:
+    assert run_command(shown, prog="shown", arguments=["--num-steps", "3", "--json"]) == (3, True)
+
+
+def test_subcommand_is_called_by_name() -> None:
+    commands = {"one": shown, "other": lambda: None}
+    assert run_command(commands, prog="shown", arguments=["one", "--num-steps", "3"]) == (3, False)
+
+
+def test_dataclass_is_returned_with_its_defaults() -> None:
+    found = run_command(Shown, prog="shown", arguments=["--num-steps=3", "--sizes", "8", "16"])
+    assert found == Shown(num_steps=3, sizes=(8, 16))
+
+
+@pytest.mark.parametrize("command", [shown, Shown])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--num-stesp", "3"], "unknown option '--num-stesp'; did you mean '--num-steps'"),
+        (["--num-steps", "many"], "invalid literal.*'many'"),
+        (["--num-steps", "0"], "^num_steps must be at least 1; got 0$"),
+        (["--json"], "--num-steps"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(command: Command, arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        run_command(command, prog="shown", arguments=arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_help_names_every_option_and_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        run_command(Shown, prog="shown", arguments=["--help"])
+    assert not stop.value.code
+    out = capsys.readouterr().out
+    for text in ("--num-steps", "--sizes", "--json", "How many", "Each of them"):
+        assert text in out

@@ -1,0 +1,94 @@
+"""The file that embeddings are written to: the same two formats, whatever was embedded.
+
+`.npz` holds arrays, `.parquet` rows. Both say beside them by which model they were made, and whose they are:
+parquet's metadata under `dpgcl`, and the array `about` of an npz, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpgcl_core.errors import ConfigError, StorageError
+from trainers.export.description import ModelDescription
+
+PARQUET, NPZ = ".parquet", ".npz"
+NOTE = (
+    "Embeddings of private images are private data themselves: the guarantee covers the model, not what it "
+    "is applied to."
+)
+
+
+def check_target(path: Path) -> None:
+    """Refuse a file that cannot be written.
+
+    Raises:
+      ConfigError: it is of no known format.
+      StorageError: it exists.
+    """
+    if path.suffix not in (PARQUET, NPZ):
+        raise ConfigError(f"embeddings are written to a {PARQUET} or {NPZ} file; got --to {path}")
+    if path.exists():
+        raise StorageError(f"{path} exists and is not overwritten: give another --to")
+
+
+def write_embeddings(
+    path: Path,
+    arrays: Mapping[str, NDArray[Any] | None],
+    rows: Sequence[Mapping[str, NDArray[Any]]],
+    *,
+    model: ModelDescription,
+    features: str,
+) -> None:
+    """Write embeddings to a new file.
+
+    Args:
+      path: `.npz` or `.parquet`.
+      arrays: of the npz; those that are None are left out.
+      rows: of parquet, in their order: tables of columns `[rows]` or `[rows, dim]`; what one lacks is null.
+      model: that made them.
+      features: of what kind they are, in words.
+
+    Raises:
+      StorageError: it cannot be written.
+    """
+    about = json.dumps({"model_sha256": model.sha256, "features": features, "note": NOTE}, ensure_ascii=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == NPZ:
+            given: dict[str, Any] = {name: _plain(each) for name, each in arrays.items() if each is not None}
+            np.savez(path, **given, about=np.array(about))
+        else:
+            _write_parquet(path, rows, about)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _plain(array: NDArray[Any]) -> NDArray[Any]:
+    """Strings of fixed width in place of objects, which an npz would pickle."""
+    return array.astype(np.str_) if array.dtype == object else array
+
+
+def _write_parquet(path: Path, rows: Sequence[Mapping[str, NDArray[Any]]], about: str) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    tables = [pa.table({name: _column(values) for name, values in part.items()}) for part in rows]
+    table = pa.concat_tables(tables, promote_options="default")
+    pq.write_table(table.replace_schema_metadata({"dpgcl": about}), path)
+
+
+def _column(values: NDArray[Any]) -> Any:
+    """A parquet column: of lists where `values` has two axes."""
+    import pyarrow as pa
+
+    if values.ndim == 1:
+        return pa.array(values.tolist())
+    starts = np.arange(len(values) + 1, dtype=np.int64) * values.shape[1]
+    lists = pa.LargeListArray.from_arrays(pa.array(starts), pa.array(values.reshape(-1)))
+    return lists.cast(pa.list_(pa.float32()))
