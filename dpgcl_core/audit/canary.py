@@ -49,6 +49,7 @@ from dpgcl_core.audit.result import AuditResult, table
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism.mechanism import Mechanism
+from dpgcl_core.mechanism.method import Method
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.sources import Draws, DrawSource, SecretRandomness, SeededNonPrivateRandomness
 from dpgcl_core.sampling.groups import BATCH, Grouper
@@ -141,6 +142,11 @@ class _Simulator:
 
     def __init__(self, case: AuditCase, randomness: DrawSource) -> None:
         mechanism = case.mechanism
+        if type(mechanism.rules).group_stage is not Method.group_stage:
+            raise ConfigError(
+                f"{mechanism.method} draws its groups in its own way, and the audit runs sampler and "
+                "grouper: it would audit another mechanism than the one that trains"
+            )
         self.case = case
         self.sampler = mechanism.sampler()
         self.grouper: Grouper = mechanism.grouper()

@@ -10,6 +10,7 @@ meant to run in low precision has an autocast of its own around its forward pass
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,10 @@ from typing import Any
 import torch
 
 _HIGHEST, _EXACT, _INHERITED = "highest", "ieee", "none"
+
+
+_OWNED = threading.RLock()
+"""The settings are the process's: a second thread waits, lest it restore them under the first one's pass."""
 
 
 @contextmanager
@@ -32,6 +37,12 @@ def full_precision(device: str) -> Iterator[None]:
     ...     torch.get_float32_matmul_precision()
     'highest'
     """
+    with _OWNED, _settings_owned(device):
+        yield
+
+
+@contextmanager
+def _settings_owned(device: str) -> Iterator[None]:
     settings = _settings()
     before = [setting.fp32_precision for setting in settings]
     matmul_before = _matmul_precision()

@@ -32,15 +32,25 @@ class _Registry(Mapping[str, Method]):
                 f"a method named {method.name!r} is registered already "
                 f"({self._methods[method.name].title}): give yours another name"
             )
+        kind = type(method)
+        if kind.group_stage is not Method.group_stage and kind.sampling is Method.sampling:
+            raise ConfigError(
+                f"{method.name} draws its groups in its own way and must say which: give it a property "
+                "`sampling`, and an accounting event that fits it"
+            )
         self._methods[method.name] = method
 
     def _all(self) -> dict[str, Method]:
         if not self._searched:
-            self._searched = True
-            for entry in entry_points(group=ENTRY_POINTS):
-                method = entry.load()
-                self.add(method)
-                self.installed.add(method.name)
+            self._searched = True  # first, for what is loaded may look a method up
+            try:
+                for entry in entry_points(group=ENTRY_POINTS):
+                    method = entry.load()
+                    self.add(method)
+                    self.installed.add(method.name)
+            except BaseException:
+                self._searched = False  # every look says what is wrong, not the first alone
+                raise
         return self._methods
 
     def __getitem__(self, name: str) -> Method:

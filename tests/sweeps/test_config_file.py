@@ -215,3 +215,52 @@ def test_bad_file_is_refused_with_the_key_and_the_nearest_right_one(
 def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.yaml cannot be read"):
         parse_options(GroupSizeOptions, description="", arguments=["--config", str(tmp_path / "none.yaml")])
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "data: {dataset: 'npz:a.npz', data_is: public, unit_column: patient}",
+        "data: {data_is: public}",
+        "data: {dataset: 'npz:a.npz'}\nledger: {no_ledger: true, dataset_id: a}",
+        "data: {dataset: 'npz:a.npz'}\nmechanism: {num_records_public: 100000, delta: 1.0e-6}",
+    ],
+)
+def test_what_a_file_says_of_its_data_set_does_not_carry_over_to_another(read: Read, said: str) -> None:
+    options = read(f"version: 1\n{said}\n", "--dataset", "npz:b.npz")
+    assert options.data.are_private
+    assert options.data.unit_column is None
+    assert (options.ledger.no_ledger, options.ledger.dataset_id) == (False, None)
+    assert (options.mechanism.num_records_public, options.mechanism.delta) == (None, None)
+
+
+def test_file_that_names_its_data_set_may_declare_it_public(read: Read) -> None:
+    content = "version: 1\ndata: {dataset: 'npz:a.npz', data_is: public}\n"
+    assert not read(content).data.are_private
+    assert not read(content, "--dataset", "npz:a.npz").data.are_private
+
+
+def test_training_without_a_ledger_is_said_anew(read: Read) -> None:
+    options = changed(GroupSizeOptions(), dataset="npz:a.npz", no_ledger=True)
+    assert not read(options_text(options)).ledger.no_ledger
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "version: 1\nledger: {ledger: ['postgresql://u:S3CRET@h/db']}",
+        "version: 1\nledger: {url: ['postgresql://u:S3CRET@h/db']}",
+        "version: 1\nledger: {ledger: 'postgresql://u:S3CRET@h/db}",
+        "version: 1\nstorage: {tracking_uri: [S3CRET]}",
+    ],
+)
+def test_no_message_repeats_what_may_be_a_password(read: Read, content: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(content)
+    assert "S3CRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize("version", ["true", "1.0", "'1'"])
+def test_version_is_a_whole_number(read: Read, version: str) -> None:
+    with pytest.raises(ConfigError, match="version must be 1"):
+        read(f"version: {version}\n")

@@ -75,11 +75,18 @@ class CheckpointFolder:
         Raises:
           StorageError: another process still trains here; two would not see each other's steps.
         """
-        lock = FileLock(self.folder / "lock", timeout=_WAIT_SECONDS, poll_interval=0.2)
+        # A soft lock would stay behind a process that was killed: a folder without flock is refused.
+        lock = FileLock(
+            self.folder / "lock", timeout=_WAIT_SECONDS, poll_interval=0.2, fallback_to_soft=False
+        )
         try:
             lock.acquire()
         except Timeout as error:
             raise StorageError(f"another process is training in {self.folder}") from error
+        except (OSError, NotImplementedError) as error:
+            raise StorageError(
+                f"{self.folder} cannot be locked ({error}): give a storage folder with flock"
+            ) from error
         try:
             yield
         finally:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from dpgcl_core.errors import ConfigError, StorageError
@@ -22,8 +23,8 @@ def storage_root(option: Path | None) -> Path:
       option: what `--storage` gives.
 
     Raises:
-      ConfigError: none is given, and the default and a former `results/` in the current folder both hold
-        sweeps.
+      ConfigError: none is given, and both the default and the former default, `results/` beside this code,
+        hold sweeps.
       StorageError: the path is relative, or lies in a job's throw-away copy of the code.
     """
     environment = os.environ.get("DPGCL_STORAGE")
@@ -39,11 +40,15 @@ def storage_root(option: Path | None) -> Path:
 
 
 def _default() -> Path:
-    default, former = Path.home() / "dpgcl-results", Path.cwd() / _FORMER
-    if former != default and _holds_sweeps(default) and _holds_sweeps(former):
-        raise ConfigError(
-            f"two folders hold sweeps, {default} and {former}: choose one with --storage (or $DPGCL_STORAGE)"
-        )
+    default, former = Path.home() / "dpgcl-results", CODE_ROOT / _FORMER
+    if former != default and _holds_sweeps(former):
+        if _holds_sweeps(default):
+            raise ConfigError(
+                f"two folders hold sweeps, {default} and {former}: choose one with --storage "
+                "(or $DPGCL_STORAGE), "
+                "or move one away"
+            )
+        print(f"note: the sweeps in {former} are not looked at; --storage {former} does", file=sys.stderr)
     return default
 
 

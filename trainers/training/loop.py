@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dpgcl_core.clipping.cross_record import refuse_written_buffers
 from dpgcl_core.clipping.types import GroupInputs, GroupReport, num_trainable, trainable_parameters
+from dpgcl_core.errors import ConfigError
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.sources import DrawSource
 from dpgcl_core.sampling.stage import DrawnGroups
@@ -201,11 +202,14 @@ def _draw_groups(run: _Run) -> DrawnGroups:
     """
     drawn = None
     if run.workers.rank == 0:
-        drawn = run.config.mechanism.group_stage().draw(
+        stage = run.config.mechanism.group_stage()
+        drawn = stage.draw(
             len(run.data.train),
             sampling=run.randomness.generator(run.step, "sampling"),
             permutation=run.randomness.generator(run.step, "permutation"),
         )
+        if not stage.yields_incomplete and not drawn.complete.all():
+            raise ConfigError("a group stage that yields incomplete groups must say so: yields_incomplete")
     groups = run.workers.share_groups(drawn)
     return groups.take(slice(run.workers.rank, None, run.workers.count))
 

@@ -29,6 +29,12 @@ _INSTEAD = {
     "warm_start": "pretrained",
     "pretrained": "warm_start",
 }
+_OF_ONE_DATASET = ("data_is", "unit_column", "num_records_public", "delta", "dataset_id", "no_ledger")
+"""What a file says of its own data set, and promises for it: with another data set it is to be said anew.
+
+That one data set is public says nothing of another one; private records would be trained on as public.
+"""
+_NOT_GIVEN = object()
 
 
 def parse_options(
@@ -71,6 +77,9 @@ def _starting_point(
         told.pop(_INSTEAD.get(name, ""), None)
     preset = _preset(kind, start)
     default = kind()
+    if given.get("dataset", _NOT_GIVEN) not in (_NOT_GIVEN, told.get("dataset", default.data.dataset)):
+        for name in _OF_ONE_DATASET:
+            told.pop(name, None)
     dataset = _dataset(given, preset(default), default, told)
     options = changed(default, dataset=dataset)
     setting = _setting(start, file, dataset, {**told, **given})

@@ -29,8 +29,11 @@ from sweeps.service.options.sweep import SweepOptions
 from trainers.config.tree import Leaf, leaves, values_of
 
 VERSION = 1
-_OF_ONE_RUN = ("storage", "name", "resume", "tracking_uri", "ledger", "dry_run")
-"""Where results of one run go, perhaps with passwords, and how it goes on: a repetition says that anew."""
+_OF_ONE_RUN = ("storage", "name", "resume", "tracking_uri", "ledger", "no_ledger", "dry_run")
+"""Where results of one run go, perhaps with passwords, how it goes on, and whether private data are
+trained on without a ledger: a repetition says that anew."""
+_SECRET = ("ledger", "tracking_uri")
+"""May hold a password: no message repeats a value of theirs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +61,9 @@ def read_options(kind: type[SweepOptions], path: Path) -> OptionsFile:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the configuration {path} cannot be read: {error}") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"the configuration {path} must be YAML or JSON: {error}") from error
+        raise ConfigError(
+            f"the configuration {path} must be YAML or JSON{_place(error)}"
+        ) from None  # no line of it
     if not isinstance(content, dict):
         raise ConfigError(f"the configuration {path} must hold sections of options, the first key version")
     try:
@@ -85,6 +90,13 @@ def options_text(options: SweepOptions) -> str:
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
+def _place(error: yaml.YAMLError) -> str:
+    """What is wrong and where, without the text of the line, which may hold a password."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return ""
+    return f": {error.problem} in line {error.problem_mark.line + 1}"
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(each) for each in value]
@@ -93,7 +105,7 @@ def _plain(value: Any) -> Any:
 
 def _checked(kind: type[SweepOptions], content: dict[Any, Any]) -> OptionsFile:
     version = content.pop("version", None)
-    if version != VERSION:
+    if version != VERSION or type(version) is not int:
         found = "none is given" if version is None else f"got {version!r}"
         raise ConfigError(f"version must be {VERSION}, for keys mean other things in others; {found}")
     setting = content.pop("setting", None)
@@ -140,7 +152,8 @@ def _typed(leaf: Leaf, value: Any) -> Any:
     except (ValidationError, TypeError) as error:
         rules = error.errors(include_url=False) if isinstance(error, ValidationError) else []
         said = "; ".join(dict.fromkeys(rule["msg"] for rule in rules)) or "the type is none of the option's"
-        raise ConfigError(f"{leaf.key} is mistyped: {said}; got {value!r}") from error
+        got = "" if leaf.option in _SECRET else f"; got {value!r}"
+        raise ConfigError(f"{leaf.key} is mistyped: {said}{got}") from None
 
 
 class _Loader(yaml.SafeLoader):

@@ -159,7 +159,7 @@ class SweepFolder:
           StorageError: another driver holds it, or it cannot be written.
         """
         missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
-        lock = FileLock(self.path / "lock")
+        lock = FileLock(self.path / "lock", fallback_to_soft=False)
         with storage_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             try:

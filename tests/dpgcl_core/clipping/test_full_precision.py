@@ -6,6 +6,7 @@ What is compared are the settings that the network sees, for what they change de
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -172,3 +173,25 @@ def test_networks_own_autocast_holds_in_its_forward_pass_alone() -> None:
         GroupClipper(l2_clip_norm=0.1).add_clipped_sum(total, model, losses, views)
     assert set(dtypes) == {torch.bfloat16}
     assert all(found == EXACT for found in seen)
+
+
+def test_a_second_thread_restores_nothing_under_the_first_ones_pass() -> None:
+    entered, seen = threading.Event(), []
+
+    def second() -> None:
+        entered.set()
+        with full_precision("cpu"):
+            seen.append(state())
+
+    with caller():
+        before = state()
+        with full_precision("cpu"):
+            thread = threading.Thread(target=second)
+            thread.start()
+            entered.wait()
+            thread.join(timeout=0.2)  # a thread that did not wait would be through
+            assert not seen
+            assert torch.get_float32_matmul_precision() == "highest"
+        thread.join()
+        assert len(seen) == 1
+        assert state() == before

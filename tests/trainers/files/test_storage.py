@@ -16,7 +16,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees the storage of whoever runs it."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setattr(storage, "CODE_ROOT", tmp_path / "elsewhere")
     for name in ("DPGCL_STORAGE", "RAY_JOB_CONFIG_JSON_ENV_VAR"):
         monkeypatch.delenv(name, raising=False)
 
@@ -50,7 +50,8 @@ def test_two_folders_with_sweeps_are_listed_for_the_user_to_choose(
     with pytest.raises(ConfigError) as caught:
         storage_root(None)
     assert str(caught.value) == (
-        f"two folders hold sweeps, {default} and {former}: choose one with --storage (or $DPGCL_STORAGE)"
+        f"two folders hold sweeps, {default} and {former}: choose one with --storage (or $DPGCL_STORAGE), "
+        "or move one away"
     )
     assert storage_root(former) == former
     monkeypatch.setenv("DPGCL_STORAGE", str(former))
@@ -87,3 +88,11 @@ def test_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         check_writable(tmp_path / "file" / "results")
     check_writable(tmp_path / "new" / "results")
     assert not (tmp_path / "new").exists()
+
+
+def test_former_default_alone_is_named_and_not_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep_in(tmp_path / "elsewhere" / "results")
+    assert storage_root(None) == tmp_path / "home" / "dpgcl-results"
+    assert str(tmp_path / "elsewhere" / "results") in capsys.readouterr().err

@@ -47,6 +47,10 @@ class _Slots:
 
 @dataclass(frozen=True, kw_only=True)
 class _OfSlots(InGroups):
+    @property
+    def sampling(self) -> str:
+        return "groups of slots, for this test"
+
     def group_stage(self, numbers: PublicNumbers) -> GroupStage:
         return _Slots(numbers.sampling_prob, int(numbers.group_size))
 
