@@ -18,7 +18,11 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LAUNCHER = yaml.safe_load((REPOSITORY / "ray_cluster.yaml").read_text())
-IN_SWEEPS = sorted(p.stem for p in (REPOSITORY / "sweeps").iterdir() if not p.stem.startswith("__"))
+IN_SWEEPS = sorted(
+    p.stem
+    for p in (REPOSITORY / "sweeps").iterdir()
+    if (p.is_dir() or p.suffix == ".py") and not p.stem.startswith("__")
+)
 SCRIPTS = sorted(p for p in (REPOSITORY / "sweeps").glob("*.py") if p.name != "__init__.py")
 each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 
