@@ -74,12 +74,10 @@ BREAKAGES = (
         ),
     ),
     Breakage(
-        name="every worker adds noise of its own",
+        name="workers but the first step on their own sums, without noise",
         file="trainers/training/loop.py",
-        before="""    if run.workers.rank > 0:
-        return None
-    generator = run.randomness.generator(run.step, "noise")""",
-        after="""    generator = run.randomness.generator(run.step, "noise")""",
+        before="    run.workers.share(run.total)\n",
+        after="",
         tests=("tests/trainers/training/test_workers.py::test_noise_is_drawn_once_for_all_workers",),
     ),
     # Secrets
