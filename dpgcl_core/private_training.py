@@ -39,7 +39,13 @@ from dpgcl_core.clipping.cross_record import (
     refuse_mixed_groups,
     refuse_written_buffers,
 )
-from dpgcl_core.clipping.types import GroupInputs, Objective, num_trainable, trainable_parameters
+from dpgcl_core.clipping.types import (
+    GroupInputs,
+    Objective,
+    num_trainable,
+    set_gradients,
+    trainable_parameters,
+)
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import LossSettings
@@ -232,7 +238,7 @@ class PrivateTraining:
         secret = self._randomness.generator(self.num_steps_taken, "noise")
         noise.add_rounded_once(total, noise.draw(len(total), secret).to(total.device))
         self.num_steps_taken += 1  # charged before the first weight moves
-        _set_gradients(parameters, total / self.mechanism.divisor)
+        set_gradients(parameters, total / self.mechanism.divisor)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
@@ -333,14 +339,6 @@ def _made_up(leaf: Tensor, shape: tuple[int, int], generator: torch.Generator) -
     if leaf.is_floating_point():
         return (torch.rand(shape, generator=generator) * 2 - 1).to(leaf.dtype)
     return torch.randint(0, 2, shape, generator=generator).to(leaf.dtype)
-
-
-def _set_gradients(parameters: Sequence[nn.Parameter], flat: Tensor) -> None:
-    offset = 0
-    for parameter in parameters:
-        part = flat[offset : offset + parameter.numel()].view_as(parameter)
-        parameter.grad = torch.empty_like(parameter).copy_(part)  # in the parameter's own memory format
-        offset += parameter.numel()
 
 
 def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 GroupInputs = Tensor | tuple[Tensor, ...]
@@ -53,3 +54,12 @@ def num_trainable(model: nn.Module) -> int:
 
 Embed = Callable[[Tensor], Tensor]
 """Maps inputs `[groups, group_size, views, ...]` to unit embeddings `[groups, group_size, views, dim]`."""
+
+
+def set_gradients(parameters: Iterable[nn.Parameter], flat: Tensor) -> None:
+    """Give every parameter its part of a flat gradient, `[num_parameters]`, in the order of `parameters`."""
+    offset = 0
+    for parameter in parameters:
+        part = flat[offset : offset + parameter.numel()].view_as(parameter)
+        parameter.grad = torch.empty_like(parameter).copy_(part)  # in the parameter's own memory format
+        offset += parameter.numel()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from dpgcl_core.clipping.types import set_gradients
 from dpgcl_core.errors import ConfigError, unknown_choice
 from trainers.config.training import OptimizerConfig
 from trainers.models.torchvision_import import ensure_torchvision_import
@@ -118,11 +119,7 @@ def take_step(
       gradient: `[num_parameters]`.
       learning_rate: of this step.
     """
-    offset = 0
-    for parameter in parameters:
-        part = gradient[offset : offset + parameter.numel()].view_as(parameter)
-        parameter.grad = torch.empty_like(parameter).copy_(part)  # in the parameter's own memory format
-        offset += parameter.numel()
+    set_gradients(parameters, gradient)
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
     optimizer.step()
