@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -75,3 +77,14 @@ def test_help_names_every_option_and_says_what_it_is(capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     for text in ("--num-steps", "--sizes", "--json", "How many", "Each of them"):
         assert text in out
+
+
+@pytest.mark.parametrize("module", ["dpgcl_core.audit", "dpgcl_core.calculator", "dpgcl_core.ledger"])
+def test_module_is_a_program(
+    module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [module, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(module, run_name="__main__")
+    assert not ended.value.code
+    assert f"usage: python -m {module}" in capsys.readouterr().out

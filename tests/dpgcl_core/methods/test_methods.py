@@ -205,3 +205,28 @@ def test_budget_of_a_fixed_size_batch_that_protects_nothing_is_refused(
     )
     with pytest.raises(ConfigError, match="such a budget protects nothing"):
         mechanism_of("dpcl_simclr_rigorous").calibrated(1e6)
+
+
+@pytest.mark.parametrize(
+    ("name", "declared", "accepted", "refused"),
+    [("logit_dp", 100, 105, 106), ("dpcl_simclr", 100, 100, 99), ("dpcl_simclr", 100, 100, 101)],
+)
+def test_data_set_of_another_size_than_accounted_is_refused(
+    name: str, declared: int, accepted: int, refused: int
+) -> None:
+    mechanism = _changed(name, num_records_public=declared, sampling_prob=0.04)
+    mechanism.rules.check_records(mechanism, accepted)
+    assert str(declared if name != "logit_dp" else accepted) in mechanism.rules.condition(mechanism)
+    with pytest.raises(ConfigError, match="is accounted for") as raised:
+        mechanism.rules.check_records(mechanism, refused)
+    assert str(refused) not in str(raised.value)  # the number of records is private
+
+
+def test_cap_of_groups_must_hold_a_group() -> None:
+    with pytest.raises(ConfigError, match="batch_cap must hold a group of 16 records; got 10"):
+        _changed("group_clip", group_size=16, batch_cap=10)
+
+
+def test_cap_that_is_reached_too_often_is_refused_with_a_better_one() -> None:
+    with pytest.raises(ConfigError, match=rf"would go to it; give at least {default_cap(4)}"):
+        _changed("logit_dp", batch_cap=5)
