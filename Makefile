@@ -9,7 +9,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 OPTIONS ?=
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+# One process more than cores: where Ray and servers start, a test waits.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile
 PYTEST_OPTIONS ?=
 INSTALLED := $(VENV)/installed
 

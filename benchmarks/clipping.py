@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
@@ -286,7 +286,7 @@ def main() -> int:
     whole = not (options.model and options.group_size and options.expected_batch_size)
     if options.json and whole:
         raise ConfigError("--json prints one row: give model, group_size and expected_batch_size with it")
-    others = options.others or (() if options.model else tuple(ENGINES))
+    others = options.others or (() if options.model else get_args(Engine))
     name = f"clipping_{options.model}" if options.model else "clipping"
     page = Page(name=name, title="Private over non-private step", text=PAGE)
     facts = harness.about(device=options.device, threads=options.threads)

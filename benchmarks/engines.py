@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from benchmarks.steps import CLIP_NORM, OrdinaryStep, OurStep, Step, Task, views
 from dpgcl_core.clipping import clipper as clipping
 from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.losses.info_nce import two_view_group_loss
+from trainers.config.networks import NetworkConfig
 from trainers.models.encoder import Encoder, build_encoder
 from trainers.tasks.images import group_losses_of
 from trainers.training.optimizers import build_optimizer
@@ -40,6 +42,7 @@ class EngineStep:
         self.task, self.views_per_microbatch = task, views_per_microbatch
         self.records = task.records()
         self.config = task.config(views_per_microbatch)
+        assert isinstance(self.config.network, NetworkConfig)
         self.encoder = build_encoder(self.config.network, task.image_shape, self.config.public_seed)
         self.encoder.to(task.device)
         self.parameters = trainable_parameters(self.encoder)
@@ -132,7 +135,8 @@ def _opacus(encoder: Encoder, temperature: float) -> AddClippedSum:
         embeddings = wrapped(views.flatten(0, 2)).unflatten(0, views.shape[:3])
         two_view_group_loss(embeddings, temperature=temperature).sum().backward()
         per_group = []
-        for parameter in parameters:
+        gradients: list[Any] = parameters  # Opacus adds an attribute to each
+        for parameter in gradients:
             per_view = parameter.grad_sample.flatten(1)
             per_group.append(per_view.unflatten(0, (len(views), -1)).sum(1))
             parameter.grad_sample = parameter.grad = None
@@ -162,7 +166,7 @@ def _opacus_ghost(encoder: Encoder, temperature: float) -> AddClippedSum:
         wrapped.disable_hooks()
         embeddings.backward(factors[:, None] * leaf.grad)
         wrapped.enable_hooks()
-        total += torch.cat([p.grad.flatten() for p in parameters])
+        total += torch.cat([p.grad.flatten() for p in parameters if p.grad is not None])
         encoder.zero_grad(set_to_none=True)
 
     return add

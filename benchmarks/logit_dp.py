@@ -85,7 +85,7 @@ class Setting:
         shape = IMAGE_SHAPES[options.model]
         config = NetworkConfig(name=options.model, embedding_dim=dim)
         self.model = nn.ModuleList(build_encoder(config, shape, seed) for seed in range(towers))
-        self.model.to(memory_format=torch.channels_last)  # as the training loop does
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # as the training loop does
         self.dim, self.num_records = dim, num_records
         self.inputs = torch.randn(1, num_records, 2, *shape, generator=torch.Generator().manual_seed(0))
         self.clipper = LogitClipper(logit_clip_norm=CLIP_NORM, temperature=TEMPERATURE, norms=norms)  # type: ignore[arg-type]
@@ -95,7 +95,7 @@ class Setting:
 
         def embed(inputs: Tensor) -> Tensor:
             embeddings: Tensor = self.model[tower](inputs.flatten(0, 2))
-            return embeddings.unflatten(0, inputs.shape[:3])
+            return embeddings.view(*inputs.shape[:3], -1)
 
         return embed
 
@@ -147,7 +147,7 @@ class Setting:
         for i, query in enumerate(queries[:rows]):
             for j, key in enumerate(keys):
                 pair = torch.autograd.grad(query @ key, parameters, retain_graph=True)
-                norms[i, j] = sum(g.double().square().sum() for g in pair).sqrt()
+                norms[i, j] = torch.stack([g.double().square().sum() for g in pair]).sum().sqrt()
         return norms
 
     def norms_by_vmap(self, rows: int, at_once: int = 64) -> Tensor:
@@ -156,7 +156,8 @@ class Setting:
 
         def similarity(weights: dict[str, Tensor], query: Tensor, key: Tensor) -> Tensor:
             z = torch.func.functional_call(_Pair(self.model), _named(weights), (query, key))
-            return z[0] @ z[1]
+            product: Tensor = z[0] @ z[1]
+            return product
 
         gradient = torch.func.vmap(torch.func.grad(similarity), (None, None, 0))
         norms = []
@@ -194,15 +195,20 @@ def sum_error(setting: Setting) -> float:
     return float((setting.ours(n)[0].double() - exact).norm() / exact.norm())
 
 
+def _keep(norms: dict[str, Tensor], name: str, take: Callable[[int], Tensor], rows: int) -> None:
+    norms[name] = take(rows)
+
+
 def against_pairs(options: Options, *, towers: int, num_records: int) -> dict[str, Any]:
     """Return one row: our step against one gradient per pair."""
     setting = Setting(options, num_records, options.dim, towers=towers, norms="exact")
     _, report = setting.ours()
-    rows, norms = options.reference_rows, {}
+    rows = options.reference_rows
+    norms: dict[str, Tensor] = {}
     sides = {"ours": median_of([timed(setting.ours) for _ in range(options.repeats)])}
     for name, take in (("loop", setting.norms_by_loop), ("vmap", setting.norms_by_vmap)):
         take(1)
-        seconds = timed(lambda take=take, name=name: norms.update({name: take(rows)}))
+        seconds = timed(partial(_keep, norms, name, take, rows))
         sides[name] = median_of([seconds], scale=num_records / rows)
         say(f"  {name}: {sides[name].processor:.1f} s for n = {num_records}")
     exact = norms["loop"]

@@ -171,7 +171,7 @@ def _changes(node: ast.AST, function: str, statement: Any) -> Iterator[tuple[str
         elif isinstance(child, ast.expr | ast.keyword | ast.comprehension) and not isinstance(
             child, _SKIPPED
         ):
-            for after in _replacements(child):
+            for after in _replacements(child) if isinstance(child, ast.expr) else ():
                 yield function, statement, child, after
             yield from _changes(child, function, statement)
 
@@ -295,8 +295,8 @@ def find(mutant: Mutant) -> Found | None:
     alike = [found for found in now if found.mutant.outline() == mutant.outline()]
 
     def likeness(found: Found) -> float:
-        texts = (f"{each.function} {each.file} {each.statement}" for each in (found.mutant, mutant))
-        return SequenceMatcher(None, *texts).ratio()
+        now, then = (f"{each.function} {each.file} {each.statement}" for each in (found.mutant, mutant))
+        return SequenceMatcher(None, now, then).ratio()
 
     return same[0] if same else max(alike, key=likeness, default=None)
 
@@ -372,7 +372,8 @@ class Executed:
             self._lines[file] = self._data.contexts_by_lineno(measured[0]) if measured else {}
         lines = {found.first_line, *range(found.begin[0], found.end[0] + 1)}
         names = {name for line in lines for name in self._lines[file].get(line, []) if name in self._seconds}
-        chosen, spent = [], 0.0
+        chosen: list[str] = []
+        spent = 0.0
         for name in sorted(names, key=lambda name: (self._seconds[name], name)):
             spent += self._seconds[name]
             if chosen and spent > SECONDS_OF_TESTS:

@@ -32,11 +32,11 @@ from trainers.config.training import (
     TrainingConfig,
     ViewConfig,
 )
-from trainers.data.dataset import AnyRecords
+from trainers.data.dataset import AnyRecords, TrainingData
 from trainers.data.records import Records
 from trainers.models.encoder import build_encoder
 from trainers.models.precision import gradient_scale
-from trainers.tasks import IMAGES
+from trainers.tasks.images import IMAGES
 from trainers.training import loop
 from trainers.training.optimizers import build_optimizer
 from trainers.training.precision import add_clipped_sum, objective_of
@@ -195,7 +195,7 @@ def views_of(
         step=step,
         num_views=IMAGES.num_views(config, config.num_augmentations),
     )
-    return views.unflatten(0, groups.shape)
+    return views.view(*groups.shape, *views.shape[1:])
 
 
 class Step(Protocol):
@@ -213,7 +213,7 @@ class OurStep:
     def __init__(self, task: GroupTask, views_per_microbatch: int, workers: Workers | None = None) -> None:
         self.task, self.views_per_microbatch = task, views_per_microbatch
         self.records = task.records()
-        data = loop.TrainingData(
+        data = TrainingData(
             train=self.records, index=None, queries=None, train_is_public=True, evaluation_is_public=True
         )
         self.run = loop._prepare(task.config(views_per_microbatch), data, workers or SingleWorker())
@@ -236,6 +236,7 @@ class OurStep:
             views = self.run.task.inputs(
                 config, encoder, self.records, groups, step=draw, num_augmentations=config.num_augmentations
             )
+            assert isinstance(views, Tensor)
             actual = torch.zeros_like(self.run.total)
             report = add_clipped_sum(rule, actual, encoder, objective, views, scale, None)
             exact = exact_clipped_sum(encoder, in_full, views, config.mechanism.l2_clip_norm)
@@ -307,9 +308,10 @@ class OrdinaryStep:
         self.channels_last = channels_last
         self.records = task.records()
         self.config = task.config(views_per_microbatch)
+        assert isinstance(self.config.network, NetworkConfig)
         self.encoder = build_encoder(self.config.network, task.image_shape, self.config.public_seed)
         layout = torch.channels_last if channels_last else torch.preserve_format
-        self.encoder.to(device=task.device, memory_format=layout)
+        self.encoder.to(device=task.device).to(memory_format=layout)  # type: ignore[call-overload]
         self.optimizer = build_optimizer(self.config.optimizer, trainable_parameters(self.encoder))
         # Float16 gradients underflow without a scale that follows them, which needs no privacy here.
         self.scaler = torch.amp.GradScaler(task.device, enabled=task.precision == "float16")

@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
@@ -32,11 +33,12 @@ from benchmarks.harness import Output, Page, say
 from dpgcl_core.errors import ConfigError, DpgclError, exit_on_bad_input
 from sweeps import group_size
 from sweeps.service.options.command_line import parse_options
-from sweeps.service.planning.plan import SweepPlan, Trial
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.budget import SweepBudget
 from sweeps.service.running import sweep as run
 from sweeps.service.running import tune as execution
-from sweeps.service.running.tune import OnResult, RaySession
+from sweeps.service.running.tune import OnResult, RaySession, TrialSource
 from sweeps.service.storage.folder import SweepFolder
 
 Mode = Literal["local", "worker-processes"]
@@ -131,7 +133,6 @@ def _run_sweep(arguments: Sequence[str]) -> int:
 @contextlib.contextmanager
 def _listening(heard: _Heard) -> Iterator[None]:
     """Put the empty trials before the sweep's own, and mark around the functions of each trial."""
-    original = run.run_trials
 
     def run_trials(
         session: RaySession,
@@ -140,6 +141,7 @@ def _listening(heard: _Heard) -> Iterator[None]:
         trials: Sequence[Trial],
         on_result: OnResult,
         budget: SweepBudget | None = None,
+        source: TrialSource | None = None,
     ) -> dict[str, str]:
         from benchmarks import trial_marks  # imports Ray, whose settings are made by now
         from trainers import ray_worker
@@ -156,15 +158,12 @@ def _listening(heard: _Heard) -> Iterator[None]:
 
         ray_worker.run_trial = trial_marks.marked_run_trial
         try:
-            return original(session, plan, folder, trials, noting, budget)
+            return execution.run_trials(session, plan, folder, trials, noting, budget, source)
         finally:
             ray_worker.run_trial = trial_marks.run_trial
 
-    run.run_trials = run_trials
-    try:
+    with patch.object(run, "run_trials", run_trials):
         yield
-    finally:
-        run.run_trials = original
 
 
 def _run_empty(heard: _Heard, session: RaySession) -> None:
@@ -175,7 +174,7 @@ def _run_empty(heard: _Heard, session: RaySession) -> None:
 
     ended: list[float] = [time.time()]
 
-    class Hear(tune.Callback):  # type: ignore[misc]
+    class Hear(tune.Callback):
         def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
             ended.append(time.time())
 

@@ -15,8 +15,10 @@ IMPORT_STARTED = time.time()
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import ray
+from ray import tune
 
 from dpgcl_core.mechanism.mechanism import Mechanism
 from trainers import ray_worker
@@ -29,23 +31,23 @@ train_worker = ray_worker.train_worker
 
 
 def marked_run_trial(
-    tune_config: Mapping[str, Any], *, trials: Mapping[str, ray_worker.RayTrial], records: list[ray.ObjectRef]
+    tune_config: Mapping[str, Any],
+    *,
+    trials: Mapping[str, ray_worker.RayTrial],
+    records: list[ray.ObjectRef[Any]],
 ) -> None:
     """`run_trial` of a sweep, with its phases marked beside the trial's checkpoints."""
     trial = trials[tune_config["trial"]]
     mark(trial, "function")
     ray_worker.train_worker = marked_train_worker
-    report = ray_worker.tune.report
+    report = tune.report
 
     def marked_report(*arguments: Any, **named: Any) -> None:
         mark(trial, "fitted")
         report(*arguments, **named)
 
-    ray_worker.tune.report = marked_report
-    try:
+    with patch.object(tune, "report", marked_report):
         run_trial(tune_config, trials=trials, records=records)
-    finally:
-        ray_worker.tune.report = report
 
 
 def marked_train_worker(loop_config: Mapping[str, Any]) -> dict[str, Any]:

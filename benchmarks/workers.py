@@ -27,7 +27,7 @@ from typing import Any
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 
 from benchmarks import harness
 from benchmarks.harness import Output, Page, in_turn, say
@@ -103,7 +103,7 @@ def _seconds(task: Task, views_per_microbatch: int, count: int, steps: int) -> l
     with tempfile.TemporaryDirectory(prefix="dpgcl-") as folder:
         file = Path(folder) / "seconds.json"
         arguments = (count, _free_port(), task, views_per_microbatch, steps, str(file))
-        mp.spawn(_work, args=arguments, nprocs=count)
+        spawn(_work, args=arguments, nprocs=count)
         found: list[float] = json.loads(file.read_text())
     return found
 

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from sweeps import Between, SweepOptions, search
 from trainers import changed
@@ -29,7 +30,7 @@ def main(storage: Path) -> None:
         epsilon=8.0,
         num_steps=20,
     )
-    space = {
+    space: dict[str, Any] = {
         "learning_rate": Between(1e-3, 3e-2),
         "group_size": [2, 4, 8],
         "min_crop_area": [0.2, 0.5],

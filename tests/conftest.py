@@ -8,6 +8,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -85,9 +86,9 @@ class TimesPerMarker:
             self._seconds[name] += report.duration  # type: ignore[assignment]  # a Counter of floats
 
     @staticmethod
-    def _markers(report: pytest.TestReport) -> Iterator[str]:
-        yield next((name for name in WHEN if name in report.keywords), "unmarked")
-        yield from (name for name in ("ray", "server") if name in report.keywords)
+    def _markers(report: Any) -> Iterator[str]:
+        yield next((name for name in WHEN if name in report.markers), "unmarked")
+        yield from (name for name in ("ray", "server") if name in report.markers)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if not self._tests:
@@ -102,8 +103,10 @@ class TimesPerMarker:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  # type: ignore[no-untyped-def]
-    """With `DPGCL_NO_SKIPS`, which .ci/run sets, a skipped test is a failed one."""
+    """Note the test's markers; with `DPGCL_NO_SKIPS`, which .ci/run sets, a skipped test is a failed one."""
     report = yield
+    # `report.keywords` has the names of folders, too, so that a clone in a folder "ci" would count as marked.
+    report.markers = sorted({marker.name for marker in item.iter_markers()})
     if report.skipped and os.environ.get("DPGCL_NO_SKIPS") and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"skipped, which DPGCL_NO_SKIPS forbids: {report.longrepr}"

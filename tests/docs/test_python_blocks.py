@@ -6,6 +6,7 @@ import contextlib
 import io
 import re
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
@@ -53,6 +54,7 @@ def test_page_on_ones_own_loop_shows_the_example() -> None:
     assert code == (ROOT / "examples/own_loop.py").read_text(encoding="utf-8")
 
 
+@pytest.mark.ci
 def test_blocks_of_the_interface_page_run() -> None:
     accounting, training = blocks(ROOT / "docs/python-api.md", "python")
     opened, sealed = re.findall(r"(?:shown|number): (\d+\.\d\d)", _run(accounting))

@@ -19,7 +19,15 @@ SECONDS_AT_MOST = 900.0
 """Tests that take longer hang; that counts as failed."""
 
 _OWN = ("dpgcl_core", "trainers", "sweeps", "dashboards", "benchmarks", "tests")
-_PRELOADED = ("torch", "numpy", "pytest", "hypothesis", "scipy.stats", "dp_accounting.pld", "opacus")
+_PRELOADED: tuple[str, ...] = (
+    "torch",
+    "numpy",
+    "pytest",
+    "hypothesis",
+    "scipy.stats",
+    "dp_accounting.pld",
+    "opacus",
+)
 _PRELOADED += ("dp_accounting.rdp", "sqlalchemy", "cryptography.hazmat.primitives.ciphers")
 
 

@@ -123,6 +123,7 @@ CASES = (
         name="refused_by_ledger",
         commands=(_cap("8"), _PRIVATE, ("-m", "dpgcl_core.ledger", "show", *LEDGER)),
         prepare=write_images,
+        takes_long=True,
     ),
     Case(
         name="pairs_dry_run",
@@ -160,6 +161,7 @@ CASES = (
             ),
             ("-m", "dpgcl_core.calculator", "epsilon", "--sampling-prob", "2"),
         ),
+        takes_long=True,
     ),
     Case(
         name="ledger_commands",

@@ -22,6 +22,9 @@ from trainers.config.settings import MechanismOptions
 from trainers.training.loop import TrainingData
 
 SCRIPTS = sorted(path.stem for path in (ROOT / "sweeps").glob("*.py") if path.stem != "__init__")
+OF_CI = {"ablation", "architectures", "convergence", "lora_layers", "methods"}
+"""The sweeps whose tiny mode still trains or plans for ten seconds."""
+
 each_script = pytest.mark.parametrize("name", SCRIPTS)
 
 
@@ -69,7 +72,10 @@ def more_arguments(name: str, folder: Path) -> Sequence[str]:
     return ("--probe-datasets", write_npz(folder / "faces.npz", 60)) if name == "transfer" else ()
 
 
-@pytest.fixture(scope="module", params=SCRIPTS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.ci] if name in OF_CI else []) for name in SCRIPTS],
+)
 def ran(request: pytest.FixtureRequest, training_once: None, storage: Path) -> Ran:
     name = str(request.param)
     where = ("--storage", str(storage), "--name", name)

@@ -74,7 +74,9 @@ def _own(**changes: Any) -> InGroups:
     return InGroups(**given | {"sensitivity_formula": "2C"} | changes)
 
 
-@pytest.mark.parametrize("defined_in", ["the script", "a module beside it"])
+@pytest.mark.parametrize(
+    "defined_in", [pytest.param("the script", marks=pytest.mark.ci), "a module beside it"]
+)
 def test_method_reaches_a_process_that_lacks_its_code(tmp_path: Path, defined_in: str) -> None:
     beside, packed = tmp_path / "beside", tmp_path / "packed"
     beside.mkdir()

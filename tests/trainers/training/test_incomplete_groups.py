@@ -138,6 +138,7 @@ def _train_and_save(rank: int, folder: Path) -> None:
     torch.save({"weights": weights, "series": result.series}, folder / f"{rank}.pt")
 
 
+@pytest.mark.ci
 def test_two_workers_have_the_law_of_one_with_incomplete_groups(tmp_path: Path) -> None:
     one = train(_config(), make_data())
     expected = torch.cat([p.detach().flatten() for p in trainable_parameters(one.encoder)])
