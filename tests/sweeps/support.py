@@ -180,13 +180,18 @@ class Driver:
     """A sweep in a process of its own, as a user starts it."""
 
     def __init__(
-        self, *arguments: str, home: Path, cwd: Path | None = None, env: Mapping[str, str] | None = None
+        self,
+        *arguments: str,
+        home: Path,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        script: Path = SCRIPT,
     ) -> None:
         home.mkdir(parents=True, exist_ok=True)
         self._log = home.parent / f"driver-{time.monotonic_ns()}.log"
         with self._log.open("w") as out, self._log.with_suffix(".err").open("w") as err:
             self._process = subprocess.Popen(
-                [sys.executable, str(SCRIPT), *arguments],
+                [sys.executable, str(script), *arguments],
                 stdout=out,
                 stderr=err,
                 cwd=cwd or home,
