@@ -13,11 +13,10 @@ from dpgcl_core.accounting.filters import StepClass
 from dpgcl_core.errors import exit_on_bad_input
 from dpgcl_core.ledger import __main__ as ledger_command
 from dpgcl_core.ledger.account import PlannedTraining
-from dpgcl_core.ledger.fingerprints import fingerprint_records
 from dpgcl_core.ledger.ledger import Ledger
+from tests.dpgcl_core.ledger.written_before import TAG, add_fingerprint
 
 NEW = ["--delta", "1e-5", "--num-records-public", "10000"]
-PRINT = fingerprint_records([b"a"], bytes(range(32)))
 
 
 def main(arguments: list[str]) -> object:
@@ -132,7 +131,7 @@ def test_file_that_is_no_statement_is_refused(
 
 
 def test_export_can_be_verified_without_the_ledger(url: str, tmp_path: Path) -> None:
-    Ledger.open(url).add_copy("scans", PRINT)
+    add_fingerprint(Ledger.open(url), "scans")
     export = tmp_path / "ledger.jsonl"
     assert main(["export", "--output", str(export)]) == 0
     assert main(["verify", "--export", str(export)]) == 0
@@ -149,10 +148,10 @@ def test_edited_export_is_found(url: str, tmp_path: Path, capsys: pytest.Capture
 
 @pytest.mark.parametrize("with_trusted", [False, True])
 def test_export_holds_fingerprints_only_when_asked(url: str, tmp_path: Path, with_trusted: bool) -> None:
-    Ledger.open(url).add_copy("scans", PRINT)
+    add_fingerprint(Ledger.open(url), "scans")
     export = tmp_path / "ledger.jsonl"
     assert main(["export", "--output", str(export), *(["--with-trusted"] if with_trusted else [])]) == 0
-    assert (PRINT.tag in export.read_text()) == with_trusted
+    assert (TAG in export.read_text()) == with_trusted
 
 
 def test_export_never_overwrites(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
