@@ -179,7 +179,7 @@ def restored_command(
       data: its file or folder, whose marks name the lost rows; they name this ledger afterwards.
       against: a sweep's plan or a privacy statement that names lost rows.
       close: admit nothing to the data set any more, whatever the cap.
-      used_since: the ledger was charged after the rows were lost: charge the cap on top of that.
+      used_since: the data set was charged here after the rows were lost: charge the cap on top of that.
     """
     if data is None and against is None:
         raise ConfigError("what names the lost rows? give --data PATH, or --against a plan or statement")

@@ -86,6 +86,13 @@ class Books:
             f"{again}"
         )
 
+    def was_used_since(self, account: Account, lost: Head) -> bool:
+        """Return whether rows of an account are certainly none of the ledger that a lost head was taken over.
+
+        So are all rows from the lost head's number on, for they follow another row than that.
+        """
+        return lost.ledger_id != self.ledger_id or account.rows[-1] >= lost.num_entries
+
     def account(self, dataset_id: str) -> Account:
         """Return the account, or raise LedgerError with the registered ids."""
         if dataset_id not in self.accounts:
@@ -170,7 +177,7 @@ class Books:
         account = self.account(entry.facts["dataset_id"])
         lost = {Head(**head) for head in entry.facts["heads"]}
         on_top, close = entry.facts["on_top"], entry.facts["closed"]
-        if check and not on_top and any(self.went_apart(head) for head in lost):
+        if check and not on_top and any(self.was_used_since(account, head) for head in lost):
             raise LedgerError("it states a loss that must be charged on top of what is known")
         account.lose(on_top=on_top, close=close)
         self.lost |= lost
@@ -179,15 +186,6 @@ class Books:
             + ("it is closed" if close else "its whole cap is charged for them")
         )
         return account
-
-    def went_apart(self, head: Head) -> bool:
-        """Return whether rows here are no rows of the ledger that the head was taken over.
-
-        A head over more rows than there are here tells nothing of that.
-        """
-        return not self.has(head) and (
-            head.ledger_id != self.ledger_id or head.num_entries <= len(self.hashes)
-        )
 
     def _apply_cap(self, entry: Entry, check: bool) -> Account:
         account, cap = self.account(entry.facts["dataset_id"]), Cap.from_facts(entry.facts["cap"])

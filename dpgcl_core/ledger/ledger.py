@@ -282,8 +282,8 @@ class Ledger:
           dataset_id: whose rows.
           heads: that marks, plans or statements name, and this ledger does not have.
           close: whether nothing is to be charged to the data set any more.
-          used_since: whether this ledger was charged after the rows were lost; the cap is then charged on
-            top of all that is known. So it is where a head shows that it was.
+          used_since: whether the data set was charged here after the rows were lost; the cap is then charged
+            on top of all that is known. So it is where a head shows that.
 
         Raises:
           LedgerError: the data set is unknown.
@@ -291,11 +291,11 @@ class Ledger:
         """
         with self._session.writing() as draft:
             books = draft.books
-            books.account(dataset_id)
+            account = books.account(dataset_id)
             missing = [head for head in heads if not books.has(head) and head not in books.lost]
             if not missing:
                 raise ConfigError("the ledger has every row that was named: no loss is to be stated")
-            on_top = used_since or any(books.went_apart(head) for head in missing)
+            on_top = used_since or any(books.was_used_since(account, head) for head in missing)
             draft.add(
                 "loss",
                 dataset_id=dataset_id,

@@ -11,8 +11,8 @@ import pytest
 
 from dpgcl_core.errors import ConfigError, DataError, LedgerError
 from dpgcl_core.ledger.cap import Cap
-from dpgcl_core.ledger.marks import mark_path, read_mark, read_mark_above
 from dpgcl_core.ledger.ledger import Ledger
+from dpgcl_core.ledger.marks import mark_path, read_mark, read_mark_above
 from sweeps.service.options.data import data_path
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning import records as service_data

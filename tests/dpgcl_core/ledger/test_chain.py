@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,6 +108,16 @@ def test_cut_off_tail_is_found_by_a_statement(ledger: Ledger) -> None:
     ledger.verify()  # a chain alone cannot show it
     with pytest.raises(LedgerError, match="its tail was cut off"):
         ledger.verify(against=statement.head)
+
+
+def test_cut_off_tail_is_found_by_the_mark_on_the_data(ledger: Ledger, tmp_path: Path) -> None:
+    data = tmp_path / "scans.npz"
+    data.write_bytes(b"records")
+    ledger.bind("scans", data)
+    ledger.reserve("scans", [PlannedTraining(label="d", step_class=STEPS, num_steps=10)])
+    tamper(ledger, f"DELETE FROM {TABLE} WHERE number > 4")
+    with pytest.raises(LedgerError, match="rows 5 to 7 are missing"):
+        Ledger.open(str(ledger._session.store.url.render_as_string(hide_password=False))).bind("scans", data)
 
 
 def test_rewritten_chain_is_found_by_a_statement(ledger: Ledger) -> None:

@@ -13,6 +13,7 @@ from dpgcl_core.accounting.filters import StepClass
 from dpgcl_core.errors import LedgerError
 from dpgcl_core.ledger.account import PlannedTraining
 from dpgcl_core.ledger.cap import Cap
+from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.ledger.marks import (
     check_unmarked,
     check_unmarked_above,
@@ -21,7 +22,6 @@ from dpgcl_core.ledger.marks import (
     read_mark,
     read_mark_above,
 )
-from dpgcl_core.ledger.ledger import Ledger
 
 STEPS = StepClass(sampling_prob=0.01, noise_multiplier=1.0)
 CAP = Cap(epsilon=4.0, delta=1e-5, order=4.0)
