@@ -90,9 +90,10 @@ class Account:
     *Lost rows.* Where `lose` says that rows of the data set are gone, all that they may have admitted is
     charged, and nothing that was known before is refunded any more.
 
-    Proposition. Let the rows known when a loss is stated be rows of the lost ledger, too, and let no cap in a
-    lost row exceed the highest one known, and no training there have drawn beyond its reservation. Then the charge after `lose` is at least everything that was
-    executed, or still is, under known and lost rows. Sketch: the lost ledger admitted each charge within the
+    Proposition. Let the rows known when a loss is stated be rows of the lost ledger, too; let no cap in a
+    lost row exceed the highest one known, and no training there have drawn beyond its reservation. Then the
+    charge after `lose` is at least everything that was executed, or still is, under known and lost rows.
+    Sketch: the lost ledger admitted each charge within the
     cap in force then, at most the highest one, so all it ever charged is at most that cap's budget (for
     quotas: every class's quota), which is the charge now; a refund cannot lower it, for reservations known
     then count as settled in full, and what is admitted later is added to it. If charges were added after

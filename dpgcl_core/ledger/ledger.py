@@ -254,7 +254,7 @@ class Ledger:
 
     def owner_of(self, data: Path) -> str | None:
         """Return the data set that a mark on the data names, beside them or kept with the ledger; or None."""
-        marks = (read_mark(data), *trusted_marks(self._marks_folder, data))
+        marks = (read_mark(data), *trusted_marks(self._marks_folder, data, by_content=False))
         return next((mark[0] for mark in marks if mark is not None), None)
 
     def heads_of_marks(self, dataset_id: str, data: Path) -> list[Head]:
@@ -264,7 +264,7 @@ class Ledger:
           LedgerError: a mark names another data set, or cannot be read.
         """
         heads = dict.fromkeys(heads_of_marks(data, dataset_id))
-        for owner, head in trusted_marks(self._marks_folder, data):
+        for owner, head in trusted_marks(self._marks_folder, data, by_content=not heads):
             check_owner(data, owner, dataset_id)
             heads[head] = None
         return list(heads)

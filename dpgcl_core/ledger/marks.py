@@ -243,29 +243,35 @@ def place_of(data: Path, trusted: Path) -> Place:
     """
     if not is_read_only(data):
         return Place(data, tuple(mark_path(file) for file in expand_ranges(data)))
-    where, salt = os.path.realpath(data), secrets.token_hex(32)
+    where = os.path.realpath(data)
     path = trusted / f"{hashlib.sha256(where.encode()).hexdigest()[:32]}{MARK}"
-    found_by = {"path": where, "salt": salt, "content": _salted(salt, _digest(data))}
-    return Place(data, (path,), tuple(found_by.items()))
+    known = _values(path)
+    if known is None:
+        salt = secrets.token_hex(32)
+        known = {"path": where, "salt": salt, "content": _salted(salt, _digest(data))}
+    return Place(data, (path,), tuple((name, str(known.get(name))) for name in ("path", "salt", "content")))
 
 
-def trusted_marks(trusted: Path, data: Path) -> list[tuple[str, Head]]:
-    """Return the marks in a ledger's own folder that were made for this path or for the same content.
+def trusted_marks(trusted: Path, data: Path, *, by_content: bool) -> list[tuple[str, Head]]:
+    """Return the marks in a ledger's own folder that were made for this path.
 
-    Of a list of images the content is that of the list.
+    Args:
+      trusted: the folder.
+      data: path of the data.
+      by_content: whether to look, where there is none, for marks on the same content elsewhere. It reads all
+        of the data; of a list of images, the list.
 
     Raises:
       LedgerError: a mark or the data cannot be read.
     """
-    found, where, digest = [], os.path.realpath(data), ""
-    for path in sorted(trusted.glob(f"*{MARK}")):
-        values = _values(path)
-        if values is None:
-            continue
-        digest = digest or _digest(data)
-        if values.get("path") == where or values.get("content") == _salted(str(values.get("salt")), digest):
-            found.append(_mark(path, values))
-    return found
+    marks = [(path, values) for path in sorted(trusted.glob(f"*{MARK}")) if (values := _values(path))]
+    found = [each for each in marks if each[1].get("path") == os.path.realpath(data)]
+    if marks and not found and by_content:
+        digest = _digest(data)
+        found = [
+            each for each in marks if each[1].get("content") == _salted(str(each[1].get("salt")), digest)
+        ]
+    return [_mark(*each) for each in found]
 
 
 def _digest(data: Path) -> str:

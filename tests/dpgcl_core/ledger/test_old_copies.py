@@ -29,6 +29,7 @@ from dpgcl_core.ledger.account import PlannedTraining, Reservation
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.ledger.marks import MARK, mark_path, read_mark
+from dpgcl_core.ledger.store import LedgerStore
 
 FORK = multiprocessing.get_context("fork")
 STEPS = StepClass(sampling_prob=0.01, noise_multiplier=1.0)
@@ -385,6 +386,13 @@ def test_mark_with_the_ledger_tells_neither_content_nor_guesses_of_it(path: Path
     opened(path, read_only)
     assert first != mark.read_text()
     assert "records" not in first
+
+
+def test_ledger_in_a_database_keeps_such_marks_with_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("psycopg", reason="PostgreSQL's driver is not installed")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    folder = LedgerStore.at("postgresql://somebody@host/ledger").marks_folder
+    assert folder == Path("/home/somebody/.dpgcl/marks")
 
 
 def test_mark_beside_read_only_data_holds_although_it_cannot_follow(
