@@ -68,7 +68,8 @@ def verify_command(
     for note in found.notes:
         print(f"note: {note}")
     agreed = [name for name, given in (("statement", against), ("marks", data)) if given]
-    compared = "; give --against or --data to find a cut-off tail"
+    ways = "--against" if export else "--against or --data"
+    compared = f"; give {ways} to find a cut-off tail"
     if agreed:
         compared = f", and agrees with the {' and the '.join(agreed)}"
     print(f"{_head_line(found.head)}\nthe chain is whole{compared}")
