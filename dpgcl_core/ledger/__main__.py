@@ -1,4 +1,4 @@
-"""`python -m dpgcl_core.ledger`: show, verify, cap and export a budget ledger.
+"""`python -m dpgcl_core.ledger`: show, verify, cap and export a budget ledger, and state what it has lost.
 
 The ledger is `--ledger`, else `$DPGCL_LEDGER`: a path, or a SQLite or PostgreSQL URL.
 """
@@ -46,20 +46,32 @@ def show_command(
 
 
 def verify_command(
-    ledger: str | None = None, against: Path | None = None, export: Path | None = None
+    ledger: str | None = None,
+    against: Path | None = None,
+    export: Path | None = None,
+    data: Path | None = None,
 ) -> None:
     """Check every row, every hash and every admission.
 
     Args:
       ledger: path or URL; default $DPGCL_LEDGER.
-      against: a privacy statement (JSON); detects a truncated tail and a rewritten chain.
+      against: a privacy statement or a sweep's plan (JSON); detects a truncated tail and a rewritten chain.
+      data: of the ledger; compare with the marks on this file or folder, and name what is missing.
       export: check this file, written by `export`, instead of a ledger.
     """
     head = read_head(against) if against else None
+    if export and data:
+        raise ConfigError("an export is compared with statements: leave --data out")
     found = verified(_exported(export), head) if export else _verified_ledger(ledger, head)
+    if data:
+        _check_marks(Ledger.open(_url(ledger)), data)
     for note in found.notes:
         print(f"note: {note}")
-    compared = ", and agrees with the statement" if against else "; give --against to find a cut-off tail"
+    agreed = [name for name, given in (("statement", against), ("marks", data)) if given]
+    ways = "--against" if export else "--against or --data"
+    compared = f"; give {ways} to find a cut-off tail"
+    if agreed:
+        compared = f", and agrees with the {' and the '.join(agreed)}"
     print(f"{_head_line(found.head)}\nthe chain is whole{compared}")
 
 
@@ -132,7 +144,8 @@ def export_command(output: Path, ledger: str | None = None, with_trusted: bool =
     Args:
       output: the file; an existing one is refused.
       ledger: path or URL; default $DPGCL_LEDGER.
-      with_trusted: include the keyed fingerprints; such a file stays on the trusted side.
+      with_trusted: include what rows of version 0.1.0 keep from exports; such a file stays on the trusted
+        side.
     """
     entries = Ledger.open(_url(ledger)).entries()
     try:
@@ -144,6 +157,50 @@ def export_command(output: Path, ledger: str | None = None, with_trusted: bool =
     except OSError as error:
         raise LedgerError(f"{output} cannot be written ({error.strerror}); give another output") from error
     print(f"{len(entries)} rows written to {output}")
+
+
+def restored_command(
+    dataset: str,
+    ledger: str | None = None,
+    data: Path | None = None,
+    against: Path | None = None,
+    close: bool = False,
+    used_since: bool = False,
+) -> None:
+    """State that rows of a data set are lost for good, and go on with what is left of the ledger.
+
+    For a ledger that was restored from an older copy, or begun anew, when there is no newer copy any more.
+    The loss is recorded in the ledger; the whole cap is charged for it, up to the highest ε ever registered,
+    for the lost rows may have used it up. What is allowed later is what a raised cap adds. Trainings reserved
+    so far cannot resume. Where a lost row had raised the cap, raise it again first.
+
+    Args:
+      dataset: the data set's id.
+      ledger: path or URL; default $DPGCL_LEDGER.
+      data: its file or folder, whose marks name the lost rows; they name this ledger afterwards.
+      against: a sweep's plan or a privacy statement that names lost rows.
+      close: admit nothing to the data set any more, whatever the cap.
+      used_since: the data set was charged here after the rows were lost: charge the cap on top of that.
+    """
+    if data is None and against is None:
+        raise ConfigError("what names the lost rows? give --data PATH, or --against a plan or statement")
+    opened = Ledger.open(_url(ledger))
+    heads = opened.heads_of_marks(dataset, data) if data else []
+    opened.state_loss(
+        dataset, heads + ([read_head(against)] if against else []), close=close, used_since=used_since
+    )
+    if data:
+        opened.bind(dataset, data)
+    for line in _lines(opened.spent(dataset, with_pld=False)):
+        print(line)
+
+
+def _check_marks(ledger: Ledger, data: Path) -> None:
+    owner = ledger.owner_of(data)
+    if owner is None:
+        raise LedgerError(f"{data} has no mark")
+    for note in ledger.check_marks(owner, data):
+        print(f"note: {note}")
 
 
 def _verified_ledger(ledger: str | None, head: Head | None) -> Verification:
@@ -187,6 +244,10 @@ def _lines(spent: Spent) -> Iterator[str]:
             f"  set aside for sealed sweeps by basic composition: ({spent.sealed_epsilon:g}, "
             f"{spent.sealed_delta:g}) of ({cap.sealed_epsilon:g}, {cap.sealed_delta:g})"
         )
+    if spent.num_losses:
+        yield "  rows were lost: " + (
+            "closed for good" if spent.closed else "the whole cap is charged for them"
+        )
     yield f"  reservations: {spent.num_open} open, {spent.num_settled} settled"
     information = f"ε = {spent.epsilon_filter:.6g} by the filter"
     if spent.epsilon_pld is not None:
@@ -205,6 +266,7 @@ def main(arguments: list[str] | None = None) -> int:
         "verify": verify_command,
         "cap": cap_command,
         "export": export_command,
+        "restored": restored_command,
     }
     run_command(commands, prog="python -m dpgcl_core.ledger", description=__doc__, arguments=arguments)
     return 0

@@ -9,13 +9,12 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from dpgcl_core.accounting.filters import QuotaFilter, StepClass
 from dpgcl_core.errors import BudgetExceeded, ConfigError, LedgerError
 from dpgcl_core.ledger.cap import Cap
-from dpgcl_core.ledger.fingerprints import Fingerprint
 from dpgcl_core.mechanism.numbers import check_delta
 
 
@@ -86,7 +85,21 @@ class SealedReservation:
 
 @dataclass(kw_only=True)
 class Account:
-    """One data set: its registration, and everything charged to it."""
+    """One data set: its registration, and everything charged to it.
+
+    *Lost rows.* Where `lose` says that rows of the data set are gone, all that they may have admitted is
+    charged, and nothing that was known before is refunded any more.
+
+    Proposition. Let the rows known when a loss is stated be rows of the lost ledger, too; let no cap in a
+    lost row exceed the highest one known, and no training there have drawn beyond its reservation. Then the
+    charge after `lose` is at least everything that was executed, or still is, under known and lost rows.
+    Sketch: the lost ledger admitted each charge within the
+    cap in force then, at most the highest one, so all it ever charged is at most that cap's budget (for
+    quotas: every class's quota), which is the charge now; a refund cannot lower it, for reservations known
+    then count as settled in full, and what is admitted later is added to it. If charges were added after
+    the rows were lost (`on_top`), what both lines of rows have charged is at most the sum of the known
+    charge and the budget, which is the charge then.
+    """
 
     dataset_id: str
     unit: str
@@ -95,11 +108,17 @@ class Account:
     cap: Cap
     highest_epsilon: float = 0.0
     num_raised: int = 0
-    fingerprints: set[str] = field(default_factory=set)
+    rows: list[int] = field(default_factory=list)
+    closed: bool = False
+    num_losses: int = 0
     reservations: dict[int, Reservation] = field(default_factory=dict)
     sealed: dict[int, SealedReservation] = field(default_factory=dict)
     _steps: Counter[StepClass] = field(default_factory=Counter)
     _labels: set[str] = field(default_factory=set)
+    _lost_rdp: float = 0.0
+    _lost_sealed: tuple[Fraction, Fraction] = (Fraction(), Fraction())
+    _covered_steps: Counter[StepClass] = field(default_factory=Counter)
+    _covered_sealed: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         self.highest_epsilon = self.cap.epsilon
@@ -123,33 +142,67 @@ class Account:
         """Return the exact sums of ε and δ of the sealed sweeps charged by basic composition."""
         basic = [s for s in self.sealed.values() if s.rdp is None]
         return (
-            sum((Fraction(s.epsilon) for s in basic), Fraction()),
-            sum((Fraction(s.delta) for s in basic), Fraction()),
+            sum((Fraction(s.epsilon) for s in basic), self._lost_sealed[0]),
+            sum((Fraction(s.delta) for s in basic), self._lost_sealed[1]),
         )
 
     def rdp_spent(self) -> float:
         """Return the RDP charged at the filter's order, rounded up (RDP filter only)."""
-        of_steps = self.cap.rdp_filter().spent(self.steps())
-        curves = [s.rdp for s in self.sealed.values() if s.rdp is not None]
-        return math.nextafter(math.fsum([of_steps, *curves]), math.inf) if curves else of_steps
+        steps = {each: num - self._covered_steps[each] for each, num in self._steps.items()}
+        of_steps = self.cap.rdp_filter().spent(steps)
+        curves = [
+            s.rdp for n, s in self.sealed.items() if s.rdp is not None and n not in self._covered_sealed
+        ]
+        parts = [part for part in (self._lost_rdp, of_steps, *curves) if part]
+        return math.nextafter(math.fsum(parts), math.inf) if len(parts) > 1 or curves else sum(parts)
 
-    def check_use(self, unit: str, neighboring_relation: str, fingerprint: Fingerprint | None) -> None:
-        """Raise LedgerError unless a training's unit, relation and records are the registered ones."""
+    def lose(self, *, on_top: bool, close: bool) -> None:
+        """Charge the whole cap for rows that are lost; see the class.
+
+        Args:
+          on_top: whether to add it to what is charged already, instead of raising the charge to it.
+          close: whether to admit nothing any more, whatever the cap.
+        """
+        for number, known in self.reservations.items():
+            if known.num_steps_executed is None:
+                self.reservations[number] = replace(known, num_steps_executed=known.num_steps)
+        highest = replace(self.cap, epsilon=self.highest_epsilon)
+        budget = highest.filter()
+        if isinstance(budget, QuotaFilter):
+            for step_class, quota in highest.quotas:
+                known_steps = self._steps[step_class]
+                self._steps[step_class] = known_steps + quota if on_top else max(known_steps, quota)
+        else:
+            spent, whole = self.rdp_spent(), budget.rdp_budget
+            self._lost_rdp = (
+                math.nextafter(spent + whole, math.inf) if on_top and spent else max(spent, whole)
+            )
+            self._covered_steps = Counter(self._steps)
+            self._covered_sealed = frozenset(self.sealed)
+        share = (Fraction(highest.sealed_epsilon), Fraction(highest.sealed_delta))
+        more = [
+            part if on_top else max(Fraction(), part - known)
+            for part, known in zip(share, self.sealed_spent(), strict=True)
+        ]
+        self._lost_sealed = (self._lost_sealed[0] + more[0], self._lost_sealed[1] + more[1])
+        self.closed = self.closed or close
+        self.num_losses += 1
+
+    def check_use(self, unit: str, neighboring_relation: str) -> None:
+        """Raise LedgerError unless a training's unit and relation are the registered ones."""
         for name, value in (("unit", unit), ("neighboring_relation", neighboring_relation)):
             if value != getattr(self, name):
                 raise LedgerError(
                     f"data set {self.dataset_id!r} is registered with {name} {getattr(self, name)!r}; a "
                     f"training with {value!r} cannot be charged to it"
                 )
-        if fingerprint is not None and fingerprint.tag not in self.fingerprints:
-            raise LedgerError(
-                f"these records are not registered as data set {self.dataset_id!r}; if they are an edited "
-                "copy of it, register them as one first (add_copy)"
-            )
 
     def is_within(self, cap: Cap) -> bool:
-        """Return whether the charge is within a cap; only an overrun reservation exceeds it."""
+        """Return whether the charge is within a cap; overrun reservations and lost rows may exceed it."""
         budget, steps = cap.filter(), self.steps()
+        sealed_epsilon, sealed_delta = self.sealed_spent()
+        if sealed_epsilon > cap.sealed_epsilon or sealed_delta > cap.sealed_delta:
+            return False
         if isinstance(budget, QuotaFilter):
             return all(budget.admits(steps, step_class, 0) for step_class, num in steps.items() if num)
         return budget.admits(self.rdp_spent(), 0.0)
@@ -188,6 +241,7 @@ class Account:
         """Raise BudgetExceeded unless the filter admits `num_steps` more."""
         if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
             raise ConfigError(f"num_steps of a reservation must be at least 1; got {num_steps!r}")
+        self._check_open()
         budget = self.cap.filter()
         if isinstance(budget, QuotaFilter):
             if not budget.admits(self.steps(), step_class, num_steps):
@@ -209,6 +263,7 @@ class Account:
             raise ConfigError(
                 f"a sealed sweep needs a finite positive epsilon and delta in [0, 1); got {epsilon}, {delta}"
             )
+        self._check_open()
         if rdp is not None:
             self._admit_rdp(rdp)
             return
@@ -224,6 +279,10 @@ class Account:
                 f"charged, and this one needs ({epsilon:g}, {delta:g}); give its RDP curve (RDP filter "
                 "only), or tune with less"
             )
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise BudgetExceeded(f"data set {self.dataset_id!r} is closed: rows of it were lost, for good")
 
     def _admit_rdp(self, rdp: float) -> None:
         budget = self.cap.filter()

@@ -19,16 +19,16 @@ class Books:
       last: the entry applied last; None at first.
       ledger_id: of the first entry.
       accounts: by data-set id.
-      key_id: which key the fingerprints were made with.
-      owners: data-set id by fingerprint.
+      hashes: of all entries, in order.
+      lost: heads that entries state to be lost, with the rows up to them.
       notes: events that a reader of the ledger should know of, such as a clock that was set back.
     """
 
     last: Entry | None = None
     ledger_id: str = ""
     accounts: dict[str, Account] = field(default_factory=dict)
-    key_id: str | None = None
-    owners: dict[str, str] = field(default_factory=dict)
+    hashes: list[str] = field(default_factory=list)
+    lost: set[Head] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -37,6 +37,61 @@ class Books:
         if self.last is None:
             raise LedgerError("there is no ledger in it")
         return Head(ledger_id=self.ledger_id, num_entries=self.last.number, head_hash=self.last.entry_hash)
+
+    def head_of(self, dataset_id: str) -> Head:
+        """Return the head as it was after the last row of a data set; rows of others do not move it."""
+        number = self.account(dataset_id).rows[-1]
+        return Head(ledger_id=self.ledger_id, num_entries=number, head_hash=self.hashes[number - 1])
+
+    def has(self, head: Head) -> bool:
+        """Return whether these entries begin with those that the head was taken over, all of them."""
+        return (
+            head.ledger_id == self.ledger_id
+            and head.num_entries <= len(self.hashes)
+            and self.hashes[head.num_entries - 1] == head.head_hash
+        )
+
+    def check_has(self, head: Head, where: str) -> None:
+        """Refuse a ledger that lacks rows which it once had.
+
+        Args:
+          head: that is known from outside of the ledger.
+          where: what names it, for the message.
+
+        Raises:
+          LedgerError: it is another ledger, its last rows are missing, or it was rewritten; and nobody has
+            stated that loss.
+        """
+        if self.has(head) or head in self.lost:
+            return
+        own, again = self.head, "state the loss: python -m dpgcl_core.ledger restored --help"
+        if own.ledger_id != head.ledger_id:
+            raise LedgerError(
+                f"{where} was made over ledger {head.ledger_id}, and this is {own.ledger_id}; give that "
+                f"one; if it is lost, {again}"
+            )
+        missing = head.num_entries - own.num_entries
+        if missing > 0 and self.last is not None:
+            rows = f"row {head.num_entries} is" if missing == 1 else f"rows {own.num_entries + 1} to"
+            rows += "" if missing == 1 else f" {head.num_entries} are"
+            raise LedgerError(
+                f"the ledger was tampered with: {rows} missing, for {where} was made over "
+                f"{head.num_entries} rows, and the last one here is row {own.num_entries} "
+                f"({self.last.kind}, {self.last.time}); its tail was cut off, or this is an old copy. Put "
+                f"the newest copy back; if there is none, {again}"
+            )
+        raise LedgerError(
+            f"the ledger was tampered with: its first {head.num_entries} rows are not those of {where}; it "
+            f"was written anew, or went its own way from a copy. Put the right copy back; if there is none, "
+            f"{again}"
+        )
+
+    def was_used_since(self, account: Account, lost: Head) -> bool:
+        """Return whether rows of an account are certainly none of the ledger that a lost head was taken over.
+
+        So are all rows from the lost head's number on, for they follow another row than that.
+        """
+        return lost.ledger_id != self.ledger_id or account.rows[-1] >= lost.num_entries
 
     def account(self, dataset_id: str) -> Account:
         """Return the account, or raise LedgerError with the registered ids."""
@@ -84,15 +139,16 @@ class Books:
             if entry.number == 1:
                 self.ledger_id = str(entry.facts["ledger_id"])
             else:
-                getattr(self, f"_apply_{entry.kind}")(entry, check)
+                getattr(self, f"_apply_{entry.kind}")(entry, check).rows.append(entry.number)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise LedgerError(f"row {entry.number} of the ledger contradicts it: {error}") from error
         behind = entry.facts.get("clock_behind_seconds")
         if behind:
             self.notes.append(f"entry {entry.number}: the clock was {behind:g} s behind the entry before")
+        self.hashes.append(entry.entry_hash)
         self.last = entry
 
-    def _apply_register(self, entry: Entry, check: bool) -> None:
+    def _apply_register(self, entry: Entry, check: bool) -> Account:
         facts = entry.facts
         if facts["dataset_id"] in self.accounts:
             raise LedgerError("it registers a data set a second time")
@@ -111,15 +167,27 @@ class Books:
                 cap=account.cap,
             )
         self.accounts[account.dataset_id] = account
+        return account
 
-    def _apply_fingerprint(self, entry: Entry, check: bool) -> None:
-        trusted, dataset_id = entry.trusted, entry.facts["dataset_id"]
-        self.key_id = self.key_id or trusted.get("key_id")
-        if "tag" in trusted:
-            self.owners[trusted["tag"]] = dataset_id
-            self.account(dataset_id).fingerprints.add(trusted["tag"])
+    def _apply_fingerprint(self, entry: Entry, check: bool) -> Account:
+        """Pass over a row that version 0.1.0 could write; nothing has ever charged by it."""
+        return self.account(entry.facts["dataset_id"])
 
-    def _apply_cap(self, entry: Entry, check: bool) -> None:
+    def _apply_loss(self, entry: Entry, check: bool) -> Account:
+        account = self.account(entry.facts["dataset_id"])
+        lost = {Head(**head) for head in entry.facts["heads"]}
+        on_top, close = entry.facts["on_top"], entry.facts["closed"]
+        if check and not on_top and any(self.was_used_since(account, head) for head in lost):
+            raise LedgerError("it states a loss that must be charged on top of what is known")
+        account.lose(on_top=on_top, close=close)
+        self.lost |= lost
+        self.notes.append(
+            f"entry {entry.number}: rows of {account.dataset_id!r} were lost; "
+            + ("it is closed" if close else "its whole cap is charged for them")
+        )
+        return account
+
+    def _apply_cap(self, entry: Entry, check: bool) -> Account:
         account, cap = self.account(entry.facts["dataset_id"]), Cap.from_facts(entry.facts["cap"])
         if cap != replace(account.cap, epsilon=cap.epsilon) or cap.quotas:
             raise LedgerError("it changes more of a cap than epsilon")
@@ -131,8 +199,9 @@ class Books:
                 f"{account.cap.epsilon:g} to {cap.epsilon:g}"
             )
         account.cap = cap
+        return account
 
-    def _apply_reserve(self, entry: Entry, check: bool) -> None:
+    def _apply_reserve(self, entry: Entry, check: bool) -> Account:
         facts = entry.facts
         account = self.account(facts["dataset_id"])
         step_class = StepClass(facts["sampling_prob"], facts["noise_multiplier"])
@@ -149,15 +218,17 @@ class Books:
                 num_steps=facts["num_steps"],
             )
         )
+        return account
 
-    def _apply_extend(self, entry: Entry, check: bool) -> None:
+    def _apply_extend(self, entry: Entry, check: bool) -> Account:
         before = self.reservation(entry.facts["reservation"])
         account = self.account(before.dataset_id)
         if check:
             account.admit_steps(before.step_class, entry.facts["num_steps"])
         account.charge(replace(before, num_steps=before.num_steps + entry.facts["num_steps"]))
+        return account
 
-    def _apply_settle(self, entry: Entry, check: bool) -> None:
+    def _apply_settle(self, entry: Entry, check: bool) -> Account:
         before, executed = self.reservation(entry.facts["reservation"]), entry.facts["num_steps_executed"]
         if check and before.num_steps_executed is not None and executed < before.num_steps_executed:
             raise LedgerError("it takes back settled steps")
@@ -166,9 +237,11 @@ class Books:
                 f"entry {entry.number}: {before.label!r} drew {executed} steps and had reserved "
                 f"{before.num_steps}; all are charged"
             )
-        self.account(before.dataset_id).charge(replace(before, num_steps_executed=executed))
+        account = self.account(before.dataset_id)
+        account.charge(replace(before, num_steps_executed=executed))
+        return account
 
-    def _apply_seal(self, entry: Entry, check: bool) -> None:
+    def _apply_seal(self, entry: Entry, check: bool) -> Account:
         facts = entry.facts
         account = self.account(facts["dataset_id"])
         if check:
@@ -185,3 +258,4 @@ class Books:
                 rdp=facts["rdp"],
             )
         )
+        return account

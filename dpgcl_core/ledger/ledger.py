@@ -4,6 +4,7 @@
     python -m dpgcl_core.ledger show
     python -m dpgcl_core.ledger verify --against statement.json
     python -m dpgcl_core.ledger export --output ledger.jsonl
+    python -m dpgcl_core.ledger restored --dataset scans --data /data/scans.npz
 
 Guarantee. Fix a registered data set, its unit and the relation "add or remove one record". Everything that
 is released by trainings and sealed sweeps that were charged as below is, together, (ε, δ)-differentially
@@ -30,16 +31,37 @@ Why it holds, in short (docs/theory/ledger.md has the proofs):
 A cap that is raised later is stated at its highest value. Whoever raises it must know that the guarantee
 refers to the highest cap that any results would have led them to.
 
-The ledger cannot see a training that nobody reserves; a copy of the data that nobody registers as one (`bind`
-leaves a mark beside the data that refuses a second ledger); a database administrator who rewrites everything,
-where no statement is left to compare with.
+*The ledger is the newest one.* All this is about the rows that the ledger has; an older copy of it (last
+night's backup) lacks the rows since. `bind` leaves a *mark* beside the data, which names a head: a number of
+rows, and the hash of the last of them.
+
+Proposition. Let a step of a training be drawn after its row was added by a process that had bound the data,
+and let nobody put back, edit or delete the mark. Then a ledger without that row is refused by every later
+`bind` of these data, until the loss is stated (`state_loss`).
+Sketch: `reserve`, `extend`, `settle` and `reserve_sealed` return after the row is on disk and, after that,
+the mark: under the ledger's lock it is created with, or moved on to, the last row of the data set, so its
+head is that of this row or of a later one; it only moves to heads whose rows include those of the head
+before, so this stays true. A ledger has the mark's head only if its rows up to there hash to it, which are
+then those very rows (SHA-256 has no known collisions), the training's among them. Conversely no ledger that
+is whole is refused: the row lasts before the mark names it, so a crash between the two leaves a ledger that
+is ahead of the mark, which is accepted, and the mark moves on. A row without its mark has let nothing be
+drawn.
+
+The mark names the last row of its own data set, so rows of others that are lost leave it alone. Two ledgers
+that begin on unmarked data at once create one mark, exclusively: the other one is refused before it
+reserves.
+
+The ledger cannot see a training that nobody reserves; data that were copied, or moved without their mark; a
+mark and a ledger that are put back together; a database administrator who rewrites everything, where no
+statement is left to compare with.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +69,15 @@ from dpgcl_core.errors import ConfigError, LedgerError
 from dpgcl_core.ledger.account import PlannedTraining, Reservation, SealedReservation
 from dpgcl_core.ledger.cap import RECORD, Cap, check_registration
 from dpgcl_core.ledger.chain import Entry, Head, checked_entries, next_entry
-from dpgcl_core.ledger.fingerprints import Fingerprint, heads_of_marks, write_mark
+from dpgcl_core.ledger.marks import (
+    Place,
+    advance_marks,
+    check_owner,
+    heads_of_marks,
+    place_of,
+    read_mark,
+    trusted_marks,
+)
 from dpgcl_core.ledger.report import (
     LedgerStatement,
     Spent,
@@ -74,6 +104,7 @@ class Ledger:
 
     url: str
     _session: LedgerSession = field(compare=False, repr=False)
+    _places: dict[str, dict[Path, Place]] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def create(cls, url: str, *, wait_seconds: float = 60.0) -> Ledger:
@@ -104,7 +135,6 @@ class Ledger:
         num_records_public: int,
         unit: str = RECORD,
         neighboring_relation: str = ADD_OR_REMOVE_ONE,
-        fingerprint: Fingerprint | None = None,
     ) -> None:
         """Register a data set with its cap; the same registration once more changes nothing.
 
@@ -114,11 +144,10 @@ class Ledger:
           num_records_public: declared public number of records; δ is at most one over it.
           unit: what one record stands for, such as "record" or "person".
           neighboring_relation: the relation of the guarantee.
-          fingerprint: of the records; a copy of them then cannot be registered under another id.
 
         Raises:
           ConfigError: the unit, the relation, the number or δ is invalid.
-          LedgerError: the id is registered otherwise, or the records under another id.
+          LedgerError: the id is registered otherwise.
         """
         if not dataset_id or not isinstance(dataset_id, str):
             raise ConfigError(f"a data set needs an id that is text; got {dataset_id!r}")
@@ -143,18 +172,6 @@ class Ledger:
                     f"{known.num_records_public} records and cap {known.cap}; a second registration must "
                     "agree with it (change_cap changes epsilon)"
                 )
-            if fingerprint is not None:
-                draft.add_fingerprint(dataset_id, fingerprint)
-
-    def add_copy(self, dataset_id: str, fingerprint: Fingerprint) -> None:
-        """Register an edited copy under the id of the original, whose charges it shares.
-
-        Raises:
-          LedgerError: the id is unknown, or these records belong to another id.
-        """
-        with self._session.writing() as draft:
-            draft.books.account(dataset_id)
-            draft.add_fingerprint(dataset_id, fingerprint)
 
     def change_cap(self, dataset_id: str, epsilon: float, *, allow_raise: bool = False) -> None:
         """Change ε of an RDP filter's cap; δ, the order and the shares set aside stay as they are.
@@ -177,19 +194,116 @@ class Ledger:
                 changed = replace(cap, epsilon=epsilon)
                 draft.add("cap", dataset_id=dataset_id, cap=changed.facts())
 
-    def bind(self, dataset_id: str, data: Path) -> None:
-        """Leave a mark beside a data file or folder that names this ledger and its head.
+    def bind(self, dataset_id: str, *data: Path, follow: bool = True) -> tuple[str, ...]:
+        """Leave a mark beside data files or folders that names this ledger and its last row of the data set.
+
+        From here on every row of the data set moves the mark on before the call that added it returns, in
+        this process; see the module. Call it before `reserve`, in every process that charges.
+
+        Args:
+          dataset_id: whose data.
+          data: paths of the data.
+          follow: whether later rows move the marks on.
+
+        Returns:
+          What a user should know: the data had no mark though there are charges, or an older one.
 
         Raises:
           LedgerError: a mark on the data, on a folder above them or on anything in them names another ledger
             or id, or a head that this ledger does not have (an old or separate copy of the ledger); or a
             mark cannot be read or written.
         """
+        notes = [note for path in data for note in self.check_marks(dataset_id, path)]
+        self.verify()
+        places = {path: place_of(path, self._marks_folder) for path in data}
+        if self._advance(dataset_id, list(places.values())):  # two that begin at once may overlap
+            for path in data:
+                self.check_marks(dataset_id, path)
+        if follow:
+            self._places.setdefault(dataset_id, {}).update(places)
+        return tuple(notes)
+
+    def check_marks(self, dataset_id: str, data: Path) -> tuple[str, ...]:
+        """Refuse a ledger that does not have what the marks on the data say it has; change nothing.
+
+        Returns:
+          As `bind`.
+
+        Raises:
+          LedgerError: as `bind`.
+        """
+        heads = self.heads_of_marks(dataset_id, data)
         with self._session.reading() as books:
-            books.account(dataset_id)
-        for head in heads_of_marks(data, dataset_id):
-            self.verify(against=head)
-        write_mark(data, dataset_id, self.verify().head)
+            for head in heads:
+                books.check_has(head, f"the mark on {data}")
+            account = books.account(dataset_id)
+        newest = max((head.num_entries for head in heads), default=0)
+        behind = sum(number > newest for number in account.rows)
+        if not heads and (account.reservations or account.sealed or account.num_losses):
+            return (
+                f"{data} has no mark, and data set {dataset_id!r} has charges: the data are a copy, were "
+                "moved without their mark, or it was deleted; nothing tells whether the ledger is the newest",
+            )
+        if heads and behind:
+            return (
+                f"the mark on {data} did not know the newest {behind} rows of data set {dataset_id!r}: a "
+                "start was interrupted, another copy of the data was charged, or the mark is an old one; it "
+                "moves on",
+            )
+        return ()
+
+    def owner_of(self, data: Path) -> str | None:
+        """Return the data set that a mark on the data names, beside them or kept with the ledger; or None."""
+        marks = (read_mark(data), *trusted_marks(self._marks_folder, data, by_content=False))
+        return next((mark[0] for mark in marks if mark is not None), None)
+
+    def heads_of_marks(self, dataset_id: str, data: Path) -> list[Head]:
+        """Return the heads that the marks on the data name, beside them or kept with the ledger.
+
+        Raises:
+          LedgerError: a mark names another data set, or cannot be read.
+        """
+        heads = dict.fromkeys(heads_of_marks(data, dataset_id))
+        for owner, head in trusted_marks(self._marks_folder, data, by_content=not heads):
+            check_owner(data, owner, dataset_id)
+            heads[head] = None
+        return list(heads)
+
+    def state_loss(
+        self, dataset_id: str, heads: Sequence[Head], *, close: bool = False, used_since: bool = False
+    ) -> None:
+        """Record that rows of a data set are lost for good, and charge its whole cap for them.
+
+        Everything that the rows may have admitted is within the highest cap; see `Account`. Reservations
+        known so far are settled in full: their trainings cannot resume. A cap that was raised in a lost row
+        must be raised again first. A cap that is raised later holds what it adds.
+
+        Args:
+          dataset_id: whose rows.
+          heads: that marks, plans or statements name, and this ledger does not have.
+          close: whether nothing is to be charged to the data set any more.
+          used_since: whether the data set was charged here after the rows were lost; the cap is then charged
+            on top of all that is known. So it is where a head shows that.
+
+        Raises:
+          LedgerError: the data set is unknown.
+          ConfigError: no head is missing.
+        """
+        with self._session.writing() as draft:
+            books = draft.books
+            account = books.account(dataset_id)
+            missing = [head for head in heads if not books.has(head) and head not in books.lost]
+            if not missing:
+                raise ConfigError("the ledger has every row that was named: no loss is to be stated")
+            on_top = used_since or any(books.was_used_since(account, head) for head in missing)
+            draft.add(
+                "loss",
+                dataset_id=dataset_id,
+                heads=[vars(head) for head in missing],
+                on_top=on_top,
+                closed=close,
+            )
+        self._advance(dataset_id)
 
     def reserve(
         self,
@@ -198,7 +312,6 @@ class Ledger:
         *,
         unit: str = RECORD,
         neighboring_relation: str = ADD_OR_REMOVE_ONE,
-        fingerprint: Fingerprint | None = None,
     ) -> tuple[Reservation, ...]:
         """Charge all planned steps of all trainings, or nothing; after it, the first step may be drawn.
 
@@ -206,22 +319,23 @@ class Ledger:
           dataset_id: whose budget.
           planned: the trainings, such as one trial or all trials of an open sweep.
           unit, neighboring_relation: what the trainings protect; must be what is registered.
-          fingerprint: of the records; refused unless registered under this id.
 
         Raises:
           BudgetExceeded: the cap's filter does not admit them all.
-          LedgerError: the data set is unknown, a label taken, or unit, relation or records differ.
+          LedgerError: the data set is unknown, a label taken, or unit or relation differ; or the mark on the
+            data names another ledger by now, or cannot be written (the charge stands then).
           ConfigError: a number is out of range.
         """
         with self._session.writing() as draft:
             account = draft.books.account(dataset_id)
-            account.check_use(unit, neighboring_relation, fingerprint)
+            account.check_use(unit, neighboring_relation)
             account.admit_all(planned)
             numbers = []
             for each in planned:
                 facts = {**vars(each), **vars(each.step_class)}
                 del facts["step_class"]
                 numbers.append(draft.add("reserve", dataset_id=dataset_id, **facts).number)
+        self._advance(dataset_id)
         with self._session.reading() as books:
             return tuple(books.reservation(number) for number in numbers)
 
@@ -245,6 +359,7 @@ class Ledger:
             known = draft.books.open_reservation(reservation)
             draft.books.account(known.dataset_id).admit_steps(known.step_class, num_steps)
             draft.add("extend", reservation=known.number, num_steps=num_steps)
+        self._advance(known.dataset_id)
         return self._reservation(reservation.number)
 
     def settle(self, reservation: Reservation, num_steps_executed: int) -> Reservation:
@@ -271,6 +386,7 @@ class Ledger:
                 )
             if executed != before:
                 draft.add("settle", reservation=known.number, num_steps_executed=executed)
+        self._advance(known.dataset_id)
         if executed > known.num_steps:
             raise LedgerError(
                 f"{known.label!r} drew {executed} steps and had reserved {known.num_steps}; all are charged "
@@ -304,7 +420,6 @@ class Ledger:
         rdp_curve: Callable[[float], float] | None = None,
         unit: str = RECORD,
         neighboring_relation: str = ADD_OR_REMOVE_ONE,
-        fingerprint: Fingerprint | None = None,
     ) -> SealedReservation:
         """Charge a sealed sweep's tuned bound, once, before its number of trials is drawn.
 
@@ -312,7 +427,7 @@ class Ledger:
         number of trials means a new sealed sweep, charged under a label of its own.
 
         Args:
-          dataset_id, unit, neighboring_relation, fingerprint: as in `reserve`.
+          dataset_id, unit, neighboring_relation: as in `reserve`.
           label: the sweep's name.
           epsilon, delta: the tuned bound; δ is at most one over the registered number of records. Without
             a curve they are what is charged.
@@ -325,7 +440,7 @@ class Ledger:
         """
         with self._session.writing() as draft:
             account = draft.books.account(dataset_id)
-            account.check_use(unit, neighboring_relation, fingerprint)
+            account.check_use(unit, neighboring_relation)
             order = account.cap.order or 2.0  # quotas have no order, and refuse every curve
             rdp = None if rdp_curve is None else float(rdp_curve(order))
             account.check_label(label)
@@ -334,6 +449,7 @@ class Ledger:
             entry = draft.add(
                 "seal", dataset_id=dataset_id, label=label, epsilon=epsilon, delta=delta, rdp=rdp
             )
+        self._advance(dataset_id)
         with self._session.reading() as books:
             return books.account(dataset_id).sealed[entry.number]
 
@@ -358,6 +474,24 @@ class Ledger:
         with self._session.reading() as books:
             return books.head
 
+    def head_of(self, dataset_id: str) -> Head:
+        """Return the head as it was after the last row of a data set."""
+        with self._session.reading() as books:
+            return books.head_of(dataset_id)
+
+    def check_has(self, head: Head, where: str) -> None:
+        """Refuse a ledger that lacks rows which it once had.
+
+        Args:
+          head: that is known from outside of the ledger, such as from a sweep's plan.
+          where: what names it, for the message.
+
+        Raises:
+          LedgerError: as said; the message names what is missing.
+        """
+        with self._session.reading() as books:
+            books.check_has(head, where)
+
     def spent(self, dataset_id: str, *, with_pld: bool = True) -> Spent:
         """Return what is charged to a data set, with the PLD total for information."""
         with self._session.reading() as books:
@@ -381,6 +515,28 @@ class Ledger:
             the tail was cut off, or the chain was written anew.
         """
         return verified(self.entries(), against)
+
+    @property
+    def _marks_folder(self) -> Path:
+        return self._session.store.marks_folder
+
+    def _advance(self, dataset_id: str, places: Collection[Place] | None = None) -> int:
+        """Move the marks on a data set on to its last row, durably; return how many are new.
+
+        The ledger's lock keeps all processes on it apart; a mark is never moved backwards.
+        """
+        known = self._places.get(dataset_id, {}).values() if places is None else places
+        if not known:
+            return 0
+        with self._session.writing() as draft:
+            books, newest = draft.books, draft.books.head_of(dataset_id)
+
+            def successor(place: Place, head: Head) -> Head | None:
+                books.check_has(head, f"the mark on {place.data}")
+                is_new_enough = books.has(head) and head.num_entries >= newest.num_entries
+                return None if is_new_enough else newest
+
+            return sum(advance_marks(each, dataset_id, partial(successor, each), newest) for each in known)
 
     def _reservation(self, number: int) -> Reservation:
         with self._session.reading() as books:

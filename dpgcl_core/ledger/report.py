@@ -28,12 +28,14 @@ class Spent:
       dataset_id, cap: the data set and its budget.
       num_steps: steps charged, by class: reserved ones until they are settled, executed ones after.
       num_open, num_settled, num_sealed: reservations of trainings, and sealed sweeps.
+      num_losses, closed: how often rows were stated to be lost, and whether nothing is admitted since.
       sealed_epsilon, sealed_delta: charged by basic composition to the share that the cap sets aside.
       rdp, rdp_budget: RDP charged and allowed at the filter's order; None with quotas.
       epsilon_filter: ε of the charge at the cap's δ and order, plus `sealed_epsilon`; with quotas, that of
         all quotas. For information.
       epsilon_pld: the PLD total at the cap's δ of all charged steps, plus the sealed sweeps' stated
-        (ε, δ) by basic composition; None where they leave no δ, or when not asked for. For information.
+        (ε, δ) by basic composition; None where they leave no δ, rows were lost, or when not asked for. For
+        information.
     """
 
     dataset_id: str
@@ -42,6 +44,8 @@ class Spent:
     num_open: int
     num_settled: int
     num_sealed: int
+    num_losses: int
+    closed: bool
     sealed_epsilon: float
     sealed_delta: float
     rdp: float | None
@@ -68,6 +72,8 @@ def spent_of(account: Account, *, with_pld: bool) -> Spent:
         num_open=len(account.reservations) - len(settled),
         num_settled=len(settled),
         num_sealed=len(account.sealed),
+        num_losses=account.num_losses,
+        closed=account.closed,
         sealed_epsilon=sealed_epsilon,
         sealed_delta=sealed_delta,
         rdp=rdp,
@@ -79,7 +85,7 @@ def spent_of(account: Account, *, with_pld: bool) -> Spent:
 
 def _epsilon_pld(account: Account, steps: Mapping[StepClass, int]) -> float | None:
     delta = account.cap.delta - sum(s.delta for s in account.sealed.values())
-    if delta <= 0:
+    if delta <= 0 or account.num_losses:  # of lost rows only a bound on their RDP or steps is known
         return None
     drawn = {step_class: num for step_class, num in steps.items() if num}
     of_steps = epsilon_pld(composed_event(drawn), delta) if drawn else 0.0
@@ -122,7 +128,8 @@ def statement_of(account: Account, head: Head) -> LedgerStatement:
     if not account.is_within(replace(cap, epsilon=account.highest_epsilon)):
         raise LedgerError(
             f"there is no guarantee to state for data set {account.dataset_id!r}: a training drew steps "
-            "beyond its reservation, and above the cap; an RDP filter's cap can be raised to cover them"
+            "beyond its reservation, or a lost ledger was charged beside this one, and above the cap; an RDP "
+            "filter's cap can be raised to cover them"
         )
     return LedgerStatement(
         dataset_id=account.dataset_id,
@@ -160,7 +167,7 @@ class Verification:
 
     Attributes:
       head: its head.
-      notes: events that a reader should know of: clocks set back, raised caps, overrun reservations.
+      notes: events that a reader should know of: clocks set back, raised caps, overrun reservations, losses.
     """
 
     head: Head
@@ -174,28 +181,9 @@ def verified(entries: Iterable[Entry], against: Head | None) -> Verification:
       LedgerError: a row contradicts those before it or exceeded its cap; or the ledger is not the
         statement's, is shorter, or was rewritten.
     """
-    books, found = Books(), None
+    books = Books()
     for entry in entries:
         books.apply(entry, check=True)
-        if against and entry.number == against.num_entries:
-            found = entry.entry_hash
     if against is not None:
-        _compare(books.head, found, against)
+        books.check_has(against, "the statement")
     return Verification(head=books.head, notes=tuple(books.notes))
-
-
-def _compare(head: Head, found: str | None, against: Head) -> None:
-    if head.ledger_id != against.ledger_id:
-        raise LedgerError(
-            f"the statement was made over ledger {against.ledger_id}, and this is {head.ledger_id}"
-        )
-    if found is None:
-        raise LedgerError(
-            f"the ledger was tampered with: it has {head.num_entries} rows, and the statement was made over "
-            f"{against.num_entries}; its tail was cut off, or this is an old copy"
-        )
-    if found != against.head_hash:
-        raise LedgerError(
-            f"the ledger was tampered with: its first {against.num_entries} rows are not those of the "
-            "statement; it was written anew, or went its own way from a copy"
-        )

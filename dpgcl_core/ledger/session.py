@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,6 @@ from sqlalchemy import Connection
 from dpgcl_core.errors import LedgerError
 from dpgcl_core.ledger.books import Books
 from dpgcl_core.ledger.chain import Entry, checked_entries, next_entry
-from dpgcl_core.ledger.fingerprints import Fingerprint
 from dpgcl_core.ledger.store import LedgerStore
 
 
@@ -24,30 +23,11 @@ class Draft:
     books: Books
     entries: list[Entry] = field(default_factory=list)
 
-    def add(self, kind: str, trusted: Mapping[str, Any] | None = None, **facts: Any) -> Entry:
+    def add(self, kind: str, **facts: Any) -> Entry:
         """Add a row and return it."""
         last = self.entries[-1] if self.entries else self.books.last
-        self.entries.append(next_entry(last, kind, facts, trusted=trusted))
+        self.entries.append(next_entry(last, kind, facts))
         return self.entries[-1]
-
-    def add_fingerprint(self, dataset_id: str, fingerprint: Fingerprint) -> None:
-        """Add a row that assigns these records to the id, unless there is one.
-
-        Raises:
-          LedgerError: they belong to another id, or the fingerprint was made with another key.
-        """
-        if self.books.key_id not in (None, fingerprint.key_id):
-            raise LedgerError(
-                "the fingerprint was made with another key than the ledger's others; restore the key"
-            )
-        owner = self.books.owners.get(fingerprint.tag)
-        if owner not in (None, dataset_id):
-            raise LedgerError(
-                f"these records are registered as data set {owner!r}, whose charges they carry; "
-                f"{dataset_id!r} would be a second budget for them"
-            )
-        if owner is None:
-            self.add("fingerprint", trusted=vars(fingerprint), dataset_id=dataset_id)
 
 
 @dataclass

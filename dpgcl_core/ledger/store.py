@@ -93,6 +93,13 @@ class LedgerStore:
         """The URL without a password, for messages."""
         return self.url.render_as_string(hide_password=True)
 
+    @property
+    def marks_folder(self) -> Path:
+        """Where marks on data lie that cannot be written beside: with the SQLite file, else with the user."""
+        if self.url.get_backend_name() == "sqlite":
+            return Path(f"{self.url.database}.marks")
+        return Path.home() / ".dpgcl" / "marks"
+
     def create(self, first: Entry) -> None:
         """Create the table with its first row.
 

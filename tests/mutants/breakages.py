@@ -519,6 +519,74 @@ BREAKAGES = (
         after="text.encode()",
         tests=("tests/dpgcl_core/ledger/test_chain.py::test_chain_begins_with_the_genesis_hash",),
     ),
+    Breakage(
+        name="mark on the data does not follow a reservation",
+        file="dpgcl_core/ledger/ledger.py",
+        before="""**facts).number)
+        self._advance(dataset_id)""",
+        after="**facts).number)",
+        tests=(
+            "tests/dpgcl_core/ledger/test_old_copies.py"
+            "::test_copy_older_than_a_charge_is_refused_and_what_is_missing_named",
+        ),
+    ),
+    Breakage(
+        name="mark on the data does not follow an extension",
+        file="dpgcl_core/ledger/ledger.py",
+        before="""num_steps=num_steps)
+        self._advance(known.dataset_id)""",
+        after="num_steps=num_steps)",
+        tests=(
+            "tests/dpgcl_core/ledger/test_old_copies.py"
+            "::test_copy_older_than_a_charge_is_refused_and_what_is_missing_named",
+        ),
+    ),
+    Breakage(
+        name="copy of a ledger that went its own way is accepted",
+        file="dpgcl_core/ledger/books.py",
+        before="and self.hashes[head.num_entries - 1] == head.head_hash",
+        after="",
+        tests=(
+            "tests/dpgcl_core/ledger/test_old_copies.py::test_copy_that_went_on_by_as_many_rows_is_refused",
+        ),
+    ),
+    Breakage(
+        name="first mark is not created exclusively",
+        file="dpgcl_core/ledger/marks.py",
+        before="_write(path, dataset_id, new, place, exclusively=True)",
+        after="_write(path, dataset_id, new, place)",
+        tests=(
+            "tests/dpgcl_core/ledger/test_old_copies.py"
+            "::test_mark_is_created_exclusively_by_the_file_system_alone",
+        ),
+    ),
+    Breakage(
+        name="lost rows of a ledger are not charged",
+        file="dpgcl_core/ledger/account.py",
+        before="else max(spent, whole)",
+        after="else spent",
+        tests=(
+            "tests/dpgcl_core/ledger/test_old_copies.py"
+            "::test_stated_loss_charges_the_whole_cap_and_the_mark_follows",
+        ),
+    ),
+    Breakage(
+        name="reservations known before a loss are refunded",
+        file="dpgcl_core/ledger/account.py",
+        before="if known.num_steps_executed is None:",
+        after="if False:",
+        tests=(
+            "tests/dpgcl_core/ledger/test_old_copies.py"
+            "::test_nothing_known_before_a_loss_is_refunded_or_goes_on",
+        ),
+    ),
+    Breakage(
+        name="sweep goes on with an old copy of its ledger",
+        file="sweeps/service/privacy/account.py",
+        before='if ledger is not None and "head" in plan:',
+        after="if ledger is None:",
+        tests=("tests/sweeps/test_budget.py::test_sweep_does_not_go_on_with_an_old_copy_of_its_ledger",),
+    ),
     # What leaves
     Breakage(
         name="training loss of private records leaves",

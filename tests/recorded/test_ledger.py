@@ -18,6 +18,7 @@ from dpgcl_core.accounting.filters import StepClass
 from dpgcl_core.errors import BudgetExceeded, LedgerError
 from dpgcl_core.ledger.account import PlannedTraining
 from dpgcl_core.ledger.ledger import Ledger
+from dpgcl_core.ledger.marks import mark_path
 from dpgcl_core.ledger.report import read_head
 
 WRITTEN = Path(__file__).with_name("ledger")
@@ -85,3 +86,19 @@ def test_cap_of_the_written_ledger_refuses_more_than_it_holds(path: Path) -> Non
         ledger.reserve("scans", planned(100_000), unit="patient")
     with pytest.raises(LedgerError, match="unit"):
         ledger.reserve("scans", planned(1), unit="record")
+
+
+def test_mark_of_version_010_goes_on_with_the_written_ledger(path: Path) -> None:
+    """It was left before the newest sweep was charged; old copies are refused from here on."""
+    data, old = path.with_name("scans.npz"), Ledger.open(str(path)).entries()[11]
+    data.write_bytes(b"records")
+    mark = {"dataset_id": "scans", "ledger_id": "540bc4bac6c4e426", "num_entries": 12}
+    mark_path(data).write_text(json.dumps(mark | {"head_hash": old.entry_hash}))
+    written = path.read_bytes()
+    ledger = Ledger.open(str(path))
+    (note,) = ledger.bind("scans", data)
+    assert "did not know the newest 5 rows" in note
+    ledger.reserve("scans", planned(50), unit="patient")
+    path.write_bytes(written)
+    with pytest.raises(LedgerError, match="row 18 is missing"):
+        Ledger.open(str(path)).bind("scans", data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +21,7 @@ from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service.options.data import data_path
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Charged
-from sweeps.service.privacy.account import account_of, check_account, unit_of
+from sweeps.service.privacy.account import account_of, check_account, marks_note, open_ledger, unit_of
 from sweeps.service.privacy.budget import SweepBudget, sweep_budget
 from sweeps.service.privacy.statement import what_was_drawn
 from sweeps.service.storage.folder import SweepFolder
@@ -492,6 +493,72 @@ def test_sweep_does_not_go_on_with_another_account(
     free.create({"account": None})
     with pytest.raises(LedgerError, match="was begun without a ledger"):
         check_account(free, budget.ledger, "scans")
+
+
+def put_back_after(change: str, make_budget: Callable[..., SweepBudget], tmp_path: Path) -> SweepBudget:
+    """A sweep whose ledger is put back from before a charge, with data that are not marked."""
+    budget, url = make_budget(), tmp_path / "ledger.db"
+    backup = url.read_bytes()
+    budget.begin(budget.trials, None)
+    name = budget.trials[0].name
+    if change != "reserve":
+        backup = url.read_bytes()
+        folder(budget).begin_attempt(0, NUM_STEPS)
+        if change == "extend":
+            budget.restarted(name)
+        else:
+            budget.settle(name, {"num_steps_charged": NUM_STEPS - 1})
+    url.write_bytes(backup)
+    return budget
+
+
+@pytest.mark.parametrize("change", ["reserve", "extend", "settle"])
+def test_sweep_does_not_go_on_with_an_old_copy_of_its_ledger(
+    change: str, make_budget: Callable[..., SweepBudget], tmp_path: Path
+) -> None:
+    put_back_after(change, make_budget, tmp_path)
+    with pytest.raises(LedgerError, match="missing, for the plan of the sweep 'one' was made over"):
+        make_budget()
+
+
+def test_plan_without_a_head_goes_on_and_gets_one(make_budget: Callable[..., SweepBudget]) -> None:
+    """Version 0.1.0 kept none."""
+    budget = make_budget()
+    budget.begin(budget.trials, None)
+    plan = budget.folder.read_plan()
+    assert plan is not None
+    head = plan.pop("head")
+    budget.folder.create(plan)
+    resumed = make_budget()
+    resumed.begin(resumed.trials, None)
+    assert (resumed.folder.read_plan() or {})["head"] == head
+
+
+def test_old_copy_is_refused_before_the_data_are_read(
+    make_budget: Callable[..., SweepBudget], planned: SweepPlan, tmp_path: Path
+) -> None:
+    path = data_path(write_npz(tmp_path / "own.npz", 60))
+    budget = make_budget()
+    backup = (tmp_path / "ledger.db").read_bytes()
+    budget.begin(budget.trials, path)
+    given = options(
+        "--ledger", str(tmp_path / "ledger.db"), "--dataset-id", "scans", "--dataset", f"npz:{path}"
+    )
+    assert open_ledger(given.data, given.ledger) is not None
+    (tmp_path / "ledger.db").write_bytes(backup)
+    with pytest.raises(LedgerError, match="rows 3 to 4 are missing"):
+        open_ledger(given.data, given.ledger)
+
+
+def test_plan_says_where_no_mark_can_lie(
+    make_budget: Callable[..., SweepBudget], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, ledger = options("--dataset", write_npz(tmp_path / "own.npz", 60)), make_budget().ledger
+    assert marks_note(given.data, ledger) == []
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    (note,) = marks_note(given.data, ledger)
+    assert "charges to another ledger, or to none, would not be recognised" in note
+    assert marks_note(given.data, None) == []
 
 
 def test_new_reservation_keeps_the_lost_steps(make_budget: Callable[..., SweepBudget]) -> None:

@@ -11,12 +11,11 @@ import pytest
 
 from dpgcl_core.errors import ConfigError, DataError, LedgerError
 from dpgcl_core.ledger.cap import Cap
-from dpgcl_core.ledger.fingerprints import mark_path, read_mark, read_mark_above
 from dpgcl_core.ledger.ledger import Ledger
+from dpgcl_core.ledger.marks import mark_path, read_mark, read_mark_above
 from sweeps.service.options.data import data_path
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning import records as service_data
-from sweeps.service.privacy import account as service_account
 from sweeps.service.privacy.account import bind_images
 from sweeps.service.privacy.budget import SweepBudget
 from sweeps.service.storage.folder import SweepFolder
@@ -209,10 +208,10 @@ def test_images_in_a_folder_that_cannot_be_written_are_told_of(
 def test_images_of_a_full_disk_are_told_of(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise LedgerError("no space")
 
-    monkeypatch.setattr(service_account, "write_mark", full)
+    monkeypatch.setattr(Ledger, "bind", full)
     assert not bind_images(ledger, "scans", options(write_csv(tmp_path / "own", random_images(5))).data)
 
 

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
-from dpgcl_core.ledger.fingerprints import expand_ranges
+from dpgcl_core.ledger.marks import expand_ranges
 from trainers.data.decoding import in_threads
 from trainers.data.download import write_atomically
 from trainers.data.faults import RecordsError, check_one_size

@@ -9,16 +9,16 @@ from typing import Any
 from dpgcl_core.errors import ConfigError, LedgerError
 from dpgcl_core.ledger.cap import RECORD
 from dpgcl_core.ledger.chain import Head
-from dpgcl_core.ledger.fingerprints import (
+from dpgcl_core.ledger.ledger import Ledger
+from dpgcl_core.ledger.marks import (
     MARK,
     check_unmarked,
     check_unmarked_above,
     heads_of_marks,
+    is_read_only,
     read_mark,
     read_mark_above,
-    write_mark,
 )
-from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service.options.data import DataOptions, data_path
 from sweeps.service.options.service import LedgerOptions
 from sweeps.service.storage.folder import SweepFolder
@@ -95,12 +95,25 @@ def _marked(data: DataOptions) -> tuple[Path | None, tuple[str, Head] | None]:
     return path, None
 
 
+def marks_note(data: DataOptions, ledger: Ledger | None) -> list[str]:
+    """Return what a plan and a statement say of private data that no mark can lie beside."""
+    path = data_path(data.dataset)
+    if ledger is None or path is None or not data.are_private or not is_read_only(path):
+        return []
+    return [
+        "The folder of the training data cannot be written, so the ledger's mark lies with the ledger: "
+        "charges to another ledger, or to none, would not be recognised, nor an old copy of the ledger that "
+        "was put back together with its marks."
+    ]
+
+
 def bind_images(ledger: Ledger, dataset_id: str, data: DataOptions) -> bool:
     """Leave the ledger's mark on the folders of the images that a list of private data names.
 
     A list's own mark is no help against a second list of the same images. A mark on a folder holds for all
     that lies in it, so only those are marked that hold nothing but images of the list (and the list, and
-    hidden files): public data beside them would not be usable any more.
+    hidden files): public data beside them would not be usable any more. Call it before the first charge and
+    after it, for these marks do not follow the ledger by themselves.
 
     Returns:
       Whether all images are protected so; True where the data are no list.
@@ -124,17 +137,13 @@ def bind_images(ledger: Ledger, dataset_id: str, data: DataOptions) -> bool:
             "cannot be read: give the data set that they are charged to, or restore the mark"
         )
     for head in heads:
-        ledger.verify(against=head)
-    now = ledger.verify().head if alone else None
-    return sum(_is_marked(folder, dataset_id, now) for folder in alone if now) == len(folders)
-
-
-def _is_marked(folder: Path, dataset_id: str, head: Head) -> bool:
+        ledger.check_has(head, f"a mark on images of {path}")
     try:
-        write_mark(folder, dataset_id, head)
+        if alone:
+            ledger.bind(dataset_id, *alone, follow=False)
     except LedgerError:  # a disk that is full, say
         return False
-    return True
+    return len(alone) == len(folders)
 
 
 def _holds_only(folder: str, known: set[str]) -> bool:
@@ -176,10 +185,16 @@ def open_ledger(data: DataOptions, options: LedgerOptions) -> Ledger | None:
     """Return the sweep's ledger, opened and checked; None without one.
 
     Raises:
-      LedgerError: it is missing, out of reach or tampered with.
+      LedgerError: it is missing, out of reach or tampered with, or lacks rows that the marks on private data
+        know.
     """
-    url = ledger_url(data, options)
-    return None if url is None else Ledger.open(url)
+    url, path = ledger_url(data, options), data_path(data.dataset)
+    if url is None:
+        return None
+    ledger = Ledger.open(url)
+    if path is not None and data.are_private and options.dataset_id is not None:
+        ledger.check_marks(options.dataset_id, path)
+    return ledger
 
 
 def account_of(ledger: Ledger | None, dataset_id: str | None) -> dict[str, Any] | None:
@@ -192,15 +207,20 @@ def account_of(ledger: Ledger | None, dataset_id: str | None) -> dict[str, Any] 
 def check_account(folder: SweepFolder, ledger: Ledger | None, dataset_id: str | None) -> None:
     """Refuse to resume a sweep with another ledger or data set than it was begun with, or without any.
 
-    Earlier steps would not be charged where later ones are.
+    Earlier steps would not be charged where later ones are. An old copy of the ledger is refused, too, by the
+    head that the plan keeps; a plan of version 0.1.0 has none, and gets one with its next charge.
 
     Raises:
       LedgerError: as said.
     """
     plan = folder.read_plan()
-    if plan is None or plan.get("account") == account_of(ledger, dataset_id):
+    if plan is None:
         return
     before = plan.get("account")
+    if before == account_of(ledger, dataset_id):
+        if ledger is not None and "head" in plan:
+            ledger.check_has(Head(**plan["head"]), f"the plan of the sweep {folder.name!r}")
+        return
     if before is None:
         raise LedgerError(
             f"the sweep {folder.name!r} was begun without a ledger, and cannot be charged before it draws "

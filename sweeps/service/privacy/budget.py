@@ -10,6 +10,10 @@ plan, so that a sweep of the same name elsewhere, or one begun anew, neither ext
 of this one. What a deleted folder had charged stays charged. The plan also keeps the ledger's id and the data
 set's, and a resume with others is refused.
 
+*An old copy of the ledger.* Every charge is on disk first, then in the mark on the data, then in the sweep's
+plan, and only then granted to a worker (`dpgcl_core.ledger.ledger` has the proposition). A ledger that lacks
+what mark or plan know is refused on the next start.
+
 *Lost checkpoints.* The sweep's folder counts the starts of every trial (`SweepFolder.mark_start`). A start
 without a trace among the checkpoints may have drawn everything: all planned steps are charged once more.
 
@@ -139,7 +143,8 @@ class SweepBudget:
         if (self.folder.read_plan() or {}).get("sweep_id") != self.sweep_id:
             raise LedgerError(f"{self.folder.path} does not hold this sweep's id: a resume would not find it")
         if data is not None:
-            self.ledger.bind(self.dataset_id, data)
+            for note in self.ledger.bind(self.dataset_id, data):
+                _log.warning(note)
             if self.source is not None and not bind_images(self.ledger, self.dataset_id, self.source):
                 _log.warning(
                     "not all images have the ledger's mark, for some lie among other files or in folders "
@@ -152,6 +157,9 @@ class SweepBudget:
             self.ledger.reserve(self.dataset_id, self._planned(missing), unit=self.unit)
         for trial in remaining:
             self._extend(trial, self._open.get(trial.name) or self._found(trial))
+        self._keep_head()
+        if data is not None and self.source is not None:
+            bind_images(self.ledger, self.dataset_id, self.source)
         self._confirmed = time.monotonic()
 
     def restarted(self, name: str) -> None:
@@ -201,10 +209,15 @@ class SweepBudget:
             if reservation.num_steps_executed is None:
                 self.ledger.settle(reservation, executed[part])
         self._open.pop(name, None)
+        self._keep_head()
 
     def statement(self) -> LedgerStatement:
         """Return the ledger's lines of the privacy statement."""
         return self.ledger.statement(self.dataset_id)
+
+    def _keep_head(self) -> None:
+        """Keep the ledger's head in the plan, before anything more may be drawn."""
+        self.folder.keep_head(vars(self.ledger.head_of(self.dataset_id)))
 
     def _missing(self) -> list[Trial]:
         """The trials without a reservation."""
@@ -239,6 +252,7 @@ class SweepBudget:
             grant = replace(grant, num_scorings=num_scorings)
         extended = {part: self.ledger.extend(each, more[part]) for part, each in held.items()}
         self._open[trial.name] = extended
+        self._keep_head()
         granted = extended[""].num_steps + (extended[SNR].num_steps if SNR in held else 0)
         write_grant(path, replace(grant, num_steps=granted))
 

@@ -164,9 +164,10 @@ def reserve(ledger: Ledger, dataset_id: str, plan: SweepPlan, label: str) -> Led
     if cost is None or cost.tuned_epsilon is None:
         reason = cost.reason if cost is not None else "no candidate has a guarantee"
         raise LedgerError(f"a sealed sweep whose cost is not accounted cannot be charged: {reason}")
-    path = data_path(source.dataset)
-    if path is not None and source.are_private:
-        ledger.bind(dataset_id, path)
+    path = data_path(source.dataset) if source.are_private else None
+    if path is not None:
+        for note in ledger.bind(dataset_id, path):
+            say(f"note: {note}")
         bind_images(ledger, dataset_id, source)
     has_curve = plan.release.mode == SEALED and not ledger.spent(dataset_id, with_pld=False).cap.quotas
     ledger.reserve_sealed(
@@ -177,6 +178,8 @@ def reserve(ledger: Ledger, dataset_id: str, plan: SweepPlan, label: str) -> Led
         rdp_curve=tuned_rdp(plan) if has_curve else None,
         unit=unit_of(source),
     )
+    if path is not None:
+        bind_images(ledger, dataset_id, source)
     return ledger.statement(dataset_id)
 
 
@@ -226,6 +229,8 @@ class SealedFolder:
         write_json(path, {"draws": [vars(draw) for draw in draws], "ledger": ledger_lines})
         path.chmod(0o600)
         facts = {"fingerprint": plan.fingerprint, "params": plan.params(), "sweep_id": new_sweep_id()}
+        if charged is not None:
+            facts["head"] = vars(charged.head)
         self.folder.create(facts | {"account": account_of(ledger, dataset_id)}, again)
         return draws
 

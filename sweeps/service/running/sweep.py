@@ -26,6 +26,7 @@ from sweeps.service.privacy.account import (
     check_account,
     check_ledger_options,
     ledger_missing,
+    marks_note,
     open_ledger,
 )
 from sweeps.service.privacy.budget import SweepBudget, new_sweep_id, sweep_budget
@@ -141,7 +142,7 @@ def execute(
             options,
             points,
             records,
-            notes=notes,
+            notes=[*notes, *marks_note(data, ledger)],
             calibration_folder=found.folder,
             earlier=earlier,
         )

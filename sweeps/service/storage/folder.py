@@ -5,7 +5,8 @@ Everything lies under one absolute storage folder:
     mlflow.db, mlartifacts/      the embedded tracking store
     calibration/                 noise multipliers found before (verified again when used)
     sweeps/NAME/config.yaml      the options that repeat the sweep, for --config
-    sweeps/NAME/plan.json        the configuration this folder belongs to, its id and its account in a ledger
+    sweeps/NAME/plan.json        the configuration this folder belongs to, its id, its account in a ledger
+                                 and the head of that ledger after the last charge
     sweeps/NAME/trials/*.json    one file per finished trial: the truth a resume starts from
     sweeps/NAME/checkpoints/     one folder per trial
     sweeps/NAME/started/*.json   how often each trial was started: what tells that its checkpoints are lost
@@ -88,6 +89,13 @@ class SweepFolder:
         if plan is not None and not isinstance(plan, dict):
             raise StorageError(f"{path} is damaged; choose another sweep name")
         return plan
+
+    def keep_head(self, head: Mapping[str, Any]) -> None:
+        """Keep a ledger's head in the plan, durably; nothing is written where it stands there already."""
+        plan = self.read_plan() or {}
+        if plan.get("head") != head:
+            with storage_errors(self.path):
+                write_json(self.path / "plan.json", {**plan, "head": dict(head)})
 
     def checkpoint_folder(self, trial: str) -> Path:
         """Return the folder of a trial's checkpoints."""

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,21 +18,20 @@ from dpgcl_core.errors import LedgerError
 from dpgcl_core.ledger.account import PlannedTraining
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.chain import GENESIS, Entry, canonical, checked_entries, next_entry
-from dpgcl_core.ledger.fingerprints import fingerprint_records
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.ledger.report import verified
 from dpgcl_core.ledger.store import TABLE
+from tests.dpgcl_core.ledger.written_before import TAG, add_fingerprint
 
 STEPS = StepClass(sampling_prob=0.01, noise_multiplier=1.0)
 CAP = Cap(epsilon=4.0, delta=1e-5, order=4.0)
-KEY = bytes(range(32))
 
 
 @pytest.fixture
 def ledger(ledger_url: str) -> Ledger:
     created = Ledger.create(ledger_url)
-    prints = fingerprint_records([b"a", b"b"], KEY)
-    created.register("scans", CAP, num_records_public=10_000, fingerprint=prints)
+    created.register("scans", CAP, num_records_public=10_000)
+    add_fingerprint(created, "scans")
     for label in "abc":
         created.reserve("scans", [PlannedTraining(label=label, step_class=STEPS, num_steps=10)])
     return created
@@ -108,6 +108,16 @@ def test_cut_off_tail_is_found_by_a_statement(ledger: Ledger) -> None:
     ledger.verify()  # a chain alone cannot show it
     with pytest.raises(LedgerError, match="its tail was cut off"):
         ledger.verify(against=statement.head)
+
+
+def test_cut_off_tail_is_found_by_the_mark_on_the_data(ledger: Ledger, tmp_path: Path) -> None:
+    data = tmp_path / "scans.npz"
+    data.write_bytes(b"records")
+    ledger.bind("scans", data)
+    ledger.reserve("scans", [PlannedTraining(label="d", step_class=STEPS, num_steps=10)])
+    tamper(ledger, f"DELETE FROM {TABLE} WHERE number > 4")
+    with pytest.raises(LedgerError, match="rows 5 to 7 are missing"):
+        Ledger.open(str(ledger._session.store.url.render_as_string(hide_password=False))).bind("scans", data)
 
 
 def test_rewritten_chain_is_found_by_a_statement(ledger: Ledger) -> None:
@@ -258,9 +268,8 @@ def test_chain_without_its_trusted_parts_can_be_checked(ledger: Ledger) -> None:
 
 
 def test_public_text_of_a_fingerprint_does_not_contain_it(ledger: Ledger) -> None:
-    tag = fingerprint_records([b"a", b"b"], KEY).tag
-    assert tag in str([entry.trusted for entry in ledger.entries()])
-    assert tag not in "".join(entry.text for entry in ledger.entries())
+    assert TAG in str([entry.trusted for entry in ledger.entries()])
+    assert TAG not in "".join(entry.text for entry in ledger.entries())
 
 
 def test_same_fingerprint_is_committed_to_by_different_hashes() -> None:

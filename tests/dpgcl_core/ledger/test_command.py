@@ -13,11 +13,10 @@ from dpgcl_core.accounting.filters import StepClass
 from dpgcl_core.errors import exit_on_bad_input
 from dpgcl_core.ledger import __main__ as ledger_command
 from dpgcl_core.ledger.account import PlannedTraining
-from dpgcl_core.ledger.fingerprints import fingerprint_records
 from dpgcl_core.ledger.ledger import Ledger
+from tests.dpgcl_core.ledger.written_before import TAG, add_fingerprint
 
 NEW = ["--delta", "1e-5", "--num-records-public", "10000"]
-PRINT = fingerprint_records([b"a"], bytes(range(32)))
 
 
 def main(arguments: list[str]) -> object:
@@ -132,7 +131,7 @@ def test_file_that_is_no_statement_is_refused(
 
 
 def test_export_can_be_verified_without_the_ledger(url: str, tmp_path: Path) -> None:
-    Ledger.open(url).add_copy("scans", PRINT)
+    add_fingerprint(Ledger.open(url), "scans")
     export = tmp_path / "ledger.jsonl"
     assert main(["export", "--output", str(export)]) == 0
     assert main(["verify", "--export", str(export)]) == 0
@@ -149,10 +148,10 @@ def test_edited_export_is_found(url: str, tmp_path: Path, capsys: pytest.Capture
 
 @pytest.mark.parametrize("with_trusted", [False, True])
 def test_export_holds_fingerprints_only_when_asked(url: str, tmp_path: Path, with_trusted: bool) -> None:
-    Ledger.open(url).add_copy("scans", PRINT)
+    add_fingerprint(Ledger.open(url), "scans")
     export = tmp_path / "ledger.jsonl"
     assert main(["export", "--output", str(export), *(["--with-trusted"] if with_trusted else [])]) == 0
-    assert (PRINT.tag in export.read_text()) == with_trusted
+    assert (TAG in export.read_text()) == with_trusted
 
 
 def test_export_never_overwrites(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,3 +196,55 @@ def test_create_never_empties_a_ledger(url: str, capsys: pytest.CaptureFixture[s
     assert main(["cap", "--dataset", "new", "--epsilon", "4", *NEW, "--create"]) == 2
     assert "there is a ledger" in capsys.readouterr().err
     assert Ledger.open(url).head() == before
+
+
+@pytest.fixture
+def put_back(url: str, tmp_path: Path) -> Path:
+    """Data whose newest charge the ledger has lost: an older copy of it was put back."""
+    data = tmp_path / "scans.npz"
+    data.write_bytes(b"records")
+    backup = Path(url).read_bytes()
+    ledger = Ledger.open(url)
+    ledger.bind("scans", data)
+    ledger.reserve("scans", [PlannedTraining(label="a", step_class=StepClass(0.01, 1.0), num_steps=100)])
+    (tmp_path / "plan.json").write_text(json.dumps({"head": vars(ledger.head_of("scans"))}))
+    Path(url).write_bytes(backup)
+    return data
+
+
+@pytest.mark.parametrize("given", [["--data", "scans.npz"], ["--against", "plan.json"]])
+def test_verify_names_what_an_old_copy_lacks(
+    given: list[str], put_back: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", given[0], str(put_back.with_name(given[1]))]) == 2
+    assert "row 3 is missing" in capsys.readouterr().err
+
+
+def test_verify_agrees_with_the_marks_of_a_whole_ledger(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "scans.npz"
+    data.write_bytes(b"records")
+    assert main(["verify", "--data", str(data)]) == 2
+    assert "has no mark" in capsys.readouterr().err
+    Ledger.open(url).bind("scans", data)
+    assert main(["verify", "--data", str(data)]) == 0
+    assert "agrees with the marks" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("close", [False, True])
+def test_loss_is_stated_once_and_the_mark_follows(
+    close: bool, url: str, put_back: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stated = ["restored", "--dataset", "scans", "--data", str(put_back), *(["--close"] if close else [])]
+    assert main(stated) == 0
+    expected = "rows were lost: " + ("closed for good" if close else "the whole cap is charged for them")
+    assert expected in capsys.readouterr().out
+    assert main(["verify", "--data", str(put_back)]) == 0
+    assert main(stated) == 2
+    assert "no loss is to be stated" in capsys.readouterr().err
+
+
+def test_loss_needs_what_names_it(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["restored", "--dataset", "scans"]) == 2
+    assert "give --data PATH, or --against" in capsys.readouterr().err

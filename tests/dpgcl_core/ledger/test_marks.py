@@ -1,4 +1,4 @@
-"""Which records an id stands for: copies, second ids and second ledgers."""
+"""Marks beside the data: second ids, second ledgers, and old copies of the ledger itself."""
 
 from __future__ import annotations
 
@@ -13,29 +13,25 @@ from dpgcl_core.accounting.filters import StepClass
 from dpgcl_core.errors import LedgerError
 from dpgcl_core.ledger.account import PlannedTraining
 from dpgcl_core.ledger.cap import Cap
-from dpgcl_core.ledger.fingerprints import (
+from dpgcl_core.ledger.ledger import Ledger
+from dpgcl_core.ledger.marks import (
     check_unmarked,
     check_unmarked_above,
     expand_ranges,
-    fingerprint_key,
-    fingerprint_records,
     mark_path,
     read_mark,
     read_mark_above,
 )
-from dpgcl_core.ledger.ledger import Ledger
 
 STEPS = StepClass(sampling_prob=0.01, noise_multiplier=1.0)
 CAP = Cap(epsilon=4.0, delta=1e-5, order=4.0)
-KEY = bytes(range(32))
-RECORDS = [b"first", b"second", b"third"]
 PLAN = [PlannedTraining(label="trial", step_class=STEPS, num_steps=10)]
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     created = Ledger.create(str(tmp_path / "ledger" / "ledger.db"))
-    created.register("scans", CAP, num_records_public=10_000, fingerprint=fingerprint_records(RECORDS, KEY))
+    created.register("scans", CAP, num_records_public=10_000)
     return created
 
 
@@ -44,75 +40,6 @@ def data(tmp_path: Path) -> Path:
     path = tmp_path / "scans.npz"
     path.write_bytes(b"records")
     return path
-
-
-def register(ledger: Ledger, dataset_id: str, records: list[bytes], key: bytes = KEY) -> None:
-    prints = fingerprint_records(records, key)
-    ledger.register(dataset_id, CAP, num_records_public=10_000, fingerprint=prints)
-
-
-def test_second_id_for_the_same_records_is_refused(ledger: Ledger) -> None:
-    with pytest.raises(LedgerError, match="registered as data set 'scans', whose charges they carry"):
-        register(ledger, "scans-2", RECORDS)
-    assert ledger.dataset_ids() == ("scans",)
-
-
-def test_second_id_for_the_same_records_in_another_order_is_refused(ledger: Ledger) -> None:
-    with pytest.raises(LedgerError, match="second budget"):
-        register(ledger, "scans-2", RECORDS[::-1])
-
-
-def test_edited_copy_inherits_all_charges(ledger: Ledger) -> None:
-    ledger.reserve("scans", PLAN)
-    edited = fingerprint_records([*RECORDS, b"fourth"], KEY)
-    ledger.add_copy("scans", edited)
-    more = [PlannedTraining(label="on the copy", step_class=STEPS, num_steps=5)]
-    ledger.reserve("scans", more, fingerprint=edited)
-    assert ledger.spent("scans", with_pld=False).num_steps == {STEPS: 15}
-
-
-def test_edited_copy_cannot_get_an_id_of_its_own_later(ledger: Ledger) -> None:
-    ledger.add_copy("scans", fingerprint_records(RECORDS[:2], KEY))
-    with pytest.raises(LedgerError, match="registered as data set 'scans'"):
-        register(ledger, "scans-2", RECORDS[:2])
-
-
-def test_training_on_unregistered_records_is_refused(ledger: Ledger) -> None:
-    with pytest.raises(LedgerError, match="register them as one first"):
-        ledger.reserve("scans", PLAN, fingerprint=fingerprint_records([b"others"], KEY))
-
-
-def test_other_key_than_the_ledgers_is_refused(ledger: Ledger) -> None:
-    with pytest.raises(LedgerError, match="another key"):
-        register(ledger, "scans-2", RECORDS, key=bytes(32))
-
-
-def test_fingerprint_needs_the_key() -> None:
-    assert fingerprint_records(RECORDS, KEY).tag != fingerprint_records(RECORDS, bytes(32)).tag
-
-
-def test_fingerprint_tells_where_one_record_ends() -> None:
-    assert fingerprint_records([b"ab", b"c"], KEY) != fingerprint_records([b"a", b"bc"], KEY)
-
-
-def test_short_key_is_refused() -> None:
-    with pytest.raises(LedgerError, match="at least 32 bytes"):
-        fingerprint_records(RECORDS, b"short")
-
-
-def test_key_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
-    path = tmp_path / "key"
-    assert fingerprint_key(path) == fingerprint_key(path)
-    assert path.stat().st_mode & 0o077 == 0
-    assert [p.name for p in tmp_path.iterdir()] == ["key"]
-
-
-def test_damaged_key_is_never_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "key"
-    path.write_text("abcd\n")
-    with pytest.raises(LedgerError, match="restore it"):
-        fingerprint_key(path)
-    assert path.read_text() == "abcd\n"
 
 
 def test_second_ledger_for_marked_data_is_refused(ledger: Ledger, data: Path, tmp_path: Path) -> None:

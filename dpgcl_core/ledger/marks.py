@@ -1,0 +1,400 @@
+"""Marks: what a ledger leaves beside the data that it charges, outside of itself.
+
+A mark names the data set and the newest row that the ledger has of it. `Ledger` moves it after every row and
+before the row's steps may be drawn, so that a ledger without that row (an older copy, a second ledger) is
+refused at its next use; the module `dpgcl_core.ledger.ledger` has the proposition. A first mark is created
+exclusively: of two ledgers that begin on the same data at the same moment one is refused.
+
+A mark applies to the data beside it under every path that leads there: through links, from the folders above,
+and for every folder that contains the marked data. A name with ranges, `train-{000..011}.tar`, stands for all
+its files, each with a mark of its own.
+
+Where the folder of the data cannot be written the mark lies with the ledger instead (`trusted_marks`), and is
+found by the data's path and by the content of their files, whatever the files are called.
+
+Not recognised: a copy, a hard link, or data that were moved without their mark. A ledger could only compare
+with the data it knows, one changed pixel defeats that, and another ledger knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import hmac
+import itertools
+import json
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dpgcl_core.errors import LedgerError
+from dpgcl_core.ledger.chain import Head
+
+_UNREACHABLE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG))
+_UNSUPPORTED = frozenset((errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL))
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+MARK = ".dpgcl-ledger.json"
+"""Name of a folder's mark, and suffix of a file's mark."""
+
+
+def expand_ranges(data: Path) -> list[Path]:
+    """Return the files that a name with ranges stands for, in order; the path itself without ranges.
+
+    A path that exists stands for itself. Loading and marking data both use this, so every file that is read
+    is also checked for a mark.
+
+    >>> [path.name for path in expand_ranges(Path("train-{08..10}.tar"))]
+    ['train-08.tar', 'train-09.tar', 'train-10.tar']
+    """
+    parts = _RANGE.split(str(data))
+    if len(parts) == 1 or os.path.exists(data):
+        return [data]
+    texts, lows, highs = parts[::3], parts[1::3], parts[2::3]
+    ranges = [
+        [f"{i:0{len(low)}d}" for i in range(int(low), int(high) + 1)]
+        for low, high in zip(lows, highs, strict=True)
+    ]
+    return [
+        Path(texts[0] + "".join(number + text for number, text in zip(numbers, texts[1:], strict=True)))
+        for numbers in itertools.product(*ranges)
+    ]
+
+
+def mark_path(data: Path) -> Path:
+    """Return the path of the mark of a data file or folder: beside the data themselves, never beside a link.
+
+    Raises:
+      LedgerError: the path leads in a circle.
+    """
+    return _mark_beside(_resolved(data))
+
+
+def read_mark(data: Path) -> tuple[str, Head] | None:
+    """Return the data-set id and the head that the nearest mark on the data names; None without a mark.
+
+    Raises:
+      LedgerError: a mark cannot be read, or the path leads in a circle.
+    """
+    return next(_marks_on(data), None)
+
+
+def read_mark_above(place: Path) -> tuple[str, Head] | None:
+    """Return the mark on a folder or on one above it, ignoring marks inside it; None without a mark.
+
+    For files that are named one by one, as in a list of images: their neighbours do not matter. Such a name
+    is the content of a record, so messages leave it out. It may lead nowhere, or to a place without
+    permission: then no data can be read there either, and no mark can be missed.
+
+    Raises:
+      LedgerError: there is a mark that cannot be read.
+    """
+    ways = dict.fromkeys((Path(os.path.realpath(place)), place.absolute()))
+    spots = (folder / MARK for way in ways for folder in (way, *way.parents))
+    return next((mark for mark in map(_read_unnamed, spots) if mark is not None), None)
+
+
+def _read_unnamed(path: Path) -> tuple[str, Head] | None:
+    """Read a mark, with no path in the message; None where the path does not exist or is not accessible."""
+    try:
+        os.lstat(path)
+        return _read(path)
+    except (OSError, LedgerError) as error:
+        if isinstance(error, OSError) and error.errno in _UNREACHABLE:
+            return None
+    raise LedgerError("the mark on a folder of the images cannot be read; restore it")
+
+
+def heads_of_marks(data: Path, dataset_id: str) -> list[Head]:
+    """Return the heads that the marks on the data name, each once.
+
+    Raises:
+      LedgerError: a mark names another id, or cannot be read; or the path leads in a circle.
+    """
+    heads: dict[Head, None] = {}
+    for owner, head in _marks_on(data):
+        check_owner(data, owner, dataset_id)
+        heads[head] = None
+    return list(heads)
+
+
+def check_unmarked(data: Path) -> None:
+    """Refuse data that a ledger charges where public data are wanted.
+
+    Raises:
+      LedgerError: as said; or a mark cannot be read, or the path leads in a circle.
+    """
+    _refuse(data, read_mark(data))
+
+
+def check_unmarked_above(place: Path, *, named_in: Path) -> None:
+    """Refuse a folder that a mark on it or above it declares private, see `read_mark_above`.
+
+    Args:
+      place: the folder.
+      named_in: the file that names it; messages name this file instead.
+
+    Raises:
+      LedgerError: as said; or a mark cannot be read.
+    """
+    _refuse(named_in, read_mark_above(place))
+
+
+def _refuse(data: Path, mark: tuple[str, Head] | None) -> None:
+    if mark is not None:
+        raise LedgerError(
+            f"the data in {data} are private, charged as data set {mark[0]!r} to ledger {mark[1].ledger_id}; "
+            "give public data, for nothing here would be charged"
+        )
+
+
+def _marks_on(data: Path) -> Iterator[tuple[str, Head]]:
+    """Yield the marks on the data, on the folders above and on everything in them; some more than once."""
+    for file in expand_ranges(data):
+        yield from _marks_on_one(file)
+
+
+def _marks_on_one(data: Path) -> Iterator[tuple[str, Head]]:
+    real = _resolved(data)
+    for path in dict.fromkeys((real, data.absolute())):  # a link may lie in a marked folder, too
+        yield from _marks_above(path)
+    for root, folders, files in os.walk(real):
+        for name in folders + files:
+            path = Path(root, name)
+            if name.endswith(MARK):
+                mark = _read(path)
+                if mark is not None:
+                    yield mark
+            elif path.is_symlink():
+                yield from _marks_above(_resolved(path))
+
+
+def _marks_above(path: Path) -> Iterator[tuple[str, Head]]:
+    for place in (_mark_beside(path), *(parent / MARK for parent in path.parents)):
+        mark = _read(place)
+        if mark is not None:
+            yield mark
+
+
+def _read(path: Path) -> tuple[str, Head] | None:
+    values = _values(path)
+    return None if values is None else _mark(path, values)
+
+
+def _values(path: Path) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise LedgerError(f"{path} cannot be read ({type(error).__name__}); restore it") from error
+
+
+def _mark(path: Path, values: dict[str, Any]) -> tuple[str, Head]:
+    try:
+        head = Head(**{name: values[name] for name in ("ledger_id", "num_entries", "head_hash")})
+        return str(values["dataset_id"]), head
+    except (KeyError, LedgerError) as error:
+        raise LedgerError(f"{path} cannot be read ({type(error).__name__}); restore it") from error
+
+
+def _mark_beside(path: Path) -> Path:
+    return path / MARK if path.is_dir() else path.with_name(path.name + MARK)
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError) as error:
+        raise LedgerError(f"{path} leads nowhere ({type(error).__name__}); give the data's path") from error
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the marks of some data lie.
+
+    Attributes:
+      data: path of the data, maybe with ranges.
+      paths: of their marks.
+      found_by: what a mark in a ledger's own folder says of the data, to be found by; empty beside the data.
+    """
+
+    data: Path
+    paths: tuple[Path, ...]
+    found_by: tuple[tuple[str, str], ...] = ()
+
+
+def is_read_only(data: Path) -> bool:
+    """Return whether a folder that should get a mark cannot be written."""
+    return not all(os.access(mark_path(file).parent, os.W_OK) for file in expand_ranges(data))
+
+
+def place_of(data: Path, trusted: Path) -> Place:
+    """Return where the marks of `data` belong: beside them, else in a ledger's own folder.
+
+    Raises:
+      LedgerError: the data cannot be written beside, nor read.
+    """
+    if not is_read_only(data):
+        return Place(data, tuple(mark_path(file) for file in expand_ranges(data)))
+    where = os.path.realpath(data)
+    path = trusted / f"{hashlib.sha256(where.encode()).hexdigest()[:32]}{MARK}"
+    known = _values(path)
+    if known is None:
+        salt = secrets.token_hex(32)
+        known = {"path": where, "salt": salt, "content": _salted(salt, _digest(data))}
+    return Place(data, (path,), tuple((name, str(known.get(name))) for name in ("path", "salt", "content")))
+
+
+def trusted_marks(trusted: Path, data: Path, *, by_content: bool) -> list[tuple[str, Head]]:
+    """Return the marks in a ledger's own folder that were made for this path.
+
+    Args:
+      trusted: the folder.
+      data: path of the data.
+      by_content: whether to look, where there is none, for marks on the same content elsewhere. It reads all
+        of the data; of a list of images, the list.
+
+    Raises:
+      LedgerError: a mark or the data cannot be read.
+    """
+    marks = [(path, values) for path in sorted(trusted.glob(f"*{MARK}")) if (values := _values(path))]
+    found = [each for each in marks if each[1].get("path") == os.path.realpath(data)]
+    if marks and not found and by_content:
+        digest = _digest(data)
+        found = [
+            each for each in marks if each[1].get("content") == _salted(str(each[1].get("salt")), digest)
+        ]
+    return [_mark(*each) for each in found]
+
+
+def _digest(data: Path) -> str:
+    """Return a hash of the files' contents, whatever their order and names."""
+    files: list[Path] = []
+    for each in expand_ranges(data):
+        if not each.is_dir():
+            files.append(each)
+        for root, _, names in os.walk(each):
+            files += [Path(root, name) for name in names if not name.endswith(MARK)]
+    try:
+        hashes = []
+        for file in files:
+            with file.open("rb") as opened:
+                hashes.append(hashlib.file_digest(opened, "sha256").hexdigest())
+    except OSError as error:
+        raise LedgerError(f"{data} cannot be read ({error.strerror})") from None
+    return hashlib.sha256(" ".join(sorted(hashes)).encode()).hexdigest()
+
+
+def _salted(salt: str, digest: str) -> str:
+    return hmac.digest(salt.encode(), digest.encode(), "sha256").hex()
+
+
+def advance_marks(place: Place, dataset_id: str, successor: Callable[[Head], Head | None], new: Head) -> int:
+    """Create the marks of a place with `new`, or move them on; return how many are new.
+
+    What is written lasts when this returns. While a mark is looked at and changed its folder is locked on
+    this machine; a new mark is created exclusively, which holds for every machine that shares the folder.
+
+    Args:
+      place: of the marks.
+      dataset_id: that they must name.
+      successor: of the head that a mark names; None where that is new enough. It raises LedgerError where the
+        ledger does not have the head.
+      new: the head of a new mark.
+
+    Raises:
+      LedgerError: a mark names another data set, or cannot be read or written.
+    """
+    return sum(_advance(path, place, dataset_id, successor, new) for path in place.paths)
+
+
+def _advance(
+    path: Path, place: Place, dataset_id: str, successor: Callable[[Head], Head | None], new: Head
+) -> bool:
+    try:
+        if place.found_by:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _locked(path.parent):
+            if _read(path) is None and _write(path, dataset_id, new, place, exclusively=True):
+                return True
+            mark = _read(path)
+            if mark is None:
+                raise LedgerError(f"{path} was deleted by another process")
+            check_owner(place.data, mark[0], dataset_id)
+            later = successor(mark[1])
+            if later is not None:
+                _write(path, dataset_id, later, place)
+    except OSError as error:
+        raise LedgerError(
+            f"the mark on {place.data} cannot be written ({error.strerror}); give its folder write access"
+        ) from None
+    return False
+
+
+def check_owner(data: Path, owner: str, dataset_id: str) -> None:
+    """Raise LedgerError unless a mark on the data names the data set that is to be charged."""
+    if owner != dataset_id:
+        raise LedgerError(f"{data} is charged as data set {owner!r}, not as {dataset_id!r}")
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a folder against other processes of this machine, where its file system has such locks.
+
+    Without them two copies of one ledger that go their own ways at the same moment are found at their next
+    use; a new mark is exclusive all the same.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _write(path: Path, dataset_id: str, head: Head, place: Place, *, exclusively: bool = False) -> bool:
+    """Put a mark in its place as a whole, durably; return False where there is one that must stay."""
+    content = json.dumps({"dataset_id": dataset_id, **asdict(head), **dict(place.found_by)})
+    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        _write_new(temporary, content)
+        if not exclusively:
+            temporary.replace(path)
+        else:
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if error.errno not in _UNSUPPORTED:
+                    raise
+                try:  # a file system without links
+                    _write_new(path, content)
+                except FileExistsError:
+                    return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _write_new(path: Path, content: str) -> None:
+    with path.open("x") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
