@@ -173,7 +173,6 @@ def test_bad_target_is_refused(value: str) -> None:
         ({**SEALED, "--law": "binomial"}, "--law binomial needs --max-trials"),
         ({**SEALED, "--law": "binomial", "--max-trials": "10"}, "--max-trials must be above"),
         ({**SEALED, "--max-trials": "0"}, "max_trials must be a whole number"),
-        ({**SEALED, "--max-trials": "30"}, 'use "pointwise"'),
         ({**SEALED, "--num-trials": "3"}, "--num-trials belongs to --mode open"),
         ({"--mode": "sealed"}, "--mode sealed needs --mean-trials"),
         ({"--mode": "open"}, "--mode open needs --num-trials"),

@@ -415,6 +415,15 @@ BREAKAGES = (
         ),
     ),
     Breakage(
+        name="a capped law of K costs no more than its mean",
+        file="dpgcl_core/accounting/tuning/bounds.py",
+        before="        return _shift(profile, law.law)\n",
+        after="        return 0.0\n",
+        tests=(
+            "tests/dpgcl_core/accounting/tuning/test_cost.py::test_profile_bound_is_never_below_the_truth",
+        ),
+    ),
+    Breakage(
         name="tuning bound without one of its 1 + η",
         file="dpgcl_core/accounting/tuning/bounds.py",
         before="constant = (1 + law.eta) * np.min(",
