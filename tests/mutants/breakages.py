@@ -426,8 +426,8 @@ BREAKAGES = (
     Breakage(
         name="tuning bound without one of its 1 + η",
         file="dpgcl_core/accounting/tuning/bounds.py",
-        before="constant = (1 + law.eta) * np.min(",
-        after="constant = law.eta * np.min(",
+        before="constant = (1 + whole.eta) * np.min(",
+        after="constant = whole.eta * np.min(",
         tests=(
             "tests/dpgcl_core/accounting/tuning/test_cost.py::test_papernot_steinke_agrees_with_dp_accounting",
         ),

@@ -23,6 +23,7 @@ from dashboards.query.trials import load_trials
 from dpgcl_core.sampling.poisson import PoissonSampler
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.running import sweep as service
+from sweeps.service.running.clock import SystemClock
 from sweeps.service.running.tune import RaySession, max_concurrent_trials, ray_session
 from tests.sweeps.support import Driver, contents, plan, run, run_script, write_npz
 from trainers.config.training import PerformanceConfig
@@ -321,8 +322,11 @@ def test_failure_on_private_data_leaves_its_words_nowhere(pair: Pair) -> None:
 
 
 @pytest.mark.ci
-def test_sealed_sweep_publishes_one_model(shared_ray: None, tmp_path: Path, empty_database: Path) -> None:
+def test_sealed_sweep_publishes_one_model(
+    shared_ray: None, tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copy(empty_database, tmp_path)
+    monkeypatch.setattr(SystemClock, "sleep_until", lambda *_: None)
     sealed = ("--release", "sealed", "--mean-trials", "1.5", "--name", "one")
     code, _, err = run_script("group_size", *QUICK, *sealed, "--storage", str(tmp_path))
     assert code == 0, err

@@ -225,6 +225,7 @@ def sealed_threshold_cost(
     weights = _weights(candidates, probabilities, delta)
     profiles = [_Drawn.of(case, weights).profile for case in cases_of(candidates)]
     theorem = "threshold bound c* (proof in dpgcl_core/accounting/tuning/bounds.py)"
+    law: dict[str, str | float] = {"name": "halting after a miss", "halting_prob": halting_prob}
     return TuningCost(
         mode=SEALED_THRESHOLD,
         delta=delta,
@@ -233,8 +234,7 @@ def sealed_threshold_cost(
         theorem=f"{theorem}{_LARGER if len(profiles) > 1 else ''}",
         rdp_epsilon=None,
         planned=_planned(candidates, weights),
-        law={"name": "halting after a miss", "halting_prob": halting_prob}
-        | ({"max_mean": 1 / halting_prob} if max_trials is None else {"max_trials": max_trials}),
+        law=law | ({"max_mean": 1 / halting_prob} if max_trials is None else {"max_trials": max_trials}),
     )
 
 

@@ -122,6 +122,17 @@ def check_this_machine(service: ServiceOptions, performance: PerformanceConfig) 
         max_concurrent_trials(service, performance, have)
 
 
+def trials_at_once(service: ServiceOptions, performance: PerformanceConfig) -> int:
+    """Return how many trainings run side by side, as far as known before Ray is started: at least one."""
+    if _joins_cluster():
+        return service.max_concurrent_trials or 1
+    have = {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
+    try:
+        return max_concurrent_trials(service, performance, have)
+    except ConfigError:  # refused when it is started
+        return 1
+
+
 def run_trials(
     session: RaySession,
     plan: SweepPlan,
