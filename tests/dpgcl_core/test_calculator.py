@@ -229,3 +229,9 @@ def test_help_shows_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended.value.code == 0
     printed = capsys.readouterr().out
     assert all(command in printed for command in ("epsilon", "noise", "tuning"))
+
+
+def test_cap_on_a_threshold_sweep_costs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    given = {**S1, "--mode": "sealed-threshold", "--halting-prob": "0.1"}
+    whole = _json(capsys, "tuning", given)["tuned_epsilon"]
+    assert _json(capsys, "tuning", {**given, "--max-trials": "12"})["tuned_epsilon"] < whole
