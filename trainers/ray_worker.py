@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import re
+import secrets
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -132,7 +133,8 @@ def run_trial(
             use_gpu=trial.gpus_per_worker > 0,
             resources_per_worker=None if in_place else resources_per_worker(trial),
         ),
-        run_config=RunConfig(name=trial.name, storage_path=str(trial.ray_folder)),
+        # Ray makes a folder of this name where others of a cluster look: a trial's own would tell its place.
+        run_config=RunConfig(name=f"training-{secrets.token_hex(6)}", storage_path=str(trial.ray_folder)),
     )
     try:
         fitted: Any = trainer.fit()  # a process that dies raises here, and Tune starts over
