@@ -120,7 +120,7 @@ def tuning_command(
       law: sealed: law of the secret number of trials K; tnb unless given.
       eta: sealed, tnb: shape, above -1 (1: geometric, the default).
       mean_trials: sealed: E[K], at least 1, before any cap.
-      max_trials: sealed: cap on K; of a binomial, its possible trials.
+      max_trials: sealed and sealed-threshold: cap on K; of a binomial, its possible trials.
       bound: sealed: theorem; profile unless given.
       halting_prob: sealed-threshold: probability to stop after a miss.
       json: print one JSON object.
@@ -134,7 +134,6 @@ def tuning_command(
             "law": law,
             "eta": eta,
             "mean_trials": mean_trials,
-            "max_trials": max_trials,
             "bound": bound,
         },
         "sealed-threshold": {"halting_prob": halting_prob},
@@ -144,13 +143,18 @@ def tuning_command(
             if other != mode and value is not None:
                 option = "--" + name.replace("_", "-")
                 raise ConfigError(f"{option} belongs to --mode {other}; got it with --mode {mode}")
+    if mode == "open" and max_trials is not None:
+        raise ConfigError("--max-trials belongs to --mode sealed; got it with --mode open")
     candidate = cost.TrialClass(**steps)
     if mode == "open":
         trial = cost.TrialClass(**{**steps, "count": _required(mode, num_trials=num_trials)})
         found = cost.open_cost([trial], delta=delta)
     elif mode == "sealed-threshold":
         found = cost.sealed_threshold_cost(
-            [candidate], halting_prob=_required(mode, halting_prob=halting_prob), delta=delta
+            [candidate],
+            halting_prob=_required(mode, halting_prob=halting_prob),
+            delta=delta,
+            max_trials=max_trials,
         )
     else:
         mean = _required(mode, mean_trials=mean_trials)

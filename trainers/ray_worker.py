@@ -14,8 +14,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import re
+import secrets
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +28,10 @@ from ray import tune
 from ray.train import RunConfig, ScalingConfig, WorkerGroupError
 from ray.train.torch import TorchTrainer
 
-from dpgcl_core.errors import ConfigError, DpgclError
+from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.registry import METHODS, is_installed, method_named, register
 from trainers.config.training import TrainingConfig
+from trainers.failures import Stage, describe_error
 from trainers.files.checkpoint import CheckpointFolder
 from trainers.training.workers import current_workers
 
@@ -58,6 +59,7 @@ class RayTrial:
       memory_share: the part of its machine's free memory that one worker may use.
       charged: whether a ledger pays for it: then no step is drawn that the driver has not reserved.
       method: the training's method, where the program registered it itself, by `packed_method`.
+      data_are_public: whether all may be told of a failure.
     """
 
     name: str
@@ -69,6 +71,7 @@ class RayTrial:
     memory_share: float
     charged: bool = False
     method: bytes | None = None
+    data_are_public: bool = False
 
 
 def packed_method(name: str) -> bytes | None:
@@ -120,7 +123,6 @@ def run_trial(
       records: one reference to the `TrainingData`, in a list so that Ray passes it on unread.
     """
     trial = trials[tune_config["trial"]]
-    know_method(trial)
     in_place = runs_in_place(trial)
     worker: Callable[..., Any] = train_worker  # what it returns is handed on, against the declared type
     trainer = TorchTrainer(
@@ -131,7 +133,8 @@ def run_trial(
             use_gpu=trial.gpus_per_worker > 0,
             resources_per_worker=None if in_place else resources_per_worker(trial),
         ),
-        run_config=RunConfig(name=trial.name, storage_path=str(trial.ray_folder)),
+        # Ray makes a folder of this name where others of a cluster look: a trial's own would tell its place.
+        run_config=RunConfig(name=f"training-{secrets.token_hex(6)}", storage_path=str(trial.ray_folder)),
     )
     try:
         fitted: Any = trainer.fit()  # a process that dies raises here, and Tune starts over
@@ -155,24 +158,51 @@ class WorkerLost(Exception):  # noqa: N818
 def train_worker(loop_config: Mapping[str, Any]) -> dict[str, Any]:
     """One worker of one training; the first one's return value is the trial's result.
 
-    An exception is returned, not raised: repeating a training that fails by itself would fail again and
-    be charged again. Only the death of a process is worth another attempt. SystemExit and its like are
+    It works in the two stages of `trainers.failures`: what can fail without records is done before they are
+    fetched. An exception is returned, not raised: repeating a training that fails by itself would fail again
+    and be charged again. Only the death of a process is worth another attempt. SystemExit and its like are
     failures as well: Ray would end the process with their text in its logs and on the terminal.
     """
     trial: RayTrial = loop_config["trial"]
-    know_method(trial)
-    data = ray.get(loop_config["records"][0])
+    stage, result, failure, lost = Stage.BEFORE_DATA, dict[str, Any](), "", False
     try:
-        return _train(trial, data)
+        _prepare(trial)
+        stage = Stage.WITH_DATA
+        result = _train(trial, ray.get(loop_config["records"][0]))
     except BaseException as error:
-        text = describe_error(error, data_are_public=data.train_is_public)
-        if current_workers().count == 1:
-            return {"error": text}
-        if _lost_another_worker(error):
-            raise WorkerLost("a worker of this training was lost") from None  # its text goes to Ray's logs
-        raise TrainingFailed(text) from None  # the other workers wait for this one: end the group
+        failure = describe_error(error, data_are_public=trial.data_are_public, stage=stage)
+        lost = _lost_another_worker(error)
     finally:
         _give_memory_back()
+    # Raised out here: an error shows what it was raised in the handling of.
+    if failure and current_workers().count == 1:
+        return {"error": failure}
+    if failure and lost:
+        raise WorkerLost("a worker of this training was lost")  # its text goes to Ray's logs
+    if failure:
+        raise TrainingFailed(failure)  # the other workers wait for this one: end the group
+    return result
+
+
+def _prepare(trial: RayTrial) -> None:
+    """Do what may fail for public reasons, with no record in the process.
+
+    Raises:
+      ConfigError: another copy of the code, or a method that cannot be made here.
+      LedgerError: the ledger has not granted the training's steps.
+      StorageError: the files beside its checkpoint are damaged, or another process holds them.
+    """
+    _check_code(trial.code_root)
+    know_method(trial)
+    if trial.charged and current_workers().rank == 0:
+        checkpoints = _checkpoints(trial)
+        with checkpoints.held():
+            checkpoints.check_grant(trial.config.mechanism.num_steps)
+
+
+def _checkpoints(trial: RayTrial) -> CheckpointFolder:
+    every_steps = trial.config.performance.checkpoint_every_steps
+    return CheckpointFolder(trial.checkpoint_folder, every_steps=every_steps, charged=trial.charged)
 
 
 def _give_memory_back() -> None:
@@ -190,13 +220,11 @@ def _train(trial: RayTrial, data: TrainingData) -> dict[str, Any]:
         train,  # torch and scikit-learn: not needed by the processes that only wait
     )
 
-    _check_code(trial.code_root)
-    every_steps = trial.config.performance.checkpoint_every_steps
     result = train(
         trial.config,
         data,
         workers=current_workers(),
-        checkpoints=CheckpointFolder(trial.checkpoint_folder, every_steps=every_steps, charged=trial.charged),
+        checkpoints=_checkpoints(trial),
         memory_share=min(1.0, trial.gpus_per_worker) or trial.memory_share,
     )
     return {"metrics": result.metrics, "series": result.series}
@@ -207,19 +235,6 @@ def _lost_another_worker(error: BaseException) -> bool:
     return isinstance(error, dist.DistBackendError) or (
         type(error) is RuntimeError and _FROM_GLOO.match(str(error)) is not None
     )
-
-
-def describe_error(error: BaseException, *, data_are_public: bool) -> str:
-    """Return what may be told of an exception: with private records its text may carry one.
-
-    >>> describe_error(KeyError("a name from a record"), data_are_public=False)
-    'KeyError (its message is withheld: the training data are private)'
-    """
-    if isinstance(error, DpgclError):
-        return str(error)
-    if data_are_public:
-        return "".join(traceback.format_exception(error)).strip()
-    return f"{type(error).__name__} (its message is withheld: the training data are private)"
 
 
 def runs_in_place(trial: RayTrial) -> bool:
@@ -248,7 +263,11 @@ def resources_of_trial_function(trial: RayTrial) -> dict[str, float]:
 
 
 def _check_code(code_root: Path | None) -> None:
-    """Refuse to train with another copy of the code than the driver's."""
+    """Refuse to train with another copy of the code than the driver's.
+
+    Raises:
+      ConfigError: names both.
+    """
     here = Path(__file__).resolve().parents[1]
     if code_root is not None and here != code_root:
-        raise RuntimeError(f"this process imported {here}, but the sweep runs {code_root}")
+        raise ConfigError(f"every process must import the code that the sweep runs, {code_root}; got {here}")

@@ -71,6 +71,14 @@ def best_of_k(trial: np.ndarray, pmf: np.ndarray) -> np.ndarray:
     return np.concatenate(([pmf[0]], np.diff(below)))
 
 
+def first_above_of_k(trial: np.ndarray, num_misses: int, pmf: np.ndarray) -> np.ndarray:
+    """P(nothing), then P(y) for the outcomes after the first `num_misses`: the first good one of K."""
+    miss = trial[:num_misses].sum()
+    nothing = sum(prob * miss**k for k, prob in enumerate(pmf))
+    first = sum(prob * sum(miss**tries for tries in range(k)) for k, prob in enumerate(pmf))
+    return np.concatenate(([nothing], first * trial[num_misses:]))
+
+
 def first_above(trial: np.ndarray, num_misses: int, halting_prob: float) -> np.ndarray:
     """P(nothing), then P(y) for the outcomes after the first `num_misses`, by playing the rounds."""
     released, nothing, running = np.zeros_like(trial), 0.0, 1.0

@@ -173,7 +173,6 @@ def test_bad_target_is_refused(value: str) -> None:
         ({**SEALED, "--law": "binomial"}, "--law binomial needs --max-trials"),
         ({**SEALED, "--law": "binomial", "--max-trials": "10"}, "--max-trials must be above"),
         ({**SEALED, "--max-trials": "0"}, "max_trials must be a whole number"),
-        ({**SEALED, "--max-trials": "30"}, 'use "pointwise"'),
         ({**SEALED, "--num-trials": "3"}, "--num-trials belongs to --mode open"),
         ({"--mode": "sealed"}, "--mode sealed needs --mean-trials"),
         ({"--mode": "open"}, "--mode open needs --num-trials"),
@@ -230,3 +229,9 @@ def test_help_shows_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended.value.code == 0
     printed = capsys.readouterr().out
     assert all(command in printed for command in ("epsilon", "noise", "tuning"))
+
+
+def test_cap_on_a_threshold_sweep_costs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    given = {**S1, "--mode": "sealed-threshold", "--halting-prob": "0.1"}
+    whole = _json(capsys, "tuning", given)["tuned_epsilon"]
+    assert _json(capsys, "tuning", {**given, "--max-trials": "12"})["tuned_epsilon"] < whole

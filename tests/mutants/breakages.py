@@ -415,10 +415,19 @@ BREAKAGES = (
         ),
     ),
     Breakage(
+        name="a capped law of K costs no more than its mean",
+        file="dpgcl_core/accounting/tuning/bounds.py",
+        before="        return _shift(profile, law.law)\n",
+        after="        return 0.0\n",
+        tests=(
+            "tests/dpgcl_core/accounting/tuning/test_cost.py::test_profile_bound_is_never_below_the_truth",
+        ),
+    ),
+    Breakage(
         name="tuning bound without one of its 1 + η",
         file="dpgcl_core/accounting/tuning/bounds.py",
-        before="constant = (1 + law.eta) * np.min(",
-        after="constant = law.eta * np.min(",
+        before="constant = (1 + whole.eta) * np.min(",
+        after="constant = whole.eta * np.min(",
         tests=(
             "tests/dpgcl_core/accounting/tuning/test_cost.py::test_papernot_steinke_agrees_with_dp_accounting",
         ),
@@ -610,5 +619,37 @@ BREAKAGES = (
         before="    refuse_written_buffers(run.encoder, run.buffers)\n",
         after="",
         tests=("tests/trainers/training/test_loop.py::test_network_that_keeps_state_is_refused",),
+    ),
+    # What readers learn
+    Breakage(
+        name="a sealed sweep is published as soon as its trials have ended",
+        file="sweeps/service/running/sealed.py",
+        before="        self._clock.sleep_until(moment)\n",
+        after="",
+        tests=(
+            "tests/sweeps/test_sealed.py"
+            "::test_moment_of_publication_depends_on_neither_the_number_nor_the_length_of_trials",
+        ),
+    ),
+    Breakage(
+        name="the number of trials is drawn from the law without its cap",
+        file="sweeps/service/running/sealed.py",
+        before="draws = draw_trials(trial_law(plan.release, plan.max_trials), len(plan.trials))",
+        after="draws = draw_trials(trial_law(plan.release), len(plan.trials))",
+        tests=("tests/sweeps/test_sealed.py::test_number_is_drawn_from_the_law_that_is_charged",),
+    ),
+    Breakage(
+        name="errors of this package's classes keep their text with private records",
+        file="trainers/failures.py",
+        before="    if stage is Stage.BEFORE_DATA and _is_our_own(error):",
+        after="    if isinstance(error, DpgclError):",
+        tests=("tests/trainers/test_failures.py::test_error_of_other_code_is_told_by_a_listed_name_alone",),
+    ),
+    Breakage(
+        name="class names of failures are told whatever they are",
+        file="trainers/failures.py",
+        before="_NAMES.get(type(error), 'an error')",
+        after="type(error).__name__",
+        tests=("tests/trainers/test_failures.py::test_error_of_other_code_is_told_by_a_listed_name_alone",),
     ),
 )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import stat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sweeps.service.running import tune as execution
 from sweeps.service.running.tune import Stopped, _callback, _signals_noted
 from sweeps.service.storage.folder import Starts, SweepFolder
 
@@ -95,3 +97,20 @@ def test_failed_and_dead_trainings_are_told_apart(
 
 def test_what_the_driver_holds_is_not_written_down_by_tune(callback: Any) -> None:
     assert not hasattr(pickle.loads(pickle.dumps(callback)), "budget")
+
+
+def test_scratch_folder_is_for_its_user_alone_and_goes_with_the_sweep() -> None:
+    with execution._scratch_folder() as scratch:
+        assert stat.S_IMODE(scratch.stat().st_mode) == 0o700
+        execution._remove_left_folders(scratch.parent)
+        assert scratch.is_dir(), "its driver lives"
+    assert not scratch.exists()
+
+
+def test_scratch_folder_of_a_killed_driver_goes_when_the_next_one_starts(tmp_path: Path) -> None:
+    left, others = tmp_path / "dpgcl-ray-left", tmp_path / "dpgcl-ray-of-something-else"
+    (left / "state" / "draw-3").mkdir(parents=True)
+    (left / "owner.lock").touch()
+    others.mkdir()
+    execution._remove_left_folders(tmp_path)
+    assert (left.exists(), others.exists()) == (False, True)

@@ -177,7 +177,7 @@ def test_sweep_whose_ledger_is_gone_stops_at_the_next_checkpoint(faults: Faults)
     assert (
         "the ledger is gone, and every training stopped at its next checkpoint" in faults.said["ledger gone"]
     )
-    assert f"failed: {faults.trial(1)} (the budget ledger grants 0 steps" in faults.said["ledger gone"]
+    assert f"failed: {faults.trial(1)} (LedgerError (its message is withheld" in faults.said["ledger gone"]
 
 
 def test_sweep_goes_on_when_its_ledger_is_back(faults: Faults) -> None:

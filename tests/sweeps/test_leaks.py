@@ -20,6 +20,7 @@ import io
 import json
 import lzma
 import pickle
+import re
 import shutil
 import sqlite3
 import struct
@@ -42,7 +43,7 @@ from dpgcl_core.ledger.__main__ import main as ledger_command
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.release.metrics import METRICS, Release
-from tests.sweeps import kept, planted
+from tests.sweeps import kept, planted, telling
 from tests.sweeps.leaks import files, number, pixels, search, unpacked, words
 from tests.sweeps.support import ROOT, environment, run_script, train_here
 from tests.trainers.conftest import make_config, make_records
@@ -279,6 +280,33 @@ def test_sweep_in_this_process_leaves_secrets_of_public_data_alone(
         assert set(found) >= {*planted.METRICS, "pixels", "words"}, out
 
 
+@pytest.mark.ci
+def test_errors_of_a_users_network_tell_no_secret_of_private_data(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, empty_database: Path
+) -> None:
+    """Errors of this package's own classes, by a network of the user's own; of public data they are shown."""
+    train_here(monkeypatch)
+    canary = words("secret", telling.SECRET)
+    for data_are in ("private", "public"):
+        storage = tmp_path / data_are
+        storage.mkdir()
+        shutil.copy(empty_database, storage)
+        data = planted.write_records(tmp_path / "own", 120)
+        arguments = [each for each in ARGUMENTS if not each.startswith(("--network", "--dataset-id"))]
+        arguments += ["--network=tests.sweeps.telling:network", "--repeats=6", "--no-ledger", "--num-steps=2"]
+        where = (f"--dataset={data}", f"--data-is={data_are}", f"--storage={storage}")
+        code, out, err = run_script("group_size", *arguments, *where)
+        assert code == 1
+        found = search([canary], [*unpacked("<stdout>", (out + err).encode()), *files(storage)])
+        if data_are == "public":
+            assert found
+            continue
+        assert found == {}, out
+        told = dict(re.findall(r"failed: S4-Na1-private-r(\d) \((.*?) \(its message is withheld", out))
+        names = ("ConfigError", "LedgerError", "ConfigError", "an error", "ConfigError")
+        assert told == dict(zip("12345", names, strict=True)), out
+
+
 def searched_sweep(top: Path, scratch: Path, data_are: str) -> Searched:
     """Runs a sweep whose trainings hold all secrets, and searches everything it leaves."""
     home, ledger = top / "home", str(top / "ledger" / "ledger.db")
@@ -350,5 +378,5 @@ def test_sweep_on_private_data_leaves_no_secret(private: Searched) -> None:
 def test_sweep_on_private_data_trains_and_tells_of_failures(private: Searched) -> None:
     assert private.code == 1
     assert "[1/4] S4-Na1-private-r0: knn_accuracy" in private.said
-    for seed, kind in enumerate(("RuntimeError", "BeyondError", "SystemExit"), start=1):
+    for seed, kind in enumerate(("RuntimeError", "an error", "SystemExit"), start=1):
         assert f"failed: S4-Na1-private-r{seed} ({kind} (its message is withheld" in private.said

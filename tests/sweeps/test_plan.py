@@ -318,6 +318,7 @@ WITH_OTHERS: dict[str, tuple[tuple[str, ...], str]] = {
     "--mean-trials": (SEALED, "5"),
     "--eta": (SEALED, "0"),
     "--bound": (SEALED, "ps22"),
+    "--publish-after": (SEALED, "600"),
     "--select-by": (SEALED, "linear_probe_accuracy"),
     "--halting-prob": (THRESHOLD, "0.2"),
     "--min-score": (THRESHOLD, "0.6"),

@@ -23,6 +23,7 @@ from dashboards.query.trials import load_trials
 from dpgcl_core.sampling.poisson import PoissonSampler
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.running import sweep as service
+from sweeps.service.running.clock import SystemClock
 from sweeps.service.running.tune import RaySession, max_concurrent_trials, ray_session
 from tests.sweeps.support import Driver, contents, plan, run, run_script, write_npz
 from trainers.config.training import PerformanceConfig
@@ -321,13 +322,23 @@ def test_failure_on_private_data_leaves_its_words_nowhere(pair: Pair) -> None:
 
 
 @pytest.mark.ci
-def test_sealed_sweep_publishes_one_model(shared_ray: None, tmp_path: Path, empty_database: Path) -> None:
+def test_sealed_sweep_publishes_one_model(
+    shared_ray: None, tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copy(empty_database, tmp_path)
+    import ray
+
+    monkeypatch.setattr(SystemClock, "sleep_until", lambda *_: None)
     sealed = ("--release", "sealed", "--mean-trials", "1.5", "--name", "one")
     code, _, err = run_script("group_size", *QUICK, *sealed, "--storage", str(tmp_path))
     assert code == 0, err
     names = {"model.safetensors", "privacy_statement.json", "privacy_statement.md", "result.json"}
     assert {path.name for path in (tmp_path / "sweeps/one/release").iterdir()} == names
+    session = Path(
+        ray._private.worker._global_node.get_session_dir_path()
+    )  # of a cluster, all of it reads this
+    written = [path for path in session.rglob("*") if "experiment_state" in path.name or "draw-" in path.name]
+    assert written == []
     client = connect(f"sqlite:///{tmp_path}/mlflow.db")
     assert len(client.search_runs([client.get_experiment_by_name("dpgcl").experiment_id])) == 1
 

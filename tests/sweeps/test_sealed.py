@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from dp_accounting.rdp import RdpAccountant
 
 from dpgcl_core.accounting.filters import FILTER_ORDERS
 from dpgcl_core.accounting.tuning.bounds import papernot_steinke_rdp
-from dpgcl_core.accounting.tuning.laws import TruncatedNegativeBinomial
-from dpgcl_core.errors import BudgetExceeded, LedgerError, StorageError, TrackingError
+from dpgcl_core.accounting.tuning.laws import TrialCountLaw, TruncatedNegativeBinomial
+from dpgcl_core.errors import BudgetExceeded, ConfigError, LedgerError, StorageError, TrackingError
 from dpgcl_core.ledger.__main__ import main as ledger_command
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
@@ -38,13 +39,38 @@ LAW = TruncatedNegativeBinomial.from_mean(20, eta=1)
 
 
 def drawn(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    monkeypatch.setattr(TruncatedNegativeBinomial, "draw", lambda _: number)
+    monkeypatch.setattr(TrialCountLaw, "draw", lambda _: number)
+
+
+@dataclass
+class FakeClock:
+    """A clock that goes on when it is told to; `on_wait` is called before it jumps to a moment."""
+
+    time: float = 1000.0
+    waits: list[float] = field(default_factory=list)
+    on_wait: Callable[[], None] = lambda: None
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep_until(self, moment: float) -> None:
+        assert moment >= self.time
+        self.on_wait()
+        self.waits.append(moment)
+        self.time = moment
 
 
 class Ray:
-    """Stands in for Ray: `stop_after` trials a signal comes; `noised` are the trials' noised scores."""
+    """Stands in for Ray: `stop_after` trials a signal comes; `noised` are the trials' noised scores.
+
+    Each trial takes `seconds` on the clock.
+    """
 
     def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.at_once = 2
+        self.on_start: Callable[[str], None] = lambda name: None
+        self.seconds = 1.0
         self.trained: list[str] = []
         self.stop_after: int | None = None
         self.noised: list[float] = []
@@ -53,10 +79,12 @@ class Ray:
         self, session: Any, plan: SweepPlan, folder: Any, trials: Sequence[Trial], on_result: Any
     ) -> dict[str, str]:
         for trial in trials:
+            self.on_start(trial.name)
             folder.mark_start(trial.name)
             attempts = CheckpointFolder(folder.checkpoint_folder(trial.name), every_steps=10)
             attempts.begin_attempt(0, 10)
             self.trained.append(trial.name)
+            self.clock.time += self.seconds
             if self.stop_after == len(self.trained):
                 raise Stopped(15)
             metrics = {"epsilon": 1.0, "num_steps_charged": 10, "knn_accuracy": 0.5, "train_seconds": 3.0}
@@ -70,11 +98,13 @@ class Ray:
 def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
     stand_in = Ray()
     without_ray(monkeypatch, stand_in.run_trials)
+    monkeypatch.setattr(service, "seconds_of_trials", lambda plan: [1.0 for _ in plan.trials])
+    monkeypatch.setattr(service, "trials_at_once", lambda *_: stand_in.at_once)
     return stand_in
 
 
 @pytest.fixture
-def sweep(tmp_path: Path, empty_database: Path) -> Callable[..., int]:
+def sweep(tmp_path: Path, empty_database: Path, ray: Ray) -> Callable[..., int]:
     """Runs the sealed sweep `one` in a storage folder."""
 
     def start(*more: str, storage: str = "a") -> int:
@@ -83,7 +113,7 @@ def sweep(tmp_path: Path, empty_database: Path) -> Callable[..., int]:
             root.mkdir()
             shutil.copy(empty_database, root)
         chosen = options(*SEALED, "--storage", str(root), *more)
-        return service.run_sweep("group-size", chosen, points(chosen), lambda *_: [])
+        return service.run_sweep("group-size", chosen, points(chosen), lambda *_: [], clock=ray.clock)
 
     return start
 
@@ -139,6 +169,97 @@ def test_nothing_readable_tells_the_number_of_trials(
         texts.append(everything_readable(tmp_path / storage, tmp_path / f"{storage}.db", capsys))
     assert len(ray.trained) == 9
     assert texts[0] == texts[1]
+
+
+def seen_from_outside(root: Path) -> list[Any]:
+    """What a reader of the storage folder and of MLflow finds, times of files included."""
+    folder = root / "sweeps/one"
+    files = [path for path in folder.rglob("*") if "trusted" not in path.relative_to(folder).parts[:-1]]
+    times = [(str(path.relative_to(folder)), path.stat().st_mtime_ns) for path in sorted(files)]
+    return [times, folder.stat().st_mtime_ns, len(published(root))]
+
+
+@pytest.mark.parametrize("mode", [(), ("--release", "sealed-threshold", "--min-score", "0.7")])
+def test_moment_of_publication_depends_on_neither_the_number_nor_the_length_of_trials(
+    mode: tuple[str, ...],
+    ray: Ray,
+    sweep: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Nothing changes outside `trusted/` between the draw and the moment, which is when the sweep ends."""
+    started, took = ray.clock.time, []
+    for storage, number, seconds in (("a", 1, 1.0), ("b", 7, 20.0)):
+        ray.clock.time, ray.seconds = started, seconds
+        begun: list[Any] = []
+        root = tmp_path / storage
+
+        def draw(_: Any, number: int = number) -> int:
+            return number
+
+        def first_trial(name: str, root: Path = root, begun: list[Any] = begun) -> None:
+            begun.append(seen_from_outside(root))
+
+        def waiting(root: Path = root, begun: list[Any] = begun) -> None:
+            assert seen_from_outside(root) == begun[0]
+
+        monkeypatch.setattr(TrialCountLaw, "draw", draw)
+        ray.on_start, ray.clock.on_wait = first_trial, waiting
+        assert sweep(*mode, "--publish-after", "600", storage=storage) == 0
+        took.append(ray.clock.time - started)
+        assert len(published(root)) == 1
+    assert len(ray.trained) == 8
+    assert took == [600.0, 600.0]
+
+
+def test_overrun_waits_for_whole_intervals(
+    ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn(monkeypatch, 3)
+    started, ray.seconds = ray.clock.time, 500.0
+    assert sweep("--publish-after", "600") == 0
+    assert ray.clock.time - started == 1800.0
+
+
+def test_resumed_sweep_keeps_its_moment(
+    ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn(monkeypatch, 3)
+    started, ray.stop_after = ray.clock.time, 2
+    assert sweep("--publish-after", "600") == 128 + 15
+    ray.clock.time, ray.stop_after = started + 250.0, None
+    monkeypatch.setattr(service, "seconds_of_trials", lambda plan: [77.0])  # another machine, say
+    assert sweep("--resume", "--publish-after", "600") == 0
+    assert ray.clock.waits == [started + 600.0]
+
+
+def test_number_is_drawn_from_the_law_that_is_charged(
+    ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    laws: list[Any] = []
+
+    def draw(law: TrialCountLaw) -> int:
+        laws.append(law)
+        return 1
+
+    monkeypatch.setattr(TrialCountLaw, "draw", draw)
+    ray.at_once = 1
+    assert sweep("--publish-after", "67") == 0  # 30 to start with, and 12 for each of three trials
+    statement = json.loads((tmp_path / "a/sweeps/one/release/privacy_statement.json").read_text())
+    assert [law.parameters() for law in laws] == [statement["cost"]["law"]]
+    assert statement["cost"]["law"]["max_trials"] == 3
+    assert any("Published 67 seconds after its start" in note for note in statement["notes"])
+
+
+def test_moment_that_leaves_no_time_for_a_trial_is_refused(ray: Ray, sweep: Callable[..., int]) -> None:
+    with pytest.raises(ConfigError, match="publish_after must leave time for a trial, about 42 seconds"):
+        sweep("--publish-after", "40")
+    assert ray.trained == []
+
+
+def test_open_sweep_has_no_moment() -> None:
+    with pytest.raises(ConfigError, match="an open one shows every trial as it ends"):
+        options("--tiny", "--publish-after", "600")
 
 
 def test_sealed_sweep_publishes_exactly_one_run_with_the_tuned_epsilon(

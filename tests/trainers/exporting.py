@@ -17,12 +17,13 @@ import torch
 from PIL import Image
 from torch import nn
 
-from dpgcl_core.accounting.tuning.laws import TruncatedNegativeBinomial
+from dpgcl_core.accounting.tuning.laws import TrialCountLaw
 from dpgcl_core.release.statement import RESEARCH
 from sweeps.group_size import points
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
 from sweeps.service.running import sweep as service
+from sweeps.service.running.clock import SystemClock
 from sweeps.service.running.tune import Stopped
 from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import options
@@ -94,7 +95,8 @@ def _run(root: Path, name: str, more: Sequence[str], run_trials: Any, num_sealed
         patch.setattr(service, "ray_session", lambda *_: nullcontext())
         patch.setattr(service, "run_trials", run_trials)
         patch.setattr(service, "Tracker", MagicMock())
-        patch.setattr(TruncatedNegativeBinomial, "draw", lambda _: num_sealed)
+        patch.setattr(TrialCountLaw, "draw", lambda _: num_sealed)
+        patch.setattr(SystemClock, "sleep_until", lambda *_: None)
         return service.run_sweep("group-size", chosen, points(chosen), lambda *_: [])
 
 

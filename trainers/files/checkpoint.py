@@ -141,6 +141,14 @@ class CheckpointFolder:
         self._write_attempts(attempt)
         return attempt
 
+    def check_grant(self, num_steps: int) -> None:
+        """Refuse a training whose next attempt the grant does not cover.
+
+        Raises:
+          LedgerError: the steps that all attempts may draw are more than the ledger grants.
+        """
+        self._check_grant(self.steps_if_resumed(num_steps))
+
     def steps_if_resumed(self, num_steps: int) -> int:
         """Return an upper bound on the steps drawn by all attempts, if one more began now."""
         saved = self.load()

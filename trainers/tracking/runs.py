@@ -38,6 +38,7 @@ SWEEP_STATUSES = ("FINISHED", "FAILED", "KILLED")
 # One request of MLflow takes at most 100 params and 1000 params, metrics and tags together.
 _PARAMS_PER_REQUEST = 100
 _METRICS_PER_REQUEST = 900
+_TAG_LENGTH = 4000
 
 Series = Mapping[str, Sequence[tuple[int, float]]]
 _T = TypeVar("_T")
@@ -190,12 +191,18 @@ class Tracker:
         params: Mapping[str, Any],
         metrics: Mapping[str, float],
         tags: Mapping[str, Any],
+        texts: Mapping[str, str] | None = None,
         *,
         description: str = "",
     ) -> str:
         """Return the one run of a sealed sweep, written unless it is already there.
 
-        It has no parent, no series and no times: nothing that tells how many trials there were.
+        It has no parent, no series, no times and no artifacts, whose times a server notes by itself: nothing
+        that tells how many trials there were.
+
+        Args:
+          name, params, metrics, tags, description: as of `log_trial` and `start_sweep`.
+          texts: documents by name, as tags of the run; a long one in several, `NAME`, `NAME.2`, ….
 
         Raises:
           TrackingError: the server failed; call again.
@@ -209,7 +216,7 @@ class Tracker:
             run = self.client.create_run(
                 self.experiment_id,
                 start_time=SEALED_TIME_MS,
-                tags={**_strings(tags), **own},
+                tags={**_strings(tags), **own, **_in_parts(texts or {})},
                 run_name=name,
             )
             self._log(run.info.run_id, _strings(params), _metric_points(metrics, {}, SEALED_TIME_MS))
@@ -287,6 +294,19 @@ def _short(value: Any) -> str:
 
 def _strings(values: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in values.items()}
+
+
+def _in_parts(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return texts cut to the length that a tag may have.
+
+    >>> sorted(_in_parts({"page": "x" * 5000}))
+    ['page', 'page.2']
+    """
+    return {
+        name if start == 0 else f"{name}.{1 + start // _TAG_LENGTH}": text[start : start + _TAG_LENGTH]
+        for name, text in texts.items()
+        for start in range(0, max(1, len(text)), _TAG_LENGTH)
+    }
 
 
 def _chunks(items: Sequence[_T], size: int) -> list[Sequence[_T]]:

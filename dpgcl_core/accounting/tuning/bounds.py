@@ -28,6 +28,7 @@ from dpgcl_core.accounting.tuning.laws import (
     PoissonTrials,
     TrialCountLaw,
     TruncatedNegativeBinomial,
+    TruncatedTrials,
 )
 from dpgcl_core.accounting.tuning.profile import PrivacyLoss, PrivacyProfile
 from dpgcl_core.errors import ConfigError
@@ -64,24 +65,32 @@ def profile_bound(profile: PrivacyProfile, law: TrialCountLaw, delta: float) -> 
     Truncated negative binomial: ε = ε_Q(δ/m) + (1 + η)·ln c*, with odds γ/(1 − γ) in `ln_c_star`.
     Binomial(n, p): ε = ε_Q(δ/m) + (n − 1)·ln c*, with odds (1 − p)/p.
     Poisson(μ): ε = ε_Q(δ/μ) + μ·δ_Q(0).
+    Any of these given K ≤ M (`TruncatedTrials`): the same is added as without M, and m = E[K | K ≤ M].
 
     Proof sketch. Suppose f'(p_y) ≤ e^s·f'(q_y) for all y. As f' is increasing, f'(p_y) ≤ f'(1) = m, and
       δ_A(ε) = ∫ (f'(p_y)P(dy) − e^ε f'(q_y)Q(dy))₊ ≤ ∫ f'(p_y)·(P(dy) − e^(ε−s)Q(dy))₊ ≤ m·δ_Q(ε − s),
     which is at most δ for ε = ε_Q(δ/m) + s. For each law, s follows from the form of f' and from
-    Q(> y) ≤ c·P(> y) + δ_Q(ln c) at c*. ∎
+    Q(> y) ≤ c·P(> y) + δ_Q(ln c) at c*. Given K ≤ M, (ln f')' is the mean of a law that is cut off above,
+    so f' grows by no larger a factor between any two points, and the same s will do. ∎
 
     Raises:
       ConfigError: the law has no such bound; the pointwise supremum covers it.
     """
-    epsilon = profile.epsilon(delta / law.mean)
+    return profile.epsilon(delta / law.mean) + _shift(profile, law)
+
+
+def _shift(profile: PrivacyProfile, law: TrialCountLaw) -> float:
+    """Return s with f'(p_y) ≤ e^s·f'(q_y) for all y."""
+    if isinstance(law, TruncatedTrials):
+        return _shift(profile, law.law)
     if isinstance(law, TruncatedNegativeBinomial):
         odds = law.gamma / (1 - law.gamma) if law.gamma < 1 else math.inf
-        return epsilon + (1 + law.eta) * ln_c_star(profile, odds)
+        return (1 + law.eta) * ln_c_star(profile, odds)
     if isinstance(law, BinomialTrials):
         shift = ln_c_star(profile, (1 - law.prob) / law.prob) if law.max_trials > 1 else 0.0
-        return epsilon + (law.max_trials - 1) * shift
+        return (law.max_trials - 1) * shift
     if isinstance(law, PoissonTrials):
-        return epsilon + law.mean * profile.total_variation
+        return law.mean * profile.total_variation
     raise ConfigError(f'the bound "profile" has no form for {law.parameters()["name"]}; use "pointwise"')
 
 
@@ -166,15 +175,19 @@ def _least_epsilon(divergence: Callable[[float], float], delta: float) -> float:
     return high
 
 
-def threshold_bound(profile: PrivacyProfile, halting_prob: float, delta: float) -> float:
+def threshold_bound(
+    profile: PrivacyProfile, halting_prob: float, delta: float, max_trials: int | None = None
+) -> float:
     """Return ε at `delta` of the first trial with score ≥ s, halting with probability γ after each miss.
 
     ε = ε_Q(γδ) + ln c*, with odds γ/(1 − γ) in `ln_c_star`; s is a public constant, and halting releases
-    "nothing".
+    "nothing". This is the first good one of K trials, K geometric; given K ≤ M (`max_trials`), E[K | K ≤ M]
+    takes the place of its mean 1/γ: ε = ε_Q(δ/E[K | K ≤ M]) + ln c*.
 
     Proof sketch. With a = P(score ≥ s) and n(a) = γ + (1 − γ)a, an output y with score ≥ s has density
     P(dy)/n(a) and "nothing" has probability γ(1 − a)/n(a). For b = Q(score ≥ s), n(b) ≤ c*·n(a) as in
-    `profile_bound`, so δ_A(ε) is at most δ_Q(ε − ln c*)/n(a) ≤ δ_Q(ε − ln c*)/γ. ∎
+    `profile_bound`, so δ_A(ε) is at most δ_Q(ε − ln c*)/n(a) ≤ δ_Q(ε − ln c*)/γ. Given K ≤ M, 1/n(a) becomes
+    Σ_j P(K ≥ j)(1 − a)^(j−1) ≤ E[K], which grows by no larger a factor with 1 − a. ∎
 
     Raises:
       ConfigError: `halting_prob` is outside (0, 1].
@@ -182,7 +195,16 @@ def threshold_bound(profile: PrivacyProfile, halting_prob: float, delta: float) 
     if not 0 < halting_prob <= 1:
         raise ConfigError(f"halting_prob must be in (0, 1]; got {halting_prob}")
     odds = halting_prob / (1 - halting_prob) if halting_prob < 1 else math.inf
-    return profile.epsilon(halting_prob * delta) + ln_c_star(profile, odds)
+    share = halting_prob
+    if max_trials is not None:
+        share = 1 / halting_law(halting_prob, max_trials).mean
+    return profile.epsilon(share * delta) + ln_c_star(profile, odds)
+
+
+def halting_law(halting_prob: float, max_trials: int) -> TruncatedTrials:
+    """Return the law of the trials of a threshold sweep, of which the first good one is released."""
+    geometric = TruncatedNegativeBinomial(eta=1.0, gamma=halting_prob)
+    return TruncatedTrials(law=geometric, max_trials=max_trials)
 
 
 def papernot_steinke_rdp(
@@ -194,6 +216,7 @@ def papernot_steinke_rdp(
       ε'(λ) = ε(λ) + (1 + η)(1 − 1/λ̂)ε(λ̂) + (1 + η)·ln(1/γ)/λ̂ + ln m/(λ − 1).
     Poisson (Theorem 6): if one trial is (ε̂, δ̂)-DP with e^ε̂ ≤ 1 + 1/(λ − 1),
       ε'(λ) = ε(λ) + μδ̂ + ln μ/(λ − 1).
+    The former given K ≤ M: with its own γ and m = E[K | K ≤ M] (docs/theory/tuning.md).
     RDP never decreases with the order, so a smaller value at a higher order replaces one at a lower order.
     The figure depends on the grid of orders: it is minimised over λ̂ in the same grid.
 
@@ -206,8 +229,9 @@ def papernot_steinke_rdp(
     Raises:
       ConfigError: the theorems do not cover the law, or the profile is missing.
     """
-    if isinstance(law, TruncatedNegativeBinomial):
-        constant = (1 + law.eta) * np.min((1 - 1 / orders) * rdp - math.log(law.gamma) / orders)
+    whole = law.law if isinstance(law, TruncatedTrials) else law
+    if isinstance(whole, TruncatedNegativeBinomial):
+        constant = (1 + whole.eta) * np.min((1 - 1 / orders) * rdp - math.log(whole.gamma) / orders)
         tuned = rdp + constant + math.log(law.mean) / (orders - 1)
     elif isinstance(law, PoissonTrials) and profile is not None:
         hats = np.array([profile.delta(math.log1p(1 / (order - 1))) for order in orders.tolist()])
@@ -216,6 +240,12 @@ def papernot_steinke_rdp(
         name = law.parameters()["name"]
         raise ConfigError(f'the bound "ps22" covers the laws tnb and poisson (with a profile); got {name}')
     return np.asarray(np.minimum.accumulate(tuned[::-1])[::-1])
+
+
+def is_published(law: TrialCountLaw) -> bool:
+    """Whether `papernot_steinke_rdp` covers the law."""
+    whole = law.law if isinstance(law, TruncatedTrials) else law
+    return isinstance(whole, TruncatedNegativeBinomial) or isinstance(law, PoissonTrials)
 
 
 def papernot_steinke_bound(

@@ -42,12 +42,13 @@ from numpy.typing import NDArray
 from dpgcl_core.accounting.composition import GRID, check_delta_range, epsilon_pld, epsilon_rdp
 from dpgcl_core.accounting.filters import StepClass, composed_event
 from dpgcl_core.accounting.tuning.bounds import (
+    is_published,
     papernot_steinke_bound,
     pointwise_bound,
     profile_bound,
     threshold_bound,
 )
-from dpgcl_core.accounting.tuning.laws import PoissonTrials, TrialCountLaw, TruncatedNegativeBinomial
+from dpgcl_core.accounting.tuning.laws import TrialCountLaw
 from dpgcl_core.accounting.tuning.profile import PrivacyProfile, check_probabilities
 from dpgcl_core.accounting.tuning.trials import TrialClass as TrialClass
 from dpgcl_core.accounting.tuning.trials import cases_of
@@ -185,8 +186,7 @@ def sealed_cost(
     def published_bound(each: _Drawn) -> float:
         return papernot_steinke_bound(each.orders, each.rdp, law, delta, each.profile)
 
-    published = isinstance(law, TruncatedNegativeBinomial | PoissonTrials)
-    beside = max(map(published_bound, drawn)) if published else None
+    beside = max(map(published_bound, drawn)) if is_published(law) else None
     if bound == "ps22":
         tuned = max(map(published_bound, drawn))
     else:
@@ -210,11 +210,13 @@ def sealed_threshold_cost(
     halting_prob: float,
     delta: float,
     probabilities: Sequence[float] | None = None,
+    max_trials: int | None = None,
 ) -> TuningCost:
     """Return the cost of releasing the first trial that reaches a public score, or nothing.
 
     After each miss the sweep halts with probability `halting_prob`. Guarantee and hypotheses as
-    `sealed_cost`; the number of trials stays secret here too.
+    `sealed_cost`; the number of trials stays secret here too. With `max_trials`, the number of trials is
+    drawn first, as `bounds.halting_law` has it.
 
     Raises:
       ConfigError: an argument is out of range.
@@ -223,15 +225,16 @@ def sealed_threshold_cost(
     weights = _weights(candidates, probabilities, delta)
     profiles = [_Drawn.of(case, weights).profile for case in cases_of(candidates)]
     theorem = "threshold bound c* (proof in dpgcl_core/accounting/tuning/bounds.py)"
+    law: dict[str, str | float] = {"name": "halting after a miss", "halting_prob": halting_prob}
     return TuningCost(
         mode=SEALED_THRESHOLD,
         delta=delta,
         training_epsilon=max(profile.epsilon(delta) for profile in profiles),
-        tuned_epsilon=max(threshold_bound(profile, halting_prob, delta) for profile in profiles),
+        tuned_epsilon=max(threshold_bound(profile, halting_prob, delta, max_trials) for profile in profiles),
         theorem=f"{theorem}{_LARGER if len(profiles) > 1 else ''}",
         rdp_epsilon=None,
         planned=_planned(candidates, weights),
-        law={"name": "halting after a miss", "halting_prob": halting_prob, "max_mean": 1 / halting_prob},
+        law=law | ({"max_mean": 1 / halting_prob} if max_trials is None else {"max_trials": max_trials}),
     )
 
 

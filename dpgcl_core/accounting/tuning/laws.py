@@ -30,6 +30,7 @@ from dpgcl_core.errors import ConfigError
 Array = NDArray[np.float64]
 
 MAX_MEAN_TRIALS = 1e6
+MAX_TRUNCATED_TRIALS = 10_000
 _BITS = 256
 _DECIMALS = Context(prec=100)
 _NEGLIGIBLE = Decimal("1e-80")
@@ -70,6 +71,10 @@ class TrialCountLaw(ABC):
     def draw(self) -> int:
         """Return one secret K from the operating system's entropy; 0 means that nothing is released."""
         return self._quantile(secrets.randbits(_BITS))
+
+    def quantile(self, share: float) -> int:
+        """Return the smallest k with P(K ≤ k) > `share`, which is in [0, 1)."""
+        return self._quantile(int(share * 2**_BITS))
 
     def _quantile(self, bits: int) -> int:
         """Return the smallest k with P(K ≤ k) > (bits + ½) / 2^256."""
@@ -280,8 +285,8 @@ class TruncatedTrials(TrialCountLaw):
 
     def __post_init__(self) -> None:
         _check_max_trials(self.max_trials)
-        if self.max_trials > 10_000:
-            raise ConfigError(f"max_trials must be at most 10000; got {self.max_trials}")
+        if self.max_trials > MAX_TRUNCATED_TRIALS:
+            raise ConfigError(f"max_trials must be at most {MAX_TRUNCATED_TRIALS}; got {self.max_trials}")
         if not np.sum(self._floats) > 0:
             raise ConfigError(f"max_trials = {self.max_trials} leaves nothing of {self.law.parameters()}")
         self._check_mean()

@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
 from dpgcl_core.accounting.tuning.cost import OPEN, SEALED, SEALED_THRESHOLD, THEOREMS
-from dpgcl_core.accounting.tuning.laws import TruncatedNegativeBinomial
+from dpgcl_core.accounting.tuning.laws import TrialCountLaw, TruncatedNegativeBinomial, TruncatedTrials
 from dpgcl_core.errors import ConfigError, unknown_choice
 from sweeps.service.options.scores import NOISED_SCORES, final_scores
 from trainers.config.tree import option
@@ -73,6 +74,8 @@ class ReleaseOptions:
     """Sealed-threshold: probability to halt after each miss; the number of trials has mean 1 over it."""
     min_score: float | None = None
     """Sealed-threshold: the public score that a trial must reach."""
+    publish_after_seconds: float | None = field(default=None, metadata=option("publish_after"))
+    """Sealed: seconds from the start to publication; as most draws of the number need unless given."""
     select_by: str = "auto"
     """Sealed: the public score that the released trial is chosen by; auto: k-NN accuracy, of pairs recall."""
 
@@ -101,7 +104,14 @@ def check_release(options: ReleaseOptions, *, scores_held_out: bool, seeded_non_
             f"{SEALED_THRESHOLD} and with no other; got {options.min_score} with --release {options.mode}"
         )
     if options.mode == OPEN:
+        if options.publish_after_seconds is not None:
+            raise ConfigError(
+                "publish_after is the moment at which a sealed sweep is published, and an open one shows "
+                "every trial as it ends: leave it out, or give --release sealed"
+            )
         return
+    if not 0 < (options.publish_after_seconds or 1.0) < math.inf:
+        raise ConfigError(f"publish_after must be positive and finite; got {options.publish_after_seconds}")
     if options.bound not in THEOREMS:
         raise ConfigError(unknown_choice("bound", options.bound, THEOREMS))
     trial_law(options)
@@ -118,8 +128,8 @@ def check_release(options: ReleaseOptions, *, scores_held_out: bool, seeded_non_
         )
 
 
-def trial_law(options: ReleaseOptions) -> TruncatedNegativeBinomial:
-    """Return the public law of the secret number of trials.
+def trial_law(options: ReleaseOptions, max_trials: int | None = None) -> TrialCountLaw:
+    """Return the public law of the secret number of trials, given that it is at most `max_trials`.
 
     For a threshold, halting with probability γ after each miss is a geometric number of trials of which
     the first good one is released: the number can be drawn first.
@@ -130,5 +140,7 @@ def trial_law(options: ReleaseOptions) -> TruncatedNegativeBinomial:
     if options.mode == SEALED_THRESHOLD:
         if not 0 < options.halting_prob < 1:
             raise ConfigError(f"halting_prob must be in (0, 1); got {options.halting_prob}")
-        return TruncatedNegativeBinomial(eta=1.0, gamma=options.halting_prob)
-    return TruncatedNegativeBinomial.from_mean(options.mean_trials, eta=options.eta)
+        law = TruncatedNegativeBinomial(eta=1.0, gamma=options.halting_prob)
+    else:
+        law = TruncatedNegativeBinomial.from_mean(options.mean_trials, eta=options.eta)
+    return law if max_trials is None else TruncatedTrials(law=law, max_trials=max_trials)

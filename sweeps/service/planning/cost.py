@@ -49,7 +49,10 @@ def candidates_of(trials: Sequence[Trial]) -> tuple[list[TrialClass], list[float
 
 
 def cost_of(
-    release: ReleaseOptions, trials: Sequence[Trial], charged: Mapping[str, Charged] | None = None
+    release: ReleaseOptions,
+    trials: Sequence[Trial],
+    charged: Mapping[str, Charged] | None = None,
+    max_trials: int | None = None,
 ) -> TuningCost | None:
     """Return what the whole sweep costs; None where no trial has a guarantee.
 
@@ -57,6 +60,7 @@ def cost_of(
       release: the sweep's mode, and the parameters of a sealed one.
       trials: all trials of an open sweep, or the candidates of a sealed one, equally probable.
       charged: what was drawn by trial name, where more than planned; for open sweeps.
+      max_trials: at which the law of a sealed one is cut off.
     """
     proven = [trial for trial in trials if is_proven(trial)]
     if not proven:
@@ -69,13 +73,17 @@ def cost_of(
         if release.mode == SEALED:
             return sealed_cost(
                 candidates,
-                law=trial_law(release),
+                law=trial_law(release, max_trials),
                 delta=delta,
                 bound=release.bound,
                 probabilities=probabilities,
             )
         return sealed_threshold_cost(
-            candidates, halting_prob=release.halting_prob, delta=delta, probabilities=probabilities
+            candidates,
+            halting_prob=release.halting_prob,
+            delta=delta,
+            probabilities=probabilities,
+            max_trials=max_trials,
         )
     except ConfigError as error:  # so much that no finite ε holds: said, never hidden
         worst = max(trial.config.epsilon() for trial in proven)

@@ -30,9 +30,14 @@ def estimate_seconds(plan: SweepPlan) -> float:
 
     One microbatch per distinct kind of step is timed, without private records.
     """
+    return sum(seconds_of_trials(plan))
+
+
+def seconds_of_trials(plan: SweepPlan) -> list[float]:
+    """Return the seconds of every trial, as `estimate_seconds`."""
     shape = image_shape_of(plan.data.train)
     rates: dict[Any, float] = {}
-    total = 0.0
+    found = []
     for trial in (*plan.trials, *plan.later):
         mechanism = trial.config.mechanism
         key = (
@@ -45,9 +50,10 @@ def estimate_seconds(plan: SweepPlan) -> float:
         )
         if mechanism.num_steps and key not in rates:
             rates[key] = _seconds_per_record(trial, shape)
-        total += rates.get(key, 0.0) * mechanism.expected_batch_size * mechanism.num_steps
-        total += _num_embedded(plan, trial) * _seconds_per_embedding(trial, shape, rates)
-    return total
+        training = rates.get(key, 0.0) * mechanism.expected_batch_size * mechanism.num_steps
+        embedding = _num_embedded(plan, trial) * _seconds_per_embedding(trial, shape, rates)
+        found.append(training + embedding)
+    return found
 
 
 def _num_embedded(plan: SweepPlan, trial: Trial) -> int:

@@ -26,6 +26,7 @@ from sweeps.service.options.release import ReleaseOptions
 from sweeps.service.options.scores import visible_scores
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.cost import cost_of, cost_tags
+from sweeps.service.planning.publication import Publication
 from sweeps.service.planning.trials import Charged, Point, Trial, is_proven
 from sweeps.service.storage.folder import config_hash
 from trainers.config.training import TrainingConfig
@@ -79,6 +80,7 @@ class SweepPlan:
       notes: sentences for terminal, figure and reports.
       earlier: the sweep that chose the settings, whose cost is part of this one's.
       later: trials of a sweep that will follow this one, to be told and held against a ledger in advance.
+      publication: when a sealed sweep is published, and the cap on its trials; None before that is fixed.
     """
 
     question: str
@@ -91,6 +93,12 @@ class SweepPlan:
     notes: tuple[str, ...]
     earlier: Earlier | None = None
     later: tuple[Trial, ...] = ()
+    publication: Publication | None = None
+
+    @property
+    def max_trials(self) -> int | None:
+        """The cap on a sealed sweep's number of trials."""
+        return self.publication.max_trials if self.publication is not None else None
 
     @property
     def charged_trials(self) -> tuple[Trial, ...]:
@@ -131,7 +139,7 @@ class SweepPlan:
     def cost(self) -> TuningCost | None:
         """The cost of the whole sweep, set in advance; None where no trial has a guarantee."""
         drawn = self.earlier.drawn if self.earlier is not None else None
-        return cost_of(self.release, self.charged_trials, drawn)
+        return cost_of(self.release, self.charged_trials, drawn, self.max_trials)
 
     def tags(self, cost: TuningCost | None = None) -> dict[str, str]:
         """Return the tags of every run, with the cost in advance or the one given."""
@@ -139,6 +147,8 @@ class SweepPlan:
             "data_is": "private" if self.source.are_private else "public",
             "notes": " ".join(self.notes),
         }
+        if self.publication is not None:
+            tags["published_after_seconds"] = f"{self.publication.interval_seconds:g}"
         if not self.source.are_private:
             tags["research"] = "un-noised scores and SNR of public data are logged"
         return tags

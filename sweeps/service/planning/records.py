@@ -22,6 +22,7 @@ from trainers.data.loading import (
 )
 from trainers.data.probes import load_probes
 from trainers.data.shapes import shape_numbers
+from trainers.failures import describe_error
 
 _IMAGES_AT_ONCE = 1024
 
@@ -51,7 +52,7 @@ def load_training_data(
     except Exception as error:
         if not options.are_private:
             raise
-        withheld = _describe(error)
+        withheld = describe_error(error, data_are_public=False)
     raise DataError(f"the data of this sweep must be readable; loading them ended in {withheld}")
 
 
@@ -79,12 +80,6 @@ def _without_counts(error: RecordsError) -> RecordsError:
         f"{rule}; some of the training data do not{'. ' * bool(fix)}{fix}",
         {"in full": str(error)} | dict(error.details),
     )
-
-
-def _describe(error: Exception) -> str:
-    from trainers.ray_worker import describe_error  # Ray: slow to import, and needed here for this alone
-
-    return describe_error(error, data_are_public=False)
 
 
 def _load(options: DataOptions, score_on_held_out: float) -> tuple[TrainingData, list[str]]:

@@ -5,9 +5,14 @@ all draws are made from the operating system's entropy and written down, then th
 independent draw of (setting, training); the best one alone is published, with ties broken by coins drawn
 beforehand. A trial that fails, or that a crash interrupts, counts as the worst score and is never repeated.
 
+The moment of publication is fixed before K is drawn (`sweeps.service.planning.publication`). Until then
+nothing is written outside `trusted/`, nothing is sent to MLflow, and the process goes on; what is published
+has been prepared by then, so that the moment itself takes as long whatever K was, and the process ends then.
+
 Who sees what. Trusted are the operator, the terminal, the cluster's logs and `trusted/` in the sweep's
 folder, where K and the progress lie. Readers of MLflow, of the statement, of the ledger and of `release/`
-find one run, without its place among the others and without times.
+find one run, without its place among the others. Times that servers and file systems note by themselves are
+those of the start or of the moment.
 """
 
 from __future__ import annotations
@@ -16,10 +21,12 @@ import dataclasses
 import json
 import os
 import secrets
+import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +39,12 @@ from dpgcl_core.accounting.tuning.bounds import papernot_steinke_rdp
 from dpgcl_core.accounting.tuning.cost import SEALED, SEALED_THRESHOLD
 from dpgcl_core.accounting.tuning.laws import TrialCountLaw
 from dpgcl_core.accounting.tuning.trials import cases_of
-from dpgcl_core.errors import LedgerError, StorageError
+from dpgcl_core.errors import ConfigError, LedgerError, StorageError
 from dpgcl_core.ledger.chain import Head
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.ledger.report import LedgerStatement
 from dpgcl_core.release.metrics import Release, find_metric
-from dpgcl_core.release.statement import RESEARCH
+from dpgcl_core.release.statement import RESEARCH, PrivacyStatement
 from sweeps.service.options.data import data_path
 from sweeps.service.options.release import trial_law
 from sweeps.service.options.service import ServiceOptions
@@ -46,8 +53,9 @@ from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.account import account_of, bind_images, unit_of
 from sweeps.service.privacy.budget import new_sweep_id
-from sweeps.service.privacy.statement import build_statement, statement_text, write_statement
-from sweeps.service.running.terminal import say
+from sweeps.service.privacy.statement import STATEMENT, build_statement, statement_text, write_statement
+from sweeps.service.running.clock import Clock
+from sweeps.service.running.terminal import duration, say
 from sweeps.service.running.tune import Stopped
 from sweeps.service.storage.folder import SweepFolder, config_hash, write_json
 from trainers.export.finished import PUBLISHED, released_state
@@ -55,6 +63,7 @@ from trainers.files.checkpoint import CheckpointFolder, read_attempt
 from trainers.files.weights import write_weights
 from trainers.tracking.runs import SEALED_TIME_MS, Tracker
 
+_RESULT = "result.json"
 _HIDDEN_PARAMS = ("repeat", "num_candidates")
 _HIDDEN_METRICS = ("epsilon", "epsilon_rdp", "epsilon_prv", "num_restarts")
 RunTrials = Callable[..., dict[str, str]]
@@ -128,7 +137,7 @@ def tuned_rdp(plan: SweepPlan) -> Callable[[float], float]:
     With noised scores it is the larger curve of the two cases of `dpgcl_core.accounting.tuning.trials`.
     """
     candidates, weights = candidates_of(plan.trials)
-    law = trial_law(plan.release)
+    law = trial_law(plan.release, plan.max_trials)
 
     def curve_of(case: Sequence[Mapping[StepClass, int]], order: float) -> float:
         orders = np.array(sorted({*FILTER_ORDERS, order}))
@@ -183,6 +192,31 @@ def reserve(ledger: Ledger, dataset_id: str, plan: SweepPlan, label: str) -> Led
     return ledger.statement(dataset_id)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """What was fixed when the sweep began.
+
+    Attributes:
+      draws: of its trials.
+      ledger: the ledger's lines from the moment of the charge; None without a ledger.
+      started: seconds since the epoch, before anything was drawn.
+    """
+
+    draws: tuple[Draw, ...]
+    ledger: LedgerStatement | None
+    started: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Prepared:
+    """What the one run of MLflow will hold."""
+
+    outcome: str
+    params: Mapping[str, Any]
+    metrics: Mapping[str, float]
+    statement: PrivacyStatement
+
+
 @dataclass(frozen=True)
 class SealedFolder:
     """A sealed sweep's folder: `trusted/` stays, `release/` may leave.
@@ -203,10 +237,26 @@ class SealedFolder:
         """What may be handed on: the statement, the published run and its weights."""
         return self.folder.path / "release"
 
+    @property
+    def outgoing(self) -> Path:
+        """What will be in `release/` from the moment on."""
+        return self.trusted.path / "outgoing"
+
+    @property
+    def is_published(self) -> bool:
+        """Whether the moment has passed, and `release/` is complete."""
+        return (self.release / _RESULT).exists()
+
     def begin(
-        self, plan: SweepPlan, ledger: Ledger | None, dataset_id: str | None, again: str
-    ) -> tuple[Draw, ...]:
+        self, plan: SweepPlan, ledger: Ledger | None, dataset_id: str | None, again: str, started: float
+    ) -> Begun:
         """Return the draws: new ones, charged before they are made, or those of the resumed sweep.
+
+        Args:
+          plan: with the moment of publication.
+          ledger, dataset_id: what is charged.
+          again: the options that repeat the sweep.
+          started: the time now; a resumed sweep keeps its own.
 
         Raises:
           LedgerError: it cannot be charged; nothing was drawn.
@@ -214,36 +264,45 @@ class SealedFolder:
         """
         path = self.trusted.path / "sealed.json"
         if self.folder.read_plan() is not None:
-            draws, lines = self._read(path)
-            if ledger is not None and lines is None:
+            begun = self._read(path)
+            if ledger is not None and begun.ledger is None:
                 raise LedgerError(
                     f"the sweep {self.folder.name!r} was begun without a ledger, and cannot be charged "
                     "before it draws any more; resume it as it was begun"
                 )
-            return draws
+            return begun
+        if plan.publication is None:
+            raise ConfigError(
+                "a sealed sweep needs a moment of publication before it draws its number of trials"
+            )
         charged = reserve(ledger, str(dataset_id), plan, self.folder.name) if ledger is not None else None
-        draws = draw_trials(trial_law(plan.release), len(plan.trials))
-        (self.trusted.path / "trials").mkdir(parents=True, exist_ok=True)
-        self.trusted.path.chmod(0o700)
+        draws = draw_trials(trial_law(plan.release, plan.max_trials), len(plan.trials))
+        self._make_trusted()
         ledger_lines = dataclasses.asdict(charged) if charged is not None else None
-        write_json(path, {"draws": [vars(draw) for draw in draws], "ledger": ledger_lines})
+        drawn = [vars(draw) for draw in draws]
+        write_json(path, {"draws": drawn, "ledger": ledger_lines, "started": started})
         path.chmod(0o600)
         facts = {"fingerprint": plan.fingerprint, "params": plan.params(), "sweep_id": new_sweep_id()}
         if charged is not None:
             facts["head"] = vars(charged.head)
-        self.folder.create(facts | {"account": account_of(ledger, dataset_id)}, again)
-        return draws
+        fixed = {"account": account_of(ledger, dataset_id), "publication": plan.publication.as_dict()}
+        self.folder.create(facts | fixed, again)
+        return Begun(draws=draws, ledger=charged, started=started)
 
-    def ledger_lines(self) -> LedgerStatement | None:
-        """Return the ledger's lines from the moment of the charge; None without a ledger."""
-        return self._read(self.trusted.path / "sealed.json")[1]
+    def _make_trusted(self) -> None:
+        """Make all that will lie in `trusted/`, whose own times others see: they are those of the start."""
+        self.trusted.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.trusted.path.chmod(0o700)
+        for name in ("trials", "checkpoints", "started", "ray", self.outgoing.name):
+            (self.trusted.path / name).mkdir(exist_ok=True)
 
-    def _read(self, path: Path) -> tuple[tuple[Draw, ...], LedgerStatement | None]:
+    def _read(self, path: Path) -> Begun:
         try:
             values = json.loads(path.read_text())
             draws = tuple(Draw(**draw) for draw in values["draws"])
             lines = values["ledger"]
-            return draws, LedgerStatement(**{**lines, "head": Head(**lines["head"])}) if lines else None
+            charged = LedgerStatement(**{**lines, "head": Head(**lines["head"])}) if lines else None
+            return Begun(draws=draws, ledger=charged, started=float(values["started"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StorageError(
                 f"{path} is gone or damaged, and with it the secret number of trials: this sweep cannot "
@@ -262,6 +321,7 @@ class SealedSweep:
       dataset_id: of the data in the ledger.
       service: resources of its trainings, of which none is restarted.
       again: the options that repeat the sweep, as a file.
+      clock: that the moment of publication is kept by.
     """
 
     def __init__(
@@ -272,16 +332,21 @@ class SealedSweep:
         dataset_id: str | None,
         service: ServiceOptions,
         again: str,
+        clock: Clock,
     ) -> None:
-        self._plan, self._folder, self._again = plan, SealedFolder(folder), again
+        told = () if plan.publication is None else (plan.publication.note(),)
+        self._plan = dataclasses.replace(plan, notes=(*plan.notes, *told))
+        self._folder, self._again = SealedFolder(folder), again
+        self._clock = clock
         self._ledger, self._dataset_id = ledger, dataset_id
         self._service = dataclasses.replace(service, max_restarts=0)
         self._name = folder.name
 
     def run(self, tracker: Tracker, session: Session, run_trials: RunTrials) -> int:
-        """Run what is left of the trials, publish one, and return the exit code."""
-        draws = self._folder.begin(self._plan, self._ledger, self._dataset_id, self._again)
-        trials = drawn_trials(self._plan.trials, draws)
+        """Run what is left of the trials, publish one at the moment, and return the exit code."""
+        now = self._clock.now()
+        begun = self._folder.begin(self._plan, self._ledger, self._dataset_id, self._again, now)
+        trials = drawn_trials(self._plan.trials, begun.draws)
         say(f"sealed sweep: {self._name}; what is printed here tells the number of trials: keep it")
         self._hashes = {trial.name: config_hash(trial.config) for trial in trials}
         self._count_interrupted(trials)
@@ -300,7 +365,10 @@ class SealedSweep:
             say(f"stopped by {name}; continue with --resume --name {self._name}")
             say("note: trials that had begun count as the worst score; the number of trials stays")
             return 128 + stopped.signal_number
-        return self._publish(tracker, trials, draws)
+        prepared = self._prepare(trials, begun)
+        self._wait(begun.started)
+        self._publish(tracker, prepared)
+        return 0
 
     def _on_result(self, name: str, result: dict[str, Any]) -> None:
         self._keep(name, result)
@@ -324,11 +392,12 @@ class SealedSweep:
             if begun and trial.name not in done:
                 self._keep(trial.name, {"failed": "interrupted; a repetition would not be independent"})
 
-    def _publish(self, tracker: Tracker, trials: Sequence[Trial], draws: Sequence[Draw]) -> int:
-        options, release = self._plan.release, self._folder.release
+    def _prepare(self, trials: Sequence[Trial], begun: Begun) -> _Prepared:
+        """Choose the trial, and write all that will be released on the trusted side."""
+        options, outgoing = self._plan.release, self._folder.outgoing
         chosen = choose(
             trials,
-            draws,
+            begun.draws,
             self._finished(),
             select_by=options.select_by,
             min_score=options.min_score if options.mode == SEALED_THRESHOLD else None,
@@ -336,24 +405,44 @@ class SealedSweep:
         outcome = "one model" if chosen is not None else "no model"
         metrics = self._visible(chosen)
         params = chosen.params if chosen is not None else {}
-        statement = build_statement(self._plan, self._name, ledger=self._folder.ledger_lines())
-        paths = [*write_statement(statement, release), release / "result.json"]
-        self._hide_times()
-        write_json(paths[-1], {"outcome": outcome, "params": params, "metrics": metrics})
-        self._hide_times()
+        statement = build_statement(self._plan, self._name, ledger=begun.ledger)
+        for path in outgoing.iterdir():  # of an attempt that ended before the moment
+            path.unlink()
+        write_statement(statement, outgoing)
         if chosen is not None:
             self._copy_model(chosen)
+        write_json(outgoing / _RESULT, {"outcome": outcome, "params": params, "metrics": metrics})
+        return _Prepared(outcome=outcome, params=params, metrics=metrics, statement=statement)
+
+    def _wait(self, started: float) -> None:
+        """Wait for the next moment; where it has passed already, nothing is left to hide."""
+        if self._plan.publication is None or self._folder.is_published:
+            return
+        now = self._clock.now()
+        moment = self._plan.publication.moment(started, now)
+        when = datetime.fromtimestamp(moment)
+        say(f"all is ready; published at {when:%Y-%m-%d %H:%M:%S}, in {duration(moment - now)}")
+        self._clock.sleep_until(moment)
+
+    def _publish(self, tracker: Tracker, prepared: _Prepared) -> None:
+        """Move everything out at once: files first, `result.json` last, then the run in MLflow."""
+        outgoing, release = self._folder.outgoing, self._folder.release
+        release.mkdir(exist_ok=True)
+        names = sorted((path.name for path in outgoing.iterdir()), key=lambda name: (name == _RESULT, name))
+        for name in names:
+            part = release / f".{name}.part"
+            shutil.copyfile(outgoing / name, part)  # a file moved here would keep the time of its making
+            part.replace(release / name)
             self._hide_times()
-        tags = self._plan.tags() | {"outcome": outcome, "guarantee_label": statement.guarantee_label}
-        run = tracker.log_sealed(self._name, params, metrics, tags)
-        for path in paths:
-            tracker.log_artifact(run, path)
+        statement = prepared.statement
+        tags = self._plan.tags() | {"outcome": prepared.outcome, "guarantee_label": statement.guarantee_label}
+        texts = {STATEMENT: statement.to_json(), f"{STATEMENT}_page": statement.to_markdown()}
+        tracker.log_sealed(self._name, prepared.params, prepared.metrics, tags, texts)
         say(statement_text(statement))
-        say(f"published: {outcome} in {release}")
-        return 0
+        say(f"published: {prepared.outcome} in {release}")
 
     def _hide_times(self) -> None:
-        """Take the times from what is in `release/`, after every write: they tell when the sweep ended."""
+        """Take the times from what is in `release/`, after every write."""
         release = self._folder.release
         for path in (*release.iterdir(), release):
             os.utime(path, ns=(SEALED_TIME_MS * 10**6,) * 2)
@@ -379,4 +468,4 @@ class SealedSweep:
             data = "private" if self._plan.source.are_private else RESEARCH
             note = json.dumps({"data": data, "sweep": self._name})
             state = released_state(saved, averaged=averaged)
-            write_weights(self._folder.release / PUBLISHED, state, note=note)
+            write_weights(self._folder.outgoing / PUBLISHED, state, note=note)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import signal
 import time
@@ -18,7 +19,9 @@ from sweeps.service.options.data import data_path
 from sweeps.service.options.file import options_text
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.planning.duration import seconds_of_trials
 from sweeps.service.planning.plan import Earlier, SweepPlan, build_plan, cross_checks
+from sweeps.service.planning.publication import Publication
 from sweeps.service.planning.records import load_training_data
 from sweeps.service.planning.trials import Charged, Point, Trial, trial_class
 from sweeps.service.privacy.account import (
@@ -39,10 +42,11 @@ from sweeps.service.privacy.statement import (
     write_statement,
 )
 from sweeps.service.running.captions import tell_cut_captions
+from sweeps.service.running.clock import Clock, SystemClock
 from sweeps.service.running.sealed import SealedSweep
 from sweeps.service.running.terminal import (
-    clock,
     count,
+    duration,
     estimate_text,
     headline,
     name_suffix,
@@ -52,7 +56,14 @@ from sweeps.service.running.terminal import (
     say,
     short_name,
 )
-from sweeps.service.running.tune import RaySession, Stopped, check_this_machine, ray_session, run_trials
+from sweeps.service.running.tune import (
+    RaySession,
+    Stopped,
+    check_this_machine,
+    ray_session,
+    run_trials,
+    trials_at_once,
+)
 from sweeps.service.storage.calibrations import CalibrationCache, calibrations
 from sweeps.service.storage.folder import SweepFolder, config_hash, find_folder
 from sweeps.service.storage.runs import tracking_address
@@ -62,6 +73,7 @@ from trainers.tracking.runs import Tracker
 from trainers.tracking.server import DATABASE_SCHEMES, connect, is_database
 
 EXPERIMENT = "dpgcl"
+SYSTEM_CLOCK = SystemClock()
 Figure = Callable[[str, str, Path], Sequence[Path]]
 
 
@@ -84,7 +96,14 @@ class Outcome:
     statement: PrivacyStatement | None = None
 
 
-def run_sweep(question: str, options: SweepOptions, points: Sequence[Point], figure: Figure) -> int:
+def run_sweep(
+    question: str,
+    options: SweepOptions,
+    points: Sequence[Point],
+    figure: Figure,
+    *,
+    clock: Clock = SYSTEM_CLOCK,
+) -> int:
     """Run a sweep from plan to figure and return the exit code.
 
     Everything the user can have got wrong is found before the first worker starts, and nothing is
@@ -95,6 +114,7 @@ def run_sweep(question: str, options: SweepOptions, points: Sequence[Point], fig
       options: the user's.
       points: the sweep's points.
       figure: draws the sweep's figure from MLflow alone: (tracking uri, sweep name, folder) → files.
+      clock: that a sealed sweep is published by.
 
     Returns:
       0; 1 when trials failed or MLflow did not take all results (`--resume` continues); 128 + signal
@@ -103,7 +123,7 @@ def run_sweep(question: str, options: SweepOptions, points: Sequence[Point], fig
     Raises:
       DpgclError: bad input; exit code 2.
     """
-    return execute(question, options, points, figure).code
+    return execute(question, options, points, figure, clock=clock).code
 
 
 def execute(
@@ -115,6 +135,7 @@ def execute(
     earlier: Earlier | None = None,
     kind: type[OpenSweep] | None = None,
     told: SweepOptions | None = None,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> Outcome:
     """Run a sweep as `run_sweep`, for code that goes on with its results.
 
@@ -124,6 +145,7 @@ def execute(
       earlier: the sweep whose results chose these points; its cost is added.
       kind: of an open sweep that plans, shows or chooses its trials in its own way.
       told: the options that repeat all of it, where these are those of a part.
+      clock: that a sealed sweep is published by.
     """
     kind = kind or OpenSweep
     data, service = options.data, options.service
@@ -156,6 +178,8 @@ def execute(
         )
         budget = sweep_budget(plan, ledger, dataset_id, folder) if options.release.is_open else None
         check_account(folder, ledger, dataset_id)
+        if not plan.release.is_open:
+            plan = _with_publication(plan, folder, service)
         kind.show(plan)
         tell_cut_captions(plan)
         if budget is not None:
@@ -164,6 +188,8 @@ def execute(
             _tell_what_is_missing(options)
             say("measuring a step of every kind …")
             say(estimate_text(plan))
+            if plan.publication is not None:
+                say(f"estimate: published {duration(plan.publication.interval_seconds)} after the start")
             return Outcome(code=0, plan=plan)
         check_this_machine(service, options.performance)
         known = folder.read_plan()
@@ -173,7 +199,7 @@ def execute(
             opened = beside.submit(Tracker.open, uri, root, EXPERIMENT)
             again = options_text(told or options)
             if not options.release.is_open:
-                sealed = SealedSweep(plan, folder, ledger, dataset_id, service, again)
+                sealed = SealedSweep(plan, folder, ledger, dataset_id, service, again, clock)
                 code = sealed.run(opened.result(), ray_session, run_trials)
                 return Outcome(code=code, plan=plan, folder=folder)
             account = account_of(ledger, dataset_id)
@@ -182,6 +208,15 @@ def execute(
             return Outcome(
                 code=code, plan=plan, folder=folder, results=sweep.results(), statement=sweep.statement
             )
+
+
+def _with_publication(plan: SweepPlan, folder: SweepFolder, service: ServiceOptions) -> SweepPlan:
+    """Return the plan of a sealed sweep with its moment: a new one, or that of the sweep that is resumed."""
+    if (known := folder.read_plan()) is not None:
+        return dataclasses.replace(plan, publication=Publication.read(known.get("publication")))
+    longest = max(seconds_of_trials(plan))
+    at_once = trials_at_once(service, plan.trials[0].config.performance)
+    return dataclasses.replace(plan, publication=Publication.planned(plan.release, longest, at_once))
 
 
 def _tell_what_is_missing(options: SweepOptions) -> None:
@@ -337,7 +372,7 @@ class OpenSweep:
         spent = time.monotonic() - self._started
         left = spent / max(1, done - self._num_before) * (len(self._trials) - done)
         shown = ", ".join(headline(result["metrics"]))
-        say(f"[{done}/{len(self._trials)}] {name}: {shown} ({clock(left)} left)")
+        say(f"[{done}/{len(self._trials)}] {name}: {shown} ({duration(left)} left)")
 
     def _track(self, name: str, result: dict[str, Any]) -> None:
         """Log a finished trial; a server that does not answer costs nothing but a later attempt."""

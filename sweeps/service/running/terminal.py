@@ -64,7 +64,7 @@ def estimate_text(plan: SweepPlan) -> str:
     threads = count(plan.trials[0].config.performance.threads_per_worker, "thread")
     what = "" if plan.release.is_open else "for one trial of every setting, "
     return (
-        f"estimate: {what}{clock(seconds)} of training and embedding in all on one worker at a time "
+        f"estimate: {what}{duration(seconds)} of training and embedding in all on one worker at a time "
         f"with {threads}, measured here on synthetic images; divide by the "
         "trials that run at once, and add start-up and probes"
     )
@@ -85,7 +85,7 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def clock(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Return a duration in words."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

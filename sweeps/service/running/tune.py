@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from filelock import FileLock, Timeout
 
 from dpgcl_core.errors import ConfigError
 from sweeps.service.options.service import ServiceOptions
@@ -42,6 +44,8 @@ _QUIET = {
     "TUNE_GLOBAL_CHECKPOINT_S": "3600",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
+
+_SCRATCH, _OWNER_LOCK = "dpgcl-ray-", "owner.lock"
 
 OnResult = Callable[[str, dict[str, Any]], None]
 
@@ -122,6 +126,17 @@ def check_this_machine(service: ServiceOptions, performance: PerformanceConfig) 
         max_concurrent_trials(service, performance, have)
 
 
+def trials_at_once(service: ServiceOptions, performance: PerformanceConfig) -> int:
+    """Return how many trainings run side by side, as far as known before Ray is started: at least one."""
+    if _joins_cluster():
+        return service.max_concurrent_trials or 1
+    have = {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
+    try:
+        return max_concurrent_trials(service, performance, have)
+    except ConfigError:  # refused when it is started
+        return 1
+
+
 def run_trials(
     session: RaySession,
     plan: SweepPlan,
@@ -146,7 +161,8 @@ def run_trials(
     import ray
 
     records = [ray.put(plan.data)]
-    return _tune(folder, trials, session, records, _callback(on_result, budget, folder), source)
+    callback, public = _callback(on_result, budget, folder), plan.data.train_is_public
+    return _tune(folder, trials, session, records, callback, source, data_are_public=public)
 
 
 def max_concurrent_trials(
@@ -177,10 +193,27 @@ def max_concurrent_trials(
 
 @contextmanager
 def _scratch_folder() -> Iterator[Path]:
-    """A folder for what Ray writes and nobody needs later; its path is short, for sockets lie in it."""
-    base = "/tmp" if Path("/tmp").is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="dpgcl-", dir=base, ignore_cleanup_errors=True) as path:
-        yield Path(path)
+    """A folder for what Ray writes and nobody needs later; its path is short, for sockets lie in it.
+
+    Ray's logs and Tune's state hold names, scores and times of trials, so it is for this user alone (mode
+    0700), and goes with the sweep; what a killed one left goes when the next one starts.
+    """
+    base = Path("/tmp") if Path("/tmp").is_dir() else Path(tempfile.gettempdir())
+    _remove_left_folders(base)
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=base, ignore_cleanup_errors=True) as path:
+        lock = FileLock(Path(path) / _OWNER_LOCK, fallback_to_soft=False)
+        with lock:
+            yield Path(path)
+
+
+def _remove_left_folders(base: Path) -> None:
+    """Remove the scratch folders of this user whose drivers have ended: a living one holds a lock."""
+    for path in base.glob(f"{_SCRATCH}*"):
+        with suppress(OSError, Timeout):
+            if path.lstat().st_uid != os.getuid() or path.is_symlink() or not (path / _OWNER_LOCK).is_file():
+                continue
+            with FileLock(path / _OWNER_LOCK, timeout=0, fallback_to_soft=False):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
@@ -241,13 +274,16 @@ def _tune(
     records: list[Any],
     callback: Any,
     source: TrialSource | None,
+    *,
+    data_are_public: bool,
 ) -> dict[str, str]:
     from ray import tune
 
     from trainers.ray_worker import resources_of_trial_function, run_trial
 
     def given(trial: Trial) -> RayTrial:
-        return _ray_trial(trial, folder, session, charged=callback.budget is not None)
+        charged = callback.budget is not None
+        return _ray_trial(trial, folder, session, charged=charged, data_are_public=data_are_public)
 
     def run_given(tune_config: Mapping[str, Any], *, records: list[Any]) -> None:
         run_trial(tune_config, trials={tune_config["trial"]: tune_config["given"]}, records=records)
@@ -264,7 +300,13 @@ def _tune(
     tuner = tune.Tuner(
         tune.with_resources(function, resources_of_trial_function(given(trials[0]))),
         param_space=space,
-        tune_config=tune.TuneConfig(max_concurrent_trials=session.concurrent, reuse_actors=True, **chosen),
+        tune_config=tune.TuneConfig(
+            max_concurrent_trials=session.concurrent,
+            reuse_actors=True,
+            trial_name_creator=_nameless,  # by itself it has the trial's own name, and so its place
+            trial_dirname_creator=_nameless,
+            **chosen,
+        ),
         run_config=tune.RunConfig(
             name="tune",
             storage_path=str(session.scratch),
@@ -273,13 +315,34 @@ def _tune(
             verbose=0,
         ),
     )
-    with _signals_noted(callback):
+    with _state_in(session.scratch), _signals_noted(callback):
         tuner.fit()
     names = [trial.name for trial in trials if trial.name not in callback.done]
     return {name: callback.errors.get(name, "unknown error") for name in names}
 
 
-def _ray_trial(trial: Trial, folder: SweepFolder, session: RaySession, *, charged: bool) -> RayTrial:
+@contextmanager
+def _state_in(scratch: Path) -> Iterator[None]:
+    """Have Tune keep its state in the scratch folder; by itself it takes Ray's, which a whole cluster reads.
+
+    Tune has no option for it: the function that names the folder is replaced.
+    """
+    from ray.train._internal import storage as of_ray
+
+    storage: Any = of_ray
+    folder = scratch / "state"
+    folder.mkdir(exist_ok=True)
+    before = storage._get_ray_train_session_dir
+    storage._get_ray_train_session_dir = lambda: str(folder)
+    try:
+        yield
+    finally:
+        storage._get_ray_train_session_dir = before
+
+
+def _ray_trial(
+    trial: Trial, folder: SweepFolder, session: RaySession, *, charged: bool, data_are_public: bool
+) -> RayTrial:
     from trainers.ray_worker import RayTrial, packed_method
 
     return RayTrial(
@@ -294,7 +357,13 @@ def _ray_trial(trial: Trial, folder: SweepFolder, session: RaySession, *, charge
         memory_share=1 / max(1, session.workers_per_machine),
         charged=charged,
         method=packed_method(trial.config.mechanism.method),
+        data_are_public=data_are_public,
     )
+
+
+def _nameless(trial: Any) -> str:
+    """Return Tune's id of a trial, for its folders."""
+    return str(trial.trial_id)
 
 
 def _searcher(source: TrialSource, given: Callable[[Trial], RayTrial]) -> Any:

@@ -333,6 +333,7 @@ def test_exception_with_a_private_number_is_told_without_it(
             code_root=None,
             gpus_per_worker=0.0,
             memory_share=1.0,
+            data_are_public=public,
         )
         told[public] = repr(ray_worker.train_worker({"trial": trial, "records": [public]}))
     assert repr(CANARY) in told[True]

@@ -84,8 +84,20 @@ LAWS: dict[str, tuple[TrialCountLaw, np.ndarray]] = {
         TruncatedTrials(law=GEOMETRIC, max_trials=15),
         exact.negative_binomial_pmf(1.0, 0.1, length=15),
     ),
+    "capped logarithmic": (
+        TruncatedTrials(law=TruncatedNegativeBinomial(eta=0.0, gamma=0.05), max_trials=6),
+        np.pad(exact.negative_binomial_pmf(0.0, 0.05, length=6), (0, 9)),
+    ),
+    "capped at 2": (
+        TruncatedTrials(law=TruncatedNegativeBinomial(eta=3.0, gamma=0.3), max_trials=2),
+        np.pad(exact.negative_binomial_pmf(3.0, 0.3, length=2), (0, 13)),
+    ),
+    "capped poisson": (
+        TruncatedTrials(law=PoissonTrials(mean_trials=6.0), max_trials=4),
+        np.pad(exact.poisson_pmf(6.0, 4) / exact.poisson_pmf(6.0, 4).sum(), (0, 11)),
+    ),
 }
-WITH_PROFILE_BOUND = [name for name in LAWS if name != "capped"]
+CAPPED = ("capped", "capped logarithmic", "capped at 2")
 MECHANISMS = {
     "gaussian": exact.subsampled_gaussian(1.0, 2.0),
     "subsampled": exact.subsampled_gaussian(0.05, 0.6),
@@ -179,7 +191,7 @@ def test_gamma_of_mean_matches_reference(eta: float, gamma: float) -> None:
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize("name", WITH_PROFILE_BOUND)
+@pytest.mark.parametrize("name", LAWS)
 def test_profile_bound_is_never_below_the_truth(name: str, mechanism: str) -> None:
     profile = _profile_of(*MECHANISMS[mechanism])
     for delta in SMALL_DELTAS:
@@ -196,7 +208,7 @@ def test_pointwise_bound_is_never_below_the_truth(name: str, mechanism: str) -> 
         assert math.isinf(epsilon) or _true_delta(mechanism, name, epsilon) <= delta * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("name", WITH_PROFILE_BOUND)
+@pytest.mark.parametrize("name", LAWS)
 def test_pointwise_bound_is_at_most_the_profile_bound(name: str) -> None:
     law, _ = LAWS[name]
     profile = _profile_of(*MECHANISMS["gaussian"])
@@ -213,7 +225,7 @@ def test_pointwise_bound_is_close_to_the_worst_score(name: str) -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["gaussian", "subsampled"])
-@pytest.mark.parametrize("name", ["geometric", "logarithmic", "eta -0.5", "eta 3", "poisson"])
+@pytest.mark.parametrize("name", ["geometric", "logarithmic", "eta -0.5", "eta 3", "poisson", *CAPPED])
 def test_papernot_steinke_is_never_below_the_truth(name: str, mechanism: str) -> None:
     p, q = MECHANISMS[mechanism]
     orders = np.array([1.5, 2.0, 3.0, 5.0, 8.0, 16.0, 32.0])
@@ -240,6 +252,32 @@ def test_threshold_bound_is_never_below_the_truth(halting_prob: float, mechanism
                     assert exact.exact_delta(*released, epsilon) <= delta * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize(("halting_prob", "max_trials"), [(0.05, 4), (0.05, 60), (0.3, 2)])
+def test_capped_threshold_bound_is_never_below_the_truth(
+    halting_prob: float, max_trials: int, mechanism: str
+) -> None:
+    profile = _profile_of(*MECHANISMS[mechanism])
+    pmf = exact.negative_binomial_pmf(1.0, halting_prob, length=max_trials)
+    for score in SCORES:
+        laws = _in_score_order(mechanism, score)
+        for share in (0.25, 0.5, 0.75):
+            misses = int(share * len(laws[0]))
+            released = [exact.first_above_of_k(law, misses, pmf) for law in laws]
+            for delta in SMALL_DELTAS:
+                epsilon = threshold_bound(profile, halting_prob, delta, max_trials)
+                if math.isfinite(epsilon):
+                    assert exact.exact_delta(*released, epsilon) <= delta * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("bound", ["profile", "pointwise", "ps22"])
+def test_cap_on_the_number_of_trials_costs_nothing(bound: str) -> None:
+    capped = TruncatedTrials(law=GEOMETRIC, max_trials=12)
+    whole, cut = (sealed_cost([S1], law=law, delta=1e-5, bound=bound) for law in (GEOMETRIC, capped))
+    assert cut.tuned_epsilon is not None
+    assert cut.tuned_epsilon < whole.tuned_epsilon
+
+
 # ---- wrong bounds are caught ----------------------------------------------------------------------------
 
 
@@ -254,6 +292,18 @@ def test_delta_over_the_mean_alone_is_no_bound(name: str) -> None:
     profile = _profile_of(*MECHANISMS["gaussian"])
     claimed = profile.epsilon(1e-4 / LAWS[name][0].mean)
     assert _true_delta("gaussian", name, claimed) > 1e-4
+
+
+def test_bound_of_the_law_given_at_most_m_is_none_for_the_smaller_of_both() -> None:
+    """min(K, M) puts the mass beyond M onto M itself: another law, which the bound does not cover."""
+    pmf = exact.negative_binomial_pmf(1.0, 0.01)
+    smaller = np.append(pmf[:4], pmf[4:].sum())
+    law = TruncatedTrials(law=TruncatedNegativeBinomial(eta=1.0, gamma=0.01), max_trials=4)
+    mechanism = exact.randomised_response(0.01, 1e-3)
+    claimed = profile_bound(_profile_of(*mechanism), law, 2.6e-3)
+    released = [exact.best_of_k(each[::-1], smaller) for each in mechanism]
+    given = [exact.best_of_k(each[::-1], pmf[:5] / pmf[:5].sum()) for each in mechanism]
+    assert exact.exact_delta(*given, claimed) <= 2.6e-3 < exact.exact_delta(*released, claimed)
 
 
 def test_shift_without_delta_over_the_mean_is_no_bound() -> None:
@@ -500,11 +550,6 @@ def test_mean_one_is_a_single_trial_at_its_own_cost() -> None:
 def test_law_out_of_range_is_refused(build, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigError, match=message):
         build()
-
-
-def test_cap_that_the_law_lacks_needs_the_pointwise_bound() -> None:
-    with pytest.raises(ConfigError, match='use "pointwise"'):
-        sealed_cost([S1], law=LAWS["capped"][0], delta=1e-5)
 
 
 # ---- records of the cost --------------------------------------------------------------------------------

@@ -1,0 +1,117 @@
+"""When a sealed sweep is published: at a moment that is fixed before its number of trials is drawn.
+
+The time that a sealed sweep takes tells how many trials it had. So the moment is public and comes first: it
+is `interval_seconds` after the start, and the law of the number of trials K is cut off at `max_trials`, the
+number that fits before the moment with a margin. Given K ≤ `max_trials` the sweep costs no more than without
+(`dpgcl_core.accounting.tuning.bounds`), and what is charged and stated is the law that is drawn.
+
+Should the trials take longer all the same, everything waits for a whole number of intervals more: this much
+of an overrun is seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from dpgcl_core.accounting.tuning.laws import MAX_TRUNCATED_TRIALS
+from dpgcl_core.errors import ConfigError, StorageError
+from sweeps.service.options.release import ReleaseOptions, trial_law
+
+_MARGIN = 2.0
+"""How much longer than estimated a trial may take: on another machine, or beside others."""
+_SECONDS_TO_START = 30.0
+_SECONDS_PER_TRIAL = 10.0
+"""Starting its process, probing its network, and scoring on small data."""
+_SHARE_THAT_FITS = 0.95
+"""Of the law without a cap, where no moment is given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publication:
+    """When a sealed sweep is published, and the cap on its trials that follows.
+
+    Attributes:
+      interval_seconds: from the start of the sweep to the moment, and from one possible moment to the next.
+      max_trials: M, at which the law of the number of trials is cut off.
+    """
+
+    interval_seconds: float
+    max_trials: int
+
+    @classmethod
+    def planned(cls, release: ReleaseOptions, trial_seconds: float, at_once: int) -> Self:
+        """Return when to publish: after the time that is asked for, or that most draws of the law need.
+
+        Args:
+          release: the law, and the time that is asked for.
+          trial_seconds: of the longest trial, as estimated without private records.
+          at_once: trials that run side by side.
+
+        Raises:
+          ConfigError: not even one trial fits.
+        """
+        each = _MARGIN * trial_seconds + _SECONDS_PER_TRIAL
+        asked = release.publish_after_seconds
+        if asked is None:
+            most = most_trials(release)
+            rounds = math.ceil(most / at_once)
+            return cls(interval_seconds=math.ceil(_SECONDS_TO_START + rounds * each), max_trials=most)
+        fits = int((asked - _SECONDS_TO_START) / each) * at_once
+        if fits < 1:
+            raise ConfigError(
+                "publish_after must leave time for a trial, about "
+                f"{_SECONDS_TO_START + each:.0f} seconds with a margin; got {asked:g}"
+            )
+        return cls(interval_seconds=asked, max_trials=min(fits, MAX_TRUNCATED_TRIALS))
+
+    @classmethod
+    def read(cls, values: Any) -> Self:
+        """Return what a sweep's plan keeps.
+
+        Raises:
+          StorageError: it is missing or damaged.
+        """
+        try:
+            return cls(
+                interval_seconds=float(values["interval_seconds"]), max_trials=int(values["max_trials"])
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise StorageError(
+                "this sweep's plan does not tell when it is published: its folder is damaged, or was written "
+                "by another version; choose another --name"
+            ) from error
+
+    def as_dict(self) -> Mapping[str, Any]:
+        """Return what a sweep's plan keeps, for `read`."""
+        return asdict(self)
+
+    def note(self) -> str:
+        """Return the sentence of the statement."""
+        return (
+            f"Published {self.interval_seconds:g} seconds after its start, or whole multiples of that later, "
+            f"with at most {self.max_trials} trials: both were fixed before their number was drawn."
+        )
+
+    def moment(self, started: float, now: float) -> float:
+        """Return the first possible moment from `now` on, for a sweep that was started at `started`.
+
+        >>> Publication(interval_seconds=60, max_trials=9).moment(1000, 1059), 1000 + 2 * 60
+        (1060, 1120)
+        """
+        passed = max(1, math.ceil((now - started) / self.interval_seconds))
+        return started + passed * self.interval_seconds
+
+
+def most_trials(release: ReleaseOptions) -> int:
+    """Return the cap that all but a twentieth of the draws keep to without one.
+
+    >>> most_trials(ReleaseOptions(mode="sealed", mean_trials=10))
+    29
+    """
+    law = trial_law(release)
+    if law.mean >= MAX_TRUNCATED_TRIALS:
+        return MAX_TRUNCATED_TRIALS
+    return min(law.quantile(_SHARE_THAT_FITS), MAX_TRUNCATED_TRIALS)

@@ -1,0 +1,31 @@
+"""The clock that a sealed sweep is published by; tests bring another one."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+_LONGEST_NAP_SECONDS = 60.0
+
+
+class Clock(Protocol):
+    """The time of day, which goes on while no process runs: a resumed sweep keeps its moment."""
+
+    def now(self) -> float:
+        """Return the seconds since the epoch."""
+
+    def sleep_until(self, moment: float) -> None:
+        """Return when `now` has reached `moment`."""
+
+
+class SystemClock:
+    """The machine's own clock."""
+
+    def now(self) -> float:
+        """Return the seconds since the epoch."""
+        return time.time()
+
+    def sleep_until(self, moment: float) -> None:
+        """Return when `now` has reached `moment`, whatever sets the clock meanwhile."""
+        while (left := moment - self.now()) > 0:
+            time.sleep(min(left, _LONGEST_NAP_SECONDS))
