@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 
+from dpgcl_core.addresses import masked
 from dpgcl_core.errors import ConfigError, DataError, unknown_choice
 from dpgcl_core.sampling.records import held_out
 from trainers.data.classes import BUILTIN_CLASS_NAMES
@@ -54,6 +56,9 @@ __all__ = [
 ]
 
 
+_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+
+
 def check_dataset_name(name: str) -> None:
     """Check that `name` is a built-in data set or a file of one's own, such as `npz:PATH`.
 
@@ -75,7 +80,13 @@ webdataset:PATH
             shape_numbers(name)
     elif not (path and scheme in {*_OWN, *_OWN_PAIRS}):
         schemes = (f"{own}:PATH" for own in {*_OWN, *_OWN_PAIRS})
-        raise ConfigError(unknown_choice("data set", name, [*BUILTIN_DATASETS, "shapes:NUM:SEED", *schemes]))
+        shown = masked(name) if set("/@=") & set(name) else name
+        raise ConfigError(unknown_choice("data set", shown, [*BUILTIN_DATASETS, "shapes:NUM:SEED", *schemes]))
+    elif _REMOTE.match(path):
+        raise ConfigError(
+            f"PATH must be a file or folder of this machine, not an address: got {masked(name)!r}; copy the "
+            "data, or mount where they are"
+        )
 
 
 def is_builtin_name(name: str) -> bool:

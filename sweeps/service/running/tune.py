@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from dpgcl_core.addresses import masked, text_of_error
 from dpgcl_core.errors import ConfigError
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.planning.plan import SweepPlan
@@ -221,11 +222,14 @@ def _check_address() -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=10).close()
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            "RAY_ADDRESS must be the host:port of a cluster that answers, or unset for a private Ray; "
-            f"got {address!r} ({error})"
-        ) from error
+    except (OSError, ValueError, OverflowError) as error:
+        said = text_of_error(error, address)
+    else:
+        return
+    raise ConfigError(
+        "RAY_ADDRESS must be the host:port of a cluster that answers, or unset for a private Ray; "
+        f"got {masked(address)!r} ({said})"
+    )
 
 
 def _keep_token_out_of_home() -> None:
