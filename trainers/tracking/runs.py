@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dpgcl_core.addresses import masked, masked_text
 from dpgcl_core.errors import ConfigError, TrackingError, unknown_choice
+from dpgcl_core.release.markdown import escaped
 from trainers.tracking.server import connect, is_database, search_runs, server_errors
 
 if TYPE_CHECKING:
@@ -300,12 +301,12 @@ def _note(name: str, params: Mapping[str, Any], tags: Mapping[str, Any], descrip
         return next((_plain(params[each]) for each in names if each in params), "see the trials")
 
     lines = [
-        f"**{name}**: a sweep of differentially private contrastive learning"
+        f"**{escaped(name)}**: a sweep of differentially private contrastive learning"
         + (", one run per training." if tags.get("release_mode", "open") == "open" else ", one run."),
-        description,
-        f"- ε: {first('target_epsilons', 'target_epsilon', 'epsilons')}",
-        f"- δ: {first('target_delta', 'delta')}",
-        f"- {tags.get(TUNING_COST_TAG, NO_TUNING_COST)}",
+        escaped(masked_text(description)),
+        f"- ε: {escaped(first('target_epsilons', 'target_epsilon', 'epsilons'))}",
+        f"- δ: {escaped(first('target_delta', 'delta'))}",
+        f"- {escaped(str(tags.get(TUNING_COST_TAG, NO_TUNING_COST)))}",
     ]
     return "\n\n".join([*filter(None, lines[:2]), "\n".join(lines[2:])])
 
