@@ -48,6 +48,10 @@ class TrackingError(DpgclError):
     """The MLflow server cannot be reached or refuses."""
 
 
+class ClusterError(DpgclError):
+    """Ray did not start, or does not answer."""
+
+
 class LedgerError(DpgclError):
     """The budget ledger is missing, damaged, out of reach or asked for what it does not hold."""
 

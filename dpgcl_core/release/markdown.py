@@ -6,7 +6,7 @@ of any common dialect is written such that it stands for itself.
 
 *Why it is enough.* An element needs HTML (`<`, or `&` of an entity), an inline mark (a backtick, `*`, `_` at
 the edge of a word, `~~`, `[`, `{`), a cell's end (`|`), a bare address (`://`, `www.`, `@`), a line of its
-own, or a mark at the start of the line. Inline marks get a backslash; all others are written as entities, that
+own, or a mark at the start of the line. Inline marks get a backslash; all others become entities, that
 CommonMark and Python-Markdown never take for structure; so is a backslash of the value's own, which could
 undo one. Line breaks and invisible characters become spaces.
 """
