@@ -12,7 +12,7 @@ import psycopg
 import pytest
 import requests
 import sqlalchemy
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import dpgcl_core.addresses
@@ -79,6 +79,11 @@ def addresses(draw: st.DrawFn) -> str:
 
 
 @given(addresses())
+@example(f"postgresql://me:1/{_MARK}@h/db")
+@example(f"postgresql://me:1?sslmode={_MARK}@h/db")
+@example(f"postgresql://me:1#{_MARK}@h/db")
+@example(f"postgresql://h:1/db?password=a@b/{_MARK}")
+@example(f"postgresql://h:1/db%3Fpassword%3D{_MARK}")
 @settings(max_examples=400, deadline=None, derandomize=True)
 def test_masked_address_shows_no_piece_of_its_secret(address: str) -> None:
     assert _MARK not in masked(address)

@@ -543,4 +543,22 @@ BREAKAGES = (
         after="",
         tests=("tests/trainers/training/test_loop.py::test_network_that_keeps_state_is_refused",),
     ),
+    # Inputs and addresses
+    Breakage(
+        name="an address with an @ behind its first slash is shown",
+        file="dpgcl_core/addresses.py",
+        before='if "@" in unquote(unquote(tail)) or not _HOSTS.fullmatch(hosts):',
+        after="if not _HOSTS.fullmatch(hosts):",
+        tests=("tests/dpgcl_core/test_addresses.py::test_masked_address_shows_no_piece_of_its_secret",),
+    ),
+    Breakage(
+        name="images are decoded before their size is known",
+        file="trainers/data/decoding.py",
+        before="if image.width * image.height > max_pixels or",
+        after="if",
+        tests=(
+            "tests/trainers/data/test_large_images.py"
+            "::test_file_that_declares_too_many_pixels_is_refused_undecoded",
+        ),
+    ),
 )
