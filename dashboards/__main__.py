@@ -15,6 +15,7 @@ from dashboards.compose.questions import find_question
 from dashboards.errors import DashboardError
 from dashboards.figures import load_for, write_figure, write_table
 from dashboards.query.sweeps import list_sweeps
+from dpgcl_core.addresses import hide_arguments
 from dpgcl_core.errors import DpgclError
 from trainers.files.storage import storage_root
 
@@ -98,4 +99,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    hide_arguments()
     sys.exit(main())

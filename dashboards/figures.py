@@ -7,6 +7,7 @@ draws them again.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -18,6 +19,10 @@ from dashboards.query.trials import load_series, load_trials
 from dashboards.render.page import page_of
 from dashboards.render.pictures import pictures_of
 from dashboards.render.tables import to_markdown
+from dpgcl_core.release.markdown import escaped
+
+# What spreadsheets take for the start of a formula, unless it is a number.
+_FORMULA = re.compile(r"\s*(?![+-](?:\d|inf))[=+\-@|%]|[\t\r\n]")
 
 
 def draw(question: Question | str, tracking_uri: str, sweep: str | None, folder: Path) -> list[Path]:
@@ -66,15 +71,28 @@ def write_table(trials: pd.DataFrame, folder: Path, question: Question | str) ->
     content, numbers = content_of(trials, asked), numbers_of(trials, asked)
     folder.mkdir(parents=True, exist_ok=True)
     csv_path, text_path = folder / f"{asked.stem}.csv", folder / f"{asked.stem}.md"
-    numbers.to_csv(csv_path, index=False)
-    notes = "\n".join(f"- {note}" for note in content.notes)
+    _without_formulas(numbers).to_csv(csv_path, index=False)
+    notes = "\n".join(f"- {escaped(note)}" for note in content.notes)
     (_, first), *others = content.tables
-    text = f"# {content.title}\n\n{content.subtitle}\n\n{to_markdown(first)}\n\n{notes}\n"
+    text = f"# {escaped(content.title)}\n\n{escaped(content.subtitle)}\n\n{to_markdown(first)}\n\n{notes}\n"
     for heading, table in others:
-        text += f"\n## {heading}\n\n{to_markdown(table)}\n"
+        text += f"\n## {escaped(heading)}\n\n{to_markdown(table)}\n"
         text += f"\n{PAIRED}\n" if heading.startswith("Differences") else ""
     text_path.write_text(text, encoding="utf-8")
     return csv_path, text_path
+
+
+def _without_formulas(numbers: pd.DataFrame) -> pd.DataFrame:
+    """Return the table with an apostrophe before each text that a spreadsheet would run as a formula.
+
+    >>> _without_formulas(pd.DataFrame({"name": ["=1+1", "a=b", -1.0]}))["name"].tolist()
+    ["'=1+1", 'a=b', -1.0]
+    """
+
+    def plain(value: object) -> object:
+        return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
+
+    return numbers.map(plain).rename(columns=plain)
 
 
 def load_for(question: Question | str, tracking_uri: str, sweep: str | None = None) -> pd.DataFrame:

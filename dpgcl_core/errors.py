@@ -12,17 +12,24 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+from dpgcl_core.addresses import hide_arguments, masked_text
+
 _SHOWN = 20
 
 
 class DpgclError(ValueError):
     """Anything wrong that the caller can put right; its message never carries the content of a record.
 
+    Nor does it carry the secret of an address: every message passes through `masked_text`.
+
     Attributes:
       details: what is as private as the records, such as positions of those that cannot be used, by name.
     """
 
     details: Mapping[str, Any] = MappingProxyType({})
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*(masked_text(each) if isinstance(each, str) else each for each in args))
 
 
 class ConfigError(DpgclError):
@@ -39,6 +46,10 @@ class StorageError(DpgclError):
 
 class TrackingError(DpgclError):
     """The MLflow server cannot be reached or refuses."""
+
+
+class ClusterError(DpgclError):
+    """Ray did not start, or does not answer."""
 
 
 class LedgerError(DpgclError):
@@ -66,6 +77,12 @@ def exit_on_bad_input(main: Callable[[], int]) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):  # a terminal without Greek letters is no reason to stop
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    if hide_arguments():
+        print(
+            "note: other users of this machine may have read the password on the command line, and a Ray "
+            "job's entry keeps it: use $DPGCL_LEDGER, $MLFLOW_TRACKING_URI or a file (docs/cluster.md)",
+            file=sys.stderr,
+        )
     try:
         sys.exit(main())
     except DpgclError as error:

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import re
 import secrets
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +28,12 @@ import torch.distributed as dist
 from ray import cloudpickle as _cloudpickle
 from ray import tune
 from ray.train import RunConfig, ScalingConfig, WorkerGroupError
-from ray.train.torch import TorchTrainer
+from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.torch.config import (
+    _set_torch_distributed_env_vars,
+    _setup_torch_process_group,
+    _TorchBackend,
+)
 
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.registry import METHODS, is_installed, method_named, register
@@ -58,6 +65,7 @@ class RayTrial:
       gpus_per_worker: GPUs of one worker.
       memory_share: the part of its machine's free memory that one worker may use.
       charged: whether a ledger pays for it: then no step is drawn that the driver has not reserved.
+      scratch: the driver's folder of its own, where workers of its machine meet.
       method: the training's method, where the program registered it itself, by `packed_method`.
       data_are_public: whether all may be told of a failure.
     """
@@ -70,6 +78,7 @@ class RayTrial:
     gpus_per_worker: float
     memory_share: float
     charged: bool = False
+    scratch: Path | None = None
     method: bytes | None = None
     data_are_public: bool = False
 
@@ -135,6 +144,7 @@ def run_trial(
         ),
         # Ray makes a folder of this name where others of a cluster look: a trial's own would tell its place.
         run_config=RunConfig(name=f"training-{secrets.token_hex(6)}", storage_path=str(trial.ray_folder)),
+        torch_config=MeetInFile(folder=None if trial.scratch is None else str(trial.scratch)),
     )
     try:
         fitted: Any = trainer.fit()  # a process that dies raises here, and Tune starts over
@@ -145,6 +155,67 @@ def run_trial(
             raise
         result = {"error": str(told[0])}
     tune.report(result)
+
+
+@dataclass
+class MeetInFile(TorchConfig):
+    """Torch's process group, by a file where all workers are on one machine.
+
+    Ray lets the workers meet at a TCP store, which torch opens on all interfaces and without a password:
+    whoever connects reads and rewrites its keys, and so where gradients go. Workers of one machine meet in a
+    file instead, in a folder that its user alone may enter, and their own connections are bound to the
+    loopback interface. Workers on several machines meet at the open store: their network must be closed to
+    others.
+
+    Attributes:
+      folder: where the file's folder is made, if it is there; the machine's folder for temporary files else.
+    """
+
+    folder: str | None = None
+
+    @property
+    def backend_cls(self) -> type[Any]:
+        """What sets the process group up."""
+        return _FileBackend
+
+
+class _FileBackend(_TorchBackend):
+    def on_start(self, worker_group: Any, backend_config: Any) -> None:
+        if len(set(worker_group.execute(_this_machine))) > 1:
+            super().on_start(worker_group, backend_config)
+            return
+        on_gpu = worker_group.get_resources_per_worker().get("GPU", 0) > 0
+        url = f"file://{worker_group.execute_single(0, _meeting_place, backend_config.folder)}"
+        worker_group.execute(_set_torch_distributed_env_vars)
+        joined = [
+            worker_group.execute_single_async(
+                rank,
+                _meet,
+                backend=backend_config.backend or ("nccl" if on_gpu else "gloo"),
+                world_rank=rank,
+                world_size=len(worker_group),
+                init_method=url,
+                timeout_s=backend_config.timeout_s,
+            )
+            for rank in range(len(worker_group))
+        ]
+        ray.get(joined)
+
+
+def _this_machine() -> str:
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def _meeting_place(folder: str | None) -> str:
+    """Return a file to be in a new folder that this user alone may enter (mode 0700)."""
+    known = folder if folder is not None and Path(folder).is_dir() else None
+    return str(Path(tempfile.mkdtemp(prefix="dpgcl-workers-", dir=known)) / "store")
+
+
+def _meet(**given: Any) -> None:
+    if sys.platform == "linux":
+        os.environ.update({"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"})
+    _setup_torch_process_group(**given)
 
 
 class TrainingFailed(Exception):  # noqa: N818

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from dashboards.errors import DashboardError
+from dpgcl_core.addresses import masked
 from dpgcl_core.errors import unknown_choice
 from trainers.tracking.runs import PARENT_TAG, ROLE_TAG, SEALED_ROLE, SWEEP_ROLE, SWEEP_TAG
-from trainers.tracking.server import connect, search_runs, server_errors, without_credentials
+from trainers.tracking.server import connect, search_runs, server_errors
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -29,8 +30,8 @@ def list_sweeps(tracking_uri: str) -> pd.DataFrame:
       DashboardError: there is no sweep.
     """
     client = connect(tracking_uri)
-    address = without_credentials(tracking_uri)
-    with server_errors(address, "listing the sweeps"):
+    address = masked(tracking_uri)
+    with server_errors(tracking_uri, "listing the sweeps"):
         experiments = _experiments(client)
         rows = []
         for run in _parents(client, list(experiments), address):

@@ -9,8 +9,9 @@ import pandas as pd
 
 from dashboards.errors import DashboardError
 from dashboards.query.sweeps import find_parent
+from dpgcl_core.addresses import masked
 from trainers.tracking.runs import PARENT_TAG, SWEEP_TAG
-from trainers.tracking.server import connect, search_runs, server_errors, without_credentials
+from trainers.tracking.server import connect, search_runs, server_errors
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -36,8 +37,8 @@ def load_trials(tracking_uri: str, sweep: str | None = None) -> pd.DataFrame:
       DashboardError: there is no such sweep, it is sealed, or none of its trials has finished.
     """
     client = connect(tracking_uri)
-    address = without_credentials(tracking_uri)
-    with server_errors(address, "reading the runs"):
+    address = masked(tracking_uri)
+    with server_errors(tracking_uri, "reading the runs"):
         parent = find_parent(client, address, sweep)
         runs = search_runs(client, [parent.info.experiment_id], {PARENT_TAG: parent.info.run_id})
     finished = [run for run in runs if run.info.status == "FINISHED"]
@@ -72,7 +73,7 @@ def load_series(tracking_uri: str, sweep: str | None, metric: str) -> pd.DataFra
         return trials[:0].assign(step=pd.Series(dtype=float), **{metric: pd.Series(dtype=float)})
     client = connect(tracking_uri)
     points = []
-    with server_errors(without_credentials(tracking_uri), f"reading the history of {metric}"):
+    with server_errors(tracking_uri, f"reading the history of {metric}"):
         for run_id in trials.loc[trials[metric].notna(), "run_id"]:
             for point in client.get_metric_history(run_id, metric):
                 points.append(

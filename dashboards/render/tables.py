@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 
 from dashboards.compose.content import Table
+from dpgcl_core.release.markdown import escaped
 
 
 def to_markdown(table: Table) -> str:
@@ -13,13 +14,13 @@ def to_markdown(table: Table) -> str:
     >>> print(to_markdown(Table(heading=["S", "mean"], rows=[["a|b", "0.12"], ["c", "–"]], bold={(0, 1)})))
     | S | mean |
     | :--- | ---: |
-    | a\\|b | **0.12** |
+    | a&#124;b | **0.12** |
     | c | – |
     """
-    lines = [list(map(_escaped, table.heading))]
+    lines = [list(map(escaped, table.heading))]
     lines.append([":---" if table.holds_text(i) else "---:" for i in range(len(table.heading))])
     for number, row in enumerate(table.rows):
-        cells = list(map(_escaped, row))
+        cells = list(map(escaped, row))
         lines.append([f"**{cell}**" if (number, i) in table.bold else cell for i, cell in enumerate(cells)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -38,7 +39,3 @@ def to_html(table: Table) -> str:
         for n, row in enumerate(table.rows)
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
+from dpgcl_core.addresses import has_secret, masked, text_of_error
 from dpgcl_core.errors import LedgerError
 from dpgcl_core.ledger.chain import Entry
 
@@ -55,6 +57,9 @@ _TRIGGERS = {
 }
 
 
+_BEGINS_AS_URL = re.compile(r"(?i)(sqlite|postgres(ql)?)(\+\w+)?:")
+
+
 @dataclass(frozen=True)
 class LedgerStore:
     """The rows of one ledger.
@@ -67,9 +72,10 @@ class LedgerStore:
       LedgerError: the URL is of another kind, or PostgreSQL's driver is not installed.
     """
 
-    url: URL
+    url: URL = field(repr=False)
     wait_seconds: float
     engine: Engine = field(compare=False, repr=False)
+    given: str = field(compare=False, repr=False)
 
     @classmethod
     def at(cls, url: str, *, wait_seconds: float = 60.0) -> LedgerStore:
@@ -78,20 +84,23 @@ class LedgerStore:
         is_sqlite = parsed.get_backend_name() == "sqlite"
         arguments: dict[str, Any] = {"timeout": wait_seconds} if is_sqlite else {"connect_timeout": 10}
         target = _sqlite_uri(parsed) if is_sqlite else parsed
-        engine = sqlalchemy.create_engine(
-            target, connect_args=arguments, poolclass=sqlalchemy.NullPool, hide_parameters=True
-        )
+        try:
+            engine = sqlalchemy.create_engine(
+                target, connect_args=arguments, poolclass=sqlalchemy.NullPool, hide_parameters=True
+            )
+        except (SQLAlchemyError, TypeError, ValueError):
+            raise LedgerError(_not_a_url(url)) from None
         if not is_sqlite:  # every statement after the lock sees what earlier writers committed
             engine = engine.execution_options(isolation_level="READ COMMITTED")
         if is_sqlite:
             event.listen(engine, "connect", _prepare_sqlite)
             event.listen(engine, "begin", _begin_sqlite)
-        return cls(parsed, wait_seconds, engine)
+        return cls(parsed, wait_seconds, engine, url)
 
     @property
     def name(self) -> str:
-        """The URL without a password, for messages."""
-        return self.url.render_as_string(hide_password=True)
+        """The URL for messages; where it holds no secret, it opens the ledger again."""
+        return masked(self.given) if has_secret(self.given) else self.url.render_as_string()
 
     @property
     def marks_folder(self) -> Path:
@@ -164,18 +173,26 @@ class LedgerStore:
     @contextmanager
     def _transaction(self, engine: Engine) -> Iterator[Connection]:
         try:
-            with engine.begin() as connection:
+            opened = engine.connect()
+        except Exception as error:  # a driver refuses a host, a port or a parameter with any class
+            raise self._unusable(error) from None
+        try:
+            with opened as connection, connection.begin():
                 yield connection
         except (SQLAlchemyError, sqlite3.Error) as error:
-            raise LedgerError(
-                f"the ledger {self.name} cannot be used: {self._reason(error)}. Nothing may start or go on "
-                "uncharged; put it right and try again (if the connection broke while a row was being "
-                "committed the row may stand: charged too much, never too little)"
-            ) from error
+            raise self._unusable(error) from None
+
+    def _unusable(self, error: Exception) -> LedgerError:
+        """Return the error without its cause, which a traceback would print with the address in it."""
+        return LedgerError(
+            f"the ledger {self.name} cannot be used: {self._reason(error)}. Nothing may start or go on "
+            "uncharged; put it right and try again (if the connection broke while a row was being "
+            "committed the row may stand: charged too much, never too little)"
+        )
 
     def _reason(self, error: Exception) -> str:
         original = error.orig if isinstance(error, DBAPIError) else None
-        said = " ".join(str(original or error).split()) or type(error).__name__
+        said = text_of_error(original or error, self.given)
         if self.url.get_backend_name() == "sqlite" and not Path(str(self.url.database)).is_file():
             return "there is no such file"
         if "no such table" in said or "UndefinedTable" in type(original).__name__:
@@ -196,14 +213,18 @@ class LedgerStore:
 
 def _parsed(url: str) -> URL:
     """Return the URL with an absolute path, or with the installed PostgreSQL driver."""
+    if "://" not in url:
+        if has_secret(url) or _BEGINS_AS_URL.match(url):  # a file of this name would hold no ledger
+            raise LedgerError(_not_a_url(url))
+        url = f"sqlite:///{Path(url).resolve()}"
     try:
-        parsed = make_url(url if "://" in url else f"sqlite:///{Path(url).resolve()}")
+        parsed = make_url(url)
         backend = "postgresql" if parsed.drivername == "postgres" else parsed.get_backend_name()
-    except ArgumentError as error:
-        raise LedgerError(f"not a ledger's URL: {url!r}; give sqlite:////path or postgresql://…") from error
+    except (ArgumentError, ValueError):
+        raise LedgerError(_not_a_url(url)) from None
     if backend == "sqlite":
         if parsed.database in (None, "", ":memory:") or str(parsed.database).startswith("file:"):
-            raise LedgerError(f"a ledger must be a file that lasts; got {url!r}")
+            raise LedgerError(f"a ledger must be a file that lasts; got {masked(url)!r}")
         return parsed.set(drivername="sqlite", database=str(Path(str(parsed.database)).resolve()), query={})
     if backend == "postgresql":
         for driver in ("psycopg", "psycopg2"):
@@ -211,6 +232,13 @@ def _parsed(url: str) -> URL:
                 return parsed.set(drivername=f"postgresql+{driver}")
         raise LedgerError("a PostgreSQL ledger needs its driver: pip install 'psycopg[binary]'")
     raise LedgerError(f"a ledger lies in SQLite or PostgreSQL; got {backend!r}")
+
+
+def _not_a_url(url: str) -> str:
+    return (
+        f"not a ledger's URL: {masked(url)!r}; give sqlite:////path, or postgresql://user@host:port/database "
+        "with a port that is a number, and in a password %2F for /, %40 for @, %23 for # and %25 for %"
+    )
 
 
 def _sqlite_uri(url: URL) -> URL:

@@ -17,10 +17,12 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from dpgcl_core.accounting.tuning.cost import OPEN, TuningCost
+from dpgcl_core.addresses import masked_text
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.ledger.report import LedgerStatement
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import Method
+from dpgcl_core.release.markdown import escaped
 
 PROVEN = "proven"
 LABELS = (PROVEN, "as-published", "none")
@@ -273,15 +275,15 @@ class PrivacyStatement:
         """Return the statement as JSON."""
         values = self.as_dict()
         del values["data_are_private"]
-        return json.dumps(values, indent=1, ensure_ascii=False, default=str)
+        return json.dumps(_masked(values), indent=1, ensure_ascii=False, default=str)
 
     def to_markdown(self) -> str:
         """Return the statement as a page of Markdown."""
-        rows = [f"| {name} | {value.replace('|', '/')} |" for name, value in self.lines()]
-        notes = [f"- {note}" for note in self.notes]
+        rows = [f"| {escaped(name)} | {escaped(masked_text(value))} |" for name, value in self.lines()]
+        notes = [f"- {escaped(masked_text(note))}" for note in self.notes]
         parts = [
-            f"# Privacy statement: {self.sweep}",
-            f"**{self.headline()}**",
+            f"# Privacy statement: {escaped(self.sweep)}",
+            f"**{escaped(self.headline())}**",
             "\n".join(["| | |", "| --- | --- |", *rows]),
             *(["\n".join(notes)] if notes else []),
         ]
@@ -318,6 +320,15 @@ def epsilon_text(epsilon: float) -> str:
     if not math.isfinite(epsilon):
         return "∞"
     return str(Decimal(repr(float(epsilon))).quantize(Decimal("0.0001"), rounding=ROUND_CEILING))
+
+
+def _masked(value: Any) -> Any:
+    """Return plain values with every address in their texts masked."""
+    if isinstance(value, str):
+        return masked_text(value)
+    if isinstance(value, Mapping):
+        return {name: _masked(each) for name, each in value.items()}
+    return [_masked(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _first_few(texts: list[str]) -> str:

@@ -14,7 +14,7 @@ import pytest
 from dashboards.errors import DashboardError
 from dashboards.query.trials import load_trials
 from dpgcl_core.accounting.filters import StepClass
-from dpgcl_core.errors import BudgetExceeded, LedgerError, StorageError, TrackingError
+from dpgcl_core.errors import BudgetExceeded, ClusterError, LedgerError, StorageError, TrackingError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.ledger.report import read_head
@@ -326,6 +326,18 @@ def test_statement_is_an_artifact_of_the_sweep(ray: Ray, sweep: Callable[..., in
     )
     names = {entry.path for entry in client.list_artifacts(parent.info.run_id)}
     assert {"privacy_statement.json", "privacy_statement.md"} <= names
+
+
+def test_ray_that_does_not_start_leaves_no_sweep(
+    ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def starved(*_: object) -> Any:
+        raise ClusterError("Ray must start, and did not")
+
+    monkeypatch.setattr(service, "ray_session", starved)
+    with pytest.raises(ClusterError):
+        sweep()
+    assert not (tmp_path / "sweeps").exists()
 
 
 def test_cluster_too_small_leaves_no_sweep(

@@ -21,6 +21,11 @@ from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.records import Ids, ids_from_contents
 from trainers.data.faults import RecordsError, check_one_size
 
+MAX_IMAGE_PIXELS = 50_000_000
+"""Of one image as stored, unless an option says otherwise; decoded it takes three bytes for each, 150 MB."""
+MOST_IMAGE_PIXELS = 178_000_000
+"""That an option may allow: Pillow itself opens no image of more."""
+
 _DECODERS = ("ignore", None, Warning, re.compile(r"PIL(\.|$)"), 0)
 
 
@@ -35,11 +40,19 @@ def silence_decoders() -> None:
     logging.getLogger("PIL").setLevel(logging.CRITICAL + 1)
 
 
+TOO_LARGE = "too large"
+_TILE_WIDTH, _TILE_HEIGHT = 322, 323
+
 # Pillow may also hand a file to an outside program (EPS): only formats that it decodes itself.
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 
-def decode_images(sources: Sequence[bytes | Path | None], image_size: int | None = None) -> NDArray[np.uint8]:
+def decode_images(
+    sources: Sequence[bytes | Path | None],
+    image_size: int | None = None,
+    *,
+    max_pixels: int = MAX_IMAGE_PIXELS,
+) -> NDArray[np.uint8]:
     """Return the images as uint8 `[num_records, channels, height, width]`.
 
     One channel when every image is grayscale, else RGB; transparency is dropped.
@@ -47,6 +60,7 @@ def decode_images(sources: Sequence[bytes | Path | None], image_size: int | None
     Args:
       sources: encoded bytes or a file each; None stands for a missing image.
       image_size: resize every image to this many pixels square.
+      max_pixels: of an image as stored; a larger one is refused by its header, before it is decoded.
 
     Raises:
       DataError: there are no images, some cannot be used, or their sizes differ and `image_size` is None.
@@ -54,15 +68,16 @@ def decode_images(sources: Sequence[bytes | Path | None], image_size: int | None
     if not sources:
         raise DataError("a data set must hold at least one image; found none")
     silence_decoders()
-    decoded = in_threads(lambda source: decode_image(source, image_size), sources)
+    decoded = in_threads(lambda source: decode_image(source, image_size, max_pixels), sources)
     faults = {
         kind: [i for i, image in enumerate(decoded) if isinstance(image, str) and image == kind]
-        for kind in ("missing", "unreadable", "not 8-bit")
+        for kind in ("missing", "unreadable", "not 8-bit", TOO_LARGE)
     }
     found = {kind: len(positions) for kind, positions in faults.items() if positions}
     if found:
         raise RecordsError(
-            f"every image must be present, readable and 8-bit; of {len(decoded)} images "
+            f"every image must be present, readable, 8-bit and of at most max_image_pixels = {max_pixels}; "
+            f"of {len(decoded)} images "
             + ", ".join(f"{count} {kind}" for kind, count in found.items())
             + ". Repair or remove them",
             faults,
@@ -76,22 +91,39 @@ def decode_images(sources: Sequence[bytes | Path | None], image_size: int | None
     return images
 
 
-def decode_image(source: bytes | Path | None, image_size: int | None) -> NDArray[np.uint8] | str:
-    """Return one image as uint8 `[height, width]` or `[height, width, 3]`, or what is wrong with it."""
+def decode_image(
+    source: bytes | Path | None, image_size: int | None, max_pixels: int = MAX_IMAGE_PIXELS
+) -> NDArray[np.uint8] | str:
+    """Return one image as uint8 `[height, width]` or `[height, width, 3]`, or what is wrong with it.
+
+    A file of some kilobytes may declare gigabytes of pixels, so its header alone is read until its size is
+    known to be allowed. Of an animation or of several pages the first is taken, and no other one decoded.
+    """
     if source is None or (isinstance(source, Path) and not source.is_file()):
         return "missing"
     try:
         with Image.open(
             io.BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS
         ) as image:
+            if image.width * image.height > max_pixels or _pixels_of_tile(image) > max_pixels:
+                return TOO_LARGE
             if image.mode[0] in "IF":
                 return "not 8-bit"
             plain = image.convert("L" if image.mode in ("1", "L", "LA", "La") else "RGB")
     except MemoryError:
         raise
+    except Image.DecompressionBombError:
+        return TOO_LARGE
     except Exception:  # decoders raise nearly anything on damaged bytes
         return "unreadable"
     return np.asarray(plain if image_size is None else _to_square(plain, image_size))
+
+
+def _pixels_of_tile(image: Image.Image) -> int:
+    """The pixels of one tile of a TIFF file, which are decoded at once and may be more than the image's."""
+    tags = getattr(image, "tag_v2", {})
+    width, height = tags.get(_TILE_WIDTH, 0), tags.get(_TILE_HEIGHT, 0)
+    return int(width) * int(height)
 
 
 def _to_square(image: Image.Image, size: int) -> Image.Image:

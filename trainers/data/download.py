@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from dpgcl_core.addresses import masked, text_of_error
 from dpgcl_core.errors import ConfigError, DataError
 
 TIMEOUT_SECONDS = 30.0
@@ -182,18 +183,18 @@ def _addresses(file: RemoteFile) -> tuple[str, ...]:
     if not mirror:
         return file.urls
     if not mirror.startswith(("http://", "https://")):
-        raise ConfigError(f"DPGCL_MIRROR must be an http:// or https:// address; got {mirror!r}")
+        raise ConfigError(f"DPGCL_MIRROR must be an http:// or https:// address; got {masked(mirror)!r}")
     return (f"{mirror.rstrip('/')}/{file.name}",)
 
 
 def _download(file: RemoteFile, folder_name: str, target: Path) -> None:
     failures = []
     for url in _addresses(file):
-        _log.info("downloading %s", url)
+        _log.info("downloading %s", masked(url))
         try:
             _download_from(url, file, target)
         except _RefusedError as refusal:
-            failures.append(f"{url} ({refusal})")
+            failures.append(f"{masked(url)} ({refusal})")
         else:
             return
     raise DataError(
@@ -221,5 +222,8 @@ def _fetch(url: str, out: BinaryIO) -> None:
     download = pooch.HTTPDownloader(chunk_size=_CHUNK_BYTES, timeout=TIMEOUT_SECONDS, headers=headers)
     try:
         download(url, out, None)
-    except requests.RequestException as error:
-        raise _RefusedError(f"{type(error).__name__}: {error}") from error
+    except (requests.RequestException, UnicodeError) as error:
+        said = f"{type(error).__name__}: {text_of_error(error, url)}"
+    else:
+        return
+    raise _RefusedError(said)

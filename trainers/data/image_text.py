@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpgcl_core.errors import ConfigError, DataError
+from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.data.faults import RecordsError
 from trainers.data.pair_options import CAPTION_COLUMNS, PairOptions, image_column, resolve_columns
 from trainers.data.pairs import (
@@ -45,7 +46,11 @@ _END = "\x00end of file\x00"
 
 
 def load_csv_pairs(
-    path: Path, options: PairOptions | None = None, *, image_size: int | None = None
+    path: Path,
+    options: PairOptions | None = None,
+    *,
+    image_size: int | None = None,
+    max_pixels: int = MAX_IMAGE_PIXELS,
 ) -> LoadedPairs:
     """Return the pairs of a csv file whose first line names the columns.
 
@@ -53,6 +58,7 @@ def load_csv_pairs(
       path: the file, UTF-8; relative image paths start from its folder.
       options: None: open_clip's `filepath`, `title` and a tab, and no row may be corrupt.
       image_size: resize every image to this many pixels square; None refuses images of several sizes.
+      max_pixels: of one image as stored; one of more is corrupt.
 
     Raises:
       RecordsError: some rows are corrupt (their positions are in `details`), or images differ in size.
@@ -77,11 +83,15 @@ def load_csv_pairs(
         labels=column(names.label),
         malformed=[line is None for line in sound],
     )
-    return _load(rows, names, image_size)
+    return _load(rows, names, image_size, max_pixels)
 
 
 def load_parquet_pairs(
-    path: Path, options: PairOptions | None = None, *, image_size: int | None = None
+    path: Path,
+    options: PairOptions | None = None,
+    *,
+    image_size: int | None = None,
+    max_pixels: int = MAX_IMAGE_PIXELS,
 ) -> LoadedPairs:
     """Return the pairs of a parquet file, or of all parquet files below a folder, in order.
 
@@ -110,7 +120,7 @@ def load_parquet_pairs(
         )
     base = path.parent if path.is_file() else path
     rows = _parquet_rows({name: _plain(column) for name, column in lists.items()}, names, base)
-    return _load(rows, names, image_size)
+    return _load(rows, names, image_size, max_pixels)
 
 
 def has_captions(path: Path, options: PairOptions | None = None) -> bool:
@@ -291,11 +301,11 @@ class _PlainRows:
     malformed: list[bool]
 
 
-def _load(rows: _PlainRows, options: PairOptions, image_size: int | None) -> LoadedPairs:
+def _load(rows: _PlainRows, options: PairOptions, image_size: int | None, max_pixels: int) -> LoadedPairs:
     distinct = {
         key: source for key, source in zip(rows.keys, rows.sources, strict=True) if source is not None
     }
-    decoded = dict(zip(distinct, decode_each(distinct.values(), image_size), strict=True))
+    decoded = dict(zip(distinct, decode_each(distinct.values(), image_size, max_pixels), strict=True))
     faults = []
     for key, captions, is_malformed in zip(rows.keys, rows.captions, rows.malformed, strict=True):
         image = decoded.get(key, "missing image")
@@ -308,6 +318,7 @@ def _load(rows: _PlainRows, options: PairOptions, image_size: int | None) -> Loa
         units=rows.units,
         splits=rows.splits,
         labels=rows.labels,
+        max_pixels=max_pixels,
     )
     return assemble(
         known,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from dpgcl_core.addresses import masked
 from dpgcl_core.errors import ConfigError, DataError, unknown_choice
 from dpgcl_core.sampling.records import held_out
 from trainers.data.classes import BUILTIN_CLASS_NAMES
 from trainers.data.dataset import AnyRecords, Dataset, Modality, TrainingData
+from trainers.data.decoding import MAX_IMAGE_PIXELS, MOST_IMAGE_PIXELS
 from trainers.data.faults import RecordsError
 from trainers.data.image_text import PairOptions, has_captions, load_csv_pairs, load_parquet_pairs
 from trainers.data.own import NamedSplits, load_folder, load_npz, load_parquet
@@ -54,6 +58,9 @@ __all__ = [
 ]
 
 
+_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+
+
 def check_dataset_name(name: str) -> None:
     """Check that `name` is a built-in data set or a file of one's own, such as `npz:PATH`.
 
@@ -75,7 +82,13 @@ webdataset:PATH
             shape_numbers(name)
     elif not (path and scheme in {*_OWN, *_OWN_PAIRS}):
         schemes = (f"{own}:PATH" for own in {*_OWN, *_OWN_PAIRS})
-        raise ConfigError(unknown_choice("data set", name, [*BUILTIN_DATASETS, "shapes:NUM:SEED", *schemes]))
+        shown = masked(name) if set("/@=") & set(name) else name
+        raise ConfigError(unknown_choice("data set", shown, [*BUILTIN_DATASETS, "shapes:NUM:SEED", *schemes]))
+    elif _REMOTE.match(path):
+        raise ConfigError(
+            f"PATH must be a file or folder of this machine, not an address: got {masked(name)!r}; copy the "
+            "data, or mount where they are"
+        )
 
 
 def is_builtin_name(name: str) -> bool:
@@ -107,6 +120,7 @@ def load_dataset(
     image_size: int | None = None,
     unit_column: str | None = None,
     pairs: PairOptions | None = None,
+    max_image_pixels: int = MAX_IMAGE_PIXELS,
 ) -> Dataset:
     """Return a data set with its images in memory; those of `webdataset:PATH` stay in their shards.
 
@@ -120,6 +134,7 @@ def load_dataset(
         one person, say, are one record. None protects one row, or one image with all its captions; a person
         with k of them then has group privacy only.
       pairs: how images with captions are read; None: as open_clip does.
+      max_image_pixels: of one image as stored; a larger one is never decoded, and refused like a damaged one.
 
     Raises:
       ConfigError: the name is unknown, an argument means nothing for this data set, or `image_size` is not
@@ -131,13 +146,16 @@ def load_dataset(
     """
     check_dataset_name(name)
     _check_image_size(image_size)
+    check_max_image_pixels(max_image_pixels)
     _check_unit_column(name, unit_column)
     pairs = pairs or PairOptions()
     scheme, _, rest = name.partition(":")
     has_pairs = scheme in _OWN_PAIRS and modality_of_name(name, pairs) == "image-text"
     _check_pair_options(name, pairs, has_pairs)
     if has_pairs:
-        loaded = _load_pairs(scheme, Path(rest).expanduser(), image_size, unit_column, pairs)
+        loaded = _load_pairs(
+            scheme, Path(rest).expanduser(), image_size, unit_column, pairs, max_image_pixels
+        )
         return Dataset(
             name=name,
             train=loaded.train,
@@ -156,7 +174,8 @@ def load_dataset(
         train, test = load_builtin(name, image_size)
         class_names = BUILTIN_CLASS_NAMES[name]
     else:
-        more = {} if unit_column is None else {"unit_column": unit_column}
+        more: dict[str, Any] = {} if unit_column is None else {"unit_column": unit_column}
+        more["max_pixels"] = max_image_pixels
         train, test, class_names = _OWN[scheme](Path(rest).expanduser(), image_size, **more)
     return Dataset(
         name=name, train=train, test=test, is_builtin=is_builtin_name(name), class_names=class_names
@@ -164,15 +183,30 @@ def load_dataset(
 
 
 def _load_pairs(
-    scheme: str, path: Path, image_size: int | None, unit_column: str | None, pairs: PairOptions
+    scheme: str,
+    path: Path,
+    image_size: int | None,
+    unit_column: str | None,
+    pairs: PairOptions,
+    max_pixels: int,
 ) -> LoadedPairs:
     pairs = dataclasses.replace(pairs, unit=unit_column or pairs.unit)
     if scheme == "webdataset":
         return load_webdataset(
-            path, image_size=image_size, unit_field=pairs.unit, skip_corrupt=pairs.skip_corrupt
+            path,
+            image_size=image_size,
+            unit_field=pairs.unit,
+            skip_corrupt=pairs.skip_corrupt,
+            max_pixels=max_pixels,
         )
     load = load_csv_pairs if scheme == "csv" else load_parquet_pairs
-    return load(path, pairs, image_size=image_size)
+    return load(path, pairs, image_size=image_size, max_pixels=max_pixels)
+
+
+def check_max_image_pixels(limit: int) -> None:
+    """Raise ConfigError unless `limit` is a number of pixels that images can be allowed."""
+    if type(limit) is not int or not 1 <= limit <= MOST_IMAGE_PIXELS:
+        raise ConfigError(f"max_image_pixels must be from 1 to {MOST_IMAGE_PIXELS}; got {limit!r}")
 
 
 def _check_image_size(image_size: int | None) -> None:

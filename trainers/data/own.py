@@ -11,6 +11,7 @@ the faults are distributed is in `RecordsError.details` alone.
 
 from __future__ import annotations
 
+import math
 import os
 import zipfile
 import zlib
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.records import Ids, ids_from_names
 from trainers.data.classes import ClassNames, as_text, class_indices, encodable
-from trainers.data.decoding import content_ids, decode_images, resize_images
+from trainers.data.decoding import MAX_IMAGE_PIXELS, content_ids, decode_images, resize_images
 from trainers.data.faults import RecordsError
 from trainers.data.records import Records
 
@@ -66,7 +67,12 @@ def _part_of_units(images: NDArray[np.uint8], labels: NDArray[Any] | None, units
     )
 
 
-def load_npz(path: Path, image_size: int | None = None, unit_column: str | None = None) -> NamedSplits:
+def load_npz(
+    path: Path,
+    image_size: int | None = None,
+    unit_column: str | None = None,
+    max_pixels: int = MAX_IMAGE_PIXELS,
+) -> NamedSplits:
     """Return the records of an `.npz` file.
 
     Args:
@@ -74,17 +80,18 @@ def load_npz(path: Path, image_size: int | None = None, unit_column: str | None 
         perhaps `labels` `[N]` and `ids` `[N]`; or the same with the prefixes `train_` and `test_`.
       image_size: resize every image to this many pixels square.
       unit_column: an array `[N]`, prefixed likewise; all rows with one value in it are one record.
+      max_pixels: of one image.
 
     Raises:
       DataError: the file cannot be read, or its arrays break a rule above.
     """
-    arrays = _read_npz(path, unit_column)
+    arrays = _read_npz(path, unit_column, max_pixels)
     prefixes = ("train_", "test_") if "train_images" in arrays else ("",)
     parts = [_npz_part(arrays, prefix, unit_column) for prefix in prefixes if f"{prefix}images" in arrays]
     return _to_splits(parts, image_size)
 
 
-def _read_npz(path: Path, unit_column: str | None) -> dict[str, NDArray[Any]]:
+def _read_npz(path: Path, unit_column: str | None, max_pixels: int) -> dict[str, NDArray[Any]]:
     if not path.is_file():
         raise DataError(f"npz:PATH must be an existing file; got {str(path)!r}")
     columns = ["images", "labels", "ids", *([unit_column] if unit_column else [])]
@@ -95,7 +102,19 @@ def _read_npz(path: Path, unit_column: str | None) -> dict[str, NDArray[Any]]:
             raise ValueError
         with archive:
             found = sorted(archive.files)
+            pixels = max((_check_member(archive, name) for name in wanted if name in found), default=0)
+            if pixels > max_pixels:
+                raise DataError(
+                    f"an image of npz:PATH must be of at most max_image_pixels = {max_pixels}; got {pixels}: "
+                    "resize them, or allow more"
+                )
             arrays = {name: archive[name] for name in wanted if name in found}
+    except DataError:
+        raise
+    except MemoryError:
+        raise DataError(
+            f"the arrays of npz:PATH must fit into memory, and do not; got {str(path)!r}"
+        ) from None
     except _UNREADABLE_NPZ:
         arrays = None
     if arrays is None:  # raised out here: the reader's own message could quote the file's content
@@ -111,6 +130,24 @@ def _read_npz(path: Path, unit_column: str | None) -> dict[str, NDArray[Any]]:
                 f"an .npz with {name} must hold the images they belong to; found {_listed(found)}"
             )
     return arrays
+
+
+def _check_member(archive: np.lib.npyio.NpzFile, name: str) -> int:
+    """Return the pixels of one image of an array, or 0 where it holds none, by its header alone.
+
+    A header that declares more values than the archive holds would have memory set aside for all of them.
+    """
+    packed = archive.zip
+    if packed is None:
+        raise ValueError
+    stored = packed.getinfo(f"{name}.npy" if f"{name}.npy" in packed.namelist() else name)
+    with packed.open(stored) as opened:
+        major, _ = np.lib.format.read_magic(opened)
+        read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(opened)
+    if math.prod(shape) * dtype.itemsize > stored.file_size:
+        raise ValueError
+    return math.prod(sorted(shape[1:])[-2:]) if len(shape) in (3, 4) else 0
 
 
 def _npz_part(arrays: dict[str, NDArray[Any]], prefix: str, unit_column: str | None) -> _Part:
@@ -154,7 +191,12 @@ def _channels_first(images: NDArray[Any], name: str) -> NDArray[np.uint8]:
     return images if first else np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 
 
-def load_parquet(path: Path, image_size: int | None = None, unit_column: str | None = None) -> NamedSplits:
+def load_parquet(
+    path: Path,
+    image_size: int | None = None,
+    unit_column: str | None = None,
+    max_pixels: int = MAX_IMAGE_PIXELS,
+) -> NamedSplits:
     """Return the records of a parquet file, or of all `*.parquet` files below a folder as one data set.
 
     Args:
@@ -163,6 +205,7 @@ def load_parquet(path: Path, image_size: int | None = None, unit_column: str | N
         captions the rows are pairs, see `trainers.data.image_text`.
       image_size: resize every image to this many pixels square.
       unit_column: a column of integers or strings; all rows with one value in it are one record.
+      max_pixels: of one image as stored.
 
     Raises:
       DataError: a file cannot be read, or its columns break a rule above.
@@ -175,7 +218,7 @@ def load_parquet(path: Path, image_size: int | None = None, unit_column: str | N
         _check_schema(schema, schemas[0], unit_column)
     tables = _read_files(files, partial(_read_table, unit_column=unit_column))
     encoded = [image for table in tables for image in _encoded_images(table)]
-    images = decode_images(encoded, image_size)
+    images = decode_images(encoded, image_size, max_pixels=max_pixels)
     labels, names = _column(tables, "label"), _column(tables, unit_column or "id")
     if unit_column is not None and names is not None:
         return _to_splits([_part_of_units(images, labels, as_text(names))], image_size)
@@ -280,13 +323,16 @@ def _column(tables: list[pa.Table], name: str) -> NDArray[Any] | None:
     return np.concatenate([c.to_numpy() if numeric else np.array(c.to_pylist(), object) for c in columns])
 
 
-def load_folder(path: Path, image_size: int | None = None) -> NamedSplits:
+def load_folder(
+    path: Path, image_size: int | None = None, *, max_pixels: int = MAX_IMAGE_PIXELS
+) -> NamedSplits:
     """Return the images below a folder, in the order of their relative paths, which are their ids.
 
     Args:
       path: holds one sub-folder per class, or only images (then there are no labels). Hidden files and
         files without an image suffix are skipped.
       image_size: resize every image to this many pixels square.
+      max_pixels: of one image as stored.
 
     Raises:
       DataError: the folder cannot be read, holds no images or breaks a rule above.
@@ -304,7 +350,7 @@ def load_folder(path: Path, image_size: int | None = None) -> NamedSplits:
         raise DataError(
             "folder:PATH must hold class sub-folders, not splits; give its train sub-folder as PATH"
         )
-    images = decode_images([path / name for name in names], image_size)
+    images = decode_images([path / name for name in names], image_size, max_pixels=max_pixels)
     labels = np.array(classes, dtype=np.str_) if any(classes) else None
     return _to_splits([_Part(images=images, labels=labels, ids=_name_ids(names))], image_size)
 

@@ -28,12 +28,15 @@ from numpy.typing import NDArray
 from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.records import Ids, ids_from_names, keyed_uniform
 from trainers.data.classes import ClassNames, class_indices
-from trainers.data.decoding import decode_image, in_threads, silence_decoders
+from trainers.data.decoding import MAX_IMAGE_PIXELS, decode_image, in_threads, silence_decoders
 from trainers.data.faults import RecordsError, check_one_size
 from trainers.data.rows import check_row_starts, row_of_each, rows_of
 
 Decoded = NDArray[np.uint8] | str
 """An image `[height, width]` or `[height, width, 3]`, or what is wrong with it."""
+
+MAX_CAPTION_CHARACTERS = 100_000
+"""Of one caption; a text model reads some hundred of them, and its tokenizer takes quadratic time."""
 
 SPLITS = ("train", "test")
 """What a split column may hold."""
@@ -168,6 +171,7 @@ class PairRows:
       units: the privacy unit's name, or None: each image is its own.
       splits: `train` or `test`, or None: all rows are training rows.
       labels: the class of the row's image, by name or number, or None: images have none.
+      max_pixels: that an image may have, for messages.
     """
 
     keys: Sequence[str]
@@ -176,6 +180,7 @@ class PairRows:
     units: Sequence[str] | None = None
     splits: Sequence[str] | None = None
     labels: Sequence[str] | None = None
+    max_pixels: int = MAX_IMAGE_PIXELS
 
 
 def assemble(
@@ -233,7 +238,8 @@ def _sound_rows(rows: PairRows, skip_corrupt: bool) -> tuple[list[int], dict[str
     if faults and not skip_corrupt:
         listed = ", ".join(f"{len(faults[fault])} {fault}" for fault in sorted(faults))
         raise RecordsError(
-            f"every row must have a readable image and a caption; of {len(rows.faults)} rows {listed}. "
+            f"every row must have a readable image of at most max_image_pixels = {rows.max_pixels} and a "
+            f"caption of at most {MAX_CAPTION_CHARACTERS} characters; of {len(rows.faults)} rows {listed}. "
             "Repair or remove them, or drop them (--skip-corrupt)",
             faults,
         )
@@ -293,15 +299,17 @@ def _stable_ids(names: list[str]) -> Ids:
     )
 
 
-def decode_each(sources: Iterable[bytes | Path], image_size: int | None) -> list[Decoded]:
+def decode_each(
+    sources: Iterable[bytes | Path], image_size: int | None, max_pixels: int = MAX_IMAGE_PIXELS
+) -> list[Decoded]:
     """Return every image decoded and resized, or what is wrong with it; several threads share the work."""
     silence_decoders()
-    return list(in_threads(lambda source: _decode_or_fault(source, image_size), sources))
+    return list(in_threads(lambda source: _decode_or_fault(source, image_size, max_pixels), sources))
 
 
-def _decode_or_fault(source: bytes | Path, image_size: int | None) -> Decoded:
+def _decode_or_fault(source: bytes | Path, image_size: int | None, max_pixels: int) -> Decoded:
     try:
-        image = decode_image(source, image_size)
+        image = decode_image(source, image_size, max_pixels)
     except OSError:  # a path that may not even be looked at
         return "missing image"
     return f"{image} image" if isinstance(image, str) else image
@@ -312,6 +320,8 @@ def caption_fault(captions: Iterable[str]) -> str:
     texts = list(captions)
     if not texts or not all(text.strip() for text in texts):
         return "empty caption"
+    if any(len(text) > MAX_CAPTION_CHARACTERS for text in texts):
+        return f"caption of more than {MAX_CAPTION_CHARACTERS} characters"
     return "caption not UTF-8" if any(not _is_text(text) for text in texts) else ""
 
 

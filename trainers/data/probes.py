@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError
 from trainers.data.dataset import AnyRecords, Dataset, Probe
+from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.data.loading import PairOptions, load_dataset, split_train_test
 from trainers.data.records import Records
 
@@ -21,7 +22,12 @@ _HALF, _BITS = 1 << 15, 16
 
 
 def load_probes(
-    names: Sequence[str], dataset: Dataset, *, test_fraction: float, pairs: PairOptions | None = None
+    names: Sequence[str],
+    dataset: Dataset,
+    *,
+    test_fraction: float,
+    pairs: PairOptions | None = None,
+    max_image_pixels: int = MAX_IMAGE_PIXELS,
 ) -> tuple[Probe, ...]:
     """Return `load_probe` of each of `names` for networks trained on `dataset`.
 
@@ -36,7 +42,13 @@ def load_probes(
             f"apart; got {', '.join(short)}: rename files"
         )
     return tuple(
-        load_probe(name, image_shape=dataset.image_shape, test_fraction=test_fraction, pairs=pairs)
+        load_probe(
+            name,
+            image_shape=dataset.image_shape,
+            test_fraction=test_fraction,
+            pairs=pairs,
+            max_image_pixels=max_image_pixels,
+        )
         for name in names
     )
 
@@ -47,6 +59,7 @@ def load_probe(
     image_shape: tuple[int, int, int],
     test_fraction: float,
     pairs: PairOptions | None = None,
+    max_image_pixels: int = MAX_IMAGE_PIXELS,
 ) -> Probe:
     """Return a public labelled data set to score features on.
 
@@ -59,6 +72,7 @@ def load_probe(
       image_shape: (channels, height, width) of the training data.
       test_fraction: share of its records that are scored, where it has no split of its own.
       pairs: how images with captions are read; what means nothing for this data set is not looked at.
+      max_image_pixels: as for `load_dataset`.
 
     Raises:
       ConfigError: its records have no labels, or the training images are not square.
@@ -71,7 +85,7 @@ def load_probe(
             f"{height} × {width} pixels: give --image-size"
         )
     fitting = None if pairs is None else pairs.fitting(name)
-    dataset = load_dataset(name, image_size=height, pairs=fitting)
+    dataset = load_dataset(name, image_size=height, pairs=fitting, max_image_pixels=max_image_pixels)
     index, queries = split_train_test(dataset, test_fraction)
     if index.labels is None or queries.labels is None:
         raise ConfigError(f"probe_datasets need labels, for k-NN and the linear probe; {name} has none")

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
 from dpgcl_core.ledger.marks import expand_ranges
-from trainers.data.decoding import in_threads
+from trainers.data.decoding import MAX_IMAGE_PIXELS, in_threads
 from trainers.data.download import write_atomically
 from trainers.data.faults import RecordsError, check_one_size
 from trainers.data.pairs import (
@@ -45,8 +45,9 @@ from trainers.data.pairs import (
     stack_images,
 )
 
-_FORMAT = 2
+_FORMAT = 3
 _IMAGE_SUFFIXES = frozenset(("jpg", "jpeg", "png", "webp"))
+_MAX_TEXT_BYTES = 2**23
 _IMAGES_AT_ONCE = 256
 _BLOCK = 512
 _DAMAGED = (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile)
@@ -82,6 +83,7 @@ class ShardImages:
       places: int64 `[num_images, 3]`: shard, offset and number of bytes.
       height, width: of every image as returned.
       image_size: images are resized to this many pixels square, or None.
+      max_pixels: of one image as stored.
     """
 
     files: tuple[Path, ...]
@@ -90,6 +92,7 @@ class ShardImages:
     height: int
     width: int
     image_size: int | None
+    max_pixels: int = MAX_IMAGE_PIXELS
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -105,7 +108,7 @@ class ShardImages:
         wanted = self.places[rows]
         if len(wanted) == 0:
             return np.empty((0, *self.shape[1:]), dtype=np.uint8)
-        decoded = decode_each(in_threads(self._read, wanted.tolist()), self.image_size)
+        decoded = decode_each(in_threads(self._read, wanted.tolist()), self.image_size, self.max_pixels)
         bad = [i for i, image in enumerate(decoded) if isinstance(image, str)]
         if bad:
             raise RecordsError(
@@ -124,6 +127,7 @@ class ShardImages:
             height=self.height,
             width=self.width,
             image_size=self.image_size,
+            max_pixels=self.max_pixels,
         )
 
     def _read(self, place: list[int]) -> bytes:
@@ -153,6 +157,7 @@ def load_webdataset(
     skip_corrupt: bool = False,
     index_folder: Path | None = None,
     in_memory: bool = False,
+    max_pixels: int = MAX_IMAGE_PIXELS,
 ) -> LoadedPairs:
     """Return the pairs of tar shards; the images stay in the shards and are read by record.
 
@@ -163,6 +168,7 @@ def load_webdataset(
       skip_corrupt: drop samples without a readable image or with an empty caption, instead of refusing
         all; of a shard that is cut off, the whole samples before the cut are kept.
       index_folder: where indices are kept; None: beside their shards.
+      max_pixels: of one image as stored; a sample with a larger one is corrupt.
       in_memory: decode all images now instead of at each step.
 
     Raises:
@@ -170,7 +176,7 @@ def load_webdataset(
       DataError: there are no shards, or one cannot be read.
     """
     files = _shards(path)
-    indices = [_index(file, unit_field, index_folder) for file in files]
+    indices = [_index(file, unit_field, index_folder, max_pixels) for file in files]
     samples = [sample for index in indices for sample in index.samples]
     shard_of = np.repeat(np.arange(len(files)), [len(index.samples) for index in indices])
     stamps = np.array([index.stamp for index in indices], dtype=np.int64)
@@ -181,6 +187,7 @@ def load_webdataset(
         captions=[sample.captions for sample in samples] + [()] * num_cut,
         faults=[sample.fault for sample in samples] + ["shard cut off"] * num_cut,
         units=None if unit_field is None else [sample.unit for sample in samples] + [""] * num_cut,
+        max_pixels=max_pixels,
     )
 
     def images_of(kept: list[int]) -> Any:
@@ -193,6 +200,7 @@ def load_webdataset(
             height=height,
             width=width,
             image_size=image_size,
+            max_pixels=max_pixels,
         )
         return images[np.arange(len(places))] if in_memory else images
 
@@ -215,17 +223,17 @@ def _shards(path: Path) -> list[Path]:
     return files
 
 
-def _index(file: Path, unit_field: str | None, folder: Path | None) -> _Index:
+def _index(file: Path, unit_field: str | None, folder: Path | None, max_pixels: int) -> _Index:
     """The shard's index: the one kept, where it belongs to the file as it is now."""
     state = file.stat()
     stamp = (state.st_size, state.st_mtime_ns)
     name = hashlib.blake2b(str(file.resolve()).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
     place = (folder / f"{name}.pairs.json") if folder else file.with_name(f".{file.name}.pairs.json")
-    header = [_FORMAT, *stamp, unit_field]
+    header = [_FORMAT, *stamp, unit_field, max_pixels]
     kept = _read_index(place, header)
     if kept is not None:
         return kept
-    samples, is_cut = _read_shard(file, unit_field)
+    samples, is_cut = _read_shard(file, unit_field, max_pixels)
     index = _Index(stamp=stamp, samples=samples, is_cut=is_cut)
     written = [[*s.place, *s.size, s.key, s.captions, s.unit, s.fault] for s in samples]
     try:
@@ -258,7 +266,7 @@ def _read_index(place: Path, header: list[Any]) -> _Index | None:
     return _Index(stamp=(header[1], header[2]), samples=samples, is_cut=bool(is_cut))
 
 
-def _read_shard(file: Path, unit_field: str | None) -> tuple[list[_Sample], bool]:
+def _read_shard(file: Path, unit_field: str | None, max_pixels: int) -> tuple[list[_Sample], bool]:
     """All samples of a shard in the order of their first files, and whether it ends before its end mark."""
     members, is_cut = _members(file)
     samples = []
@@ -271,10 +279,13 @@ def _read_shard(file: Path, unit_field: str | None) -> tuple[list[_Sample], bool
         while chunk := list(itertools.islice(names, _IMAGES_AT_ONCE)):
             images = [[place for kind, place in members[n] if kind in _IMAGE_SUFFIXES] for n in chunk]
             encoded = [read(places[0]) if len(places) == 1 else b"" for places in images]
-            decoded = decode_each(encoded, None)
+            decoded = decode_each(encoded, None, max_pixels)
             for name, places, content, image in zip(chunk, images, encoded, decoded, strict=True):
-                texts = {kind: read(place) for kind, place in members[name] if _is_text(kind)}
+                places_of_texts = [(kind, place) for kind, place in members[name] if _is_text(kind)]
+                is_large = any(size > _MAX_TEXT_BYTES for _, (_, size) in places_of_texts)
+                texts = {} if is_large else {kind: read(place) for kind, place in places_of_texts}
                 captions, unit, fault = _texts(texts, unit_field)
+                fault = "text too large" if is_large else fault
                 kinds = [kind for kind, _ in members[name] if kind in _IMAGE_SUFFIXES or _is_text(kind)]
                 if len(places) != 1:
                     fault = "several images" if places else "missing image"

@@ -38,6 +38,7 @@ from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, DataError
 from dpgcl_core.sampling.records import ids_from_names
 from trainers.data.dataset import Dataset
+from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.data.loading import PairOptions, load_dataset
 from trainers.embed.files import NOTE, PARQUET, check_target, write_embeddings
 from trainers.embed.pairs import (
@@ -76,6 +77,7 @@ class EmbedOptions:
       batch_size: images or texts at once; of a CLIP model few, of other encoders many, unless given.
       device: where to compute.
       network: the network of your own that the model names, if you trust it.
+      max_image_pixels: of one image as stored; a larger one is refused before it is decoded.
       csv_separator: character between the columns of a csv file.
       csv_img_key: column of csv or parquet with images; filepath or image unless given.
       csv_caption_key: column of csv or parquet with captions; title or caption unless given.
@@ -89,6 +91,7 @@ class EmbedOptions:
     batch_size: int | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     network: str | None = None
+    max_image_pixels: int = MAX_IMAGE_PIXELS
     csv_separator: str = "\t"
     csv_img_key: str | None = None
     csv_caption_key: str | None = None
@@ -127,7 +130,7 @@ def _images_alone(options: EmbedOptions, description: ModelDescription, pairs: P
             "--texts needs a CLIP model; the model is an encoder of images: give --images alone"
         )
     encoder, description = load_encoder(options.model, own_network=options.network)
-    names, images = read_images(options.images, description.image_shape, pairs)
+    names, images = read_images(options.images, description.image_shape, pairs, options.max_image_pixels)
     features = options.features or BACKBONE
     embeddings = embed_images(
         encoder,
@@ -173,7 +176,7 @@ def _embed_both(
 ) -> PairEmbeddings:
     found = PairEmbeddings()
     if options.images is not None:
-        dataset = load_images(options.images, encoder, pairs)
+        dataset = load_images(options.images, encoder, pairs, options.max_image_pixels)
         if options.texts is not None and dataset.modality == "image-text":
             raise ConfigError(
                 f"{options.images} has captions of its own: embed the texts in a run of their own, without "
@@ -189,7 +192,10 @@ def _embed_both(
 
 
 def read_images(
-    name: str, image_shape: ImageShape, pairs: PairOptions | None = None
+    name: str,
+    image_shape: ImageShape,
+    pairs: PairOptions | None = None,
+    max_image_pixels: int = MAX_IMAGE_PIXELS,
 ) -> tuple[Names, NDArray[np.uint8]]:
     """Return the names of all images and the images, uint8 `[num_images, *image_shape]`, in their order.
 
@@ -200,6 +206,7 @@ def read_images(
       name: as `trainers.data.load_dataset` takes it.
       image_shape: (channels, height, width) of the model's input.
       pairs: how images with captions are read; the captions are left aside.
+      max_image_pixels: as for `load_dataset`.
 
     Raises:
       ConfigError: the images would have to be stretched to another shape than a square.
@@ -208,7 +215,12 @@ def read_images(
     """
     channels, height, width = image_shape
     pairs = (pairs or PairOptions()).fitting(name)
-    dataset = load_dataset(name, image_size=height if height == width else None, pairs=pairs)
+    dataset = load_dataset(
+        name,
+        image_size=height if height == width else None,
+        pairs=pairs,
+        max_image_pixels=max_image_pixels,
+    )
     if dataset.image_shape[1:] != (height, width):
         raise ConfigError(
             f"the model reads images of {height}×{width} pixels, and only squares are resized to; got "

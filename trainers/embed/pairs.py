@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from dpgcl_core.errors import ConfigError, DataError
 from dpgcl_core.sampling.records import ids_from_names
 from trainers.data.dataset import captions_of
+from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.data.image_text import check_one_line_each, image_keys
 from trainers.data.loading import AnyRecords, Dataset, PairOptions, load_dataset
 from trainers.data.pair_options import column_missing
@@ -299,7 +300,12 @@ def _shown(name: str) -> str:
     return name.encode("utf-8", "surrogatepass").decode("utf-8", "backslashreplace")
 
 
-def load_images(name: str, encoder: ImageTextEncoder, options: PairOptions) -> Dataset:
+def load_images(
+    name: str,
+    encoder: ImageTextEncoder,
+    options: PairOptions,
+    max_image_pixels: int = MAX_IMAGE_PIXELS,
+) -> Dataset:
     """Return a data set with its images in the model's size.
 
     Raises:
@@ -307,7 +313,12 @@ def load_images(name: str, encoder: ImageTextEncoder, options: PairOptions) -> D
       DataError: as `load_dataset`.
     """
     height, width = encoder.spec.image_size
-    dataset = load_dataset(name, image_size=height if height == width else None, pairs=options.fitting(name))
+    dataset = load_dataset(
+        name,
+        image_size=height if height == width else None,
+        pairs=options.fitting(name),
+        max_image_pixels=max_image_pixels,
+    )
     if dataset.image_shape[1:] != (height, width):
         raise ConfigError(
             f"the model reads images of {height}×{width} pixels, and only squares are resized to; got "

@@ -9,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 
+from dpgcl_core.addresses import masked
 from dpgcl_core.errors import ConfigError, StorageError
 
 CODE_ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +31,7 @@ def storage_root(option: Path | None) -> Path:
     environment = os.environ.get("DPGCL_STORAGE")
     path = option or (Path(environment) if environment else _default())
     if not path.is_absolute():
-        raise StorageError(f"the storage folder must be an absolute path; got {path}")
+        raise StorageError(f"the storage folder must be an absolute path; got {masked(str(path))}")
     if in_throw_away_copy(path):
         raise StorageError(
             f"the storage folder {path} lies in the job's throw-away copy of the code and would be lost; "

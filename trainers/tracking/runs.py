@@ -11,12 +11,14 @@ import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dpgcl_core.addresses import masked, masked_text
 from dpgcl_core.errors import ConfigError, TrackingError, unknown_choice
-from trainers.tracking.server import connect, is_database, search_runs, server_errors, without_credentials
+from dpgcl_core.release.markdown import escaped
+from trainers.tracking.server import connect, is_database, search_runs, server_errors
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric, Run
@@ -51,12 +53,12 @@ class Tracker:
     Attributes:
       client: of the tracking server.
       experiment_id: of the MLflow experiment that holds the runs.
-      address: of the server, without credentials, for messages.
+      uri: of the server; no message shows more of it than `masked` does.
     """
 
     client: MlflowClient
     experiment_id: str
-    address: str
+    uri: str = field(repr=False)
 
     @classmethod
     def open(cls, tracking_uri: str | None, artifact_root: Path, experiment: str) -> Tracker:
@@ -74,24 +76,23 @@ class Tracker:
         uri = tracking_uri or f"sqlite:///{artifact_root / 'mlflow.db'}"
         client = connect(uri, create=True)
         location = (artifact_root / "mlartifacts").resolve().as_uri() if is_database(uri) else None
-        address = without_credentials(uri)
-        with server_errors(address, f"opening the experiment {experiment!r}"):
+        with server_errors(uri, f"opening the experiment {experiment!r}"):
             found = client.get_experiment_by_name(experiment)
             if found is None:
                 # The kind makes MLflow's pages open on runs and metrics without asking.
                 tags = {"mlflow.experimentKind": "custom_model_development"}
                 experiment_id = client.create_experiment(experiment, location, tags)
-                return cls(client, experiment_id, address)
+                return cls(client, experiment_id, uri)
         if found.lifecycle_stage == "deleted":
             raise TrackingError(
-                f"the MLflow experiment {experiment!r} at {address} was deleted; restore it with "
+                f"the MLflow experiment {experiment!r} at {masked(uri)} was deleted; restore it with "
                 f"`mlflow experiments restore -x {found.experiment_id}` or choose another name"
             )
-        return cls(client, found.experiment_id, address)
+        return cls(client, found.experiment_id, uri)
 
     def find_sweep(self, name: str) -> str | None:
         """Return the parent run of the sweep `name`, or None."""
-        with server_errors(self.address, f"looking for the sweep {name!r}"):
+        with server_errors(self.uri, f"looking for the sweep {name!r}"):
             runs = self._search({ROLE_TAG: SWEEP_ROLE, SWEEP_TAG: name})
         return runs[0].info.run_id if runs else None
 
@@ -113,7 +114,7 @@ class Tracker:
           TrackingError: the server failed; nothing is lost, call again.
         """
         run_id = self.find_sweep(name)
-        with server_errors(self.address, f"starting the sweep {name!r}"):
+        with server_errors(self.uri, f"starting the sweep {name!r}"):
             if run_id is None:
                 own = {
                     SWEEP_TAG: name,
@@ -164,7 +165,7 @@ class Tracker:
           TrackingError: the server failed; the trial is not finished there, call again.
         """
         points = _metric_points(metrics, series)
-        with server_errors(self.address, f"logging the trial {trial_name!r}"):
+        with server_errors(self.uri, f"logging the trial {trial_name!r}"):
             for earlier in self._search({PARENT_TAG: parent_run_id, TRIAL_TAG: trial_name}):
                 if earlier.info.status == "FINISHED":
                     return str(earlier.info.run_id)
@@ -207,7 +208,7 @@ class Tracker:
         Raises:
           TrackingError: the server failed; call again.
         """
-        with server_errors(self.address, f"publishing the sweep {name!r}"):
+        with server_errors(self.uri, f"publishing the sweep {name!r}"):
             for earlier in self._search({ROLE_TAG: SEALED_ROLE, SWEEP_TAG: name}):
                 if earlier.info.status == "FINISHED":
                     return str(earlier.info.run_id)
@@ -225,11 +226,11 @@ class Tracker:
 
     def set_tags(self, parent_run_id: str, tags: Mapping[str, Any]) -> None:
         """Replace tags of a sweep's parent run and of all its trials. Raises as `log_artifact`."""
-        with server_errors(self.address, "noting the tuning cost"):
+        with server_errors(self.uri, "noting the tuning cost"):
             trials = self._search({PARENT_TAG: parent_run_id})
             for run_id in (parent_run_id, *(run.info.run_id for run in trials)):
                 for name, value in tags.items():
-                    self.client.set_tag(run_id, name, str(value))
+                    self.client.set_tag(run_id, name, masked_text(str(value)))
 
     def log_artifact(self, run_id: str, path: Path, folder: str | None = None) -> None:
         """Upload the file `path` to a run, into `folder` there; an earlier upload is overwritten.
@@ -237,7 +238,7 @@ class Tracker:
         Raises:
           TrackingError: the file does not exist or the server failed.
         """
-        with server_errors(self.address, f"uploading {path.name}"):
+        with server_errors(self.uri, f"uploading {path.name}"):
             self.client.log_artifact(run_id, str(path), folder)
 
     def log_figure(self, run_id: str, path: Path) -> None:
@@ -253,7 +254,7 @@ class Tracker:
         """
         if status not in SWEEP_STATUSES:
             raise ConfigError(unknown_choice("sweep status", status, SWEEP_STATUSES))
-        with server_errors(self.address, "ending the sweep"):
+        with server_errors(self.uri, "ending the sweep"):
             self.client.set_terminated(parent_run_id, status)
 
     def _search(self, tags: Mapping[str, str]) -> list[Run]:
@@ -293,7 +294,7 @@ def _short(value: Any) -> str:
 
 
 def _strings(values: Mapping[str, Any]) -> dict[str, str]:
-    return {name: str(value) for name, value in values.items()}
+    return {name: masked_text(str(value)) for name, value in values.items()}
 
 
 def _in_parts(texts: Mapping[str, str]) -> dict[str, str]:
@@ -320,12 +321,12 @@ def _note(name: str, params: Mapping[str, Any], tags: Mapping[str, Any], descrip
         return next((_plain(params[each]) for each in names if each in params), "see the trials")
 
     lines = [
-        f"**{name}**: a sweep of differentially private contrastive learning"
+        f"**{escaped(name)}**: a sweep of differentially private contrastive learning"
         + (", one run per training." if tags.get("release_mode", "open") == "open" else ", one run."),
-        description,
-        f"- ε: {first('target_epsilons', 'target_epsilon', 'epsilons')}",
-        f"- δ: {first('target_delta', 'delta')}",
-        f"- {tags.get(TUNING_COST_TAG, NO_TUNING_COST)}",
+        escaped(masked_text(description)),
+        f"- ε: {escaped(first('target_epsilons', 'target_epsilon', 'epsilons'))}",
+        f"- δ: {escaped(first('target_delta', 'delta'))}",
+        f"- {escaped(str(tags.get(TUNING_COST_TAG, NO_TUNING_COST)))}",
     ]
     return "\n\n".join([*filter(None, lines[:2]), "\n".join(lines[2:])])
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpgcl_core.errors import ConfigError, TrackingError
+from dpgcl_core.addresses import has_secret, masked, text_of_error
+from dpgcl_core.errors import ConfigError, DpgclError, TrackingError
 
 # Before MLflow is imported anywhere: it reads this once. MLflow itself is imported in functions, for it
 # takes two seconds that `--help` and the workers should not pay.
@@ -40,28 +41,41 @@ def connect(tracking_uri: str, *, create: bool = False) -> MlflowClient:
     Raises:
       TrackingError: the scheme is refused, the server does not answer, or the file cannot be used.
     """
+    check_address(tracking_uri)
+    if tracking_uri.lower().startswith("sqlite"):
+        _check_sqlite_file(tracking_uri, create=create)
+    for name, value in _HTTP_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = (
+        "true"  # its links repeat the user and the password
+    )
+
+    from mlflow.tracking import MlflowClient
+
+    # What it says of a database that does not answer quotes the address, and is raised in the end.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+    address = masked(tracking_uri)
+    fix = "" if is_database(tracking_uri) else _SERVER_FIX.format(address=address.rstrip("/"))
+    with _short_requests(), server_errors(tracking_uri, "connecting", fix, every=True):
+        client = MlflowClient(tracking_uri=tracking_uri)
+        client.search_experiments(max_results=1)
+    return client
+
+
+def check_address(tracking_uri: str) -> None:
+    """Refuse an address that is of no kind that MLflow takes, without connecting.
+
+    Raises:
+      TrackingError: as said.
+    """
     scheme = tracking_uri.partition(":")[0].partition("+")[0].lower()
     if scheme not in (*DATABASE_SCHEMES, "http", "https") or "://" not in tracking_uri:
         raise TrackingError(
             f"an MLflow address must start with one of {', '.join((*DATABASE_SCHEMES, 'http', 'https'))} and "
-            f"'://' (MLflow keeps no runs in plain folders any more); got "
-            f"{without_credentials(tracking_uri)!r}. Give a server, for example http://127.0.0.1:5000, "
-            "or a file, for example sqlite:///results/mlflow.db"
+            f"'://' (MLflow keeps no runs in plain folders any more); got {masked(tracking_uri)!r}. "
+            "Give a server, for example http://127.0.0.1:5000, or a file, for example "
+            "sqlite:///results/mlflow.db"
         )
-    if scheme == "sqlite":
-        _check_sqlite_file(tracking_uri, create=create)
-    for name, value in _HTTP_DEFAULTS.items():
-        os.environ.setdefault(name, value)
-
-    from mlflow.tracking import MlflowClient
-
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
-    address = without_credentials(tracking_uri)
-    fix = "" if is_database(tracking_uri) else _SERVER_FIX.format(address=address.rstrip("/"))
-    with _short_requests(), server_errors(address, "connecting", fix):
-        client = MlflowClient(tracking_uri=tracking_uri)
-        client.search_experiments(max_results=1)
-    return client
 
 
 _SERVER_FIX = (
@@ -90,25 +104,32 @@ def search_runs(client: MlflowClient, experiment_ids: list[str], tags: Mapping[s
 
 
 @contextlib.contextmanager
-def server_errors(address: str, action: str, fix: str = "") -> Iterator[None]:
-    """Turn whatever MLflow raises into one line of `TrackingError`."""
+def server_errors(uri: str, action: str, fix: str = "", *, every: bool = False) -> Iterator[None]:
+    """Turn what MLflow and the libraries below it raise into one line of `TrackingError`.
+
+    The line shows `uri` as far as it holds no secret. Where it holds one, the error comes without its cause,
+    which a traceback would print.
+
+    Args:
+      uri: of the server or database.
+      action: what was tried.
+      fix: what would help.
+      every: whatever is raised: an address that was never used may be refused with any class.
+    """
     from mlflow.exceptions import MlflowException
     from requests.exceptions import RequestException
     from sqlalchemy.exc import SQLAlchemyError
 
+    ours: tuple[type[Exception], ...] = (MlflowException, RequestException, SQLAlchemyError, OSError)
+    ours = (Exception,) if every else ours
     try:
         yield
-    except (MlflowException, RequestException, SQLAlchemyError, OSError) as error:
-        raise TrackingError(f"MLflow at {address} failed while {action}: {_reason(error)}{fix}") from error
-
-
-def without_credentials(uri: str) -> str:
-    """Return `uri` fit for a message.
-
-    >>> without_credentials("https://me:secret@tracking.example/mlflow")
-    'https://tracking.example/mlflow'
-    """
-    return re.sub(r"://[^/]*@", "://", uri)
+    except DpgclError:
+        raise
+    except ours as error:
+        raise TrackingError(
+            f"MLflow at {masked(uri)} failed while {action}: {_reason(error, uri)}{fix}"
+        ) from (None if has_secret(uri) else error)
 
 
 def is_database(uri: str) -> bool:
@@ -122,18 +143,19 @@ def _quoted(value: str) -> str:
     return f'"{value}"' if "'" in value else f"'{value}'"
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, uri: str) -> str:
     """The first line of an error, or the part of it that says why a connection failed."""
     text = next(iter(str(error).splitlines()), type(error).__name__)
     network = re.search(r"\[Errno -?\d+\] ([\w ]+)|(?:read|connect) timeout=[\d.]+|timed out", text)
-    return network.group(network.lastindex or 0) if network else text[:300]
+    said = network.group(network.lastindex or 0) if network else text
+    return text_of_error(error, uri, said)[:300]
 
 
 def _check_sqlite_file(uri: str, *, create: bool) -> None:
     path = Path(uri.partition("://")[2].partition("?")[0].removeprefix("/"))
     if path == Path():
         raise TrackingError(
-            f"an SQLite address must name a file, as sqlite:///results/mlflow.db; got {uri!r}"
+            f"an SQLite address must name a file, as sqlite:///results/mlflow.db; got {masked(uri)!r}"
         )
     if not create and not path.is_file():
         raise TrackingError(

@@ -10,7 +10,14 @@ from typing import Literal
 from dpgcl_core.errors import ConfigError
 from trainers.config.tree import leaves
 from trainers.data.dataset import Modality
-from trainers.data.loading import PairOptions, check_dataset_name, is_builtin_name, modality_of_name
+from trainers.data.decoding import MAX_IMAGE_PIXELS
+from trainers.data.loading import (
+    PairOptions,
+    check_dataset_name,
+    check_max_image_pixels,
+    is_builtin_name,
+    modality_of_name,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +37,8 @@ class DataOptions:
     pairs: PairOptions = field(default_factory=PairOptions)
     image_size: int | None = None
     """Resize images to this square, in pixels."""
+    max_image_pixels: int = MAX_IMAGE_PIXELS
+    """Pixels of one image of your own data as stored; a larger one is refused before it is decoded."""
     test_fraction: float = 0.2
     """Share held out for scoring where public data have no test split of their own; by record id."""
 
@@ -37,6 +46,7 @@ class DataOptions:
         for name in (self.dataset, *self.probe_datasets):
             check_dataset_name(name)
         _check_pair_options(self)
+        check_max_image_pixels(self.max_image_pixels)
         if not 0 < self.test_fraction < 1:
             raise ConfigError(f"test_fraction must be in (0, 1); got {self.test_fraction}")
 

@@ -24,6 +24,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from dpgcl_core.addresses import masked
 from dpgcl_core.errors import ConfigError, unknown_choice
 from sweeps.service.options.sweep import SweepOptions
 from trainers.config.tree import Leaf, leaves, values_of
@@ -100,7 +101,9 @@ def _place(error: yaml.YAMLError) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(each) for each in value]
-    return str(value) if isinstance(value, Path) else value
+    if isinstance(value, (str, Path)):  # an address has no place in it, whichever option holds one
+        return masked(str(value)) if "://" in str(value) else str(value)
+    return value
 
 
 def _checked(kind: type[SweepOptions], content: dict[Any, Any]) -> OptionsFile:

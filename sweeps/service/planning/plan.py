@@ -32,6 +32,7 @@ from sweeps.service.storage.folder import config_hash
 from trainers.config.training import TrainingConfig
 from trainers.config.tree import changed
 from trainers.data.dataset import TrainingData, image_shape_of, modality_of
+from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.tasks.task import task_of
 from trainers.training.optimizers import check_optimizer
 from trainers.training.release import check_release
@@ -113,10 +114,11 @@ class SweepPlan:
         """
         source, release = self.source, self.release
         pairs = {name: getattr(source.pairs, name) for name in source.pairs.given}
+        limit = [] if source.max_image_pixels == MAX_IMAGE_PIXELS else [source.max_image_pixels]
         is_secure = source.are_private or any(trial.config.secure_noise for trial in self.trials)
         content = {
             "trials": [[trial.name, config_hash(trial.config)] for trial in self.trials],
-            "data": [source.dataset, source.image_size, source.unit_column, pairs],
+            "data": [source.dataset, source.image_size, source.unit_column, pairs, *limit],
             "scored": [source.evaluate_on, source.test_fraction, source.probe_datasets],
             "private": source.are_private,
             "num_records": len(self.data.train) if self.data.train_is_public else None,

@@ -64,6 +64,7 @@ def _load_own(options: DataOptions) -> Dataset:
             image_size=options.image_size,
             unit_column=options.unit_column,
             pairs=options.pairs_of_training,
+            max_image_pixels=options.max_image_pixels,
         )
     except RecordsError as error:
         if not options.are_private:
@@ -93,6 +94,7 @@ def _load(options: DataOptions, score_on_held_out: float) -> tuple[TrainingData,
             options.evaluate_on,
             image_size=options.image_size,
             pairs=options.pairs.fitting(options.evaluate_on),
+            max_image_pixels=options.max_image_pixels,
         )
         _check_alike(dataset, other)
         index, queries = split_train_test(other, options.test_fraction)
@@ -105,7 +107,11 @@ def _load(options: DataOptions, score_on_held_out: float) -> tuple[TrainingData,
         )
     train, scored = split_held_out(train, score_on_held_out)
     probes = load_probes(
-        options.probe_datasets, dataset, test_fraction=options.test_fraction, pairs=options.pairs
+        options.probe_datasets,
+        dataset,
+        test_fraction=options.test_fraction,
+        pairs=options.pairs,
+        max_image_pixels=options.max_image_pixels,
     )
     if private:
         public = (

@@ -70,7 +70,7 @@ from sweeps.service.storage.runs import tracking_address
 from trainers.data.dataset import TrainingData
 from trainers.files.storage import check_writable, storage_root
 from trainers.tracking.runs import Tracker
-from trainers.tracking.server import DATABASE_SCHEMES, connect, is_database
+from trainers.tracking.server import check_address, connect, is_database
 
 EXPERIMENT = "dpgcl"
 SYSTEM_CLOCK = SystemClock()
@@ -234,7 +234,8 @@ def _check_server(uri: str) -> None:
 
     A database is opened only when the plan is good, for that may write its file.
     """
-    if not (is_database(uri) and uri.lower().startswith(DATABASE_SCHEMES)):
+    check_address(uri)
+    if not is_database(uri):
         connect(uri)
 
 

@@ -7,6 +7,7 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
+from dpgcl_core.addresses import masked_text
 from dpgcl_core.release.statement import epsilon_text, rounded_up
 from sweeps.service.options.release import ReleaseOptions
 from sweeps.service.options.scores import shown_scores
@@ -19,8 +20,8 @@ from trainers.tracking.runs import trial_run_name
 
 
 def say(text: str) -> None:
-    """Print a line at once."""
-    print(text, flush=True, file=sys.stdout)
+    """Print a line at once, without the secret of any address in it."""
+    print(masked_text(text), flush=True, file=sys.stdout)
 
 
 def print_plan(plan: SweepPlan) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from filelock import FileLock, Timeout
 
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.addresses import masked, text_of_error
+from dpgcl_core.errors import ClusterError, ConfigError
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
@@ -46,6 +47,15 @@ _QUIET = {
 }
 
 _SCRATCH, _OWNER_LOCK = "dpgcl-ray-", "owner.lock"
+# Of a private Ray alone: its servers bind to 127.0.0.1 where Ray takes the machine for one that is no part of
+# a cluster, which it asks of this variable; and nothing answers `/metrics`, whose readers need no token (a
+# port that is none keeps a server from starting).
+_ALONE = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_enable_metrics_collection": "0",
+    "AUTOSCALER_METRIC_PORT": "-1",
+    "DASHBOARD_METRIC_PORT": "-1",
+}
 
 OnResult = Callable[[str, dict[str, Any]], None]
 
@@ -228,18 +238,73 @@ def _connected(scratch: Path) -> Iterator[None]:
         own = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # the user's network may be there
         found = [str(CODE_ROOT), *(str(folder / path) for path in own if path)]
         shared["runtime_env"] = {"env_vars": {"PYTHONPATH": os.pathsep.join(found)}}
-    if _joins_cluster():
-        ray.init(**shared)
-    else:
-        _keep_token_out_of_home()
-        if sys.platform == "linux":  # any address but 127.0.0.1 is taken as it is; this one is loopback too
-            shared["_node_ip_address"] = "127.0.0.2"
-        ray.init(address="local", include_dashboard=False, _temp_dir=str(scratch / "ray"), **shared)
     try:
-        yield
+        if _joins_cluster():
+            _start(shared, scratch)
+            yield
+        else:
+            _keep_token_out_of_home()
+            private = {"address": "local", "include_dashboard": False, "_temp_dir": str(scratch / "ray")}
+            with _alone():
+                _start(shared | private, scratch)
+                yield
     finally:
         ray.shutdown()
         os.chdir(folder)
+
+
+def _start(options: Mapping[str, Any], scratch: Path) -> None:
+    """Start or join Ray; what a failed start has begun is ended.
+
+    Raises:
+      ClusterError: it did not start in the time that Ray gives its own processes, or not at all.
+    """
+    import ray
+
+    try:
+        ray.init(**options)
+    except Exception as error:  # Ray raises plain Exceptions, too
+        said = text_of_error(error, os.environ.get("RAY_ADDRESS", ""))
+    else:
+        return
+    ray.shutdown()
+    _end_processes_of(scratch)
+    raise ClusterError(
+        "Ray must start, or answer, before anything is trained, and did not; nothing was charged. This "
+        "machine may have no processor time, memory or room in /tmp left: try again when it has, or set "
+        f"RAY_ADDRESS to a cluster that answers. Ray says: {said.partition('. ')[0][:300]}"
+    )
+
+
+def _end_processes_of(scratch: Path) -> None:
+    """End this process's children that a private Ray has started: their command lines name its folder."""
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if any(str(scratch) in argument for argument in child.cmdline()):
+                child.kill()
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Within it, a Ray that is started binds to the loopback address, and serves no metrics."""
+    from ray._private import ray_constants
+
+    before = {name: os.environ.get(name) for name in _ALONE}
+    constants: Any = ray_constants
+    enabled = constants.ENABLE_RAY_CLUSTER  # read when Ray was imported, perhaps by the user's own code
+    os.environ.update(_ALONE)
+    constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = enabled
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _joins_cluster() -> bool:
@@ -254,11 +319,14 @@ def _check_address() -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=10).close()
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            "RAY_ADDRESS must be the host:port of a cluster that answers, or unset for a private Ray; "
-            f"got {address!r} ({error})"
-        ) from error
+    except (OSError, ValueError, OverflowError) as error:
+        said = text_of_error(error, address)
+    else:
+        return
+    raise ConfigError(
+        "RAY_ADDRESS must be the host:port of a cluster that answers, or unset for a private Ray; "
+        f"got {masked(address)!r} ({said})"
+    )
 
 
 def _keep_token_out_of_home() -> None:
@@ -356,6 +424,7 @@ def _ray_trial(
         gpus_per_worker=session.gpus_per_worker,
         memory_share=1 / max(1, session.workers_per_machine),
         charged=charged,
+        scratch=session.scratch,
         method=packed_method(trial.config.mechanism.method),
         data_are_public=data_are_public,
     )

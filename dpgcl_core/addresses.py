@@ -1,0 +1,232 @@
+"""Addresses in messages: one rule for what of a URL, a path or a connection string may be read.
+
+An address may carry a secret almost anywhere: before the `@`, in the query, behind a slash or `#` that was
+not escaped, in a port that is none. So nothing is searched for and cut out. An address is shown as far as a
+strict grammar knows each part to be harmless, and where it does not fit, nothing but its scheme is.
+
+Proposition. What `masked` returns of an address with `://` holds of it: the scheme; hosts and ports that end
+the authority; for a database the user's name; path characters without `@ = ; & :`; values of parameters in
+`_HARMLESS`. *Why*: an `@` behind the first `/`, `?` or `#` hides all, so a secret that was not escaped takes
+the host with it; without one, whatever comes before the last `@` of the authority is the only place of a
+secret, and is dropped. What remains cannot be told from an address without one: a password of digits in the
+place of a port, or a folder's name.
+
+Text of other libraries' exceptions is shown when no piece of what is hidden occurs in it (`text_of_error`).
+`DpgclError` and everything printed, tagged and written passes through `masked_text`, which finds addresses by
+itself; whoever has one in hand uses `masked`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sys
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import unquote
+
+HIDDEN = "***"
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
+_DATABASES = frozenset(("postgresql", "postgres", "mysql", "mssql", "sqlite"))
+_FILES = frozenset(("sqlite", "file"))
+_OWN_FILES = frozenset(("npz", "parquet", "folder", "csv", "webdataset", "shapes"))
+"""What stands before the path of a data set of one's own (`trainers.data.loading`)."""
+_HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*)(?::\d{1,5})?"
+_HOSTS = re.compile(rf"{_HOST}(?:,{_HOST})*")
+_USER = re.compile(r"[\w.-]+")
+_HARMLESS = frozenset(
+    [
+        "application_name",
+        "charset",
+        "connect_timeout",
+        "dbname",
+        "driver",
+        "host",
+        "mode",
+        "port",
+        "sslmode",
+        "target_session_attrs",
+        "timeout",
+        "uri",
+        "user",
+    ]
+)
+_VALUE = re.compile(r"[\w./+-]*")
+# Named, so that a reader sees what stood there; the name of any other parameter may be a secret itself.
+_NAMED = frozenset(("password", "passwd", "pwd", "token", "key", "secret", "sslpassword", "access_token"))
+_KEYWORD = r"[\w-]*(?:password|passwd|pwd|passphrase|token|secret|(?:api|access|account)[_-]?key|signature)"
+_KEY_AND_VALUE = re.compile(
+    rf"(?i)(?<![\w-])({_KEYWORD})(\s*=\s*)(?!\*\*\*)('(?:\\.|[^'])*'|\"(?:\\.|[^\"])*\"|\S+)"
+)
+_CONNECTION_STRING = re.compile(
+    rf"(?i)(?:^|[\s;&?])(?:{_KEYWORD}|host|hostaddr|user|uid|dbname|port|service|server|driver)\s*="
+)
+_IN_TEXT = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]*:[/\\]+\S*")
+_BARE = re.compile(r"(?<![\w:/.-])([\w.-]+):(?!/)[^\s@]*@\S*")
+_TRAILING = ".,;:!)]}'\"`>…"
+
+
+def masked(address: str) -> str:
+    """Return an address, a path or a connection string fit for a message.
+
+    >>> masked("https://me:pa/ss@tracking.example/mlflow"), masked("https://me:secret@tracking.example/mlflow")
+    ('https://***', 'https://***@tracking.example/mlflow')
+    >>> masked("postgresql://me:secret@db:5432/ledger?sslmode=require&password=p")
+    'postgresql://me:***@db:5432/ledger?sslmode=require&password=***'
+    >>> masked("postgresql:/me:secret@db"), masked("host=db password=secret"), masked("/data/ledger.db")
+    ('postgresql:***', '***', '/data/ledger.db')
+    """
+    found = _SCHEME.fullmatch(address)
+    if found is None:
+        return _without_scheme(address)
+    scheme, rest = found[1], found[2]
+    if scheme.lower() in _OWN_FILES:
+        return f"{scheme}:{_without_scheme(rest) if rest.startswith(('/', '.', '~')) else masked(rest)}"
+    if not rest.startswith("//"):
+        is_port = rest.isascii() and rest.isdecimal() and len(rest) <= 5  # host:port
+        return address if is_port else f"{scheme}:{HIDDEN}"
+    return f"{scheme}://{_behind_slashes(scheme.lower().partition('+')[0], rest[2:])}"
+
+
+def masked_text(text: str) -> str:
+    """Return a text with every address in it masked, and the values of passwords and their like.
+
+    >>> masked_text("no answer from http://127.0.0.1:5000, and 'https://a:b@host/x?y=z' needs token=abc")
+    "no answer from http://127.0.0.1:5000, and 'https://***@host/x?***' needs token=***"
+    """
+
+    def shown(found: re.Match[str]) -> str:
+        token = found[0].rstrip(_TRAILING)
+        scheme, _, body = token.partition("://")
+        body = re.sub(r":\d{1,5}(?=[/,]|$)", "", body)
+        is_plain = "://" in token and not re.search(r"[@?#%=&;:\\]", body)
+        is_own = scheme.partition(":")[0].lower() in _OWN_FILES
+        plain = is_plain or (is_own and "@" not in token)
+        return token + found[0][len(token) :] if plain else masked(token) + found[0][len(token) :]
+
+    def bare(found: re.Match[str]) -> str:
+        return found[0] if found[1].lower() in _OWN_FILES else f"{found[1]}:{HIDDEN}"
+
+    text = _KEY_AND_VALUE.sub(lambda found: f"{found[1]}{found[2]}{HIDDEN}", text)
+    return _BARE.sub(bare, _IN_TEXT.sub(shown, text))
+
+
+def has_secret(address: str) -> bool:
+    """Whether something of an address must not be shown."""
+    return masked(address) != address
+
+
+def text_of_error(error: BaseException, address: str, part: str | None = None) -> str:
+    """Return what another library says of an address, in one line; only its class where it repeats a secret.
+
+    Libraries cut an address in their own ways and quote the pieces: "invalid port: 'half of a password'".
+
+    Args:
+      error: what it raised.
+      address: what it was given.
+      part: the part of the error's text that is wanted; all of it unless given.
+    """
+    text = " ".join((str(error) if part is None else part).split())
+    if not text or any(_occurs(piece, text) for piece in _hidden_pieces(address)):
+        return f"{type(error).__name__}" + (
+            " (its text repeats the address, and is withheld)" if text else ""
+        )
+    return masked_text(text)
+
+
+def hide_arguments() -> bool:
+    """Overwrite the secrets in this process's command line, as other users see it (`ps`); tell whether any.
+
+    Works where the kernel tells the place of the arguments (Linux). The shell's history, and who looked
+    before, keep them; `sys.argv` is left alone.
+    """
+    secrets = [secret for argument in sys.argv[1:] if (secret := _secret_argument(argument))]
+    with suppress(OSError, ValueError, IndexError):
+        if secrets and sys.platform == "linux":
+            _overwrite(secrets)
+    return bool(secrets)
+
+
+def _without_scheme(text: str) -> str:
+    if text.startswith(("/", "./", "../", "~")):
+        hides = bool(re.search(r":[^/]*@|://", text) or _KEY_AND_VALUE.search(text))
+    else:
+        hides = "@" in text or _CONNECTION_STRING.search(text) is not None
+    return HIDDEN if hides else text
+
+
+def _behind_slashes(backend: str, body: str) -> str:
+    if backend in _FILES and body.startswith("/"):
+        path, mark, query = body.partition("?")
+        return _without_scheme(path) + (mark and "?" + _query(query))
+    end = next((i for i, character in enumerate(body) if character in "/?#\\"), len(body))
+    authority, tail = body[:end], body[end:]
+    user, at, hosts = authority.rpartition("@")
+    if "@" in unquote(unquote(tail)) or not _HOSTS.fullmatch(hosts):
+        return HIDDEN
+    tail, fragment, _ = tail.partition("#")
+    path, mark, query = tail.partition("?")
+    if re.search(r"[=;&:\\\s]", unquote(unquote(path))):
+        path = f"/{HIDDEN}"
+    return (
+        (_user(user, is_database=backend in _DATABASES) if at else "")
+        + hosts
+        + path
+        + (mark and "?" + _query(query))
+        + (fragment and fragment + HIDDEN)
+    )
+
+
+def _user(user: str, *, is_database: bool) -> str:
+    name, colon, _ = user.partition(":")
+    if not is_database or not _USER.fullmatch(name):
+        return f"{HIDDEN}@"
+    return f"{name}{colon}{HIDDEN if colon else ''}@"
+
+
+def _query(query: str) -> str:
+    def shown(parameter: str) -> str:
+        name, equals, value = parameter.partition("=")
+        if equals and name.lower() in _HARMLESS and _VALUE.fullmatch(unquote(value)):
+            return parameter
+        return f"{name}={HIDDEN}" if equals and name.lower() in _NAMED else HIDDEN
+
+    return "&".join(shown(parameter) for parameter in re.split("[&;]", query)) if query else ""
+
+
+_DELIMITERS = re.compile(r"[/@:?#%&=;,\s\\'\"]+")
+
+
+def _hidden_pieces(address: str) -> set[str]:
+    """Every part of an address, as written and decoded, that its masked form does not show."""
+    shown = set(_DELIMITERS.split(masked(address)))
+    known = {"", *shown, *_NAMED, *_HARMLESS}
+    return {
+        piece
+        for form in (address, unquote(address))
+        for piece in _DELIMITERS.split(form)
+        if piece not in known
+    }
+
+
+def _occurs(piece: str, text: str) -> bool:
+    """A short piece counts as a word alone: one letter is part of any text."""
+    return piece in text if len(piece) > 3 else piece in re.split(r"[^\w]+", text)
+
+
+def _secret_argument(argument: str) -> str:
+    value = argument.partition("=")[2] if argument.startswith("--") else argument
+    is_address = "://" in value or _CONNECTION_STRING.search(value) is not None or ":/" in value
+    return value if (is_address and has_secret(value)) or masked_text(value) != value else ""
+
+
+def _overwrite(secrets: list[str]) -> None:
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, 48 and 49 in proc(5)
+    held = Path("/proc/self/cmdline").read_bytes()
+    if not 0 < start < end or end - start != len(held):
+        return
+    for secret in sorted(secrets, key=len, reverse=True):
+        value = secret.encode(sys.getfilesystemencoding(), "surrogateescape")
+        for found in re.finditer(rb"(?:(?<=\0)|(?<==))" + re.escape(value) + rb"(?=\0)", held):
+            ctypes.memset(start + found.start(), ord("*"), len(value))

@@ -1,0 +1,48 @@
+r"""Values in Markdown: the one place where a text becomes part of a page without becoming markup.
+
+Names, paths, notes and errors come from users, and pages are rendered by whatever their reader has: a forge,
+a notebook, MLflow's notes. So a value becomes one line, in which every character that could begin an element
+of any common dialect is written such that it stands for itself.
+
+*Why it is enough.* An element needs HTML (`<`, or `&` of an entity), an inline mark (a backtick, `*`, `_` at
+the edge of a word, `~~`, `[`, `{`), a cell's end (`|`), a bare address (`://`, `www.`, `@`), a line of its
+own, or a mark at the start of the line. Inline marks get a backslash; all others become entities, that
+CommonMark and Python-Markdown never take for structure; so is a backslash of the value's own, which could
+undo one. Line breaks and invisible characters become spaces.
+"""
+
+from __future__ import annotations
+
+import re
+
+_ENTITIES = {character: f"&#{ord(character)};" for character in "\\|@"} | {
+    "&": "&amp;",
+    "<": "&lt;",
+    ">": "&gt;",
+}
+_MARKS = re.compile(r"[\\|@&<>]|([`*\[\]{}#])|(?<![^\W_])(_)|(_)(?![^\W_])|~(?=~)|(?<=~)~|:(?=//)|(?<=www)\.")
+_START = re.compile(r"[-+=~](?=[-+=~\s]|$)|\d+(?=[.)](?:\s|$))")
+
+
+def escaped(text: str) -> str:
+    r"""Return a text as one line of Markdown that shows it and nothing else.
+
+    >>> print(escaped("a|b <img src=x onerror=alert(1)> `c` dp_gcl [d](https://e)"))
+    a&#124;b &lt;img src=x onerror=alert(1)&gt; \`c\` dp_gcl \[d\](https&#58;//e)
+    >>> escaped("# a\n- b"), escaped("1. a"), escaped("- 1 to 0.3"), escaped("0.3")
+    ('\\# a - b', '1&#46; a', '&#45; 1 to 0.3', '0.3')
+    """
+    line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
+
+    def shown(found: re.Match[str]) -> str:
+        mark = found[0]
+        if found[1] or found[2] or found[3]:
+            return "\\" + mark
+        return _ENTITIES.get(mark, f"&#{ord(mark)};")
+
+    line = _MARKS.sub(shown, line)
+    start = _START.match(line)
+    if start is None:
+        return line
+    place = start.end() if start[0].isdigit() else 0
+    return f"{line[:place]}&#{ord(line[place])};{line[place + 1 :]}"
