@@ -66,8 +66,8 @@ BREAKAGES = (
     Breakage(
         name="noisy sum keeps the bits below the grid",
         file="dpgcl_core/noise/gaussian.py",
-        before="sums.copy_(self.on_grid(noisy) if self.num_summed > 1 else noisy)",
-        after="sums.copy_(noisy)",
+        before="(self.on_grid(noisy) if self.num_summed > 1 else noisy).float()",
+        after="noisy.float()",
         tests=(
             "tests/dpgcl_core/noise/test_gaussian.py"
             "::test_noisy_sum_with_the_defence_goes_to_the_grid_before_it_is_rounded",
@@ -76,7 +76,7 @@ BREAKAGES = (
     Breakage(
         name="workers but the first step on their own sums, without noise",
         file="trainers/training/loop.py",
-        before="    run.workers.share(run.total)\n",
+        before="    run.workers.share(noisy)\n",
         after="",
         tests=("tests/trainers/training/test_workers.py::test_noise_is_drawn_once_for_all_workers",),
     ),
@@ -326,8 +326,8 @@ BREAKAGES = (
     Breakage(
         name="sum is divided by the realised number of groups",
         file="trainers/training/loop.py",
-        before="_apply(run, run.total / mechanism.divisor)",
-        after="_apply(run, run.total / max(1, len(groups)))",
+        before="_apply(run, noisy / mechanism.divisor)",
+        after="_apply(run, noisy / max(1, len(groups)))",
         tests=(
             "tests/trainers/training/test_loop.py::test_divisor_does_not_follow_the_realised_number_of_groups",
         ),

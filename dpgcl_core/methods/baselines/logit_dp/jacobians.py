@@ -243,18 +243,20 @@ class _Layer:
     def take(self, gradient: Tensor, index: int, num: int, own: Tensor | None) -> None:
         """Take the gradient along cotangent `index` of `num`, of the rows `[rows]` whose own it is."""
         b = of_output(self._module, gradient)
-        if own is not None:  # a cotangent of zero is not enough: 0·inf is not 0
-            b = torch.where(own[:, None, None], b, 0.0)
-        self._squares += torch.linalg.vector_norm(b, dim=(1, 2)).square()
+        squares = torch.linalg.vector_norm(b, dim=(1, 2)).square()
+        if own is not None and bool((~own & (squares != 0)).any()):
+            # A cotangent of zero was not enough: 0·inf is not 0.
+            b, squares = torch.where(own[:, None, None], b, 0.0), torch.where(own, squares, 0.0)
+        self._squares += squares
         for part in self._parts:
             if part.is_explicit(b, self._dim, self._partners):
                 formed = part.gradient(b)
                 if index == 0:
-                    self._formed[part.parameter] = formed.new_zeros(len(b), num, formed.shape[1])
+                    self._formed[part.parameter] = formed.new_empty(len(b), num, formed.shape[1])
                 self._formed[part.parameter][:, index] = formed
             else:
                 if self._kept is None:
-                    self._kept = b.new_zeros(len(b), num, *b.shape[1:])
+                    self._kept = b.new_empty(len(b), num, *b.shape[1:])
                 self._kept[:, index] = b
 
     def magnitude_bound_squared(self) -> Tensor:
@@ -334,8 +336,10 @@ class _Spectrum(NamedTuple):
 
 
 def _spectrum(gradients: Tensor) -> _Spectrum:
-    finite = torch.isfinite(gradients).all(2).all(1)
-    h = torch.where(finite[:, None, None], gradients, 0.0).double()
+    finite = torch.isfinite(torch.linalg.vector_norm(gradients, dim=(1, 2)))
+    if not bool(finite.all()):
+        gradients = torch.where(finite[:, None, None], gradients, 0.0)
+    h = gradients.double()
     values, vectors = torch.linalg.eigh(h @ h.transpose(1, 2))
     left_out = values.clamp_min(0).cumsum(1)  # ascending: squared length of the first ones
     num = (left_out > _LEFT_OUT * left_out[:, -1:]).sum(1)

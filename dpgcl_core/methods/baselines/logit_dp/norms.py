@@ -8,14 +8,17 @@ With unit embeddings z_i of the queries and z'_j of the keys, of dimension d, an
 The first two terms need one d × d Gram matrix per record and tower. d backward passes of many rows at once
 bring the output gradients of every layer, from which the module `layers` computes the matrices. The cross
 term is exactly zero where the towers share no parameter. Otherwise it is computed pair by pair, layer by
-layer, or bounded: ‖∇Z_ij‖ ≤ ‖J_iᵀ z'_j‖ + ‖J'_jᵀ z_i‖. Without cross terms rows need not keep the records'
-order: each pass holds rows of similar rank (see the module `jacobians`), for it costs what its largest rank
-costs.
+layer, or bounded: ‖∇Z_ij‖ ≤ ‖J_iᵀ z'_j‖ + ‖J'_jᵀ z_i‖. Each pass holds rows of similar rank (see the module
+`jacobians`), for it costs what its largest rank costs.
 
-*No norm is too small.* All products of gradients with each other are float64. What remains is float32
-rounding in the backward passes and in the gradients themselves, which grows with the terms and not with
-their sum. So a norm counts as at least `PAIR_NORM_FLOOR` of the magnitude bound of both Jacobians: with a
-factor of at most B/(share · bound), a rounding of 1e-7 of the bound is at most 1e-4 B, the clipper's margin.
+*A row's numbers follow no other row.* Every pass has the same number of rows, filled up with zeros, and one
+memory layout; the way through the network, the parameters of a tower and each layer's way to its products are
+decided on made-up rows and public numbers. Another record changes a row's companions and its place, no shape.
+
+*No norm is too small.* The tensors that are measured here are those that are summed, and all products of
+gradients with each other are float64. Their rounding, and what a row's place may change in float32, grow with
+the terms and not with their sum. So a norm counts as at least `PAIR_NORM_FLOOR` of the magnitude bound of
+both Jacobians: no factor exceeds B/(share · bound).
 
 A network that is not supported has the Jacobian of each row computed by itself: exact, slower. The
 derivation: docs/theory/logit-dp.md.
@@ -48,7 +51,7 @@ ROW_BY_ROW = "one row at a time"
 BY_LAYER = "layer by layer"
 
 _MAX_PASS_NUMBERS = 2**26  # 256 MiB of output gradients at a time
-_MAX_ROWS = 256
+_MAX_ROWS = 128
 _SELF_CHECK_TOLERANCE = 1e-4
 
 
@@ -151,13 +154,17 @@ class Jacobians:
       embed: the tower.
       inputs: `[1, n, views, ...]`; the rows are its records' views, in order.
       tower: its number, under which the self-check's result is remembered.
+      isolated: go row by row, whatever the network.
 
     Attributes:
       partners: how many rows of the other tower each row is expected to meet in cross terms, a public number
         by which layers choose between two exact ways; 0 where there are no cross terms.
     """
 
-    def __init__(self, model: nn.Module, embed: Embed, inputs: Tensor, *, tower: int = 0) -> None:
+    def __init__(
+        self, model: nn.Module, embed: Embed, inputs: Tensor, *, tower: int = 0, isolated: bool = False
+    ) -> None:
+        self._isolated = isolated
         self._model, self.embed, self.inputs, self._tower = model, embed, inputs, tower
         self._parameters = trainable_parameters(model)
         self._rows = inputs.flatten(1, 2)[:, :, None]
@@ -167,6 +174,8 @@ class Jacobians:
 
     @cached_property
     def _known(self) -> _Known:
+        if self._isolated:
+            return _Known(ROW_BY_ROW, frozenset(self._parameters))
         return _look_at(self._model, self.embed, self._rows, self._tower, self._rows_by_layer)
 
     @property
@@ -320,7 +329,7 @@ class Jacobians:
                 if not bool(good.all()):  # 0·inf is not 0
                     some = good.nonzero()[:, 0]
                     at, rows = at[some], rows.at(some)
-                for share in rows.shares:
+                for share in rows.shares if len(at) else ():
                     total[places[share.part.parameter]] += share.combined(cotangents[None, at])[0]
         return differs
 

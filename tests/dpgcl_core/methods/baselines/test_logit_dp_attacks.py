@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,10 @@ from torch import Tensor, nn
 
 from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.methods.baselines.logit_dp.clipper import LogitClipper
+from dpgcl_core.methods.baselines.logit_dp.layers import Part
+from dpgcl_core.methods.baselines.logit_dp.norms import Jacobians
+from trainers.config.training import NetworkConfig
+from trainers.models.encoder import build_encoder
 
 LARGEST = float(torch.finfo(torch.float32).max)
 
@@ -79,3 +84,122 @@ def test_network_made_to_break_the_bound_does_not(kind: str, n: int, norms: str,
     records = _balanced(n + 2)[:, : n + 1]
     records[0, n, 1, 0] *= -1  # one more on the other side
     assert _movement(clipper, towers, records, n) <= clipper.sensitivity(n + 1)
+
+
+def _kinds(generator: torch.Generator) -> list[nn.Module]:
+    """Networks whose derivatives are huge, tiny, rounding errors, or infinite for some records."""
+    first, second = (10 ** (32 * torch.rand(2, generator=generator) - 16)).tolist()
+    return [
+        _Angle(lambda h: (h * first) * second),
+        _Angle(lambda h: (h * second) * first - h * (first * second)),
+        _Angle(lambda h: (h / LARGEST) * (LARGEST * min(1.0, first))),
+        _Angle(lambda h: (h * first).abs().sqrt()),
+    ]
+
+
+@pytest.mark.parametrize(("norms", "num_towers"), [("exact", 2), ("upper_bound", 1)])
+def test_search_finds_no_record_that_moves_the_sum_too_far(norms: str, num_towers: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    clipper = LogitClipper(
+        logit_clip_norm=1.0,
+        temperature=0.5,
+        norms=norms,  # type: ignore[arg-type]
+        spread_out=1.0,
+    )
+    for kind in range(4):
+        towers = [_kinds(generator)[kind] for _ in range(num_towers)]
+        records = 3 * torch.randn(1, 9, 2, 2, generator=generator)
+        records[..., 1] *= 10 ** (16 * torch.rand(1, 9, 2, generator=generator) - 8)
+        assert _movement(clipper, towers, records, 0) <= clipper.sensitivity(9)
+
+
+class _Gate(nn.Module):
+    """Units that are on decide a record's rank; its derivative is infinite where a unit is zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front, self.head = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        nn.init.eye_(self.front.weight)
+        nn.init.eye_(self.head.weight)
+
+    def forward(self, records: Tensor) -> Tensor:
+        x = self.front(records)
+        on = records > 0
+        neck = torch.where(on, x.abs().sqrt(), x.abs().sqrt().detach())
+        return nn.functional.normalize(self.head(neck), dim=-1)
+
+
+def _one_pass_of(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return embeddings, Gram matrices and, by row, the sum of the gradients along all axes."""
+    tower = Jacobians(model, _embed(model), inputs)
+    side = tower.side(2**20)
+    sums = []
+    for row in range(len(side.z)):
+        total = torch.zeros(num_trainable(model), dtype=torch.float64)
+        cotangents = torch.zeros(side.z.shape, dtype=torch.float64)
+        cotangents[row] = 1
+        tower.add_products(total, side, cotangents)
+        sums.append(total)
+    return side.z, side.gram, torch.stack(sums)
+
+
+def test_jacobian_of_a_record_does_not_follow_the_others() -> None:
+    """Neither their number, nor their order, nor their ranks, nor what is infinite in them."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = build_encoder(NetworkConfig(name="tiny_cnn", embedding_dim=8), (1, 8, 8), 0)
+    generator = torch.Generator().manual_seed(0)
+    records = torch.randn(1, 5, 2, 1, 8, 8, generator=generator)
+    records[0, 3:] *= 1e19
+    alone = _one_pass_of(model, records[:, :1])
+    for order in ([0, 1], [0, 1, 2, 3, 4], [4, 3, 2, 1, 0]):
+        found = _one_pass_of(model, records[:, order])
+        at = 2 * order.index(0)
+        for mine, other in zip(alone, found, strict=True):
+            assert torch.equal(mine, other[at : at + 2])
+
+
+def test_lower_rank_among_higher_ones_is_its_own() -> None:
+    """A record has no rank, and an infinite derivative where others have some: 0·inf is not 0."""
+    model = _Gate()
+    records = torch.rand(1, 3, 2, 4, generator=torch.Generator().manual_seed(0))
+    records[0, 0] = 0
+    alone, among = (_one_pass_of(model, some) for some in (records[:, :1], records))
+    assert bool(among[1][2:].any())
+    for mine, other in zip(alone, among, strict=True):
+        assert torch.equal(mine, other[:2])
+
+
+def test_jacobian_that_is_computed_again_and_differs_adds_nothing() -> None:
+    model, inputs = _rounding(), _balanced(4)
+    inputs[0, :, 0, 0] = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    tower = Jacobians(model, _embed(model), inputs)
+    side = tower.side(0)
+    assert tower.kept is None
+    gram = side.gram.clone()
+    gram[2] = gram[2].nextafter(torch.tensor(math.inf).double())
+    total = torch.zeros(1, dtype=torch.float64)
+    ones = torch.ones_like(side.z, dtype=torch.float64)
+    differs = tower.add_products(total, replace(side, gram=gram), ones)
+    assert differs.nonzero().flatten().tolist() == [2]
+    expected = torch.zeros(1, dtype=torch.float64)
+    ones[2] = 0
+    assert not tower.add_products(expected, side, ones).any()
+    assert torch.equal(total, expected)
+
+
+def test_layers_choose_their_way_whatever_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cheaper way for n partners would be another one for some n: its rounding would follow the batch."""
+    asked: set[int] = set()
+    own = Part.is_explicit
+
+    def spy(self: Part, b: Tensor, num: int, partners: int) -> bool:
+        asked.add(partners)
+        return own(self, b, num, partners)
+
+    monkeypatch.setattr(Part, "is_explicit", spy)
+    model = _overflowing(3)
+    clipper = LogitClipper(logit_clip_norm=1.0, temperature=1.0)
+    for n in (2, 3, 7):
+        _clipped_sum(clipper, [model], _balanced(8)[:, :n])
+    assert asked <= {0, 256}
