@@ -322,6 +322,50 @@ BREAKAGES = (
             "::test_group_with_one_part_not_finite_is_left_out_as_a_whole",
         ),
     ),
+    # Logit-DP
+    Breakage(
+        name="cotangents beyond a record's rank bring what is infinite in it",
+        file="dpgcl_core/methods/baselines/logit_dp/jacobians.py",
+        before="if own is not None and bool((~own & (squares != 0)).any()):",
+        after="if False:",
+        tests=(
+            "tests/dpgcl_core/methods/baselines/test_logit_dp_attacks.py::test_lower_rank_among_higher_ones_is_its_own",
+        ),
+    ),
+    Breakage(
+        name="passes of Logit-DP have as many rows as there are",
+        file="dpgcl_core/methods/baselines/logit_dp/norms.py",
+        before="filled = _filled(inputs, self._rows_by_layer)\n        try",
+        after="filled = inputs\n        try",
+        tests=("tests/dpgcl_core/methods/baselines/test_logit_dp_attacks.py::test_every_pass_has_one_shape",),
+    ),
+    Breakage(
+        name="Jacobians that are computed again are not compared",
+        file="dpgcl_core/methods/baselines/logit_dp/norms.py",
+        before="differs[at] = (again != side.gram[at]).flatten(1).any(1)",
+        after="assert again is not None",
+        tests=(
+            "tests/dpgcl_core/methods/baselines/test_logit_dp_attacks.py"
+            "::test_jacobian_that_is_computed_again_and_differs_adds_nothing",
+        ),
+    ),
+    Breakage(
+        name="Jacobians are contracted in float32",
+        file="dpgcl_core/methods/baselines/logit_dp/norms.py",
+        before="share.combined(cotangents[None, at])[0]",
+        after="share.combined(cotangents[None, at].float())[0]",
+        tests=("tests/dpgcl_core/methods/baselines/test_logit_dp_attacks.py::test_products_are_float64",),
+    ),
+    Breakage(
+        name="clipped sums are float32",
+        file="dpgcl_core/clipping/types.py",
+        before="dtype=torch.float64, device=device",
+        after="device=device",
+        tests=(
+            "tests/trainers/training/test_precision.py"
+            "::test_low_precision_training_keeps_weights_in_float32_and_the_sum_in_float64",
+        ),
+    ),
     # Division and accounting
     Breakage(
         name="sum is divided by the realised number of groups",

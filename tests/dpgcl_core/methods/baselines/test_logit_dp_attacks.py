@@ -203,3 +203,33 @@ def test_layers_choose_their_way_whatever_the_batch(monkeypatch: pytest.MonkeyPa
     for n in (2, 3, 7):
         _clipped_sum(clipper, [model], _balanced(8)[:, :n])
     assert asked <= {0, 256}
+
+
+def test_every_pass_has_one_shape() -> None:
+    model, shapes = _rounding(), set()
+    clipper = LogitClipper(logit_clip_norm=1.0, temperature=1.0)
+    _clipped_sum(clipper, [model], _balanced(2))  # looks at the network
+    handle = model.register_forward_hook(lambda module, args, output: shapes.add(args[0].shape))
+    for n in (1, 5, 70):
+        _clipped_sum(clipper, [model], _balanced(70)[:, :n])
+    handle.remove()
+    assert len(shapes - {(2, 2)}) == 1  # besides a record of zeros, which tells the dimension
+
+
+def test_products_are_float64() -> None:
+    """Two rows whose products cancel leave what float32 would have rounded away."""
+    model, inputs = _Angle(lambda h: h), torch.zeros(1, 1, 2, 2)
+    inputs[..., 1] = 1
+    tower = Jacobians(model, _embed(model), inputs)
+    side, total = tower.side(2**20), torch.zeros(1, dtype=torch.float64)
+    tower.add_products(total, side, torch.tensor([[0, 1 + 2.0**-40], [0, -1]], dtype=torch.float64))
+    assert total.item() == 2.0**-40
+
+
+def test_isolated_rows_go_through_the_network_alone() -> None:
+    model, lengths = _rounding(), set()
+    handle = model.register_forward_hook(lambda module, args, output: lengths.add(len(args[0])))
+    clipper = LogitClipper(logit_clip_norm=1.0, temperature=1.0, isolated=True)
+    _clipped_sum(clipper, [model], _balanced(4))
+    handle.remove()
+    assert lengths == {1, 2}  # besides rows a record of zeros, which tells the dimension
