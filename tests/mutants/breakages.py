@@ -324,15 +324,6 @@ BREAKAGES = (
     ),
     # Logit-DP
     Breakage(
-        name="cotangents beyond a record's rank bring what is infinite in it",
-        file="dpgcl_core/methods/baselines/logit_dp/jacobians.py",
-        before="if own is not None and bool((~own & (squares != 0)).any()):",
-        after="if False:",
-        tests=(
-            "tests/dpgcl_core/methods/baselines/test_logit_dp_attacks.py::test_lower_rank_among_higher_ones_is_its_own",
-        ),
-    ),
-    Breakage(
         name="passes of Logit-DP have as many rows as there are",
         file="dpgcl_core/methods/baselines/logit_dp/norms.py",
         before="filled = _filled(inputs, self._rows_by_layer)\n        try",
