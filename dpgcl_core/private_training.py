@@ -42,7 +42,7 @@ from dpgcl_core.clipping.cross_record import (
 from dpgcl_core.clipping.types import (
     GroupInputs,
     Objective,
-    num_trainable,
+    no_sum,
     set_gradients,
     trainable_parameters,
 )
@@ -238,7 +238,7 @@ class PrivateTraining:
         secret = self._randomness.generator(self.num_steps_taken, "noise")
         noise.add_rounded_once(total, noise.draw(len(total), secret).to(total.device))
         self.num_steps_taken += 1  # charged before the first weight moves
-        set_gradients(parameters, total / self.mechanism.divisor)
+        set_gradients(parameters, total.float() / self.mechanism.divisor)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
@@ -253,7 +253,7 @@ class PrivateTraining:
         return self.mechanism.epsilon(steps) if self.mechanism.is_private else math.inf
 
     def _clipped_sum(self, leaves: Sequence[Tensor], drawn: DrawnGroups, device: torch.device) -> Tensor:
-        total = torch.zeros(num_trainable(self._model), device=device)
+        total = no_sum(self._model)
         at_once = self._max_groups or max(1, len(drawn))
         for start in range(0, len(drawn), at_once):
             chosen = slice(start, start + at_once)

@@ -106,7 +106,7 @@ class GroupClipper:
         Groups of one record make it per-record DP-SGD.
 
         Args:
-          total: float32 `[num_trainable(model)]`, in the order of `trainable_parameters`.
+          total: float64 `[num_trainable(model)]`, in the order of `trainable_parameters`.
           model: the network that `objective` calls; it must not mix records.
           objective: maps inputs `[groups, ...]` to losses `[groups]`, one scalar per group that depends
             on that group's inputs alone. Every layer of `model` should see the rows of `inputs` as its

@@ -96,7 +96,7 @@ class GroupGradients:
         """Add Σ factor_G ∇L_G to the flat `total`; a factor of 0 masks its group before any product.
 
         Args:
-          total: float32 `[num_parameters]`.
+          total: float64 `[num_parameters]`.
           parameters: the order of `total`.
           factor: float32 `[parts, groups]`.
         """

@@ -52,6 +52,17 @@ def num_trainable(model: nn.Module) -> int:
     return sum(p.numel() for p in trainable_parameters(model))
 
 
+def no_sum(model: nn.Module) -> Tensor:
+    """Return a clipped sum of nothing, float64 `[num_trainable(model)]`, where the model is.
+
+    A sum in float32 would round after every group, by up to half a digit of all that came before it: one
+    record would move the others' contributions, and the more the more there are. The noise is added in
+    float64, too, and the noisy sum rounded to float32 once.
+    """
+    device = next(model.parameters()).device
+    return torch.zeros(num_trainable(model), dtype=torch.float64, device=device)
+
+
 Embed = Callable[[Tensor], Tensor]
 """Maps inputs `[groups, group_size, views, ...]` to unit embeddings `[groups, group_size, views, dim]`."""
 

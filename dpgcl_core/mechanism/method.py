@@ -74,7 +74,7 @@ class GradientRule(Protocol):
         generator: Draws | None,
         complete: Tensor | None = None,
     ) -> GroupReport:
-        """Add the method's clipped sum to the flat float32 `total`, in place.
+        """Add the method's clipped sum to the flat float64 `total`, in place.
 
         Args:
           total: `[num_trainable(model)]`.

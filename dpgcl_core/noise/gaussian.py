@@ -95,7 +95,7 @@ class GaussianNoise:
         return noisy.div_(self.grid).round_().mul_(self.grid)
 
     def add_rounded_once(self, total: Tensor, noise: Tensor) -> None:
-        """Add a draw, float64, to a clean sum, float32, in place: in float64, and rounded once.
+        """Add a draw, float64, to a clean sum, float64, in place, and round the noisy sum to float32 once.
 
         With the floating-point defence (`num_summed` above 1) the noisy sum is rounded to the public grid
         first. In that order float32 reveals nothing more: up to eight standard deviations it holds every
@@ -115,4 +115,4 @@ class GaussianNoise:
         for start in range(0, len(total), _ADDED_PIECE):
             sums = total[start : start + _ADDED_PIECE]
             noisy = sums.double().add_(noise[start : start + _ADDED_PIECE])
-            sums.copy_(self.on_grid(noisy) if self.num_summed > 1 else noisy)
+            sums.copy_((self.on_grid(noisy) if self.num_summed > 1 else noisy).float())

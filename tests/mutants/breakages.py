@@ -66,8 +66,8 @@ BREAKAGES = (
     Breakage(
         name="noisy sum keeps the bits below the grid",
         file="dpgcl_core/noise/gaussian.py",
-        before="sums.copy_(self.on_grid(noisy) if self.num_summed > 1 else noisy)",
-        after="sums.copy_(noisy)",
+        before="(self.on_grid(noisy) if self.num_summed > 1 else noisy).float()",
+        after="noisy.float()",
         tests=(
             "tests/dpgcl_core/noise/test_gaussian.py"
             "::test_noisy_sum_with_the_defence_goes_to_the_grid_before_it_is_rounded",
@@ -76,7 +76,7 @@ BREAKAGES = (
     Breakage(
         name="workers but the first step on their own sums, without noise",
         file="trainers/training/loop.py",
-        before="    run.workers.share(run.total)\n",
+        before="    run.workers.share(noisy)\n",
         after="",
         tests=("tests/trainers/training/test_workers.py::test_noise_is_drawn_once_for_all_workers",),
     ),
@@ -322,12 +322,47 @@ BREAKAGES = (
             "::test_group_with_one_part_not_finite_is_left_out_as_a_whole",
         ),
     ),
+    # Logit-DP
+    Breakage(
+        name="passes of Logit-DP have as many rows as there are",
+        file="dpgcl_core/methods/baselines/logit_dp/norms.py",
+        before="filled = _filled(inputs, self._rows_by_layer)\n        try",
+        after="filled = inputs\n        try",
+        tests=("tests/dpgcl_core/methods/baselines/test_logit_dp_attacks.py::test_every_pass_has_one_shape",),
+    ),
+    Breakage(
+        name="Jacobians that are computed again are not compared",
+        file="dpgcl_core/methods/baselines/logit_dp/norms.py",
+        before="differs[at] = (again != side.gram[at]).flatten(1).any(1)",
+        after="assert again is not None",
+        tests=(
+            "tests/dpgcl_core/methods/baselines/test_logit_dp_attacks.py"
+            "::test_jacobian_that_is_computed_again_and_differs_adds_nothing",
+        ),
+    ),
+    Breakage(
+        name="Jacobians are contracted in float32",
+        file="dpgcl_core/methods/baselines/logit_dp/norms.py",
+        before="share.combined(cotangents[None, at])[0]",
+        after="share.combined(cotangents[None, at].float())[0]",
+        tests=("tests/dpgcl_core/methods/baselines/test_logit_dp_attacks.py::test_products_are_float64",),
+    ),
+    Breakage(
+        name="clipped sums are float32",
+        file="dpgcl_core/clipping/types.py",
+        before="dtype=torch.float64, device=device",
+        after="device=device",
+        tests=(
+            "tests/trainers/training/test_precision.py"
+            "::test_low_precision_training_keeps_weights_in_float32_and_the_sum_in_float64",
+        ),
+    ),
     # Division and accounting
     Breakage(
         name="sum is divided by the realised number of groups",
         file="trainers/training/loop.py",
-        before="_apply(run, run.total / mechanism.divisor)",
-        after="_apply(run, run.total / max(1, len(groups)))",
+        before="_apply(run, noisy / mechanism.divisor)",
+        after="_apply(run, noisy / max(1, len(groups)))",
         tests=(
             "tests/trainers/training/test_loop.py::test_divisor_does_not_follow_the_realised_number_of_groups",
         ),

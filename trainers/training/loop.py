@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpgcl_core.clipping.cross_record import refuse_written_buffers
-from dpgcl_core.clipping.types import GroupInputs, GroupReport, num_trainable, trainable_parameters
+from dpgcl_core.clipping.types import GroupInputs, GroupReport, no_sum, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.sources import DrawSource
@@ -176,8 +176,9 @@ def _step(run: _Run) -> None:
             generator = run.randomness.generator(run.step, "snr noise")
             observer.record_noised_snr(run.total, generator, num_summed=num_summed)
         law.add_rounded_once(run.total, noise.to(run.device))
-    run.workers.share(run.total)
-    _apply(run, run.total / mechanism.divisor)
+    noisy = run.total.float()  # rounded already, where noise was added
+    run.workers.share(noisy)
+    _apply(run, noisy / mechanism.divisor)
 
 
 def _draw_noise(run: _Run, law: GaussianNoise) -> Callable[[], Tensor] | None:
@@ -297,7 +298,7 @@ def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memor
             config, train_is_public=data.train_is_public, evaluation_is_public=data.evaluation_is_public
         ),
         device=device,
-        total=torch.zeros(num_trainable(encoder), device=device),
+        total=no_sum(encoder),
         buffers={name: buffer.clone() for name, buffer in encoder.named_buffers()},
         max_views=max_views(config, encoder, shape, memory_share=memory_share),
         beside=ThreadPoolExecutor(_THREADS_BESIDE),

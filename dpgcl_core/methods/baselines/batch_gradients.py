@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from dpgcl_core.clipping.clipper import flat_gradient
 from dpgcl_core.clipping.types import Embed, num_trainable, trainable_parameters
 from dpgcl_core.methods.baselines.logit_dp.jacobians import Rows
-from dpgcl_core.methods.baselines.logit_dp.norms import BY_LAYER, Jacobians
+from dpgcl_core.methods.baselines.logit_dp.norms import BY_LAYER, Jacobians, places_of
 
 
 def gradients_through_batch(
@@ -76,26 +76,23 @@ def _by_jacobians(
     shared: Tensor,
 ) -> Tensor:
     """Return the gradients by Jacobians, given the rows that enter one loss (and which), and the others."""
-    places, start = {}, 0
-    for parameter in trainable_parameters(model):
-        places[parameter] = slice(start, start + parameter.numel())
-        start += parameter.numel()
-    gradients = torch.zeros(len(c), start, device=c.device)
+    places = places_of(trainable_parameters(model))
+    gradients = torch.zeros(len(c), num_trainable(model), device=c.device)
     for some, loss_of in zip(*(torch.split(each, jacobians.rows_at_once) for each in alone), strict=True):
         if not len(some):
             continue
         losses, index = loss_of.unique(return_inverse=True)
         found = jacobians.along(rows[:, some], c[loss_of, some])
         ones = F.one_hot(index, len(losses)).T[:, :, None].to(c)
-        gradients[losses] += _combined(found, ones, places, start)
+        gradients[losses] += _combined(found, ones, places, gradients.shape[1])
     for some, found in jacobians.of_similar_rank(rows[:, shared]):
-        gradients += _combined(found, c[:, shared[some]], places, start)
+        gradients += _combined(found, c[:, shared[some]], places, gradients.shape[1])
     return gradients
 
 
-def _combined(rows: Rows, coefficients: Tensor, places: dict[nn.Parameter, slice], numbers: int) -> Tensor:
+def _combined(rows: Rows, coefficients: Tensor, places: dict[Tensor, slice], numbers: int) -> Tensor:
     """Return Σ_r Σ_k c_grk ∇_rk over all parameters, `[losses, numbers]`, for c `[losses, rows, k]`."""
     total = torch.zeros(len(coefficients), numbers, device=coefficients.device)
     for share in rows.shares:
-        total[:, places[share.part.parameter]] += share.combined(coefficients)  # type: ignore[index]
+        total[:, places[share.part.parameter]] += share.combined(coefficients)
     return total

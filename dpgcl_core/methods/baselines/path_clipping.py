@@ -124,7 +124,7 @@ class PathClipping:
         """Add Σ_i Clip_C(J_iᵀ c_i) to `total`, in place.
 
         Args:
-          total: float32 `[num_trainable(model)]`, in the order of `trainable_parameters`.
+          total: float64 `[num_trainable(model)]`, in the order of `trainable_parameters`.
           model: the network that `embed` calls; it must not mix records.
           embed: stage 5; its output's leading axes are those of its input.
           inputs: `[1, records, 2 + num_augmentations, ...]`, the whole batch; it may be empty.
@@ -176,7 +176,7 @@ def add_clipped_paths(
     """Add Σ_i Clip_C(J_iᵀ c_i) over the kept records to `total`, in place.
 
     Args:
-      total: float32 `[num_trainable(model)]`.
+      total: float64 `[num_trainable(model)]`.
       model, embed: the network.
       records: `[records, views, ...]`.
       cotangents: `[kept, views, dim]`, c_i of the kept records.
@@ -266,7 +266,7 @@ class FullBatchGroupClipping:
         """Add Σ_G Clip_C(Σ_{i∈G} ∇ℓ_i) to `total`, in place.
 
         Args:
-          total: float32 `[num_trainable(model)]`, in the order of `trainable_parameters`.
+          total: float64 `[num_trainable(model)]`, in the order of `trainable_parameters`.
           model: the network that `embed` calls; it must not mix records.
           embed: stage 5; its output's leading axes are those of its input.
           inputs: `[groups, group_size, 2 + num_augmentations, ...]`, all groups of the batch, or none.

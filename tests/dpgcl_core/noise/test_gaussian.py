@@ -149,6 +149,14 @@ def test_noise_is_added_in_float64_and_rounded_once(length: int) -> None:
     assert torch.equal(total, expected)
 
 
+def test_sum_in_float64_is_rounded_after_the_noise_and_not_before() -> None:
+    total = torch.tensor([2.0**24 + 1], dtype=torch.float64)
+    GaussianNoise(std=1.0).add_rounded_once(total, torch.tensor([1.0], dtype=torch.float64))
+    assert total.item() == 2.0**24 + 2
+    GaussianNoise(std=1.0).add_rounded_once(total, torch.tensor([0.5], dtype=torch.float64))
+    assert total.item() == 2.0**24 + 2
+
+
 @pytest.mark.parametrize("std", [0.02, 1.0, 1.9])
 @pytest.mark.parametrize("length", [1, 2**17, 2**18 + 3])
 def test_noisy_sum_with_the_defence_goes_to_the_grid_before_it_is_rounded(length: int, std: float) -> None:

@@ -124,7 +124,7 @@ def _clean_and_released(
     own = GaussianNoise.add_rounded_once
 
     def spy(self: GaussianNoise, total: torch.Tensor, noise: torch.Tensor) -> None:
-        clean.append(total.double())
+        clean.append(total.clone())
         own(self, total, noise)
 
     monkeypatch.setattr(GaussianNoise, "add_rounded_once", spy)

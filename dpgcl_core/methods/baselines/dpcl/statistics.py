@@ -111,7 +111,7 @@ class _TwoViewRule:
             model,
             embed,
             inputs[0].flatten(0, 1)[:, None],
-            cotangents.flatten(0, 1)[kept_views][:, None].to(total.dtype),
+            cotangents.flatten(0, 1)[kept_views][:, None].float(),
             losses=terms.detach()[kept_views],
             kept=kept_views,
             clipper=GroupClipper(l2_clip_norm=self.l2_clip_norm, gamma=self.gamma),
@@ -187,7 +187,7 @@ class DpSimClr(_TwoViewRule):
         """Add Σ_views Clip_C(J_uᵀ c_u) to `total`, in place.
 
         Args:
-          total: float32 `[num_trainable(model)]`, in the order of `trainable_parameters`.
+          total: float64 `[num_trainable(model)]`, in the order of `trainable_parameters`.
           model: the network that `embed` calls; it must not mix records.
           embed: stage 5; its output's leading axes are those of its input.
           inputs: `[1, batch_size, 2, ...]`.
@@ -275,7 +275,7 @@ class DpBarlowTwins(_TwoViewRule):
         """Add Σ_views Clip_C(J_uᵀ c_u) to `total`, in place.
 
         Args:
-          total: float32 `[num_trainable(model)]`, in the order of `trainable_parameters`.
+          total: float64 `[num_trainable(model)]`, in the order of `trainable_parameters`.
           model: the network that `embed` calls; it must not mix records.
           embed: stage 5; its output's leading axes are those of its input.
           inputs: `[1, batch_size, 2, ...]`.

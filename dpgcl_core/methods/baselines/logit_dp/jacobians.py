@@ -7,10 +7,13 @@ arrive.
 
 *Fewer passes.* If everything up to some layer (the *neck*) reaches the embedding only through that layer's
 input x, row i's cotangents at x are the rows of a d × width matrix H_i, of rank r_i < d after any ReLU that
-is off for some units. Only max_i r_i cotangents then go on through the front of the network, which is most of
-the work: the eigenvectors of H_i H_iᵀ. See docs/theory/logit-dp.md.
+is off for some units. Only r_i cotangents then go on through the front of the network, which is most of the
+work: the leading eigenvectors of H_i H_iᵀ. See docs/theory/logit-dp.md.
 
-An unsupported use of a parameter raises, and the caller takes `row_by_row`: exact for any network.
+*A row's Jacobian is its own.* Every cotangent is a pass of its own, so the shapes of a pass are those of its
+inputs. A row takes part in its own r_i passes; what later passes bring, which only others need, is masked
+before anything is computed of it. So at one place of a pass of one shape, no bit of a row's tensors follows
+the other rows. An unsupported use of a parameter raises.
 """
 
 from __future__ import annotations
@@ -47,9 +50,8 @@ class Rows:
     shares: Sequence[Share]
     magnitude_bound: Tensor
 
-    def every(self, start: int, step: int) -> Rows:
-        """Return every `step`-th row from `start` on."""
-        chosen = slice(start, None, step)
+    def at(self, chosen: slice | Tensor) -> Rows:
+        """Return these rows."""
         shares = [share.rows(chosen) for share in self.shares]
         return Rows(z=self.z[chosen], shares=shares, magnitude_bound=self.magnitude_bound[chosen])
 
@@ -217,8 +219,8 @@ def by_layer(
     basis = None
     if early:
         # From the neck to the input, along a basis of what arrived there; `basis` translates back to axes.
-        basis, narrowed = _narrowed(at_neck)
-        _pull(calls[neck].x, early, narrowed, None)
+        basis, narrowed, own = _narrowed(at_neck)
+        _pull(calls[neck].x, early, narrowed, None, own)
     for layer in (*early, *late):  # squares add up over layers; the root is taken at the end
         magnitude_bound += layer.magnitude_bound_squared()
     shares = [share for layer in early for share in layer.shares(basis)]
@@ -238,19 +240,23 @@ class _Layer:
         self._kept: Tensor | None = None
         self._squares = torch.zeros(len(call.x), device=call.output.device)
 
-    def take(self, gradient: Tensor, index: int, num: int) -> None:
-        """Take the gradient along cotangent `index` of `num`."""
+    def take(self, gradient: Tensor, index: int, num: int, own: Tensor | None) -> None:
+        """Take the gradient along cotangent `index` of `num`, of the rows `[rows]` whose own it is."""
         b = of_output(self._module, gradient)
-        self._squares += torch.linalg.vector_norm(b, dim=(1, 2)).square()
+        squares = torch.linalg.vector_norm(b, dim=(1, 2)).square()
+        if own is not None and bool((~own & (squares != 0)).any()):
+            # A cotangent of zero was not enough: 0·inf is not 0.
+            b, squares = torch.where(own[:, None, None], b, 0.0), torch.where(own, squares, 0.0)
+        self._squares += squares
         for part in self._parts:
             if part.is_explicit(b, self._dim, self._partners):
                 formed = part.gradient(b)
                 if index == 0:
-                    self._formed[part.parameter] = formed.new_zeros(len(b), num, formed.shape[1])
+                    self._formed[part.parameter] = formed.new_empty(len(b), num, formed.shape[1])
                 self._formed[part.parameter][:, index] = formed
             else:
                 if self._kept is None:
-                    self._kept = b.new_zeros(len(b), num, *b.shape[1:])
+                    self._kept = b.new_empty(len(b), num, *b.shape[1:])
                 self._kept[:, index] = b
 
     def magnitude_bound_squared(self) -> Tensor:
@@ -269,8 +275,14 @@ class _Layer:
                 yield Share(part=part, formed=formed is not None, values=values, basis=basis)
 
 
-def _pull(of: Tensor, layers: Sequence[_Layer], cotangents: Tensor, also: Tensor | None) -> Tensor:
+def _pull(
+    of: Tensor, layers: Sequence[_Layer], cotangents: Tensor, also: Tensor | None, own: Tensor | None = None
+) -> Tensor:
     """Pass the gradients of `of` along cotangents `[k, rows, width]` to the layers.
+
+    Args:
+      of, layers, cotangents, also: as above.
+      own: bool `[k, rows]`, which of the cotangents are a row's own; None: all.
 
     Returns:
       The gradients at `also`, `[rows, k, width]`; `of` itself, unused, where `also` is None.
@@ -282,7 +294,7 @@ def _pull(of: Tensor, layers: Sequence[_Layer], cotangents: Tensor, also: Tensor
         with torch.no_grad():
             for layer, gradient in zip(layers, found, strict=False):
                 if gradient is not None:
-                    layer.take(gradient, index, len(cotangents))
+                    layer.take(gradient, index, len(cotangents), None if own is None else own[index])
         at_also.append(found[-1])  # None where a cotangent does not depend on it
     return (
         of if also is None else torch.stack([torch.zeros_like(also) if g is None else g for g in at_also], 1)
@@ -324,21 +336,28 @@ class _Spectrum(NamedTuple):
 
 
 def _spectrum(gradients: Tensor) -> _Spectrum:
-    finite = torch.isfinite(gradients).all(2).all(1)
-    h = torch.where(finite[:, None, None], gradients, 0.0).double()
+    finite = torch.isfinite(torch.linalg.vector_norm(gradients, dim=(1, 2)))
+    if not bool(finite.all()):
+        gradients = torch.where(finite[:, None, None], gradients, 0.0)
+    h = gradients.double()
     values, vectors = torch.linalg.eigh(h @ h.transpose(1, 2))
     left_out = values.clamp_min(0).cumsum(1)  # ascending: squared length of the first ones
     num = (left_out > _LEFT_OUT * left_out[:, -1:]).sum(1)
     return _Spectrum(h, finite, vectors, num)
 
 
-def _narrowed(gradients: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a basis `[rows, dim, k]` of every row's cotangents, and these in it, `[k, rows, width]`.
+def _narrowed(gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Narrow every row's cotangents to its own rank; later ones are zero, and not its own.
 
     The basis of a row that is not finite is nan, which masks the row later, by its own gradients alone.
+
+    Returns:
+      A basis `[rows, dim, k]`, the cotangents in it `[k, rows, width]`, which are a row's own `[k, rows]`.
     """
     h, finite, vectors, num = _spectrum(gradients)
     rank = max(1, int(num.max()))
-    basis = torch.where(finite[:, None, None], vectors[:, :, -rank:], torch.nan)
-    cotangents = (vectors[:, :, -rank:].transpose(1, 2) @ h).float()
-    return basis, cotangents.transpose(0, 1).contiguous()
+    own = torch.arange(rank, device=num.device) < num[:, None]
+    basis = torch.where(own[:, None], vectors.flip(2)[:, :, :rank], 0.0)
+    cotangents = (basis.transpose(1, 2) @ h).float()
+    basis = torch.where(finite[:, None, None], basis, torch.nan)
+    return basis, cotangents.transpose(0, 1).contiguous(), own.T

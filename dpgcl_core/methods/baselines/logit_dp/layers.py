@@ -110,7 +110,7 @@ class Share:
     values: Tensor
     basis: Tensor | None = None
 
-    def rows(self, chosen: slice) -> Share:
+    def rows(self, chosen: slice | Tensor) -> Share:
         """Return the same of some rows."""
         return Share(
             part=dataclasses.replace(self.part, a=self.part.a[chosen]),
@@ -133,26 +133,27 @@ class Share:
         return torch.bmm(left.flatten(2), right.flatten(2).transpose(1, 2))
 
     def combined(self, coefficients: Tensor) -> Tensor:
-        """Return Σ_i Σ_k c_gik ∇_ik of the parameter for several g, float32 `[g, numbers]`.
+        """Return Σ_i Σ_k c_gik ∇_ik of the parameter for several g, `[g, numbers]`.
 
         Args:
-          coefficients: c, float32 `[g, rows, dim]`.
+          coefficients: c, `[g, rows, dim]`; the products are of its precision.
         """
         c = coefficients.transpose(0, 1)  # [rows, g, dim]
-        c = c if self.basis is None else c @ self.basis.float()
-        if self.formed:
-            return c.transpose(0, 1).flatten(1) @ self.values.flatten(0, 1)
+        c = c if self.basis is None else c @ self.basis.to(c.dtype)
         total = c.new_zeros(c.shape[1], self.part.parameter.numel())
-        at_once = max(1, 4 * MAX_NUMBERS // max(1, c.shape[1] * self.values[0, 0].numel()))
+        at_once = max(1, 4 * MAX_NUMBERS // max(1, c.shape[1] * self.values[0].numel()))
         for start in range(0, len(c), at_once):
             some = slice(start, start + at_once)
             total += self.rows(some)._combined(c[some])
         return total
 
     def _combined(self, c: Tensor) -> Tensor:
-        """Compute `combined` for a few rows whose gradients are not formed, for c `[rows, g, k]`."""
-        a, num = self.part.a, c.shape[1]
-        b = (c @ self.values.flatten(2)).reshape(len(c), num, *self.values.shape[2:])
+        """Compute `combined` for a few rows, for c `[rows, g, k]`."""
+        values, num = self.values.to(c.dtype), c.shape[1]
+        if self.formed:
+            return c.transpose(0, 1).flatten(1) @ values.flatten(0, 1)
+        a = self.part.a.to(c.dtype) if self.part.a.is_floating_point() else self.part.a
+        b = (c @ values.flatten(2)).reshape(len(c), num, *values.shape[2:])
         if self.part.is_index:
             table = c.new_zeros(self.part.parameter.shape[0], num, b.shape[2])
             used = a >= 0

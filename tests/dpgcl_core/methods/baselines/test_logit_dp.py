@@ -141,8 +141,9 @@ def test_narrowed_cotangents_are_as_many_as_the_rank() -> None:
     generator = torch.Generator().manual_seed(0)
     sizes = torch.tensor([1.0, 1e-2, 1e-4])  # the last holds 1e-8 of the squared length, and is not left out
     h = sizes * torch.randn(4, 12, 3, generator=generator) @ torch.randn(4, 3, 20, generator=generator)
-    basis, cotangents = logit_jacobians._narrowed(h)
+    basis, cotangents, own = logit_jacobians._narrowed(h)
     assert len(cotangents) == 3
+    assert bool(own.all())
     assert torch.allclose(basis.float() @ cotangents.transpose(0, 1), h, rtol=0, atol=1e-6)
 
 
@@ -195,7 +196,9 @@ def test_tower_by_layer_and_tower_by_row_have_their_cross_term(
         model.positions.requires_grad_(False)
         generator = torch.Generator().manual_seed(0)
         queries, keys = (torch.randint(11, (1, 4, 1, 7), generator=generator) for _ in range(2))
-    monkeypatch.setattr(logit_norms, "_goes_by_layer", lambda *arguments: arguments[3] == 0)
+    look_at = logit_norms._look_at
+    ways = (BY_LAYER, ROW_BY_ROW)
+    monkeypatch.setattr(logit_norms, "_look_at", lambda *a: look_at(*a)._replace(path=ways[a[3]]))
     monkeypatch.setattr(logit_layers.Part, "is_explicit", lambda self, *_: False)
     embeds = (_embed(model), _embed(model))
     report = _clipper().add_clipped_sum(torch.zeros(num_trainable(model)), model, embeds, (queries, keys))
@@ -219,8 +222,15 @@ def test_passes_of_fewer_records_change_nothing(norms: str, monkeypatch: pytest.
     model, inputs = _model(TinyEncoder), _images(7)
     whole = _run(_clipper(norms=norms), model, inputs)[0]
     monkeypatch.setattr(logit_norms, "_MAX_ROWS", 4)
-    monkeypatch.setattr(logit_dp, "_MAX_KEPT_NUMBERS", 5000)  # some passes are kept, others taken again
+    if norms == "upper_bound":
+        monkeypatch.setattr(logit_dp, "_MAX_KEPT_NUMBERS", 5000)  # some are kept, others computed again
     assert _error(_run(_clipper(norms=norms), model, inputs)[0], whole.double()) < 1e-5
+
+
+def test_exact_norms_of_more_jacobians_than_are_kept_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logit_dp, "_MAX_KEPT_NUMBERS", 5000)
+    with pytest.raises(ConfigError, match="upper_bound"):
+        _run(_clipper(), _model(TinyEncoder), _images(7))
 
 
 def test_infinite_clip_norm_gives_the_plain_gradient() -> None:
@@ -289,12 +299,11 @@ def test_nearly_parallel_pair_contributes_no_more_than_the_clip_norm() -> None:
         inputs = _images(2, seed=seed)
         inputs[:, :, 1] = inputs[:, :, 0] + 1e-7 * _images(2, 1, seed + 9)[:, :, 0]
         tower = logit_norms.Jacobians(model, _embed(model), inputs)
-        batch = logit_dp._with_norms([tower], "upper_bound")
-        total = torch.zeros(num_trainable(model))
+        (side,), batch = logit_dp._with_norms([tower], "upper_bound")
+        total = torch.zeros(num_trainable(model), dtype=torch.float64)
         weights = torch.diag(torch.tensor([1e-3 * (1 - 1e-4), 0.0]).double()) / batch.norms
-        cotangents = torch.stack([weights @ batch.keys.double(), weights.T @ batch.queries.double()], 1)
-        logit_dp._add_backward(total, model, tower, cotangents.float(), batch.finite)
-        assert float(total.double().norm()) <= 1e-3
+        tower.add_products(total, side, logit_dp._cotangents(weights, batch).flatten(0, 1))
+        assert float(total.norm()) <= 1e-3
 
 
 def test_parameters_keep_their_state() -> None:
