@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpgcl_core.clipping.cross_record import refuse_written_buffers
+from dpgcl_core.clipping.passes import groups_of_a_pass
 from dpgcl_core.clipping.types import GroupInputs, GroupReport, num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.noise.gaussian import GaussianNoise
@@ -221,12 +222,14 @@ def _add_clipped_sum(
     config = run.config
     if not groups.rows.size:
         return []
-    rule, scale = config.rule(), gradient_scale(config.network)
+    fits = max(1, run.max_views // (groups.rows.shape[1] * run.task.num_views(config, num_augmentations)))
+    at_once = groups_of_a_pass(config.mechanism, most=fits, num_workers=run.workers.count)
+    rule, scale = config.rule(at_once), gradient_scale(config.network)
     objective = objective_of(config, run.encoder, config.network, run.target)
     draws = run.randomness.generator(run.step, "statistics") if rule.needs_draws else None
-    at_once = max(1, run.max_views // (groups.rows.shape[1] * run.task.num_views(config, num_augmentations)))
     if rule.whole_batch:
         at_once = len(groups)
+    groups = groups.filled_up(at_once)  # every microbatch has one shape, whatever was drawn
     beside = run.beside if config.performance.prefetch else None
     microbatches = [groups.take(slice(start, start + at_once)) for start in range(0, len(groups), at_once)]
     made = in_turn(lambda some: _inputs(run, some.rows, num_augmentations), microbatches, beside)
