@@ -348,7 +348,9 @@ def _loop(
         group = _groups(inputs, index, index + 1)
         if isolated is None:
             loss = objective(group)
-            gradients = torch.autograd.grad(loss.sum(), parameters, allow_unused=True)
+            gradients: Sequence[Tensor | None] = torch.autograd.grad(
+                loss.sum(), parameters, allow_unused=True
+            )
         else:
             loss, gradients = isolated_gradients(isolated, objective, group)
         flat = flat_gradient(gradients, parameters)

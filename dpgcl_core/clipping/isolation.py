@@ -1,4 +1,4 @@
-"""A foreign network's passes: each on copies of weights and buffers, so that nothing goes from group to group.
+"""A foreign network's passes: on copies of weights and buffers, so that nothing goes from group to group.
 
 A network that nobody here has read may mix records in a way that no test on made-up inputs finds: in large
 batches only, for special values only, by a billionth only. Taken one group at a time it has no other group to
@@ -134,6 +134,6 @@ def _same(before: Any, now: Any) -> bool:
         return before.keys() == now.keys() and all(_same(value, now[key]) for key, value in before.items())
     if isinstance(before, list | tuple):
         return len(before) == len(now) and all(map(_same, before, now))
-    if isinstance(before, _CONSTANT | set | frozenset):
+    if isinstance(before, (*_CONSTANT, set, frozenset)):
         return bool(before == now)
     return True  # of other objects nothing is known; they are put back all the same

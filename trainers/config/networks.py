@@ -110,7 +110,7 @@ class ImageNetwork(AnyNetwork):
     embedding_dim: int = 64
     """Width of the unit embeddings that the loss sees."""
     mixes_no_records: bool = False
-    """Your word for a network of your own: it mixes no records and keeps nothing, so groups go many at once."""
+    """Your word for a network of your own, whose groups then go many at once: it mixes no records."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -256,8 +256,8 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
         if self.isolates_groups and private and not _isolates(rule):
             raise ConfigError(
                 f"{method.name} passes the records of several units through the network at once, and "
-                f"{self.network.name} is not this package's: if it mixes no records and keeps nothing, say so "
-                "with --mixes-no-records; or use a method that clips groups, which are then taken one by one"
+                f"{self.network.name} is not this package's: if it mixes no records and keeps nothing, say "
+                "so with --mixes-no-records; or use a method that clips groups, which then go one by one"
             )
         if self.network.precision == "float16" and not isinstance(rule, GroupRule):
             raise ConfigError(

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpgcl_core.clipping.cross_record import refuse_written_buffers
-from dpgcl_core.clipping.passes import groups_of_a_pass
 from dpgcl_core.clipping.types import GroupInputs, GroupReport, num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.mechanism.passes import groups_of_a_pass
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.sources import DrawSource
 from dpgcl_core.sampling.stage import DrawnGroups
@@ -33,6 +33,7 @@ from trainers.models.precision import gradient_scale
 from trainers.tasks.scoring import all_scores
 from trainers.tasks.task import AnyTask, task_of
 from trainers.training.averaging import WeightAverage, average_of
+from trainers.training.foreign import refuse_mixing_network
 from trainers.training.microbatch import in_turn, max_views
 from trainers.training.observe import Observer, Series
 from trainers.training.optimizers import build_optimizer, learning_rate_at, load_optimizer, take_step
@@ -287,6 +288,8 @@ def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memor
     task.check_network(config, encoder, shape)
     task.place(encoder, device, shape)
     look_at_engine(config, encoder, shape)
+    fits = max_views(config, encoder, shape, memory_share=memory_share)
+    refuse_mixing_network(config, encoder, shape, fits)
     return _Run(
         config=config,
         task=task,
@@ -302,7 +305,7 @@ def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memor
         device=device,
         total=torch.zeros(num_trainable(encoder), device=device),
         buffers={name: buffer.clone() for name, buffer in encoder.named_buffers()},
-        max_views=max_views(config, encoder, shape, memory_share=memory_share),
+        max_views=fits,
         beside=ThreadPoolExecutor(_THREADS_BESIDE),
     )
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpgcl_core.clipping.passes import groups_of_a_pass
 from dpgcl_core.clipping.types import num_trainable
+from dpgcl_core.mechanism.passes import groups_of_a_pass
 from dpgcl_core.noise.sources import SecretRandomness
 from dpgcl_core.sampling.groups import BATCH
 from sweeps.service.planning.plan import SweepPlan

@@ -52,7 +52,6 @@ def _cheapest(drawn: tuple[int, ...], most: int) -> int:
     """The size up to `most` at which these numbers of groups cost least, the largest among equals."""
     fixed = _FIXED_COST * most
     costs = {
-        size: sum(math.ceil(count / size) for count in drawn) * (size + fixed)
-        for size in range(1, most + 1)
+        size: sum(math.ceil(count / size) for count in drawn) * (size + fixed) for size in range(1, most + 1)
     }
     return min(costs, key=lambda size: (round(costs[size], 9), -size))
