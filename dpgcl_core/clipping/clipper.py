@@ -24,11 +24,11 @@ their places, as the couplings of `dpgcl_core.sampling.groups` allow; then on a 
 deterministic no bit of the others' losses, norms, factors and gradients changes. *Sketch.* The network mixes
 no records, so each number of a row is computed of that row by an order of operations that the shapes fix; a
 group's gradient is a sum over its own rows, in an order that the shapes fix; and what a masked group adds is
-exactly zero. What is left is the rounding of the sum over groups: below M·2⁻²⁴ times the sum of the norms of
-a pass, each at most C. In another *place* of the pass, row or tile, kernels may round otherwise. The tests allow
-a contribution 4e-6 C for it in float32, and 2e-2 C in bfloat16 and float16, where a last digit is 4e-3; small
-built-in networks were measured not to move at all. The couplings leave the others in their places, so no
-sensitivity needs this margin.
+exactly zero. What is left is the rounding of the sum over groups: below M·2⁻²⁴ times the sum of a pass's
+norms, each at most C. In another *place* of the pass, row or tile, kernels may round otherwise. The tests
+allow a contribution 4e-6 C for it in float32, and 2e-2 C in bfloat16 and float16, where a last digit is 4e-3;
+small built-in networks were measured not to move at all. The couplings leave the others in their places, so
+no sensitivity needs this margin.
 Where inputs take a way through the network that one pass cannot separate, each group of that pass is looked
 at alone, in the same shape, and goes one by one if it takes such a way itself: a decision about that group.
 
