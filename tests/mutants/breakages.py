@@ -232,7 +232,7 @@ BREAKAGES = (
         before="        if wanted == 1 or not _goes_in_one_pass(",
         after="        if wanted == 1 or _num_groups(inputs) == 1 or not _goes_in_one_pass(",
         tests=(
-            "tests/dpgcl_core/clipping/test_companions.py::test_arrival_moves_the_sum_by_its_own_contribution_alone",
+            "tests/dpgcl_core/clipping/test_companions.py::test_path_is_the_shapes_choice_and_not_the_counts",
         ),
     ),
     Breakage(
