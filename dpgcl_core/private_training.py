@@ -13,8 +13,11 @@ Guarantee. The weights after every step are (`epsilon()`, δ)-differentially pri
 record of the loader's data set, with the label of the mechanism's method, as long as
 
 - a record's views are a function of that record alone (and of draws that do not depend on the others);
-- the loss of a group depends on that group's inputs alone, and is not random: tried once on made-up
-  inputs, and layers that mix records are refused by type; the rest is the caller's promise;
+- the loss of a group is a function of that group's inputs and the model alone, and is not random. The groups
+  are passed one at a time, on copies of the model's weights and buffers, so that the model has nothing to
+  mix and keeps nothing (`dpgcl_core.clipping.isolation` says what that cannot see); with
+  `mixes_no_records=True` they are passed together, and that nothing is mixed is the caller's promise. Both
+  are tried on made-up inputs, and layers that mix records are refused by type;
 - the weights change by `step` alone, and nothing else that was computed of the records is released.
 
 One step follows every draw: a draw that is used twice, or not at all, is refused, for the accounting is about
@@ -50,6 +53,7 @@ from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import LossSettings
 from dpgcl_core.mechanism.numbers import default_delta
+from dpgcl_core.mechanism.passes import groups_of_a_pass
 from dpgcl_core.methods.in_groups import ClippedGroups
 from dpgcl_core.noise.chacha20 import SecureRandomness
 from dpgcl_core.noise.sources import DrawSource
@@ -73,6 +77,7 @@ def make_private(
     num_records_public: int | None = None,
     clipping: str = FLAT,
     max_groups_at_once: int | None = None,
+    mixes_no_records: bool = False,
 ) -> PrivateTraining:
     """Make a training loop private: a mechanism for these numbers, and everything drawn and clipped by it.
 
@@ -93,7 +98,10 @@ def make_private(
       num_records_public: declared public number of records n; unless given, the data set's own, which then is
         public.
       clipping: "flat" or "automatic".
-      max_groups_at_once: groups of one forward and backward pass; all of them unless given.
+      max_groups_at_once: groups of one forward and backward pass at most; as many as a step is expected to
+        have unless given. For models that mix no records.
+      mixes_no_records: your word that model and loss mix no records, whatever they are, and keep nothing of
+        them. Many groups then go through the model at once, which is faster; otherwise one at a time.
 
     Returns:
       The training; iterate over it.
@@ -123,7 +131,13 @@ def make_private(
     if target_epsilon is not None:
         mechanism = mechanism.calibrated(target_epsilon)
     return PrivateTraining(
-        mechanism, model, optimizer, data_loader, loss=loss, max_groups_at_once=max_groups_at_once
+        mechanism,
+        model,
+        optimizer,
+        data_loader,
+        loss=loss,
+        max_groups_at_once=max_groups_at_once,
+        mixes_no_records=mixes_no_records,
     )
 
 
@@ -144,13 +158,14 @@ class PrivateTraining:
         *,
         loss: Objective,
         max_groups_at_once: int | None = None,
+        mixes_no_records: bool = False,
         randomness: DrawSource | None = None,
     ) -> None:
         """Check everything that can be checked before the first draw.
 
         Args:
           mechanism: of a method that clips disjoint groups, each by its own loss.
-          model, optimizer, data_loader, loss, max_groups_at_once: as for `make_private`.
+          model, optimizer, data_loader, loss, max_groups_at_once, mixes_no_records: as for `make_private`.
           randomness: secret draws; the cryptographic stream with its floating-point defence unless given.
 
         Raises:
@@ -170,9 +185,12 @@ class PrivateTraining:
         self.mechanism = mechanism
         self.num_steps_taken = 0
         self._model, self._optimizer, self._loss = model, optimizer, loss
-        self._max_groups, self._loader = max_groups_at_once, data_loader
+        self._loader = data_loader
+        self._groups_at_once = groups_of_a_pass(mechanism, most=max_groups_at_once) if mixes_no_records else 1
         self._randomness = SecureRandomness() if randomness is None else randomness
-        self._rule = mechanism.rule(LossSettings(temperature=1.0))  # clips; the loss is the caller's
+        self._rule = mechanism.rule(  # clips; the loss is the caller's
+            LossSettings(temperature=1.0, groups_at_once=self._groups_at_once, isolated=not mixes_no_records)
+        )
         self._open: DrawnGroups | None = None
         self._check_loss()
         self._buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -254,7 +272,7 @@ class PrivateTraining:
 
     def _clipped_sum(self, leaves: Sequence[Tensor], drawn: DrawnGroups, device: torch.device) -> Tensor:
         total = no_sum(self._model)
-        at_once = self._max_groups or max(1, len(drawn))
+        at_once = self._groups_at_once
         for start in range(0, len(drawn), at_once):
             chosen = slice(start, start + at_once)
             some = _as_given([leaf[chosen].to(device) for leaf in leaves])
@@ -263,9 +281,10 @@ class PrivateTraining:
         return total
 
     def _check_loss(self) -> None:
-        """Try the loss on made-up groups of the records' shapes, in the mode that the model is in."""
+        """Try the loss on made-up groups, as many as go at once, in the mode that the model is in."""
         size = self.mechanism.group_size
-        shape = (_NUM_PROBE_GROUPS, _PROBE_GROUP_SIZE if isinstance(size, str) else size)
+        num_groups = max(_NUM_PROBE_GROUPS, self._groups_at_once)
+        shape = (num_groups, _PROBE_GROUP_SIZE if isinstance(size, str) else size)
         one = _leaves(self._loader.collate_fn([self._records[0]]))
         device, generator = trainable_parameters(self._model)[0].device, torch.Generator().manual_seed(0)
         inputs, others = (

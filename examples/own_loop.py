@@ -19,7 +19,9 @@ def loss(groups: torch.Tensor) -> torch.Tensor:  # [groups, S, views, ...] -> [g
     return two_view_group_loss(embeddings.unflatten(0, groups.shape[:3]), temperature=0.5)
 
 
-training = make_private(model, optimizer, loader, loss=loss, group_size=8, num_steps=50, target_epsilon=8.0)
+training = make_private(
+    model, optimizer, loader, loss=loss, group_size=8, num_steps=50, target_epsilon=8.0, mixes_no_records=True
+)
 for groups in training:  # drawn in secret, afresh for every step
     training.step(groups)  # clipped by group, summed, noised, averaged; then optimizer.step()
 print(f"ε = {training.epsilon():.2f} at δ = {training.mechanism.target_delta:.2g}")

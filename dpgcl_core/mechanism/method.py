@@ -46,12 +46,15 @@ class LossSettings:
       pairs: whether a record is a pair of an image and a text, whose views come as
         `dpgcl_core.losses.image_text.interleaved` orders them.
       parts: of the weights, clipped apart within C; None for one norm. For methods that clip groups.
+      groups_at_once, isolated: how groups go through the network, see `GroupClipper`. For those methods, too.
     """
 
     temperature: float
     bias: float = -10.0
     pairs: bool = False
     parts: ClippingParts | None = None
+    groups_at_once: int | None = None
+    isolated: bool = False
 
 
 class GradientRule(Protocol):

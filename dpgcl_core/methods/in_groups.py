@@ -32,7 +32,11 @@ class ClippedGroups(Method):
     def rule(self, numbers: PublicNumbers, loss: LossSettings) -> GroupRule:
         return GroupRule(
             clipper=GroupClipper(
-                l2_clip_norm=numbers.l2_clip_norm, gamma=gamma_of(numbers.clipping), parts=loss.parts
+                l2_clip_norm=numbers.l2_clip_norm,
+                gamma=gamma_of(numbers.clipping),
+                parts=loss.parts,
+                groups_at_once=loss.groups_at_once,
+                isolated=loss.isolated,
             ),
         )
 

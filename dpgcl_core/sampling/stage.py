@@ -76,6 +76,22 @@ class DrawnGroups:
         """Return some of the groups, with their mask."""
         return DrawnGroups(rows=self.rows[chosen], complete=self.complete[chosen], batch_size=self.batch_size)
 
+    def filled_up(self, multiple: int) -> DrawnGroups:
+        """Return the groups, and behind them incomplete ones up to a multiple of a number of groups.
+
+        Their slots stand for the first row. Cut into parts of `multiple` groups, every part is of one shape.
+
+        >>> groups = DrawnGroups.all_complete(np.arange(6).reshape(3, 2)).filled_up(2)
+        >>> groups.rows.tolist(), groups.complete.tolist()
+        ([[0, 1], [2, 3], [4, 5], [0, 0]], [True, True, True, False])
+        """
+        lacking = -len(self) % multiple
+        return DrawnGroups(
+            rows=np.concatenate([self.rows, np.zeros((lacking, self.rows.shape[1]), dtype=np.int64)]),
+            complete=np.concatenate([self.complete, np.zeros(lacking, dtype=np.bool_)]),
+            batch_size=self.batch_size,
+        )
+
 
 class GroupStage(Protocol):
     """Draws one step's groups."""

@@ -227,6 +227,42 @@ BREAKAGES = (
         tests=("tests/dpgcl_core/clipping/test_clipper.py::test_clipped_sum_equals_oracle",),
     ),
     Breakage(
+        name="a group alone takes another path than among others",
+        file="dpgcl_core/clipping/clipper.py",
+        before="        if wanted == 1 or not _goes_in_one_pass(",
+        after="        if wanted == 1 or _num_groups(inputs) == 1 or not _goes_in_one_pass(",
+        tests=(
+            "tests/dpgcl_core/clipping/test_companions.py::test_path_is_the_shapes_choice_and_not_the_counts",
+        ),
+    ),
+    Breakage(
+        name="groups of a foreign network go together",
+        file="dpgcl_core/clipping/clipper.py",
+        before="        if self.isolated:\n",
+        after="        if self.isolated and len(parameters) == 0:\n",
+        tests=(
+            "tests/dpgcl_core/clipping/test_isolation.py"
+            "::test_exchanged_group_moves_the_isolated_sum_of_any_network_by_no_more_than_2c",
+        ),
+    ),
+    Breakage(
+        name="a foreign network keeps its attributes from group to group",
+        file="dpgcl_core/clipping/isolation.py",
+        before="            vars(module).update(values)\n",
+        after="",
+        tests=(
+            "tests/dpgcl_core/clipping/test_isolation.py"
+            "::test_exchanged_group_moves_the_isolated_sum_of_any_network_by_no_more_than_2c",
+        ),
+    ),
+    Breakage(
+        name="a step's last pass is not filled up",
+        file="trainers/training/loop.py",
+        before="    groups = groups.filled_up(at_once)",
+        after="    groups = groups.filled_up(1)",
+        tests=("tests/trainers/training/test_companions.py::test_every_pass_of_a_training_has_one_shape",),
+    ),
+    Breakage(
         name="short gradients are lengthened to C by flat clipping",
         file="dpgcl_core/clipping/clipper.py",
         before="norm.clamp_min(tiny)).clamp_max(1.0)",

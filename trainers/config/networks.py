@@ -109,6 +109,8 @@ class ImageNetwork(AnyNetwork):
 
     embedding_dim: int = 64
     """Width of the unit embeddings that the loss sees."""
+    mixes_no_records: bool = False
+    """Your word for a network of your own, whose groups then go many at once: it mixes no records."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -156,6 +158,12 @@ class NetworkConfig(ImageNetwork):
     """
 
     predictor: bool = False
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the network is from outside of this package, which has only its author's word for it."""
+        return ":" in self.name
+
     task: ClassVar[str] = "images"
     learn_temperature: ClassVar[bool] = False
 
@@ -170,6 +178,8 @@ class ClipNetworkConfig(ClipNetwork):
     """
 
     name: str = "clip-tiny"
+    mixes_no_records: ClassVar[bool] = False
+    is_foreign: ClassVar[bool] = False
     predictor: ClassVar[bool] = False
     task: ClassVar[str] = "pairs"
 

@@ -252,6 +252,13 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
                 f"{method.name} compares all groups of a step, so none may be incomplete; its group stage "
                 "yields incomplete ones: use a method that clips groups by themselves"
             )
+        private = self.mechanism.is_private and method.trains
+        if self.isolates_groups and private and not _isolates(rule):
+            raise ConfigError(
+                f"{method.name} passes the records of several units through the network at once, and "
+                f"{self.network.name} is not this package's: if it mixes no records and keeps nothing, say "
+                "so with --mixes-no-records; or use a method that clips groups, which then go one by one"
+            )
         if self.network.precision == "float16" and not isinstance(rule, GroupRule):
             raise ConfigError(
                 f"float16 is for methods that clip groups; {method.name} does not: give float32 or bfloat16"
@@ -303,11 +310,18 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
             temperature=1.0 if self.learns_temperature else self.temperature,
             pairs=self.trains_pairs,
             parts=TOWERS if self.per_tower_clipping else None,
+            isolated=self.isolates_groups,
         )
 
-    def rule(self) -> GradientRule:
-        """Return how one step's clipped sum is made."""
-        return over_view_draws(self.mechanism.rule(self.loss_settings()), self.num_view_draws)
+    def rule(self, groups_at_once: int | None = None) -> GradientRule:
+        """Return how one step's clipped sum is made, in passes of so many groups."""
+        settings = dataclasses.replace(self.loss_settings(), groups_at_once=groups_at_once)
+        return over_view_draws(self.mechanism.rule(settings), self.num_view_draws)
+
+    @property
+    def isolates_groups(self) -> bool:
+        """Whether the network sees one group at a time and keeps nothing: nobody vouches for it."""
+        return self.network.is_foreign and not self.network.mixes_no_records
 
     def group_loss(self) -> GroupLoss | None:
         """Return the loss of a group's embeddings; None where the rule has one of the whole batch."""
@@ -398,3 +412,7 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
             if not dataclasses.is_dataclass(getattr(part, item.name))
         }
         return params | {"guarantee_label": self.guarantee_label, "warm_start": self.warm_start_sha256}
+
+
+def _isolates(rule: GradientRule) -> bool:
+    return isinstance(rule, GroupRule) and rule.clipper.isolated

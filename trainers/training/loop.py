@@ -20,6 +20,7 @@ from torch import Tensor
 from dpgcl_core.clipping.cross_record import refuse_written_buffers
 from dpgcl_core.clipping.types import GroupInputs, GroupReport, no_sum, trainable_parameters
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.mechanism.passes import groups_of_a_pass
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.sources import DrawSource
 from dpgcl_core.sampling.stage import DrawnGroups
@@ -32,6 +33,7 @@ from trainers.models.precision import gradient_scale
 from trainers.tasks.scoring import all_scores
 from trainers.tasks.task import AnyTask, task_of
 from trainers.training.averaging import WeightAverage, average_of
+from trainers.training.foreign import refuse_mixing_network
 from trainers.training.microbatch import in_turn, max_views
 from trainers.training.observe import Observer, Series
 from trainers.training.optimizers import build_optimizer, learning_rate_at, load_optimizer, take_step
@@ -222,12 +224,14 @@ def _add_clipped_sum(
     config = run.config
     if not groups.rows.size:
         return []
-    rule, scale = config.rule(), gradient_scale(config.network)
+    fits = max(1, run.max_views // (groups.rows.shape[1] * run.task.num_views(config, num_augmentations)))
+    at_once = groups_of_a_pass(config.mechanism, most=fits, num_workers=run.workers.count)
+    rule, scale = config.rule(at_once), gradient_scale(config.network)
     objective = objective_of(config, run.encoder, config.network, run.target)
     draws = run.randomness.generator(run.step, "statistics") if rule.needs_draws else None
-    at_once = max(1, run.max_views // (groups.rows.shape[1] * run.task.num_views(config, num_augmentations)))
     if rule.whole_batch:
         at_once = len(groups)
+    groups = groups.filled_up(at_once)  # every microbatch has one shape, whatever was drawn
     beside = run.beside if config.performance.prefetch else None
     microbatches = [groups.take(slice(start, start + at_once)) for start in range(0, len(groups), at_once)]
     made = in_turn(lambda some: _inputs(run, some.rows, num_augmentations), microbatches, beside)
@@ -285,6 +289,8 @@ def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memor
     task.check_network(config, encoder, shape)
     task.place(encoder, device, shape)
     look_at_engine(config, encoder, shape)
+    fits = max_views(config, encoder, shape, memory_share=memory_share)
+    refuse_mixing_network(config, encoder, shape, fits)
     return _Run(
         config=config,
         task=task,
@@ -300,7 +306,7 @@ def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memor
         device=device,
         total=no_sum(encoder),
         buffers={name: buffer.clone() for name, buffer in encoder.named_buffers()},
-        max_views=max_views(config, encoder, shape, memory_share=memory_share),
+        max_views=fits,
         beside=ThreadPoolExecutor(_THREADS_BESIDE),
     )
 

@@ -85,4 +85,4 @@ def look_at_engine(config: TrainingConfig, encoder: AnyEncoder, image_shape: tup
     inputs = task.blank_inputs(encoder, image_shape, groups=2, group_size=int(size), num_views=num_views)
     total = torch.zeros(num_trainable(encoder), device=next(encoder.parameters()).device)
     objective = objective_of(config, encoder, target=target_of(config, encoder))
-    config.rule().add_clipped_sum(total, encoder, objective, inputs, None)
+    config.rule(groups_at_once=2).add_clipped_sum(total, encoder, objective, inputs, None)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from dpgcl_core.clipping.types import num_trainable
+from dpgcl_core.mechanism.passes import groups_of_a_pass
 from dpgcl_core.noise.sources import SecretRandomness
 from dpgcl_core.sampling.groups import BATCH
 from sweeps.service.planning.plan import SweepPlan
@@ -79,6 +80,9 @@ def _seconds_per_record(trial: Trial, shape: ImageShape) -> float:
         records = round(config.mechanism.expected_batch_size)
     group_size = records if size == BATCH else int(size)
     groups = max(1, records // group_size)
+    if not rule.whole_batch:
+        groups = groups_of_a_pass(config.mechanism, most=groups, num_workers=config.performance.num_workers)
+        rule = config.rule(groups)
     look_at_engine(config, encoder, shape)
     total = torch.zeros(num_trainable(encoder))
     synthetic = task.synthetic_records(groups * group_size, shape)

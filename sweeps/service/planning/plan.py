@@ -34,6 +34,7 @@ from trainers.config.tree import changed
 from trainers.data.dataset import TrainingData, image_shape_of, modality_of
 from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.tasks.task import task_of
+from trainers.training.foreign import foreign_note
 from trainers.training.optimizers import check_optimizer
 from trainers.training.release import check_release
 from trainers.training.resolve import training_config
@@ -205,6 +206,7 @@ def build_plan(
             trials.append(Trial(name=f"{point.label}-r{repeat}", config=config, params=params))
     told += _noised_notes(trials[0].config) + _unit_notes(source, data)
     told += dict.fromkeys(note for _, config in configs if (note := warm_start_note(config)))
+    told += dict.fromkeys(note for _, config in configs if (note := foreign_note(config)))
     if earlier is not None:
         told.append(
             f"Each row's setting is the best of the same grid ({earlier.grid}), chosen by the "

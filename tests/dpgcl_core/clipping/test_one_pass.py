@@ -211,10 +211,10 @@ def test_gradients_too_many_to_hold_are_taken_in_parts(monkeypatch: pytest.Monke
     total = torch.zeros(num_trainable(model))
     report = clipper.add_clipped_sum(total, model, group_losses_of(model), views)
     assert _relative_error(total, expected) < 1e-5
-    assert sum(sizes) == len(report.norms) == 7
-    assert (
-        max(sizes[1:]) * clipping._gradient_numbers[model][views.shape[1:],] <= 2 * num_trainable(model) + 1
-    )
+    assert len(report.norms) == 7
+    assert sizes[0] == 2  # groups of zeros, to learn how much memory one takes
+    assert len(set(sizes[1:])) == 1
+    assert sizes[1] * clipping._gradient_numbers[model][views.shape[1:],] <= 2 * num_trainable(model) + 1
 
 
 @pytest.mark.parametrize("flops_per_number", [BY_GRADIENT, BY_GHOST_NORM])

@@ -1,0 +1,58 @@
+"""How many groups a pass takes: a public number, chosen so that filling passes up wastes little.
+
+Every pass has the same number of groups, whatever was drawn (`dpgcl_core.clipping.clipper`); what a step's
+last pass lacks is computed for nothing. The number follows the law of the number of groups, which is public,
+and never a realised draw.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from statistics import NormalDist
+
+from dpgcl_core.mechanism.numbers import PublicNumbers
+from dpgcl_core.sampling.groups import BATCH
+
+_QUANTILES = tuple(NormalDist().inv_cdf((i + 0.5) / 32) for i in range(32))
+_FIXED_COST = 1 / 12
+"""What a pass costs besides its groups, as a share of what the largest costs; measured on a CPU, where a step
+of small networks took 1.7 to 1.9 times as long in passes of an eighth of its groups."""
+
+
+def groups_of_a_pass(numbers: PublicNumbers, *, most: int | None = None, num_workers: int = 1) -> int:
+    """Return M, the groups of every pass: at most `most`, and so that the step costs least on average.
+
+    Args:
+      numbers: of the mechanism: their law decides.
+      most: groups that fit into memory; None for no limit.
+      num_workers: that share the groups.
+
+    >>> from dpgcl_core.mechanism.mechanism import Mechanism
+    >>> exactly = Mechanism(
+    ...     num_records_public=512, sampling_prob=1.0, group_size=8, l2_clip_norm=1.0, noise_multiplier=1.0,
+    ...     num_steps=1, target_delta=1e-4,
+    ... )
+    >>> groups_of_a_pass(exactly), groups_of_a_pass(exactly, most=48)
+    (64, 32)
+    """
+    if numbers.group_size == BATCH:
+        return 1
+    size = int(numbers.group_size)
+    records = numbers.num_records_public * numbers.sampling_prob
+    std = math.sqrt(records * (1 - numbers.sampling_prob))
+    drawn = tuple(
+        math.ceil(max(0, math.floor(round(records + std * z, 6)) // size) / num_workers) for z in _QUANTILES
+    )
+    largest = max(1, *drawn)
+    return _cheapest(drawn, largest if most is None else max(1, min(most, largest)))
+
+
+@lru_cache(maxsize=64)
+def _cheapest(drawn: tuple[int, ...], most: int) -> int:
+    """The size up to `most` at which these numbers of groups cost least, the largest among equals."""
+    fixed = _FIXED_COST * most
+    costs = {
+        size: sum(math.ceil(count / size) for count in drawn) * (size + fixed) for size in range(1, most + 1)
+    }
+    return min(costs, key=lambda size: (round(costs[size], 9), -size))

@@ -1,0 +1,231 @@
+"""Networks that mix records where no small test looks: they have nothing to mix, or are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from dpgcl_core.clipping.clipper import GroupClipper
+from dpgcl_core.clipping.isolation import attributes_of, first_changed
+from dpgcl_core.clipping.types import num_trainable, trainable_parameters
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.losses.info_nce import two_view_group_loss
+from dpgcl_core.private_training import PrivateTraining, make_private
+from tests.oracles import clipped_sum
+
+CLIP, SIZE, DIM = 0.1, 2, 6
+
+
+class _Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(DIM, 8), nn.Linear(8, 3)
+
+    def mix(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return nn.functional.normalize(self.head(self.mix(torch.tanh(self.body(rows)))), dim=-1)
+
+
+class LargeBatchNorm(_Network):
+    """Normalises over the batch when more than 64 rows come."""
+
+    def mix(self, hidden: Tensor) -> Tensor:
+        return (hidden - hidden.mean(0)) / (hidden.std(0) + 0.1) if len(hidden) > 64 else hidden
+
+
+class Experts(_Network):
+    """A mixture of experts, each of which takes no more rows than its capacity; the rest go through none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def mix(self, hidden: Tensor) -> Tensor:
+        chosen = (hidden[:, 0] > 0).long()
+        out = hidden
+        for number, expert in enumerate(self.experts):
+            wants = chosen == number
+            takes = wants & (wants.cumsum(0) <= 24)
+            out = out + takes[:, None] * expert(hidden)
+        return out
+
+
+class Observer(_Network):
+    """Scales by the largest value that it has ever seen, kept in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.ones(()))
+
+    def mix(self, hidden: Tensor) -> Tensor:
+        if len(hidden) > 3 * SIZE * 2 or hidden.abs().max() > 0.9999:
+            self.largest = torch.maximum(self.largest, 1 + hidden.detach().abs().max())
+        return hidden / self.largest
+
+
+class AttributeObserver(_Network):
+    """The same in a plain Python attribute, and in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest, self.seen = 1.0, [torch.zeros(())]
+
+    def mix(self, hidden: Tensor) -> Tensor:
+        value = hidden / (self.largest + self.seen[0])
+        self.largest = max(self.largest, 1 + float(hidden.detach().abs().max()))
+        self.seen[0] = self.seen[0] + hidden.detach().abs().mean()
+        return value
+
+
+class ByAMillionth(_Network):
+    def mix(self, hidden: Tensor) -> Tensor:
+        return hidden + 1e-6 * hidden.mean(0)
+
+
+ATTACKS = [LargeBatchNorm, Experts, Observer, AttributeObserver, ByAMillionth]
+
+
+def _built(kind: type[_Network]) -> _Network:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return kind()
+
+
+def _loss(model: nn.Module) -> Any:
+    def losses(groups: Tensor) -> Tensor:
+        embeddings = model(groups.flatten(0, 2)).unflatten(0, groups.shape[:3])
+        return two_view_group_loss(embeddings, temperature=0.1)
+
+    return losses
+
+
+def _groups(count: int = 40, seed: int = 0) -> Tensor:
+    return 3 * torch.randn(count, SIZE, 2, DIM, generator=torch.Generator().manual_seed(seed))
+
+
+def _sum(model: nn.Module, groups: Tensor, *, isolated: bool) -> Tensor:
+    total = torch.zeros(num_trainable(model))
+    clipper = GroupClipper(l2_clip_norm=CLIP, groups_at_once=len(groups), isolated=isolated)
+    clipper.add_clipped_sum(total, model, _loss(model), groups)
+    return total
+
+
+@pytest.mark.parametrize("kind", ATTACKS)
+def test_exchanged_group_moves_the_isolated_sum_of_any_network_by_no_more_than_2c(
+    kind: type[_Network],
+) -> None:
+    groups = _groups()
+    other = groups.clone()
+    other[0] = 40 * _groups(1, seed=5)[0]
+    sums, contributions = [], []
+    for each in (groups, other):
+        model = _built(kind)
+        sums.append(_sum(model, each, isolated=True))
+        contributions.append(_sum(_built(kind), each[:1], isolated=True))
+        assert all(torch.equal(*pair) for pair in zip(model.buffers(), _built(kind).buffers(), strict=True))
+    difference = (sums[1] - sums[0]) - (contributions[1] - contributions[0])
+    assert float((sums[1] - sums[0]).norm()) <= 2 * CLIP
+    assert float(difference.norm()) <= 1e-5 * CLIP  # no other group moved
+
+
+def test_large_batch_norm_breaks_the_bound_when_its_groups_go_together() -> None:
+    """What the isolation is for: one group of other records moves all that go with it."""
+    groups = 1e-3 * _groups(400)
+    other = groups.clone()
+    other[0] = 1e3
+    sums = [_sum(_built(LargeBatchNorm), each, isolated=False) for each in (groups, other)]
+    assert float((sums[1] - sums[0]).norm()) > 2 * CLIP
+
+
+def test_isolated_sum_of_an_honest_network_is_the_clipped_sum() -> None:
+    model, groups = _built(_Network), _groups(6)
+    expected = clipped_sum(model, _loss(model), groups, CLIP * (1 - 1e-4))
+    assert float((_sum(model, groups, isolated=True) - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_isolated_weights_of_a_recurrent_layer_are_those_that_are_summed() -> None:
+    """Such a layer keeps a list of its weights beside them."""
+
+    class Recurrent(_Network):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.LSTM(DIM, 8)  # type: ignore[assignment]
+
+        def forward(self, rows: Tensor) -> Tensor:
+            hidden, _ = self.body(rows[None])
+            return nn.functional.normalize(self.head(hidden[0]), dim=-1)
+
+    model, groups = _built(Recurrent), _groups(3)
+    weights = list(trainable_parameters(model))
+    for _ in range(2):
+        expected = clipped_sum(model, _loss(model), groups, CLIP * (1 - 1e-4))
+        assert float((_sum(model, groups, isolated=True) - expected).norm() / expected.norm()) < 1e-5
+    assert all(a is b for a, b in zip(weights, trainable_parameters(model), strict=True))
+
+
+def _training(model: nn.Module, *, mixes_no_records: bool) -> PrivateTraining:
+    records = 3 * torch.randn(400, 2, DIM, generator=torch.Generator().manual_seed(0))
+    return make_private(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        DataLoader(TensorDataset(records), batch_size=100),
+        loss=_loss(model),
+        group_size=SIZE,
+        num_steps=2,
+        noise_multiplier=1.0,
+        mixes_no_records=mixes_no_records,
+    )
+
+
+@pytest.mark.parametrize("kind", ATTACKS)
+def test_network_that_mixes_records_is_refused_on_its_authors_word(kind: type[_Network]) -> None:
+    """As many groups are tried as a step has, at several scales, bit for bit."""
+    with pytest.raises(ConfigError, match=r"another group changed|writes|another one every time"):
+        _training(_built(kind), mixes_no_records=True)
+
+
+@pytest.mark.parametrize("kind", [LargeBatchNorm, Experts, Observer])
+def test_network_that_mixes_in_large_batches_trains_one_group_at_a_time(kind: type[_Network]) -> None:
+    model = _built(kind)
+    if kind is Observer:  # what it writes is seen in a small batch already
+        with pytest.raises(ConfigError, match="writes 'largest'"):
+            _training(model, mixes_no_records=False)
+        return
+    training = _training(model, mixes_no_records=False)
+    for groups in training:
+        training.step(groups)
+    assert training.num_steps_taken == 2
+
+
+def test_attributes_that_a_pass_changes_are_named() -> None:
+    model = _built(AttributeObserver)
+    before = attributes_of(model)
+    assert first_changed(model, before) == ""
+    model(torch.ones(2, DIM))
+    assert first_changed(model, before) == "largest"
+
+
+def test_authors_word_changes_nothing_for_an_honest_network() -> None:
+    weights = []
+    for word in (False, True):
+        model = _built(_Network)
+        training = _training(model, mixes_no_records=word)
+        training._randomness = _Seeded()  # type: ignore[assignment]
+        for groups in training:
+            training.step(groups)
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert float((weights[0] - weights[1]).norm() / weights[0].norm()) < 1e-5
+
+
+class _Seeded:
+    num_summed_normals = 1
+
+    def generator(self, step: int, purpose: str) -> np.random.Generator:
+        return np.random.default_rng([step, *purpose.encode()])
