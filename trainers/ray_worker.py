@@ -51,6 +51,7 @@ class RayTrial:
       name: the trial's name.
       config: the training.
       checkpoint_folder: where it saves and resumes; seen by all nodes.
+      count_file: where its steps are counted before they are drawn, outside that folder; likewise.
       ray_folder: where Ray Train keeps its own state; seen by all nodes.
       code_root: the copy of the code that the driver runs, which every process must run too; None where
         nodes have copies of their own.
@@ -63,6 +64,7 @@ class RayTrial:
     name: str
     config: TrainingConfig
     checkpoint_folder: Path
+    count_file: Path
     ray_folder: Path
     code_root: Path | None
     gpus_per_worker: float
@@ -196,7 +198,12 @@ def _train(trial: RayTrial, data: TrainingData) -> dict[str, Any]:
         trial.config,
         data,
         workers=current_workers(),
-        checkpoints=CheckpointFolder(trial.checkpoint_folder, every_steps=every_steps, charged=trial.charged),
+        checkpoints=CheckpointFolder(
+            trial.checkpoint_folder,
+            every_steps=every_steps,
+            charged=trial.charged,
+            count_file=trial.count_file,
+        ),
         memory_share=min(1.0, trial.gpus_per_worker) or trial.memory_share,
     )
     return {"metrics": result.metrics, "series": result.series}

@@ -39,7 +39,6 @@ from sweeps.service.running import sweep as service
 from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import options, plan
 from tests.trainers.conftest import make_data
-from trainers.files.checkpoint import CheckpointFolder
 from trainers.training.loop import train
 
 NUM_STEPS = 9
@@ -161,7 +160,7 @@ def run_trials(
 def _trained(begin: Callable[[str], None], plan: SweepPlan, folder: SweepFolder, trial: Trial) -> Any:
     begin(trial.name)
     every = trial.config.performance.checkpoint_every_steps
-    checkpoints = CheckpointFolder(folder.checkpoint_folder(trial.name), every_steps=every, charged=True)
+    checkpoints = folder.checkpoints(trial.name, every_steps=every, charged=True)
     try:
         result = train(trial.config, plan.data, checkpoints=checkpoints)
     except Exception as error:
