@@ -436,7 +436,7 @@ BREAKAGES = (
     Breakage(
         name="steps that a restart repeats are not charged",
         file="trainers/files/checkpoint.py",
-        before="possible = drawn.num_steps + num_steps - start_step",
+        before="possible = num_before + num_steps - start_step",
         after="possible = num_steps",
         tests=(
             "tests/trainers/files/test_checkpoint.py::test_restart_is_charged_for_every_step_it_may_repeat",
@@ -445,8 +445,8 @@ BREAKAGES = (
     Breakage(
         name="one repeated step of a restart is not charged",
         file="trainers/files/checkpoint.py",
-        before="possible = drawn.num_steps + num_steps - start_step",
-        after="possible = max(num_steps, drawn.num_steps + num_steps - start_step - 1)",
+        before="possible = num_before + num_steps - start_step",
+        after="possible = max(num_steps, num_before + num_steps - start_step - 1)",
         tests=(
             "tests/trainers/files/test_checkpoint.py::test_restart_is_charged_for_every_step_it_may_repeat",
         ),
@@ -454,8 +454,8 @@ BREAKAGES = (
     Breakage(
         name="steps of an attempt are counted after they are drawn",
         file="trainers/files/checkpoint.py",
-        before="num_steps=drawn.num_steps + self._steps_until_saved(start_step),",
-        after="num_steps=drawn.num_steps,",
+        before="num_steps=num_before + self._steps_until_saved(start_step),",
+        after="num_steps=num_before,",
         tests=("tests/trainers/files/test_checkpoint.py::test_kill_at_any_place_leaves_no_draw_uncounted",),
     ),
     Breakage(

@@ -82,7 +82,7 @@ class CheckpointFolder:
         self._is_kept = count_file is not None
         self._num_steps = 0
         self._num_steps_possible = 0
-        self._in_advance = False
+        self._num_restart_steps: int | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
@@ -93,10 +93,15 @@ class CheckpointFolder:
           StorageError: another process still trains here; two would not see each other's steps.
         """
         # A soft lock would stay behind a process that was killed: a folder without flock is refused.
+        # It lies beside the count: folders of checkpoints are put in the place of others.
         lock = FileLock(
-            self.folder / "lock", timeout=_WAIT_SECONDS, poll_interval=0.2, fallback_to_soft=False
+            self.count_file.with_suffix(".lock"),
+            timeout=_WAIT_SECONDS,
+            poll_interval=0.2,
+            fallback_to_soft=False,
         )
         try:
+            self.count_file.parent.mkdir(parents=True, exist_ok=True)
             lock.acquire()
         except Timeout as error:
             raise StorageError(f"another process is training in {self.folder}") from error
@@ -116,13 +121,20 @@ class CheckpointFolder:
 
         Raises:
           LedgerError: the grant was taken back; what has been drawn is saved.
+          StorageError: more than T + R steps would be drawn, for somebody else counts here, too.
         """
         with _replacing(self.folder / "checkpoint.pt") as file:
             torch.save(vars(checkpoint), file)
         self._check_grant(self._num_steps_possible)
-        drawn = self.drawn()
-        if more := self._steps_until_saved(checkpoint.step):
-            self._count(replace(drawn, num_steps=drawn.num_steps + more))
+        if not (more := self._steps_until_saved(checkpoint.step)):
+            return
+        drawn, restarts = self.drawn(), self._num_restart_steps
+        if restarts is not None and drawn.num_steps + more > self._num_steps + restarts:
+            raise StorageError(
+                f"{self.count_file} counts {drawn.num_steps} steps, more than this training has drawn: another "
+                "process trains here, and more would be drawn than is charged"
+            )
+        self._count(replace(drawn, num_steps=drawn.num_steps + more))
 
     def load(self) -> Checkpoint | None:
         """Return the last checkpoint, or None.
@@ -157,15 +169,16 @@ class CheckpointFolder:
         if refusal := self.refusal(num_steps, num_restart_steps, start_step=start_step):
             raise StorageError(refusal)
         drawn = self.drawn()
-        possible = drawn.num_steps + num_steps - start_step
+        num_before = max(drawn.num_steps, start_step)
+        possible = num_before + num_steps - start_step
         self._check_grant(possible)
         self._num_steps, self._num_steps_possible = num_steps, possible
-        self._in_advance = num_restart_steps is not None
+        self._num_restart_steps = num_restart_steps
         self._count(
             replace(
                 drawn,
                 num_attempts=drawn.num_attempts + 1,
-                num_steps=drawn.num_steps + self._steps_until_saved(start_step),
+                num_steps=num_before + self._steps_until_saved(start_step),
             )
         )
         return Attempt(num_restarts=drawn.num_attempts, num_steps_repeated=possible - num_steps)
@@ -204,7 +217,8 @@ class CheckpointFolder:
 
     def steps_if_resumed(self, num_steps: int) -> int:
         """Return an upper bound on the steps drawn by all attempts, if one more began now."""
-        return self.drawn().num_steps + num_steps - self._saved_step()
+        saved = self._saved_step()
+        return max(self.drawn().num_steps, saved) + num_steps - saved
 
     def _saved_step(self) -> int:
         saved = self.load()
@@ -224,7 +238,7 @@ class CheckpointFolder:
         """
         drawn = self.drawn()
         drawn = replace(drawn, num_scorings=drawn.num_scorings + 1)
-        if self._in_advance and drawn.num_scorings > 1:
+        if self._num_restart_steps is not None and drawn.num_scorings > 1:
             raise StorageError(
                 "left out: it was stopped while its noised scores were drawn, and one drawing of them is "
                 "charged in advance; the other trainings and the stated ε stand as they are"

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ from dpgcl_core.clipping.types import trainable_parameters
 from dpgcl_core.errors import StorageError
 from tests.trainers.conftest import make_config, make_data
 from trainers.files import checkpoint
-from trainers.files.checkpoint import Attempt, CheckpointFolder, Drawn
+from trainers.files.checkpoint import Attempt, Checkpoint, CheckpointFolder, Drawn
 from trainers.training import loop
 from trainers.training.loop import train
 
@@ -158,7 +159,9 @@ def test_folder_of_a_killed_process_is_free_again(tmp_path: Path, monkeypatch: p
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     with _folder(tmp_path).held():
-        assert (tmp_path / "lock").exists(), "what the killed process left is not in the way"
+        assert _folder(tmp_path).count_file.with_suffix(".lock").exists(), (
+            "what the killed process left is not in the way"
+        )
 
 
 def test_lost_checkpoint_is_charged_and_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,6 +322,19 @@ def test_older_checkpoint_put_back_does_not_take_the_count_back(tmp_path: Path, 
     shutil.copytree(tmp_path / "copy", path)
     assert "left out" in str(journal.train(path))
     assert journal.draws <= T + R
+
+
+def test_two_that_count_together_draw_no_more_than_is_charged(tmp_path: Path) -> None:
+    """Should a lock fail: whoever comes to the end of what is charged stops, though it began in time."""
+    first, second = _folder(tmp_path), _folder(tmp_path)
+    first.begin_attempt(0, T, R)
+    second.begin_attempt(0, T, R)
+    state = Checkpoint(step=2, model={}, optimizer={}, series={}, final={})
+    first.save(state)
+    second.save(state)
+    with pytest.raises(StorageError, match="another process trains here"):
+        first.save(replace(state, step=4))
+    assert first.drawn().num_steps == T + R
 
 
 def test_no_restart_steps_refuse_every_repetition(tmp_path: Path, journal: _Journal) -> None:
