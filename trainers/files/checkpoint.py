@@ -131,8 +131,8 @@ class CheckpointFolder:
         drawn, restarts = self.drawn(), self._num_restart_steps
         if restarts is not None and drawn.num_steps + more > self._num_steps + restarts:
             raise StorageError(
-                f"{self.count_file} counts {drawn.num_steps} steps, more than this training has drawn: another "
-                "process trains here, and more would be drawn than is charged"
+                f"{self.count_file} counts {drawn.num_steps} steps, more than this training has drawn: "
+                "another process trains here, and more would be drawn than is charged"
             )
         self._count(replace(drawn, num_steps=drawn.num_steps + more))
 
