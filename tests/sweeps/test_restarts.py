@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dpgcl_core.accounting.composition import epsilon_pld, poisson_gaussian_event
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, StorageError
 from sweeps.group_size import points
 from sweeps.service.options.restarts import num_restart_steps
 from sweeps.service.planning.plan import SweepPlan
@@ -85,6 +85,17 @@ def test_all_that_is_stated_is_of_the_steps_for_restarts_too(
         )
         assert stated == pytest.approx(epsilon_pld(event, cost.delta), abs=2e-3)
     assert plan.params()["num_restart_steps"] == 5
+
+
+def test_count_that_was_taken_away_is_missed(tmp_path: Path) -> None:
+    folder = SweepFolder(tmp_path / "one")
+    folder.mark_start("a")
+    assert folder.checkpoints("a", every_steps=4).refusal(10, 4) is None
+    folder.checkpoints("a", every_steps=4).begin_attempt(0, 10, 4)
+    shutil.rmtree(tmp_path / "one/drawn")
+    folder.mark_start("a")
+    with pytest.raises(StorageError, match=r"count of drawn steps .* is missing"):
+        folder.checkpoints("a", every_steps=4).begin_attempt(0, 10, 4)
 
 
 def _die_in(num_attempts: dict[str, int], used: list[str]) -> Callable[..., dict[str, str]]:
