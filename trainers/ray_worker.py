@@ -59,6 +59,7 @@ class RayTrial:
       name: the trial's name.
       config: the training.
       checkpoint_folder: where it saves and resumes; seen by all nodes.
+      count_file: where its steps are counted before they are drawn, outside that folder; likewise.
       ray_folder: where Ray Train keeps its own state; seen by all nodes.
       code_root: the copy of the code that the driver runs, which every process must run too; None where
         nodes have copies of their own.
@@ -73,6 +74,7 @@ class RayTrial:
     name: str
     config: TrainingConfig
     checkpoint_folder: Path
+    count_file: Path
     ray_folder: Path
     code_root: Path | None
     gpus_per_worker: float
@@ -273,7 +275,9 @@ def _prepare(trial: RayTrial) -> None:
 
 def _checkpoints(trial: RayTrial) -> CheckpointFolder:
     every_steps = trial.config.performance.checkpoint_every_steps
-    return CheckpointFolder(trial.checkpoint_folder, every_steps=every_steps, charged=trial.charged)
+    return CheckpointFolder(
+        trial.checkpoint_folder, every_steps=every_steps, charged=trial.charged, count_file=trial.count_file
+    )
 
 
 def _give_memory_back() -> None:

@@ -234,6 +234,8 @@ def _tuning_cost(trials: pd.DataFrame) -> str:
 
 def _why_over(over: pd.DataFrame) -> str:
     restarted = has_values(over, "num_restarts") and (over["num_restarts"] > 0).any()
+    if has_values(over, "num_steps_charged") and has_values(over, "num_steps_done"):  # of private data, too
+        restarted = restarted or (over["num_steps_charged"] > over["num_steps_done"]).any()
     return ": steps repeated after restarts are charged" if restarted else ""
 
 

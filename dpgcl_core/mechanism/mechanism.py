@@ -107,11 +107,11 @@ class Mechanism(PublicNumbers):
         return GaussianNoise(std=std, num_summed=num_summed)
 
     def dp_event(self, num_steps: int | None = None) -> dp_event.DpEvent:
-        """Return the event of stage 10, of all steps or of `num_steps` charged ones."""
-        return self.rules.dp_event(self, self.num_steps if num_steps is None else num_steps)
+        """Return the event of stage 10, of the T + R steps charged in advance or of `num_steps`."""
+        return self.rules.dp_event(self, self.num_steps_charged if num_steps is None else num_steps)
 
     def epsilon(self, num_steps: int | None = None) -> float:
-        """Return ε at `target_delta` by the method's accountant, of all or of `num_steps` charged steps.
+        """Return ε at `target_delta` by the method's accountant, of T + R or of `num_steps` charged steps.
 
         >>> from dpgcl_core.mechanism.numbers import default_delta
         >>> round(Mechanism(num_records_public=60_000, sampling_prob=2048 / 60_000, group_size=16,
@@ -119,7 +119,7 @@ class Mechanism(PublicNumbers):
         ...     target_delta=default_delta(60_000)).epsilon(), 2)
         9.14
         """
-        return self.rules.epsilon(self, self.num_steps if num_steps is None else num_steps)
+        return self.rules.epsilon(self, self.num_steps_charged if num_steps is None else num_steps)
 
     def calibrated(self, target_epsilon: float, *, cache_folder: Path | None = None) -> Mechanism:
         """Return this mechanism with the noise multiplier that meets `target_epsilon` (inf: none).

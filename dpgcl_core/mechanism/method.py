@@ -246,9 +246,9 @@ class Method:
         """
         return composition.calibrate_noise_multiplier(
             sampling_prob=numbers.sampling_prob,
-            num_steps=numbers.num_steps,
+            num_steps=numbers.num_steps_charged,
             target_epsilon=target_epsilon,
-            target_delta=numbers.target_delta - self.added_delta(numbers, numbers.num_steps),
+            target_delta=numbers.target_delta - self.added_delta(numbers, numbers.num_steps_charged),
             cache_folder=cache_folder,
         ).noise_multiplier
 

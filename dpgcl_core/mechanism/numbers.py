@@ -48,6 +48,9 @@ class PublicNumbers:
       l2_clip_norm: C, bound on one group's gradient; inf for non-private runs.
       noise_multiplier: σ = noise std / sensitivity; 0 for non-private runs.
       num_steps: T; 0 for a method that trains nothing.
+      num_restart_steps: R, steps that may be drawn again after restarts and are charged in advance, drawn or
+        not: what is accounted is T + R, and a restart beyond it is refused. None where repeated steps are
+        charged as they come.
       target_delta: δ at which ε is stated.
       method: name in `dpgcl_core.mechanism.registry.METHODS`.
       batch_cap: public cap on the records of a step, for methods whose sensitivity needs one.
@@ -69,6 +72,7 @@ class PublicNumbers:
     batch_cap: int | None = None
     temperature: float | None = None
     clipping: str = FLAT
+    num_restart_steps: int | None = None
 
     def __post_init__(self) -> None:
         gamma_of(self.clipping)
@@ -92,6 +96,13 @@ class PublicNumbers:
         if self.noise_multiplier > 0 and math.isinf(self.l2_clip_norm):
             raise ConfigError("noise without clipping protects nothing: give a finite l2_clip_norm; got inf")
         check_delta(self.target_delta, n)
+        if self.num_restart_steps is not None and self.num_restart_steps < 0:
+            raise ConfigError(f"num_restart_steps must not be negative; got {self.num_restart_steps}")
+
+    @property
+    def num_steps_charged(self) -> int:
+        """T + R: what is accounted unless more is said to be drawn."""
+        return self.num_steps + (self.num_restart_steps or 0)
 
     @property
     def is_private(self) -> bool:

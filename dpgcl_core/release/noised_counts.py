@@ -112,7 +112,7 @@ def training_event(
     num_snr_steps: int = 1,
 ) -> dp_event.DpEvent:
     """Return the event of `num_steps` charged steps, `num_snr_steps` of which release their noised norm."""
-    num_steps = mechanism.num_steps if num_steps is None else num_steps
+    num_steps = mechanism.num_steps_charged if num_steps is None else num_steps
     if snr_noise_multiplier is None or not mechanism.is_private:
         return mechanism.dp_event(num_steps)
     joint = composition.poisson_gaussian_event(
@@ -203,9 +203,9 @@ def calibrated(
             )
     if snr_noise_multiplier is None:
         return found
-    share = target_epsilon
+    share, num_snr_steps = target_epsilon, 1 + (mechanism.num_restart_steps or 0)
     for _ in range(_CALIBRATION_TRIES):
-        reached = trial_epsilon(found, snr_noise_multiplier=snr_noise_multiplier)
+        reached = trial_epsilon(found, snr_noise_multiplier=snr_noise_multiplier, num_snr_steps=num_snr_steps)
         if reached <= target_epsilon:
             return found
         share *= (1 - composition.CALIBRATION_TOLERANCE) * target_epsilon / reached

@@ -45,7 +45,7 @@ class OpenTrials:
       planned: trials set in advance.
       without_guarantee: those of them whose label is not `proven`.
       started: trials that may have drawn a step.
-      steps_planned: steps of all proven trials, set in advance.
+      steps_planned: steps of all proven trials, set in advance, those for restarts included.
       steps_repeated: steps that restarts may have repeated, charged on top.
     """
 
@@ -184,6 +184,7 @@ class PrivacyStatement:
             (f"ε of one training{others}", epsilon_text(cost.training_epsilon)),
             (f"ε of the whole sweep, tuning included{others}", tuned),
             ("Theorem", cost.theorem),
+            ("Restarts", self._restarts_text()),
         ]
         if cost.reason is not None:
             found.append(("Not accounted, because", cost.reason))
@@ -202,10 +203,37 @@ class PrivacyStatement:
         trials = self.trials
         if trials is None:
             return ""
-        return (
-            f", {trials.planned - trials.without_guarantee} trainings, {trials.steps_planned} steps in all; "
-            f"restarts repeated up to {trials.steps_repeated} steps on top"
-        )
+        text = f", {trials.planned - trials.without_guarantee} trainings, {trials.steps_planned} steps in all"
+        if self.num_restart_steps is not None and not trials.steps_repeated:
+            return f"{text}, those for restarts included"
+        return f"{text}; restarts repeated up to {trials.steps_repeated} steps on top"
+
+    @property
+    def num_restart_steps(self) -> int | None:
+        """R, charged in advance for each training; None where repeated steps are charged as they come."""
+        found = {m.num_restart_steps for m in self.mechanisms if m.is_private}
+        if not found or None in found:
+            return None
+        return max(each for each in found if each is not None)
+
+    def _restarts_text(self) -> str:
+        """Return whose ε this is where somebody restarts trainings because of what was seen."""
+        if self.mode != OPEN:
+            return "none: a training that is stopped counts as the worst score"
+        if restarts := self.num_restart_steps:
+            return (
+                f"up to R = {restarts} steps of each training may be drawn again, and are in ε whether they "
+                "were or not; so ε holds however restarts follow what is seen. An older copy of the sweep's "
+                "folder that is put back defeats the count"
+            )
+        if self.num_restart_steps == 0:
+            return "no step is drawn again: a training that was stopped is left out"
+        if self.ledger is not None:
+            return (
+                "ε counts the steps that were drawn; what holds however restarts follow what is seen is the "
+                "ledger's cap"
+            )
+        return "ε counts the steps that were drawn; it holds for restarts that follow nothing that is seen"
 
     def _mechanism_lines(self) -> list[tuple[str, str]]:
         kinds = [

@@ -516,8 +516,8 @@ BREAKAGES = (
     Breakage(
         name="steps that a restart repeats are not charged",
         file="trainers/files/checkpoint.py",
-        before="before.num_steps_repeated + max(0, farthest - start_step)",
-        after="before.num_steps_repeated",
+        before="possible = num_before + num_steps - start_step",
+        after="possible = num_steps",
         tests=(
             "tests/trainers/files/test_checkpoint.py::test_restart_is_charged_for_every_step_it_may_repeat",
         ),
@@ -525,10 +525,76 @@ BREAKAGES = (
     Breakage(
         name="one repeated step of a restart is not charged",
         file="trainers/files/checkpoint.py",
-        before="max(0, farthest - start_step)",
-        after="max(0, farthest - start_step - 1)",
+        before="possible = num_before + num_steps - start_step",
+        after="possible = max(num_steps, num_before + num_steps - start_step - 1)",
         tests=(
             "tests/trainers/files/test_checkpoint.py::test_restart_is_charged_for_every_step_it_may_repeat",
+        ),
+    ),
+    Breakage(
+        name="steps of an attempt are counted after they are drawn",
+        file="trainers/files/checkpoint.py",
+        before="num_steps=num_before + self._steps_until_saved(start_step),",
+        after="num_steps=num_before,",
+        tests=("tests/trainers/files/test_checkpoint.py::test_kill_at_any_place_leaves_no_draw_uncounted",),
+    ),
+    Breakage(
+        name="restarts go beyond the steps charged in advance",
+        file="trainers/files/checkpoint.py",
+        before="if repeated <= num_restart_steps:",
+        after="if repeated <= 10 * num_restart_steps:",
+        tests=(
+            "tests/trainers/files/test_checkpoint.py::test_operator_who_restarts_by_what_is_seen_gets_no_more_than_is_charged",
+        ),
+    ),
+    Breakage(
+        name="an older checkpoint put back takes the count of steps back",
+        file="trainers/files/checkpoint.py",
+        before='count_file or folder.with_name(f"{folder.name}.drawn.json")',
+        after='count_file or folder / "drawn.json"',
+        tests=(
+            "tests/trainers/files/test_checkpoint.py::test_older_checkpoint_put_back_does_not_take_the_count_back",
+        ),
+    ),
+    Breakage(
+        name="a sweep's count of steps lies among the checkpoints",
+        file="sweeps/service/storage/folder.py",
+        before='return self.path / f"drawn/{trial}.json"',
+        after='return self.checkpoint_folder(trial) / "drawn.json"',
+        tests=("tests/sweeps/test_storage.py::test_starts_are_counted_and_those_without_a_trace",),
+    ),
+    Breakage(
+        name="steps for restarts are not in ε",
+        file="dpgcl_core/mechanism/numbers.py",
+        before="return self.num_steps + (self.num_restart_steps or 0)",
+        after="return self.num_steps",
+        tests=(
+            "tests/trainers/files/test_checkpoint.py::test_steps_for_restarts_are_in_epsilon_whether_drawn_or_not",
+        ),
+    ),
+    Breakage(
+        name="noise for a target leaves out the steps for restarts",
+        file="dpgcl_core/mechanism/method.py",
+        before="num_steps=numbers.num_steps_charged,",
+        after="num_steps=numbers.num_steps,",
+        tests=(
+            "tests/trainers/files/test_checkpoint.py::test_noise_for_a_target_is_that_of_the_steps_for_restarts_too",
+        ),
+    ),
+    Breakage(
+        name="cost of a sweep leaves out the steps for restarts",
+        file="sweeps/service/planning/trials.py",
+        before="in_advance = mechanism.num_steps_charged",
+        after="in_advance = mechanism.num_steps",
+        tests=("tests/sweeps/test_restarts.py::test_all_that_is_stated_is_of_the_steps_for_restarts_too",),
+    ),
+    Breakage(
+        name="private data without a ledger are charged for restarts as they come",
+        file="sweeps/service/options/restarts.py",
+        before="if given is None and options.data.are_private:",
+        after="if given is None and options.ledger.no_ledger and not options.data.are_private:",
+        tests=(
+            "tests/sweeps/test_restarts.py::test_private_data_have_steps_for_restarts_unless_a_ledger_has",
         ),
     ),
     Breakage(

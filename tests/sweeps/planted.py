@@ -20,6 +20,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from trainers.files.checkpoint import Attempt
 from trainers.training import loop
 from trainers.training.observe import Observer
 from trainers.training.workers import SingleWorker
@@ -37,6 +38,7 @@ METRICS = {
     "realised_batch_size": 4871203.0,
     "num_groups": 3692581.0,
     "num_non_finite_groups": 8274619.0,
+    "num_restarts": 5938271.0,
     "train_seconds": 394894.625,
     "step_seconds": 394894.625 / NUM_STEPS,
     "evaluation_seconds": 275813.375,
@@ -95,6 +97,7 @@ def network(shape: tuple[int, int, int]) -> nn.Module:
 
 _draw_groups: Callable[[Any], Any] = loop._draw_groups
 _record_snr = Observer.record_snr
+_resume: Callable[..., Attempt] = loop._resume
 
 
 def plant() -> None:
@@ -102,6 +105,9 @@ def plant() -> None:
     batch_size = int(METRICS["realised_batch_size"])
     loop._draw_groups = lambda run: dataclasses.replace(_draw_groups(run), batch_size=batch_size)
     loop.time = SimpleNamespace(perf_counter=_clock().__next__)  # type: ignore[assignment]
+    loop._resume = lambda *given: dataclasses.replace(
+        _resume(*given), num_restarts=int(METRICS["num_restarts"])
+    )
     SingleWorker.sum_at_first = _sum_at_first  # type: ignore[method-assign]
     Observer.record_snr = _planted_snr  # type: ignore[method-assign]
     Observer.wants = lambda observer, step: True  # type: ignore[method-assign]

@@ -120,6 +120,7 @@ def _train_here(
             name=trial.name,
             config=trial.config,
             checkpoint_folder=folder.checkpoint_folder(trial.name),
+            count_file=folder.count_file(trial.name),
             ray_folder=folder.path / "ray",
             code_root=ROOT,
             gpus_per_worker=0,

@@ -70,8 +70,7 @@ def charged(budget: SweepBudget) -> int:
 
 def folder(budget: SweepBudget, number: int = 0, *, paid: bool = True) -> CheckpointFolder:
     """The checkpoints of a trial as its worker opens them."""
-    path = budget.checkpoint_folder(budget.trials[number].name)
-    return CheckpointFolder(path, every_steps=4, charged=paid)
+    return budget.folder.checkpoints(budget.trials[number].name, every_steps=4, charged=paid)
 
 
 def checkpoint(step: int) -> Checkpoint:
@@ -228,11 +227,9 @@ def test_ledger_takes_no_training_without_guarantee(
 def test_statement_charges_what_a_failed_training_may_have_drawn(planned: SweepPlan, tmp_path: Path) -> None:
     kept = SweepFolder(tmp_path / "one")
     for _ in range(2):
-        CheckpointFolder(kept.checkpoint_folder(planned.trials[0].name), every_steps=4).begin_attempt(
-            0, NUM_STEPS
-        )
+        kept.checkpoints(planned.trials[0].name, every_steps=4).begin_attempt(0, NUM_STEPS)
     assert what_was_drawn(planned, kept, {}) == {
-        planned.trials[0].name: Charged(num_steps=NUM_STEPS + 4, num_first_steps=2)
+        planned.trials[0].name: Charged(num_steps=2 * 4, num_first_steps=2)
     }
 
 
@@ -309,8 +306,8 @@ def test_restart_reserves_one_more_first_step_and_the_rest_as_plain(
     budget.begin(budget.trials, None)
     training = folder(budget)
     training.begin_attempt(0, NUM_STEPS)
-    if saved:
-        training.save(checkpoint(saved))
+    for step in range(4, saved + 1, 4):
+        training.save(checkpoint(step))
     with pytest.raises(LedgerError):
         folder(budget).begin_attempt(saved, NUM_STEPS)
     budget.restarted(budget.trials[0].name)
@@ -326,8 +323,9 @@ def test_settling_leaves_what_was_drawn_in_every_class(make_noised: Callable[[],
     folder(budget).begin_attempt(0, NUM_STEPS)
     name = budget.trials[0].name
     budget.restarted(name)
+    folder(budget).begin_attempt(0, NUM_STEPS)
     for again in (budget, make_noised()):
-        again.settle(name, {"num_steps_charged": NUM_STEPS + 3, "num_restarts": 1})
+        again.settle(name, {"num_steps_charged": NUM_STEPS + 3})
         assert by_kind(again) == {"plain": 9 + 11, "joint": 1 + 2, "counts": 4}
 
 
@@ -341,7 +339,7 @@ def test_first_steps_reserved_in_vain_go_back(make_noised: Callable[[], SweepBud
         budget.begin(budget.trials, None)
     assert by_kind(budget)["joint"] == 2 + 2
     assert folder(budget).begin_attempt(0, NUM_STEPS).num_restarts == 1
-    budget.settle(budget.trials[0].name, {"num_steps_charged": NUM_STEPS + 4, "num_restarts": 1})
+    budget.settle(budget.trials[0].name, {"num_steps_charged": NUM_STEPS + 4})
     settled = by_kind(budget)
     assert settled["joint"] + settled["plain"] == (NUM_STEPS + 4) + NUM_STEPS
     assert settled["joint"] >= 2 + 1
@@ -574,6 +572,7 @@ def test_started_training_without_a_trace_is_charged_in_full_again(
     budget = make_budget()
     budget.begin(budget.trials, None)
     budget.folder.mark_start(budget.trials[0].name)
+    shutil.rmtree(budget.folder.path / "drawn")
     for _ in range(2):  # resumed twice, it was started once
         budget = make_budget()
         budget.begin(budget.trials, None)
@@ -581,19 +580,19 @@ def test_started_training_without_a_trace_is_charged_in_full_again(
     assert folder(budget).begin_attempt(0, NUM_STEPS).num_restarts == 0
 
 
-def test_lost_checkpoints_are_stated_without_a_ledger(planned: SweepPlan, tmp_path: Path) -> None:
+def test_lost_counts_are_stated_without_a_ledger(planned: SweepPlan, tmp_path: Path) -> None:
     kept, name = SweepFolder(tmp_path / "one"), planned.trials[0].name
     result = {name: {"metrics": {"num_steps_charged": NUM_STEPS}}}
     kept.mark_start(name)
-    CheckpointFolder(kept.checkpoint_folder(name), every_steps=4).begin_attempt(0, NUM_STEPS)
-    assert what_was_drawn(planned, kept, {})[name].num_steps == NUM_STEPS
-    shutil.rmtree(tmp_path / "one" / "checkpoints")
+    kept.checkpoints(name, every_steps=4).begin_attempt(0, NUM_STEPS)
+    assert what_was_drawn(planned, kept, {})[name].num_steps == 4
+    shutil.rmtree(tmp_path / "one" / "drawn")
     assert what_was_drawn(planned, kept, {})[name].num_steps == NUM_STEPS
     kept.mark_start(name)
-    CheckpointFolder(kept.checkpoint_folder(name), every_steps=4).begin_attempt(0, NUM_STEPS)
-    assert what_was_drawn(planned, kept, {})[name].num_steps == 2 * NUM_STEPS
+    kept.checkpoints(name, every_steps=4).begin_attempt(0, NUM_STEPS)
+    assert what_was_drawn(planned, kept, {})[name].num_steps == NUM_STEPS + 4
     kept.keep(name, result[name])
-    shutil.rmtree(tmp_path / "one" / "checkpoints")
+    shutil.rmtree(tmp_path / "one" / "drawn")
     assert what_was_drawn(planned, kept, result)[name].num_steps == 2 * NUM_STEPS
 
 
@@ -633,6 +632,7 @@ def test_lost_scorings_stay_charged_beside_the_next_ones(make_noised: Callable[[
     budget.begin(budget.trials, None)
     name = budget.trials[0].name
     budget.folder.mark_start(name)
+    shutil.rmtree(budget.folder.path / "drawn")
     budget = make_noised()
     budget.begin(budget.trials, None)
     budget.folder.mark_start(name)

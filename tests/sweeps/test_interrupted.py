@@ -90,7 +90,7 @@ def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Disturbed:
     def note(stage: str, driver: Driver) -> None:
         found.codes[stage], found.said[stage] = driver.wait(), driver.stdout + driver.stderr
         found.statuses[stage] = parent_status(found.uri)
-        found.attempts[stage] = json.loads((checkpoints / "attempts.json").read_text())
+        found.attempts[stage] = json.loads((found.folder / "drawn" / "S4-Na1-private-r1.json").read_text())
         found.first_result.append((found.folder / "trials" / "S4-Na1-private-r0.json").stat().st_mtime)
 
     held = (top / "held").exists
@@ -139,13 +139,13 @@ def test_resume_trains_no_finished_trial_again(disturbed: Disturbed) -> None:
 
 @pytest.mark.parametrize(("stage", "num_restarts"), [("SIGINT", 0), ("SIGTERM", 1), ("SIGKILL", 2)])
 def test_every_resume_is_counted_as_a_restart(stage: str, num_restarts: int, disturbed: Disturbed) -> None:
-    assert disturbed.attempts[stage]["num_restarts"] == num_restarts
+    assert disturbed.attempts[stage]["num_attempts"] == 1 + num_restarts
 
 
 def test_resume_continues_from_the_checkpoint(disturbed: Disturbed) -> None:
     # Every attempt writes one checkpoint, of four more steps, and is stopped in the step after it.
-    saved = [disturbed.attempts[stage]["saved_step"] for stage in ("SIGINT", "SIGTERM", "SIGKILL")]
-    assert saved == [4, 8, 12]
+    drawn = [disturbed.attempts[stage]["num_steps"] for stage in ("SIGINT", "SIGTERM", "SIGKILL")]
+    assert drawn == [8, 16, 24]
     assert disturbed.result(1)["num_steps_done"] == 20
 
 

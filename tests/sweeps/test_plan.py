@@ -255,6 +255,7 @@ CHANGES = {
     "--num-records-public": "1500",
     "--expected-batch-size": "65",
     "--num-steps": "11",
+    "--restart-steps": "3",
     "--l2-clip-norm": "2",
     "--temperature": "0.3",
     "--network": "small_cnn",

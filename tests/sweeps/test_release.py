@@ -33,7 +33,6 @@ from sweeps.service.running import sweep as service
 from tests.sweeps.support import check_ledger, options, write_npz
 from trainers.config.settings import TrainingOptions
 from trainers.config.tree import changed
-from trainers.files.checkpoint import CheckpointFolder
 from trainers.training.loop import train
 from trainers.training.resolve import training_config
 
@@ -134,6 +133,7 @@ def test_threshold_cost_is_that_of_the_halting_probability(make_plan: Plan) -> N
     assert plan.cost.tuned_epsilon == pytest.approx(expected.tuned_epsilon, rel=1e-9)
 
 
+NO_RESTARTS = ("--restart-steps", "0")
 NOISED = ("--tiny", "--noise-multiplier", "1", "--expected-batch-size", "32")
 HELD_OUT = ("--evaluate-on", "digits", "--score-on-held-out", "0.3", "--score-noise-multiplier")
 
@@ -162,7 +162,17 @@ def test_open_cost_of_noised_trials_is_that_of_the_composed_event(
     score_noise: str, larger: str, make_plan: Plan, private: tuple[str, str]
 ) -> None:
     """Two trials of ten steps, two counts and one noised SNR each."""
-    given = (*NOISED, *private, *HELD_OUT, score_noise, "--snr-noise-multiplier", "2", "--repeats", "2")
+    given = (
+        *NOISED,
+        *NO_RESTARTS,
+        *private,
+        *HELD_OUT,
+        score_noise,
+        "--snr-noise-multiplier",
+        "2",
+        "--repeats",
+        "2",
+    )
     plan = make_plan(*given)
     delta = plan.trials[0].config.mechanism.target_delta
     joint = 1 / math.sqrt(1 + 1 / 4)
@@ -186,7 +196,17 @@ def test_cost_of_one_noised_trial_is_its_own_epsilon(make_plan: Plan, private: t
 
 
 def test_planned_cost_lists_all_that_is_charged(make_plan: Plan, private: tuple[str, str]) -> None:
-    given = (*NOISED, *private, *HELD_OUT, "20", "--snr-noise-multiplier", "2", "--repeats", "2")
+    given = (
+        *NOISED,
+        *NO_RESTARTS,
+        *private,
+        *HELD_OUT,
+        "20",
+        "--snr-noise-multiplier",
+        "2",
+        "--repeats",
+        "2",
+    )
     (planned,) = make_plan(*given).cost.planned  # type: ignore[union-attr]
     assert planned["joint_noise_multiplier"] == pytest.approx(1 / math.sqrt(1.25))
     shown = {name: planned[name] for name in ("count", "num_steps", "num_joint_steps", "num_scores")}
@@ -197,7 +217,7 @@ def test_planned_cost_lists_all_that_is_charged(make_plan: Plan, private: tuple[
 def test_restart_that_may_repeat_the_first_step_raises_the_cost(
     make_plan: Plan, private: tuple[str, str]
 ) -> None:
-    plan = make_plan(*NOISED, *private, "--snr-noise-multiplier", "1", "--repeats", "2")
+    plan = make_plan(*NOISED, *NO_RESTARTS, *private, "--snr-noise-multiplier", "1", "--repeats", "2")
     name = plan.trials[0].name
     steps_alone, both = (
         cost_of(plan.release, plan.trials, {name: Charged(num_steps=12, num_first_steps=first)})
@@ -265,8 +285,8 @@ class InPlace:
         self, session: Any, plan: SweepPlan, folder: Any, trials: Any, on_result: Any, budget: Any = None
     ) -> dict[str, str]:
         for trial in trials:
-            path = folder.checkpoint_folder(trial.name)
-            attempts = CheckpointFolder(path, every_steps=5, charged=budget is not None)
+            folder.mark_start(trial.name)
+            attempts = folder.checkpoints(trial.name, every_steps=5, charged=budget is not None)
             result = train(trial.config, plan.data, checkpoints=attempts)
             self.results[trial.name] = result.metrics
             on_result(trial.name, {"metrics": result.metrics, "series": result.series})

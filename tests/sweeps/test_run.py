@@ -256,7 +256,7 @@ def test_failing_training_stops_no_other_is_told_and_not_repeated(restarted: Res
     assert "failed: S4-Na1-private-r1 (" in restarted.out
     assert "RuntimeError: the words of a record" in restarted.out  # public data: all may be told
     assert "continue with --resume --name one" in restarted.out
-    assert restarted.kept("checkpoints/S4-Na1-private-r1/attempts.json")["num_restarts"] == 0
+    assert restarted.kept("drawn/S4-Na1-private-r1.json")["num_attempts"] == 1
 
 
 # Two workers, private data
@@ -293,13 +293,13 @@ def pair(
 def test_two_workers_train_one_trial(pair: Pair) -> None:
     assert list(path.stem for path in (pair.folder / "trials").iterdir()) == ["S4-Na1-private-r0"], pair.said
     metrics = json.loads((pair.folder / "trials" / "S4-Na1-private-r0.json").read_text())["metrics"]
-    assert metrics["num_steps_charged"] == 10
+    assert metrics["num_steps_charged"] == 10 + 10  # T + R: private data without a ledger
 
 
 @pytest.mark.ci
 def test_private_training_releases_only_what_may_be_released(pair: Pair) -> None:
     kept = json.loads((pair.folder / "trials" / "S4-Na1-private-r0.json").read_text())
-    assert set(kept["metrics"]) == {"epsilon", "num_steps_done", "num_steps_charged", "num_restarts"}
+    assert set(kept["metrics"]) == {"epsilon", "num_steps_done", "num_steps_charged"}
     assert kept["series"] == {}
 
 
@@ -307,8 +307,8 @@ def test_private_training_releases_only_what_may_be_released(pair: Pair) -> None
 def test_failure_on_two_workers_is_told_and_not_repeated(pair: Pair) -> None:
     assert pair.code == 1
     assert "failed: S4-Na1-private-r1 (RuntimeError (its message is withheld" in pair.said
-    attempts = json.loads((pair.folder / "checkpoints" / "S4-Na1-private-r1" / "attempts.json").read_text())
-    assert attempts["num_restarts"] == 0
+    drawn = json.loads((pair.folder / "drawn" / "S4-Na1-private-r1.json").read_text())
+    assert drawn["num_attempts"] == 1
 
 
 @pytest.mark.ci

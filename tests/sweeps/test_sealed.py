@@ -30,7 +30,6 @@ from sweeps.service.running.sealed import Draw, choose, draw_trials, drawn_trial
 from sweeps.service.running.terminal import name_suffix
 from sweeps.service.running.tune import Stopped
 from tests.sweeps.support import options, without_ray, write_npz
-from trainers.files.checkpoint import CheckpointFolder
 from trainers.tracking.runs import SEALED_TIME_MS, Tracker
 from trainers.tracking.server import connect
 
@@ -81,7 +80,7 @@ class Ray:
         for trial in trials:
             self.on_start(trial.name)
             folder.mark_start(trial.name)
-            attempts = CheckpointFolder(folder.checkpoint_folder(trial.name), every_steps=10)
+            attempts = folder.checkpoints(trial.name, every_steps=10)
             attempts.begin_attempt(0, 10)
             self.trained.append(trial.name)
             self.clock.time += self.seconds

@@ -30,6 +30,7 @@ from sweeps.service.running import sweep as service
 from sweeps.service.running.proposals import Proposals
 from sweeps.service.running.search import SearchSweep
 from sweeps.service.running.tune import Stopped
+from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import loaded, write_npz
 
 SIGMA = ("--noise-multiplier-range", "1", "4")
@@ -381,6 +382,23 @@ def test_search_stopped_and_resumed_repeats_no_trial_and_keeps_its_settings(
     assert [trial.name for trial in ray.trained] == ["trial-1", "trial-2", "trial-3", "trial-4"]
     begun, resumed = ray.looks[2], ray.settings()["trial-3"]
     assert (begun["group_size"], begun["learning_rate"]) == resumed
+
+
+def test_search_goes_on_without_a_trial_that_may_not_be_restarted(
+    ray: Ray, start: Callable[..., int], tmp_path: Path
+) -> None:
+    ray.stop_before = "trial-2"
+    assert start("--restart-steps", "4") == 130
+    folder = SweepFolder(tmp_path / "sweeps/one")
+    folder.mark_start("trial-2")
+    for _ in range(2):
+        folder.checkpoints("trial-2", every_steps=4).begin_attempt(0, 10)
+    ray.stop_before = ""
+    assert start("--restart-steps", "4", "--resume") == 0
+    assert [trial.name for trial in ray.trained] == ["trial-1", "trial-3", "trial-4"]
+    statement = json.loads((folder.path / "privacy_statement.json").read_text())
+    assert statement["cost"] == statement["budget"]
+    assert [each["num_steps"] for each in statement["cost"]["planned"]] == [10 + 4]
 
 
 def test_search_stopped_and_resumed_is_the_one_never_stopped(

@@ -25,7 +25,6 @@ from sweeps.service.storage.folder import Starts, SweepFolder, config_hash, find
 from sweeps.service.storage.runs import tracking_address
 from tests.sweeps.support import ROOT, contents, options
 from trainers.files import storage
-from trainers.files.checkpoint import CheckpointFolder
 from trainers.files.storage import check_writable, storage_root
 
 QUICK = ("--tiny", "--noise-multiplier", "1")
@@ -329,13 +328,14 @@ def test_starts_are_counted_and_those_without_a_trace(tmp_path: Path) -> None:
     folder = create(tmp_path, "one")
     assert folder.starts("a") == Starts()
     folder.mark_start("a")
-    assert folder.starts("a") == Starts(num_starts=1, num_lost=1)
-    CheckpointFolder(folder.checkpoint_folder("a"), every_steps=4).begin_attempt(0, 10)
+    assert folder.starts("a") == Starts(num_starts=1, num_lost=0)  # a count without a step is there
+    folder.checkpoints("a", every_steps=4).begin_attempt(0, 10)
     folder.mark_start("a")
-    assert folder.starts("a") == Starts(num_starts=2, num_lost=0)
     shutil.rmtree(folder.path / "checkpoints")
+    assert folder.starts("a") == Starts(num_starts=2, num_lost=0)
+    shutil.rmtree(folder.path / "drawn")
     folder.mark_start("a")
-    CheckpointFolder(folder.checkpoint_folder("a"), every_steps=4).begin_attempt(0, 10)
+    folder.checkpoints("a", every_steps=4).begin_attempt(0, 10)
     assert folder.starts("a") == Starts(num_starts=3, num_lost=2)
 
 

@@ -3,9 +3,10 @@
     python -m tests.trainers.crashing
 
 It reads a request per line and answers each with a line, both JSON. A child runs a whole sweep, charged to
-a ledger, by the code that every sweep is run by; only Ray and MLflow are stood in for. Each training has a
-process of its own, as on Ray, and is started again when that dies. Before a step is drawn, one byte is
-written to a journal of the training: the true number of draws, whatever the program believes.
+a ledger or for its restarts in advance, by the code that every sweep is run by; only Ray and MLflow are stood
+in for. Each training has a process of its own, as on Ray, and is started again when that dies. Before a step
+is drawn, one byte is written to a journal of the training: the true number of draws, whatever the program
+believes.
 """
 
 from __future__ import annotations
@@ -39,7 +40,6 @@ from sweeps.service.running import sweep as service
 from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import options, plan
 from tests.trainers.conftest import make_data
-from trainers.files.checkpoint import CheckpointFolder
 from trainers.training.loop import train
 
 NUM_STEPS = 9
@@ -47,8 +47,11 @@ EVERY_STEPS = 4
 ARGUMENTS = (
     *("--tiny", "--noise-multiplier=1", "--no-non-private", "--repeats=2", "--name=one"),
     *(f"--num-steps={NUM_STEPS}", f"--checkpoint-every-steps={EVERY_STEPS}"),
-    *("--no-also-untrained", "--max-views-per-microbatch=64", "--dataset-id=scans"),
+    *("--no-also-untrained", "--max-views-per-microbatch=64"),
 )
+RESTART_STEPS = EVERY_STEPS
+PAID = ("--dataset-id=scans",)
+IN_ADVANCE = (f"--restart-steps={RESTART_STEPS}",)
 MAX_RESTARTS = 2
 
 _PATIENCE = 60.0
@@ -62,6 +65,7 @@ class Request:
     Attributes:
       folder: the storage folder; `ledger.db` and the journals lie in it.
       resume: continue what is there.
+      paid: charged to the ledger; else restarts are charged in advance.
       die_at: number of the event at which to kill; None for none.
       die_after_seconds: when to kill everything; None for never.
       victim: what is killed at an event: everything, the driver alone, or the training's process alone.
@@ -69,6 +73,7 @@ class Request:
 
     folder: str
     resume: bool
+    paid: bool = True
     die_at: int | None = None
     die_after_seconds: float | None = None
     victim: str = ALL
@@ -99,9 +104,11 @@ def watch(events: Events, folder: Path) -> Callable[[str], None]:
     writing, journal = LedgerSession.writing, {"file": -1}
 
     def noted_replace(path: Path, target: Any) -> Any:
-        events.note(f"before {Path(target).name}")
+        *_, folder, name = Path(target).parts
+        name = f"{folder}/{name}" if folder in ("drawn", "started", "trials") else name
+        events.note(f"before {name}")
         found = replace(path, target)
-        events.note(f"after {Path(target).name}")
+        events.note(f"after {name}")
         return found
 
     def noted_add(store: LedgerStore, connection: Any, entries: Any) -> None:
@@ -139,18 +146,21 @@ def run_trials(
     folder: SweepFolder,
     trials: Sequence[Trial],
     on_result: Any,
-    budget: SweepBudget,
+    budget: SweepBudget | None,
 ) -> dict[str, str]:
     """Stands in for Ray: one training after the other, each in a process of its own."""
     failed = {}
     for trial in trials:
         for _ in range(1 + MAX_RESTARTS):
-            budget.confirm(every_seconds=0)
+            if budget is not None:
+                budget.confirm(every_seconds=0)
             folder.mark_start(trial.name)
-            result = _in_own_process(lambda trial=trial: _trained(begin, plan, folder, trial))  # type: ignore[misc]
+            charged = budget is not None
+            result = _in_own_process(lambda t=trial, c=charged: _trained(begin, plan, folder, t, charged=c))  # type: ignore[misc]
             if result is not None:
                 break
-            budget.restarted(trial.name)
+            if budget is not None:
+                budget.restarted(trial.name)
         if result is None or isinstance(result, str):
             failed[trial.name] = result or "its process died"
         else:
@@ -158,10 +168,12 @@ def run_trials(
     return failed
 
 
-def _trained(begin: Callable[[str], None], plan: SweepPlan, folder: SweepFolder, trial: Trial) -> Any:
+def _trained(
+    begin: Callable[[str], None], plan: SweepPlan, folder: SweepFolder, trial: Trial, *, charged: bool
+) -> Any:
     begin(trial.name)
     every = trial.config.performance.checkpoint_every_steps
-    checkpoints = CheckpointFolder(folder.checkpoint_folder(trial.name), every_steps=every, charged=True)
+    checkpoints = folder.checkpoints(trial.name, every_steps=every, charged=charged)
     try:
         result = train(trial.config, plan.data, checkpoints=checkpoints)
     except Exception as error:
@@ -211,7 +223,8 @@ def run_child(request: Request, planned: SweepPlan) -> int:
     service.run_trials = lambda *given: run_trials(begin, *given)  # type: ignore[assignment,misc]
     service.cross_checks = lambda *given: {}
     more = ("--resume",) if request.resume else ()
-    chosen = options(*ARGUMENTS, f"--storage={folder}", f"--ledger={folder / 'ledger.db'}", *more)
+    paying = (*PAID, f"--ledger={folder / 'ledger.db'}") if request.paid else IN_ADVANCE
+    chosen = options(*ARGUMENTS, f"--storage={folder}", *paying, *more)
     return service.run_sweep("group-size", chosen, points(chosen), lambda *given: [])
 
 
@@ -255,14 +268,19 @@ def answer(request: Request, planned: SweepPlan) -> dict[str, Any]:
 def main() -> None:
     torch.set_num_threads(1)
     torch.optim.Adam([torch.zeros(1, requires_grad=True)])  # loads torch's compiler, seconds
-    planned = plan(*ARGUMENTS, "--ledger=unused")
-    planned = dataclasses.replace(planned, data=make_data(private=True))
-    assert planned.cost is not None
+    data = make_data(private=True)
+    planned = {
+        True: dataclasses.replace(plan(*ARGUMENTS, *PAID, "--ledger=unused"), data=data),
+        False: dataclasses.replace(plan(*ARGUMENTS, *IN_ADVANCE), data=data),
+    }
+    assert all(each.cost is not None for each in planned.values())
     for repeated in range(3 * EVERY_STEPS + 1):
-        planned.trials[0].config.epsilon(NUM_STEPS + repeated)
+        planned[True].trials[0].config.epsilon(NUM_STEPS + repeated)
+    planned[False].trials[0].config.epsilon()
     print("ready", flush=True)
     for line in sys.stdin:
-        print(json.dumps(answer(Request(**json.loads(line)), planned)), flush=True)
+        request = Request(**json.loads(line))
+        print(json.dumps(answer(request, planned[request.paid])), flush=True)
 
 
 if __name__ == "__main__":

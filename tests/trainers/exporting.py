@@ -31,7 +31,6 @@ from tests.trainers.clip_models import moved
 from trainers.config.training import NetworkConfig
 from trainers.export.description import CLIP, ClipDescription, ModelDescription
 from trainers.export.folder import Statement, write_model
-from trainers.files.checkpoint import CheckpointFolder
 from trainers.models.clip.adapters import ClipLora
 from trainers.models.clip.encoder import ImageTextEncoder, build_image_text_encoder
 from trainers.models.clip.published import ClipConfig
@@ -69,7 +68,7 @@ def run_small_sweep(root: Path, name: str, *more: str, num_sealed: int = 2) -> d
     ) -> dict[str, str]:
         for trial in trials:
             folder.mark_start(trial.name)
-            place = CheckpointFolder(folder.checkpoint_folder(trial.name), every_steps=10)
+            place = folder.checkpoints(trial.name, every_steps=10)
             result = train(trial.config, plan.data, checkpoints=place)
             trained[trial.name] = result.encoder
             on_result(trial.name, {"metrics": result.metrics, "series": result.series})

@@ -47,6 +47,8 @@ class MechanismOptions:
     """q, in place of an expected batch size."""
     num_steps: int = 100
     """T, training steps."""
+    restart_steps: int | None = None
+    """R, steps of each training that restarts may repeat, in ε from the start; see docs/private-data.md."""
     group_size: GroupSize = 8
     """S, records per group; "batch" makes the whole realised batch one group."""
     l2_clip_norm: float = 1.0

@@ -372,11 +372,14 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
     def epsilon(self, num_steps: int | None = None, *, num_restarts: int = 0, num_scorings: int = 1) -> float:
         """Return ε of all that one training releases: model, noised scores and noised SNR.
 
+        Of R steps for restarts that are charged in advance each may be a first one again.
+
         Args:
-          num_steps: charged steps; all planned ones unless given.
+          num_steps: charged steps; all planned ones, T + R, unless given.
           num_restarts: each may have repeated the first step, whose SNR is then charged once more.
           num_scorings: times that the noised scores may have been drawn.
         """
+        num_restarts = max(num_restarts, self.mechanism.num_restart_steps or 0)
         return noised_counts.trial_epsilon(
             self.mechanism,
             self.evaluation.score_noise_multiplier,

@@ -1,11 +1,20 @@
 """Checkpoints: model, optimizer, average and step, written atomically, and **no** random state.
 
 After a resume sampling, permutation and noise draw fresh entropy, so a step repeated since the last
-checkpoint is an independent draw and is charged once more. How often a training was resumed is counted
-in a file of its own, written *before* the first step of each attempt: a crash cannot hide a repetition.
+checkpoint is an independent draw and is charged once more.
 
-A training that a budget ledger pays for has a *grant* beside its checkpoint: the number of steps that the
-driver has reserved. It draws no step beyond the grant, and stops at the next checkpoint once the driver,
+*The count.* Steps are counted *before* they are drawn, a checkpoint interval at a time, in a file that is
+durable when its interval begins. So at every moment, and after a kill at any moment, no more steps were drawn
+than are counted: a kill wastes what is left of its interval, and nothing else. The file lies outside the
+folder of the checkpoints, so an older checkpoint that somebody puts back does not take the count back; an
+older copy of both, or a disk that loses what it said to have written, does.
+
+*Charged in advance.* Where R steps for restarts are (`num_restart_steps`), an attempt that could bring the
+count beyond T + R is refused before its first step. What all attempts draw together is then at most T + R
+steps, whoever stops and resumes them and after seeing what (docs/theory/restarts.md).
+
+*A grant.* A training that a budget ledger pays for has one beside its checkpoint: the number of steps that
+the driver has reserved. It draws no step beyond the grant, and stops at the next checkpoint once the driver,
 which has lost the ledger, has taken it back.
 """
 
@@ -59,13 +68,21 @@ class CheckpointFolder:
       folder: created if missing.
       every_steps: steps between checkpoints.
       charged: whether a ledger pays for the training, so that it needs a grant.
+      count_file: of the drawn steps, kept by whoever starts the training; a file beside the folder unless
+        given.
     """
 
-    def __init__(self, folder: Path, *, every_steps: int, charged: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, every_steps: int, charged: bool = False, count_file: Path | None = None
+    ) -> None:
         self.folder = folder
         self.every_steps = every_steps
         self.charged = charged
+        self.count_file = count_file or folder.with_name(f"{folder.name}.drawn.json")
+        self._is_kept = count_file is not None
+        self._num_steps = 0
         self._num_steps_possible = 0
+        self._num_restart_steps: int | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
@@ -76,10 +93,15 @@ class CheckpointFolder:
           StorageError: another process still trains here; two would not see each other's steps.
         """
         # A soft lock would stay behind a process that was killed: a folder without flock is refused.
+        # It lies beside the count: folders of checkpoints are put in the place of others.
         lock = FileLock(
-            self.folder / "lock", timeout=_WAIT_SECONDS, poll_interval=0.2, fallback_to_soft=False
+            self.count_file.with_suffix(".lock"),
+            timeout=_WAIT_SECONDS,
+            poll_interval=0.2,
+            fallback_to_soft=False,
         )
         try:
+            self.count_file.parent.mkdir(parents=True, exist_ok=True)
             lock.acquire()
         except Timeout as error:
             raise StorageError(f"another process is training in {self.folder}") from error
@@ -95,17 +117,24 @@ class CheckpointFolder:
     def save(self, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint; a crash leaves the old one or the new one, never a part.
 
-        The step is noted first: should the crash fall between the two, the charge is too high, not too low.
+        Then the steps up to the next one are counted: it must be durable before any of them is drawn.
 
         Raises:
           LedgerError: the grant was taken back; what has been drawn is saved.
+          StorageError: more than T + R steps would be drawn, for somebody else counts here, too.
         """
-        attempt = self._read_attempts()
-        if attempt is not None:
-            self._write_attempts(replace(attempt, saved_step=checkpoint.step))
         with _replacing(self.folder / "checkpoint.pt") as file:
             torch.save(vars(checkpoint), file)
         self._check_grant(self._num_steps_possible)
+        if not (more := self._steps_until_saved(checkpoint.step)):
+            return
+        drawn, restarts = self.drawn(), self._num_restart_steps
+        if restarts is not None and drawn.num_steps + more > self._num_steps + restarts:
+            raise StorageError(
+                f"{self.count_file} counts {drawn.num_steps} steps, more than this training has drawn: "
+                "another process trains here, and more would be drawn than is charged"
+            )
+        self._count(replace(drawn, num_steps=drawn.num_steps + more))
 
     def load(self) -> Checkpoint | None:
         """Return the last checkpoint, or None.
@@ -124,22 +153,67 @@ class CheckpointFolder:
                 "restore it, or delete this one file to start the training over; what was spent stays charged"
             ) from error
 
-    def begin_attempt(self, start_step: int, num_steps: int) -> Attempt:
-        """Count one more attempt, before its first step.
+    def begin_attempt(self, start_step: int, num_steps: int, num_restart_steps: int | None = None) -> Attempt:
+        """Count one more attempt and its first steps, before any is drawn.
 
         Args:
           start_step: steps in the checkpoint that this attempt starts from (0 without one).
           num_steps: T; no attempt goes beyond it.
+          num_restart_steps: R, charged in advance; None for no limit.
 
-        Every earlier attempt may have gone as far as the step before its next checkpoint, so the steps
-        between `start_step` and there are charged again. The farthest checkpoint is remembered apart
-        from the checkpoint itself: a lost one makes the repetition larger, and visible.
+        Raises:
+          StorageError: earlier attempts cannot be counted any more, or with this one more than T + R steps
+            could be drawn.
+          LedgerError: the grant does not cover it.
         """
-        attempt = self._next_attempt(start_step, num_steps)
-        self._num_steps_possible = num_steps + attempt.num_steps_repeated
-        self._check_grant(self._num_steps_possible)
-        self._write_attempts(attempt)
-        return attempt
+        if refusal := self.refusal(num_steps, num_restart_steps, start_step=start_step):
+            raise StorageError(refusal)
+        drawn = self.drawn()
+        num_before = max(drawn.num_steps, start_step)
+        possible = num_before + num_steps - start_step
+        self._check_grant(possible)
+        self._num_steps, self._num_steps_possible = num_steps, possible
+        self._num_restart_steps = num_restart_steps
+        self._count(
+            replace(
+                drawn,
+                num_attempts=drawn.num_attempts + 1,
+                num_steps=num_before + self._steps_until_saved(start_step),
+            )
+        )
+        return Attempt(num_restarts=drawn.num_attempts, num_steps_repeated=possible - num_steps)
+
+    def refusal(
+        self, num_steps: int, num_restart_steps: int | None, *, start_step: int | None = None
+    ) -> str | None:
+        """Return why no further attempt may begin, in a sentence; None where one may.
+
+        Args:
+          num_steps, num_restart_steps: as of `begin_attempt`.
+          start_step: likewise; that of the checkpoint unless given.
+        """
+        drawn = read_drawn(self.count_file)
+        if start_step is None:
+            start_step = self._saved_step() if drawn is not None and drawn.num_steps else 0
+        if drawn is None and (start_step > 0 or (self._is_kept and num_restart_steps is not None)):
+            return (
+                f"the count of drawn steps {self.count_file} is missing, so earlier attempts cannot be "
+                "charged; restore it, or start this training in a new folder"
+            )
+        if drawn is None or num_restart_steps is None:
+            return None
+        repeated = drawn.num_steps - start_step
+        if repeated <= num_restart_steps:
+            return None
+        return (
+            f"left out: its restarts could repeat {repeated} steps, and R = {num_restart_steps} are charged "
+            "in advance; the other trainings and the stated ε stand as they are. A ledger (--ledger) pays "
+            "for restarts as they come, and a new sweep with more --restart-steps for more of them"
+        )
+
+    def drawn(self) -> Drawn:
+        """Return what may have been drawn so far."""
+        return read_drawn(self.count_file) or Drawn()
 
     def check_grant(self, num_steps: int) -> None:
         """Refuse a training whose next attempt the grant does not cover.
@@ -151,29 +225,16 @@ class CheckpointFolder:
 
     def steps_if_resumed(self, num_steps: int) -> int:
         """Return an upper bound on the steps drawn by all attempts, if one more began now."""
-        saved = self.load()
-        attempt = self._next_attempt(saved.step if saved is not None else 0, num_steps)
-        return num_steps + attempt.num_steps_repeated
+        saved = self._saved_step()
+        return max(self.drawn().num_steps, saved) + num_steps - saved
 
-    def _next_attempt(self, start_step: int, num_steps: int) -> Attempt:
-        before = self._read_attempts()
-        if before is None and start_step > 0:
-            raise StorageError(
-                f"{self.folder / 'attempts.json'} is missing beside a checkpoint, so earlier attempts cannot "
-                "be charged; restore it, or start this training in a new folder"
-            )
-        if before is None:
-            return Attempt(
-                num_restarts=0, num_steps_repeated=0, saved_step=start_step, every_steps=self.every_steps
-            )
-        farthest = min(before.saved_step + before.every_steps, num_steps)
-        return Attempt(
-            num_restarts=before.num_restarts + 1,
-            num_steps_repeated=before.num_steps_repeated + max(0, farthest - start_step),
-            saved_step=start_step,
-            every_steps=self.every_steps,
-            num_scorings=before.num_scorings,
-        )
+    def _saved_step(self) -> int:
+        saved = self.load()
+        return saved.step if saved is not None else 0
+
+    def _steps_until_saved(self, step: int) -> int:
+        """Return the steps from `step` to the next checkpoint."""
+        return max(0, min(self.every_steps - step % self.every_steps, self._num_steps - step))
 
     def begin_scoring(self) -> int:
         """Count one more drawing of noised scores, before it is made; return how many there may have been.
@@ -183,27 +244,27 @@ class CheckpointFolder:
         Raises:
           LedgerError: the grant does not cover it.
         """
-        attempt = self._read_attempts()
-        if attempt is None:
+        drawn = self.drawn()
+        drawn = replace(drawn, num_scorings=drawn.num_scorings + 1)
+        if self._num_restart_steps is not None and drawn.num_scorings > 1:
             raise StorageError(
-                f"{self.folder / 'attempts.json'} is missing; start this training in a new folder"
+                "left out: it was stopped while its noised scores were drawn, and one drawing of them is "
+                "charged in advance; the other trainings and the stated ε stand as they are"
             )
-        attempt = replace(attempt, num_scorings=attempt.num_scorings + 1)
         if self.charged:
             grant = read_grant(self.folder)
-            if grant is None or grant.num_scorings < attempt.num_scorings:
+            if grant is None or grant.num_scorings < drawn.num_scorings:
                 raise LedgerError(
                     f"the budget ledger grants {grant.num_scorings if grant else 0} drawings of noised "
                     f"scores to the training in {self.folder}, and this would be number "
-                    f"{attempt.num_scorings}; --resume charges it"
+                    f"{drawn.num_scorings}; --resume charges it"
                 )
-        self._write_attempts(attempt)
-        return attempt.num_scorings
+        self._count(drawn)
+        return drawn.num_scorings
 
     def num_scorings(self) -> int:
         """Return how often noised scores may have been drawn so far."""
-        attempt = self._read_attempts()
-        return attempt.num_scorings if attempt is not None else 0
+        return self.drawn().num_scorings
 
     def scorings_if_resumed(self) -> int:
         """Return an upper bound on the drawings of noised scores by all attempts, if one more began now."""
@@ -222,46 +283,59 @@ class CheckpointFolder:
                 f"{num_steps} may be drawn; see that the ledger can be reached and has room, then --resume"
             )
 
-    def _read_attempts(self) -> Attempt | None:
-        return read_attempt(self.folder)
-
-    def _write_attempts(self, attempt: Attempt) -> None:
-        with _replacing(self.folder / "attempts.json") as file:
-            file.write(json.dumps(vars(attempt)).encode())
+    def _count(self, drawn: Drawn) -> None:
+        write_drawn(self.count_file, drawn)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """How often a training was resumed, and what that costs.
+    """What an attempt to train begins with.
 
     Attributes:
       num_restarts: attempts before this one.
-      num_steps_repeated: upper bound on the steps drawn more than once so far.
-      saved_step: the farthest step a checkpoint was written for.
-      every_steps: steps between checkpoints of this attempt; a later one may use another number.
-      num_scorings: times that noised scores may have been drawn; noted before each drawing.
+      num_steps_repeated: upper bound on the steps that are drawn more than once when it comes to its end.
     """
 
-    num_restarts: int
-    num_steps_repeated: int
-    saved_step: int
-    every_steps: int
+    num_restarts: int = 0
+    num_steps_repeated: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """Upper bounds on what all attempts of a training have drawn, each counted before it is drawn.
+
+    Attributes:
+      num_attempts: attempts begun.
+      num_steps: steps.
+      num_scorings: drawings of noised scores.
+    """
+
+    num_attempts: int = 0
+    num_steps: int = 0
     num_scorings: int = 0
 
 
-def read_attempt(folder: Path) -> Attempt | None:
-    """Return what is known of a training's attempts; None where none has begun.
+def read_drawn(count_file: Path) -> Drawn | None:
+    """Return what a training may have drawn; None where nothing was counted.
 
     Raises:
       StorageError: the file is damaged.
     """
-    path = folder / "attempts.json"
     try:
-        return Attempt(**json.loads(path.read_text())) if path.is_file() else None
+        return Drawn(**json.loads(count_file.read_text())) if count_file.is_file() else None
     except (ValueError, TypeError) as error:
         raise StorageError(
-            f"{path} is damaged; restore it, or start this training in a new folder"
+            f"{count_file} is damaged; restore it, or start this training in a new folder"
         ) from error
+
+
+def write_drawn(count_file: Path, drawn: Drawn) -> None:
+    """Note durably what a training may have drawn, before it draws it."""
+    if not count_file.parent.is_dir():
+        count_file.parent.mkdir(parents=True, exist_ok=True)
+        sync_folder(count_file.parent.parent)
+    with _replacing(count_file) as file:
+        file.write(json.dumps(vars(drawn)).encode())
 
 
 @dataclass(frozen=True, kw_only=True)

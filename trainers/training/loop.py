@@ -110,7 +110,8 @@ def train(
 
     Guarantee: with the label `proven`, the trained encoder and every iterate, and so all averages of them,
     are (ε, δ)-differentially private for adding or removing one record of `data.train` or `data.scored`, at
-    the ε reported as `epsilon`, which counts noised numbers and the steps that a resume repeated. Scores and
+    the ε reported as `epsilon`, which counts noised numbers and the steps that a resume repeated; where R of
+    these are charged in advance, also if restarts follow what was seen (docs/theory/restarts.md). Scores and
     by-products pass through `dpgcl_core.release.metrics.visible`, so with private records only releasable
     ones are returned.
 
@@ -125,7 +126,7 @@ def train(
     Raises:
       ConfigError: the network mixes records, a name is unknown, or the release policy forbids the data
         or their plain randomness.
-      StorageError: a checkpoint is damaged.
+      StorageError: a checkpoint is damaged, or restarts would repeat more steps than are charged in advance.
     """
     workers = workers or SingleWorker()
     run = _prepare(config, data, workers, memory_share)
@@ -313,7 +314,7 @@ def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memor
 
 def _resume(run: _Run, checkpoints: CheckpointFolder | None) -> Attempt:
     if checkpoints is None:
-        return Attempt(num_restarts=0, num_steps_repeated=0, saved_step=0, every_steps=0)
+        return Attempt()
     saved = checkpoints.load()
     if saved is not None:
         run.encoder.load_state_dict(saved.model)
@@ -323,8 +324,9 @@ def _resume(run: _Run, checkpoints: CheckpointFolder | None) -> Attempt:
         run.step = saved.step
         run.observer.series, run.observer.final = saved.series, saved.final
     if run.workers.rank > 0:
-        return Attempt(num_restarts=0, num_steps_repeated=0, saved_step=run.step, every_steps=0)
-    return checkpoints.begin_attempt(run.step, run.config.mechanism.num_steps)
+        return Attempt()
+    mechanism = run.config.mechanism
+    return checkpoints.begin_attempt(run.step, mechanism.num_steps, mechanism.num_restart_steps)
 
 
 def _save(run: _Run, checkpoints: CheckpointFolder) -> None:
@@ -372,8 +374,6 @@ def _draw_noised_scores(run: _Run, checkpoints: CheckpointFolder | None) -> bool
     data, final = run.data, run.observer.final
     if data.index is None or data.scored is None or run.workers.rank > 0 or holds_noised_scores(final):
         return False
-    if checkpoints:
-        checkpoints.begin_scoring()
     generator = run.randomness.generator(run.step, "score noise")
     drawn = noised_scores(
         run.released,
@@ -383,6 +383,7 @@ def _draw_noised_scores(run: _Run, checkpoints: CheckpointFolder | None) -> bool
         generator,
         run.device,
         num_summed=run.randomness.num_summed_normals,
+        before_drawing=checkpoints.begin_scoring if checkpoints else None,
     )
     final.update(run.observer.visible(drawn))
     return True
@@ -393,7 +394,11 @@ def _finish(run: _Run, attempt: Attempt, timing: dict[str, float], num_scorings:
         return TrainingResult(metrics={}, series={}, encoder=run.released)
     started = time.perf_counter()
     scores = _scores(run)
-    num_steps_charged = run.step + attempt.num_steps_repeated
+    mechanism, num_restarts = run.config.mechanism, attempt.num_restarts
+    if mechanism.num_restart_steps is None:
+        num_steps_charged = run.step + attempt.num_steps_repeated
+    else:  # in advance, for whatever restarts there might have been
+        num_steps_charged, num_restarts, num_scorings = mechanism.num_steps_charged, 0, 1
     charged = {
         "evaluation_seconds": time.perf_counter() - started + run.seconds_scoring,
         "num_steps_done": run.step,
@@ -402,7 +407,7 @@ def _finish(run: _Run, attempt: Attempt, timing: dict[str, float], num_scorings:
     }
     if run.config.guarantee_label == "proven":
         charged["epsilon"] = run.config.epsilon(
-            num_steps_charged, num_restarts=attempt.num_restarts, num_scorings=num_scorings
+            num_steps_charged, num_restarts=num_restarts, num_scorings=num_scorings
         )
     metrics = run.observer.visible(charged | timing | scores | run.observer.final)
     return TrainingResult(metrics=metrics, series=run.observer.series, encoder=run.released)

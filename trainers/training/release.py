@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -89,6 +91,7 @@ def noised_scores(
     device: torch.device | str,
     *,
     num_summed: int = 1,
+    before_drawing: Callable[[], object] | None = None,
 ) -> dict[str, float]:
     """Return the noised accuracies on `scored` by metric name; noise may take them out of [0, 1].
 
@@ -103,11 +106,14 @@ def noised_scores(
       generator: secret.
       device: where the encoder is.
       num_summed: normals summed for the noise of a count, see `dpgcl_core.noise.gaussian`.
+      before_drawing: called when the noise is about to be drawn: what was counted until then is not released.
     """
     multiplier = config.evaluation.score_noise_multiplier
     if multiplier is None:
         return {}
     counts = correct_counts(encoder, index, scored, config, device)
+    if before_drawing is not None:
+        before_drawing()
     noised = {
         name: noised_count(count, multiplier, generator, num_summed=num_summed)
         for name, count in counts.items()

@@ -103,6 +103,7 @@ def _mechanism(options: TrainingOptions, num_records: int, calibration_folder: P
         clipping=given.clipping,
         noise_multiplier=0.0 if without_privacy else noise,
         num_steps=given.num_steps if method.trains else 0,
+        num_restart_steps=given.restart_steps if method.trains else None,
         target_delta=default_delta(n) if given.delta is None else given.delta,
     )
     check_delta(mechanism.target_delta, n)  # those held out are scored: the promise is to them, too

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from dpgcl_core.errors import ConfigError
+from sweeps.service.options.data import DataOptions
 from trainers.config.tree import option
 
 
@@ -61,3 +63,17 @@ class LedgerOptions:
     """The data set's id in the ledger."""
     no_ledger: bool = False
     """Train on private data with no budget ledger; the privacy statement will say so."""
+
+
+def ledger_url(data: DataOptions, options: LedgerOptions) -> str | None:
+    """Return the ledger's address; None without one.
+
+    `$DPGCL_LEDGER` alone does not charge public data, which need no ledger: an id decides.
+    """
+    if options.no_ledger:
+        if options.url is not None:
+            raise ConfigError("give a ledger or no_ledger, not both")
+        return None
+    environment = os.environ.get("DPGCL_LEDGER")
+    wanted = data.are_private or options.dataset_id is not None
+    return options.url or (environment if wanted else None)

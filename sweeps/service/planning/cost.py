@@ -122,7 +122,7 @@ def _open_cost(trials: Sequence[Trial], charged: Mapping[str, Charged], delta: f
 
 def _added_delta(trial: Trial, charged: Charged | None) -> float:
     mechanism = trial.config.mechanism
-    num_steps = max(mechanism.num_steps, charged.num_steps if charged else 0)
+    num_steps = max(mechanism.num_steps_charged, charged.num_steps if charged else 0)
     return mechanism.rules.added_delta(mechanism, num_steps)
 
 
@@ -132,7 +132,7 @@ def _basic_composition(
     kinds: Counter[tuple[Mechanism, int]] = Counter()
     for trial in trials:
         mechanism, drawn = trial.config.mechanism, charged.get(trial.name)
-        num_steps = max(mechanism.num_steps, drawn.num_steps if drawn else 0)
+        num_steps = max(mechanism.num_steps_charged, drawn.num_steps if drawn else 0)
         kinds[replace(mechanism, target_delta=delta / len(trials)), num_steps] += 1
     total = sum(count * mechanism.epsilon(steps) for (mechanism, steps), count in kinds.items())
     return TuningCost(
@@ -195,7 +195,7 @@ def open_trials(trials: Sequence[Trial], charged: Mapping[str, Charged], num_sta
       num_started: trials that may have drawn a step.
     """
     proven = [trial for trial in trials if is_proven(trial)]
-    planned = {trial.name: trial.config.mechanism.num_steps for trial in proven}
+    planned = {trial.name: trial.config.mechanism.num_steps_charged for trial in proven}
     drawn = {name: charged[name].num_steps if name in charged else 0 for name in planned}
     repeated = sum(max(0, drawn[name] - steps) for name, steps in planned.items())
     return OpenTrials(

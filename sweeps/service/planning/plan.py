@@ -23,6 +23,7 @@ from dpgcl_core.mechanism.numbers import default_delta
 from dpgcl_core.mechanism.registry import method_named
 from sweeps.service.options.data import DataOptions
 from sweeps.service.options.release import ReleaseOptions
+from sweeps.service.options.restarts import num_restart_steps
 from sweeps.service.options.scores import visible_scores
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.cost import cost_of, cost_tags
@@ -291,6 +292,7 @@ def _configs(
     found: list[tuple[Point, TrainingConfig]] = []
     device, held_out = _device(options), options.evaluation.score_on_held_out
     private, is_open = options.data.are_private, options.release.is_open
+    restart_steps = num_restart_steps(options)
     for point in points:
         if point.changes.get("score_on_held_out", held_out) != held_out:
             raise ConfigError(
@@ -298,12 +300,13 @@ def _configs(
                 f"by all or scored by all; got {held_out} and, at the point {point.label}, "
                 f"{point.changes['score_on_held_out']}"
             )
-        here = changed(options.training(), **{**point.changes, "device": device})
+        restarts = {"restart_steps": restart_steps}  # one number, for one note and one word of them
+        here = changed(options.training(), **{**point.changes, **restarts, "device": device})
         method = method_named(here.mechanism.method)
         if here.mechanism.epsilon == math.inf or method.label == "none":
             if private or not is_open:
                 continue
-            here = changed(here, noise_multiplier=None)
+            here = changed(here, noise_multiplier=None, restart_steps=None)
         if private and method.label == "as-published":
             raise ConfigError(
                 f"{method.name} is as-published: its guarantee does not hold, and it is refused with "

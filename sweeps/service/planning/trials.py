@@ -50,6 +50,8 @@ def is_proven(trial: Trial) -> bool:
 class Charged:
     """What one training of an open sweep may have drawn, what restarts repeated included.
 
+    Where R steps for restarts are charged in advance, so are T + R of them whatever was drawn.
+
     Attributes:
       num_steps: steps.
       num_first_steps: of these, first ones, whose noised SNR is released where the training releases it.
@@ -64,8 +66,10 @@ class Charged:
 def trial_class(trial: Trial, charged: Charged | None = None) -> TrialClass:
     """Return what one training releases, as the accountants see it: what is planned, and charged on top."""
     mechanism, evaluation = trial.config.mechanism, trial.config.evaluation
-    charged = charged or Charged(num_steps=mechanism.num_steps)
-    num_steps, joint = max(mechanism.num_steps, charged.num_steps), None
+    in_advance = mechanism.num_steps_charged
+    charged = charged or Charged(num_steps=in_advance)
+    num_steps, joint = max(in_advance, charged.num_steps), None
+    num_first_steps = max(1 + (mechanism.num_restart_steps or 0), charged.num_first_steps)
     if evaluation.snr_noise_multiplier is not None:
         joint = noised_counts.joint_noise_multiplier(
             mechanism.noise_multiplier, evaluation.snr_noise_multiplier
@@ -75,7 +79,7 @@ def trial_class(trial: Trial, charged: Charged | None = None) -> TrialClass:
         noise_multiplier=mechanism.noise_multiplier,
         num_steps=num_steps,
         joint_noise_multiplier=joint,
-        num_joint_steps=0 if joint is None else min(num_steps, max(1, charged.num_first_steps)),
+        num_joint_steps=0 if joint is None else min(num_steps, num_first_steps),
         score_noise_multiplier=evaluation.score_noise_multiplier,
         num_scores=evaluation.num_noised_scores * max(1, charged.num_scorings),
     )

@@ -20,7 +20,7 @@ from dpgcl_core.ledger.marks import (
     read_mark_above,
 )
 from sweeps.service.options.data import DataOptions, data_path
-from sweeps.service.options.service import LedgerOptions
+from sweeps.service.options.service import LedgerOptions, ledger_url
 from sweeps.service.storage.folder import SweepFolder
 from trainers.data.image_text import image_files, image_folders
 
@@ -152,20 +152,6 @@ def _holds_only(folder: str, known: set[str]) -> bool:
         for root, _, names in os.walk(folder)
         for name in names
     )
-
-
-def ledger_url(data: DataOptions, options: LedgerOptions) -> str | None:
-    """Return the ledger's address; None without one.
-
-    `$DPGCL_LEDGER` alone does not charge public data, which need no ledger: an id decides.
-    """
-    if options.no_ledger:
-        if options.url is not None:
-            raise ConfigError("give a ledger or no_ledger, not both")
-        return None
-    environment = os.environ.get("DPGCL_LEDGER")
-    wanted = data.are_private or options.dataset_id is not None
-    return options.url or (environment if wanted else None)
 
 
 def unit_of(data: DataOptions) -> str:

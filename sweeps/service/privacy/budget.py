@@ -48,7 +48,7 @@ from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial, is_proven, trial_class
 from sweeps.service.privacy.account import bind_images, check_account, unit_of
 from sweeps.service.storage.folder import SweepFolder
-from trainers.files.checkpoint import CheckpointFolder, Grant, read_attempt, read_grant, write_grant
+from trainers.files.checkpoint import CheckpointFolder, Grant, read_grant, write_grant
 
 CONFIRM_EVERY_SECONDS = 5.0
 SNR, SCORES = "/snr", "/scores"
@@ -201,8 +201,11 @@ class SweepBudget:
         grant = read_grant(self.checkpoint_folder(name))
         if grant is not None:
             total = int(metrics["num_steps_charged"]) + grant.num_steps_lost
-            if SNR in held and not grant.num_steps_lost:  # of lost attempts nobody knows the first steps
-                first = max(1 + int(metrics.get("num_restarts", 0)), total - held[""].num_steps)
+            counted = self.folder.drawn(name)
+            if (
+                SNR in held and counted is not None and not grant.num_steps_lost
+            ):  # else nobody knows the first
+                first = max(counted.num_attempts, total - held[""].num_steps)
                 executed[SNR] = min(held[SNR].num_steps, first)
             executed[""] = max(0, total - executed.get(SNR, 0))
         for part, reservation in held.items():
@@ -237,7 +240,7 @@ class SweepBudget:
         """Reserve what one more attempt may draw in all, and grant its steps."""
         path, num_steps = self.checkpoint_folder(trial.name), trial.config.mechanism.num_steps
         before, starts = read_grant(path), self.folder.starts(trial.name)
-        begun = read_attempt(path) is not None or starts.num_starts > 0
+        begun = self.folder.drawn(trial.name) is not None or starts.num_starts > 0
         more = dict.fromkeys(held, 0)
         if SNR in held and (before is None or begun):
             more[SNR] = 1  # one more attempt draws a first step
@@ -268,7 +271,7 @@ class SweepBudget:
 
     def _checkpoints(self, trial: Trial) -> CheckpointFolder:
         every = trial.config.performance.checkpoint_every_steps
-        return CheckpointFolder(self.checkpoint_folder(trial.name), every_steps=every)
+        return self.folder.checkpoints(trial.name, every_steps=every)
 
     def _take_back(self, name: str) -> None:
         """Grant no step; what is known to be lost, and the scorings that are paid for, stay."""

@@ -15,7 +15,7 @@ from sweeps.service.planning.trials import Charged, Trial, is_proven, trial_clas
 from sweeps.service.privacy.budget import NO_LEDGER
 from sweeps.service.storage.folder import SweepFolder
 from trainers.data.dataset import modality_of
-from trainers.files.checkpoint import read_attempt, read_grant
+from trainers.files.checkpoint import read_grant
 
 STATEMENT = "privacy_statement"
 
@@ -37,19 +37,19 @@ def what_one_drew(trial: Trial, folder: SweepFolder, result: Mapping[str, Any] |
     one, and as many scorings may have been among them as starts or as whole trainings.
     """
     path, planned = folder.checkpoint_folder(trial.name), trial.config.mechanism.num_steps
-    attempt, grant, starts = read_attempt(path), read_grant(path), folder.starts(trial.name)
+    counted, grant, starts = folder.drawn(trial.name), read_grant(path), folder.starts(trial.name)
     lost_by_grant = grant.num_steps_lost if grant is not None else 0
     lost = max(lost_by_grant, starts.num_lost * planned)
     if result is not None:
-        metrics = result["metrics"]
-        num_steps, num_restarts = int(metrics["num_steps_charged"]), int(metrics.get("num_restarts", 0))
-    elif attempt is not None:
-        num_steps, num_restarts = planned + attempt.num_steps_repeated, attempt.num_restarts
+        num_steps = int(result["metrics"]["num_steps_charged"])
+        num_restarts = max(0, num_steps - planned) if counted is None else counted.num_attempts - 1
+    elif counted is not None:
+        num_steps, num_restarts = counted.num_steps, counted.num_attempts - 1
     elif lost:  # a grant says that another attempt may have begun since
         num_steps, num_restarts = planned if lost_by_grant else 0, 0
     else:
         return None
-    num_scorings = max(1, attempt.num_scorings) if attempt is not None else 1 + num_restarts
+    num_scorings = max(1, counted.num_scorings) if counted is not None else 1 + num_restarts
     return Charged(
         num_steps=num_steps + lost,
         num_first_steps=min(num_steps + lost, 1 + num_restarts + lost),

@@ -59,7 +59,7 @@ from sweeps.service.running.terminal import duration, say
 from sweeps.service.running.tune import Stopped
 from sweeps.service.storage.folder import SweepFolder, config_hash, write_json
 from trainers.export.finished import PUBLISHED, released_state
-from trainers.files.checkpoint import CheckpointFolder, read_attempt
+from trainers.files.checkpoint import CheckpointFolder
 from trainers.files.weights import write_weights
 from trainers.tracking.runs import SEALED_TIME_MS, Tracker
 
@@ -383,12 +383,11 @@ class SealedSweep:
     def _count_interrupted(self, trials: Sequence[Trial]) -> None:
         """Keep a worst score for each trial that had begun when an earlier process ended.
 
-        Begun is what was started: its checkpoints may be lost.
+        Begun is what was started: its checkpoints and its count may be lost.
         """
         trusted, done = self._folder.trusted, self._finished()
         for trial in trials:
-            attempt = read_attempt(trusted.checkpoint_folder(trial.name))
-            begun = attempt is not None or trusted.starts(trial.name).num_starts > 0
+            begun = trusted.drawn(trial.name) is not None or trusted.starts(trial.name).num_starts > 0
             if begun and trial.name not in done:
                 self._keep(trial.name, {"failed": "interrupted; a repetition would not be independent"})
 

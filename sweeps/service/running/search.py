@@ -25,7 +25,7 @@ from sweeps.service.planning.trials import Charged, Point, Trial, is_proven
 from sweeps.service.privacy.budget import SweepBudget
 from sweeps.service.running.proposals import Proposals
 from sweeps.service.running.sweep import Figure, OpenSweep
-from sweeps.service.running.terminal import say
+from sweeps.service.running.terminal import say, steps_text
 from sweeps.service.running.tune import RaySession, run_trials
 from sweeps.service.storage.calibrations import CalibrationCache
 from sweeps.service.storage.folder import SweepFolder, config_hash, write_json
@@ -88,7 +88,11 @@ class SearchSweep(OpenSweep):
         for trial in self._begun:
             if trial.name in done:
                 self._proposals.tell(trial.params["trial_number"], done[trial.name]["metrics"])
-        self._begun = [trial for trial in self._begun if trial.name not in done]
+        left_out = self._left_out(done)
+        for trial in self._begun:
+            if trial.name in left_out:
+                self._proposals.tell(trial.params["trial_number"], None)
+        self._begun = [trial for trial in self._begun if trial.name not in done.keys() | left_out.keys()]
         return super().run(opened, figure)
 
     def next_trial(self) -> Trial:
@@ -188,7 +192,7 @@ def print_search(plan: SearchPlan) -> None:
     config, options = plan.trials[0].config, plan.options
     mechanism = config.mechanism
     say(
-        f"n = {plan.num_records_public}, q = {mechanism.sampling_prob:.5g}, T = {mechanism.num_steps}, "
+        f"n = {plan.num_records_public}, q = {mechanism.sampling_prob:.5g}, {steps_text(mechanism)}, "
         f"to {mechanism.neighboring_relation}"
     )
     say(f"{options.num_trials} trials by {options.sampler}, for {', '.join(options.objectives)}, over")

@@ -67,6 +67,7 @@ from sweeps.service.running.tune import (
 from sweeps.service.storage.calibrations import CalibrationCache, calibrations
 from sweeps.service.storage.folder import SweepFolder, config_hash, find_folder
 from sweeps.service.storage.runs import tracking_address
+from trainers.config.training import TrainingConfig
 from trainers.data.dataset import TrainingData
 from trainers.files.storage import check_writable, storage_root
 from trainers.tracking.runs import Tracker
@@ -298,7 +299,9 @@ class OpenSweep:
 
     def run(self, opened: Future[Tracker], figure: Figure | None) -> int:
         done = self.results()
-        remaining = [trial for trial in self._plan.trials if trial.name not in done]
+        left_out = self._left_out(done)
+        over = done.keys() | left_out.keys()
+        remaining = [trial for trial in self._plan.trials if trial.name not in over]
         failed: dict[str, str] = {}
         try:
             if remaining:
@@ -312,11 +315,27 @@ class OpenSweep:
             self._close("KILLED")
             name = signal.Signals(stopped.signal_number).name
             say(f"stopped by {name}; continue with --resume --name {self._folder.name}")
-            every = self._plan.trials[0].config.performance.checkpoint_every_steps
-            steps = count(every, "repeated step")
-            say(f"note: an interrupted private training is charged up to {steps} on top")
+            say(f"note: {_stop_note(self._plan.trials[0].config)}")
             return 128 + stopped.signal_number
+        for name, why in left_out.items():
+            say(f"{name}: {why}")
         return self._end(failed, figure)
+
+    def _left_out(self, done: Mapping[str, Any]) -> dict[str, str]:
+        """Return the trainings that no attempt may continue any more, by name, and why.
+
+        What the others release is charged for all trainings, these included, so they go on without them.
+        """
+        found = {}
+        for name, trial in self._trials.items():
+            mechanism = trial.config.mechanism
+            if name in done or not self._folder.starts(name).num_starts:
+                continue
+            every = trial.config.performance.checkpoint_every_steps
+            known = self._folder.checkpoints(name, every_steps=every)
+            if why := known.refusal(mechanism.num_steps, mechanism.num_restart_steps):
+                found[name] = why
+        return found
 
     def _train(self, session: RaySession, remaining: Sequence[Trial]) -> dict[str, str]:
         return run_trials(session, self._plan, self._folder, remaining, self._on_result, self._budget)
@@ -464,6 +483,16 @@ class OpenSweep:
             self._tracker.finish_sweep(self._parent, status)
         except TrackingError as error:
             say(f"warning: {error}")
+
+
+def _stop_note(config: TrainingConfig) -> str:
+    """What a stop costs."""
+    restarts = config.mechanism.num_restart_steps
+    if restarts is None:
+        steps = count(config.performance.checkpoint_every_steps, "repeated step")
+        return f"an interrupted private training is charged up to {steps} on top"
+    steps = count(restarts, "repeated step")
+    return f"{steps} of each training, charged in advance: one that would repeat more is left out"
 
 
 def _with_lost(trial: Trial, metrics: dict[str, float], drawn: Charged | None) -> dict[str, float]:

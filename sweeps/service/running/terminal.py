@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from dpgcl_core.addresses import masked_text
+from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.release.statement import epsilon_text, rounded_up
 from sweeps.service.options.release import ReleaseOptions
 from sweeps.service.options.scores import shown_scores
@@ -31,7 +32,7 @@ def print_plan(plan: SweepPlan) -> None:
     mechanism = plan.trials[0].config.mechanism
     relations = sorted({trial.config.mechanism.neighboring_relation for trial in plan.trials})
     say(
-        f"n = {plan.num_records_public}, q = {mechanism.sampling_prob:.5g}, T = {mechanism.num_steps}, "
+        f"n = {plan.num_records_public}, q = {mechanism.sampling_prob:.5g}, {steps_text(mechanism)}, "
         f"δ = {rounded_up(mechanism.target_delta, 4)}, to {' or '.join(relations)}"
     )
     rows = {}
@@ -84,6 +85,12 @@ def count(number: int, noun: str) -> str:
     ('1 trial', '2 trials')
     """
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def steps_text(mechanism: Mechanism) -> str:
+    """Return T, and R where steps for restarts are charged in advance."""
+    restarts = mechanism.num_restart_steps
+    return f"T = {mechanism.num_steps}" + (f", R = {restarts} for restarts" if restarts else "")
 
 
 def duration(seconds: float) -> str:

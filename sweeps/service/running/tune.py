@@ -417,6 +417,7 @@ def _ray_trial(
         name=trial.name,
         config=trial.config,
         checkpoint_folder=folder.checkpoint_folder(trial.name),
+        count_file=folder.count_file(trial.name),
         ray_folder=folder.path / "ray"
         if trial.config.performance.num_workers > 1
         else session.scratch / "train",

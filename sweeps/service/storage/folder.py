@@ -9,7 +9,9 @@ Everything lies under one absolute storage folder:
                                  and the head of that ledger after the last charge
     sweeps/NAME/trials/*.json    one file per finished trial: the truth a resume starts from
     sweeps/NAME/checkpoints/     one folder per trial
-    sweeps/NAME/started/*.json   how often each trial was started: what tells that its checkpoints are lost
+    sweeps/NAME/drawn/*.json     the steps of each trial, counted before they are drawn; apart from the
+                                 checkpoints, so that older ones put back do not take the count back
+    sweeps/NAME/started/*.json   how often each trial was started: what tells that its count is lost
     sweeps/NAME/*.png *.html …   the figure and its table
 """
 
@@ -30,12 +32,12 @@ from filelock import FileLock, Timeout
 
 from dpgcl_core.errors import StorageError
 from trainers.config.training import PerformanceConfig, TrainingConfig
-from trainers.files.checkpoint import read_attempt, sync_folder
+from trainers.files.checkpoint import CheckpointFolder, Drawn, read_drawn, sync_folder, write_drawn
 
 CONFIG_FILE = "config.yaml"
-LAYOUT = 2
+LAYOUT = 3
 """Of a sweep's folder; one of another layout is not continued."""
-_TRACES = ("trials", "checkpoints", "started", "trusted", "release", "suggested")
+_TRACES = ("trials", "checkpoints", "drawn", "started", "trusted", "release", "suggested")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,7 @@ class Starts:
 
     Attributes:
       num_starts: processes that were let train.
-      num_lost: of these, ones of which the checkpoints know nothing any more; each may have drawn all steps.
+      num_lost: of these, ones of which the count knows nothing any more; each may have drawn all steps.
     """
 
     num_starts: int = 0
@@ -101,6 +103,27 @@ class SweepFolder:
         """Return the folder of a trial's checkpoints."""
         return self.path / "checkpoints" / trial
 
+    def count_file(self, trial: str) -> Path:
+        """Return where a trial's steps are counted before they are drawn."""
+        return self.path / f"drawn/{trial}.json"
+
+    def drawn(self, trial: str) -> Drawn | None:
+        """Return what a trial may have drawn; None where it has drawn nothing, or its count is lost.
+
+        A StorageError tells that the count is damaged.
+        """
+        found = read_drawn(self.count_file(trial))
+        return found if found is not None and found.num_attempts else None
+
+    def checkpoints(self, trial: str, *, every_steps: int, charged: bool = False) -> CheckpointFolder:
+        """Return a trial's checkpoints, with the count that belongs to them."""
+        return CheckpointFolder(
+            self.checkpoint_folder(trial),
+            every_steps=every_steps,
+            charged=charged,
+            count_file=self.count_file(trial),
+        )
+
     def starts(self, trial: str) -> Starts:
         """Return how often a trial was started, and how many of these starts left no trace.
 
@@ -111,13 +134,19 @@ class SweepFolder:
             known = Starts(**json.loads(path.read_text())) if path.is_file() else Starts()
         except (ValueError, TypeError) as error:
             raise StorageError(f"{path} is damaged; restore it, or choose another --name") from error
-        traces = read_attempt(self.checkpoint_folder(trial)) is not None or self._result_file(trial).exists()
+        traces = self.count_file(trial).is_file() or self._result_file(trial).exists()
         return known if traces else dataclasses.replace(known, num_lost=known.num_starts)
 
     def mark_start(self, trial: str) -> None:
-        """Count one more start of a trial, durably, before it can draw a step."""
+        """Count one more start of a trial, durably, before it can draw a step.
+
+        The count of steps lies there first: a process that dies before its first step has drawn none, and
+        a count that is missing later was taken away.
+        """
         known, path = self.starts(trial), self._starts_file(trial)
         with storage_errors(path):
+            if known.num_starts == 0 and not self.count_file(trial).is_file():
+                write_drawn(self.count_file(trial), Drawn())
             path.parent.mkdir(parents=True, exist_ok=True)
             sync_folder(self.path)
             write_json(path, vars(dataclasses.replace(known, num_starts=known.num_starts + 1)))

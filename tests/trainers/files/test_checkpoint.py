@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +17,7 @@ from dpgcl_core.clipping.types import trainable_parameters
 from dpgcl_core.errors import StorageError
 from tests.trainers.conftest import make_config, make_data
 from trainers.files import checkpoint
-from trainers.files.checkpoint import CheckpointFolder
+from trainers.files.checkpoint import Attempt, Checkpoint, CheckpointFolder, Drawn
 from trainers.training import loop
 from trainers.training.loop import train
 
@@ -127,12 +130,12 @@ def test_two_crashes_after_one_checkpoint_are_both_charged(
     assert metrics["num_steps_charged"] == 6 + 2 + 2
 
 
-def test_missing_attempts_file_is_refused_beside_a_checkpoint(
+def test_missing_count_is_refused_beside_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _crashed(monkeypatch, tmp_path, 3)
-    (tmp_path / "attempts.json").unlink()
-    with pytest.raises(StorageError, match="missing beside a checkpoint"):
+    _folder(tmp_path).count_file.unlink()
+    with pytest.raises(StorageError, match=r"count of drawn steps .* is missing"):
         train(make_config(), make_data(), checkpoints=_folder(tmp_path))
 
 
@@ -156,7 +159,9 @@ def test_folder_of_a_killed_process_is_free_again(tmp_path: Path, monkeypatch: p
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     with _folder(tmp_path).held():
-        assert (tmp_path / "lock").exists(), "what the killed process left is not in the way"
+        assert _folder(tmp_path).count_file.with_suffix(".lock").exists(), (
+            "what the killed process left is not in the way"
+        )
 
 
 def test_lost_checkpoint_is_charged_and_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,9 +207,9 @@ def test_damaged_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         train(make_config(), make_data(), checkpoints=_folder(tmp_path))
 
 
-def test_damaged_attempts_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_count_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _crashed(monkeypatch, tmp_path, 3)
-    (tmp_path / "attempts.json").write_text(json.dumps({"attempts": 1}))
+    _folder(tmp_path).count_file.write_text(json.dumps({"attempts": 1}))
     with pytest.raises(StorageError, match="damaged"):
         train(make_config(), make_data(), checkpoints=_folder(tmp_path))
 
@@ -214,3 +219,149 @@ def test_private_checkpoint_holds_no_private_only_number(tmp_path: Path) -> None
     saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     assert saved["series"] == {}
     assert saved["final"] == {}
+
+
+# Restarts that follow what is seen: R steps are charged in advance.
+
+T, R = 6, 2
+
+
+class _Killed(BaseException):
+    """A kill: nothing of the training goes on."""
+
+
+class _Journal:
+    """What really happened, apart from all that the training keeps: the draws, and where it may be killed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.draws = self.at = 0
+        self.die_at: int | None = None
+        self.places: list[str] = []
+        replaced, drawn = Path.replace, loop._draw_groups
+
+        def replace(path: Path, target: Path) -> Path:
+            self._come_to(f"before {Path(target).name}")
+            found = replaced(path, target)
+            self._come_to(f"after {Path(target).name}")
+            return found
+
+        def draw(run):  # type: ignore[no-untyped-def]
+            self.draws += 1
+            self._come_to("draw")
+            return drawn(run)
+
+        monkeypatch.setattr(Path, "replace", replace)
+        monkeypatch.setattr(loop, "_draw_groups", draw)
+
+    def _come_to(self, place: str) -> None:
+        self.at += 1
+        self.places.append(place)
+        if self.at == self.die_at:
+            raise _Killed
+
+    def train(self, path: Path, *, die_at: int | None = None, **changes: object) -> dict[str, float] | str:
+        """Trains until the place of that number; returns the metrics, or why it ended."""
+        self.at, self.die_at = 0, die_at
+        config = make_config(num_steps=T, **{"num_restart_steps": R} | changes)
+        try:
+            return train(config, make_data(private=True), checkpoints=_folder(path)).metrics
+        except _Killed:
+            return "killed"
+        except StorageError as error:
+            return str(error)
+
+
+@pytest.fixture
+def journal(monkeypatch: pytest.MonkeyPatch) -> _Journal:
+    monkeypatch.setattr(loop, "_step", _step_without_gradients)
+    return _Journal(monkeypatch)
+
+
+def _step_without_gradients(run) -> None:  # type: ignore[no-untyped-def]
+    loop._draw_groups(run)
+
+
+def test_kill_at_any_place_leaves_no_draw_uncounted(tmp_path: Path, journal: _Journal) -> None:
+    """At each place between count, draw and checkpoint; then again at each place of the resumed training."""
+    whole = journal.train(tmp_path / "whole")
+    places = list(journal.places)
+    assert {"draw", "before checkpoint.pt", "after checkpoint.pt", "after whole.drawn.json"} <= set(places)
+    assert isinstance(whole, dict)
+    for first in range(1, len(places) + 1):
+        path, journal.draws = tmp_path / str(first), 0
+        assert journal.train(path, die_at=first) == "killed"
+        assert journal.draws <= _folder(path).drawn().num_steps <= T + R
+        resumed = journal.train(path)
+        assert isinstance(resumed, dict), places[first - 1]  # R = one interval pays for one kill anywhere
+        assert journal.draws <= _folder(path).drawn().num_steps <= T + R
+        assert resumed == whole, "what is stated does not follow what was restarted"
+
+
+def test_operator_who_restarts_by_what_is_seen_gets_no_more_than_is_charged(
+    tmp_path: Path, journal: _Journal
+) -> None:
+    """Kill amid steps, as often as it is let: T + R draws at most, and then one line."""
+    told = [journal.train(tmp_path / "one", die_at=place) for place in (9, 3, 3, 3)]
+    drawn = journal.draws
+    assert drawn <= T + R
+    assert told[:2] == ["killed", "killed"]
+    assert all(
+        str(each).startswith("left out: its restarts could repeat 4 steps, and R = 2") for each in told[2:]
+    )
+    assert "\n" not in str(told[-1])
+    assert journal.train(tmp_path / "one") == told[-1]
+    assert journal.draws == drawn
+
+
+def test_older_checkpoint_put_back_does_not_take_the_count_back(tmp_path: Path, journal: _Journal) -> None:
+    path = tmp_path / "one"
+    journal.train(path, die_at=7)
+    shutil.copytree(path, tmp_path / "copy")
+    assert isinstance(journal.train(path), dict)
+    shutil.rmtree(path)
+    shutil.copytree(tmp_path / "copy", path)
+    assert "left out" in str(journal.train(path))
+    assert journal.draws <= T + R
+
+
+def test_two_that_count_together_draw_no_more_than_is_charged(tmp_path: Path) -> None:
+    """Should a lock fail: whoever comes to the end of what is charged stops, though it began in time."""
+    first, second = _folder(tmp_path), _folder(tmp_path)
+    first.begin_attempt(0, T, R)
+    second.begin_attempt(0, T, R)
+    state = Checkpoint(step=2, model={}, optimizer={}, series={}, final={})
+    first.save(state)
+    second.save(state)
+    with pytest.raises(StorageError, match="another process trains here"):
+        first.save(replace(state, step=4))
+    assert first.drawn().num_steps == T + R
+
+
+def test_no_restart_steps_refuse_every_repetition(tmp_path: Path, journal: _Journal) -> None:
+    journal.train(tmp_path / "one", die_at=9, num_restart_steps=0)
+    assert "could repeat 2 steps, and R = 0" in str(journal.train(tmp_path / "one", num_restart_steps=0))
+
+
+def test_steps_for_restarts_are_in_epsilon_whether_drawn_or_not(tmp_path: Path, journal: _Journal) -> None:
+    metrics = journal.train(tmp_path / "one")
+    assert isinstance(metrics, dict)
+    assert metrics["num_steps_charged"] == T + R
+    assert metrics["epsilon"] == make_config(num_steps=T + R).mechanism.epsilon()
+    assert "num_restarts" not in metrics  # private: a crash may come of the records
+
+
+def test_noise_for_a_target_is_that_of_the_steps_for_restarts_too() -> None:
+    mechanism = make_config(num_steps=T, num_restart_steps=R).mechanism.calibrated(5.0)
+    assert (
+        mechanism.noise_multiplier == make_config(num_steps=T + R).mechanism.calibrated(5.0).noise_multiplier
+    )
+    assert mechanism.epsilon() <= 5.0 < mechanism.epsilon(T + R + 1)
+
+
+def test_second_worker_counts_and_draws_nothing(tmp_path: Path) -> None:
+    """Of two workers the first one alone draws, so it alone counts."""
+    folder = _folder(tmp_path / "one")
+    second = SimpleNamespace(workers=SimpleNamespace(rank=1), step=0)
+    assert loop._resume(second, folder) == Attempt()  # type: ignore[arg-type]
+    loop._save(second, folder)  # type: ignore[arg-type]
+    assert folder.drawn() == Drawn()

@@ -5,6 +5,9 @@ draws is counted by a journal that gets its byte before each draw (`tests.traine
 kills come at a random time, half at a random event: before or after a durable write, a row of the ledger or
 its commit, or at a draw; they hit everything, the driver alone (its training goes on for a while), or the
 training's process alone. The few kills of `.ci/run` come at places that DPGCL_TEST_SEED chooses.
+
+Others are charged to no ledger but for R repeated steps in advance: however they are killed, no training
+draws more than T + R, and what is stated is what an undisturbed sweep states.
 """
 
 from __future__ import annotations
@@ -25,16 +28,17 @@ import pytest
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from tests.sweeps.support import ROOT
-from tests.trainers.crashing import ALL, DRIVER, EVERY_STEPS, NUM_STEPS, WORKER, Request
+from tests.trainers.crashing import ALL, DRIVER, EVERY_STEPS, NUM_STEPS, RESTART_STEPS, WORKER, Request
+from trainers.files.checkpoint import read_drawn
 
 TRIALS = ("S4-Na1-private-r0", "S4-Na1-private-r1")
 SEED = int(os.environ.get("DPGCL_TEST_SEED") or secrets.randbelow(10**6))
 
 # Where a crash is most likely to hide a charge; the random ones may miss them.
 AIMED = (
-    *("draw", "after grant.json", "before ledger commit", "after ledger commit", "after attempts.json"),
-    *("before checkpoint.pt", "after checkpoint.pt", "before S4-Na1-private-r0.json"),
-    *("after S4-Na1-private-r0.json", "before ledger row"),
+    *("draw", "after grant.json", "before ledger commit", "after ledger commit"),
+    *("after drawn/S4-Na1-private-r0.json", "before checkpoint.pt", "after checkpoint.pt"),
+    *("before trials/S4-Na1-private-r0.json", "after trials/S4-Na1-private-r0.json", "before ledger row"),
 )
 
 Ask = Callable[[Request], dict[str, Any]]
@@ -240,3 +244,50 @@ def test_kills_made_steps_repeat(killed: Killed) -> None:
     """Otherwise nothing above could have failed."""
     drawn = [sweep.drawn(trial) for sweep in killed.sweeps for trial in TRIALS]
     assert max(drawn) > NUM_STEPS
+
+
+def counted(sweep: Sweep) -> dict[str, tuple[int, int]]:
+    """Of each training the draws by its journal, and what its count says."""
+    found = {}
+    for trial in TRIALS:
+        drawn = sweep.drawn(trial)  # first: what is drawn meanwhile was counted before
+        count = read_drawn(sweep.folder / f"sweeps/one/drawn/{trial}.json")
+        found[trial] = drawn, count.num_steps if count is not None else 0
+    return found
+
+
+def stated(sweep: Sweep) -> dict[str, Any]:
+    """What the sweep's statement says it costs."""
+    statement = json.loads((sweep.folder / "sweeps/one/privacy_statement.json").read_text())
+    return statement["cost"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("num_sweeps", "num_kills"),
+    [
+        pytest.param(2, 3, marks=pytest.mark.ci, id="few"),
+        pytest.param(10, 4, marks=pytest.mark.long, id="many"),
+    ],
+)
+def test_sweeps_without_a_ledger_draw_and_state_what_is_charged_in_advance(
+    num_sweeps: int, num_kills: int, ask: Ask, tmp_path: Path
+) -> None:
+    print(f"DPGCL_TEST_SEED={SEED}")
+    draw, whole = random.Random(SEED), make_sweep(tmp_path / "whole")
+    assert ask(Request(folder=str(whole.folder), resume=False, paid=False))["code"] == 0
+    for number in range(num_sweeps):
+        sweep, left = make_sweep(tmp_path / str(number)), num_kills
+        while left > -3 and sweep.code != 0:
+            kill: dict[str, Any] = {
+                "die_at": draw.randint(1, 45),
+                "victim": draw.choice([ALL, DRIVER, WORKER]),
+            }
+            request = Request(
+                folder=str(sweep.folder), resume=sweep.begun(), paid=False, **(kill if left > 0 else {})
+            )
+            sweep.code, left = ask(request)["code"], left - 1
+            for drawn, count in counted(sweep).values():
+                assert drawn <= NUM_STEPS + RESTART_STEPS, (SEED, sweep.events())
+                assert drawn <= count or count == 0 == drawn, (SEED, sweep.events())
+        assert sweep.code == 0, (SEED, (sweep.folder / "said").read_text())
+        assert stated(sweep) == stated(whole), SEED

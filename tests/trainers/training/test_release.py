@@ -199,7 +199,7 @@ def test_scoring_is_noted_before_it_is_made(tmp_path: Path, monkeypatch: pytest.
     def die(*given: object, **more: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(loop, "noised_scores", die)
+    monkeypatch.setattr(release, "noised_count", die)
     folder = CheckpointFolder(tmp_path, every_steps=2)
     with pytest.raises(KeyboardInterrupt):
         train(_config(), _data(), checkpoints=folder)
@@ -329,6 +329,7 @@ def test_exception_with_a_private_number_is_told_without_it(
             name="trial",
             config=_config(),
             checkpoint_folder=tmp_path / str(public),
+            count_file=tmp_path / f"{public}.json",
             ray_folder=tmp_path,
             code_root=None,
             gpus_per_worker=0.0,

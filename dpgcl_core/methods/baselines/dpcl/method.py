@@ -127,7 +127,7 @@ class Dpcl(Method):
         found = calibrate_fixed_size(
             num_records=numbers.num_records_public,
             batch_size=batch_size(numbers),
-            num_steps=numbers.num_steps,
+            num_steps=numbers.num_steps_charged,
             target_epsilon=target_epsilon,
             target_delta=numbers.target_delta,
             shares=(1.0,) * self.num_mechanisms,

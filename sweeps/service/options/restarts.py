@@ -1,0 +1,46 @@
+"""How many steps of a training restarts may repeat, and whether ε has them in advance.
+
+What is charged as it comes is no (ε, δ) statement once somebody restarts because of what was seen: the number
+of steps then follows the results. So private data are charged R steps in advance (docs/theory/restarts.md),
+except
+
+- with a budget ledger, whose filter holds for adaptive steps and refuses at its cap;
+- in a sealed sweep, which resumes no training: R = 0.
+"""
+
+from __future__ import annotations
+
+from dpgcl_core.errors import ConfigError
+from sweeps.service.options.service import ledger_url
+from sweeps.service.options.sweep import SweepOptions
+
+
+def num_restart_steps(options: SweepOptions) -> int | None:
+    """Return R of every private training of a sweep; None where repeated steps are charged as they come.
+
+    Without a ledger private data have one checkpoint interval unless given. Public data have none: whoever
+    restarts what a statement about public records describes spends nothing.
+
+    Raises:
+      ConfigError: R is given, and negative or of no use.
+    """
+    given = options.mechanism.restart_steps
+    if given is not None and given < 0:
+        raise ConfigError(f"restart_steps must not be negative; got {given}")
+    if not options.release.is_open:
+        if given:
+            raise ConfigError(
+                f"--release {options.release.mode} resumes no training, for one that was stopped counts as "
+                f"the worst score: leave restart_steps out; got {given}"
+            )
+        return 0
+    if ledger_url(options.data, options.ledger) is not None:
+        if given is not None:
+            raise ConfigError(
+                "a budget ledger is charged for repeated steps as they come: leave restart_steps out; got "
+                f"{given}"
+            )
+        return None
+    if given is None and options.data.are_private:
+        return min(options.performance.checkpoint_every_steps, options.mechanism.num_steps)
+    return given
