@@ -211,13 +211,15 @@ class _Around:
 
     right: ClippedSum
     l2_clip_norm: float
+    whole_batch: bool = False
+    needs_draws: bool = False
 
 
 class _MaskLost(_Around):
     def add_clipped_sum(
         self, total: Tensor, model: Any, objective: Any, inputs: Any, generator: Any, complete: Any = None
-    ) -> None:
-        self.right.add_clipped_sum(total, model, objective, inputs, generator, None)
+    ) -> Any:
+        return self.right.add_clipped_sum(total, model, objective, inputs, generator, None)
 
 
 class _EachRecordClipped(_Around):
@@ -225,8 +227,9 @@ class _EachRecordClipped(_Around):
 
     def add_clipped_sum(
         self, total: Tensor, model: Any, objective: Any, inputs: Any, generator: Any, complete: Any = None
-    ) -> None:
-        self.right.add_clipped_sum(total, model, objective, inputs.flatten(0, 1)[:, None], generator)
+    ) -> Any:
+        shares = inputs.flatten(0, 1)[:, None]
+        return self.right.add_clipped_sum(total, model, objective, shares, generator)
 
 
 class _MeanClipped(_Around):
@@ -234,10 +237,12 @@ class _MeanClipped(_Around):
 
     def add_clipped_sum(
         self, total: Tensor, model: Any, objective: Any, inputs: Any, generator: Any, complete: Any = None
-    ) -> None:
+    ) -> Any:
         mean = torch.zeros_like(total)
-        self.right.add_clipped_sum(mean, model, objective, inputs.mean(0, keepdim=True), generator)
+        whole = inputs.mean(0, keepdim=True)
+        report = self.right.add_clipped_sum(mean, model, objective, whole, generator)
         total += len(inputs) * mean
+        return report
 
 
 class _LargestClipped(_Around):
@@ -245,11 +250,10 @@ class _LargestClipped(_Around):
 
     def add_clipped_sum(
         self, total: Tensor, model: Any, objective: Any, inputs: Any, generator: Any, complete: Any = None
-    ) -> None:
+    ) -> Any:
         largest = inputs.flatten(2).sum(1).norm(dim=1).max()
-        self.right.add_clipped_sum(
-            total, model, objective, inputs * (self.l2_clip_norm / largest), generator, complete
-        )
+        scaled = inputs * (self.l2_clip_norm / largest)
+        return self.right.add_clipped_sum(total, model, objective, scaled, generator, complete)
 
 
 class _BatchNormalised(_Around):
@@ -257,10 +261,10 @@ class _BatchNormalised(_Around):
 
     def add_clipped_sum(
         self, total: Tensor, model: Any, objective: Any, inputs: Any, generator: Any, complete: Any = None
-    ) -> None:
+    ) -> Any:
         spread = inputs - inputs.mean((0, 1), keepdim=True)
         normal = 1e3 * self.l2_clip_norm * spread / (spread.square().mean((0, 1), keepdim=True) + 1e-5).sqrt()
-        self.right.add_clipped_sum(total, model, objective, normal, generator, complete)
+        return self.right.add_clipped_sum(total, model, objective, normal, generator, complete)
 
 
 def _through(rule: type[_Around]) -> Callable[[Step, Mechanism], Step]:
