@@ -263,7 +263,8 @@ class _BatchNormalised(_Around):
         self, total: Tensor, model: Any, objective: Any, inputs: Any, generator: Any, complete: Any = None
     ) -> Any:
         spread = inputs - inputs.mean((0, 1), keepdim=True)
-        normal = 1e3 * self.l2_clip_norm * spread / (spread.square().mean((0, 1), keepdim=True) + 1e-5).sqrt()
+        variance = spread.square().mean((0, 1), keepdim=True) + 1.0
+        normal = 1e3 * self.l2_clip_norm * spread / variance.sqrt()
         return self.right.add_clipped_sum(total, model, objective, normal, generator, complete)
 
 

@@ -20,41 +20,36 @@ def _label(case: StepCase) -> str:
     return f"{case.name}: {case.defect_name or 'as written'}"
 
 
-def _num_runs(case: StepCase) -> int:
-    return 2000 if case.defect is defects.LESS_NOISE else 600
-
-
 @pytest.mark.parametrize("defect", [None, defects.NO_NOISE.name, defects.NOISE_OF_TENSORS.name])
 def test_audit_of_the_step_sees_a_planted_defect_and_nothing_else(defect: str | None) -> None:
     """The other defects take longer: the next two tests."""
     case = next(case for case in _ONE if (case.name, case.defect_name) == ("one-worker", defect))
-    (result,) = audit_steps([case], num_runs=200, seed=1)
+    (result,) = audit_steps([case], num_runs=400, seed=1)
     assert result.as_expected
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("case", _ONE, ids=_label)
 def test_every_defect_of_the_step_on_one_worker_is_seen(case: StepCase) -> None:
-    (result,) = audit_steps([case], num_runs=_num_runs(case), seed=1)
+    (result,) = audit_steps([case], seed=0)
     assert result.as_expected
 
 
 @pytest.mark.ci
 def test_every_defect_of_the_step_on_two_workers_is_seen() -> None:
-    results = audit_steps(_TWO, num_runs=2000, seed=1)
+    results = audit_steps(_TWO, seed=0)
     assert [result.defect for result in results if not result.as_expected] == []
-    assert len(results) == 6
+    assert len(results) == 5
 
 
 def test_secret_audit_of_the_step_trains_on_private_records() -> None:
     """Without a seed the step draws from the cryptographic stream, and nothing but its iterates is seen."""
-    results = [audit_steps(_ONE[:1], num_runs=200)[0] for _ in range(2)]
-    assert results[0] != results[1]
-    assert all(result.noise_as_claimed for result in results)
+    (result,) = audit_steps(_ONE[:1], num_runs=200)
+    assert result.noise_as_claimed
 
 
 def test_command_prints_every_row(capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["--only", "empty-steps", "--runs", "200", "--seed", "1", "--json"])
+    code = main(["--only", "empty-steps", "--runs", "400", "--seed", "1", "--json"])
     rows = json.loads(capsys.readouterr().out)
     assert [row["defect"] for row in rows] == [None, defects.QUIET_EMPTY.name]
     assert code == 0
