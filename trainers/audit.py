@@ -153,7 +153,6 @@ class _CraftedTask(Task[Crafted]):
 
 
 _TASK = _CraftedTask()
-register(_TASK)
 
 
 def _weights(network: Crafted) -> Tensor:
@@ -445,10 +444,12 @@ def _released(case: StepCase, num_runs: int, has_canary: bool, seed: int | None,
     for turn, row in enumerate(rows):
         share = -(-num_runs // len(rows))
         parts.append(_one_training(case, share, row, None if seed is None else 100 * seed + turn, inner))
-    return Released(
-        np.concatenate([part.noisy for part in parts])[:num_runs],
-        np.concatenate([part.clean for part in parts])[:num_runs],
+    # Rows take turns, so that each part of the runs that is judged by itself has all of them.
+    noisy, clean = (
+        np.stack([getattr(part, name) for part in parts], axis=1).reshape(-1, *parts[0].noisy.shape[1:])
+        for name in ("noisy", "clean")
     )
+    return Released(noisy[:num_runs], clean[:num_runs])
 
 
 def _one_training(
@@ -471,6 +472,7 @@ def _one_training(
         noise_repeats_for=num_steps if case.repeated_noise else 0,
     )
     size = mechanism.group_size
+    register(_TASK)
     _TASK.gradient = partial(case.worst, group_size=int(size), dim=_DIM)
     workers = case.workers(inner, config)
     records = _records(case.num_records, canary_row)
