@@ -347,6 +347,7 @@ class StepCase:
       repeated_noise: whether all steps of a run get the same noise.
       defect_name: in the table; None for the code as written.
       breaks_claim: whether the defect costs more than is claimed.
+      runs_factor: multiplies the number of runs, for a case that needs many.
     """
 
     name: str
@@ -359,6 +360,7 @@ class StepCase:
     repeated_noise: bool = False
     defect_name: str | None = None
     breaks_claim: bool = True
+    runs_factor: int = 1
 
     @property
     def claim(self) -> Claim:
@@ -386,18 +388,22 @@ def standard_cases() -> tuple[StepCase, ...]:
     one = StepCase(name="one-worker", mechanism=_PAIRS, num_records=6)
     # A claim that few runs refute where the noise is 0.7 of it.
     little = dataclasses.replace(
-        one, name="little-noise", mechanism=dataclasses.replace(_PAIRS, noise_multiplier=0.5)
+        one,
+        name="little-noise",
+        mechanism=dataclasses.replace(_PAIRS, noise_multiplier=0.5),
+        runs_factor=4,
     )
     many = StepCase(
         name="six-groups",
         mechanism=dataclasses.replace(_PAIRS, num_records_public=13, target_delta=0.07),
         num_records=12,
+        runs_factor=2,
     )
     order = dataclasses.replace(one, name="order", worst=in_order)
     steps = dataclasses.replace(
         one, name="two-steps", mechanism=dataclasses.replace(_PAIRS, num_steps=2, noise_multiplier=1.5)
     )
-    short = StepCase(name="short-rest", mechanism=_PAIRS, num_records=2)
+    short = StepCase(name="short-rest", mechanism=_PAIRS, num_records=2, runs_factor=4)
     growing = StepCase(name="one-more-group", mechanism=_PAIRS, num_records=3)
     empty = StepCase(name="empty-steps", mechanism=_PAIRS, num_records=1)
     two = dataclasses.replace(one, name="two-workers", num_workers=2)
@@ -502,7 +508,7 @@ def audit_steps(
 
     Args:
       cases: some of `standard_cases`; those on two workers start their two processes once.
-      num_runs: on each data set.
+      num_runs: on each data set, times the case's factor.
       confidence: of each row's bound.
       seed: of all draws; the operating system's unless given.
 
@@ -529,6 +535,7 @@ def audit_steps(
 
 
 def _both(case: StepCase, num_runs: int, seed: int | None, inner: Workers) -> tuple[Released, Released]:
+    num_runs *= case.runs_factor
     seeds = (None, None) if seed is None else (2 * seed, 2 * seed + 1)
     return (
         _released(case, num_runs, False, seeds[0], inner),

@@ -143,7 +143,11 @@ class _RestKept:
         permuted = permutation.permutation(sample)
         rest = len(sample) % self.group_size
         missing = self.group_size - rest if rest else 0
-        filling = np.resize(permuted, missing) if self.filled and rest else np.full(missing, NO_MEMBER)
+        filling = np.full(missing, NO_MEMBER)
+        if self.filled and rest:
+            filling = np.resize(permuted, missing)
+        elif not self.complete and rest:  # any row that exists
+            filling = np.repeat(permuted[-1:], missing)
         rows = np.concatenate([permuted, filling]).reshape(-1, self.group_size)
         complete = np.ones(len(rows), dtype=np.bool_)
         if rest:

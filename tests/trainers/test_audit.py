@@ -28,8 +28,11 @@ def test_audit_of_the_step_sees_a_planted_defect_and_nothing_else(defect: str | 
     assert result.as_expected
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("case", _ONE, ids=_label)
+def _marked(case: StepCase) -> object:
+    return pytest.param(case, marks=pytest.mark.ci if case.runs_factor == 1 else pytest.mark.long)
+
+
+@pytest.mark.parametrize("case", map(_marked, _ONE), ids=map(_label, _ONE))
 def test_every_defect_of_the_step_on_one_worker_is_seen(case: StepCase) -> None:
     (result,) = audit_steps([case], seed=0)
     assert result.as_expected
