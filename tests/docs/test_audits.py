@@ -14,7 +14,7 @@ PAGE = (ROOT / "docs/audits.md").read_text(encoding="utf-8")
 
 def _rows(command: str) -> dict[str, tuple[str, str]]:
     """The noise and the verdict of each row of a command's table."""
-    table = PAGE.split(f"<!-- {command} -->\n")[1].split("\n<!-- end -->")[0].splitlines()[2:]
+    table = PAGE.split(f"<!-- {command} -->\n")[1].split("<!-- end -->")[0].strip().splitlines()[2:]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
     return {row[0]: (row[3], row[4]) for row in cells}
 
