@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, special, stats
+from scipy import optimize, stats
 
 Values = NDArray[np.float64]
 _NUM_THRESHOLDS = 400
@@ -55,30 +55,10 @@ def epsilon_if_gaussian(fpr: float, fnr: float, delta: float) -> float:
     return 0.0 if excess(0.0) <= 0 else float(optimize.brentq(excess, 0.0, mu * (mu + 40)))
 
 
-Distribution = tuple[Values, Values]
-
-
-def clean_distribution(clean: Values, pooled: bool) -> Distribution:
-    """Return a clean sum's values and log-probabilities; `pooled` adds up the sums of one step's trials."""
-    values, counts = np.unique(np.round(clean.sum(1) if pooled else clean, 9), return_counts=True)
-    return values, np.log(counts / counts.sum())
-
-
-def log_ratio(noisy: Values, distributions: list[Distribution], std: float, pooled: bool) -> Values:
-    """Return each run's log-likelihood ratio, `[runs]`, as if its steps (and trials) were independent."""
-    outputs = (noisy.sum(1) if pooled else noisy).reshape(len(noisy), -1)
-    without, with_canary = (
-        special.logsumexp(logs - (outputs[..., None] - values) ** 2 / (2 * std**2), axis=-1)
-        for values, logs in distributions
-    )
-    ratio: Values = (with_canary - without).sum(1)
-    return ratio
-
-
 def best_threshold(
     negatives: Values, positives: Values, delta: float, confidence: float
 ) -> tuple[float, float]:
-    """Return the threshold with the largest lower bound on the choosing half, and that bound."""
+    """Return the threshold with the largest lower bound on these runs, and that bound."""
     grid = np.linspace(0, 1, _NUM_THRESHOLDS)
     thresholds = np.unique(np.concatenate([np.quantile(negatives, grid), np.quantile(positives, grid)]))
     tail = (1 - confidence) / 2

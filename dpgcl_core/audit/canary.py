@@ -4,21 +4,22 @@
     python -m dpgcl_core.audit --runs 20000 --json
     python -m dpgcl_core.audit --seed 0 --only one-group groups-of-two
 
-The accountant gives an upper bound on ε; an audit gives a lower one. Stages 2, 3, 7 and 8 of a
-`Mechanism` run many times on D and on D' = D + canary, with the worst gradients that the sensitivity allows:
-every group's is −C·e, but +C·e where the canary is in it. Each run's noisy sums are scored by their
-log-likelihood ratio. One half of the runs fits the score and chooses the threshold; the other half, unused
-until then, gives Clopper-Pearson bounds on the two error rates and so, with the stated confidence,
-ε ≥ ln((TPR − δ)/FPR) (Kairouz, Oh and Viswanath 2015; Jagielski, Ullman and Oprea 2020; Nasr et al. 2023).
-Any score gives a valid bound; a poor one gives a loose bound.
+The accountant gives an upper bound on ε; an audit gives a lower one. The stages of a `Mechanism`, from the
+draw of the groups (`Mechanism.group_stage`) through the clipper to noise and divisor, run many times on D and
+on D' = D + canary. Gradients are crafted: a function of a group's members, the worst that was found for a
+class of defects (`dpgcl_core.audit.worst_cases`). The canary lies at another random row in every run, and the
+score takes in whatever differs between the releases on D and on D', so a defect is seen in the canary's own
+group or in any other. How runs become a bound that holds with the stated confidence, and how the law of the
+noise is tested besides, stands in `dpgcl_core.audit.judging` (Kairouz, Oh and Viswanath 2015; Jagielski,
+Ullman and Oprea 2020; Nasr et al. 2023). Any score gives a valid bound; a poor one gives a loose bound.
 
-The code as written must stay below its claim. Three known defects, which are built in here and nowhere else,
-must exceed theirs: noise of half the standard deviation, a short last group that is kept, and one sampler
-seed for several trials. An audit that misses those would prove nothing by finding nothing.
+The code as written must stay below its claim. The known defects of `dpgcl_core.audit.defects` must be seen,
+in the bound or, where one costs accuracy alone, in the noise. An audit that misses those would prove nothing
+by finding nothing.
 
-All data are synthetic. Views, network and optimizer are outside the audit: they come before the crafted
+All data are synthetic. Views, network and optimizer are outside this audit: they come before the crafted
 gradient or after the noise. So is the training loop's fresh seeding of every step: for speed, one generator
-of each purpose serves all runs, and sampler and noise draw for all of them in one call.
+of each purpose serves all runs. `python -m trainers.audit` puts the training step itself to the same test.
 
 Exit code 0: every row is as expected; 1: one is not; 2: bad input.
 """
@@ -26,39 +27,49 @@ Exit code 0: every row is as expected; 1: one is not; 2: bad input.
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from json import dumps
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from dpgcl_core.audit.bounds import (
-    Values,
-    best_threshold,
-    clean_distribution,
-    clopper_pearson_upper,
-    epsilon_if_gaussian,
-    epsilon_lower_bound,
-    log_ratio,
+from dpgcl_core.audit import defects
+from dpgcl_core.audit.defects import Defect, Step, step_of
+from dpgcl_core.audit.judging import Claim, Released, judge
+from dpgcl_core.audit.result import AuditResult, markdown, table
+from dpgcl_core.audit.worst_cases import (
+    CANARY,
+    NOBODY,
+    Crafted,
+    GroupGradient,
+    crafted_inputs,
+    foreign,
+    in_order,
+    members_of,
+    partners,
 )
-from dpgcl_core.audit.result import AuditResult, table
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.mechanism.method import Method
-from dpgcl_core.noise.gaussian import GaussianNoise
+from dpgcl_core.methods.in_groups import ClippedGroups
 from dpgcl_core.noise.sources import Draws, DrawSource, SecretRandomness, SeededNonPrivateRandomness
-from dpgcl_core.sampling.groups import BATCH, Grouper
-
-HALF_NOISE, SHORT_GROUP, SHARED_SAMPLER = "half-noise", "short-group-kept", "shared-sampler-seed"
-DEFECTS = (HALF_NOISE, SHORT_GROUP, SHARED_SAMPLER)
+from dpgcl_core.sampling.groups import BATCH
+from dpgcl_core.sampling.stage import DrawnGroups
 
 MIN_RUNS, DEFAULT_RUNS = 200, 4000
-_NOBODY = np.iinfo(np.int64).max  # pads a short group; like the canary, not below num_records
+
+
+class WorstCase(Protocol):
+    """A gradient for every set of members, see `dpgcl_core.audit.worst_cases`."""
+
+    def __call__(
+        self, members: tuple[int, ...], *, group_size: int | None, dim: int
+    ) -> NDArray[np.float64]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,36 +80,63 @@ class AuditCase:
       name: of the row in the table.
       mechanism: whose stages run, and whose ε is the claim.
       num_records: records of D; D' has the canary besides.
+      worst: the groups' gradients.
+      dim: their coordinates; those that `worst` leaves zero release noise alone.
       num_trials: trainings whose outputs are all released; the claim composes them.
-      defect: one of `DEFECTS`, built in deliberately, or None for the code as written.
+      defect: built in deliberately, or None for the code as written.
       runs_factor: multiplies the number of runs, for a case of few steps that needs many runs.
 
     Raises:
-      ConfigError: the mechanism is not private, a number is out of range or the defect is unknown.
+      ConfigError: the mechanism is not private, clips something else than groups, or a number is out of
+        range.
     """
 
     name: str
     mechanism: Mechanism
     num_records: int
+    worst: WorstCase = foreign
+    dim: int = 1
     num_trials: int = 1
-    defect: str | None = None
+    defect: Defect | None = None
     runs_factor: int = 1
 
     def __post_init__(self) -> None:
         if not self.mechanism.is_private:
             raise ConfigError("an audit needs a claim: noise_multiplier must be positive; got 0")
-        for name in ("num_records", "num_trials", "runs_factor"):
+        if not isinstance(self.mechanism.rules, ClippedGroups):
+            raise ConfigError(
+                "an audit crafts one gradient for each group, and so is for methods that clip groups; got "
+                f"{self.mechanism.method}"
+            )
+        for name in ("num_records", "num_trials", "runs_factor", "dim"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1; got {getattr(self, name)}")
-        if self.defect is not None and self.defect not in DEFECTS:
-            raise ConfigError(unknown_choice("defect", self.defect, DEFECTS))
-        if self.defect == SHORT_GROUP and self.mechanism.group_size == BATCH:
-            raise ConfigError(f"{SHORT_GROUP} needs groups of a fixed size; got group_size = {BATCH!r}")
+        if self.defect in _OF_GROUPS and self.mechanism.group_size == BATCH:
+            raise ConfigError(f"{self.defect.name} needs groups of a fixed size; got {BATCH!r}")
 
     @property
-    def claimed_epsilon(self) -> float:
-        """The ε charged for all trials, at the mechanism's δ."""
-        return self.mechanism.epsilon(self.num_trials * self.mechanism.num_steps)
+    def claim(self) -> Claim:
+        """What is charged for all trials, and the noise that it is charged for."""
+        mechanism = self.mechanism
+        return Claim(
+            epsilon=mechanism.epsilon(self.num_trials * mechanism.num_steps),
+            delta=mechanism.target_delta,
+            noise_std=mechanism.noise().std,
+        )
+
+    @property
+    def gradient(self) -> GroupGradient:
+        """The gradient of a group of these members."""
+        size = self.mechanism.group_size
+        return partial(self.worst, group_size=None if size == BATCH else int(size), dim=self.dim)
+
+
+_OF_GROUPS = (
+    defects.SHORT_GROUP,
+    defects.FILLED_GROUP,
+    defects.MASK_LOST,
+    defects.NOT_PERMUTED,
+)
 
 
 def audit(
@@ -119,145 +157,105 @@ def audit(
     Raises:
       ConfigError: fewer than `MIN_RUNS` runs, or a confidence outside (0, 1).
     """
+    check_numbers(num_runs, confidence)
+    runs = num_runs * case.runs_factor
+    simulator = _Simulator(case, randomness or SecretRandomness())
+    without, with_canary = (simulator.release(runs, has_canary) for has_canary in (False, True))
+    defect = case.defect
+    return judge(
+        case.name,
+        without,
+        with_canary,
+        case.claim,
+        confidence=confidence,
+        defect=None if defect is None else defect.name,
+        must_exceed=defect is not None and defect.breaks_claim,
+    )
+
+
+def check_numbers(num_runs: int, confidence: float) -> None:
+    """Raise ConfigError for too few runs, or a confidence outside (0, 1)."""
     if num_runs < MIN_RUNS:
         raise ConfigError(f"num_runs must be at least {MIN_RUNS}; got {num_runs}")
     if not 0 < confidence < 1:
         raise ConfigError(f"confidence must be in (0, 1); got {confidence}")
-    runs = num_runs * case.runs_factor
-    simulator = _Simulator(case, randomness or SecretRandomness())
-    without, with_canary = (simulator.release(runs, has_canary) for has_canary in (False, True))
-    return _judge(case, without, with_canary, simulator.noise.std, confidence)
-
-
-@dataclass(frozen=True)
-class _Released:
-    """Outputs of all runs, and the clean sums that only an auditor knows, `[runs, trials, steps]`."""
-
-    noisy: Values
-    clean: Values
 
 
 class _Simulator:
     """The stages of a case, with its defect built in."""
 
     def __init__(self, case: AuditCase, randomness: DrawSource) -> None:
-        mechanism = case.mechanism
-        if type(mechanism.rules).group_stage is not Method.group_stage:
-            raise ConfigError(
-                f"{mechanism.method} draws its groups in its own way, and the audit runs sampler and "
-                "grouper: it would audit another mechanism than the one that trains"
-            )
-        self.case = case
-        self.sampler = mechanism.sampler()
-        self.grouper: Grouper = mechanism.grouper()
-        self.noise: GaussianNoise = mechanism.noise()
-        if case.defect == SHORT_GROUP:
-            self.grouper = _ShortGroupKept(int(mechanism.group_size))
-        if case.defect == HALF_NOISE:
-            self.noise = GaussianNoise(std=mechanism.noise().std / 2)
-        # A group's clipped gradient depends on the group alone, so each of the two is clipped once.
-        self.minus, self.plus = (_clipped(mechanism, sign) for sign in (-1.0, 1.0))
+        self._case, self._mechanism = case, case.mechanism
+        self._step: Step = step_of(case.mechanism)
+        if case.defect is not None:
+            self._step = case.defect.plant(self._step, case.mechanism)
         # One generator of each purpose serves all runs: seeding one for each step would be slow.
-        self.sampling, self.permutation, self.noising = (
-            randomness.generator(0, purpose) for purpose in ("sampling", "permutation", "noise")
-        )
+        self._draws = _RunDraws(randomness, self._step.repeats)
+        self._rows = randomness.generator(0, "rows")
+        self._gradient = lru_cache(maxsize=2**16)(case.gradient)
+        self._sums: dict[bytes, Tensor] = {}
+        self._model, self._divisor = Crafted(case.dim), case.mechanism.divisor
 
-    def release(self, runs: int, has_canary: bool) -> _Released:
-        """Return the noisy and the clean sums of `runs` runs."""
-        shape = (runs, self.case.num_trials, self.case.mechanism.num_steps)
-        sums = [self._clean_sum(sample) for sample in self._samples(shape, has_canary)]
-        clean = np.array(sums).reshape(shape)
-        noise = self.noise.draw(clean.size, self.noising).numpy().reshape(shape)
-        return _Released(clean + noise, clean)
+    def release(self, runs: int, has_canary: bool) -> Released:
+        """Return what `runs` runs release, times the claimed divisor."""
+        shape = (runs, self._case.num_trials, self._mechanism.num_steps, self._case.dim)
+        noisy, clean = np.empty(shape), np.empty(shape)
+        members = np.append(np.arange(self._case.num_records), NOBODY)
+        for run in range(runs):
+            self._draws.begin_run()
+            present = members
+            if has_canary:  # at a row of its own in every run
+                row = int(self._rows.random(1)[0] * (self._case.num_records + 1))
+                present = np.insert(members, row, CANARY)
+            for trial, step in np.ndindex(shape[1:3]):
+                noisy[run, trial, step], clean[run, trial, step] = self._one(present, trial, step)
+        return Released(noisy, clean)
 
-    def _samples(self, shape: tuple[int, int, int], has_canary: bool) -> Iterator[NDArray[np.int64]]:
-        """Yield one step's sample after the other, run by run and trial by trial.
+    def _one(
+        self, members: NDArray[np.int64], trial: int, step: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        made, of = self._step, partial(self._draws.of, trial=trial, step=step)
+        drawn = made.stage.draw(len(members) - 1, sampling=of("sampling"), permutation=of("permutation"))
+        total = self._clean_sum(members[drawn.rows], drawn).clone()
+        scale = self._divisor / made.divisor(drawn)
+        clean = total.double().numpy() * scale
+        noise = made.noise(drawn)
+        noise.add_rounded_once(total, noise.draw(len(total), of("noise")))
+        return total.double().numpy() * scale, clean
 
-        Records join independently of each other, so the sampler draws for all steps in one call.
-        """
-        runs, trials, steps = shape
-        is_shared = self.case.defect == SHARED_SAMPLER  # one seed gives every trial the same samples
-        num_records, drawn = self.case.num_records + has_canary, runs * steps * (1 if is_shared else trials)
-        rows = self.sampler.sample(num_records * drawn, self.sampling)
-        ends = np.searchsorted(rows, num_records * np.arange(drawn + 1))
-        records = rows % num_records
-        for run, trial, step in np.ndindex(shape):
-            at = run * steps + step if is_shared else (run * trials + trial) * steps + step
-            yield records[ends[at] : ends[at + 1]]
-
-    def _clean_sum(self, sample: NDArray[np.int64]) -> float:
-        groups = self.grouper.group(sample, self.permutation)
-        canary = self.case.num_records  # the last row of D'
-        marked = int(np.count_nonzero((groups >= canary).any(axis=1))) if groups.size else 0
-        return marked * self.plus + (len(groups) - marked) * self.minus
-
-
-@dataclass(frozen=True)
-class _ShortGroupKept:
-    """The defect: the paper's own grouping, which keeps a last group that is short."""
-
-    group_size: int
-
-    def group(self, sample: NDArray[np.int64], generator: Draws) -> NDArray[np.int64]:
-        missing = -len(sample) % self.group_size
-        permuted = np.concatenate([generator.permutation(sample), np.full(missing, _NOBODY)])
-        return permuted.reshape(-1, self.group_size)
-
-
-class _Crafted(nn.Module):
-    """A network of one weight whose loss has its input as its gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(()))
-
-    def forward(self, gradients: Tensor) -> Tensor:
-        return self.weight * gradients.flatten(1).sum(1)
+    def _clean_sum(self, groups: NDArray[np.int64], drawn: DrawnGroups) -> Tensor:
+        """Return the clipped sum of groups of members, of each combination of gradients once."""
+        if not len(groups):
+            return torch.zeros(self._case.dim, dtype=torch.float64)
+        vectors = [self._gradient(members_of(group)).tobytes() for group in groups.tolist()]
+        key = b"".join(sorted(v + bytes([c]) for v, c in zip(vectors, drawn.complete.tolist(), strict=True)))
+        if key not in self._sums:
+            total = torch.zeros(self._case.dim, dtype=torch.float64)
+            inputs = crafted_inputs(groups, self._gradient, l2_clip_norm=self._mechanism.l2_clip_norm)
+            complete = torch.from_numpy(drawn.complete)
+            self._step.rule.add_clipped_sum(total, self._model, self._model, inputs, None, complete)
+            self._sums[key] = total
+        return self._sums[key]
 
 
-def _clipped(mechanism: Mechanism, sign: float) -> float:
-    """Return the clipper's output for one group's gradient that is a thousand times too long."""
-    model, total = _Crafted(), torch.zeros(1)
-    gradient = torch.full((1, 1, 1), 1000 * sign * mechanism.l2_clip_norm)
-    mechanism.clipper().add_clipped_sum(total, model, model, gradient)
-    return float(total)
+class _RunDraws:
+    """The generators of all runs; of a defect, draws that come again within a run."""
 
+    def __init__(self, randomness: DrawSource, repeats: tuple[str, str] | None) -> None:
+        purposes = ("sampling", "permutation", "noise")
+        self._draws: dict[str, Draws] = {each: randomness.generator(0, each) for each in purposes}
+        self._seeds = randomness.generator(0, "repeats")
+        self._repeats = repeats
+        self._seed = 0
 
-def _judge(
-    case: AuditCase, without: _Released, with_canary: _Released, noise_std: float, confidence: float
-) -> AuditResult:
-    runs, delta = len(without.noisy), case.mechanism.target_delta
-    half = runs // 2
-    best = -math.inf
-    for pooled in (False, True) if case.num_trials > 1 else (False,):
-        distributions = [clean_distribution(each.clean[:half], pooled) for each in (without, with_canary)]
-        std = noise_std * (math.sqrt(case.num_trials) if pooled else 1)
-        scores = [log_ratio(each.noisy, distributions, std, pooled) for each in (without, with_canary)]
-        threshold, reached = best_threshold(scores[0][:half], scores[1][:half], delta, confidence)
-        if reached > best:
-            best, chosen = reached, (scores, threshold)
-    scores, threshold = chosen
-    negatives, positives = (score[half:] for score in scores)
-    wrong = int((negatives > threshold).sum()), int((positives <= threshold).sum())
-    tail = (1 - confidence) / 2
-    fpr, fnr = (
-        float(clopper_pearson_upper(k, len(part), tail))
-        for k, part in zip(wrong, (negatives, positives), strict=True)
-    )
-    claimed = case.claimed_epsilon
-    return AuditResult(
-        name=case.name,
-        defect=case.defect,
-        claimed_epsilon=claimed,
-        delta=delta,
-        epsilon_lower_bound=float(epsilon_lower_bound(fpr, fnr, delta)),
-        delta_lower_bound=max(0.0, 1 - fnr - math.exp(claimed) * fpr, 1 - fpr - math.exp(claimed) * fnr),
-        epsilon_if_gaussian=epsilon_if_gaussian(fpr, fnr, delta),
-        false_positive_rate=wrong[0] / len(negatives),
-        false_negative_rate=wrong[1] / len(positives),
-        num_runs=runs,
-        confidence=confidence,
-    )
+    def begin_run(self) -> None:
+        self._seed = int(self._seeds.random(1)[0] * 2**53)
+
+    def of(self, purpose: str, *, trial: int, step: int) -> Draws:
+        if self._repeats is None or self._repeats[0] != purpose:
+            return self._draws[purpose]
+        apart = trial if self._repeats[1] == "steps" else step
+        return np.random.default_rng([self._seed, apart])
 
 
 _ONE_GROUP = Mechanism(
@@ -278,6 +276,11 @@ _TWO_RECORDS = dataclasses.replace(
     num_steps=1,
     target_delta=0.127,
 )
+_FOUR_RECORDS = dataclasses.replace(_TWO_RECORDS, num_records_public=5, group_size=4)
+_SINGLES = dataclasses.replace(
+    _TWO_RECORDS, num_records_public=7, sampling_prob=0.5, group_size=1, target_delta=0.05
+)
+_MANY_GROUPS = dataclasses.replace(_TWO_RECORDS, num_records_public=13, target_delta=0.07)
 # Sixty records: with few, an empty sample would not tell whether the canary is in the data.
 _ONE_OF_TEN = dataclasses.replace(
     _ONE_GROUP, num_records_public=61, sampling_prob=0.15, noise_multiplier=1.0, num_steps=1
@@ -285,26 +288,53 @@ _ONE_OF_TEN = dataclasses.replace(
 
 
 def standard_cases() -> tuple[AuditCase, ...]:
-    """Return the cases of the command: each setting as written, then with the defect it can reveal.
+    """Return the cases of the command: each setting as written, then with the defects it can reveal.
 
     `groups-of-two` is the smallest case in which a short last group violates 2C: with two records and the
     canary, σ = 1, ε = 1, the true δ is 0.205 where 0.127 is claimed.
     """
     one = AuditCase(name="one-group", mechanism=_ONE_GROUP, num_records=20)
-    poisson = dataclasses.replace(
-        one, name="poisson-groups", mechanism=dataclasses.replace(_ONE_GROUP, group_size=4)
+    poisson = AuditCase(
+        name="poisson-groups", mechanism=dataclasses.replace(_ONE_GROUP, group_size=4), num_records=20
     )
     two = AuditCase(name="groups-of-two", mechanism=_TWO_RECORDS, num_records=2, runs_factor=4)
-    ten = AuditCase(name="ten-trials", mechanism=_ONE_OF_TEN, num_records=60, num_trials=10)
-    return (
-        one,
-        dataclasses.replace(one, defect=HALF_NOISE),
-        poisson,
-        two,
-        dataclasses.replace(two, defect=SHORT_GROUP),
-        ten,
-        dataclasses.replace(ten, defect=SHARED_SAMPLER),
+    tensors = dataclasses.replace(two, name="two-tensors", dim=2, runs_factor=1)
+    four = AuditCase(name="groups-of-four", mechanism=_FOUR_RECORDS, num_records=4, runs_factor=4)
+    many = AuditCase(name="many-groups", mechanism=_MANY_GROUPS, num_records=12)
+    order = dataclasses.replace(many, name="order", worst=in_order)
+    exchanged = AuditCase(name="partners", mechanism=_TWO_RECORDS, num_records=4, worst=partners, dim=2)
+    singles = AuditCase(name="groups-of-one", mechanism=_SINGLES, num_records=6)
+    wide = AuditCase(name="forty-weights", mechanism=_TWO_RECORDS, num_records=3, dim=40)
+    empty = AuditCase(name="empty-steps", mechanism=_TWO_RECORDS, num_records=1)
+    steps = AuditCase(
+        name="ten-steps", mechanism=dataclasses.replace(_ONE_OF_TEN, num_steps=10), num_records=60
     )
+    ten = AuditCase(name="ten-trials", mechanism=_ONE_OF_TEN, num_records=60, num_trials=10)
+    planted: tuple[tuple[AuditCase, tuple[Defect, ...]], ...] = (
+        (one, (defects.HALF_NOISE, defects.NO_NOISE, defects.DOUBLE_NOISE, defects.NOISE_OF_STEPS)),
+        (poisson, ()),
+        (two, (defects.SHORT_GROUP, defects.MASK_LOST, defects.RECORDS_CLIPPED)),
+        (tensors, (defects.NOISE_OF_TENSORS,)),
+        (four, (defects.FILLED_GROUP,)),
+        (many, (defects.LESS_NOISE, defects.MEAN_CLIPPED, defects.LARGEST_CLIPPED, defects.BATCH_NORMALISED)),
+        (order, (defects.NOT_PERMUTED,)),
+        (exchanged, ()),
+        (singles, (defects.FIXED_SIZE,)),
+        (wide, (defects.REALISED_DIVISOR,)),
+        (empty, (defects.QUIET_EMPTY,)),
+        (steps, (defects.SAMPLES_OF_STEPS,)),
+        (ten, (defects.SAMPLES_OF_TRIALS,)),
+    )
+    return tuple(
+        dataclasses.replace(case, defect=defect) for case, wrong in planted for defect in (None, *wrong)
+    )
+
+
+def print_rows(results: Sequence[AuditResult], *, as_json: bool = False, as_markdown: bool = False) -> int:
+    """Print a table; return the exit code, 0 if every row is as expected."""
+    show: Callable[[Sequence[AuditResult]], str] = markdown if as_markdown else table
+    print(dumps([result.as_dict() for result in results]) if as_json else show(results))
+    return 0 if all(result.as_expected for result in results) else 1
 
 
 def audit_command(
@@ -313,6 +343,7 @@ def audit_command(
     only: tuple[str, ...] = (),
     seed: int | None = None,
     json: bool = False,
+    markdown: bool = False,
 ) -> int:
     """Run the standard cases and print a row for each; return 0 if every row is as expected, else 1.
 
@@ -322,6 +353,7 @@ def audit_command(
       only: run these cases alone.
       seed: draw from this seed, not from the operating system; repeatable.
       json: print one JSON list.
+      markdown: print the table as it stands in the documentation.
 
     Raises:
       ConfigError: an option is out of range.
@@ -331,20 +363,23 @@ def audit_command(
     for name in only:
         if name not in names:
             raise ConfigError(unknown_choice("case", name, names))
-    if seed is not None and seed < 0:
-        raise ConfigError(f"seed must not be negative; got {seed}")
     results = [
-        audit(
-            case,
-            num_runs=runs,
-            confidence=confidence,
-            randomness=None if seed is None else SeededNonPrivateRandomness(seed),
-        )
+        audit(case, num_runs=runs, confidence=confidence, randomness=source_of(seed))
         for case in cases
         if case.name in (only or names)
     ]
-    print(dumps([result.as_dict() for result in results]) if json else table(results))
-    return 0 if all(result.as_expected for result in results) else 1
+    return print_rows(results, as_json=json, as_markdown=markdown)
+
+
+def source_of(seed: int | None) -> DrawSource:
+    """Return the draws of a seed, or of the operating system where there is none.
+
+    Raises:
+      ConfigError: the seed is negative.
+    """
+    if seed is not None and seed < 0:
+        raise ConfigError(f"seed must not be negative; got {seed}")
+    return SecretRandomness() if seed is None else SeededNonPrivateRandomness(seed)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

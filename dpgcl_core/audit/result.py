@@ -14,7 +14,8 @@ class AuditResult:
 
     Attributes:
       name: name of the case.
-      defect: defect of the case, or None.
+      defect: what is wrong on purpose, or None.
+      must_exceed: whether the defect breaks the claim; one that does not must be seen in the noise.
       claimed_epsilon: ε charged, at `delta`.
       delta: δ of the claim.
       epsilon_lower_bound: holds with probability `confidence` over the runs, at `delta`.
@@ -22,12 +23,16 @@ class AuditResult:
       epsilon_if_gaussian: the bound if the trade-off curve were a Gaussian mechanism's: higher, and for
         information only, because subsampling has another curve.
       false_positive_rate, false_negative_rate: observed in the testing half.
-      num_runs: on each of D and D', both halves.
+      noise_ratio: standard deviation of the noise over the claimed one.
+      noise_correlation: largest between two coordinates of a run, at whatever steps.
+      noise_as_claimed: whether both are what independent draws of the claimed noise give.
+      num_runs: on each of D and D', all of them.
       confidence: joint, of both error rates.
     """
 
     name: str
     defect: str | None
+    must_exceed: bool
     claimed_epsilon: float
     delta: float
     epsilon_lower_bound: float
@@ -35,6 +40,9 @@ class AuditResult:
     epsilon_if_gaussian: float
     false_positive_rate: float
     false_negative_rate: float
+    noise_ratio: float
+    noise_correlation: float
+    noise_as_claimed: bool
     num_runs: int
     confidence: float
 
@@ -45,43 +53,55 @@ class AuditResult:
 
     @property
     def as_expected(self) -> bool:
-        """Whether a defect was detected, or the code as written kept its claim."""
-        return self.exceeds == (self.defect is not None)
+        """Whether a defect was detected by what it breaks, or the code as written kept its claims."""
+        if self.defect is None:
+            return not self.exceeds and self.noise_as_claimed
+        return self.exceeds if self.must_exceed else not (self.exceeds or self.noise_as_claimed)
+
+    @property
+    def noise(self) -> str:
+        """What was seen of the noise, in words."""
+        if self.noise_as_claimed:
+            return "as claimed"
+        return f"{self.noise_ratio:.2f} of it" + (", repeated" if self.noise_correlation > 0.5 else "")
 
     def as_dict(self) -> dict[str, Any]:
         """Return all fields and both verdicts as plain values."""
         return dataclasses.asdict(self) | {"exceeds": self.exceeds, "as_expected": self.as_expected}
 
 
+_HEAD = ("case", "code", "delta", "claimed ε", "shown ε ≥", "shown δ ≥", "noise", "claim", "as it must")
+
+
+def _cells(each: AuditResult) -> tuple[str, ...]:
+    return (
+        each.name,
+        each.defect or "as written",
+        f"{each.delta:g}",
+        f"{each.claimed_epsilon:.3f}",
+        f"{each.epsilon_lower_bound:.3f}",
+        f"{each.delta_lower_bound:.4f}",
+        each.noise,
+        "REFUTED" if each.exceeds else "holds",
+        "yes" if each.as_expected else "NO",
+    )
+
+
 def table(results: Sequence[AuditResult]) -> str:
     """Return the rows as text, one for each result."""
-    head = (
-        "case",
-        "code",
-        "delta",
-        "claimed ε",
-        "shown ε ≥",
-        "shown δ ≥",
-        "if Gaussian",
-        "claim",
-        "as it must",
-    )
-    rows = [head] + [
-        (
-            each.name,
-            each.defect or "as written",
-            f"{each.delta:g}",
-            f"{each.claimed_epsilon:.3f}",
-            f"{each.epsilon_lower_bound:.3f}",
-            f"{each.delta_lower_bound:.4f}",
-            f"{each.epsilon_if_gaussian:.3f}",
-            "REFUTED" if each.exceeds else "holds",
-            "yes" if each.as_expected else "NO",
-        )
-        for each in results
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    rows = [_HEAD, *map(_cells, results)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
     lines = ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     confidence = f"confidence {results[0].confidence:g} for each row" if results else ""
-    note = f"shown ε: at delta; shown δ: at the claimed ε; {confidence}; if Gaussian: for information"
+    note = f"shown ε: at delta; shown δ: at the claimed ε; {confidence}"
     return "\n".join([*(line.rstrip() for line in lines), note])
+
+
+def markdown(results: Sequence[AuditResult]) -> str:
+    """Return the rows as a table for a page."""
+    head = ("what runs", "claimed ε", "shown ε ≥", "noise", "claim")
+    rows = [head, ("---",) * len(head)]
+    for each in results:
+        name, code, _, claimed, shown, _, noise, verdict, _ = _cells(each)
+        rows.append((f"{name}: {code}", claimed, shown, noise, verdict.lower()))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -30,6 +30,7 @@ Two things void the argument: publishing the group membership, and keeping a sho
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, Protocol
 
 import numpy as np
@@ -89,6 +90,7 @@ def build_grouper(group_size: GroupSize) -> Grouper:
     return WholeBatch() if group_size == BATCH else FixedSizeGroups(group_size=int(group_size))
 
 
+@lru_cache(maxsize=256)  # asked for at every step
 def expected_num_groups(num_records_public: int, sampling_prob: float, group_size: GroupSize) -> float:
     """Return E⌊X/S⌋ for X ~ Binomial(num_records_public, sampling_prob): a public constant.
 

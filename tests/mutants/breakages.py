@@ -80,6 +80,22 @@ BREAKAGES = (
         after="",
         tests=("tests/trainers/training/test_workers.py::test_noise_is_drawn_once_for_all_workers",),
     ),
+    Breakage(
+        name="a step's noise is 0.7 of what it should be",
+        file="trainers/training/loop.py",
+        before="        return lambda: law.draw(len(run.total), generator)\n",
+        after="        return lambda: law.draw(len(run.total), generator).mul_(0.7)\n",
+        tests=(
+            "tests/trainers/test_audit.py::test_audit_of_the_step_sees_a_planted_defect_and_nothing_else",
+        ),
+    ),
+    Breakage(
+        name="every worker gets every group",
+        file="trainers/training/loop.py",
+        before="groups.take(slice(run.workers.rank, None, run.workers.count))",
+        after="groups",
+        tests=("tests/trainers/training/test_workers.py::test_workers_have_the_law_of_one",),
+    ),
     # Secrets
     Breakage(
         name="secret draws are seeded by step and purpose",
@@ -805,6 +821,30 @@ BREAKAGES = (
         tests=(
             "tests/trainers/data/test_large_images.py"
             "::test_file_that_declares_too_many_pixels_is_refused_undecoded",
+        ),
+    ),
+    # The audit
+    Breakage(
+        name="audit puts the canary into the last row",
+        file="dpgcl_core/audit/canary.py",
+        before="row = int(self._rows.random(1)[0] * (self._case.num_records + 1))",
+        after="row = self._case.num_records",
+        tests=("tests/dpgcl_core/audit/test_canary.py::test_command_prints_every_row_as_json",),
+    ),
+    Breakage(
+        name="audit loses the mask of incomplete groups",
+        file="dpgcl_core/audit/canary.py",
+        before="self._model, self._model, inputs, None, complete)",
+        after="self._model, self._model, inputs, None, None)",
+        tests=("tests/dpgcl_core/audit/test_canary.py::test_audit_honours_the_mask_of_incomplete_groups",),
+    ),
+    Breakage(
+        name="audit tests a score on the runs that chose it",
+        file="dpgcl_core/audit/judging.py",
+        before="score(without.noisy[half:]), score(with_canary.noisy[half:])",
+        after="score(without.noisy[chosen]), score(with_canary.noisy[chosen])",
+        tests=(
+            "tests/dpgcl_core/audit/test_judging.py::test_bound_is_taken_on_runs_that_nothing_was_chosen_by",
         ),
     ),
 )

@@ -1,0 +1,313 @@
+"""Defects that an audit must see: each a step that differs from the right one in one thing.
+
+They are built in here and nowhere else: no other code knows of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dpgcl_core.clipping.types import GroupInputs, Objective
+from dpgcl_core.mechanism.mechanism import Mechanism
+from dpgcl_core.mechanism.method import LossSettings
+from dpgcl_core.noise.gaussian import GaussianNoise
+from dpgcl_core.noise.sources import Draws
+from dpgcl_core.sampling.poisson import PoissonSampler
+from dpgcl_core.sampling.stage import DrawnGroups, GroupStage, SampledRecords
+
+NO_MEMBER = -1
+"""A row of nobody, in groups that are too short."""
+
+
+class ClippedSum(Protocol):
+    """Stage 7, as far as an audit needs it (`dpgcl_core.mechanism.method.GradientRule`)."""
+
+    def add_clipped_sum(
+        self,
+        total: Tensor,
+        model: nn.Module,
+        objective: Objective,
+        inputs: GroupInputs,
+        generator: Draws | None,
+        complete: Tensor | None = None,
+    ) -> Any:
+        """Add the clipped sum to `total`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What one step is made of.
+
+    Attributes:
+      stage: draws the groups.
+      rule: clips and sums.
+      noise: of a step, given its groups: the same for all of them unless there is a defect.
+      divisor: likewise.
+      repeats: (purpose, "steps" or "trials") of draws that are the same at all steps, or in all trials, of
+        a run; none unless there is a defect.
+    """
+
+    stage: GroupStage
+    rule: ClippedSum
+    noise: Callable[[DrawnGroups], GaussianNoise]
+    divisor: Callable[[DrawnGroups], float]
+    repeats: tuple[str, str] | None = None
+
+
+def step_of(mechanism: Mechanism) -> Step:
+    """Return the step as the mechanism has it."""
+    noise, divisor = mechanism.noise(), mechanism.divisor
+    return Step(
+        stage=mechanism.group_stage(),
+        rule=mechanism.rule(LossSettings(temperature=1.0)),
+        noise=lambda groups: noise,
+        divisor=lambda groups: divisor,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defect:
+    """One deliberate mistake.
+
+    Attributes:
+      name: in tables.
+      plant: makes the wrong step of the right one.
+      breaks_claim: whether more is lost than is claimed; otherwise the law of the noise alone is another.
+    """
+
+    name: str
+    plant: Callable[[Step, Mechanism], Step]
+    breaks_claim: bool = True
+
+
+# The noise
+
+
+def noise_times(factor: float) -> Callable[[Step, Mechanism], Step]:
+    """Return what gives the noise another standard deviation."""
+
+    def plant(step: Step, mechanism: Mechanism) -> Step:
+        noise = GaussianNoise(std=factor * mechanism.noise().std)
+        return dataclasses.replace(step, noise=lambda groups: noise)
+
+    return plant
+
+
+@dataclass(frozen=True, kw_only=True)
+class SameForEveryTensor(GaussianNoise):
+    """One draw, repeated for tensors of `width` numbers."""
+
+    width: int = 1
+
+    def draw(self, num_coordinates: int, generator: Draws) -> Tensor:
+        return super().draw(self.width, generator).repeat(num_coordinates // self.width)
+
+
+def _same_for_every_tensor(step: Step, mechanism: Mechanism) -> Step:
+    noise = SameForEveryTensor(std=mechanism.noise().std)
+    return dataclasses.replace(step, noise=lambda groups: noise)
+
+
+def _none_for_empty_steps(step: Step, mechanism: Mechanism) -> Step:
+    noise, nothing = mechanism.noise(), GaussianNoise(std=0.0)
+    return dataclasses.replace(step, noise=lambda groups: noise if len(groups) else nothing)
+
+
+def _repeated(purpose: str, over: str) -> Callable[[Step, Mechanism], Step]:
+    return lambda step, mechanism: dataclasses.replace(step, repeats=(purpose, over))
+
+
+# Sampling and groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RestKept:
+    """Keeps the rest of the permutation as one more group."""
+
+    sampling_prob: float
+    group_size: int
+    filled: bool = False
+    complete: bool = True
+    yields_incomplete: bool = True
+
+    def draw(self, num_records: int, *, sampling: Draws, permutation: Draws) -> DrawnGroups:
+        sample = PoissonSampler(sampling_prob=self.sampling_prob).sample(num_records, sampling)
+        permuted = permutation.permutation(sample)
+        rest = len(sample) % self.group_size
+        missing = self.group_size - rest if rest else 0
+        filling = np.full(missing, NO_MEMBER)
+        if self.filled and rest:
+            filling = np.resize(permuted, missing)
+        elif not self.complete and rest:  # any row that exists
+            filling = np.repeat(permuted[-1:], missing)
+        rows = np.concatenate([permuted, filling]).reshape(-1, self.group_size)
+        complete = np.ones(len(rows), dtype=np.bool_)
+        if rest:
+            complete[-1] = self.complete
+        return DrawnGroups(rows=rows, complete=complete, batch_size=len(sample))
+
+
+def rest_kept(*, filled: bool = False, complete: bool = True) -> Callable[[Step, Mechanism], Step]:
+    """Return what keeps the rest of a sample as a group.
+
+    Args:
+      filled: up to its size with copies of records of other groups.
+      complete: whether it is marked as one that contributes; if not, nothing is wrong with keeping it.
+    """
+
+    def plant(step: Step, mechanism: Mechanism) -> Step:
+        stage = _RestKept(
+            sampling_prob=mechanism.sampling_prob,
+            group_size=int(mechanism.group_size),
+            filled=filled,
+            complete=complete,
+        )
+        return dataclasses.replace(step, stage=stage)
+
+    return plant
+
+
+@dataclass(frozen=True)
+class _InOrder:
+    """Cuts the sample as it lies."""
+
+    group_size: int
+
+    def group(self, sample: NDArray[np.int64], generator: Draws) -> NDArray[np.int64]:
+        num_groups = len(sample) // self.group_size
+        return sample[: num_groups * self.group_size].reshape(num_groups, self.group_size)
+
+
+def _not_permuted(step: Step, mechanism: Mechanism) -> Step:
+    stage = SampledRecords(sampler=mechanism.sampler(), grouper=_InOrder(int(mechanism.group_size)))
+    return dataclasses.replace(step, stage=stage)
+
+
+@dataclass(frozen=True)
+class _FixedSize:
+    """Draws the expected number of records, always."""
+
+    size: int
+
+    def sample(self, num_records: int, generator: Draws) -> NDArray[np.int64]:
+        return np.sort(generator.permutation(np.arange(num_records))[: self.size])
+
+
+def _fixed_size(step: Step, mechanism: Mechanism) -> Step:
+    sampler = _FixedSize(round(mechanism.expected_batch_size))
+    return dataclasses.replace(step, stage=SampledRecords(sampler=sampler, grouper=mechanism.grouper()))
+
+
+# Clipping
+
+
+@dataclass(frozen=True)
+class _Around:
+    """A rule that passes something else to the right one."""
+
+    right: ClippedSum
+    l2_clip_norm: float
+    whole_batch: bool = False
+    needs_draws: bool = False
+
+
+class _MaskLost(_Around):
+    def add_clipped_sum(
+        self, total: Tensor, model: Any, objective: Any, inputs: Any, generator: Any, complete: Any = None
+    ) -> Any:
+        return self.right.add_clipped_sum(total, model, objective, inputs, generator, None)
+
+
+class _EachRecordClipped(_Around):
+    """Clips every record's share of a group's gradient to the C of the group."""
+
+    def add_clipped_sum(
+        self, total: Tensor, model: Any, objective: Any, inputs: Any, generator: Any, complete: Any = None
+    ) -> Any:
+        shares = inputs.flatten(0, 1)[:, None]
+        return self.right.add_clipped_sum(total, model, objective, shares, generator)
+
+
+class _MeanClipped(_Around):
+    """Clips the mean over the groups, and takes it for the mean of clipped groups."""
+
+    def add_clipped_sum(
+        self, total: Tensor, model: Any, objective: Any, inputs: Any, generator: Any, complete: Any = None
+    ) -> Any:
+        mean = torch.zeros_like(total)
+        whole = inputs.mean(0, keepdim=True)
+        report = self.right.add_clipped_sum(mean, model, objective, whole, generator)
+        total += len(inputs) * mean
+        return report
+
+
+class _LargestClipped(_Around):
+    """Scales all groups by what the largest needs."""
+
+    def add_clipped_sum(
+        self, total: Tensor, model: Any, objective: Any, inputs: Any, generator: Any, complete: Any = None
+    ) -> Any:
+        largest = inputs.flatten(2).sum(1).norm(dim=1).max()
+        scaled = inputs * (self.l2_clip_norm / largest)
+        return self.right.add_clipped_sum(total, model, objective, scaled, generator, complete)
+
+
+class _BatchNormalised(_Around):
+    """Normalises inputs over the groups: what one contributes depends on the others."""
+
+    def add_clipped_sum(
+        self, total: Tensor, model: Any, objective: Any, inputs: Any, generator: Any, complete: Any = None
+    ) -> Any:
+        spread = inputs - inputs.mean((0, 1), keepdim=True)
+        variance = spread.square().mean((0, 1), keepdim=True) + 1.0
+        normal = 1e3 * self.l2_clip_norm * spread / variance.sqrt()
+        return self.right.add_clipped_sum(total, model, objective, normal, generator, complete)
+
+
+def _through(rule: type[_Around]) -> Callable[[Step, Mechanism], Step]:
+    return lambda step, mechanism: dataclasses.replace(
+        step,
+        rule=rule(step.rule, mechanism.l2_clip_norm),  # type: ignore[arg-type]
+    )
+
+
+def mask_lost(step: Step, mechanism: Mechanism) -> Step:
+    """Return the step with a rule that sums incomplete groups like the others."""
+    return _through(_MaskLost)(step, mechanism)
+
+
+def _rest_kept_and_mask_lost(step: Step, mechanism: Mechanism) -> Step:
+    return mask_lost(rest_kept(complete=False)(step, mechanism), mechanism)
+
+
+def _realised_divisor(step: Step, mechanism: Mechanism) -> Step:
+    return dataclasses.replace(step, divisor=lambda groups: max(1.0, float(len(groups))))
+
+
+HALF_NOISE = Defect(name="noise × 0.5", plant=noise_times(0.5))
+LESS_NOISE = Defect(name="noise × 0.7", plant=noise_times(0.7))
+NO_NOISE = Defect(name="no noise", plant=noise_times(0.0))
+DOUBLE_NOISE = Defect(name="noise × 2", plant=noise_times(2.0), breaks_claim=False)
+NOISE_OF_STEPS = Defect(name="noise repeated across steps", plant=_repeated("noise", "steps"))
+NOISE_OF_TENSORS = Defect(name="noise repeated across tensors", plant=_same_for_every_tensor)
+QUIET_EMPTY = Defect(name="no noise in empty steps", plant=_none_for_empty_steps)
+SAMPLES_OF_STEPS = Defect(name="sampler ignores its generator", plant=_repeated("sampling", "steps"))
+SAMPLES_OF_TRIALS = Defect(name="trials share a sampler seed", plant=_repeated("sampling", "trials"))
+FIXED_SIZE = Defect(name="fixed size accounted as Poisson", plant=_fixed_size)
+SHORT_GROUP = Defect(name="short group kept", plant=rest_kept())
+FILLED_GROUP = Defect(name="short group filled with copies", plant=rest_kept(filled=True))
+MASK_LOST = Defect(name="incomplete group kept", plant=_rest_kept_and_mask_lost)
+NOT_PERMUTED = Defect(name="no permutation", plant=_not_permuted)
+RECORDS_CLIPPED = Defect(name="C for each record of a group", plant=_through(_EachRecordClipped))
+MEAN_CLIPPED = Defect(name="clipping after the mean", plant=_through(_MeanClipped))
+LARGEST_CLIPPED = Defect(name="clip factor of the largest group", plant=_through(_LargestClipped))
+BATCH_NORMALISED = Defect(name="normalisation over the batch", plant=_through(_BatchNormalised))
+REALISED_DIVISOR = Defect(name="divisor of the realised groups", plant=_realised_divisor)

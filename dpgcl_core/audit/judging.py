@@ -1,0 +1,214 @@
+"""From released vectors to a verdict: a lower bound on ε, and whether the noise is what it is claimed to be.
+
+*The bound.* A quarter of the runs fits scores, the next quarter chooses one of them and a threshold, and the
+other half, unused until then, gives Clopper-Pearson bounds on both error rates and with them ε ≥
+ln((TPR − δ)/FPR). Score and threshold are fixed before the testing half is looked at, so the bound holds
+whatever they are; only its strength depends on them. Every score is a log-likelihood ratio between two
+mixtures of Gaussians, one around each noise-free release that the fitting quarter saw on D and on D':
+
+- *steps*: every step and trial by itself, with the noise that is claimed;
+- *trials*: the same of the sum of all trials, which shows draws that trials share;
+- *joint*: all steps and coordinates as one vector, with the covariance of the noise that the fitting quarter
+  saw, which shows noise that is missing, or repeated across steps or tensors;
+- *joint, apart*: the same with a covariance for D and another for D', which shows noise or a divisor that
+  follows the records.
+
+*The noise.* A bound cannot see noise that is too large, for nothing is lost by it but accuracy. So what was
+released minus what would have been without noise is tested, too: its variance on both sides, and that no
+two of its coordinates, at the same step or another, are correlated. A false alarm is less likely than one in
+a million.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special, stats
+
+from dpgcl_core.audit.bounds import (
+    Values,
+    best_threshold,
+    clopper_pearson_upper,
+    epsilon_if_gaussian,
+    epsilon_lower_bound,
+)
+from dpgcl_core.audit.result import AuditResult
+
+Score = Callable[[Values], Values]
+"""Maps releases `[runs, trials, steps, dim]` to `[runs]`; large where the canary is in."""
+
+_MAX_ATOMS = 256
+_MAX_JOINT = 64
+_FLOOR = 1e-4  # of the claimed variance: as exact as noise-free directions need be
+_FALSE_ALARM = 1e-7  # of the look at the noise, all its comparisons together
+
+
+@dataclass(frozen=True)
+class Released:
+    """Releases of many runs, and what they would have been without noise, `[runs, trials, steps, dim]`."""
+
+    noisy: Values
+    clean: Values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What is claimed of one run: ε at δ, and the standard deviation of the noise on every coordinate."""
+
+    epsilon: float
+    delta: float
+    noise_std: float
+
+
+def judge(
+    name: str,
+    without: Released,
+    with_canary: Released,
+    claim: Claim,
+    *,
+    confidence: float,
+    defect: str | None = None,
+    must_exceed: bool = False,
+) -> AuditResult:
+    """Return the bounds that the runs on D and on D' give.
+
+    Args:
+      name: of the row.
+      without, with_canary: as many runs each.
+      claim: that is put to the test.
+      confidence: probability that both error rates lie within their bounds.
+      defect: what is wrong on purpose; None for the code as written.
+      must_exceed: whether the defect breaks the claim, not the law of the noise alone.
+    """
+    runs = len(without.noisy)
+    quarter, half = runs // 4, runs // 2
+    fitted, chosen = slice(quarter), slice(quarter, half)
+    best = -math.inf
+    for score in _scores(_part(without, fitted), _part(with_canary, fitted), claim.noise_std):
+        threshold, reached = best_threshold(
+            score(without.noisy[chosen]), score(with_canary.noisy[chosen]), claim.delta, confidence
+        )
+        if reached > best:
+            best, kept = reached, (score, threshold)
+    score, threshold = kept
+    negatives, positives = score(without.noisy[half:]), score(with_canary.noisy[half:])
+    wrong = int((negatives > threshold).sum()), int((positives <= threshold).sum())
+    tail = (1 - confidence) / 2
+    fpr, fnr = (
+        float(clopper_pearson_upper(k, len(part), tail))
+        for k, part in zip(wrong, (negatives, positives), strict=True)
+    )
+    ratio, correlation, as_claimed = _noise((without, with_canary), claim.noise_std)
+    return AuditResult(
+        name=name,
+        defect=defect,
+        must_exceed=must_exceed,
+        claimed_epsilon=claim.epsilon,
+        delta=claim.delta,
+        epsilon_lower_bound=float(epsilon_lower_bound(fpr, fnr, claim.delta)),
+        delta_lower_bound=max(
+            0.0, 1 - fnr - math.exp(claim.epsilon) * fpr, 1 - fpr - math.exp(claim.epsilon) * fnr
+        ),
+        epsilon_if_gaussian=epsilon_if_gaussian(fpr, fnr, claim.delta),
+        false_positive_rate=wrong[0] / len(negatives),
+        false_negative_rate=wrong[1] / len(positives),
+        noise_ratio=ratio,
+        noise_correlation=correlation,
+        noise_as_claimed=as_claimed,
+        num_runs=runs,
+        confidence=confidence,
+    )
+
+
+def _part(released: Released, runs: slice) -> Released:
+    return Released(released.noisy[runs], released.clean[runs])
+
+
+def _scores(without: Released, with_canary: Released, std: float) -> Iterator[Score]:
+    """Yield the scores that the fitting runs give; which ones is fixed by the shape of a run alone."""
+    _, trials, steps, dim = without.noisy.shape
+    worlds = (without, with_canary)
+    yield _ratio(worlds, _each_step, [np.full(dim, std**2)] * 2)
+    if trials > 1:
+        yield _ratio(worlds, _sum_of_trials, [np.full(dim, trials * std**2)] * 2)
+    if trials * steps * dim <= _MAX_JOINT:
+        seen = [_whole_run(each.noisy)[:, 0] - _whole_run(each.clean)[:, 0] for each in worlds]
+        both = _covariance(np.concatenate(seen))
+        yield _ratio(worlds, _whole_run, [both, both], floor=_FLOOR * std**2)
+        yield _ratio(worlds, _whole_run, [_covariance(each) for each in seen], floor=_FLOOR * std**2)
+
+
+def _each_step(values: Values) -> Values:
+    return values.reshape(len(values), -1, values.shape[-1])
+
+
+def _sum_of_trials(values: Values) -> Values:
+    summed: Values = values.sum(1)
+    return summed
+
+
+def _whole_run(values: Values) -> Values:
+    return values.reshape(len(values), 1, -1)
+
+
+def _covariance(noise: Values) -> Values:
+    found: Values = noise.T @ noise / len(noise)
+    return found
+
+
+def _ratio(
+    worlds: tuple[Released, Released],
+    parts: Callable[[Values], Values],
+    covariances: list[Values],
+    floor: float = 0.0,
+) -> Score:
+    """Return the log-likelihood ratio of the sums of `parts`, `[runs, parts, dim]`, taken as independent."""
+    mixtures = []
+    for world, covariance in zip(worlds, covariances, strict=True):
+        atoms, counts = np.unique(
+            np.round(parts(world.clean).reshape(-1, parts(world.clean).shape[-1]), 9),
+            axis=0,
+            return_counts=True,
+        )
+        kept = np.argsort(-counts)[:_MAX_ATOMS]
+        atoms, logs = atoms[kept], np.log(counts[kept] / counts[kept].sum())
+        if covariance.ndim == 1:
+            whiten = np.diag(covariance**-0.5)
+        else:
+            variances, directions = np.linalg.eigh(covariance)
+            whiten = directions / np.sqrt(np.maximum(variances, floor))
+        mixtures.append((atoms @ whiten, logs + np.linalg.slogdet(whiten)[1], whiten))
+
+    def log_density(points: Values, atoms: Values, logs: Values, whiten: Values) -> Values:
+        points = points @ whiten
+        squares = (points**2).sum(1)[:, None] - 2 * points @ atoms.T + (atoms**2).sum(1)
+        found: Values = special.logsumexp(logs - squares / 2, axis=1)
+        return found
+
+    def score(noisy: Values) -> Values:
+        outputs = parts(noisy)
+        flat = outputs.reshape(-1, outputs.shape[-1])
+        ratio = log_density(flat, *mixtures[1]) - log_density(flat, *mixtures[0])
+        summed: Values = ratio.reshape(len(noisy), -1).sum(1)
+        return summed
+
+    return score
+
+
+def _noise(worlds: tuple[Released, Released], std: float) -> tuple[float, float, bool]:
+    """Return the noise's deviation over the claimed one, its largest correlation, and whether both fit."""
+    seen = np.concatenate([_whole_run(each.noisy - each.clean)[:, 0] for each in worlds]) / std
+    width = seen.shape[1] if seen.shape[1] <= _MAX_JOINT else 1
+    # In standard deviations, for the variance and every pair of coordinates.
+    allowed = float(stats.norm.isf(_FALSE_ALARM / 2 / (1 + width * (width - 1) / 2)))
+    square = float(np.mean(seen**2))
+    fits = abs(square - 1) <= allowed * math.sqrt(2 / seen.size)
+    correlation = 0.0
+    if width > 1:
+        products = np.abs(_covariance(seen) / max(square, _FLOOR))
+        correlation = float(np.max(products - np.diag(np.diag(products))))
+        fits = fits and correlation <= allowed / math.sqrt(len(seen))
+    return math.sqrt(square), correlation, fits

@@ -1,0 +1,57 @@
+"""The tables of the page on audits are those of the commands: every row, each as it must be."""
+
+from __future__ import annotations
+
+import pytest
+
+from dpgcl_core.audit import canary
+from dpgcl_core.audit.defects import Defect
+from tests.docs.commands import ROOT
+from trainers import audit
+
+PAGE = (ROOT / "docs/audits.md").read_text(encoding="utf-8")
+
+
+def _rows(command: str) -> dict[str, tuple[str, str]]:
+    """The noise and the verdict of each row of a command's table."""
+    table = PAGE.split(f"<!-- {command} -->\n")[1].split("<!-- end -->")[0].strip().splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    return {row[0]: (row[3], row[4]) for row in cells}
+
+
+def _name(defect: Defect | None) -> str | None:
+    return None if defect is None else defect.name
+
+
+@pytest.mark.parametrize(
+    ("command", "wanted"),
+    [
+        (
+            "python -m dpgcl_core.audit --seed 0 --markdown",
+            [
+                (each.name, _name(each.defect), each.defect is not None and each.defect.breaks_claim)
+                for each in canary.standard_cases()
+            ],
+        ),
+        (
+            "python -m trainers.audit --seed 0 --markdown",
+            [
+                (each.name, each.defect_name, each.defect_name is not None and each.breaks_claim)
+                for each in audit.standard_cases()
+            ],
+        ),
+    ],
+    ids=["dpgcl_core.audit", "trainers.audit"],
+)
+def test_page_shows_every_row_of_the_audit(command: str, wanted: list[tuple[str, str | None, bool]]) -> None:
+    rows = _rows(command)
+    assert list(rows) == [f"{name}: {defect or 'as written'}" for name, defect, _ in wanted]
+    for (noise, verdict), (_, defect, broken) in zip(rows.values(), wanted, strict=True):
+        assert verdict == ("refuted" if broken else "holds")
+        assert broken or (noise == "as claimed") == (defect is None)
+
+
+def test_defects_of_both_audits_are_counted_as_the_changelog_says() -> None:
+    planted = {each.defect.name for each in canary.standard_cases() if each.defect is not None}
+    planted |= {each.defect_name for each in audit.standard_cases() if each.defect_name is not None}
+    assert len(planted) == 23

@@ -1,0 +1,83 @@
+"""The audit through a training in one's own loop: its steps keep the claim of one step."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from dpgcl_core.audit.canary import standard_cases
+from dpgcl_core.audit.judging import Released, judge
+from dpgcl_core.audit.result import AuditResult
+from dpgcl_core.audit.worst_cases import CANARY, Crafted, crafted_inputs, foreign
+from dpgcl_core.noise.gaussian import GaussianNoise
+from dpgcl_core.noise.sources import SeededNonPrivateRandomness
+from dpgcl_core.private_training import PrivateTraining
+
+CASE = next(case for case in standard_cases() if case.name == "many-groups")
+DIM = 4
+
+
+class _Noting(PrivateTraining):
+    def _clipped_sum(self, *given: object) -> Tensor:
+        total = super()._clipped_sum(*given)  # type: ignore[arg-type]
+        self.noted = total.double().numpy().copy()
+        return total
+
+
+def _trained(ids: list[int], num_steps: int, seed: int) -> Released:
+    """The steps of one training of a linear network, each of which is a run."""
+    mechanism = dataclasses.replace(CASE.mechanism, num_steps=num_steps)
+    model = Crafted(DIM)
+
+    def loss(inputs: Tensor) -> Tensor:
+        members = inputs[..., 0].long().numpy()
+        gradient = partial(foreign, group_size=2, dim=DIM)
+        return model(crafted_inputs(members, gradient, l2_clip_norm=1.0))  # type: ignore[no-any-return]
+
+    records = [torch.tensor([float(each)]) for each in ids]
+    loader = DataLoader(
+        TensorDataset(torch.stack(records)), collate_fn=lambda some: torch.stack([r for (r,) in some])
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    randomness = SeededNonPrivateRandomness(seed)
+    training = _Noting(mechanism, model, optimizer, loader, loss=loss, randomness=randomness)
+    noisy, clean = [], []
+    for inputs in training:
+        before = model.layer.weight.detach().double().flatten().numpy().copy()
+        training.step(inputs)
+        moved = before - model.layer.weight.detach().double().flatten().numpy()
+        noisy.append(moved * mechanism.divisor)
+        clean.append(training.noted)
+    shape = (num_steps, 1, 1, DIM)
+    return Released(np.reshape(noisy, shape), np.reshape(clean, shape))
+
+
+def _audited() -> AuditResult:
+    present, runs = list(range(12)), 40
+    claim = CASE.claim
+    without = _trained(present, 13 * runs, 0)
+    rows = [_trained([*present[:row], CANARY, *present[row:]], runs, 1 + row) for row in range(13)]
+    mixed = np.random.default_rng(0).permutation(13 * runs)  # rows in every part of the runs
+    with_canary = Released(
+        np.concatenate([each.noisy for each in rows])[mixed],
+        np.concatenate([each.clean for each in rows])[mixed],
+    )
+    return judge("own loop", without, with_canary, claim, confidence=0.95)
+
+
+def test_step_of_ones_own_loop_keeps_its_claim() -> None:
+    assert _audited().as_expected
+
+
+def test_step_of_ones_own_loop_without_noise_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = GaussianNoise.draw
+    monkeypatch.setattr(GaussianNoise, "draw", lambda self, *given: 0.0 * right(self, *given))
+    result = _audited()
+    assert result.exceeds
+    assert not result.noise_as_claimed

@@ -1,0 +1,630 @@
+"""The audit of `dpgcl_core.audit` through the real training step, on one worker and on two.
+
+    python -m trainers.audit
+    python -m trainers.audit --runs 4000 --json
+    python -m trainers.audit --seed 0 --only one-worker
+
+`trainers.training.loop.train` runs on D and on D' = D + canary, from its own seeding of every step over
+sampling, groups, microbatches, clipping and the sum over workers to noise, divisor and optimizer. What it
+releases are its iterates: each step of a linear network by plain SGD is one release, and since a linear
+network's gradients do not depend on its weights, the steps of one long training are independent runs. Only
+the records' inputs are crafted (`dpgcl_core.audit.worst_cases`), by a task of the trainers' registry like any
+other. The canary lies at every row in turn, in equal shares of the runs.
+
+The defects are those of `dpgcl_core.audit.defects`, built into a mechanism that the loop is given, and
+others that only a step with its own draws, or with two workers, can have. How runs become a verdict stands in
+`dpgcl_core.audit.judging`. Two workers are two processes, joined as the trainings' own are.
+
+Exit code 0: every row is as expected; 1: one is not; 2: bad input.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dpgcl_core.audit import defects
+from dpgcl_core.audit.canary import WorstCase, check_numbers, print_rows
+from dpgcl_core.audit.defects import Defect, Step, step_of
+from dpgcl_core.audit.judging import Claim, Released, judge
+from dpgcl_core.audit.result import AuditResult
+from dpgcl_core.audit.worst_cases import CANARY, Crafted, GroupGradient, crafted_inputs, foreign, in_order
+from dpgcl_core.clipping.types import Objective
+from dpgcl_core.command_line import run_command
+from dpgcl_core.errors import ConfigError, exit_on_bad_input, unknown_choice
+from dpgcl_core.mechanism.mechanism import Mechanism
+from dpgcl_core.mechanism.method import GradientRule, LossSettings
+from dpgcl_core.noise.gaussian import GaussianNoise
+from dpgcl_core.noise.sources import Draws, DrawSource
+from dpgcl_core.sampling.stage import DrawnGroups, GroupStage
+from trainers.config.training import (
+    EvaluationConfig,
+    NetworkConfig,
+    OptimizerConfig,
+    PerformanceConfig,
+    TrainingConfig,
+)
+from trainers.data.dataset import AnyRecords, TrainingData
+from trainers.data.records import Records
+from trainers.models.encoder import ImageShape
+from trainers.models.precision import AnyNetworkConfig
+from trainers.tasks.task import Task, register
+from trainers.training.loop import train
+from trainers.training.workers import DistributedWorkers, SingleWorker, Workers
+
+DEFAULT_RUNS = 1200
+_CANARY_ID = 2**32
+_DIM = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class _CraftedNetwork(NetworkConfig):
+    """Asks for the task of this audit."""
+
+    task: ClassVar[str] = "audit"
+
+
+class _CraftedTask(Task[Crafted]):
+    """A linear network whose inputs are gradients that depend on who stands in a group."""
+
+    name: ClassVar[str] = "audit"
+    embeds: ClassVar[bool] = True  # the mechanism's rule takes any objective; its loss is not used
+
+    def __init__(self) -> None:
+        self.gradient: GroupGradient | None = None
+        self.iterates: list[Tensor] = []
+
+    def check_records(self, config: TrainingConfig, records: AnyRecords) -> None:
+        return
+
+    def build(
+        self, config: TrainingConfig, image_shape: ImageShape, given: Mapping[str, Tensor] | None
+    ) -> Crafted:
+        network = Crafted(_DIM)
+        self.iterates = [_weights(network)]
+        return network
+
+    def check_network(self, config: TrainingConfig, network: Crafted, image_shape: tuple[int, ...]) -> None:
+        return
+
+    def start_note(self, config: TrainingConfig) -> str:
+        return ""
+
+    def fresh_parts(self, config: TrainingConfig) -> str:
+        return ""
+
+    def num_views(self, config: TrainingConfig, num_augmentations: int) -> int:
+        return 1
+
+    def inputs(
+        self,
+        config: TrainingConfig,
+        network: Crafted,
+        records: Records,
+        groups: NDArray[np.int64],
+        *,
+        step: int,
+        num_augmentations: int,
+    ) -> Tensor:
+        assert self.gradient is not None
+        ids = records.ids.astype(np.int64)
+        members = np.where(ids == _CANARY_ID, CANARY, ids)[groups]
+        return crafted_inputs(members, self.gradient, l2_clip_norm=config.mechanism.l2_clip_norm)
+
+    def blank_inputs(
+        self, network: Crafted, image_shape: tuple[int, ...], *, groups: int, group_size: int, num_views: int
+    ) -> Tensor:
+        return torch.zeros(groups, group_size, num_views, _DIM)
+
+    def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> Records:
+        return _records(count, None)
+
+    def run(self, network: Crafted, inputs: Any) -> None:
+        network(inputs)
+
+    def objective(
+        self,
+        config: TrainingConfig,
+        network: Crafted,
+        precision: AnyNetworkConfig | None = None,
+        target: Crafted | None = None,
+    ) -> Objective:
+        return network
+
+    def after_step(self, network: Crafted) -> None:
+        self.iterates.append(_weights(network))
+
+    def evaluate(self, network: Crafted, *given: Any, **named: Any) -> dict[str, float]:
+        return {}
+
+
+_TASK = _CraftedTask()
+
+
+def _weights(network: Crafted) -> Tensor:
+    return network.layer.weight.detach().double().flatten().clone()
+
+
+def _records(num_records: int, canary_row: int | None) -> Records:
+    ids = np.arange(num_records, dtype=np.uint64)
+    if canary_row is not None:
+        ids = np.insert(ids, canary_row, np.uint64(_CANARY_ID))
+    return Records(images=np.zeros((len(ids), 1, 1, 1), dtype=np.uint8), ids=ids)
+
+
+# One worker among others, watched
+
+
+class _Watched:
+    """Workers that note the sum before the noise, over the divisor, once for each step."""
+
+    def __init__(self, inner: Workers, config: TrainingConfig) -> None:
+        self.inner, self.rank, self.count = inner, inner.rank, inner.count
+        self.mechanism = config.mechanism
+        self.clean: list[Tensor] = []
+        self._waits = True
+
+    def share_groups(self, groups: DrawnGroups | None) -> DrawnGroups:
+        self._waits = True
+        return self.inner.share_groups(groups)
+
+    def sum_at_first(self, values: Tensor) -> None:
+        self.inner.sum_at_first(values)
+        self.note(values)
+
+    def share(self, values: Tensor) -> None:
+        self.inner.share(values)
+
+    def note(self, values: Tensor) -> None:
+        """Note the first sum of a step; those that follow are for the records of public data."""
+        if self._waits:
+            self.clean.append(values.double() / self.mechanism.divisor)
+        self._waits = False
+
+
+class _WithoutNoise(_Watched):
+    """The first worker shares its sum as it was before the noise."""
+
+    def share(self, values: Tensor) -> None:
+        values.copy_(self.clean[-1] * self.mechanism.divisor)
+        self.inner.share(values)
+
+
+class _NoiseOverWorkers(_Watched):
+    """The noise is divided by the number of workers."""
+
+    def share(self, values: Tensor) -> None:
+        clean = self.clean[-1] * self.mechanism.divisor
+        values.copy_(clean + (values.double() - clean) / self.count)
+        self.inner.share(values)
+
+
+class _NoiseOfEveryWorker(_Watched):
+    """Every worker adds noise to its own sum."""
+
+    def sum_at_first(self, values: Tensor) -> None:
+        clean = values.clone()
+        self.inner.sum_at_first(clean)
+        if self.rank and self._waits:
+            values += torch.randn(len(values)) * self.mechanism.noise().std
+        self.inner.sum_at_first(values)
+        self.note(clean)
+
+
+class _DealtTwice(_Watched):
+    """Every worker gets every group."""
+
+    def share_groups(self, groups: DrawnGroups | None) -> DrawnGroups:
+        shared = super().share_groups(groups)
+        return DrawnGroups(
+            rows=shared.rows.repeat(self.count, axis=0),
+            complete=shared.complete.repeat(self.count),
+            batch_size=shared.batch_size,
+        )
+
+
+# Defects of the core, in what the loop is given
+
+
+class _PlantedStage:
+    """The stage of a wrong step, which tells the mechanism what was drawn."""
+
+    def __init__(self, stage: GroupStage, drawn: list[DrawnGroups]) -> None:
+        self._stage, self._drawn = stage, drawn
+        self.yields_incomplete = True
+
+    def draw(self, num_records: int, *, sampling: Draws, permutation: Draws) -> DrawnGroups:
+        self._drawn[:] = [self._stage.draw(num_records, sampling=sampling, permutation=permutation)]
+        return self._drawn[0]
+
+
+class _PlantedMechanism(Mechanism):
+    """A mechanism whose step is a wrong one; its claim is that of the right one."""
+
+    wrong: ClassVar[Step]
+    drawn: ClassVar[list[DrawnGroups]] = []
+
+    def group_stage(self) -> GroupStage:
+        return _PlantedStage(self.wrong.stage, self.drawn)
+
+    def rule(self, loss: LossSettings) -> GradientRule:
+        rule: Any = self.wrong.rule
+        made: GradientRule = rule
+        return made
+
+    def noise(self, *, num_summed: int = 1) -> GaussianNoise:
+        noise = self.wrong.noise(self.drawn[0]) if self.drawn else super().noise()
+        return dataclasses.replace(noise, num_summed=num_summed)
+
+    @property
+    def divisor(self) -> float:
+        return self.wrong.divisor(self.drawn[0]) if self.drawn else super().divisor
+
+
+def _planted(mechanism: Mechanism, defect: Defect) -> Mechanism:
+    """Return the mechanism with a defect; each has a class of its own to hold what was drawn."""
+    own: dict[str, Any] = {"wrong": defect.plant(step_of(mechanism), mechanism), "drawn": []}
+    kind = type("_Planted", (_PlantedMechanism,), own)
+    made: Mechanism = kind(
+        **{each.name: getattr(mechanism, each.name) for each in dataclasses.fields(mechanism)}
+    )
+    return made
+
+
+@dataclass
+class _NoiseOfTheRun:
+    """Draws of which those for the noise are the same at all steps of a run."""
+
+    inner: DrawSource
+    num_steps: int
+    run: int = -1
+    seed: int = 0
+
+    @property
+    def num_summed_normals(self) -> int:
+        return self.inner.num_summed_normals
+
+    @property
+    def description(self) -> str:
+        return self.inner.description
+
+    def generator(self, step: int, purpose: str) -> Draws:
+        if purpose != "noise":
+            return self.inner.generator(step, purpose)
+        if step // self.num_steps != self.run:
+            self.run = step // self.num_steps
+            self.seed = int(self.inner.generator(step, purpose).random(1)[0] * 2**53)
+        return np.random.default_rng(self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Config(TrainingConfig):
+    """A training of many runs, whose ε as a whole nobody asks for.
+
+    Attributes:
+      noise_repeats_for: steps of a run whose noise is one draw; 0 for none.
+    """
+
+    noise_repeats_for: int = 0
+
+    def randomness(self, *, data_are_private: bool) -> DrawSource:
+        source = super().randomness(data_are_private=data_are_private)
+        return _NoiseOfTheRun(source, self.noise_repeats_for) if self.noise_repeats_for else source
+
+    def epsilon(self, num_steps: int | None = None, *, num_restarts: int = 0, num_scorings: int = 1) -> float:
+        return float("nan")
+
+
+# Cases
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCase:
+    """One setting of the training step to audit.
+
+    Attributes:
+      name: of the row.
+      mechanism: of one run; its ε is the claim.
+      num_records: of D.
+      num_workers: 1 or 2.
+      worst: the groups' gradients.
+      defect: of the core, built into the mechanism.
+      workers: what stands between the loop and its workers.
+      repeated_noise: whether all steps of a run get the same noise.
+      defect_name: in the table; None for the code as written.
+      breaks_claim: whether the defect costs more than is claimed.
+      runs_factor: multiplies the number of runs, for a case that needs many.
+    """
+
+    name: str
+    mechanism: Mechanism
+    num_records: int
+    num_workers: int = 1
+    worst: WorstCase = foreign
+    defect: Defect | None = None
+    workers: type[_Watched] = _Watched
+    repeated_noise: bool = False
+    defect_name: str | None = None
+    breaks_claim: bool = True
+    runs_factor: int = 1
+
+    @property
+    def claim(self) -> Claim:
+        """What is charged for a run, and the noise that it is charged for."""
+        return Claim(
+            epsilon=self.mechanism.epsilon(),
+            delta=self.mechanism.target_delta,
+            noise_std=self.mechanism.noise().std,
+        )
+
+
+_PAIRS = Mechanism(
+    num_records_public=7,
+    sampling_prob=1.0,
+    group_size=2,
+    l2_clip_norm=1.0,
+    noise_multiplier=1.0,
+    num_steps=1,
+    target_delta=0.127,
+)
+
+
+def standard_cases() -> tuple[StepCase, ...]:
+    """Return the cases of the command: each setting as written, then with its defects."""
+    one = StepCase(name="one-worker", mechanism=_PAIRS, num_records=6)
+    # A claim that few runs refute where the noise is 0.7 of it.
+    little = dataclasses.replace(
+        one,
+        name="little-noise",
+        mechanism=dataclasses.replace(_PAIRS, noise_multiplier=0.5),
+        runs_factor=4,
+    )
+    many = StepCase(
+        name="six-groups",
+        mechanism=dataclasses.replace(_PAIRS, num_records_public=13, target_delta=0.07),
+        num_records=12,
+        runs_factor=2,
+    )
+    order = dataclasses.replace(one, name="order", worst=in_order)
+    steps = dataclasses.replace(
+        one, name="two-steps", mechanism=dataclasses.replace(_PAIRS, num_steps=2, noise_multiplier=1.5)
+    )
+    short = StepCase(name="short-rest", mechanism=_PAIRS, num_records=2, runs_factor=4)
+    growing = StepCase(name="one-more-group", mechanism=_PAIRS, num_records=3)
+    empty = StepCase(name="empty-steps", mechanism=_PAIRS, num_records=1)
+    two = dataclasses.replace(one, name="two-workers", num_workers=2)
+
+    def with_defects(case: StepCase, *planted: Defect) -> tuple[StepCase, ...]:
+        wrong = [
+            dataclasses.replace(case, defect=each, defect_name=each.name, breaks_claim=each.breaks_claim)
+            for each in planted
+        ]
+        return case, *wrong
+
+    def among_workers(name: str, workers: type[_Watched], *, breaks_claim: bool = True) -> StepCase:
+        return dataclasses.replace(two, workers=workers, defect_name=name, breaks_claim=breaks_claim)
+
+    return (
+        *with_defects(
+            one,
+            defects.NO_NOISE,
+            defects.DOUBLE_NOISE,
+            defects.NOISE_OF_TENSORS,
+            defects.MEAN_CLIPPED,
+            defects.RECORDS_CLIPPED,
+        ),
+        *with_defects(little, defects.LESS_NOISE),
+        *with_defects(many, defects.BATCH_NORMALISED),
+        *with_defects(order, defects.NOT_PERMUTED),
+        steps,
+        dataclasses.replace(steps, repeated_noise=True, defect_name=defects.NOISE_OF_STEPS.name),
+        *with_defects(short, defects.MASK_LOST),
+        *with_defects(growing, defects.REALISED_DIVISOR),
+        *with_defects(empty, defects.QUIET_EMPTY),
+        two,
+        among_workers("no noise with two workers", _WithoutNoise),
+        among_workers("noise over the number of workers", _NoiseOverWorkers),
+        among_workers("noise of every worker", _NoiseOfEveryWorker, breaks_claim=False),
+        among_workers("every group dealt to both workers", _DealtTwice),
+    )
+
+
+def _released(case: StepCase, num_runs: int, has_canary: bool, seed: int | None, inner: Workers) -> Released:
+    """Return what `num_runs` runs release, at one worker; of them only the first one's counts."""
+    rows = list(range(case.num_records + 1)) if has_canary else [None]
+    parts = []
+    for turn, row in enumerate(rows):
+        share = -(-num_runs // len(rows))
+        parts.append(_one_training(case, share, row, None if seed is None else 100 * seed + turn, inner))
+    # Rows take turns, so that each part of the runs that is judged by itself has all of them.
+    noisy, clean = (
+        np.stack([getattr(part, name) for part in parts], axis=1).reshape(-1, *parts[0].noisy.shape[1:])
+        for name in ("noisy", "clean")
+    )
+    return Released(noisy[:num_runs], clean[:num_runs])
+
+
+def _one_training(
+    case: StepCase, num_runs: int, canary_row: int | None, seed: int | None, inner: Workers
+) -> Released:
+    """Train once, each run some steps of it, but for the first ones, on which a training of public data looks
+    at its groups more than once and planted mechanisms have drawn nothing yet."""
+    num_steps = case.mechanism.num_steps
+    mechanism = dataclasses.replace(case.mechanism, num_steps=(num_runs + 1) * num_steps)
+    divisor = mechanism.divisor
+    config = _Config(
+        mechanism=mechanism if case.defect is None else _planted(mechanism, case.defect),
+        network=_CraftedNetwork(),
+        optimizer=OptimizerConfig(name="sgd", learning_rate=1.0, momentum=0.0),
+        evaluation=EvaluationConfig(record_every_steps=0, also_untrained=False),
+        performance=PerformanceConfig(max_views_per_microbatch=64, device="cpu"),
+        num_augmentations=0,
+        seeded_non_private=seed is not None,
+        public_seed=seed or 0,
+        noise_repeats_for=num_steps if case.repeated_noise else 0,
+    )
+    size = mechanism.group_size
+    register(_TASK)
+    _TASK.gradient = partial(case.worst, group_size=int(size), dim=_DIM)
+    workers = case.workers(inner, config)
+    records = _records(case.num_records, canary_row)
+    # A seeded training is not private, so its records are declared public; all others are private.
+    data = TrainingData(
+        train=records,
+        index=None,
+        queries=None,
+        train_is_public=seed is not None,
+        evaluation_is_public=seed is not None,
+    )
+    train(config, data, workers=workers)
+    shape = (num_runs + 1, 1, num_steps, _DIM)
+    iterates = divisor * torch.stack(_TASK.iterates).numpy()
+    clean = divisor * torch.stack(workers.clean).numpy()
+    return Released((iterates[:-1] - iterates[1:]).reshape(shape)[1:], clean.reshape(shape)[1:])
+
+
+def audit_steps(
+    cases: Sequence[StepCase],
+    *,
+    num_runs: int = DEFAULT_RUNS,
+    confidence: float = 0.95,
+    seed: int | None = None,
+) -> list[AuditResult]:
+    """Run cases of `standard_cases` on D and on D', `num_runs` times each, and judge them.
+
+    Args:
+      cases: some of `standard_cases`; those on two workers start their two processes once.
+      num_runs: on each data set, times the case's factor.
+      confidence: of each row's bound.
+      seed: of all draws; the operating system's unless given.
+
+    Raises:
+      ConfigError: too few runs, or a confidence outside (0, 1).
+    """
+    check_numbers(num_runs, confidence)
+    apart = [case for case in cases if case.num_workers > 1]
+    found = dict(zip(map(id, apart), _on_two_workers(apart, num_runs, seed), strict=True))
+    results = []
+    for case in cases:
+        worlds = found.get(id(case)) or _both(case, num_runs, seed, SingleWorker())
+        results.append(
+            judge(
+                case.name,
+                *worlds,
+                case.claim,
+                confidence=confidence,
+                defect=case.defect_name,
+                must_exceed=case.defect_name is not None and case.breaks_claim,
+            )
+        )
+    return results
+
+
+def _both(case: StepCase, num_runs: int, seed: int | None, inner: Workers) -> tuple[Released, Released]:
+    num_runs *= case.runs_factor
+    seeds = (None, None) if seed is None else (2 * seed, 2 * seed + 1)
+    return (
+        _released(case, num_runs, False, seeds[0], inner),
+        _released(case, num_runs, True, seeds[1], inner),
+    )
+
+
+def _on_two_workers(
+    cases: Sequence[StepCase], num_runs: int, seed: int | None
+) -> list[tuple[Released, Released]]:
+    """Run cases in two processes, and return what the first one saw."""
+    if not cases:
+        return []
+    with tempfile.TemporaryDirectory() as folder:
+        named = [(case.name, case.defect_name) for case in cases]  # the cases themselves hold functions
+        given = (folder, named, num_runs, seed)
+        mp.spawn(_as_worker, args=given, nprocs=2)  # type: ignore[attr-defined, no-untyped-call]
+        loaded = [np.load(Path(folder) / f"{index}.npz") for index in range(len(cases))]
+        return [
+            (Released(each["noisy_0"], each["clean_0"]), Released(each["noisy_1"], each["clean_1"]))
+            for each in loaded
+        ]
+
+
+def _as_worker(
+    rank: int, folder: str, named: list[tuple[str, str | None]], num_runs: int, seed: int | None
+) -> None:
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+    known = {(case.name, case.defect_name): case for case in standard_cases()}
+    for index, name in enumerate(named):
+        without, with_canary = _both(known[name], num_runs, seed, DistributedWorkers())
+        if rank == 0:
+            np.savez(
+                Path(folder) / f"{index}.npz",
+                noisy_0=without.noisy,
+                clean_0=without.clean,
+                noisy_1=with_canary.noisy,
+                clean_1=with_canary.clean,
+            )
+    dist.destroy_process_group()
+
+
+def audit_command(
+    runs: int = DEFAULT_RUNS,
+    confidence: float = 0.95,
+    only: tuple[str, ...] = (),
+    seed: int | None = None,
+    json: bool = False,
+    markdown: bool = False,
+) -> int:
+    """Run the standard cases and print a row for each; return 0 if every row is as expected, else 1.
+
+    Args:
+      runs: runs on each of D and D'.
+      confidence: confidence of each row's bound.
+      only: run these cases alone.
+      seed: draw from this seed, not from the operating system; repeatable.
+      json: print one JSON list.
+      markdown: print the table as it stands in the documentation.
+
+    Raises:
+      ConfigError: an option is out of range.
+    """
+    cases = standard_cases()
+    names = list(dict.fromkeys(case.name for case in cases))
+    for name in only:
+        if name not in names:
+            raise ConfigError(unknown_choice("case", name, names))
+    if seed is not None and seed < 0:
+        raise ConfigError(f"seed must not be negative; got {seed}")
+    chosen = [case for case in cases if case.name in (only or names)]
+    results = audit_steps(chosen, num_runs=runs, confidence=confidence, seed=seed)
+    return print_rows(results, as_json=json, as_markdown=markdown)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Raises:
+      ConfigError: an option is unknown or out of range.
+    """
+    code: int = run_command(
+        audit_command, prog="python -m trainers.audit", description=__doc__, arguments=arguments
+    )
+    return code
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)
