@@ -11,6 +11,11 @@ def _convolution(shape: Shape, *more: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Conv2d(shape[0], 4, 3, padding=1), *more, nn.AdaptiveAvgPool2d(2), nn.Flatten())
 
 
+def plain(shape: Shape) -> nn.Module:
+    """Mixes no records."""
+    return _convolution(shape, nn.ReLU())
+
+
 def batch_norm(shape: Shape) -> nn.Module:
     """Uses statistics across records."""
     return _convolution(shape, nn.BatchNorm2d(4))

@@ -284,6 +284,7 @@ CHANGES = {
     "--score-every-steps": "5",
     "--test-fraction": "0.3",
     "--image-size": "9",
+    "--max-image-pixels": "60000000",
     "--dataset": "{own}",
     "--evaluate-on": "{own}",
     "--data-is": "private",
@@ -327,6 +328,7 @@ WITH_OTHERS: dict[str, tuple[tuple[str, ...], str]] = {
     "--score-noise-multiplier": (NOISED, "6"),
     "--batch-cap": (("--method", "dp_sgd"), "90"),
     "--unit-column": (("--dataset", "{own}", "--num-records-public", "200"), "person"),
+    "--mixes-no-records": (("--network", "tests.sweeps.networks:plain"), ""),
 }
 PAIRS_ALONE = {
     *("--pretrained", "--lora-rank", "--lora-alpha", "--lora-targets", "--lora-towers"),
@@ -377,7 +379,7 @@ def test_fingerprint_changes_with_options_that_need_others(
 ) -> None:
     others, value = WITH_OTHERS[option]
     given = [*QUICK, "--expected-batch-size", "32", *(each.format(own=own) for each in others)]
-    assert fingerprint(*given, option, value) != fingerprint(*given)
+    assert fingerprint(*given, option, *([value] if value else [])) != fingerprint(*given)
 
 
 @pytest.mark.parametrize("option", [*NO_CHANGES, *NO_CHANGE_FLAGS])
