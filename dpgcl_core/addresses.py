@@ -52,6 +52,7 @@ _HARMLESS = frozenset(
     ]
 )
 _VALUE = re.compile(r"[\w./+-]*")
+_SCHEMA = re.compile(r"-c ?search_path=[\w,]+")
 # Named, so that a reader sees what stood there; the name of any other parameter may be a secret itself.
 _NAMED = frozenset(("password", "passwd", "pwd", "token", "key", "secret", "sslpassword", "access_token"))
 _KEYWORD = r"[\w-]*(?:password|passwd|pwd|passphrase|token|secret|(?:api|access|account)[_-]?key|signature)"
@@ -187,7 +188,10 @@ def _user(user: str, *, is_database: bool) -> str:
 def _query(query: str) -> str:
     def shown(parameter: str) -> str:
         name, equals, value = parameter.partition("=")
-        if equals and name.lower() in _HARMLESS and _VALUE.fullmatch(unquote(value)):
+        known, text = name.lower(), unquote(value)
+        if equals and known in _HARMLESS and _VALUE.fullmatch(text):
+            return parameter
+        if equals and known == "options" and _SCHEMA.fullmatch(text):
             return parameter
         return f"{name}={HIDDEN}" if equals and name.lower() in _NAMED else HIDDEN
 

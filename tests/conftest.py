@@ -87,8 +87,9 @@ class TimesPerMarker:
 
     @staticmethod
     def _markers(report: Any) -> Iterator[str]:
-        yield next((name for name in WHEN if name in report.markers), "unmarked")
-        yield from (name for name in ("ray", "server") if name in report.markers)
+        markers = getattr(report, "markers", ())  # none in the report of a test process that died
+        yield next((name for name in WHEN if name in markers), "unmarked")
+        yield from (name for name in ("ray", "server") if name in markers)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if not self._tests:

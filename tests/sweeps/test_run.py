@@ -25,6 +25,7 @@ from sweeps.service.options.service import ServiceOptions
 from sweeps.service.running import sweep as service
 from sweeps.service.running.clock import SystemClock
 from sweeps.service.running.tune import RaySession, max_concurrent_trials, ray_session
+from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import Driver, contents, plan, run, run_script, write_npz
 from trainers.config.training import PerformanceConfig
 from trainers.tracking.server import connect
@@ -122,6 +123,7 @@ def test_sweep_keeps_all_in_the_storage_folder(whole: Whole) -> None:
     assert kept == {"mlartifacts", "mlflow.db", "sweeps"}
     assert {path.name for path in whole.folder.iterdir() if path.is_dir()} == {
         "checkpoints",
+        "drawn",
         "started",
         "trials",
     }
@@ -307,8 +309,7 @@ def test_private_training_releases_only_what_may_be_released(pair: Pair) -> None
 def test_failure_on_two_workers_is_told_and_not_repeated(pair: Pair) -> None:
     assert pair.code == 1
     assert "failed: S4-Na1-private-r1 (RuntimeError (its message is withheld" in pair.said
-    drawn = json.loads((pair.folder / "drawn" / "S4-Na1-private-r1.json").read_text())
-    assert drawn["num_attempts"] == 1
+    assert SweepFolder(pair.folder).starts("S4-Na1-private-r1").num_starts == 1
 
 
 @pytest.mark.ci

@@ -85,6 +85,7 @@ def trial(tmp_path: Path) -> ray_worker.RayTrial:
         name="one",
         config=make_config(num_steps=2),
         checkpoint_folder=tmp_path / "checkpoints",
+        count_file=tmp_path / "drawn.json",
         ray_folder=tmp_path / "ray",
         code_root=None,
         gpus_per_worker=0,

@@ -293,7 +293,7 @@ class SealedFolder:
         """Make all that will lie in `trusted/`, whose own times others see: they are those of the start."""
         self.trusted.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.trusted.path.chmod(0o700)
-        for name in ("trials", "checkpoints", "started", "ray", self.outgoing.name):
+        for name in ("trials", "checkpoints", "started", "drawn", "ray", self.outgoing.name):
             (self.trusted.path / name).mkdir(exist_ok=True)
 
     def _read(self, path: Path) -> Begun:

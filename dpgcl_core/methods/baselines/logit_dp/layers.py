@@ -162,16 +162,20 @@ class Share:
         return torch.einsum("rgbom,rbim->gboi", _by_block(b, self.part.blocks), a).flatten(1)
 
     def as_formed(self) -> Share:
-        """Return the same share with formed gradients, for a product with one that has them."""
+        """Return the same share with gradients formed in float64, for a product with one that has them.
+
+        In float64, because these are the gradients whose own lengths the kernel has measured in it: rounded
+        ones would be others, and where the pair's two terms cancel the norm would be too small.
+        """
         if self.formed:
             return self
-        a = self.part.a
+        a, b = self.part.a, self.values.double()
         if self.part.is_index:
-            table = F.one_hot(a.clamp_min(0), self.part.parameter.shape[0]).float() * (a >= 0)[..., None]
+            table = F.one_hot(a.clamp_min(0), self.part.parameter.shape[0]).double() * (a >= 0)[..., None]
             a = table.transpose(1, 2)[:, None]
-            values = torch.einsum("rkom,rbim->rkbio", self.values, a)
+            values = torch.einsum("rkom,rbim->rkbio", b, a)
         else:
-            values = torch.einsum("rkbom,rbim->rkboi", _by_block(self.values, self.part.blocks), a)
+            values = torch.einsum("rkbom,rbim->rkboi", _by_block(b, self.part.blocks), a.double())
         return dataclasses.replace(self, formed=True, values=values.flatten(2))
 
 
