@@ -93,12 +93,15 @@ class Account:
     Proposition. Let the rows known when a loss is stated be rows of the lost ledger, too; let no cap in a
     lost row exceed the highest one known, and no training there have drawn beyond its reservation. Then the
     charge after `lose` is at least everything that was executed, or still is, under known and lost rows.
-    Sketch: the lost ledger admitted each charge within the
-    cap in force then, at most the highest one, so all it ever charged is at most that cap's budget (for
-    quotas: every class's quota), which is the charge now; a refund cannot lower it, for reservations known
-    then count as settled in full, and what is admitted later is added to it. If charges were added after
-    the rows were lost (`on_top`), what both lines of rows have charged is at most the sum of the known
-    charge and the budget, which is the charge then.
+    Sketch: let B be the highest cap's budget (for quotas: every class's quota) and m = `num_budgets` of a
+    ledger. All it ever charged is at most m B: without a loss m = 1, for each charge was admitted within the
+    cap in force then. A loss of rows of a ledger with m' raises the charge to m' B at least, and m to m' at
+    least, which dominates what was executed under the lost rows; a refund cannot lower it, for reservations
+    known then count as settled in full, and what is admitted later is added to it. If charges were added
+    after the rows were lost (`on_top`), what both lines of rows have charged is at most the sum of the known
+    charge and m' B, which is the charge then, at most (m + m') B. The heads of the data set carry m', so it
+    is known although the lost rows, losses among them, are not: the same backup put back a second time is
+    charged what the first time ended with. m never sinks, in the ledger and on the mark.
     """
 
     dataset_id: str
@@ -111,6 +114,7 @@ class Account:
     rows: list[int] = field(default_factory=list)
     closed: bool = False
     num_losses: int = 0
+    num_budgets: int = 1
     reservations: dict[int, Reservation] = field(default_factory=dict)
     sealed: dict[int, SealedReservation] = field(default_factory=dict)
     _steps: Counter[StepClass] = field(default_factory=Counter)
@@ -156,10 +160,11 @@ class Account:
         parts = [part for part in (self._lost_rdp, of_steps, *curves) if part]
         return math.nextafter(math.fsum(parts), math.inf) if len(parts) > 1 or curves else sum(parts)
 
-    def lose(self, *, on_top: bool, close: bool) -> None:
-        """Charge the whole cap for rows that are lost; see the class.
+    def lose(self, num_budgets: int = 1, *, on_top: bool, close: bool) -> None:
+        """Charge the whole cap for rows that are lost, `num_budgets` times; see the class.
 
         Args:
+          num_budgets: of the lost ledger.
           on_top: whether to add it to what is charged already, instead of raising the charge to it.
           close: whether to admit nothing any more, whatever the cap.
         """
@@ -170,16 +175,22 @@ class Account:
         budget = highest.filter()
         if isinstance(budget, QuotaFilter):
             for step_class, quota in highest.quotas:
-                known_steps = self._steps[step_class]
-                self._steps[step_class] = known_steps + quota if on_top else max(known_steps, quota)
+                known_steps, whole_quota = self._steps[step_class], num_budgets * quota
+                self._steps[step_class] = (
+                    known_steps + whole_quota if on_top else max(known_steps, whole_quota)
+                )
         else:
-            spent, whole = self.rdp_spent(), budget.rdp_budget
+            spent, whole = self.rdp_spent(), num_budgets * budget.rdp_budget
+            whole = math.nextafter(whole, math.inf) if num_budgets > 1 else whole
             self._lost_rdp = (
                 math.nextafter(spent + whole, math.inf) if on_top and spent else max(spent, whole)
             )
             self._covered_steps = Counter(self._steps)
             self._covered_sealed = frozenset(self.sealed)
-        share = (Fraction(highest.sealed_epsilon), Fraction(highest.sealed_delta))
+        share = (
+            num_budgets * Fraction(highest.sealed_epsilon),
+            num_budgets * Fraction(highest.sealed_delta),
+        )
         more = [
             part if on_top else max(Fraction(), part - known)
             for part, known in zip(share, self.sealed_spent(), strict=True)
@@ -187,6 +198,7 @@ class Account:
         self._lost_sealed = (self._lost_sealed[0] + more[0], self._lost_sealed[1] + more[1])
         self.closed = self.closed or close
         self.num_losses += 1
+        self.num_budgets = self.num_budgets + num_budgets if on_top else max(self.num_budgets, num_budgets)
 
     def check_use(self, unit: str, neighboring_relation: str) -> None:
         """Raise LedgerError unless a training's unit and relation are the registered ones."""

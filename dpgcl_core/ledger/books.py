@@ -40,8 +40,14 @@ class Books:
 
     def head_of(self, dataset_id: str) -> Head:
         """Return the head as it was after the last row of a data set; rows of others do not move it."""
-        number = self.account(dataset_id).rows[-1]
-        return Head(ledger_id=self.ledger_id, num_entries=number, head_hash=self.hashes[number - 1])
+        account = self.account(dataset_id)
+        number = account.rows[-1]
+        return Head(
+            ledger_id=self.ledger_id,
+            num_entries=number,
+            head_hash=self.hashes[number - 1],
+            num_budgets=account.num_budgets,
+        )
 
     def has(self, head: Head) -> bool:
         """Return whether these entries begin with those that the head was taken over, all of them."""
@@ -179,11 +185,13 @@ class Books:
         on_top, close = entry.facts["on_top"], entry.facts["closed"]
         if check and not on_top and any(self.was_used_since(account, head) for head in lost):
             raise LedgerError("it states a loss that must be charged on top of what is known")
-        account.lose(on_top=on_top, close=close)
+        num_budgets = max(head.num_budgets for head in lost)
+        account.lose(num_budgets, on_top=on_top, close=close)
         self.lost |= lost
+        times = "" if num_budgets == 1 else f", {num_budgets} times"
         self.notes.append(
             f"entry {entry.number}: rows of {account.dataset_id!r} were lost; "
-            + ("it is closed" if close else "its whole cap is charged for them")
+            + ("it is closed" if close else f"its whole cap is charged for them{times}")
         )
         return account
 

@@ -33,20 +33,41 @@ class Head:
       ledger_id: of the ledger.
       num_entries: rows so far.
       head_hash: hash of the last of them, hexadecimal.
+      num_budgets: how many times its highest cap a data set may have been charged, see `Account`; not
+        hashed. More than 1 only in the head of a data set with a loss that was charged on top. Marks, plans
+        and statements without it are of a version that could not state a loss: 1.
     """
 
     ledger_id: str
     num_entries: int
     head_hash: str
+    num_budgets: int = 1
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.num_entries, int) and not isinstance(self.num_entries, bool)
+        numbers = (self.num_entries, self.num_budgets)
+        whole = all(isinstance(each, int) and not isinstance(each, bool) for each in numbers)
         text = isinstance(self.ledger_id, str) and isinstance(self.head_hash, str)
-        if not (whole and text and self.num_entries >= 1 and len(self.head_hash) == 64):
+        if not (whole and text and min(numbers) >= 1 and len(self.head_hash) == 64):
             raise LedgerError(
-                "a ledger's head needs ledger_id (text), num_entries (at least 1) and head_hash (64 digits); "
-                f"got {self.ledger_id!r}, {self.num_entries!r}, {self.head_hash!r}"
+                "a ledger's head needs ledger_id (text), num_entries (at least 1) and head_hash (64 digits), "
+                f"and num_budgets of at least 1; got {self.ledger_id!r}, {self.num_entries!r}, "
+                f"{self.head_hash!r}, {self.num_budgets!r}"
             )
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> Head:
+        """Return the head that a mark, a plan or a statement names among other values.
+
+        Raises:
+          KeyError: a value is missing.
+          LedgerError: a value is invalid.
+        """
+        return cls(
+            ledger_id=facts["ledger_id"],
+            num_entries=facts["num_entries"],
+            head_hash=facts["head_hash"],
+            num_budgets=facts.get("num_budgets", 1),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -274,7 +274,8 @@ class Ledger:
     ) -> None:
         """Record that rows of a data set are lost for good, and charge its whole cap for them.
 
-        Everything that the rows may have admitted is within the highest cap; see `Account`. Reservations
+        Everything that the rows may have admitted is within the highest cap, as many times as their head
+        says (a lost row may itself have stated a loss, charged on top); see `Account`. Reservations
         known so far are settled in full: their trainings cannot resume. A cap that was raised in a lost row
         must be raised again first. A cap that is raised later holds what it adds.
 
@@ -533,7 +534,8 @@ class Ledger:
 
             def successor(place: Place, head: Head) -> Head | None:
                 books.check_has(head, f"the mark on {place.data}")
-                is_new_enough = books.has(head) and head.num_entries >= newest.num_entries
+                has_all = head.num_entries >= newest.num_entries and head.num_budgets >= newest.num_budgets
+                is_new_enough = books.has(head) and has_all
                 return None if is_new_enough else newest
 
             return sum(advance_marks(each, dataset_id, partial(successor, each), newest) for each in known)

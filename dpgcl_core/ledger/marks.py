@@ -198,8 +198,7 @@ def _values(path: Path) -> dict[str, Any] | None:
 
 def _mark(path: Path, values: dict[str, Any]) -> tuple[str, Head]:
     try:
-        head = Head(**{name: values[name] for name in ("ledger_id", "num_entries", "head_hash")})
-        return str(values["dataset_id"]), head
+        return str(values["dataset_id"]), Head.from_facts(values)
     except (KeyError, LedgerError) as error:
         raise LedgerError(f"{path} cannot be read ({type(error).__name__}); restore it") from error
 

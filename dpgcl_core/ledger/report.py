@@ -139,7 +139,7 @@ def statement_of(account: Account, head: Head) -> LedgerStatement:
         delta=cap.delta,
         rule="step quotas composed by PLD" if cap.quotas else f"RDP filter at order {cap.order:g}",
         num_raised=account.num_raised,
-        head=head,
+        head=replace(head, num_budgets=account.num_budgets),
     )
 
 
@@ -153,7 +153,7 @@ def read_head(path: Path) -> Head:
         values: Any = json.loads(path.read_text())
         for name in ("ledger", "head"):
             values = values.get(name, values)
-        return Head(**{name: values[name] for name in ("ledger_id", "num_entries", "head_hash")})
+        return Head.from_facts(values)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise LedgerError(
             f"{path} is no statement with a ledger's head ({type(error).__name__}); it needs ledger_id, "

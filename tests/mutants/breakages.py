@@ -733,6 +733,25 @@ BREAKAGES = (
         ),
     ),
     Breakage(
+        name="loss that was charged on top is refunded by the same backup",
+        file="dpgcl_core/ledger/books.py",
+        before="num_budgets = max(head.num_budgets for head in lost)",
+        after="num_budgets = 1",
+        tests=(
+            "tests/dpgcl_core/ledger/test_old_copies.py"
+            "::test_same_backup_put_back_again_refunds_no_loss_that_was_charged_on_top",
+        ),
+    ),
+    Breakage(
+        name="mark does not carry that a loss was charged on top",
+        file="dpgcl_core/ledger/account.py",
+        before="self.num_budgets + num_budgets if on_top",
+        after="self.num_budgets if on_top",
+        tests=(
+            "tests/dpgcl_core/ledger/test_old_copies.py::test_heads_outside_carry_how_many_budgets_were_charged",
+        ),
+    ),
+    Breakage(
         name="reservations known before a loss are refunded",
         file="dpgcl_core/ledger/account.py",
         before="if known.num_steps_executed is None:",
