@@ -11,13 +11,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from dpgcl_core.clipping.cross_record import refuse_written_buffers
+from dpgcl_core.clipping.isolation import refuse_changed_state, whole_state
 from dpgcl_core.clipping.types import GroupInputs, GroupReport, no_sum, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.passes import groups_of_a_pass
@@ -79,7 +80,7 @@ class _Run:
     observer: Observer
     device: torch.device
     total: Tensor
-    buffers: dict[str, Tensor]
+    states: list[tuple[nn.Module, dict[str, Any]]]
     max_views: int
     beside: ThreadPoolExecutor
     step: int = 0
@@ -165,7 +166,7 @@ def _step(run: _Run) -> None:
     drawn = _draw_noise(run, law)
     run.total.zero_()
     reports = _add_clipped_sum(run, groups, run.total, run.config.num_augmentations)
-    refuse_written_buffers(run.encoder, run.buffers)
+    _refuse_changed(run)
     run.workers.sum_at_first(run.total)
     recorded, bare_norm = observer.wants(run.step), None
     if recorded:
@@ -182,6 +183,12 @@ def _step(run: _Run) -> None:
     noisy = run.total.float()  # rounded already, where noise was added
     run.workers.share(noisy)
     _apply(run, noisy / mechanism.divisor)
+
+
+def _refuse_changed(run: _Run) -> None:
+    """Refuse networks of which a pass changed more than the optimizer may: it would be released."""
+    for network, before in run.states:
+        refuse_changed_state(network, before)
 
 
 def _draw_noise(run: _Run, law: GaussianNoise) -> Callable[[], Tensor] | None:
@@ -292,6 +299,8 @@ def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memor
     look_at_engine(config, encoder, shape)
     fits = max_views(config, encoder, shape, memory_share=memory_share)
     refuse_mixing_network(config, encoder, shape, fits)
+    average = average_of(config, encoder)
+    networks: list[nn.Module] = [encoder, *([average.network] if average else [])]
     return _Run(
         config=config,
         task=task,
@@ -300,13 +309,13 @@ def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memor
         randomness=randomness,
         encoder=encoder,
         optimizer=build_optimizer(config.optimizer, trainable_parameters(encoder)),
-        average=average_of(config, encoder),
+        average=average,
         observer=Observer(
             config, train_is_public=data.train_is_public, evaluation_is_public=data.evaluation_is_public
         ),
         device=device,
         total=no_sum(encoder),
-        buffers={name: buffer.clone() for name, buffer in encoder.named_buffers()},
+        states=[(network, whole_state(network)) for network in networks],
         max_views=fits,
         beside=ThreadPoolExecutor(_THREADS_BESIDE),
     )
@@ -332,6 +341,7 @@ def _resume(run: _Run, checkpoints: CheckpointFolder | None) -> Attempt:
 def _save(run: _Run, checkpoints: CheckpointFolder) -> None:
     if run.workers.rank > 0:
         return
+    _refuse_changed(run)
     checkpoints.save(
         Checkpoint(
             step=run.step,
@@ -394,6 +404,7 @@ def _finish(run: _Run, attempt: Attempt, timing: dict[str, float], num_scorings:
         return TrainingResult(metrics={}, series={}, encoder=run.released)
     started = time.perf_counter()
     scores = _scores(run)
+    _refuse_changed(run)
     mechanism, num_restarts = run.config.mechanism, attempt.num_restarts
     if mechanism.num_restart_steps is None:
         num_steps_charged = run.step + attempt.num_steps_repeated
