@@ -282,6 +282,16 @@ BREAKAGES = (
         ),
     ),
     Breakage(
+        name="a scored record leaves something in a foreign network",
+        file="trainers/training/release.py",
+        before="batch_size=1, device=device, isolate=isolate)",
+        after="batch_size=1, device=device)",
+        tests=(
+            "tests/trainers/training/test_release.py"
+            "::test_scored_record_reaches_no_other_records_answer_and_no_released_buffer",
+        ),
+    ),
+    Breakage(
         name="a step's last pass is not filled up",
         file="trainers/training/loop.py",
         before="    groups = groups.filled_up(at_once)",
