@@ -29,6 +29,9 @@ norms, each at most C. In another *place* of the pass, row or tile, kernels may 
 allow a contribution 4e-6 C for it in float32, and 2e-2 C in bfloat16 and float16, where a last digit is 4e-3;
 small built-in networks were measured not to move at all. The couplings leave the others in their places, so
 no sensitivity needs this margin.
+M is public, but a caller may let it follow the memory that is free, with the
+data loaded: for a neighbour of another size it may be another one, and contributions then move, by 8e-7 C as
+measured in float32, within the same margin. Give M where this must not be.
 Where inputs take a way through the network that one pass cannot separate, each group of that pass is looked
 at alone, in the same shape, and goes one by one if it takes such a way itself: a decision about that group.
 

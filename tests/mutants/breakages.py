@@ -294,8 +294,8 @@ BREAKAGES = (
     Breakage(
         name="a step's last pass is not filled up",
         file="trainers/training/loop.py",
-        before="    groups = groups.filled_up(at_once)",
-        after="    groups = groups.filled_up(1)",
+        before="    num_drawn, groups = len(groups), groups.filled_up(at_once)",
+        after="    num_drawn, groups = len(groups), groups.filled_up(1)",
         tests=("tests/trainers/training/test_companions.py::test_every_pass_of_a_training_has_one_shape",),
     ),
     Breakage(

@@ -239,16 +239,31 @@ def _add_clipped_sum(
     draws = run.randomness.generator(run.step, "statistics") if rule.needs_draws else None
     if rule.whole_batch:
         at_once = len(groups)
-    groups = groups.filled_up(at_once)  # every microbatch has one shape, whatever was drawn
+    num_drawn, groups = len(groups), groups.filled_up(at_once)  # one shape, whatever was drawn
     beside = run.beside if config.performance.prefetch else None
-    microbatches = [groups.take(slice(start, start + at_once)) for start in range(0, len(groups), at_once)]
-    made = in_turn(lambda some: _inputs(run, some.rows, num_augmentations), microbatches, beside)
+    starts = range(0, len(groups), at_once)
+    microbatches = [groups.take(slice(start, start + at_once)) for start in starts]
+
+    def make(start: int) -> GroupInputs:
+        rows = groups.rows[start : start + at_once]
+        return _zeros_behind(_inputs(run, rows, num_augmentations), num_drawn - start)
+
+    made = in_turn(make, starts, beside)
     return [
         add_clipped_sum(
             rule, total, run.encoder, objective, inputs, scale, draws, torch.from_numpy(some.complete)
         )
         for some, inputs in zip(microbatches, made, strict=True)
     ]
+
+
+def _zeros_behind(inputs: GroupInputs, num_groups: int) -> GroupInputs:
+    """Return inputs whose groups behind the first `num_groups` are zeros: no record fills a pass up."""
+    each = (inputs,) if isinstance(inputs, Tensor) else inputs
+    if num_groups >= len(each[0]):
+        return inputs
+    zeroed = tuple(torch.cat([leaf[:num_groups], torch.zeros_like(leaf[num_groups:])]) for leaf in each)
+    return zeroed[0] if isinstance(inputs, Tensor) else zeroed
 
 
 def _inputs(run: _Run, groups: NDArray[np.int64], num_augmentations: int) -> GroupInputs:

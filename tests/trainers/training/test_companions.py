@@ -106,6 +106,19 @@ def test_every_pass_of_a_training_has_one_shape(monkeypatch: pytest.MonkeyPatch)
     assert len(shapes) == 1
 
 
+def test_groups_that_fill_a_pass_up_are_zeros_and_no_record() -> None:
+    """Row 0, which their slots stand for, would decide how the last pass goes."""
+    run, seen = _prepared("tiny_cnn", "float32"), []
+    _contribution(run, [5, 9], 0)  # with the self-check's passes
+    run.encoder.backbone.register_forward_pre_hook(lambda module, args: seen.append(args[0].clone()))
+    _contribution(run, [5, 9], 0)
+    assert seen
+    for rows in seen:
+        shown = rows.flatten(1).any(1)
+        assert shown[0]
+        assert not shown[len(shown) // 2 :].any()
+
+
 class MixesLargeBatches(torch.nn.Module):
     """Normalises over the batch when more than 40 rows come."""
 
