@@ -69,8 +69,10 @@ def isolated(*networks: nn.Module) -> Iterator[None]:
     before += [_ClassHeld(cls) for cls in _classes_of(modules)]
     try:
         _copy_all(modules)
+        torch.clear_autocast_cache()
         yield
     finally:
+        torch.clear_autocast_cache()
         for each in before:
             each.put_back()
 
