@@ -40,8 +40,8 @@ from dpgcl_core.clipping.clipper import FLAT
 from dpgcl_core.clipping.cross_record import (
     refuse_batch_statistics,
     refuse_mixed_groups,
-    refuse_written_buffers,
 )
+from dpgcl_core.clipping.isolation import refuse_changed_state, whole_state
 from dpgcl_core.clipping.types import (
     GroupInputs,
     Objective,
@@ -193,7 +193,7 @@ class PrivateTraining:
         )
         self._open: DrawnGroups | None = None
         self._check_loss()
-        self._buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        self._state = whole_state(model, modes=False)  # between steps the caller may change modes
 
     def __iter__(self) -> Iterator[GroupInputs]:
         """Yield the inputs of each remaining step, drawn in secret: `[groups, group_size, views, ...]`.
@@ -241,7 +241,7 @@ class PrivateTraining:
 
         Raises:
           ConfigError: nothing was drawn since the last step, the number of groups is another, or the model
-            wrote to a buffer.
+            wrote to a buffer or holds other parts.
         """
         if self._open is None:
             raise ConfigError("one draw is for one step: take the next batch of groups from the iteration")
@@ -251,7 +251,7 @@ class PrivateTraining:
         self._open = None
         parameters = trainable_parameters(self._model)
         total = self._clipped_sum(leaves, drawn, parameters[0].device)
-        refuse_written_buffers(self._model, self._buffers)
+        refuse_changed_state(self._model, self._state, modes=False)
         noise = self.mechanism.noise(num_summed=self._randomness.num_summed_normals)
         secret = self._randomness.generator(self.num_steps_taken, "noise")
         noise.add_rounded_once(total, noise.draw(len(total), secret).to(total.device))

@@ -28,7 +28,9 @@ exactly zero. What is left is the rounding of the sum over groups: below M·2⁻
 norms, each at most C. In another *place* of the pass, row or tile, kernels may round otherwise. The tests
 allow a contribution 4e-6 C for it in float32, and 2e-2 C in bfloat16 and float16, where a last digit is 4e-3;
 small built-in networks were measured not to move at all. The couplings leave the others in their places, so
-no sensitivity needs this margin.
+no sensitivity needs this margin. M is public, but a caller may let it follow the memory that is free, with
+the data loaded: for a neighbour of another size it may be another one, and contributions then move, by 8e-7 C
+as measured in float32, within the same margin. Give M where this must not be.
 Where inputs take a way through the network that one pass cannot separate, each group of that pass is looked
 at alone, in the same shape, and goes one by one if it takes such a way itself: a decision about that group.
 
@@ -295,6 +297,7 @@ def _plain(
     """The plain gradient of all complete groups at once, for runs without clipping."""
     if complete is not None and not complete.all():  # nothing is hidden here, so shapes may follow the data
         return _plain_of_some(total, parameters, objective, inputs, complete)
+    torch.clear_autocast_cache()
     losses = objective(inputs)
     flat = flat_gradient(torch.autograd.grad(losses.sum(), parameters, allow_unused=True), parameters)
     finite = torch.isfinite(flat).all()
@@ -346,6 +349,7 @@ def _loop(
     norms, losses, finites = [], [], []
     runs = runs_of(parameters, owners)
     for index in range(_num_groups(inputs)):
+        torch.clear_autocast_cache()
         group = _groups(inputs, index, index + 1)
         if isolated is None:
             loss = objective(group)
@@ -468,6 +472,7 @@ def _one_pass(
     complete: Tensor | None = None,
 ) -> GroupReport:
     """One forward and one backward pass; every layer's gradient separated by group."""
+    torch.clear_autocast_cache()
     gradients = per_group_gradients(
         model,
         parameters,

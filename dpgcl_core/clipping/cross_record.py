@@ -1,4 +1,4 @@
-"""No record may reach what another one contributes: refused by type of layer, by probing, by written buffers.
+"""No record may reach what another one contributes: refused by type of layer, by probing, by written state.
 
 The sensitivity of a group's gradient holds only if nothing that is computed of one record depends on the
 records beside it, in its batch or in an earlier one. These are tests, not proofs: a module that mixes records
@@ -9,14 +9,21 @@ groups are taken one at a time (`dpgcl_core.clipping.isolation`), unless its aut
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from dpgcl_core.clipping.isolation import attributes_of, first_changed, kept_attributes
+from dpgcl_core.clipping.isolation import (
+    attributes_of,
+    changed_state,
+    first_changed,
+    isolated,
+    networks_of,
+    whole_state,
+)
 from dpgcl_core.clipping.types import GroupInputs, Objective, trainable_parameters
 from dpgcl_core.errors import ConfigError
 
@@ -67,25 +74,24 @@ def refuse_mixed_groups(
       ConfigError: which of the rules is broken.
     """
     device = inputs[0].device
-    # Not `state_dict`, which a model may override.
-    tensors = dict((*model.named_parameters(), *model.named_buffers()))
-    before, attributes = (
-        {name: value.detach().clone() for name, value in tensors.items()},
-        attributes_of(model),
-    )
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), kept_attributes(model):
+    networks = {network: None for network in (model, *networks_of(objective))}
+    with (
+        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        isolated(*networks),
+    ):
+        before = [(each, whole_state(each, weights=True), attributes_of(each)) for each in networks]
         try:
             for scale in _SCALES:
                 _refuse_companions(model, objective, _scaled(inputs, scale), _scaled(others, scale))
             _refuse_counting(objective, inputs)
         finally:
-            now = dict((*model.named_parameters(), *model.named_buffers()))
-            written = [n for n in dict.fromkeys([*before, *now]) if not _same(before.get(n), now.get(n))]
-            changed = first_changed(model, attributes)
-            _put_back(model, tensors, before)
-    if written or changed:
+            changed = [
+                changed_state(each, state, weights=True) or first_changed(each, held)
+                for each, state, held in before
+            ]
+    if any(changed):
         raise ConfigError(
-            f"the loss writes {(written or [changed])[0]!r} of the model; such state would carry un-noised "
+            f"the loss writes {next(filter(None, changed))!r} of the model; such state would carry un-noised "
             "data into the released model, and from one group to the next. Keep nothing between passes"
         )
 
@@ -153,40 +159,13 @@ def _refuse_counting(objective: Objective, inputs: tuple[Tensor, ...]) -> None:
         )
 
 
-def _put_back(model: nn.Module, tensors: dict[str, Tensor], before: dict[str, Tensor]) -> None:
-    """Give the model its tensors again, those that were exchanged and those that were written to."""
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            tensor.copy_(before[name])
-            owner = model.get_submodule(name.rpartition(".")[0])
-            if not isinstance(tensor, nn.Parameter):
-                owner._buffers[name.rpartition(".")[2]] = tensor
-
-
 def _as_given(inputs: tuple[Tensor, ...]) -> GroupInputs:
     return inputs[0] if len(inputs) == 1 else inputs
-
-
-def _same(before: Tensor | None, after: Tensor | None) -> bool:
-    return before is not None and after is not None and torch.equal(before, after)
 
 
 def _equal(before: Tensor, after: Tensor) -> bool:
     """Whether two tensors of one shape are the same bit for bit, up to the sign of zero; nan is nan."""
     return bool(((before == after) | (before.isnan() & after.isnan())).all())
-
-
-def refuse_written_buffers(encoder: nn.Module, before: Mapping[str, Tensor]) -> None:
-    """Refuse a network whose buffers are no longer what they were before the training.
-
-    A buffer that follows the data would be released without noise; `refuse_cross_record` saw random images.
-
-    Raises:
-      ConfigError: names the buffer.
-    """
-    for name, buffer in encoder.named_buffers():
-        if not torch.equal(buffer, before[name]):
-            raise ConfigError(f"the network wrote its buffer {name!r} during training; keep no such state")
 
 
 def refuse_cross_record(encoder: nn.Module, image_shape: tuple[int, int, int]) -> None:
@@ -231,15 +210,13 @@ def _made_up_images(image_shape: tuple[int, int, int], generator: torch.Generato
 
 
 def _refuse_written_state(probe: nn.Module, images: Tensor) -> None:
-    """Refuse a pass that changes the state dictionary: running statistics, data-dependent initial values."""
-    before, attributes = {n: value.clone() for n, value in probe.state_dict().items()}, attributes_of(probe)
+    """Refuse a pass that changes state: running statistics, data-dependent initial values."""
+    before, attributes = whole_state(probe, weights=True), attributes_of(probe)
     probe(images)
-    now = probe.state_dict()
-    written = [name for name, value in now.items() if not _same(before.get(name), value)]
-    written += [name] if (name := first_changed(probe, attributes)) else []
+    written = changed_state(probe, before, weights=True) or first_changed(probe, attributes)
     if written:
         raise ConfigError(
-            f"the network writes {written[0]!r} while it embeds images; such state would carry un-noised "
+            f"the network writes {written!r} while it embeds images; such state would carry un-noised "
             "data into the released model. Keep nothing between passes"
         )
 

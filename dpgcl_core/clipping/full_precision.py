@@ -5,7 +5,10 @@ A process can be set to compute float32 products in bfloat16 or TensorFloat32
 have an effect depends on the processor. So every gradient rule enters `full_precision` before its forward
 pass and leaves it after the sum: norms are computed from the tensors that are summed, at the accuracy that
 the margin of `dpgcl_core.clipping.clipper` needs, and every processor runs the same passes. A network that is
-meant to run in low precision has an autocast of its own around its forward pass.
+meant to run in low precision has an autocast of its own around its forward pass. Such an inner autocast
+casts weights once and keeps the casts until the outermost one ends, here `full_precision`. So every pass
+begins with `torch.clear_autocast_cache`, lest it run on casts of weights that are no longer there: those that
+a self-check had perturbed, or copies for another group (`dpgcl_core.clipping.isolation`).
 """
 
 from __future__ import annotations
@@ -54,8 +57,10 @@ def _settings_owned(device: str) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = False
     try:
         with torch.autocast(device, enabled=False):
+            torch.clear_autocast_cache()
             yield
     finally:
+        torch.clear_autocast_cache()
         if matmul_before is not None:
             torch.set_float32_matmul_precision(matmul_before)
         for setting, value in zip(settings, before, strict=True):

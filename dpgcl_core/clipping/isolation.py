@@ -1,95 +1,264 @@
-"""A foreign network's passes: on copies of weights and buffers, so that nothing goes from group to group.
+"""A foreign network's passes: on copies of all its state, so that nothing goes from group to group.
 
 A network that nobody here has read may mix records in a way that no test on made-up inputs finds: in large
 batches only, for special values only, by a billionth only. Taken one group at a time it has no other group to
 mix with, in a pass; what is left is what it *keeps* between passes.
 
-**Proposition.** Let a pass be a function of the group's inputs and of the network's weights, buffers and
-attributes. If all of these are the same before every pass of a step, a group's gradient is a function of
-that group and of the weights alone, whatever the network computes, and so is its clipped contribution.
+*State* is all that the modules hold: weights, buffers and children, their names, modes, hooks and attributes,
+and what their classes hold as plain data. The modules are those of the network, and those of every other
+network that the objective refers to, such as a target network (`networks_of`).
 
-*Proof.* By induction over the groups of a step: `isolated_gradients` hands each pass fresh copies of weights
-and buffers, which are thrown away, and puts the modules' attributes back afterwards. ∎
+**Proposition.** Let a pass be a function of the group's inputs and of that state. If the state is the same
+before every pass of a step, a group's gradient is a function of that group and of the weights alone, whatever
+the network computes, and so is its clipped contribution. Nor does a released network hold anything that a
+pass wrote.
 
-What is not seen: state outside of the modules and their attributes, such as a global variable, a closure, a
-file, another process, or an object that cannot be copied. A network that keeps data there breaks the
-assumption. Nor is a network kept from drawing at random.
+*Proof.* By induction over the groups of a step: in `isolated` each pass runs on copies of weights, buffers
+and attributes, which are thrown away, and afterwards every module holds the very objects that it held before,
+under the same names, and every container of them its earlier contents. The weights that a step changes are
+written by the optimizer alone, and `refuse_changed_state` compares the rest before anything is released. ∎
+
+What is not seen: state outside of the modules, their classes and their attributes, such as a global variable,
+a variable of a closure, a file, another process, or an object that cannot be copied. A network that keeps
+data there breaks the assumption. Nor is a network kept from drawing at random.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from dpgcl_core.clipping.types import GroupInputs, Objective
+from dpgcl_core.clipping.types import GroupInputs, Objective, trainable_parameters
+from dpgcl_core.errors import ConfigError
 
 _OWN = frozenset(vars(nn.Module()))
-"""What every module has: parameters, buffers, children, hooks."""
+"""What every module has: parameters, buffers, children, hooks, mode."""
+_MANY = 256
 _CONSTANT = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
-
-
-class _Call(nn.Module):
-    """The objective as a module above the network, for `functional_call`."""
-
-    def __init__(self, model: nn.Module, objective: Objective) -> None:
-        super().__init__()
-        self.model = model
-        self._objective = objective
-
-    def forward(self, inputs: GroupInputs) -> Tensor:
-        return self._objective(inputs)
 
 
 def isolated_gradients(
     model: nn.Module, objective: Objective, inputs: GroupInputs
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """Return losses and the gradient of their sum, of a pass that leaves nothing behind in the network.
+    """Return losses and the gradient of their sum, of a pass that leaves nothing behind in any network.
 
     Args:
       model: the network that `objective` calls.
       objective: inputs to losses `[groups]`.
       inputs: of one group.
     """
-    call = _Call(model, objective)
-    state = {name: _copy(p).requires_grad_(p.requires_grad) for name, p in call.named_parameters()}
-    buffers = {name: _copy(buffer) for name, buffer in call.named_buffers()}
-    wanted = [p for p in state.values() if p.requires_grad]
-    with kept_attributes(model), torch.enable_grad():
-        losses = functional_call(call, state | buffers, (inputs,))
-        return losses, torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
+    with isolated(model, *networks_of(objective)), torch.enable_grad():
+        weights = trainable_parameters(model)  # of this moment: a pass may add some
+        losses = objective(inputs)
+        return losses, torch.autograd.grad(losses.sum(), weights, allow_unused=True)
+
+
+@contextmanager
+def isolated(*networks: nn.Module) -> Iterator[None]:
+    """Let networks run on copies of all their state; on exit they are what they were, whatever happened."""
+    modules = list(dict.fromkeys(module for network in networks for module in network.modules()))
+    before: list[_Held | _ClassHeld] = [_Held(module) for module in modules]
+    before += [_ClassHeld(cls) for cls in _classes_of(modules)]
+    try:
+        _copy_all(modules)
+        torch.clear_autocast_cache()
+        yield
+    finally:
+        torch.clear_autocast_cache()
+        for each in before:
+            each.put_back()
+
+
+def _copy_all(modules: list[nn.Module]) -> None:
+    """Give modules and their classes copies of what they hold; what was one object is one object again."""
+    twins: dict[int, Any] = {id(module): module for module in modules}
+    for module in modules:
+        containers: list[dict[str, Any]] = [vars(module)[name] for name in ("_parameters", "_buffers")]
+        for held in containers:
+            for name, tensor in held.items():
+                if tensor is not None:
+                    held[name] = twins[id(tensor)] if id(tensor) in twins else _twin(tensor)
+                    twins[id(tensor)] = held[name]
+    for module in modules:
+        for name in [n for n in vars(module) if n not in _OWN]:
+            vars(module)[name] = _copied(vars(module)[name], twins)
+    for cls in _classes_of(modules):
+        for name, value in _data_of(cls).items():
+            if isinstance(value, list | dict | set | Tensor):
+                setattr(cls, name, _copied(value, twins))
+
+
+class _Held:
+    """What a module holds: the objects, and the contents of the containers that every module has."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module, self._class, self._values = module, type(module), dict(vars(module))
+        self._contents = {
+            name: copy.copy(value)
+            for name, value in self._values.items()
+            if name in _OWN and isinstance(value, dict | set)
+        }
+
+    def put_back(self) -> None:
+        """Make the module what it was."""
+        self._module.__class__ = self._class
+        vars(self._module).clear()
+        vars(self._module).update(self._values)
+        for name, contents in self._contents.items():
+            self._values[name].clear()
+            self._values[name].update(contents)
+
+
+class _ClassHeld:
+    """What a class holds."""
+
+    def __init__(self, cls: type) -> None:
+        self._class, self._data = cls, _data_of(cls)
+
+    def put_back(self) -> None:
+        """Make the class what it was."""
+        for name in [n for n in _data_of(self._class) if n not in self._data]:
+            delattr(self._class, name)
+        for name, value in self._data.items():
+            if vars(self._class).get(name) is not value:
+                setattr(self._class, name, value)
+
+
+def networks_of(objective: object) -> list[nn.Module]:
+    """Return the networks that an objective refers to: by closure, arguments, fields or a global name.
+
+    >>> layer = nn.Linear(2, 1)
+    >>> networks_of(lambda inputs: layer(inputs)) == [layer]
+    True
+    """
+    found: dict[nn.Module, None] = {}
+    seen: dict[int, object] = {}
+    waiting: list[object] = [objective]
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen or isinstance(each, (*_CONSTANT, Tensor, type)):
+            continue
+        seen[id(each)] = each
+        if isinstance(each, nn.Module):
+            found[each] = None
+        elif isinstance(each, FunctionType):
+            waiting += [cell.cell_contents for cell in each.__closure__ or () if _is_full(cell)]
+            waiting += [*(each.__defaults__ or ()), *(each.__kwdefaults__ or {}).values()]
+            named = [each.__globals__.get(name) for name in each.__code__.co_names]
+            waiting += [g for g in named if isinstance(g, nn.Module) or _stands_beside(g, each)]
+        elif isinstance(each, MethodType):
+            waiting += [each.__self__, each.__func__]
+        elif isinstance(each, functools.partial):
+            waiting += [each.func, *each.args, *each.keywords.values()]
+        elif isinstance(each, list | tuple | set | dict):
+            if len(each) <= _MANY:  # not a table of records
+                waiting += each.values() if isinstance(each, dict) else each
+        elif type(each).__module__ != "builtins":
+            held = getattr(each, "__dict__", {})
+            waiting += [*held.values(), *(vars(cls).get("__call__") for cls in type(each).__mro__)]
+            waiting += [getattr(each, item.name, None) for item in fields(each)] if is_dataclass(each) else []
+    return list(found)
+
+
+def _is_full(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # a variable that has no value yet
+        return False
+
+
+def _stands_beside(value: object, function: FunctionType) -> bool:
+    return isinstance(value, FunctionType) and value.__module__ == function.__module__
+
+
+def _twin(tensor: Tensor) -> Tensor:
+    twin = _copy(tensor)
+    if isinstance(tensor, nn.Parameter):
+        twin = nn.Parameter(twin, requires_grad=tensor.requires_grad)
+    return twin.requires_grad_(tensor.requires_grad)
 
 
 def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().clone(memory_format=torch.preserve_format)
 
 
-@contextmanager
-def kept_attributes(model: nn.Module) -> Iterator[None]:
-    """Put the attributes of all modules back on exit, whatever a pass made of them."""
-    before = attributes_of(model)
-    try:
-        yield
-    finally:
-        own = _references(model)
-        for module in list(model.modules()):
-            values = {
-                name: value if isinstance(value, _CONSTANT) else _copied(value, own)
-                for name, value in before.get(module, {}).items()
-            }
-            for name in [n for n in vars(module) if n not in _OWN and n not in values]:
-                del vars(module)[name]
-            vars(module).update(values)
+def _classes_of(modules: list[nn.Module]) -> list[type]:
+    """The classes of modules, those of PyTorch and Python left out."""
+    classes = dict.fromkeys(cls for module in modules for cls in type(module).__mro__)
+    left_out = ("builtins", "torch", "abc", "typing")
+    return [cls for cls in classes if cls.__module__.partition(".")[0] not in left_out]
+
+
+def _data_of(cls: type) -> dict[str, Any]:
+    """A class's attributes but those that Python keeps for itself."""
+    return {name: value for name, value in vars(cls).items() if not name.startswith(("__", "_abc_"))}
+
+
+def whole_state(network: nn.Module, *, modes: bool = True, weights: bool = False) -> dict[str, Any]:
+    """Return what a training must leave as it is, by name: modules, parameters and buffers that there are.
+
+    Args:
+      network: of whose buffers copies are returned, too.
+      modes: whether a module's mode, training or not, counts.
+      weights: whether the values of parameters count: not while an optimizer is at work.
+    """
+    state: dict[str, Any] = {}
+    for prefix, module in network.named_modules(remove_duplicate=False):
+        state[prefix or type(network).__name__] = [type(module), modes and module.training]
+        start = f"{prefix}." if prefix else ""
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                form = [parameter.shape, parameter.dtype, parameter.requires_grad]
+                state[start + name] = [*form, _copy(parameter)] if weights else form
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                state[start + name] = [name in module._non_persistent_buffers_set, _copy(buffer)]
+    return state
+
+
+def changed_state(
+    network: nn.Module, before: dict[str, Any], *, modes: bool = True, weights: bool = False
+) -> str:
+    """Return the name of something that is another than in `before`, of `whole_state`; empty if none."""
+    now = whole_state(network, modes=modes, weights=weights)
+    for name in dict.fromkeys([*now, *before]):
+        if name not in now or name not in before or not _same(before[name], now[name]):
+            return name
+    return ""
+
+
+def refuse_changed_state(network: nn.Module, before: dict[str, Any], *, modes: bool = True) -> None:
+    """Refuse a network of which more than trained weights has changed since `before`.
+
+    What follows the data would be released without noise: a buffer's values, a new one, a name, a mode.
+
+    Args:
+      network: after passes of records.
+      before: of `whole_state`, before the training.
+      modes: as for `before`.
+
+    Raises:
+      ConfigError: names what has changed.
+    """
+    changed = changed_state(network, before, modes=modes)
+    if changed:
+        raise ConfigError(
+            f"the network changed {changed!r} during training: a buffer, a mode, a part that is new or gone; "
+            "it would be released without noise. Keep no such state"
+        )
 
 
 def attributes_of(model: nn.Module) -> dict[nn.Module, dict[str, Any]]:
     """Return copies of the attributes of every module, besides parameters, buffers and children."""
-    own = _references(model)
+    own = {id(each): each for each in (*model.modules(), *model.parameters(), *model.buffers())}
     return {
         module: {name: _copied(value, own) for name, value in vars(module).items() if name not in _OWN}
         for module in model.modules()
@@ -106,20 +275,19 @@ def first_changed(model: nn.Module, before: dict[nn.Module, dict[str, Any]]) -> 
     return ""
 
 
-def _references(model: nn.Module) -> dict[int, Any]:
-    """What a copy of an attribute shall refer to and not copy: modules, parameters and buffers."""
-    return {id(each): each for each in (*model.modules(), *model.parameters(), *model.buffers())}
-
-
-def _copied(value: Any, own: dict[int, Any]) -> Any:
-    """A copy of an attribute; the attribute itself where it cannot be copied."""
+def _copied(value: Any, twins: dict[int, Any]) -> Any:
+    """A copy that refers to `twins`, by the ids of originals; of what cannot be copied, the value itself."""
     if isinstance(value, _CONSTANT):
         return value
-    if isinstance(value, Tensor) and id(value) not in own:  # `deepcopy` refuses those with a graph
-        return _copy(value).requires_grad_(value.requires_grad)
+    if isinstance(value, Tensor) and id(value) not in twins:  # `deepcopy` refuses those with a graph
+        twins[id(value)] = _twin(value)
     try:
-        return copy.deepcopy(value, dict(own))
-    except Exception:  # a lock, a generator, a handle
+        return copy.deepcopy(value, twins)
+    except Exception:  # a lock, a generator, a handle, or something that holds one
+        if type(value) in (list, tuple, set):
+            return type(value)([_copied(each, twins) for each in value])
+        if type(value) is dict:
+            return {key: _copied(each, twins) for key, each in value.items()}
         return value
 
 
@@ -129,11 +297,13 @@ def _same(before: Any, now: Any) -> bool:
     if type(before) is not type(now):
         return False
     if isinstance(before, Tensor):
-        return before.shape == now.shape and before.dtype == now.dtype and torch.equal(before, now)
+        if before.shape != now.shape or before.dtype != now.dtype:
+            return False
+        return torch.equal(before, now) or bool(((before == now) | (before.isnan() & now.isnan())).all())
     if isinstance(before, dict):
         return before.keys() == now.keys() and all(_same(value, now[key]) for key, value in before.items())
     if isinstance(before, list | tuple):
         return len(before) == len(now) and all(map(_same, before, now))
-    if isinstance(before, (*_CONSTANT, set, frozenset)):
+    if isinstance(before, (*_CONSTANT, set, frozenset, type)):
         return bool(before == now)
     return True  # of other objects nothing is known; they are put back all the same

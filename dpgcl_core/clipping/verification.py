@@ -59,6 +59,7 @@ def one_pass_mismatch(model: nn.Module, run: BothWays, inputs: GroupInputs) -> s
         with torch.no_grad():
             for value, before in state:
                 value.copy_(before)
+        torch.clear_autocast_cache()  # of casts of the perturbed weights
     return ""
 
 

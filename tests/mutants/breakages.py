@@ -264,18 +264,38 @@ BREAKAGES = (
     Breakage(
         name="a foreign network keeps its attributes from group to group",
         file="dpgcl_core/clipping/isolation.py",
-        before="            vars(module).update(values)\n",
-        after="",
+        before="            each.put_back()\n",
+        after="            pass\n",
         tests=(
             "tests/dpgcl_core/clipping/test_isolation.py"
             "::test_exchanged_group_moves_the_isolated_sum_of_any_network_by_no_more_than_2c",
         ),
     ),
     Breakage(
+        name="a foreign target network keeps its state from group to group",
+        file="dpgcl_core/clipping/isolation.py",
+        before="    with isolated(model, *networks_of(objective)), torch",
+        after="    with isolated(model), torch",
+        tests=(
+            "tests/trainers/training/test_companions.py"
+            "::test_foreign_target_network_keeps_nothing_from_group_to_group",
+        ),
+    ),
+    Breakage(
+        name="a scored record leaves something in a foreign network",
+        file="trainers/training/release.py",
+        before="batch_size=1, device=device, isolate=isolate)",
+        after="batch_size=1, device=device)",
+        tests=(
+            "tests/trainers/training/test_release.py"
+            "::test_scored_record_reaches_no_other_records_answer_and_no_released_buffer",
+        ),
+    ),
+    Breakage(
         name="a step's last pass is not filled up",
         file="trainers/training/loop.py",
-        before="    groups = groups.filled_up(at_once)",
-        after="    groups = groups.filled_up(1)",
+        before="    num_drawn, groups = len(groups), groups.filled_up(at_once)",
+        after="    num_drawn, groups = len(groups), groups.filled_up(1)",
         tests=("tests/trainers/training/test_companions.py::test_every_pass_of_a_training_has_one_shape",),
     ),
     Breakage(
@@ -788,9 +808,12 @@ BREAKAGES = (
     Breakage(
         name="network with statistics across records is accepted",
         file="trainers/training/loop.py",
-        before="    refuse_written_buffers(run.encoder, run.buffers)\n",
+        before="    for network, before in run.states:\n        refuse_changed_state(network, before)\n",
         after="",
-        tests=("tests/trainers/training/test_loop.py::test_network_that_keeps_state_is_refused",),
+        tests=(
+            "tests/trainers/training/test_companions.py"
+            "::test_network_that_grew_a_buffer_during_a_step_is_refused_before_the_noise",
+        ),
     ),
     # What readers learn
     Breakage(

@@ -21,6 +21,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
+from dpgcl_core.clipping.isolation import isolated
 from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.records import Ids, keyed_uniform
 from trainers.config.training import EvaluationConfig, ViewConfig
@@ -184,6 +185,7 @@ def embed_features(
     *,
     batch_size: int = 512,
     device: torch.device | str = "cpu",
+    isolate: bool = False,
 ) -> Features:
     """Return the features of each image without augmentation, float32 `[n, feature_dim]`, finite.
 
@@ -192,12 +194,15 @@ def embed_features(
       images: uint8 `[n, C, H, W]`; stored ones are read a batch at a time.
       batch_size: images passed at once.
       device: where the encoder is.
+      isolate: pass every batch through copies of all that the encoder holds, so that nothing of one is kept
+        for the next, or in the encoder (`dpgcl_core.clipping.isolation`).
     """
     rows = [np.zeros((0, encoder.feature_dim), dtype=np.float32)]
     with frozen(encoder):
         for start in range(0, images.shape[0], batch_size):
             batch = read_images(images, slice(start, start + batch_size))
-            rows.append(finite_features(encoder.features(normalise(batch.to(device)))))
+            with isolated(encoder) if isolate else contextlib.nullcontext():
+                rows.append(finite_features(encoder.features(normalise(batch.to(device)))))
     return np.concatenate(rows)
 
 

@@ -68,8 +68,8 @@ def foreign_note(config: TrainingConfig) -> str:
         )
     return (
         f"The network {name} is not this package's: groups go through it one at a time, on copies of its "
-        "weights and buffers, so that it has nothing to mix. That it keeps no data outside of its modules is "
-        "its author's promise."
+        "weights, buffers and attributes, so that it has nothing to mix. That it keeps no data outside of "
+        "its modules and their classes is its author's promise."
     )
 
 

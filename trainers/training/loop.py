@@ -11,13 +11,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from dpgcl_core.clipping.cross_record import refuse_written_buffers
+from dpgcl_core.clipping.isolation import refuse_changed_state, whole_state
 from dpgcl_core.clipping.types import GroupInputs, GroupReport, no_sum, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.passes import groups_of_a_pass
@@ -79,7 +80,7 @@ class _Run:
     observer: Observer
     device: torch.device
     total: Tensor
-    buffers: dict[str, Tensor]
+    states: list[tuple[nn.Module, dict[str, Any]]]
     max_views: int
     beside: ThreadPoolExecutor
     step: int = 0
@@ -165,7 +166,7 @@ def _step(run: _Run) -> None:
     drawn = _draw_noise(run, law)
     run.total.zero_()
     reports = _add_clipped_sum(run, groups, run.total, run.config.num_augmentations)
-    refuse_written_buffers(run.encoder, run.buffers)
+    _refuse_changed(run)
     run.workers.sum_at_first(run.total)
     recorded, bare_norm = observer.wants(run.step), None
     if recorded:
@@ -182,6 +183,12 @@ def _step(run: _Run) -> None:
     noisy = run.total.float()  # rounded already, where noise was added
     run.workers.share(noisy)
     _apply(run, noisy / mechanism.divisor)
+
+
+def _refuse_changed(run: _Run) -> None:
+    """Refuse networks of which a pass changed more than the optimizer may: it would be released."""
+    for network, before in run.states:
+        refuse_changed_state(network, before)
 
 
 def _draw_noise(run: _Run, law: GaussianNoise) -> Callable[[], Tensor] | None:
@@ -232,16 +239,31 @@ def _add_clipped_sum(
     draws = run.randomness.generator(run.step, "statistics") if rule.needs_draws else None
     if rule.whole_batch:
         at_once = len(groups)
-    groups = groups.filled_up(at_once)  # every microbatch has one shape, whatever was drawn
+    num_drawn, groups = len(groups), groups.filled_up(at_once)  # one shape, whatever was drawn
     beside = run.beside if config.performance.prefetch else None
-    microbatches = [groups.take(slice(start, start + at_once)) for start in range(0, len(groups), at_once)]
-    made = in_turn(lambda some: _inputs(run, some.rows, num_augmentations), microbatches, beside)
+    starts = range(0, len(groups), at_once)
+    microbatches = [groups.take(slice(start, start + at_once)) for start in starts]
+
+    def make(start: int) -> GroupInputs:
+        rows = groups.rows[start : start + at_once]
+        return _zeros_behind(_inputs(run, rows, num_augmentations), num_drawn - start)
+
+    made = in_turn(make, starts, beside)
     return [
         add_clipped_sum(
             rule, total, run.encoder, objective, inputs, scale, draws, torch.from_numpy(some.complete)
         )
         for some, inputs in zip(microbatches, made, strict=True)
     ]
+
+
+def _zeros_behind(inputs: GroupInputs, num_groups: int) -> GroupInputs:
+    """Return inputs whose groups behind the first `num_groups` are zeros: no record fills a pass up."""
+    each = (inputs,) if isinstance(inputs, Tensor) else inputs
+    if num_groups >= len(each[0]):
+        return inputs
+    zeroed = tuple(torch.cat([leaf[:num_groups], torch.zeros_like(leaf[num_groups:])]) for leaf in each)
+    return zeroed[0] if isinstance(inputs, Tensor) else zeroed
 
 
 def _inputs(run: _Run, groups: NDArray[np.int64], num_augmentations: int) -> GroupInputs:
@@ -292,6 +314,8 @@ def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memor
     look_at_engine(config, encoder, shape)
     fits = max_views(config, encoder, shape, memory_share=memory_share)
     refuse_mixing_network(config, encoder, shape, fits)
+    average = average_of(config, encoder)
+    networks: list[nn.Module] = [encoder, *([average.network] if average else [])]
     return _Run(
         config=config,
         task=task,
@@ -300,13 +324,13 @@ def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memor
         randomness=randomness,
         encoder=encoder,
         optimizer=build_optimizer(config.optimizer, trainable_parameters(encoder)),
-        average=average_of(config, encoder),
+        average=average,
         observer=Observer(
             config, train_is_public=data.train_is_public, evaluation_is_public=data.evaluation_is_public
         ),
         device=device,
         total=no_sum(encoder),
-        buffers={name: buffer.clone() for name, buffer in encoder.named_buffers()},
+        states=[(network, whole_state(network)) for network in networks],
         max_views=fits,
         beside=ThreadPoolExecutor(_THREADS_BESIDE),
     )
@@ -332,6 +356,7 @@ def _resume(run: _Run, checkpoints: CheckpointFolder | None) -> Attempt:
 def _save(run: _Run, checkpoints: CheckpointFolder) -> None:
     if run.workers.rank > 0:
         return
+    _refuse_changed(run)
     checkpoints.save(
         Checkpoint(
             step=run.step,
@@ -394,6 +419,7 @@ def _finish(run: _Run, attempt: Attempt, timing: dict[str, float], num_scorings:
         return TrainingResult(metrics={}, series={}, encoder=run.released)
     started = time.perf_counter()
     scores = _scores(run)
+    _refuse_changed(run)
     mechanism, num_restarts = run.config.mechanism, attempt.num_restarts
     if mechanism.num_restart_steps is None:
         num_steps_charged = run.step + attempt.num_steps_repeated

@@ -131,18 +131,20 @@ def correct_counts(
     """Return how many of **all** `scored` each rule answers correctly: private until it is noised.
 
     Every record passes through the network and the rule alone: in a batch its last digits would depend on
-    how many records stand beside it, and with them, in a tie, its answer.
+    how many records stand beside it, and with them, in a tie, its answer. A network of one's own passes each
+    on copies of all that it holds, so that its answer does not depend on those that came before.
     """
     index = index.one_row_each()
     chosen = first_by_hash(index.ids, config.evaluation.max_index_records, seed=config.public_seed)
-    features = embed_features(encoder, index.images[chosen], device=device)
+    isolate = config.isolates_groups
+    features = embed_features(encoder, index.images[chosen], device=device, isolate=isolate)
     index_labels = _given(index.labels)[chosen]
     rules = {
         "knn_accuracy": knn_rule(features, index_labels, config.evaluation.num_neighbors),
         "linear_probe_accuracy": linear_probe_rule(features, index_labels),
     }
     scored = scored.one_row_each()
-    alone = embed_features(encoder, scored.images, batch_size=1, device=device)
+    alone = embed_features(encoder, scored.images, batch_size=1, device=device, isolate=isolate)
     return {
         name: sum(
             int(rule(row[None])[0] == label) for row, label in zip(alone, _given(scored.labels), strict=True)

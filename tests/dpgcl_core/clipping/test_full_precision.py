@@ -195,3 +195,22 @@ def test_a_second_thread_restores_nothing_under_the_first_ones_pass() -> None:
         thread.join()
         assert len(seen) == 1
         assert state() == before
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_first_pass_of_a_model_with_an_autocast_of_its_own_uses_its_own_weights(isolated: bool) -> None:
+    """Not the casts of those that the self-check before it had perturbed."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+    def loss(groups: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            output = model(groups.flatten(0, 2))
+        return output.float().square().unflatten(0, groups.shape[:3]).flatten(1).sum(1)
+
+    groups, sums = torch.randn(4, 2, 2, 8), []
+    clipper = GroupClipper(l2_clip_norm=1e6, groups_at_once=4, isolated=isolated)
+    for _ in range(2):
+        sums.append(torch.zeros(num_trainable(model), dtype=torch.float64))
+        clipper.add_clipped_sum(sums[-1], model, loss, groups)
+    assert float((sums[0] - sums[1]).norm() / sums[1].norm()) < 1e-3

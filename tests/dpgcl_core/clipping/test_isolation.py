@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpgcl_core.clipping.clipper import GroupClipper
-from dpgcl_core.clipping.isolation import attributes_of, first_changed
+from dpgcl_core.clipping.isolation import (
+    attributes_of,
+    changed_state,
+    first_changed,
+    networks_of,
+    refuse_changed_state,
+    whole_state,
+)
 from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.info_nce import two_view_group_loss
@@ -133,6 +141,111 @@ def test_exchanged_group_moves_the_isolated_sum_of_any_network_by_no_more_than_2
     difference = (sums[1] - sums[0]) - (contributions[1] - contributions[0])
     assert float((sums[1] - sums[0]).norm()) <= 2 * CLIP
     assert float(difference.norm()) <= 1e-5 * CLIP  # no other group moved
+
+
+class Keeper(nn.Module):
+    """Turns its output round for ever once it has seen one large value, which it keeps somewhere."""
+
+    flag, seen_by_class = False, [0.0]
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where, self.layer, self.child = where, nn.Linear(DIM, 3), nn.Identity()
+        self.handle = self.child.register_forward_hook(lambda module, args, output: -output)
+
+    def keep(self, rows: Tensor) -> None:
+        value = rows.detach().abs().amax(0)
+        match self.where:
+            case "a new buffer":
+                self.register_buffer("extra", value)
+            case "a new parameter":
+                self.register_parameter("extra", nn.Parameter(value))
+            case "a new child":
+                self.extra = nn.ParameterList([nn.Parameter(value, requires_grad=False)])
+            case "a mode":
+                self.child.eval()
+            case "a new hook":
+                self.child.register_forward_hook(lambda module, args, output: -output)
+            case "a hook that is gone":
+                self.handle.remove()
+            case "a class's attribute":
+                type(self).flag = True
+            case "a class's list":
+                self.seen_by_class[0] = 1.0
+            case "weights that an attribute refers to":
+                self.layer.weight.data.neg_()
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if rows.abs().max() > 20:
+            self.keep(rows)
+        output: Tensor = self.child(self.layer(rows))
+        turned = hasattr(self, "extra") or not self.child.training or self.flag or self.seen_by_class[0] > 0
+        return -output if turned else output
+
+
+KEPT = [
+    "a new buffer",
+    "a new parameter",
+    "a new child",
+    "a mode",
+    "a new hook",
+    "a hook that is gone",
+    "a class's attribute",
+    "a class's list",
+    "weights that an attribute refers to",
+]
+
+
+@pytest.mark.parametrize("where", KEPT)
+def test_whatever_a_module_can_hold_stays_in_the_pass_of_its_group(where: str) -> None:
+    """Twenty equal groups after a special one contribute what they contribute after an equal one."""
+    rest = torch.rand(1, 1, 1, DIM, generator=torch.Generator().manual_seed(1)).expand(20, 2, 2, DIM)
+    special = torch.cat([rest[:1] + 50, rest[1:]])
+    sums = []
+    for groups in (rest, special):
+        model = Keeper(where)
+        nn.init.constant_(model.layer.weight, 0.3)
+        before, held = whole_state(model, weights=True), {**model.state_dict()}
+        total = torch.zeros(num_trainable(model), dtype=torch.float64)
+        clipper = GroupClipper(l2_clip_norm=CLIP, isolated=True)
+        clipper.add_clipped_sum(total, model, _sum_of(model), groups)
+        sums.append(total)
+        assert changed_state(model, before, weights=True) == ""
+        assert all(model.state_dict()[name].data_ptr() == held[name].data_ptr() for name in held)
+    assert float((sums[1] - sums[0]).norm()) <= 2 * CLIP
+
+
+def _sum_of(model: nn.Module) -> Any:
+    return lambda groups: model(groups.flatten(0, 2)).unflatten(0, groups.shape[:3]).flatten(1).sum(1)
+
+
+@pytest.mark.parametrize("where", KEPT[:4])
+def test_network_that_has_other_parts_after_a_step_is_refused(where: str) -> None:
+    """On its author's word it is not isolated; what it holds after a step would be released."""
+    model = Keeper(where)
+    before = whole_state(model)
+    refuse_changed_state(model, before)
+    model.keep(torch.ones(1, DIM))
+    with pytest.raises(ConfigError, match=r"extra|child"):
+        refuse_changed_state(model, before)
+
+
+def test_networks_that_an_objective_refers_to_are_isolated_with_the_trained_one() -> None:
+    """Such as a target network that it regresses onto, however it comes to know it."""
+    model, teacher = nn.Linear(DIM, 3), _built(Observer)
+
+    def distance(groups: Tensor, *, onto: nn.Module) -> Tensor:
+        rows = groups.flatten(0, 2)
+        with torch.no_grad():
+            wanted = onto(rows)
+        return (model(rows) - wanted).square().unflatten(0, groups.shape[:3]).flatten(1).sum(1)
+
+    for objective in (lambda groups: distance(groups, onto=teacher), partial(distance, onto=teacher)):
+        assert set(networks_of(objective)) == {model, teacher}
+        total = torch.zeros(num_trainable(model))
+        clipper = GroupClipper(l2_clip_norm=CLIP, isolated=True)
+        clipper.add_clipped_sum(total, model, objective, 40 * _groups(4))
+        assert teacher.largest == 1
 
 
 def test_large_batch_norm_breaks_the_bound_when_its_groups_go_together() -> None:

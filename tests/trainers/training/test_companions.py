@@ -106,6 +106,19 @@ def test_every_pass_of_a_training_has_one_shape(monkeypatch: pytest.MonkeyPatch)
     assert len(shapes) == 1
 
 
+def test_groups_that_fill_a_pass_up_are_zeros_and_no_record() -> None:
+    """Row 0, which their slots stand for, would decide how the last pass goes."""
+    run, seen = _prepared("tiny_cnn", "float32"), []
+    _contribution(run, [5, 9], 0)  # with the self-check's passes
+    run.encoder.backbone.register_forward_pre_hook(lambda module, args: seen.append(args[0].clone()))
+    _contribution(run, [5, 9], 0)
+    assert seen
+    for rows in seen:
+        shown = rows.flatten(1).any(1)
+        assert shown[0]
+        assert not shown[len(shown) // 2 :].any()
+
+
 class MixesLargeBatches(torch.nn.Module):
     """Normalises over the batch when more than 40 rows come."""
 
@@ -139,6 +152,65 @@ def test_foreign_network_sees_one_group_at_a_time() -> None:
     loop._step(run)
     assert set(rows) == {4 * 3, 4 * 2}  # with augmented keys and, for the figures, without
     assert "not this package's" in foreign_note(config)
+
+
+class KeepsTheLargest(torch.nn.Module):
+    """Turns its output round once an input was larger than any image is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 8)
+        self.register_buffer("largest", torch.tensor(300.0))
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.largest.copy_(torch.maximum(self.largest, images.detach().abs().max()))
+        return self.layer(images.flatten(1)) * torch.where(self.largest > 300, -1.0, 1.0)
+
+
+def keeps_the_largest(image_shape: tuple[int, int, int]) -> torch.nn.Module:
+    return KeepsTheLargest()
+
+
+KEEPING = "tests.trainers.training.test_companions:keeps_the_largest"
+
+
+def test_foreign_target_network_keeps_nothing_from_group_to_group() -> None:
+    config = make_config(
+        network=NetworkConfig(name=KEEPING, embedding_dim=8, predictor=True),
+        method="byol_groups",
+        num_augmentations=0,
+        group_size=SIZE,
+        l2_clip_norm=0.001,
+    )
+    data = TrainingData(
+        train=IMAGES.synthetic_records(40, (1, 8, 8)),
+        index=None,
+        queries=None,
+        train_is_public=True,
+        evaluation_is_public=True,
+    )
+    run = loop._prepare(config, data, SingleWorker())
+    assert run.target is not None
+    inputs, sums = loop._inputs(run, np.arange(40).reshape(-1, SIZE), 0), []
+    for factor in (1, 5000):
+        run.total.zero_()
+        changed = torch.cat([inputs[:1] * factor, inputs[1:]])  # type: ignore[operator]
+        objective = loop.objective_of(config, run.encoder, config.network, run.target)
+        config.rule(1).add_clipped_sum(run.total, run.encoder, objective, changed, None)
+        sums.append(run.total.clone())
+        assert run.target.backbone.largest == 300  # type: ignore[union-attr]
+        loop._refuse_changed(run)
+    assert float((sums[1] - sums[0]).norm()) <= config.mechanism.sensitivity
+
+
+def test_network_that_grew_a_buffer_during_a_step_is_refused_before_the_noise() -> None:
+    run = _prepared("tiny_cnn", "float32")
+    run.encoder.backbone.register_forward_hook(
+        lambda module, args, output: module.register_buffer("late", output.detach())
+    )
+    with pytest.raises(ConfigError, match=r"backbone\.late"):
+        loop._step(run)
+    assert run.total.any()
 
 
 @pytest.mark.parametrize("method", ["dp_gcl", "dp_sgd"])

@@ -19,11 +19,12 @@ from dpgcl_core.release.metrics import METRICS, Release
 from dpgcl_core.release.noised_counts import noised_count
 from dpgcl_core.sampling.records import ids_from_names
 from tests.trainers.conftest import make_config, make_data, make_records
-from trainers.config.training import EvaluationConfig, TrainingConfig
+from trainers.config.training import EvaluationConfig, NetworkConfig, TrainingConfig
 from trainers.data.dataset import TrainingData
 from trainers.data.loading import is_split_held_out, split_held_out
 from trainers.data.records import Records
 from trainers.files.checkpoint import CheckpointFolder, Grant, write_grant
+from trainers.models.encoder import build_encoder
 from trainers.training import loop, release
 from trainers.training.loop import train
 from trainers.training.observe import Observer
@@ -57,6 +58,46 @@ def _data(**changes: object) -> TrainingData:
 
 def _pool(*, labels: bool = True) -> Records:
     return _data().scored if labels else dataclasses.replace(_data().scored, labels=None)  # type: ignore
+
+
+class KeepsAPlainImage(torch.nn.Module):
+    """Turns its output round for ever, and keeps the grey level, once it has seen an image of one level."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(size, 8)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        flat = images.flatten(1)
+        if (flat.std(1) < 1e-3).any():
+            self.seen.fill_(flat[0, 0])
+        output: torch.Tensor = self.layer(flat)
+        return output if self.seen == 0 else -output
+
+
+def keeps_a_plain_image(image_shape: tuple[int, int, int]) -> torch.nn.Module:
+    return KeepsAPlainImage(math.prod(image_shape))
+
+
+@pytest.mark.parametrize("has_word", [False, True])
+def test_scored_record_reaches_no_other_records_answer_and_no_released_buffer(has_word: bool) -> None:
+    name = "tests.trainers.training.test_release:keeps_a_plain_image"
+    network = NetworkConfig(name=name, embedding_dim=8, mixes_no_records=has_word)
+    config, data = _config(network=network), _data()
+    assert data.scored is not None
+    assert data.index is not None
+    images = np.array(data.scored.images)
+    images[0] = 200
+    special = dataclasses.replace(data.scored, images=images)
+    if has_word:  # its author was wrong: nothing is saved or returned
+        with pytest.raises(ConfigError, match="seen"):
+            train(config, dataclasses.replace(data, scored=special))
+        return
+    encoder = build_encoder(config.network, data.scored.images.shape[1:], 0)
+    counts = [correct_counts(encoder, data.index, each, config, "cpu") for each in (data.scored, special)]
+    assert all(abs(counts[1][rule] - count) <= 1 for rule, count in counts[0].items())
+    assert train(config, dataclasses.replace(data, scored=special)).encoder.backbone.seen == 0
 
 
 def test_noised_numbers_leave_the_training_and_are_charged() -> None:

@@ -421,6 +421,7 @@ def _self_check(model: nn.Module, embed: Embed, rows: Tensor, num_rows: int) -> 
         with torch.no_grad():
             for value, before in state:
                 value.copy_(before)
+        torch.clear_autocast_cache()  # of casts of the perturbed weights
 
 
 def _synthetic(model: nn.Module, like: Tensor, num_rows: int, generator: torch.Generator) -> Tensor:
