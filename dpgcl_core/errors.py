@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import difflib
 import io
+import os
+import select
+import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from dpgcl_core.addresses import hide_arguments, masked_text
 
@@ -84,7 +87,9 @@ def exit_on_bad_input(main: Callable[[], int]) -> NoReturn:
             file=sys.stderr,
         )
     try:
-        sys.exit(main())
+        code = main()
+        sys.stdout.flush()
+        sys.exit(code)
     except DpgclError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         if error.details and not sys.stderr.isatty():
@@ -93,6 +98,18 @@ def exit_on_bad_input(main: Callable[[], int]) -> NoReturn:
         sys.exit(2)
     except KeyboardInterrupt:  # before the trials; while they run, a signal is an ending of its own
         sys.exit(130)
+    except BrokenPipeError:
+        if not _is_unread(sys.stdout):  # another pipe than that of the output
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more
+        sys.exit(128 + signal.SIGPIPE)
+
+
+def _is_unread(stream: TextIO) -> bool:
+    """Return whether nobody reads a stream any more, as after `| head`."""
+    poll = select.poll()
+    poll.register(stream.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def show_on_a_terminal(details: Mapping[str, Any]) -> None:

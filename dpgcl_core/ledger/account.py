@@ -265,8 +265,7 @@ class Account:
                 f"{self._cap_text()} does not hold {num_steps} more steps of {_class_text(step_class)}: "
                 f"RDP {self.rdp_spent():.4g} at order {budget.order:g} is taken, by this request's earlier "
                 f"parts, too; they need {cost:.4g}, and {budget.rdp_budget:.4g} is the budget; take fewer "
-                "steps, fewer trainings, more noise or a smaller "
-                "sampling_prob, or settle what did not run"
+                f"steps, fewer trainings, more noise or a smaller sampling_prob{self._raise_text()}"
             )
 
     def admit_sealed(self, *, epsilon: float, delta: float, rdp: float | None) -> None:
@@ -289,7 +288,7 @@ class Account:
                 f"{self._cap_text()} sets ({cap.sealed_epsilon:g}, {cap.sealed_delta:g}) aside for sealed "
                 f"sweeps by basic composition, ({float(spent_epsilon):g}, {float(spent_delta):g}) is "
                 f"charged, and this one needs ({epsilon:g}, {delta:g}); give its RDP curve (RDP filter "
-                "only), or tune with less"
+                f"only), or tune with less{self._raise_text()}"
             )
 
     def _check_open(self) -> None:
@@ -309,6 +308,7 @@ class Account:
             raise BudgetExceeded(
                 f"{self._cap_text()} does not hold this sealed sweep: RDP {self.rdp_spent():.4g} at order "
                 f"{budget.order:g} is charged, it needs {rdp:.4g}, and {budget.rdp_budget:.4g} is the budget"
+                f"{self._raise_text()}"
             )
 
     def _quota_message(self, step_class: StepClass, num_steps: int) -> str:
@@ -318,7 +318,18 @@ class Account:
             return f"{self._cap_text()} has no quota for {_class_text(step_class)}; it has {known}"
         return (
             f"{self._cap_text()} does not hold {num_steps} more steps of {_class_text(step_class)}: "
-            f"{self._steps[step_class]} of {quota} are charged; take fewer, or settle what did not run"
+            f"{self._steps[step_class]} of {quota} are charged; take fewer{self._raise_text()}"
+        )
+
+    def _raise_text(self) -> str:
+        """Return what helps where lost rows are charged with the whole cap, for the end of a refusal."""
+        if not self.num_losses:
+            return ""
+        if self.cap.quotas:
+            return "; rows were lost, and all quotas are charged for them"
+        return (
+            "; rows were lost, and the whole cap is charged for them: raise it with "
+            "`python -m dpgcl_core.ledger cap --epsilon E --allow-raise`"
         )
 
     def _cap_text(self) -> str:

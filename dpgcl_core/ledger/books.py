@@ -78,13 +78,12 @@ class Books:
             )
         missing = head.num_entries - own.num_entries
         if missing > 0 and self.last is not None:
-            rows = f"row {head.num_entries} is" if missing == 1 else f"rows {own.num_entries + 1} to"
-            rows += "" if missing == 1 else f" {head.num_entries} are"
+            first = own.num_entries + 1
+            rows = f"row {first}" if missing == 1 else f"rows {first} to {head.num_entries}"
             raise LedgerError(
-                f"the ledger was tampered with: {rows} missing, for {where} was made over "
-                f"{head.num_entries} rows, and the last one here is row {own.num_entries} "
-                f"({self.last.kind}, {self.last.time}); its tail was cut off, or this is an old copy. Put "
-                f"the newest copy back; if there is none, {again}"
+                f"the ledger lacks {rows}, for {where} was made over {head.num_entries} rows, and the "
+                f"last one here is row {own.num_entries} ({self.last.kind}, {self.last.time}); this is an "
+                f"old copy, or its tail was cut off. Put the newest copy back; if there is none, {again}"
             )
         raise LedgerError(
             f"the ledger was tampered with: its first {head.num_entries} rows are not those of {where}; it "

@@ -245,10 +245,11 @@ class Ledger:
                 "moved without their mark, or it was deleted; nothing tells whether the ledger is the newest",
             )
         if heads and behind:
+            rows = "row" if behind == 1 else "rows"
             return (
-                f"the mark on {data} did not know the newest {behind} rows of data set {dataset_id!r}: a "
-                "start was interrupted, another copy of the data was charged, or the mark is an old one; it "
-                "moves on",
+                f"the mark on {data} did not know the newest {behind} {rows} of data set {dataset_id!r}: the "
+                "cap was changed, a start was interrupted, another copy of the data was charged, or the mark "
+                "is an old one; it moves on",
             )
         return ()
 
@@ -264,9 +265,9 @@ class Ledger:
           LedgerError: a mark names another data set, or cannot be read.
         """
         heads = dict.fromkeys(heads_of_marks(data, dataset_id))
-        for owner, head in trusted_marks(self._marks_folder, data, by_content=not heads):
-            check_owner(data, owner, dataset_id)
-            heads[head] = None
+        for mark in trusted_marks(self._marks_folder, data, by_content=not heads):
+            check_owner(data, mark, dataset_id)
+            heads[mark[1]] = None
         return list(heads)
 
     def state_loss(

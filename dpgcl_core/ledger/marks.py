@@ -118,9 +118,9 @@ def heads_of_marks(data: Path, dataset_id: str) -> list[Head]:
       LedgerError: a mark names another id, or cannot be read; or the path leads in a circle.
     """
     heads: dict[Head, None] = {}
-    for owner, head in _marks_on(data):
-        check_owner(data, owner, dataset_id)
-        heads[head] = None
+    for mark in _marks_on(data):
+        check_owner(data, mark, dataset_id)
+        heads[mark[1]] = None
     return list(heads)
 
 
@@ -326,7 +326,7 @@ def _advance(
             mark = _read(path)
             if mark is None:
                 raise LedgerError(f"{path} was deleted by another process")
-            check_owner(place.data, mark[0], dataset_id)
+            check_owner(place.data, mark, dataset_id)
             later = successor(mark[1])
             if later is not None:
                 _write(path, dataset_id, later, place)
@@ -337,10 +337,14 @@ def _advance(
     return False
 
 
-def check_owner(data: Path, owner: str, dataset_id: str) -> None:
+def check_owner(data: Path, mark: tuple[str, Head], dataset_id: str) -> None:
     """Raise LedgerError unless a mark on the data names the data set that is to be charged."""
+    owner, head = mark
     if owner != dataset_id:
-        raise LedgerError(f"{data} is charged as data set {owner!r}, not as {dataset_id!r}")
+        raise LedgerError(
+            f"{data} is charged as data set {owner!r}, not as {dataset_id!r}, to ledger {head.ledger_id}; "
+            f"give that ledger and --dataset-id {owner}"
+        )
 
 
 @contextmanager

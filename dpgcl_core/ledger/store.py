@@ -57,6 +57,7 @@ _TRIGGERS = {
 }
 
 
+_HOW_TO_CREATE = "give another, or make one with `python -m dpgcl_core.ledger cap --create` (docs/ledger.md)"
 _BEGINS_AS_URL = re.compile(r"(?i)(sqlite|postgres(ql)?)(\+\w+)?:")
 
 
@@ -194,9 +195,9 @@ class LedgerStore:
         original = error.orig if isinstance(error, DBAPIError) else None
         said = text_of_error(original or error, self.given)
         if self.url.get_backend_name() == "sqlite" and not Path(str(self.url.database)).is_file():
-            return "there is no such file"
+            return f"there is no such file; {_HOW_TO_CREATE}"
         if "no such table" in said or "UndefinedTable" in type(original).__name__:
-            return "there is no ledger in it"
+            return f"there is no ledger in it; {_HOW_TO_CREATE}"
         if "database is locked" in said or "LockNotAvailable" in type(original).__name__:
             return f"another process held it for more than {self.wait_seconds:g} s"
         return said

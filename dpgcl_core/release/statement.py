@@ -203,7 +203,8 @@ class PrivacyStatement:
         trials = self.trials
         if trials is None:
             return ""
-        text = f", {trials.planned - trials.without_guarantee} trainings, {trials.steps_planned} steps in all"
+        trained = trials.planned - trials.without_guarantee
+        text = f", {trained} training{'s' * (trained != 1)}, {trials.steps_planned} steps in all"
         if self.num_restart_steps is not None and not trials.steps_repeated:
             return f"{text}, those for restarts included"
         return f"{text}; restarts repeated up to {trials.steps_repeated} steps on top"
@@ -230,8 +231,8 @@ class PrivacyStatement:
             return "no step is drawn again: a training that was stopped is left out"
         if self.ledger is not None:
             return (
-                "ε counts the steps that were drawn; what holds however restarts follow what is seen is the "
-                "ledger's cap"
+                "ε counts the steps drawn, repeats included. It holds if no restart was decided by looking "
+                "at results; otherwise only the ledger's cap holds: sign that"
             )
         return "ε counts the steps that were drawn; it holds for restarts that follow nothing that is seen"
 

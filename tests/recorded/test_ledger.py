@@ -89,7 +89,7 @@ def test_cap_of_the_written_ledger_refuses_more_than_it_holds(path: Path) -> Non
         ledger.reserve("scans", planned(1), unit="record")
 
 
-def test_mark_of_version_010_goes_on_with_the_written_ledger(path: Path) -> None:
+def test_mark_of_an_earlier_build_goes_on_with_the_written_ledger(path: Path) -> None:
     """It was left before the newest sweep was charged; old copies are refused from here on."""
     data, old = path.with_name("scans.npz"), Ledger.open(str(path)).entries()[11]
     data.write_bytes(b"records")
@@ -101,5 +101,5 @@ def test_mark_of_version_010_goes_on_with_the_written_ledger(path: Path) -> None
     assert "did not know the newest 5 rows" in note
     ledger.reserve("scans", planned(50), unit="patient")
     path.write_bytes(written)
-    with pytest.raises(LedgerError, match="row 18 is missing"):
+    with pytest.raises(LedgerError, match="lacks row 18"):
         Ledger.open(str(path)).bind("scans", data)

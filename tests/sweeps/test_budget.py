@@ -544,7 +544,7 @@ def test_old_copy_is_refused_before_the_data_are_read(
     )
     assert open_ledger(given.data, given.ledger) is not None
     (tmp_path / "ledger.db").write_bytes(backup)
-    with pytest.raises(LedgerError, match="rows 3 to 4 are missing"):
+    with pytest.raises(LedgerError, match="lacks rows 3 to 4"):
         open_ledger(given.data, given.ledger)
 
 

@@ -244,9 +244,9 @@ def test_refusal_of_corrupt_rows_tells_no_path_caption_position_or_number(
     own = write_csv(tmp_path, random_images(20), num_corrupt=2)
     message = refusal("--tiny", "--dataset", own, "--no-ledger")
     assert message == (
-        "every row must have a readable image of at most max_image_pixels = 50000000 and a caption of at "
-        "most 100000 characters; some of the training data do not. Repair or remove them, or drop them "
-        "(--skip-corrupt)"
+        "every row must have a readable image of at most 50000000 pixels (--max-image-pixels) and a "
+        "caption of at most 100000 characters; some of the training data do not. Repair or remove them, "
+        "or drop them (--skip-corrupt)"
     )
 
 

@@ -190,6 +190,12 @@ def test_private_data_refuse_plain_noise_before_they_are_read(
     assert "cryptographic stream only" in refusal(*QUICK, "--dataset", private, "--no-secure-noise")
 
 
+def test_word_for_a_network_of_this_package_is_refused(refusal: Callable[..., str]) -> None:
+    assert "small_cnn is this package's: leave it out" in refusal(
+        "--mixes-no-records", "--network", "small_cnn"
+    )
+
+
 def test_seeded_training_with_the_stream_is_refused(refusal: Callable[..., str]) -> None:
     assert "give one of them" in refusal(*QUICK, "--seeded-non-private", "--secure-noise")
 

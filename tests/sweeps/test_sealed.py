@@ -251,7 +251,7 @@ def test_number_is_drawn_from_the_law_that_is_charged(
 
 
 def test_moment_that_leaves_no_time_for_a_trial_is_refused(ray: Ray, sweep: Callable[..., int]) -> None:
-    with pytest.raises(ConfigError, match="publish_after must leave time for a trial, about 42 seconds"):
+    with pytest.raises(ConfigError, match="--publish-after must leave time for a trial, about 42 seconds"):
         sweep("--publish-after", "40")
     assert ray.trained == []
 

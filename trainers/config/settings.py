@@ -48,7 +48,8 @@ class MechanismOptions:
     num_steps: int = 100
     """T, training steps."""
     restart_steps: int | None = None
-    """R, steps of each training that restarts may repeat, in ε from the start; see docs/private-data.md."""
+    """R, steps that restarts may repeat, in ε in advance; one checkpoint interval for private data without a
+    ledger, else 0."""
     group_size: GroupSize = 8
     """S, records per group; "batch" makes the whole realised batch one group."""
     l2_clip_norm: float = 1.0

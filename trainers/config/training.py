@@ -187,7 +187,7 @@ class PerformanceConfig:
     prefetch: bool = False
     """Make the next images' views in a thread; helps where a core has nothing else to do."""
     checkpoint_every_steps: int = 10
-    """Steps between checkpoints: the most that a stop makes repeat, and charge again."""
+    """Steps between checkpoints: the most that a stop makes repeat."""
     device: str = "auto"
     """cpu, cuda, or auto: in a sweep, cuda where --gpus-per-worker sets one aside."""
     worker_processes: bool = False

@@ -76,10 +76,10 @@ def decode_images(
     found = {kind: len(positions) for kind, positions in faults.items() if positions}
     if found:
         raise RecordsError(
-            f"every image must be present, readable, 8-bit and of at most max_image_pixels = {max_pixels}; "
-            f"of {len(decoded)} images "
+            f"every image must be present, readable, 8-bit and of at most {max_pixels} pixels "
+            f"(--max-image-pixels); of {len(decoded)} images "
             + ", ".join(f"{count} {kind}" for kind, count in found.items())
-            + ". Repair or remove them",
+            + ". Repair or remove them, or allow larger ones (--max-image-pixels)",
             faults,
         )
     sizes = Counter(image.shape[:2] for image in decoded)

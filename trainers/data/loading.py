@@ -206,7 +206,7 @@ def _load_pairs(
 def check_max_image_pixels(limit: int) -> None:
     """Raise ConfigError unless `limit` is a number of pixels that images can be allowed."""
     if type(limit) is not int or not 1 <= limit <= MOST_IMAGE_PIXELS:
-        raise ConfigError(f"max_image_pixels must be from 1 to {MOST_IMAGE_PIXELS}; got {limit!r}")
+        raise ConfigError(f"--max-image-pixels must be from 1 to {MOST_IMAGE_PIXELS}; got {limit!r}")
 
 
 def _check_image_size(image_size: int | None) -> None:

@@ -105,8 +105,8 @@ def _read_npz(path: Path, unit_column: str | None, max_pixels: int) -> dict[str,
             pixels = max((_check_member(archive, name) for name in wanted if name in found), default=0)
             if pixels > max_pixels:
                 raise DataError(
-                    f"an image of npz:PATH must be of at most max_image_pixels = {max_pixels}; got {pixels}: "
-                    "resize them, or allow more"
+                    f"an image of npz:PATH must be of at most {max_pixels} pixels; got {pixels}: "
+                    "resize them, or allow more (--max-image-pixels)"
                 )
             arrays = {name: archive[name] for name in wanted if name in found}
     except DataError:

@@ -238,9 +238,9 @@ def _sound_rows(rows: PairRows, skip_corrupt: bool) -> tuple[list[int], dict[str
     if faults and not skip_corrupt:
         listed = ", ".join(f"{len(faults[fault])} {fault}" for fault in sorted(faults))
         raise RecordsError(
-            f"every row must have a readable image of at most max_image_pixels = {rows.max_pixels} and a "
-            f"caption of at most {MAX_CAPTION_CHARACTERS} characters; of {len(rows.faults)} rows {listed}. "
-            "Repair or remove them, or drop them (--skip-corrupt)",
+            f"every row must have a readable image of at most {rows.max_pixels} pixels "
+            f"(--max-image-pixels) and a caption of at most {MAX_CAPTION_CHARACTERS} characters; "
+            f"of {len(rows.faults)} rows {listed}. Repair or remove them, or drop them (--skip-corrupt)",
             faults,
         )
     return kept, faults

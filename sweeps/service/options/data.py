@@ -38,7 +38,7 @@ class DataOptions:
     image_size: int | None = None
     """Resize images to this square, in pixels."""
     max_image_pixels: int = MAX_IMAGE_PIXELS
-    """Pixels of one image of your own data as stored; a larger one is refused before it is decoded."""
+    """Most pixels of one image of your own data as stored, 1 to 178000000; a larger one is not decoded."""
     test_fraction: float = 0.2
     """Share held out for scoring where public data have no test split of their own; by record id."""
 

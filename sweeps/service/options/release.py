@@ -106,12 +106,12 @@ def check_release(options: ReleaseOptions, *, scores_held_out: bool, seeded_non_
     if options.mode == OPEN:
         if options.publish_after_seconds is not None:
             raise ConfigError(
-                "publish_after is the moment at which a sealed sweep is published, and an open one shows "
+                "--publish-after is the moment at which a sealed sweep is published, and an open one shows "
                 "every trial as it ends: leave it out, or give --release sealed"
             )
         return
     if not 0 < (options.publish_after_seconds or 1.0) < math.inf:
-        raise ConfigError(f"publish_after must be positive and finite; got {options.publish_after_seconds}")
+        raise ConfigError(f"--publish-after must be positive and finite; got {options.publish_after_seconds}")
     if options.bound not in THEOREMS:
         raise ConfigError(unknown_choice("bound", options.bound, THEOREMS))
     trial_law(options)

@@ -26,18 +26,18 @@ def num_restart_steps(options: SweepOptions) -> int | None:
     """
     given = options.mechanism.restart_steps
     if given is not None and given < 0:
-        raise ConfigError(f"restart_steps must not be negative; got {given}")
+        raise ConfigError(f"--restart-steps must not be negative; got {given}")
     if not options.release.is_open:
         if given:
             raise ConfigError(
                 f"--release {options.release.mode} resumes no training, for one that was stopped counts as "
-                f"the worst score: leave restart_steps out; got {given}"
+                f"the worst score: leave --restart-steps out; got {given}"
             )
         return 0
     if ledger_url(options.data, options.ledger) is not None:
         if given is not None:
             raise ConfigError(
-                "a budget ledger is charged for repeated steps as they come: leave restart_steps out; got "
+                "a budget ledger is charged for repeated steps as they come: leave --restart-steps out; got "
                 f"{given}"
             )
         return None

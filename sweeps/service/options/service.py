@@ -25,7 +25,7 @@ class ServiceOptions:
     max_concurrent_trials: int | None = None
     """Trainings at once; as many as the cluster's CPUs (and GPUs) hold unless given."""
     max_restarts: int = 2
-    """Times a crashed training is restarted from its checkpoint; every restart is charged."""
+    """Times a crashed training is restarted from its checkpoint; what it repeats is charged."""
     dry_run: bool = False
     """Print the trials, their ε and an estimate of time, and stop."""
 

@@ -197,6 +197,12 @@ def build_plan(
             "no trial is left: with private data, and in sealed sweeps, trials with epsilon = inf are not "
             "run; give a finite epsilon"
         )
+    networks = [config.network for _, config in configs]
+    if any(each.mixes_no_records for each in networks) and not any(each.is_foreign for each in networks):
+        raise ConfigError(
+            "--mixes-no-records is your word for a network of your own (package.module:factory), and "
+            f"{networks[0].name} is this package's: leave it out"
+        )
     told += _noise_of_scores([config for _, config in configs])
     trials = []
     for repeat in range(options.service.repeats if release.is_open else 1):

@@ -62,7 +62,7 @@ class Publication:
         fits = int((asked - _SECONDS_TO_START) / each) * at_once
         if fits < 1:
             raise ConfigError(
-                "publish_after must leave time for a trial, about "
+                "--publish-after must leave time for a trial, about "
                 f"{_SECONDS_TO_START + each:.0f} seconds with a margin; got {asked:g}"
             )
         return cls(interval_seconds=asked, max_trials=min(fits, MAX_TRUNCATED_TRIALS))

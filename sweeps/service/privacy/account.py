@@ -12,6 +12,7 @@ from dpgcl_core.ledger.chain import Head
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.ledger.marks import (
     MARK,
+    check_owner,
     check_unmarked,
     check_unmarked_above,
     heads_of_marks,
@@ -64,8 +65,8 @@ def check_ledger_options(data: DataOptions, options: LedgerOptions, *, dry_run: 
             )
     elif options.dataset_id is None:
         raise ConfigError("which data set in the ledger is charged? give --dataset-id NAME")
-    elif mark is not None and mark[0] != options.dataset_id:
-        raise LedgerError(f"{path} is charged as data set {mark[0]!r}, not as {options.dataset_id!r}")
+    elif path is not None and mark is not None:
+        check_owner(path, mark, options.dataset_id)
 
 
 def ledger_missing(data: DataOptions, options: LedgerOptions) -> str | None:

@@ -120,8 +120,9 @@ class SweepBudget:
             planned = self._planned([*self._missing(), *self.later])
             self.ledger.would_admit(self.dataset_id, planned)
         except BudgetExceeded as error:
+            number = len(self.trials) + len(self.later)
             raise BudgetExceeded(
-                f"{error}. The whole sweep of {len(self.trials) + len(self.later)} trials must fit before it "
+                f"{error}. The whole sweep ({number} trial{'s' * (number != 1)}) must fit before it "
                 "starts, and nothing was started: take fewer points or repeats, fewer steps, or a smaller "
                 "epsilon"
             ) from error
@@ -144,7 +145,7 @@ class SweepBudget:
             raise LedgerError(f"{self.folder.path} does not hold this sweep's id: a resume would not find it")
         if data is not None:
             for note in self.ledger.bind(self.dataset_id, data):
-                _log.warning(note)
+                _log.warning("note: %s", note)
             if self.source is not None and not bind_images(self.ledger, self.dataset_id, self.source):
                 _log.warning(
                     "not all images have the ledger's mark, for some lie among other files or in folders "

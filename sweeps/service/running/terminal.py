@@ -19,6 +19,8 @@ from sweeps.service.planning.trials import Trial, is_proven
 from sweeps.service.storage.folder import fit_for_name
 from trainers.tracking.runs import trial_run_name
 
+_RESTARTS = " for restarts (charged though not drawn; --restart-steps 0 turns it off)"
+
 
 def say(text: str) -> None:
     """Print a line at once, without the secret of any address in it."""
@@ -90,7 +92,7 @@ def count(number: int, noun: str) -> str:
 def steps_text(mechanism: Mechanism) -> str:
     """Return T, and R where steps for restarts are charged in advance."""
     restarts = mechanism.num_restart_steps
-    return f"T = {mechanism.num_steps}" + (f", R = {restarts} for restarts" if restarts else "")
+    return f"T = {mechanism.num_steps}" + (f", R = {restarts}{_RESTARTS}" if restarts else "")
 
 
 def duration(seconds: float) -> str:

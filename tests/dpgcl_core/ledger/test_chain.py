@@ -116,7 +116,7 @@ def test_cut_off_tail_is_found_by_the_mark_on_the_data(ledger: Ledger, tmp_path:
     ledger.bind("scans", data)
     ledger.reserve("scans", [PlannedTraining(label="d", step_class=STEPS, num_steps=10)])
     tamper(ledger, f"DELETE FROM {TABLE} WHERE number > 4")
-    with pytest.raises(LedgerError, match="rows 5 to 7 are missing"):
+    with pytest.raises(LedgerError, match="lacks rows 5 to 7"):
         Ledger.open(str(ledger._session.store.url.render_as_string(hide_password=False))).bind("scans", data)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpgcl_core.accounting.filters import StepClass
-from dpgcl_core.errors import exit_on_bad_input
+from dpgcl_core.errors import BudgetExceeded, exit_on_bad_input
 from dpgcl_core.ledger import __main__ as ledger_command
 from dpgcl_core.ledger.account import PlannedTraining
 from dpgcl_core.ledger.ledger import Ledger
@@ -217,7 +218,7 @@ def test_verify_names_what_an_old_copy_lacks(
     given: list[str], put_back: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["verify", given[0], str(put_back.with_name(given[1]))]) == 2
-    assert "row 3 is missing" in capsys.readouterr().err
+    assert "lacks row 3" in capsys.readouterr().err
 
 
 def test_verify_agrees_with_the_marks_of_a_whole_ledger(
@@ -243,6 +244,31 @@ def test_loss_is_stated_once_and_the_mark_follows(
     assert main(["verify", "--data", str(put_back)]) == 0
     assert main(stated) == 2
     assert "no loss is to be stated" in capsys.readouterr().err
+
+
+def test_refusal_after_a_loss_tells_to_raise_the_cap(url: str, put_back: Path) -> None:
+    assert main(["restored", "--dataset", "scans", "--data", str(put_back)]) == 0
+    training = PlannedTraining(label="t", step_class=StepClass(0.01, 1.0), num_steps=10)
+    with pytest.raises(BudgetExceeded, match=r"rows were lost, .* raise it with .*--allow-raise"):
+        Ledger.open(url).would_admit("scans", [training])
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_nobody_reads_is_no_traceback(url: str, unbuffered: str) -> None:
+    shown = [sys.executable, "-m", "dpgcl_core.ledger", "show", "--ledger", url, "--no-pld"]
+    read, write = os.pipe()
+    os.close(read)
+    env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(shown, stdout=write, stderr=subprocess.PIPE, env=env, check=False, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_missing_ledger_tells_how_to_make_one(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", "--ledger", str(tmp_path / "none.db")]) == 2
+    assert "make one with `python -m dpgcl_core.ledger cap --create`" in capsys.readouterr().err
 
 
 def test_loss_needs_what_names_it(url: str, capsys: pytest.CaptureFixture[str]) -> None:
