@@ -118,8 +118,8 @@ def run_sweep(
       clock: that a sealed sweep is published by.
 
     Returns:
-      0; 1 when trials failed or MLflow did not take all results (`--resume` continues); 128 + signal
-      when stopped.
+      0; 1 when trials failed or MLflow did not take all results (`--resume` continues), or when every training
+      was left out; 128 + signal when stopped.
 
     Raises:
       DpgclError: bad input; exit code 2.
@@ -444,6 +444,10 @@ class OpenSweep:
         if failed or self._untracked:
             self._close("FAILED")
             say(again)
+            return 1
+        if not results:
+            self._close("FAILED")
+            say("no training was finished")
             return 1
         self._close("FINISHED")
         return 0
