@@ -339,7 +339,7 @@ class OpenSweep:
         return found
 
     def _tell_restarts(self, over: Collection[str]) -> None:
-        """Say of every training that goes on how much is left of the steps charged in advance for restarts."""
+        """Say of every training that goes on how much of R is left, the steps charged in advance."""
         for name, trial in self._trials.items():
             restarts = trial.config.mechanism.num_restart_steps
             if name in over or restarts is None or not self._folder.starts(name).num_starts:
