@@ -190,7 +190,7 @@ def execute(
             say("measuring a step of every kind …")
             say(estimate_text(plan))
             if plan.publication is not None:
-                say(f"estimate: published {duration(plan.publication.interval_seconds)} after the start")
+                say(f"estimate: {plan.publication.text()}")
             return Outcome(code=0, plan=plan)
         check_this_machine(service, options.performance)
         known = folder.read_plan()
