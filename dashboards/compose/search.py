@@ -24,6 +24,7 @@ from dashboards.compose.panels import beside
 from dashboards.compose.questions import Question
 from dashboards.compose.selection import PROVEN
 from dpgcl_core.release.metrics import find_metric
+from dpgcl_core.release.statement import rounded_up
 
 TRIALS, FRONT = "Trials", "Pareto front"
 _FRONT_COLOUR = "#222222"
@@ -118,7 +119,9 @@ def trials_table(shown: pd.DataFrame) -> Table:
         cells = [str(row["trial_number"]), *(value_text(row[name]) for name in searched)]
         cells += ["–" if pd.isna(row[name]) else f"{100 * row[name]:.2f}" for name in scores]
         spent = (
-            f"{row['epsilon']:.4g}" if row["guarantee"] == PROVEN and has_values(shown, "epsilon") else "none"
+            rounded_up(row["epsilon"], 4)
+            if row["guarantee"] == PROVEN and has_values(shown, "epsilon")
+            else "none"
         )
         rows.append([*cells, spent, str(row["guarantee"]), "yes" if index in on_front else ""])
     best = next((i for i, row in enumerate(rows) if row[-2] == PROVEN), None)

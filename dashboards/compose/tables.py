@@ -21,6 +21,7 @@ from dashboards.compose.names import (
 from dashboards.compose.questions import Question
 from dashboards.compose.repeats import means_and_errors
 from dashboards.compose.selection import ORDER, cell_columns, shown_trials
+from dpgcl_core.release.statement import rounded_up
 
 _ENDINGS = ("_mean", "_standard_error", "_n")
 
@@ -114,6 +115,11 @@ def _is_news(table: pd.DataFrame, name: str) -> bool:
 
 
 def _plain(name: str, value: Any, guarantee: str) -> str:
+    """Return a cell of a column that is no mean; ε is rounded up.
+
+    >>> _plain("epsilon_max", 9.9904, "proven"), _plain("epsilon_max", math.inf, "none")
+    ('9.991', 'none')
+    """
     if isinstance(value, float) and math.isnan(value):
         return "–"
     if name == "guarantee":
@@ -121,6 +127,6 @@ def _plain(name: str, value: Any, guarantee: str) -> str:
             value, str(value)
         )
     if name == "epsilon_max":
-        spent = f"{value:.4g}".replace("inf", "∞")
+        spent = rounded_up(float(value), 4).replace("inf", "∞")
         return {"proven": spent, "as-published": f"claimed {spent}"}.get(guarantee, "none")
     return value_text(value)

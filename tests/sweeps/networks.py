@@ -29,3 +29,13 @@ class _Centred(nn.Module):
 def centred(shape: Shape) -> nn.Module:
     """Mixes records without any layer that is known for it."""
     return _convolution(shape, _Centred())
+
+
+class _CentredWhenMany(nn.Module):
+    def forward(self, features: Tensor) -> Tensor:
+        return features - features.mean(0, keepdim=True) if len(features) > 64 else features
+
+
+def centred_when_many(shape: Shape) -> nn.Module:
+    """Mixes the records of large passes alone."""
+    return _convolution(shape, _CentredWhenMany())

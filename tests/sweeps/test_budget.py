@@ -21,7 +21,14 @@ from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service.options.data import data_path
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Charged
-from sweeps.service.privacy.account import account_of, check_account, marks_note, open_ledger, unit_of
+from sweeps.service.privacy.account import (
+    account_of,
+    check_account,
+    ledger_missing,
+    marks_note,
+    open_ledger,
+    unit_of,
+)
 from sweeps.service.privacy.budget import SweepBudget, sweep_budget
 from sweeps.service.privacy.statement import what_was_drawn
 from sweeps.service.storage.folder import SweepFolder
@@ -429,6 +436,9 @@ def test_data_with_the_mark_of_a_ledger_are_not_trained_on_without_it(
     budget.begin(budget.trials, data_path(dataset))
     message = refused("--tiny", "--dataset", dataset, "--no-ledger")
     assert "are charged as data set 'scans'" in message
+    chosen = options("--tiny", "--dataset", dataset, "--no-ledger", "--dry-run")
+    check_ledger(chosen)  # a dry run goes on, and says what would refuse the sweep
+    assert "are charged as data set 'scans'" in str(ledger_missing(chosen.data, chosen.ledger))
 
 
 def test_grant_that_was_taken_back_keeps_the_lost_steps(tmp_path: Path) -> None:

@@ -165,6 +165,10 @@ def test_option_names_are_none_of_ray_job_submit() -> None:
         (["--network", "no_such_module:net"], "must name an importable `package.module:factory`"),
         (["--network", "tests.sweeps.networks:batch_norm"], "BatchNorm2d, which uses statistics across"),
         (["--network", "tests.sweeps.networks:centred"], "mixes records"),
+        (
+            ["--network", "tests.sweeps.networks:centred_when_many", "--mixes-no-records"],
+            "another group changed",
+        ),
     ],
 )
 def test_bad_option_is_refused_in_planning(arguments: list[str], words: str, refusal: Refusal) -> None:

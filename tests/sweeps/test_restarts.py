@@ -163,6 +163,29 @@ def test_training_that_may_not_go_on_is_left_out_and_the_sweep_ends(
     assert "42 steps in all, those for restarts included" in page
 
 
+def test_sweep_whose_every_training_is_left_out_has_failed(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    empty_database: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    arguments = (*PRIVATE, "--dataset", write_npz(tmp_path / "own.npz", 128), "--no-ledger", "--name", "one")
+    arguments += ("--restart-steps", "4", "--noise-multiplier", "1", "--storage", str(tmp_path))
+    trial, found = "S4-Na1-private-r0", []
+    for num_attempts, more in [(1, ()), (1, ("--resume",)), (0, ("--resume",))]:
+        without_ray(monkeypatch, _die_in({trial: num_attempts}, []))
+        chosen = options(*arguments, *more)
+        code = service.run_sweep("group-size", chosen, points(chosen), lambda *_: [])
+        found.append((code, capsys.readouterr().out))
+    assert [code for code, _ in found] == [1, 1, 1]
+    assert "goes on from" not in found[0][1]
+    assert f"{trial}: goes on from step 0; 0 of R = 4 left" in found[1][1]
+    assert "Start a new sweep with a larger --restart-steps, or with --ledger; neither can be" in found[2][1]
+    assert found[2][1].endswith("no training was finished\n")
+    assert "--resume --name" not in found[2][1]
+
+
 class Sweep:
     """A sweep of two trainings that die where a test says so."""
 

@@ -207,9 +207,19 @@ class CheckpointFolder:
             return None
         return (
             f"left out: its restarts could repeat {repeated} steps, and R = {num_restart_steps} are charged "
-            "in advance; the other trainings and the stated ε stand as they are. A ledger (--ledger) pays "
-            "for restarts as they come, and a new sweep with more --restart-steps for more of them"
+            "in advance; the other trainings and the stated ε stand as they are. Start a new sweep with a "
+            "larger --restart-steps, or with --ledger; neither can be added to this one"
         )
+
+    def goes_on_text(self, num_restart_steps: int) -> str:
+        """Return where the next attempt would begin, and how much of R is left by then.
+
+        Args:
+          num_restart_steps: R, the repeated steps that are charged in advance.
+        """
+        saved, drawn = self._saved_step(), self.drawn()
+        left = num_restart_steps - max(0, drawn.num_steps - saved)
+        return f"goes on from step {saved}; {left} of R = {num_restart_steps} left"
 
     def drawn(self) -> Drawn:
         """Return what may have been drawn so far."""

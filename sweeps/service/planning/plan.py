@@ -18,7 +18,7 @@ from dpgcl_core.accounting.composition import epsilon_prv, epsilon_rdp
 from dpgcl_core.accounting.filters import composed_event
 from dpgcl_core.accounting.tuning.cost import TrialClass, TuningCost
 from dpgcl_core.accounting.tuning.trials import cases_of
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, DpgclError
 from dpgcl_core.mechanism.numbers import default_delta
 from dpgcl_core.mechanism.registry import method_named
 from sweeps.service.options.data import DataOptions
@@ -35,7 +35,8 @@ from trainers.config.tree import changed
 from trainers.data.dataset import TrainingData, image_shape_of, modality_of
 from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.tasks.task import task_of
-from trainers.training.foreign import foreign_note
+from trainers.training.foreign import foreign_note, refuse_mixing_network
+from trainers.training.microbatch import max_views
 from trainers.training.optimizers import check_optimizer
 from trainers.training.release import check_release
 from trainers.training.resolve import training_config
@@ -335,6 +336,7 @@ def _configs(
         ):
             _check_network(config, data)
         found.append((point, config))
+    _check_words([config for _, config in found], data)
     return found
 
 
@@ -352,6 +354,44 @@ def _check_network(config: TrainingConfig, data: TrainingData) -> None:
     shape = image_shape_of(data.train)
     task_of(config).check_network(config, starting_encoder(config, shape), shape)
     check_optimizer(config.optimizer.name)  # not built: torch's optimizers load its compiler, a second
+
+
+def _check_words(configs: Sequence[TrainingConfig], data: TrainingData) -> None:
+    """Try networks that mix nothing on their author's word at the sizes of their steps, on made-up inputs.
+
+    Every worker does so, too, with the memory and the device of its own; but what it finds comes after the
+    charge, and is withheld where the data are private. Here nothing but made-up inputs has been seen, and
+    nothing been reserved.
+
+    Raises:
+      ConfigError: as `refuse_mixing_network`, or a network fails.
+    """
+    tried = []
+    for config in configs:
+        if not config.network.mixes_no_records:
+            continue
+        sizes = (config.mechanism.group_size, config.mechanism.sampling_prob, config.mechanism.batch_cap)
+        passes = (
+            config.network,
+            config.mechanism.method,
+            sizes,
+            config.num_augmentations,
+            config.num_view_draws,
+        )
+        if passes in tried:
+            continue
+        tried.append(passes)
+        shape = image_shape_of(data.train)
+        encoder = starting_encoder(config, shape)
+        try:
+            refuse_mixing_network(config, encoder, shape, max_views(config, encoder, shape))
+        except (DpgclError, MemoryError):
+            raise
+        except Exception as error:  # a user's network may fail in any way
+            raise ConfigError(
+                f"the network {config.network.name} fails on made-up images, as many as a step passes at "
+                f"once: {type(error).__name__}: {error}"
+            ) from error
 
 
 def _params(config: TrainingConfig, options: SweepOptions, point: Point, repeat: int) -> dict[str, Any]:

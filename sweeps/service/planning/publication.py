@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any, Self
 
 from dpgcl_core.accounting.tuning.laws import MAX_TRUNCATED_TRIALS
@@ -94,6 +95,21 @@ class Publication:
             f"Published {self.interval_seconds:g} seconds after its start, or whole multiples of that later, "
             f"with at most {self.max_trials} trials: both were fixed before their number was drawn."
         )
+
+    def text(self, started: float | None = None) -> str:
+        """Return what is said before the first trial: when, and the cap on the trials; both are public.
+
+        Args:
+          started: when the sweep was; None in a dry run.
+
+        >>> Publication(interval_seconds=70, max_trials=6).text()
+        'published 70 s after the start, later by multiples of 70 s if trials overrun; at most 6 trials'
+        """
+        seconds = f"{self.interval_seconds:g} s"
+        at = f"{datetime.fromtimestamp(started + self.interval_seconds):%H:%M:%S}, " if started else ""
+        overrun = f"later by multiples of {seconds} if trials overrun"
+        trials = "1 trial" if self.max_trials == 1 else f"{self.max_trials} trials"
+        return f"published {f'at {at}' if at else ''}{seconds} after the start, {overrun}; at most {trials}"
 
     def moment(self, started: float, now: float) -> float:
         """Return the first possible moment from `now` on, for a sweep that was started at `started`.

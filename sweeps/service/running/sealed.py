@@ -346,6 +346,8 @@ class SealedSweep:
         """Run what is left of the trials, publish one at the moment, and return the exit code."""
         now = self._clock.now()
         begun = self._folder.begin(self._plan, self._ledger, self._dataset_id, self._again, now)
+        if self._plan.publication is not None:
+            say(self._plan.publication.text(begun.started))
         trials = drawn_trials(self._plan.trials, begun.draws)
         say(f"sealed sweep: {self._name}; what is printed here tells the number of trials: keep it")
         self._hashes = {trial.name: config_hash(trial.config) for trial in trials}

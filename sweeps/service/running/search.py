@@ -15,7 +15,7 @@ from typing import Any
 
 from dpgcl_core.errors import StorageError
 from dpgcl_core.ledger.report import LedgerStatement
-from dpgcl_core.release.statement import PrivacyStatement
+from dpgcl_core.release.statement import PrivacyStatement, rounded_up
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.plan import Earlier, SweepPlan
@@ -199,6 +199,6 @@ def print_search(plan: SearchPlan) -> None:
     for each in plan.space.searched:
         say(f"  {each.option:<20} {each.text}")
     if config.guarantee_label == "proven":
-        at_most = f"σ at least {mechanism.noise_multiplier:.5g}, ε at most {config.epsilon():.5g}"
+        at_most = f"σ at least {mechanism.noise_multiplier:.5g}, ε at most {rounded_up(config.epsilon(), 5)}"
         say(f"every trial: {at_most}; the whole search, whatever it chooses:")
     say(plan.tags()["tuning_cost"])

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,8 +118,8 @@ def run_sweep(
       clock: that a sealed sweep is published by.
 
     Returns:
-      0; 1 when trials failed or MLflow did not take all results (`--resume` continues); 128 + signal
-      when stopped.
+      0; 1 when trials failed or MLflow did not take all results (`--resume` continues), or when every
+      training was left out; 128 + signal when stopped.
 
     Raises:
       DpgclError: bad input; exit code 2.
@@ -190,7 +190,7 @@ def execute(
             say("measuring a step of every kind …")
             say(estimate_text(plan))
             if plan.publication is not None:
-                say(f"estimate: published {duration(plan.publication.interval_seconds)} after the start")
+                say(f"estimate: {plan.publication.text()}")
             return Outcome(code=0, plan=plan)
         check_this_machine(service, options.performance)
         known = folder.read_plan()
@@ -302,6 +302,7 @@ class OpenSweep:
         left_out = self._left_out(done)
         over = done.keys() | left_out.keys()
         remaining = [trial for trial in self._plan.trials if trial.name not in over]
+        self._tell_restarts(over)
         failed: dict[str, str] = {}
         try:
             if remaining:
@@ -336,6 +337,17 @@ class OpenSweep:
             if why := known.refusal(mechanism.num_steps, mechanism.num_restart_steps):
                 found[name] = why
         return found
+
+    def _tell_restarts(self, over: Collection[str]) -> None:
+        """Say of every training that goes on how much of R is left, the steps charged in advance."""
+        for name, trial in self._trials.items():
+            restarts = trial.config.mechanism.num_restart_steps
+            if name in over or restarts is None or not self._folder.starts(name).num_starts:
+                continue
+            every = trial.config.performance.checkpoint_every_steps
+            known = self._folder.checkpoints(name, every_steps=every)
+            if known.drawn().num_attempts:
+                say(f"{name}: {known.goes_on_text(restarts)}")
 
     def _train(self, session: RaySession, remaining: Sequence[Trial]) -> dict[str, str]:
         return run_trials(session, self._plan, self._folder, remaining, self._on_result, self._budget)
@@ -444,6 +456,10 @@ class OpenSweep:
         if failed or self._untracked:
             self._close("FAILED")
             say(again)
+            return 1
+        if not results:
+            self._close("FAILED")
+            say("no training was finished")
             return 1
         self._close("FINISHED")
         return 0

@@ -75,9 +75,18 @@ def estimate_text(plan: SweepPlan) -> str:
 
 
 def headline(metrics: dict[str, float]) -> list[str]:
-    """Return the scores of a trial that a line has room for."""
+    """Return the scores of a trial that a line has room for.
+
+    >>> headline({"knn_accuracy": 0.50004, "epsilon": 0.99843})
+    ['knn_accuracy 0.5', 'epsilon 0.9985']
+    """
     names = (*shown_scores(metrics), "snr_first_step", "noised_snr_first_step", "epsilon")
-    return [f"{name} {metrics[name]:.4g}" for name in names if name in metrics] or ["done"]
+    found = {name: metrics[name] for name in names if name in metrics}
+    return [f"{name} {_shown(name, value)}" for name, value in found.items()] or ["done"]
+
+
+def _shown(name: str, value: float) -> str:
+    return rounded_up(value, 4) if name == "epsilon" else f"{value:.4g}"
 
 
 def count(number: int, noun: str) -> str:
