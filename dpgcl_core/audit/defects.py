@@ -284,8 +284,22 @@ def mask_lost(step: Step, mechanism: Mechanism) -> Step:
     return _through(_MaskLost)(step, mechanism)
 
 
+@dataclass(frozen=True)
+class _NoMask:
+    """Draws the groups of a stage, and says of all that they are complete."""
+
+    right: GroupStage
+    yields_incomplete: bool = True
+
+    def draw(self, num_records: int, *, sampling: Draws, permutation: Draws) -> DrawnGroups:
+        drawn = self.right.draw(num_records, sampling=sampling, permutation=permutation)
+        return dataclasses.replace(drawn, complete=np.ones_like(drawn.complete))
+
+
 def _rest_kept_and_mask_lost(step: Step, mechanism: Mechanism) -> Step:
-    return mask_lost(rest_kept(complete=False)(step, mechanism), mechanism)
+    """Lose the mask where it is drawn: behind it, a training's own fillers would count as well."""
+    kept = rest_kept(complete=False)(step, mechanism)
+    return dataclasses.replace(kept, stage=_NoMask(kept.stage))
 
 
 def _realised_divisor(step: Step, mechanism: Mechanism) -> Step:
