@@ -32,7 +32,7 @@ SEED = int(os.environ.get("DPGCL_TEST_SEED") or secrets.randbelow(10**6))
 VICTIMS = ("driver", "training", "raylet", "all")
 
 COMMON = (
-    *("--tiny", "--noise-multiplier=1", "--name=one", "--network=tests.sweeps.killed:network"),
+    *("--tiny", "--name=one", "--network=tests.sweeps.killed:network"),
     *(f"--num-steps={NUM_STEPS}", f"--checkpoint-every-steps={EVERY_STEPS}", "--max-concurrent-trials=1"),
     *("--expected-batch-size=32", "--num-records-public=128", "--dataset-id=scans"),
 )
@@ -52,16 +52,19 @@ class Kind:
         return "sealed" in self.options
 
 
-OPEN = ("--repeats=2", "--group-sizes=4")
-SEALED = ("--group-sizes", "4", "8", "--release", "sealed", "--mean-trials", "4")
-SEARCH = ("--num-trials=3", "--noise-multiplier-range", "1", "2", "--sampler=random")
+OPEN = ("--repeats=2", "--group-sizes=4", "--noise-multiplier=1")
+SCORED = ("--evaluate-on=digits", "--max-index-records=200", "--max-query-records=200")
+SEALED = (*SCORED, "--group-sizes", "4", "8", "--noise-multiplier=1", "--release", "sealed")
+SEALED += ("--mean-trials", "2", "--publish-after", "150")
+SEARCH = (*SCORED, "--num-trials=3", "--noise-multiplier-range", "1", "2", "--sampler=random")
+METHODS = (*SCORED, "--methods", "dp_gcl", "dp_clip", "--repeats=1", "--epsilon=8")
 KINDS = {
     "open": Kind("group_size", OPEN),
     "open, two workers": Kind("group_size", (*OPEN, *TWO_WORKERS)),
     "sealed": Kind("group_size", SEALED),
     "sealed, two workers": Kind("group_size", (*SEALED, *TWO_WORKERS)),
     "search": Kind("search", SEARCH),
-    "methods": Kind("methods", ("--methods", "dp_gcl", "dp_clip", "--repeats=1")),
+    "methods": Kind("methods", METHODS),
 }
 
 
@@ -241,7 +244,9 @@ def _end_process(pid: int) -> None:
     scope="module",
     params=[
         pytest.param(({"open": 3}, 3), marks=pytest.mark.ci, id="few"),
-        pytest.param((dict.fromkeys(KINDS, 5), 30), marks=pytest.mark.long, id="many"),
+        pytest.param(
+            (dict(zip(KINDS, (8, 6, 3, 3, 5, 5), strict=True)), 30), marks=pytest.mark.long, id="many"
+        ),
     ],
 )
 def killed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> list[Killed]:
