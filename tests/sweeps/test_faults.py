@@ -166,7 +166,8 @@ def test_ledger_covers_every_draw_at_every_moment_of_a_real_sweep(faults: Faults
 def test_dead_worker_is_charged_before_it_starts_again(faults: Faults) -> None:
     first = faults.stages["driver killed"][0]
     assert first.drawn > NUM_STEPS, "the worker did not die, or repeated nothing"
-    assert faults.metrics(0)["num_restarts"] == 1
+    counted = faults.top / "storage/sweeps/one/drawn" / f"{faults.trial(0)}.json"
+    assert json.loads(counted.read_text())["num_attempts"] == 2
     assert first.drawn <= first.charged == NUM_STEPS + EVERY_STEPS
 
 

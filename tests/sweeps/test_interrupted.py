@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dashboards.query.trials import load_trials
+from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps import watched
 from tests.sweeps.support import ROOT, Driver, contents
 from trainers.tracking.server import connect
@@ -176,8 +177,9 @@ def test_failing_trial_stops_no_other_and_is_told(disturbed: Disturbed) -> None:
 
 
 def test_failing_trial_is_not_repeated(disturbed: Disturbed) -> None:
-    # One attempt before it was mended, one after.
-    assert disturbed.result(2)["num_restarts"] == 1
+    """One start before it was mended, which failed before its first step, and one after."""
+    assert SweepFolder(disturbed.folder).starts("S4-Na1-private-r2").num_starts == 2
+    assert disturbed.result(2)["num_restarts"] == 0
 
 
 def test_mended_sweep_ends_with_code_0(disturbed: Disturbed) -> None:
