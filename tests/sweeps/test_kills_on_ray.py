@@ -25,7 +25,7 @@ from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from tests.sweeps.support import ROOT, Driver, write_npz
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(3600)]  # thirty kills take half an hour
 
 NUM_STEPS, EVERY_STEPS = 12, 4
 SEED = int(os.environ.get("DPGCL_TEST_SEED") or secrets.randbelow(10**6))
