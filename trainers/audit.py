@@ -38,14 +38,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpgcl_core.audit import defects
-from dpgcl_core.audit.canary import WorstCase, check_numbers, print_rows
+from dpgcl_core.audit.canary import WorstCase, check_numbers, chosen_cases, print_rows
 from dpgcl_core.audit.defects import Defect, Step, step_of
 from dpgcl_core.audit.judging import Claim, Released, judge
 from dpgcl_core.audit.result import AuditResult
 from dpgcl_core.audit.worst_cases import CANARY, Crafted, GroupGradient, crafted_inputs, foreign, in_order
 from dpgcl_core.clipping.types import Objective
 from dpgcl_core.command_line import run_command
-from dpgcl_core.errors import ConfigError, exit_on_bad_input, unknown_choice
+from dpgcl_core.errors import ConfigError, exit_on_bad_input
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import GradientRule, LossSettings
 from dpgcl_core.noise.gaussian import GaussianNoise
@@ -602,14 +602,9 @@ def audit_command(
     Raises:
       ConfigError: an option is out of range.
     """
-    cases = standard_cases()
-    names = list(dict.fromkeys(case.name for case in cases))
-    for name in only:
-        if name not in names:
-            raise ConfigError(unknown_choice("case", name, names))
+    chosen = chosen_cases(standard_cases(), only)
     if seed is not None and seed < 0:
         raise ConfigError(f"seed must not be negative; got {seed}")
-    chosen = [case for case in cases if case.name in (only or names)]
     results = audit_steps(chosen, num_runs=runs, confidence=confidence, seed=seed)
     return print_rows(results, as_json=json, as_markdown=markdown)
 

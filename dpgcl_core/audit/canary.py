@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from json import dumps
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -358,17 +358,32 @@ def audit_command(
     Raises:
       ConfigError: an option is out of range.
     """
-    cases = standard_cases()
+    results = [
+        audit(case, num_runs=runs, confidence=confidence, randomness=source_of(seed))
+        for case in chosen_cases(standard_cases(), only)
+    ]
+    return print_rows(results, as_json=json, as_markdown=markdown)
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+_Case = TypeVar("_Case", bound=_Named)
+
+
+def chosen_cases(cases: Sequence[_Case], only: Sequence[str]) -> list[_Case]:
+    """Return the cases of these names; all of them where none is named.
+
+    Raises:
+      ConfigError: there is no case of a name.
+    """
     names = list(dict.fromkeys(case.name for case in cases))
     for name in only:
         if name not in names:
             raise ConfigError(unknown_choice("case", name, names))
-    results = [
-        audit(case, num_runs=runs, confidence=confidence, randomness=source_of(seed))
-        for case in cases
-        if case.name in (only or names)
-    ]
-    return print_rows(results, as_json=json, as_markdown=markdown)
+    return [case for case in cases if case.name in (only or names)]
 
 
 def source_of(seed: int | None) -> DrawSource:
