@@ -75,6 +75,7 @@ def make_private(
     noise_multiplier: float | None = None,
     target_delta: float | None = None,
     num_records_public: int | None = None,
+    sampling: str | None = None,
     clipping: str = FLAT,
     max_groups_at_once: int | None = None,
     mixes_no_records: bool = False,
@@ -86,7 +87,8 @@ def make_private(
       optimizer: over trainable parameters of `model`.
       data_loader: of a data set in which one item is one record: its views, a tensor `[views, ...]` or a
         tuple of such. Data set, `collate_fn` and workers are used; its `batch_size` is the expected number of
-        records of a step, and its order of records is replaced by secret Poisson sampling.
+        records of a step, and its order of records is replaced by secret Poisson sampling, of groups of
+        records or of records.
       loss: maps inputs `[groups, group_size, views, ...]`, or a tuple of such, to losses `[groups]`, each
         from its own group's inputs alone and without draws of its own.
       group_size: S records whose gradient is clipped together, or "batch" for the whole batch.
@@ -95,8 +97,10 @@ def make_private(
       target_epsilon: ε after T steps, for which the noise is calibrated; or give `noise_multiplier`.
       noise_multiplier: σ = noise std / sensitivity.
       target_delta: δ; 1/(n ln n) unless given.
-      num_records_public: declared public number of records n; unless given, the data set's own, which then is
-        public.
+      num_records_public: declared public number of records N, the most that the data set may hold; unless
+        given, its own, which then is public: it is protected against zeroing out one of its records.
+      sampling: what is sampled, "groups" (sensitivity C) or "records" (2C); groups unless given, and records
+        for group_size "batch".
       clipping: "flat" or "automatic".
       max_groups_at_once: groups of one forward and backward pass at most; as many as a step is expected to
         have unless given. For models that mix no records.
@@ -120,6 +124,8 @@ def make_private(
         )
     mechanism = Mechanism(
         num_records_public=n,
+        num_records_from_data=num_records_public is None,
+        sampling=sampling,
         sampling_prob=min(1.0, data_loader.batch_size / n),
         group_size=group_size,
         l2_clip_norm=l2_clip_norm,
@@ -199,7 +205,8 @@ class PrivateTraining:
         """Yield the inputs of each remaining step, drawn in secret: `[groups, group_size, views, ...]`.
 
         They stay where the data loader puts them; `step` moves them to the model's device. An empty draw
-        yields inputs of no groups: a step like any other, of noise alone.
+        yields inputs of no groups: a step like any other, of noise alone. A group with an empty slot is of
+        zeros, and contributes nothing.
 
         Raises:
           ConfigError: the last draw was not followed by its step.
@@ -221,20 +228,14 @@ class PrivateTraining:
         for batch in batches:
             self._refuse_open()
             drawn = self._open = draws.drawn.popleft()
-            # An empty draw was loaded as one record, which is cut off here.
-            yield _as_given(
-                [
-                    leaf[: drawn.rows.size].reshape(*drawn.rows.shape, *leaf.shape[1:])
-                    for leaf in _leaves(batch)
-                ]
-            )
+            yield _as_given([_in_groups(leaf, drawn) for leaf in _leaves(batch)])
         self._refuse_open()
 
     def step(self, inputs: GroupInputs) -> None:
         """Clip, sum, noise and average the groups' gradients, and take one step of the optimizer.
 
         Guarantee: the new weights are those of one more step of the mechanism, (ε, δ)-differentially private
-        for adding or removing one record (see `dpgcl_core.mechanism.mechanism`).
+        for the mechanism's neighbouring relation (see `dpgcl_core.mechanism.mechanism`).
 
         Args:
           inputs: what the iteration yielded, perhaps augmented: `[groups, group_size, views, ...]`.
@@ -345,6 +346,16 @@ def _leaves(batch: Any) -> tuple[Tensor, ...]:
             f"records; got a {type(batch).__name__}"
         )
     return tuple(leaves)
+
+
+def _in_groups(leaf: Tensor, drawn: DrawnGroups) -> Tensor:
+    """One leaf of the loaded records, `[groups, group_size, ...]`; zeros for groups that contribute nothing.
+
+    An empty draw was loaded as one record, which is cut off.
+    """
+    groups = leaf[: drawn.rows.size].reshape(*drawn.rows.shape, *leaf.shape[1:])
+    complete = torch.from_numpy(drawn.complete)
+    return torch.where(complete.reshape(-1, *[1] * (groups.ndim - 1)), groups, torch.zeros_like(groups))
 
 
 def _as_given(leaves: Sequence[Tensor]) -> GroupInputs:

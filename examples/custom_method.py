@@ -41,7 +41,7 @@ def decoupled_loss(embeddings: Tensor, *, temperature: float) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Decoupled(InGroups):
-    """`InGroups` clips each group's gradient: sampling, sensitivity 2C and accounting are those of DP-GCL."""
+    """`InGroups` clips each group's gradient: sampling, sensitivity C and accounting are those of DP-GCL."""
 
     takes_augmented_keys: bool = False
     takes_pairs: bool = False
@@ -56,7 +56,6 @@ DECOUPLED = register(
         title="Decoupled contrastive loss in groups",
         source="Yeh et al. 2022, inside the groups of DP-GCL",
         clip_unit="group",
-        sensitivity_formula="2C (C for groups of one)",
     )
 )
 

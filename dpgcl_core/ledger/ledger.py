@@ -500,6 +500,15 @@ class Ledger:
             account = books.account(dataset_id)
             return spent_of(account, with_pld=with_pld)
 
+    def num_records_public(self, dataset_id: str) -> int:
+        """Return the number of records that was declared when the data set was registered.
+
+        Raises:
+          LedgerError: no such data set is registered.
+        """
+        with self._session.reading() as books:
+            return books.account(dataset_id).num_records_public
+
     def statement(self, dataset_id: str) -> LedgerStatement:
         """Return the ledger's part of a privacy statement: the cap, its filter and the head.
 

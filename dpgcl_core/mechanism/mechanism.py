@@ -2,10 +2,11 @@
 
 All four come from the same fields, so a run cannot train with one sampler and be charged for another.
 
-Guarantee. One step releases S(B) + N(0, (σΔ)² I), where B is a Poisson(q) sample, S the sum of per-group
-gradients clipped to C, and Δ the sensitivity of `grouping` (2C for groups of at least two records and
-for the whole batch, C for groups of one). For neighbouring data sets D' = D ∪ {r}, the step on D' is an
-average over (sample without r, coupling of the groups, views) of the pair
+Guarantee. One step releases the sum of per-group gradients clipped to C, plus N(0, (σΔ)² I), where Δ is the
+sensitivity of the groups: C where groups are sampled by Poisson(q) (`dpgcl_core.sampling.slots`), and where
+records are, 2C for groups of at least two and for the whole batch, C for groups of one
+(`dpgcl_core.sampling.groups`). For neighbouring data sets D' = D ∪ {r}, the step on D' is an average, over
+what is drawn without r (the other keep bits or records, the coupling of the groups, views), of the pair
 ((1 − q)·N(μ) + q·N(μ'), N(μ)) with ‖μ − μ'‖ ≤ Δ. The hockey-stick divergence is jointly convex, so each
 pair is dominated by the Poisson-subsampled Gaussian of noise multiplier σ, and dominating pairs compose
 adaptively over the steps. Everything after the noise (division by a public constant, the optimizer, the
@@ -24,10 +25,10 @@ from dp_accounting import dp_event
 from dpgcl_core.clipping.clipper import GroupClipper, gamma_of
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.method import GradientRule, GroupLoss, GuaranteeLabel, LossSettings, Method, Sampler
-from dpgcl_core.mechanism.numbers import PublicNumbers
+from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, GROUPS, RECORDS, ZERO_OUT_ONE, PublicNumbers
 from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.noise.gaussian import GaussianNoise
-from dpgcl_core.sampling.groups import Grouper
+from dpgcl_core.sampling.groups import BATCH, Grouper
 from dpgcl_core.sampling.stage import GroupStage
 
 
@@ -41,6 +42,14 @@ class Mechanism(PublicNumbers):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.sampling is None:
+            own = method_named(self.method).samplings[0]
+            object.__setattr__(self, "sampling", RECORDS if self.group_size == BATCH else own)
+        if self.sampling == GROUPS and self.group_size == BATCH:
+            raise ConfigError(
+                'sampling = "groups" needs a group_size that is fixed before anything is drawn: for the '
+                'whole batch give B; got "batch"'
+            )
         if self.rules.trains and self.num_steps < 1:
             raise ConfigError(f"num_steps must be at least 1; got {self.num_steps}")
         if not self.rules.trains and self.num_steps != 0:
@@ -54,8 +63,9 @@ class Mechanism(PublicNumbers):
 
     @property
     def rules(self) -> Method:
-        """The method."""
-        return method_named(self.method)
+        """The method, as it is for what is sampled here."""
+        assert self.sampling is not None
+        return method_named(self.method).with_sampling(self.sampling)
 
     @property
     def guarantee_label(self) -> GuaranteeLabel:
@@ -65,7 +75,8 @@ class Mechanism(PublicNumbers):
     @property
     def neighboring_relation(self) -> str:
         """The relation that the sensitivity and the accounting share."""
-        return self.rules.neighboring_relation
+        relation = self.rules.neighboring_relation
+        return ZERO_OUT_ONE if self.num_records_from_data and relation == ADD_OR_REMOVE_ONE else relation
 
     @property
     def sensitivity(self) -> float:

@@ -12,9 +12,9 @@ given the sample without the record, and the coupling its own docstring names, t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 from dp_accounting import dp_event
 from torch import Tensor, nn
@@ -23,12 +23,13 @@ from dpgcl_core.accounting import composition
 from dpgcl_core.clipping.clipper import GroupClipper
 from dpgcl_core.clipping.parts import ClippingParts
 from dpgcl_core.clipping.types import GroupInputs, GroupReport, Objective
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.losses.objective import GroupLoss
-from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, PublicNumbers
+from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, GROUPS, RECORDS, PublicNumbers, Sampled
 from dpgcl_core.noise.sources import Draws
 from dpgcl_core.sampling.groups import Grouper, build_grouper, expected_num_groups
 from dpgcl_core.sampling.poisson import PoissonSampler
+from dpgcl_core.sampling.slots import SampledGroups, num_blocks
 from dpgcl_core.sampling.stage import GroupStage, SampledRecords, Sampler
 
 __all__ = ["GradientRule", "GroupLoss", "GroupRule", "GuaranteeLabel", "LossSettings", "Method", "Sampler"]
@@ -138,6 +139,7 @@ class Method:
       takes_pairs: whether it has a loss for pairs of an image and a text.
       needs_embeddings: whether its loss, or its rule, is one of unit embeddings; otherwise it takes the
         objective of any task.
+      samplings: what its steps can sample, records or groups; its own way first. `with_sampling` leaves one.
       proof: where the sensitivity is proven, or shown to fail.
     """
 
@@ -157,7 +159,27 @@ class Method:
     needs_target: bool = False
     takes_pairs: bool = True
     needs_embeddings: bool = True
+    samplings: tuple[Sampled, ...] = (RECORDS,)
     proof: str = "dpgcl_core/sampling/groups.py"
+
+    def with_sampling(self, sampling: str) -> Self:
+        """Return the method as it is where this is sampled: its texts are then those of that case.
+
+        Raises:
+          ConfigError: the method cannot sample it.
+        """
+        if sampling not in (RECORDS, GROUPS):
+            raise ConfigError(unknown_choice("sampling", sampling, (RECORDS, GROUPS)))
+        if sampling not in self.samplings:
+            raise ConfigError(
+                f"{self.name} samples {self.samplings[0]}, for its terms see more than one group; "
+                f'got sampling = "{sampling}"'
+            )
+        return (
+            self
+            if self.samplings == (sampling,)
+            else replace(self, samplings=(GROUPS if sampling == GROUPS else RECORDS,))
+        )
 
     @property
     def neighboring_relation(self) -> str:
@@ -167,11 +189,16 @@ class Method:
     @property
     def sampling(self) -> str:
         """How records are drawn, for the statement."""
-        return "Poisson"
+        return "Poisson, of groups" if self.samplings[0] == GROUPS else "Poisson"
 
     @property
     def grouping(self) -> str:
         """How the sample becomes groups, for the statement."""
+        if self.samplings[0] == GROUPS:
+            return (
+                "records stand at random in N slots, which are cut into blocks of S; a sampled block is a "
+                "group, and one with an empty slot contributes zero"
+            )
         if self.takes_group_size:
             return "the sample is permuted in secret and cut into groups of exactly S; the rest is dropped"
         return "the whole sample is one group"
@@ -204,6 +231,12 @@ class Method:
 
     def group_stage(self, numbers: PublicNumbers) -> GroupStage:
         """Return stages 2 and 3 in one: what the training draws its groups by."""
+        if numbers.sampling == GROUPS:
+            return SampledGroups(
+                capacity=numbers.num_records_public,
+                group_size=int(numbers.group_size),
+                sampling_prob=numbers.sampling_prob,
+            )
         return SampledRecords(sampler=self.sampler(numbers), grouper=self.grouper(numbers))
 
     def loss(self, settings: LossSettings) -> GroupLoss | None:
@@ -216,6 +249,8 @@ class Method:
 
     def divisor(self, numbers: PublicNumbers) -> float:
         """Return the public constant that divides the noisy sum."""
+        if numbers.sampling == GROUPS:
+            return numbers.sampling_prob * num_blocks(numbers.num_records_public, int(numbers.group_size))
         return expected_num_groups(numbers.num_records_public, numbers.sampling_prob, numbers.group_size)
 
     def dp_event(self, numbers: PublicNumbers, num_steps: int) -> dp_event.DpEvent:

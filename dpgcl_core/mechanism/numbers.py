@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final, Literal
 
 from dpgcl_core.accounting.composition import MIN_NOISE_MULTIPLIER
 from dpgcl_core.clipping.clipper import FLAT, gamma_of
@@ -12,7 +13,14 @@ from dpgcl_core.sampling.groups import BATCH, GroupSize
 from dpgcl_core.sampling.poisson import PoissonSampler
 
 ADD_OR_REMOVE_ONE = "add or remove one record"
+ZERO_OUT_ONE = "zero out one record"
+"""One of the n records is blank in one of the two data sets, and takes part in nothing there; n is public."""
 REPLACE_ONE = "replace one record"
+
+RECORDS: Final = "records"
+GROUPS: Final = "groups"
+Sampled = Literal["records", "groups"]
+"""What a step samples by Poisson: records, which are then cut into groups, or groups of slots."""
 
 
 def default_delta(num_records_public: int) -> float:
@@ -42,8 +50,14 @@ class PublicNumbers:
     """What is declared of a private training, and public: nothing here depends on a record.
 
     Attributes:
-      num_records_public: declared public number of records n, from which q, δ and the divisor come.
-      sampling_prob: q, each record's probability to join a step.
+      num_records_public: public number of records N, from which q, δ and the divisor come. Declared before
+        the data are seen, it is a capacity: data sets of at most N records are protected against adding or
+        removing one.
+      num_records_from_data: whether N is the data set's own number instead. It is then public, and the data
+        set is protected against zeroing out one of its records.
+      sampling: what is sampled, "groups" or "records"; the method's own way unless given, and records for
+        group_size "batch".
+      sampling_prob: q, each record's, or each group's, probability to join a step.
       group_size: S, or "batch" for the whole realised batch as one group.
       l2_clip_norm: C, bound on one group's gradient; inf for non-private runs.
       noise_multiplier: σ = noise std / sensitivity; 0 for non-private runs.
@@ -73,6 +87,8 @@ class PublicNumbers:
     temperature: float | None = None
     clipping: str = FLAT
     num_restart_steps: int | None = None
+    sampling: str | None = None
+    num_records_from_data: bool = False
 
     def __post_init__(self) -> None:
         gamma_of(self.clipping)

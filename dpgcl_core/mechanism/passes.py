@@ -11,7 +11,7 @@ import math
 from functools import lru_cache
 from statistics import NormalDist
 
-from dpgcl_core.mechanism.numbers import PublicNumbers
+from dpgcl_core.mechanism.numbers import RECORDS, PublicNumbers
 from dpgcl_core.sampling.groups import BATCH
 
 _QUANTILES = tuple(NormalDist().inv_cdf((i + 0.5) / 32) for i in range(32))
@@ -39,10 +39,11 @@ def groups_of_a_pass(numbers: PublicNumbers, *, most: int | None = None, num_wor
     if numbers.group_size == BATCH:
         return 1
     size = int(numbers.group_size)
-    records = numbers.num_records_public * numbers.sampling_prob
-    std = math.sqrt(records * (1 - numbers.sampling_prob))
+    unit = size if numbers.sampling == RECORDS else 1  # what is sampled: groups, or records in their place
+    sampled = numbers.sampling_prob * (numbers.num_records_public * unit // size)
+    std = math.sqrt(sampled * (1 - numbers.sampling_prob))
     drawn = tuple(
-        math.ceil(max(0, math.floor(round(records + std * z, 6)) // size) / num_workers) for z in _QUANTILES
+        math.ceil(max(0, math.floor(round(sampled + std * z, 6)) // unit) / num_workers) for z in _QUANTILES
     )
     largest = max(1, *drawn)
     return _cheapest(drawn, largest if most is None else max(1, min(most, largest)))

@@ -10,7 +10,8 @@ def main() -> None:
     head = ("method", "guarantee", "clips", "sensitivity", "neighbouring data sets", "sampling")
     rows = [head] + [
         (m.name, m.label, m.clip_unit, m.sensitivity_formula, m.neighboring_relation, m.sampling)
-        for m in METHODS.values()
+        for method in METHODS.values()
+        for m in map(method.with_sampling, method.samplings)
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     for row in rows:

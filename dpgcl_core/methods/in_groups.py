@@ -1,13 +1,14 @@
 """Methods that clip one gradient per disjoint group of records: DP-GCL, DP-CLIP, and sigmoid loss in groups.
 
 A record touches one group only and the loss of a group sees nothing else, so all of them have the sensitivity
-of `dpgcl_core.sampling.groups`: 2C for groups of at least two records and for the whole batch, C for groups
-of one. Their losses differ, and the guarantee does not depend on the loss.
+of how groups come about: C where groups are sampled (`dpgcl_core.sampling.slots`), and where records are
+sampled and then cut into groups (`dpgcl_core.sampling.groups`), 2C for groups of at least two records and for
+the whole batch, C for groups of one. Their losses differ, and the guarantee does not depend on the loss.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from dpgcl_core.clipping.clipper import GroupClipper, gamma_of
@@ -16,18 +17,56 @@ from dpgcl_core.losses.image_text import image_text_group_loss, image_text_sigmo
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from dpgcl_core.losses.sigmoid import two_view_sigmoid_loss
 from dpgcl_core.mechanism.method import GroupLoss, GroupRule, LossSettings, Method
-from dpgcl_core.mechanism.numbers import PublicNumbers
+from dpgcl_core.mechanism.numbers import GROUPS, RECORDS, PublicNumbers, Sampled
 from dpgcl_core.sampling.groups import BATCH
+from dpgcl_core.sampling.slots import MOST_BLOCKS_LOST, more_records_than_slots, most_empty
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClippedGroups(Method):
-    """Each disjoint group's gradient clipped to C, whatever the objective of a group is."""
+    """Each disjoint group's gradient clipped to C, whatever the objective of a group is.
+
+    Formula and proof of the sensitivity follow from what is sampled, and are not given.
+    """
 
     needs_embeddings: bool = False
+    samplings: tuple[Sampled, ...] = (GROUPS, RECORDS)
+    sensitivity_formula: str = field(init=False)
+    proof: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        of_groups = self.samplings[0] == GROUPS
+        of_records = "2C (C for groups of one)" if self.takes_group_size else "2C"
+        object.__setattr__(self, "sensitivity_formula", "C" if of_groups else of_records)
+        object.__setattr__(self, "proof", f"dpgcl_core/sampling/{'slots' if of_groups else 'groups'}.py")
+
+    def check(self, numbers: PublicNumbers) -> None:
+        super().check(numbers)
+        if numbers.sampling == GROUPS:
+            self.group_stage(numbers)
 
     def sensitivity(self, numbers: PublicNumbers) -> float:
-        return numbers.l2_clip_norm * (1 if numbers.group_size == 1 else 2)
+        one = numbers.sampling == GROUPS or numbers.group_size == 1
+        return numbers.l2_clip_norm * (1 if one else 2)
+
+    def condition(self, numbers: PublicNumbers) -> str:
+        if numbers.sampling != GROUPS or numbers.num_records_from_data:
+            return ""
+        capacity = numbers.num_records_public
+        return f"data sets of {_fewest_records(numbers)} to {capacity} records"
+
+    def check_records(self, numbers: PublicNumbers, num_records: int) -> None:
+        if numbers.sampling != GROUPS:
+            return
+        if num_records > numbers.num_records_public:
+            raise ConfigError(more_records_than_slots(numbers.num_records_public))
+        if not numbers.num_records_from_data and num_records < _fewest_records(numbers):
+            raise ConfigError(
+                f"too many of the {numbers.num_records_public} slots are empty: groups of "
+                f"{numbers.group_size} need {_fewest_records(numbers)} records, or more than "
+                f"{MOST_BLOCKS_LOST:.0%} of them have an empty slot and contribute nothing; lower "
+                "group_size, or declare a num_records_public that is nearer to the number of records"
+            )
 
     def rule(self, numbers: PublicNumbers, loss: LossSettings) -> GroupRule:
         return GroupRule(
@@ -39,6 +78,11 @@ class ClippedGroups(Method):
                 isolated=loss.isolated,
             ),
         )
+
+
+def _fewest_records(numbers: PublicNumbers) -> int:
+    """The records that must be there for no more than `MOST_BLOCKS_LOST` to be lost: public."""
+    return numbers.num_records_public - most_empty(numbers.num_records_public, int(numbers.group_size))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +98,16 @@ class InGroups(ClippedGroups):
 
 @dataclass(frozen=True, kw_only=True)
 class WholeBatchClipping(InGroups):
-    """The whole batch is the one group."""
+    """The whole batch is the one group: what Poisson drew, or where groups are sampled, a group of B records.
+
+    Of blocks of B = q·N one is kept on average, and none in a share (1 − q)^K of the steps.
+    """
+
+    samplings: tuple[Sampled, ...] = (RECORDS, GROUPS)
 
     def check(self, numbers: PublicNumbers) -> None:
         super().check(numbers)
-        if numbers.group_size != BATCH:
+        if numbers.sampling == RECORDS and numbers.group_size != BATCH:
             raise ConfigError(
                 f'{self.name} clips the whole batch at once: give group_size = "batch"; '
                 f"got {numbers.group_size}"
@@ -79,7 +128,6 @@ DP_GCL = InGroups(
     title="DP-GCL",
     source="DP-GCL, Eq. 9 and 12",
     clip_unit="group",
-    sensitivity_formula="2C (C for groups of one)",
 )
 DP_CLIP = WholeBatchClipping(
     name="dp_clip",
@@ -87,12 +135,10 @@ DP_CLIP = WholeBatchClipping(
     source="Huang et al. 2023; DP-GCL, section 2.3",
     clip_unit="whole batch",
     takes_group_size=False,
-    sensitivity_formula="2C",
 )
 SIGLIP_GROUPS = SigmoidInGroups(
     name="siglip_groups",
     title="Sigmoid loss in groups",
     source="Zhai et al. 2023, inside the groups of DP-GCL",
     clip_unit="group",
-    sensitivity_formula="2C (C for groups of one)",
 )

@@ -3,8 +3,8 @@
 The trained network predicts, from one view of a record, what a target network makes of its other view. The
 target is a moving average of iterates that were already released, so at every step it is a fixed function
 (`dpgcl_core.losses.byol`), and the loss of a group sees the group's records alone: the sensitivity is that of
-`dpgcl_core.sampling.groups`, C for groups of one record and 2C for larger ones. Without negatives a group of
-one has a gradient, so the smaller sensitivity can be had.
+any groups, C where groups are sampled, and where records are, C for groups of one record and 2C for larger
+ones. Without negatives a group of one has a gradient, so the smaller sensitivity can be had either way.
 """
 
 from __future__ import annotations
@@ -44,10 +44,8 @@ BYOL_GROUPS = Byol(
     title="BYOL in groups",
     source="BYOL (Grill et al. 2020), per group",
     clip_unit="group",
-    sensitivity_formula="2C (C for groups of one)",
     takes_augmented_keys=False,
     min_group_size=1,
     needs_target=True,
     takes_pairs=False,
-    proof="dpgcl_core/losses/byol.py",
 )

@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.mechanism.numbers import PublicNumbers
+from dpgcl_core.mechanism.numbers import RECORDS, PublicNumbers, Sampled
 from dpgcl_core.methods.in_groups import InGroups
 
 
 @dataclass(frozen=True, kw_only=True)
 class WithoutPrivacy(InGroups):
     """InfoNCE over the whole batch, without clipping and noise."""
+
+    samplings: tuple[Sampled, ...] = (RECORDS,)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sensitivity_formula", "none")
+        object.__setattr__(self, "proof", "none")
 
     def check(self, numbers: PublicNumbers) -> None:
         super().check(numbers)
@@ -28,9 +34,7 @@ NON_PRIVATE = WithoutPrivacy(
     source="InfoNCE",
     clip_unit="nothing",
     takes_group_size=False,
-    sensitivity_formula="none",
     label="none",
-    proof="none",
 )
 BASE = WithoutPrivacy(
     name="base",
@@ -38,8 +42,6 @@ BASE = WithoutPrivacy(
     source="",
     clip_unit="nothing",
     takes_group_size=False,
-    sensitivity_formula="none",
     label="none",
     trains=False,
-    proof="none",
 )

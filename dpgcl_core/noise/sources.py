@@ -21,13 +21,16 @@ from numpy.typing import NDArray
 
 
 class Draws(Protocol):
-    """The three kinds of draws that sampling, grouping and noise need; `np.random.Generator` has them."""
+    """The kinds of draws that sampling, grouping and noise need; `np.random.Generator` has them."""
 
     def random(self, size: int, /) -> NDArray[np.float64]:
         """Return independent uniform numbers in [0, 1), `[size]`."""
 
     def permutation(self, x: NDArray[np.int64], /) -> NDArray[np.int64]:
         """Return the entries of `x` in uniformly random order."""
+
+    def integers(self, low: int, high: int, size: int, /) -> NDArray[np.int64]:
+        """Return independent uniform integers in [low, high), `[size]`."""
 
     def standard_normal(self, size: int, /) -> NDArray[np.float64]:
         """Return independent draws from N(0, 1), `[size]`."""

@@ -28,6 +28,7 @@ PROVEN = "proven"
 LABELS = (PROVEN, "as-published", "none")
 RESEARCH = "research: public data"
 POISSON = "each record joins each step independently (Poisson), drawn in secret, afresh in every training"
+POISSON_OF_GROUPS = POISSON.replace("each record", "each group of slots")
 _FEW = 8
 _PACKAGES = ("dpgcl", "dp-accounting", "torch", "numpy", "scipy", "ray", "mlflow")
 _RELEASED = {
@@ -260,8 +261,8 @@ class PrivacyStatement:
     def _of_methods(self, name: str) -> str:
         """Return the methods' texts on sampling, grouping or sensitivity, by method where they differ."""
         texts: dict[str, list[str]] = {}
-        for method in dict.fromkeys(m.rules for m in self.mechanisms):
-            texts.setdefault(_METHOD_TEXTS[name](method), []).append(method.title)
+        for method, relation in dict.fromkeys((m.rules, m.neighboring_relation) for m in self.mechanisms):
+            texts.setdefault(_METHOD_TEXTS[name](method, relation), []).append(method.title)
         if len(texts) <= 1:
             return "".join(texts)
         return "; ".join(f"{', '.join(titles)}: {text}" for text, titles in texts.items())
@@ -370,20 +371,21 @@ def _cap_text(mechanism: Mechanism) -> str:
     return "" if mechanism.batch_cap is None else f", batch cap = {mechanism.batch_cap}"
 
 
-def _sampling_text(method: Method) -> str:
-    return POISSON if method.sampling == "Poisson" else f"{method.sampling}, drawn in secret"
+def _sampling_text(method: Method, relation: str) -> str:
+    known = {"Poisson": POISSON, "Poisson, of groups": POISSON_OF_GROUPS}
+    return known.get(method.sampling, f"{method.sampling}, drawn in secret")
 
 
-def _sensitivity_text(method: Method) -> str:
+def _sensitivity_text(method: Method, relation: str) -> str:
     return (
-        f"{_adding(method.neighboring_relation)} changes the clipped sum by at most "
+        f"{_adding(relation)} changes the clipped sum by at most "
         f"{method.sensitivity_formula}; proof in {method.proof}"
     )
 
 
-_METHOD_TEXTS: Mapping[str, Callable[[Method], str]] = {
+_METHOD_TEXTS: Mapping[str, Callable[[Method, str], str]] = {
     "sampling": _sampling_text,
-    "grouping": lambda method: method.grouping,
+    "grouping": lambda method, relation: method.grouping,
     "sensitivity": _sensitivity_text,
 }
 
@@ -393,8 +395,13 @@ def _adding(relation: str) -> str:
 
     >>> _adding("add or remove one record")
     'adding or removing one record'
+    >>> _adding("replace one record or zero out one record")
+    'replacing one record or zeroing out one record'
     """
-    return relation.replace("add or remove", "adding or removing").replace("replace one", "replacing one")
+    verbs = {"add or remove": "adding or removing", "replace": "replacing", "zero out": "zeroing out"}
+    for verb, noun in verbs.items():
+        relation = relation.replace(f"{verb} one", f"{noun} one")
+    return relation
 
 
 def _short(value: str | float) -> str:

@@ -37,7 +37,7 @@ class Own(InGroups):
         return loss_of
 
 
-register(Own(name="own", title="Own", source="here", clip_unit="group", sensitivity_formula="2C"))
+register(Own(name="own", title="Own", source="here", clip_unit="group"))
 """
 _PACK = """
 import sys
@@ -71,7 +71,7 @@ def forgets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _own(**changes: Any) -> InGroups:
     given = {"name": "mine", "title": "Mine", "source": "here", "clip_unit": "group"}
-    return InGroups(**given | {"sensitivity_formula": "2C"} | changes)
+    return InGroups(**given | changes)
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,16 @@ class MechanismOptions:
     method: str = "dp_gcl"
     """Method; `python -m dpgcl_core.methods` lists them with what each guarantees."""
     epsilon: float | None = None
-    """Target ε by PLD for adding or removing one record; 10 unless a noise multiplier is given."""
+    """Target ε by PLD for one record; 10 unless a noise multiplier is given."""
     noise_multiplier: float | None = None
     """σ = noise std / sensitivity, in place of a target ε."""
     delta: float | None = None
     """Target δ; 1/(n ln n) unless given."""
     num_records_public: int | None = None
-    """Declared public number of records n; the data set's own size (then public) unless given."""
+    """Declared public number of records N, the most that the data may hold; the ledger's, or the data set's
+    own (then public), unless given."""
+    sampling: str | None = None
+    """What a step samples: groups (sensitivity C) or records (2C, as published); groups where it can be."""
     expected_batch_size: float = 512
     """Expected records per step, q·n."""
     sampling_prob: float | None = None

@@ -239,14 +239,15 @@ def _add_clipped_sum(
     draws = run.randomness.generator(run.step, "statistics") if rule.needs_draws else None
     if rule.whole_batch:
         at_once = len(groups)
-    num_drawn, groups = len(groups), groups.filled_up(at_once)  # one shape, whatever was drawn
+    groups = groups.filled_up(at_once)  # one shape, whatever was drawn
     beside = run.beside if config.performance.prefetch else None
     starts = range(0, len(groups), at_once)
     microbatches = [groups.take(slice(start, start + at_once)) for start in starts]
 
     def make(start: int) -> GroupInputs:
         rows = groups.rows[start : start + at_once]
-        return _zeros_behind(_inputs(run, rows, num_augmentations), num_drawn - start)
+        complete = torch.from_numpy(groups.complete[start : start + at_once])
+        return _zeros_where_incomplete(_inputs(run, rows, num_augmentations), complete)
 
     made = in_turn(make, starts, beside)
     return [
@@ -257,12 +258,17 @@ def _add_clipped_sum(
     ]
 
 
-def _zeros_behind(inputs: GroupInputs, num_groups: int) -> GroupInputs:
-    """Return inputs whose groups behind the first `num_groups` are zeros: no record fills a pass up."""
-    each = (inputs,) if isinstance(inputs, Tensor) else inputs
-    if num_groups >= len(each[0]):
+def _zeros_where_incomplete(inputs: GroupInputs, complete: Tensor) -> GroupInputs:
+    """Return inputs whose groups that count nothing are zeros: no record decides how they go."""
+    if complete.all():
         return inputs
-    zeroed = tuple(torch.cat([leaf[:num_groups], torch.zeros_like(leaf[num_groups:])]) for leaf in each)
+    each = (inputs,) if isinstance(inputs, Tensor) else inputs
+    zeroed = tuple(
+        torch.where(
+            complete.to(leaf.device).reshape(-1, *[1] * (leaf.ndim - 1)), leaf, torch.zeros_like(leaf)
+        )
+        for leaf in each
+    )
     return zeroed[0] if isinstance(inputs, Tensor) else zeroed
 
 

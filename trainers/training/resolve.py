@@ -9,12 +9,13 @@ from typing import Any
 
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.mechanism.numbers import check_delta, default_delta
+from dpgcl_core.mechanism.method import Method
+from dpgcl_core.mechanism.numbers import GROUPS, RECORDS, check_delta, default_delta
 from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.methods.baselines.capped import default_cap
 from dpgcl_core.release import noised_counts
-from dpgcl_core.sampling.groups import BATCH, expected_dropped_share
-from trainers.config.settings import TrainingOptions
+from dpgcl_core.sampling.groups import BATCH, GroupSize, expected_dropped_share
+from trainers.config.settings import MechanismOptions, TrainingOptions
 from trainers.config.training import ClipNetworkConfig, NetworkConfig, NetworkOptions, TrainingConfig
 from trainers.data.dataset import Modality
 from trainers.training.warm_start import read_warm_start
@@ -92,13 +93,16 @@ def _mechanism(options: TrainingOptions, num_records: int, calibration_folder: P
     cap = given.batch_cap
     if cap is None and method.needs_cap:
         cap = default_cap(sampling_prob * trained)
+    group_size = _group_size(given, method, sampling_prob * trained)
     mechanism = Mechanism(
         method=given.method,
         batch_cap=cap,
         temperature=options.objective.temperature,
         num_records_public=trained,
+        num_records_from_data=given.num_records_public is None,
         sampling_prob=sampling_prob,
-        group_size=given.group_size if method.takes_group_size else BATCH,
+        sampling=None if group_size == BATCH else given.sampling,
+        group_size=group_size,
         l2_clip_norm=math.inf if without_privacy else given.l2_clip_norm,
         clipping=given.clipping,
         noise_multiplier=0.0 if without_privacy else noise,
@@ -131,6 +135,15 @@ def _sampling_prob(given: float | None, expected_batch_size: float, num_records_
     return expected_batch_size / num_records_public
 
 
+def _group_size(given: MechanismOptions, method: Method, expected_batch_size: float) -> GroupSize:
+    """S, of methods of one group "batch" or, where groups are sampled, B."""
+    if given.sampling is not None:
+        method.with_sampling(given.sampling)  # of which a whole batch has no say
+    if method.takes_group_size:
+        return given.group_size
+    return max(1, round(expected_batch_size)) if given.sampling == GROUPS else BATCH
+
+
 def _check_group_size(mechanism: Mechanism) -> None:
     size = mechanism.group_size
     if size == BATCH:
@@ -139,10 +152,11 @@ def _check_group_size(mechanism: Mechanism) -> None:
         raise ConfigError(
             f"group_size must be at least 2, for a record needs another to differ from; got {size}"
         )
-    if size > mechanism.expected_batch_size / 4:
+    if mechanism.sampling == RECORDS and size > mechanism.expected_batch_size / 4:
         share = expected_dropped_share(mechanism.num_records_public, mechanism.sampling_prob, size)
         raise ConfigError(
             f"group_size must be at most a quarter of the expected batch size, "
             f"{mechanism.expected_batch_size:g}; got {size}, whose incomplete groups would drop "
-            f'{share:.0%} of the sampled records (for one group of everything use "batch")'
+            f'{share:.0%} of the sampled records (for one group of everything use "batch", for large groups '
+            "--sampling groups)"
         )

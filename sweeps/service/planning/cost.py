@@ -18,7 +18,7 @@ from dpgcl_core.accounting.tuning.cost import (
 )
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE
+from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE
 from dpgcl_core.release.statement import OpenTrials, rounded_up
 from sweeps.service.options.release import ReleaseOptions, trial_law
 from sweeps.service.planning.trials import Charged, Trial, is_proven, trial_class
@@ -69,33 +69,41 @@ def cost_of(
     try:
         if release.mode == OPEN:
             return _open_cost(proven, charged or {}, delta)
-        candidates, probabilities = candidates_of(proven)
-        if release.mode == SEALED:
-            return sealed_cost(
-                candidates,
-                law=trial_law(release, max_trials),
-                delta=delta,
-                bound=release.bound,
-                probabilities=probabilities,
-            )
-        return sealed_threshold_cost(
-            candidates,
-            halting_prob=release.halting_prob,
-            delta=delta,
-            probabilities=probabilities,
-            max_trials=max_trials,
-        )
+        relation = proven[0].config.mechanism.neighboring_relation  # plain events, all of them
+        return replace(_sealed_cost(release, proven, delta, max_trials), neighboring_relation=relation)
     except ConfigError as error:  # so much that no finite ε holds: said, never hidden
         worst = max(trial.config.epsilon() for trial in proven)
         return not_accounted(release.mode, reason=str(error), delta=delta, training_epsilon=worst)
 
 
+def _sealed_cost(
+    release: ReleaseOptions, trials: Sequence[Trial], delta: float, max_trials: int | None
+) -> TuningCost:
+    candidates, probabilities = candidates_of(trials)
+    if release.mode == SEALED:
+        return sealed_cost(
+            candidates,
+            law=trial_law(release, max_trials),
+            delta=delta,
+            bound=release.bound,
+            probabilities=probabilities,
+        )
+    return sealed_threshold_cost(
+        candidates,
+        halting_prob=release.halting_prob,
+        delta=delta,
+        probabilities=probabilities,
+        max_trials=max_trials,
+    )
+
+
 def _open_cost(trials: Sequence[Trial], charged: Mapping[str, Charged], delta: float) -> TuningCost:
     """Return the cost of releasing all trials, of whatever methods.
 
-    One relation: add or remove. Steps are Poisson-subsampled Gaussians and compose as such, at what is left
-    of δ once the δ that caps take (`Method.added_delta`) is set aside for every trial: the probability that
-    any cap ever exchanges a record is at most their sum, and otherwise the steps are what the event says.
+    One relation: add or remove, or zero out, whose dominating pair is the same. Steps are Poisson-subsampled
+    Gaussians and compose as such, at what is left of δ once the δ that caps take (`Method.added_delta`) is
+    set aside for every trial: the probability that any cap ever exchanges a record is at most their sum, and
+    otherwise the steps are what the event says.
     One relation: replace. (ε, δ/k) of each of k trainings add up, by basic composition. Two relations:
     nothing is claimed, for neighbours by one are none by the other.
     """
@@ -108,12 +116,13 @@ def _open_cost(trials: Sequence[Trial], charged: Mapping[str, Charged], delta: f
         )
         cost = not_accounted(OPEN, reason=reason, delta=delta, training_epsilon=worst)
         return replace(cost, neighboring_relation=" or ".join(relations))
-    if relations != [ADD_OR_REMOVE_ONE]:
+    if relations not in ([ADD_OR_REMOVE_ONE], [ZERO_OUT_ONE]):
         return _basic_composition(trials, charged, delta, relations[0])
     set_aside = sum(_added_delta(trial, charged.get(trial.name)) for trial in trials)
     if set_aside >= delta:
         raise ConfigError(f"the caps of all trials together take δ = {set_aside:.2g} of {delta:.2g}")
     cost = open_cost(trial_classes(trials, charged), delta=delta - set_aside)
+    cost = replace(cost, neighboring_relation=relations[0])
     if not set_aside:
         return cost
     theorem = f"{cost.theorem}, at δ less {set_aside:.2g} for batches that reach their cap"

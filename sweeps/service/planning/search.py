@@ -63,7 +63,7 @@ class SearchPlan(SweepPlan):
 
     def params(self) -> dict[str, Any]:
         """Return the params of the parent run: what all trials share, and what is searched."""
-        varied = {*self.space.columns, "sensitivity"}
+        varied = {*self.space.columns, "sensitivity", "sampling"}
         if self.space.moves_epsilon:
             varied |= {"noise_multiplier", "target_epsilon"}
         shared = {name: value for name, value in super().params().items() if name not in varied}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from dpgcl_core.ledger.marks import (
 from sweeps.service.options.data import DataOptions, data_path
 from sweeps.service.options.service import LedgerOptions, ledger_url
 from sweeps.service.storage.folder import SweepFolder
+from trainers.config.settings import MechanismOptions
 from trainers.data.image_text import image_files, image_folders
 
 
@@ -193,6 +195,29 @@ def open_ledger(data: DataOptions, options: LedgerOptions) -> Ledger | None:
     if path is not None and data.are_private and options.dataset_id is not None:
         ledger.check_marks(options.dataset_id, path)
     return ledger
+
+
+def with_registered_number(
+    options: MechanismOptions, ledger: Ledger | None, dataset_id: str | None
+) -> MechanismOptions:
+    """Return the options with the number of records N that the data set was registered with.
+
+    Everything that is charged to a data set is stated together, for data sets of at most N records; so all of
+    it assumes one N, which the data decide nothing of.
+
+    Raises:
+      ConfigError: another number is given.
+      LedgerError: no such data set is registered.
+    """
+    if ledger is None or dataset_id is None:
+        return options
+    registered, given = ledger.num_records_public(dataset_id), options.num_records_public
+    if given not in (None, registered):
+        raise ConfigError(
+            f"data set {dataset_id!r} is registered with num_records_public = {registered}, and everything "
+            f"charged to it assumes that; got {given}: leave --num-records-public out"
+        )
+    return dataclasses.replace(options, num_records_public=registered)
 
 
 def account_of(ledger: Ledger | None, dataset_id: str | None) -> dict[str, Any] | None:

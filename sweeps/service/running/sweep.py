@@ -31,6 +31,7 @@ from sweeps.service.privacy.account import (
     ledger_missing,
     marks_note,
     open_ledger,
+    with_registered_number,
 )
 from sweeps.service.privacy.budget import SweepBudget, new_sweep_id, sweep_budget
 from sweeps.service.privacy.statement import (
@@ -152,6 +153,8 @@ def execute(
     data, service = options.data, options.service
     check_ledger_options(data, options.ledger, dry_run=service.dry_run)
     ledger, dataset_id = open_ledger(data, options.ledger), options.ledger.dataset_id
+    registered = with_registered_number(options.mechanism, ledger, dataset_id)
+    options = dataclasses.replace(options, mechanism=registered)
     root = storage_root(options.storage.folder)
     check_writable(root)
     uri = tracking_address(options.storage.tracking_uri, root)

@@ -40,7 +40,6 @@ ANY_OBJECTIVE = ClippedGroups(
     title="any objective",
     source="",
     clip_unit="group",
-    sensitivity_formula="2C (C for groups of one)",
     min_group_size=1,
 )
 

@@ -1,0 +1,177 @@
+"""Stages 2 and 3 where *groups* are sampled: one record more switches one group on, and replaces no other.
+
+Public, fixed before the data are seen and the same for both neighbours: a capacity of N slots, the group size
+S, the keep probability q. At every step the records are placed in the slots by a uniformly random injection,
+the slots are cut into K = ⌊N/S⌋ blocks of S, and every block is kept independently with probability q. A kept
+block whose slots are all filled is a group and contributes h(G), of norm ≤ C; one with an empty slot
+contributes exactly zero.
+
+Proposition (sensitivity C). For D' = D ∪ {r} with |D'| ≤ N, the released sum Σ h(G) + N(0, σ²C²·I) is
+dominated, in both directions, by the Poisson-subsampled Gaussian of sampling probability q and noise
+multiplier σ.
+
+Proof. Draw the placement of D'. Restricted to D it is the placement of D, so it couples the two: the same
+records in the same slots, and the slot of r empty under D. Fix the placement, the views, and the keep bits of
+all blocks but G*, which has the slot of r; if that slot lies in no block, nothing differs. Write N(μ) for the
+normal law of covariance σ²C²·I. Under D the block G* has an empty slot and contributes zero, kept or not: the
+release is N(μ). Under D' it is kept with probability q, independently of all that was fixed, so the release
+is (1 − q)·N(μ) + q·N(μ + h) with ‖h‖ ≤ C, or N(μ) again where another slot of G* is empty. The hockey-stick
+divergence is jointly convex, so the average over what was fixed is dominated by the pair
+((1 − q)·N(0) + q·N(C), N(0)). ∎
+
+Each of these voids the argument (`tests/dpgcl_core/sampling/test_slots.py` shows it by exact enumeration): an
+incomplete block that contributes, or is filled up; a fixed number of blocks; keep bits that follow the data
+or are known; a placement that numbers the records that are *there*, so that r moves others; N taken anew from
+each of the two data sets.
+
+N taken from the data, once, is public, and the relation is then zero-out: any one of the n records may be
+blank, its slot empty, and n stays. The same proof holds. The whole of it: docs/theory/group-sampling.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.noise.sources import Draws
+from dpgcl_core.sampling.poisson import PoissonSampler
+from dpgcl_core.sampling.stage import DrawnGroups
+
+MOST_BLOCKS_LOST = 0.2
+"""Share of the blocks that empty slots may cost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledGroups:
+    """Groups of slots are sampled; those with an empty slot are computed like the others and count nothing.
+
+    Guarantee: see the module. What is drawn depends on the capacity alone; which slots are empty decides the
+    mask and nothing else, so shapes and work tell nothing of the records.
+
+    Attributes:
+      capacity: N, slots; public.
+      group_size: S.
+      sampling_prob: q, of every block.
+
+    Raises:
+      ConfigError: `sampling_prob` is outside (0, 1], or `group_size` outside [1, N].
+
+    >>> stage = SampledGroups(capacity=6, group_size=2, sampling_prob=1.0)
+    >>> drawn = stage.draw(5, sampling=np.random.default_rng(), permutation=np.random.default_rng())
+    >>> drawn.rows.shape, drawn.batch_size, int(drawn.complete.sum())
+    ((3, 2), 6, 2)
+    """
+
+    capacity: int
+    group_size: int
+    sampling_prob: float
+
+    def __post_init__(self) -> None:
+        PoissonSampler(sampling_prob=self.sampling_prob)
+        if not 1 <= self.group_size <= self.capacity:
+            raise ConfigError(
+                f"group_size must be from 1 to num_records_public = {self.capacity}; got {self.group_size}"
+            )
+
+    @property
+    def yields_incomplete(self) -> bool:
+        return True
+
+    def draw(self, num_records: int, *, sampling: Draws, permutation: Draws) -> DrawnGroups:
+        """Return the kept blocks of one step, `[kept, group_size]`; an empty slot stands for row 0.
+
+        A fresh placement and independent bits are drawn as one: the number of kept blocks is
+        Binomial(K, q), and the slots of that many blocks of a random placement are distinct slots in
+        uniformly random order, whose first `num_records` are those of the records.
+
+        Raises:
+          ConfigError: there are more records than slots; the message tells no number of records.
+        """
+        if num_records > self.capacity:
+            raise ConfigError(more_records_than_slots(self.capacity))
+        num_blocks = self.capacity // self.group_size
+        num_kept = int(np.count_nonzero(sampling.random(num_blocks) < self.sampling_prob))
+        slots = distinct(num_kept * self.group_size, self.capacity, permutation)
+        groups = slots.reshape(num_kept, self.group_size)
+        filled = groups < num_records
+        return DrawnGroups(
+            rows=np.where(filled, groups, 0),
+            complete=np.logical_and.reduce(filled, axis=1),
+            batch_size=len(slots),
+        )
+
+
+def more_records_than_slots(capacity: int) -> str:
+    """Return why a data set is refused, without its number of records."""
+    return (
+        f"the data set has more records than num_records_public = {capacity}, the capacity that the "
+        "guarantee is stated for: declare a larger one before anything is trained"
+    )
+
+
+def distinct(count: int, below: int, generator: Draws) -> NDArray[np.int64]:
+    """Return `count` distinct numbers in [0, below), uniformly random in choice and order.
+
+    Few of many are drawn one by one, each that came before left out: time and memory grow with `count`.
+
+    >>> sorted(distinct(4, 4, np.random.default_rng()).tolist())
+    [0, 1, 2, 3]
+    """
+    if 4 * count > below:
+        return generator.permutation(np.arange(below, dtype=np.int64))[:count]
+    found = np.empty(0, dtype=np.int64)
+    while len(found) < count:
+        drawn = np.concatenate([found, generator.integers(0, below, 2 * (count - len(found)))])
+        first = np.unique(drawn, return_index=True)[1]
+        found = drawn[np.sort(first)]
+    return found[:count]
+
+
+def num_blocks(capacity: int, group_size: int) -> int:
+    """Return K, the blocks of a step."""
+    return capacity // group_size
+
+
+def empty_step_prob(capacity: int, group_size: int, sampling_prob: float) -> float:
+    """Return the probability (1 − q)^K that a step keeps no block.
+
+    >>> round(empty_step_prob(60_000, 1024, 1024 / 60_000), 2)
+    0.37
+    """
+    return float((1 - sampling_prob) ** num_blocks(capacity, group_size))
+
+
+def share_lost(capacity: int, num_empty: int, group_size: int) -> float:
+    """Return 1 − C(N − e, S)/C(N, S), the expected share of blocks with one of e empty slots.
+
+    >>> round(share_lost(60_000, 600, 16), 2), round(share_lost(60_000, 600, 256), 2)
+    (0.15, 0.92)
+    """
+    if num_empty > capacity - group_size:
+        return 1.0 if num_empty else 0.0
+    kept = sum(
+        math.log1p(-num_empty / (capacity - slot)) for slot in range(group_size)
+    )  # the slots of one block, filled one by one
+    return -math.expm1(kept)
+
+
+def most_empty(capacity: int, group_size: int) -> int:
+    """Return how many slots may be empty: so many that `MOST_BLOCKS_LOST` is not exceeded, and one at least.
+
+    Below one there would be no neighbouring data set to promise anything about.
+
+    >>> most_empty(60_000, 16), most_empty(60_000, 256), most_empty(8, 4)
+    (830, 52, 1)
+    """
+    low, high = 1, capacity  # more is lost with every slot that is empty
+    while low < high:
+        middle = (low + high + 1) // 2
+        if share_lost(capacity, middle, group_size) <= MOST_BLOCKS_LOST:
+            low = middle
+        else:
+            high = middle - 1
+    return low
