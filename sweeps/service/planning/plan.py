@@ -428,8 +428,8 @@ def _noised_notes(config: TrainingConfig) -> list[str]:
     notes = []
     if share := config.evaluation.score_on_held_out:
         notes.append(
-            f"A share of {share:g} of the private records, about {config.num_scored_public}, is not trained "
-            "on but scored with noise; which ones depends on the hash of each record's id."
+            f"A share of {share:g} of the slots, {config.num_scored_public}, is not trained on but scored "
+            "with noise; each record got its slot at random when it was first seen."
         )
     if config.evaluation.snr_noise_multiplier is not None:
         notes.append("The first step's SNR is released with noise; it is charged in ε.")
