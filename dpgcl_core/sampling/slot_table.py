@@ -8,8 +8,8 @@ fill.
 Guarantee. Whatever came and went, the records that are there stand in a uniformly random injection into N
 slots, and that of D' = D ∪ {r}, restricted to D, has the law of that of D: the table couples the two, with
 the slot of r empty under D. Condition on it. Every range of slots then holds the same records in both, but
-for r, and its size is public; the proof of `dpgcl_core.sampling.slots` holds in each range, whose placement may be
-drawn afresh at every step. The table itself tells who is there: **private-only**.
+for r, and its size is public; the proof of `dpgcl_core.sampling.slots` holds in each range, whose placement
+may be drawn afresh at every step. The table itself tells who is there: **private-only**.
 """
 
 from __future__ import annotations
