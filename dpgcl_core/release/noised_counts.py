@@ -237,7 +237,7 @@ def public_share(noised: int, num_scored_public: int) -> float:
 
 
 def split_public(num_records_public: int, share: float) -> tuple[int, int]:
-    """Return the expected, hence public, numbers of records that are trained on and held out.
+    """Return the public numbers of slots of which records are trained on, and held out.
 
     >>> split_public(1000, 0.1)
     (900, 100)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
+from dpgcl_core.sampling.slot_table import SlotTable
 from trainers.data.pairs import ImageTextRecords
 from trainers.data.records import Records
 
@@ -62,6 +63,7 @@ class TrainingData:
       evaluation_is_public: whether `index`, `queries` and `probes` are public.
       scored: records held out of `train` (`trainers.data.split_held_out`), scored with noised counts
         against `index`; the guarantee is about them, too.
+      slots: of both, which the split went by; as private as the records.
       probes: other data sets that the features are scored on.
       class_names: of the labels of `queries`, for zero-shot scores; empty where unknown.
 
@@ -75,6 +77,7 @@ class TrainingData:
     train_is_public: bool
     evaluation_is_public: bool
     scored: AnyRecords | None = None
+    slots: SlotTable | None = field(default=None, repr=False)
     probes: tuple[Probe, ...] = ()
     class_names: tuple[str, ...] = field(default=(), repr=False)
 

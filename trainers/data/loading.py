@@ -8,9 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dpgcl_core.addresses import masked
 from dpgcl_core.errors import ConfigError, DataError, unknown_choice
+from dpgcl_core.release.noised_counts import split_public
 from dpgcl_core.sampling.records import held_out
+from dpgcl_core.sampling.slot_table import SlotTable
 from trainers.data.classes import BUILTIN_CLASS_NAMES
 from trainers.data.dataset import AnyRecords, Dataset, Modality, TrainingData
 from trainers.data.decoding import MAX_IMAGE_PIXELS, MOST_IMAGE_PIXELS
@@ -237,37 +242,53 @@ def _check_pair_options(name: str, pairs: PairOptions, has_pairs: bool) -> None:
         )
 
 
-_SCORE_SPLIT = "score-split"
-
-
-def split_held_out(records: AnyRecords, share: float) -> tuple[AnyRecords, AnyRecords | None]:
+def split_held_out(
+    records: AnyRecords, share: float, slots: SlotTable
+) -> tuple[AnyRecords, AnyRecords | None]:
     """Return the records to train on, and those held out to be scored with noise; None for a share of 0.
 
-    Each record goes by a keyed hash of its own id, so the split is the same in all trials, and one record
-    more or less moves no other. An empty side is no error: to tell would depend on the records.
+    The last slots are held out, `dpgcl_core.release.noised_counts.split_public` of them: an exact number of
+    slots on either side, and one record more or less moves no other. An empty side is no error: to tell would
+    depend on the records.
+
+    Args:
+      records: all of them.
+      share: in [0, 1), of the slots.
+      slots: of the records, the same for all trials of a sweep.
+
+    Raises:
+      ConfigError: the share is out of range.
+      DataError: a record has no slot.
 
     >>> import numpy as np
     >>> from dpgcl_core.sampling.records import ids_from_names
     >>> ids = ids_from_names([f"r{i}" for i in range(100)])
     >>> records = Records(images=np.zeros((100, 1, 8, 8), dtype=np.uint8), ids=ids)
-    >>> train, scored = split_held_out(records, 0.2)
-    >>> len(train) + len(scored), len(set(train.ids) & set(scored.ids))
-    (100, 0)
+    >>> slots = SlotTable.empty(100).holding(ids, np.random.default_rng())
+    >>> train, scored = split_held_out(records, 0.2, slots)
+    >>> len(train), len(scored), len(set(train.ids) & set(scored.ids))
+    (80, 20, 0)
     """
     if not 0 <= share < 1:
         raise ConfigError(f"score_on_held_out must be a share in [0, 1); got {share}")
     if share == 0:
         return records, None
-    held = held_out(records.ids, share, key=_SCORE_SPLIT)
+    held = _is_held_out(records, share, slots)
     return records.take(~held), records.take(held)
 
 
-def is_split_held_out(train: AnyRecords, scored: AnyRecords, share: float) -> bool:
-    """Whether `train` and `scored` are the two sides of `split_held_out`, record by record."""
-    return bool(
-        held_out(scored.ids, share, key=_SCORE_SPLIT).all()
-        and not held_out(train.ids, share, key=_SCORE_SPLIT).any()
-    )
+def is_split_held_out(train: AnyRecords, scored: AnyRecords, share: float, slots: SlotTable) -> bool:
+    """Whether `train` and `scored` are the two sides of `split_held_out`, record by record.
+
+    Raises:
+      DataError: a record has no slot.
+    """
+    return bool(_is_held_out(scored, share, slots).all() and not _is_held_out(train, share, slots).any())
+
+
+def _is_held_out(records: AnyRecords, share: float, slots: SlotTable) -> NDArray[np.bool_]:
+    trained, _ = split_public(slots.capacity, share)
+    return slots.slots_of(records.ids) >= trained
 
 
 def split_train_test(dataset: Dataset, test_fraction: float) -> tuple[AnyRecords, AnyRecords]:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.noise.sources import Draws
-from dpgcl_core.release.noised_counts import noised_count, public_share
-from trainers.config.training import EvaluationConfig, TrainingConfig
+from dpgcl_core.release.noised_counts import noised_count, public_share, split_public
+from trainers.config.training import TrainingConfig
 from trainers.data.dataset import AnyRecords, TrainingData, images_alone
 from trainers.data.loading import is_split_held_out
 from trainers.evaluation.features import embed_features, first_by_hash, knn_rule, linear_probe_rule
@@ -26,7 +26,7 @@ def check_release(config: TrainingConfig, data: TrainingData) -> None:
     Raises:
       ConfigError: private records would be trained on without a proven guarantee or scored against
         private ones, their number is outside what the method's accounting covers, or the records held out
-        for noised scores are not those of the keyed split.
+        for noised scores are not those that their slots say.
     """
     if not data.train_is_public and config.guarantee_label != PROVEN:
         raise ConfigError(
@@ -44,10 +44,11 @@ def check_release(config: TrainingConfig, data: TrainingData) -> None:
                     "data set, and --score-on-held-out for noised scores of private records"
                 )
     config.mechanism.rules.check_records(config.mechanism, len(data.train))
-    _check_noised_scores(config.evaluation, data)
+    _check_noised_scores(config, data)
 
 
-def _check_noised_scores(evaluation: EvaluationConfig, data: TrainingData) -> None:
+def _check_noised_scores(config: TrainingConfig, data: TrainingData) -> None:
+    evaluation = config.evaluation
     share, scored, index = evaluation.score_on_held_out, data.scored, data.index
     if (scored is not None) != (share > 0):
         found = "none" if scored is None else "some"
@@ -69,10 +70,17 @@ def _check_noised_scores(evaluation: EvaluationConfig, data: TrainingData) -> No
             "score_on_held_out needs a public labelled index other than the training records, for a noised "
             "count to move by one only; give --evaluate-on a public labelled data set"
         )
-    if not is_split_held_out(train, held_out, share):
+    if data.slots is None or not is_split_held_out(train, held_out, share, data.slots):
         raise ConfigError(
-            "records must go to training or to scoring by the keyed hash of their ids, the same in all "
-            "trials; got another split: use trainers.data.split_held_out with score_on_held_out"
+            "records must go to training or to scoring by their slots, the same in all trials; got "
+            f"{'no slots' if data.slots is None else 'another split'}: use trainers.data.split_held_out with "
+            "score_on_held_out, and give its slot table"
+        )
+    trained, _ = split_public(data.slots.capacity, share)
+    if trained != config.mechanism.num_records_public:
+        raise ConfigError(
+            f"the slot table has {data.slots.capacity} slots, of which {trained} are trained on, and the "
+            f"training is accounted for {config.mechanism.num_records_public}: give both the same number"
         )
     if held_out.labels is None or held_out.classes_from_data:
         raise ConfigError(

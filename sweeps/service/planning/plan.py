@@ -19,8 +19,9 @@ from dpgcl_core.accounting.filters import composed_event
 from dpgcl_core.accounting.tuning.cost import TrialClass, TuningCost
 from dpgcl_core.accounting.tuning.trials import cases_of
 from dpgcl_core.errors import ConfigError, DpgclError
-from dpgcl_core.mechanism.numbers import default_delta
+from dpgcl_core.mechanism.numbers import GROUPS, default_delta
 from dpgcl_core.mechanism.registry import method_named
+from dpgcl_core.sampling.slots import empty_step_prob, most_empty, share_lost
 from sweeps.service.options.data import DataOptions
 from sweeps.service.options.release import ReleaseOptions
 from sweeps.service.options.restarts import num_restart_steps
@@ -45,8 +46,9 @@ from trainers.training.warm_start import starting_encoder, warm_start_note
 _WEAK_DELTA = 1e-3
 _LARGE_SCORE_ERROR = 0.1
 _TAKEN_FROM_DATA = (
-    "The number of records is taken from the data and therefore public; give --num-records-public to declare "
-    "another."
+    "The number of records is taken from the data and therefore public: what is protected is that any one of "
+    "them may be zeroed out, that is, take no part. Give --num-records-public to declare a capacity instead, "
+    "for which adding or removing one is protected."
 )
 
 
@@ -212,6 +214,7 @@ def build_plan(
             params = _params(config, options, point, repeat)
             params["image_shape"] = list(data.train.images.shape[1:])
             trials.append(Trial(name=f"{point.label}-r{repeat}", config=config, params=params))
+    told += _sampling_notes([config for _, config in configs])
     told += _noised_notes(trials[0].config) + _unit_notes(source, data)
     told += dict.fromkeys(note for _, config in configs if (note := warm_start_note(config)))
     told += dict.fromkeys(note for _, config in configs if (note := foreign_note(config)))
@@ -306,6 +309,13 @@ def _configs(
                 "score_on_held_out must be the same in all trials of a sweep, for a record to be trained on "
                 f"by all or scored by all; got {held_out} and, at the point {point.label}, "
                 f"{point.changes['score_on_held_out']}"
+            )
+        declared = options.mechanism.num_records_public
+        if point.changes.get("num_records_public", declared) != declared:
+            raise ConfigError(
+                "num_records_public must be the same in all trials of a sweep, for one promise to hold for "
+                f"them together; got {declared} and, at the point {point.label}, "
+                f"{point.changes['num_records_public']}"
             )
         restarts = {"restart_steps": restart_steps}  # one number, for one note and one word of them
         here = changed(options.training(), **{**point.changes, **restarts, "device": device})
@@ -423,13 +433,35 @@ def num_records(data: TrainingData) -> int:
     return len(data.train) + (len(data.scored) if data.scored is not None else 0)
 
 
+def _sampling_notes(configs: Sequence[TrainingConfig]) -> list[str]:
+    """Say what sampling groups costs in empty steps and slots, at the largest S: from public numbers."""
+    mechanisms = [config.mechanism for config in configs if config.mechanism.sampling == GROUPS]
+    if not mechanisms:
+        return []
+    largest = max(mechanisms, key=lambda mechanism: int(mechanism.group_size))
+    capacity, size = largest.num_records_public, int(largest.group_size)
+    empty = empty_step_prob(capacity, size, largest.sampling_prob)
+    note = (
+        f"Groups are sampled, so one record moves a step's sum by C. At S = {size} a step draws no group "
+        f"with probability {empty:.1g}"
+    )
+    if not largest.num_records_from_data:
+        hundredth = math.ceil(capacity / 100)
+        lost = share_lost(capacity, hundredth, size)
+        note += (
+            f"; {hundredth} empty slots of the {capacity} would cost {lost:.0%} of the groups, and more than "
+            f"{most_empty(capacity, size)} are refused"
+        )
+    return [f"{note}."]
+
+
 def _noised_notes(config: TrainingConfig) -> list[str]:
     """Sentences about noised releases, from public numbers alone."""
     notes = []
     if share := config.evaluation.score_on_held_out:
         notes.append(
-            f"A share of {share:g} of the private records, about {config.num_scored_public}, is not trained "
-            "on but scored with noise; which ones depends on the hash of each record's id."
+            f"A share of {share:g} of the slots, {config.num_scored_public}, is not trained on but scored "
+            "with noise; each record got its slot at random when it was first seen."
         )
     if config.evaluation.snr_noise_multiplier is not None:
         notes.append("The first step's SNR is released with noise; it is charged in ε.")

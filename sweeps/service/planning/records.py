@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError, DataError, DpgclError, show_on_a_terminal
+from dpgcl_core.noise.chacha20 import SecureGenerator
+from dpgcl_core.sampling.records import Ids
+from dpgcl_core.sampling.slot_table import SlotTable
 from sweeps.service.options.data import DataOptions, data_path
 from trainers.data.dataset import TrainingData
 from trainers.data.loading import (
@@ -27,18 +30,28 @@ from trainers.failures import describe_error
 _IMAGES_AT_ONCE = 1024
 
 
+SlotsFor = Callable[[int, Ids], SlotTable]
+"""Gives the records of these ids their slots, of a capacity."""
+
+
 def load_training_data(
-    options: DataOptions, *, score_on_held_out: float = 0.0
+    options: DataOptions,
+    *,
+    score_on_held_out: float = 0.0,
+    num_records_public: int | None = None,
+    slots_for: SlotsFor | None = None,
 ) -> tuple[TrainingData, list[str]]:
     """Return the records of a sweep and what must be said about them.
 
     Public data are split for scoring, by their own split or by record id. Private data are trained on
     whole, and scored on `evaluate_on` alone, which is public; but for the share that is held out to be
-    scored with noise, by record id.
+    scored with noise, by slot.
 
     Args:
       options: of the data.
       score_on_held_out: that share, see `trainers.config.training.EvaluationConfig`.
+      num_records_public: N, the number of slots where some are held out; that of the records unless given.
+      slots_for: gives them their slots then; fresh ones, that nobody keeps, unless given.
 
     Raises:
       ConfigError: the options do not fit the data, or each other.
@@ -46,7 +59,7 @@ def load_training_data(
         text and its traceback may carry a record.
     """
     try:
-        return _load(options, score_on_held_out)
+        return _load(options, score_on_held_out, num_records_public, slots_for or _fresh_slots)
     except DpgclError:
         raise
     except Exception as error:
@@ -54,6 +67,10 @@ def load_training_data(
             raise
         withheld = describe_error(error, data_are_public=False)
     raise DataError(f"the data of this sweep must be readable; loading them ended in {withheld}")
+
+
+def _fresh_slots(capacity: int, ids: Ids) -> SlotTable:
+    return SlotTable.empty(capacity).holding(ids, SecureGenerator())
 
 
 def _load_own(options: DataOptions) -> Dataset:
@@ -83,7 +100,9 @@ def _without_counts(error: RecordsError) -> RecordsError:
     )
 
 
-def _load(options: DataOptions, score_on_held_out: float) -> tuple[TrainingData, list[str]]:
+def _load(
+    options: DataOptions, score_on_held_out: float, num_records_public: int | None, slots_for: SlotsFor
+) -> tuple[TrainingData, list[str]]:
     _check_data_options(options, score_on_held_out)
     dataset = _load_own(options)
     private = options.are_private
@@ -105,7 +124,10 @@ def _load(options: DataOptions, score_on_held_out: float) -> tuple[TrainingData,
         show_on_a_terminal(
             {"corrupt rows of the training data, left out (--skip-corrupt)": dataset.num_skipped}
         )
-    train, scored = split_held_out(train, score_on_held_out)
+    slots = scored = None
+    if score_on_held_out:
+        slots = slots_for(num_records_public or len(train), train.ids)
+        train, scored = split_held_out(train, score_on_held_out, slots)
     probes = load_probes(
         options.probe_datasets,
         dataset,
@@ -127,6 +149,7 @@ def _load(options: DataOptions, score_on_held_out: float) -> tuple[TrainingData,
         train_is_public=not private,
         evaluation_is_public=options.evaluate_on is not None or bool(probes) or not private,
         scored=scored,
+        slots=slots,
         probes=probes,
         # Of what is scored, which is public: names of private classes go nowhere.
         class_names=() if queries is None else (other or dataset).class_names,

@@ -132,7 +132,7 @@ def _noised_text(plan: SweepPlan) -> str:
     shown = ", ".join(f"{noise:g}" for noise in sorted(noise for noise in noises if noise is not None))
     share = plan.trials[0].config.evaluation.score_on_held_out
     return (
-        f"; and on {share:.3g} of the private records, by record id, that no trial trains on, "
+        f"; and on {share:.3g} of the private records' slots, that no trial trains on, "
         f"as counts with Gaussian noise of standard deviation {shown}, charged in ε"
     )
 

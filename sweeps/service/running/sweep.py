@@ -68,6 +68,7 @@ from sweeps.service.running.tune import (
 from sweeps.service.storage.calibrations import CalibrationCache, calibrations
 from sweeps.service.storage.folder import SweepFolder, config_hash, find_folder
 from sweeps.service.storage.runs import tracking_address
+from sweeps.service.storage.slot_files import SlotFiles
 from trainers.config.training import TrainingConfig
 from trainers.data.dataset import TrainingData
 from trainers.files.storage import check_writable, storage_root
@@ -161,7 +162,13 @@ def execute(
     say(f"storage: {root}")
     _check_server(uri)
     say("loading the data and finding the noise …")
-    records, notes = load_training_data(data, score_on_held_out=options.evaluation.score_on_held_out)
+    slot_files = SlotFiles.of(data, root, has_ledger=ledger is not None)
+    records, notes = load_training_data(
+        data,
+        score_on_held_out=options.evaluation.score_on_held_out,
+        num_records_public=options.mechanism.num_records_public,
+        slots_for=slot_files.holding,
+    )
     with calibrations(root) as found:
         plan = kind.planned(
             question,
@@ -200,6 +207,8 @@ def execute(
         with folder.locked(), ThreadPoolExecutor(1) as beside:  # MLflow opens while Ray starts
             if folder.read_plan() != known:
                 raise StorageError(f"the sweep {folder.name!r} was started by another process meanwhile")
+            if records.slots is not None:
+                slot_files.keep(records.slots)
             opened = beside.submit(Tracker.open, uri, root, EXPERIMENT)
             again = options_text(told or options)
             if not options.release.is_open:

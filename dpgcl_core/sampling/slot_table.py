@@ -1,0 +1,125 @@
+"""The slot table: which slot each record of a data set has, kept on the trusted side.
+
+A split or a shard of records that goes by a hash of their ids has a random size, which no capacity can hold.
+A range of slots has an exact one. So every record gets one of N slots when it is first seen, uniformly at
+random among those that are empty, and keeps it; where one is removed a hole is left, which a later record may
+fill.
+
+Guarantee. Whatever came and went, the records that are there stand in a uniformly random injection into N
+slots, and that of D' = D ∪ {r}, restricted to D, has the law of that of D: the table couples the two, with
+the slot of r empty under D. Condition on it. Every range of slots then holds the same records in both, but
+for r, and its size is public; the proof of `dpgcl_core.sampling.slots` holds in each range, whose placement
+may be drawn afresh at every step. The table itself tells who is there: **private-only**.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpgcl_core.errors import ConfigError, DataError
+from dpgcl_core.noise.sources import Draws
+from dpgcl_core.sampling.records import Ids
+from dpgcl_core.sampling.slots import more_records_than_slots
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SlotTable:
+    """The slots of the records that are there.
+
+    Attributes:
+      capacity: N.
+      ids: `[num_records]` record ids, each once.
+      slots: int64 `[num_records]`, the slot of each, in [0, N), each at most once.
+
+    Raises:
+      DataError: ids and slots do not make an injection into N slots.
+
+    >>> from dpgcl_core.sampling.records import ids_from_names
+    >>> ids = ids_from_names(["a", "b", "c"])
+    >>> table = SlotTable.empty(4).holding(ids, np.random.default_rng())
+    >>> sorted(table.slots_of(ids).tolist()) <= [0, 1, 2, 3], len(table.holding(ids[:2], None).ids)
+    (True, 2)
+    """
+
+    capacity: int
+    ids: Ids
+    slots: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        injective = len(np.unique(self.slots)) == len(self.slots) == len(np.unique(self.ids)) == len(self.ids)
+        if not injective or (
+            len(self.slots) and not 0 <= self.slots.min() <= self.slots.max() < self.capacity
+        ):
+            raise DataError(
+                f"a slot table must give each record one of its {self.capacity} slots, no two the same"
+            )
+
+    @classmethod
+    def empty(cls, capacity: int) -> SlotTable:
+        """Return the table of no records."""
+        return cls(capacity=capacity, ids=np.empty(0, dtype=np.uint64), slots=np.empty(0, dtype=np.int64))
+
+    def holding(self, ids: Ids, generator: Draws | None) -> SlotTable:
+        """Return the table of these records: those it has keep their slots, and new ones get empty slots.
+
+        Args:
+          ids: of all records that are there, each once, in any order.
+          generator: secret draws; None where no record is new.
+
+        Raises:
+          ConfigError: there are more records than slots; the message tells no number of records.
+        """
+        if len(ids) > self.capacity:
+            raise ConfigError(more_records_than_slots(self.capacity))
+        stays = np.isin(self.ids, ids)
+        new = np.sort(ids[~np.isin(ids, self.ids)])
+        kept = self.slots[stays]
+        if not len(new):
+            return SlotTable(capacity=self.capacity, ids=self.ids[stays], slots=kept)
+        assert generator is not None
+        free = generator.permutation(np.setdiff1d(np.arange(self.capacity, dtype=np.int64), kept))
+        return SlotTable(
+            capacity=self.capacity,
+            ids=np.concatenate([self.ids[stays], new]),
+            slots=np.concatenate([kept, free[: len(new)]]),
+        )
+
+    def slots_of(self, ids: Ids) -> NDArray[np.int64]:
+        """Return the records' slots, `[len(ids)]`.
+
+        Raises:
+          DataError: a record has none; the message tells nothing of it.
+        """
+        order = np.argsort(self.ids)
+        place = np.searchsorted(self.ids, ids, sorter=order)
+        found = order[np.minimum(place, len(order) - 1)] if len(order) else np.zeros(len(ids), dtype=np.int64)
+        if len(ids) and not (len(order) and np.array_equal(self.ids[found], ids)):
+            raise DataError("a record has no slot in the slot table: it is the table of other data")
+        return self.slots[found]
+
+    def to_bytes(self) -> bytes:
+        """Return the table as an npz file without pickled objects."""
+        file = io.BytesIO()
+        np.savez_compressed(file, capacity=np.int64(self.capacity), ids=self.ids, slots=self.slots)
+        return file.getvalue()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> SlotTable:
+        """Return the table that `to_bytes` wrote.
+
+        Raises:
+          DataError: it is no such file.
+        """
+        try:
+            with np.load(io.BytesIO(content), allow_pickle=False) as file:
+                capacity, ids, slots = int(file["capacity"]), file["ids"], file["slots"]
+        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            raise DataError(f"the slot table cannot be read ({type(error).__name__})") from None
+        if ids.dtype != np.uint64 or slots.dtype != np.int64 or ids.ndim != 1 or slots.ndim != 1:
+            raise DataError("the slot table cannot be read (its columns are of another kind)")
+        return cls(capacity=capacity, ids=ids, slots=slots)

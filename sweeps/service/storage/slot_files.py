@@ -1,0 +1,111 @@
+"""Where slot tables are kept: beside the ledger's mark on the data, else in the storage folder.
+
+A record must be trained on by all trials of a sweep, or scored by all of them, after a resume as before; so
+a table is written before the first trial of the first sweep that holds records out, and read by all that
+follow. It tells who is in the data set: only its owner may read the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from filelock import FileLock
+
+from dpgcl_core.errors import DataError, StorageError
+from dpgcl_core.ledger.marks import MARK, expand_ranges, mark_path
+from dpgcl_core.noise.chacha20 import SecureGenerator
+from dpgcl_core.sampling.records import Ids
+from dpgcl_core.sampling.slot_table import SlotTable
+from sweeps.service.options.data import DataOptions, data_path
+
+SLOTS = ".dpgcl-slots"
+_FOLDER = "slot-tables"
+
+
+@dataclass(kw_only=True)
+class SlotFiles:
+    """The slot tables of one data set, one for each capacity.
+
+    Attributes:
+      beside: path without the capacity.
+    """
+
+    beside: Path
+    _found: dict[int, bytes | None] = field(default_factory=dict, init=False, repr=False)
+
+    @classmethod
+    def of(cls, data: DataOptions, root: Path, *, has_ledger: bool) -> SlotFiles:
+        """Return where those of a data set lie: beside its mark if it has one and that folder is writable.
+
+        Args:
+          data: the data set; a table is of its units.
+          root: the storage folder.
+          has_ledger: whether the data set is charged to a ledger, which marks it.
+        """
+        path = data_path(data.dataset)
+        if has_ledger and path is not None:
+            mark = mark_path(expand_ranges(path)[0])
+            if os.access(mark.parent, os.W_OK):
+                return cls(beside=mark.with_name(mark.name.removesuffix(MARK) + SLOTS))
+        named = repr((data.dataset if path is None else str(path.resolve()), data.unit_column))
+        return cls(beside=root / _FOLDER / hashlib.blake2b(named.encode(), digest_size=12).hexdigest())
+
+    def path(self, capacity: int) -> Path:
+        """Return the file of a capacity."""
+        return self.beside.with_name(f"{self.beside.name}-{capacity}.npz")
+
+    def holding(self, capacity: int, ids: Ids) -> SlotTable:
+        """Return the table of these records, with slots for new ones; `keep` writes it.
+
+        Raises:
+          ConfigError: there are more records than slots.
+          StorageError: the file cannot be read, or is of another capacity.
+        """
+        path = self.path(capacity)
+        self._found[capacity] = content = _content(path)
+        if content is None:
+            return SlotTable.empty(capacity).holding(ids, SecureGenerator())
+        try:
+            table = SlotTable.from_bytes(content)
+        except DataError as error:
+            raise StorageError(f"{path} is no slot table that can be read: restore it") from error
+        if table.capacity != capacity:
+            raise StorageError(f"{path} is of {table.capacity} slots: restore the table of {capacity}")
+        return table.holding(ids, SecureGenerator())
+
+    def keep(self, table: SlotTable) -> None:
+        """Write a table that `holding` gave, for all sweeps that follow.
+
+        Raises:
+          StorageError: another process wrote one meanwhile, or it cannot be written.
+        """
+        path = self.path(table.capacity)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{path}.lock"):
+                if _content(path) != self._found[table.capacity]:
+                    raise StorageError(f"another sweep wrote {path} meanwhile: start this one again")
+                _write(path, table.to_bytes())
+        except OSError as error:
+            raise StorageError(f"the slot table {path} cannot be written ({type(error).__name__})") from error
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise StorageError(f"{path} is no slot table that can be read: restore it") from error
+
+
+def _write(path: Path, content: bytes) -> None:
+    made = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(made, path)
