@@ -20,7 +20,7 @@ from dpgcl_core.errors import exit_on_bad_input
 from dpgcl_core.sampling.groups import GroupSize
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions, varies
-from sweeps.service.planning.points import at, check_groups
+from sweeps.service.planning.points import at, check_groups, of_samplings
 from sweeps.service.planning.trials import Point
 from sweeps.service.running.sweep import run_sweep
 from trainers.config.tree import changed
@@ -38,6 +38,8 @@ class GroupSizeOptions(SweepOptions):
     """Also run every point without noise and clipping (ε = ∞); public data only."""
     num_augmentations_grid: tuple[int, ...] = ()
     """Values of N_a; the one of --num-augmentations unless given."""
+    sampling_grid: tuple[str, ...] = ()
+    """Values of --sampling to compare, groups and records; the one of --sampling unless given."""
 
     def tiny(self) -> Self:
         return changed(super().tiny(), group_sizes=(4,))
@@ -57,7 +59,7 @@ def points(options: GroupSizeOptions) -> list[Point]:
         for count in dict.fromkeys(options.num_augmentations_grid or (options.objective.num_augmentations,)):
             label, changes = f"S{size}-Na{count}", {"group_size": size, "num_augmentations": count}
             found += at(options.mechanism, label, changes, non_private=options.non_private)
-    return found
+    return of_samplings(found, options.sampling_grid)
 
 
 def figure(tracking_uri: str, sweep: str, folder: Path) -> list[Path]:

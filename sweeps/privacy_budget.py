@@ -22,6 +22,7 @@ from dashboards.figures import draw
 from dpgcl_core.errors import exit_on_bad_input
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions, varies
+from sweeps.service.planning.points import of_samplings
 from sweeps.service.planning.trials import Point
 from sweeps.service.running.sweep import run_sweep
 from trainers.config.tree import changed
@@ -35,6 +36,8 @@ class PrivacyBudgetOptions(SweepOptions):
     """Values of the target ε; inf trains without noise and clipping, on public data only."""
     non_private: bool = True
     """Also run every point without noise and clipping (ε = ∞); public data only."""
+    sampling_grid: tuple[str, ...] = ()
+    """Values of --sampling to compare, groups and records; the one of --sampling unless given."""
 
     def tiny(self) -> Self:
         return changed(super().tiny(), epsilons=(10.0,))
@@ -45,6 +48,7 @@ def main() -> int:
     options = parse_options(PrivacyBudgetOptions, description=__doc__)
     values = dict.fromkeys([*options.epsilons, *((math.inf,) if options.non_private else ())])
     points = [Point(label=f"eps{value:g}", changes={"epsilon": value}) for value in values]
+    points = of_samplings(points, options.sampling_grid)
     return run_sweep("privacy-budget", options, points, partial(draw, "privacy-budget"))
 
 

@@ -68,6 +68,7 @@ _COLUMN_NAMES = {
     "target_epsilon": "Target ε",
     "temperature": "Temperature τ",
     "sampling_prob": "Sampling probability q",
+    "sampled": "Sampled",
     "num_steps": "Steps T",
     "learning_rate": "Learning rate",
     "weight_decay": "Weight decay",

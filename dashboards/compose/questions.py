@@ -16,7 +16,7 @@ from dpgcl_core.errors import unknown_choice
 Kind = Literal["axis", "methods", "convergence", "search"]
 PLAIN = "plain"
 OPTION_NAMES = (PLAIN, "ema", "view-draws", "schedule", "automatic-clipping", "warm-start", "all")
-SPLITS = ("method", "target_epsilon", "num_augmentations")
+SPLITS = ("method", "target_epsilon", "num_augmentations", "sampled")
 # As the paper lists them; what else is drawn follows by name.
 ADAPTED_LAYERS = ("Q", "K", "V", "Q+K", "Q+V", "K+V", "Q+K+V")
 NETWORKS = ("clip-tiny", "clip-tiny-patch4", "clip-small", "ViT-B-32", "ViT-B-16", "ViT-L-14", "ViT-L-14-336")

@@ -53,7 +53,7 @@ class ClippedGroups(Method):
         if numbers.sampling != GROUPS or numbers.num_records_from_data:
             return ""
         capacity = numbers.num_records_public
-        return f"data sets of {_fewest_records(numbers)} to {capacity} records"
+        return f"data sets with {_fewest_records(numbers)} to {capacity} records in the slots trained on"
 
     def check_records(self, numbers: PublicNumbers, num_records: int) -> None:
         if numbers.sampling != GROUPS:

@@ -42,7 +42,7 @@ class SlotTable:
     >>> from dpgcl_core.sampling.records import ids_from_names
     >>> ids = ids_from_names(["a", "b", "c"])
     >>> table = SlotTable.empty(4).holding(ids, np.random.default_rng())
-    >>> sorted(table.slots_of(ids).tolist()) <= [0, 1, 2, 3], len(table.holding(ids[:2], None).ids)
+    >>> set(table.slots_of(ids).tolist()) < {0, 1, 2, 3}, len(table.holding(ids[:2], None).ids)
     (True, 2)
     """
 

@@ -46,9 +46,8 @@ from dpgcl_core.release.metrics import METRICS, Release
 from tests.sweeps import kept, planted, telling
 from tests.sweeps.leaks import files, number, pixels, search, unpacked, words
 from tests.sweeps.support import ROOT, environment, run_script, train_here
-from tests.trainers.conftest import make_config, make_records
+from tests.trainers.conftest import make_config, make_held_out, make_records
 from trainers.config.training import EvaluationConfig
-from trainers.data.loading import split_held_out
 from trainers.files.checkpoint import CheckpointFolder
 from trainers.training import loop, release
 from trainers.training.loop import TrainingData, train
@@ -196,19 +195,17 @@ def test_search_finds_private_scores_only_where_their_noise_is_left_out(
     evaluation = EvaluationConfig(
         also_untrained=False, score_on_held_out=0.3, score_noise_multiplier=1e5, max_query_records=20
     )
-    config = make_config(evaluation=evaluation, num_steps=2)
+    config = make_config(evaluation=evaluation, num_steps=2, num_records_public=42)
     count = COUNT * config.num_scored_public
     names = ("knn_accuracy", "linear_probe_accuracy")
     monkeypatch.setattr(release, "correct_counts", lambda *given: dict.fromkeys(names, count))
     if noise_is_left_out:
         monkeypatch.setattr(release, "noised_count", lambda exact, *given, **named: exact)
-    records, scored = split_held_out(make_records(60), 0.3)
     index, queries = make_records(40, prefix="public"), make_records(20, prefix="public query")
     data = TrainingData(
-        train=records,
+        **make_held_out(0.3),
         index=index,
         queries=queries,
-        scored=scored,
         train_is_public=False,
         evaluation_is_public=True,
     )

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.sampling.records import ids_from_names
+from dpgcl_core.sampling.slot_table import SlotTable
 from trainers.config.training import EvaluationConfig, NetworkConfig, PerformanceConfig, TrainingConfig
+from trainers.data.dataset import AnyRecords
+from trainers.data.loading import split_held_out
 from trainers.data.records import Records
 from trainers.training.loop import TrainingData
 
@@ -25,6 +29,22 @@ def make_records(num_records: int, *, prefix: str = "record", labels: bool = Tru
         ids=ids_from_names(f"{prefix} {i}" for i in range(num_records)),
         labels=classes.astype(np.int64) if labels else None,
     )
+
+
+def make_slots(records: AnyRecords) -> SlotTable:
+    """Slots for these records, as many as there are records."""
+    return SlotTable.empty(len(records)).holding(records.ids, np.random.default_rng(8))
+
+
+def make_held_out(share: float, *, num_records: int = 60) -> dict[str, Any]:
+    """Records to train on and records held out with their slots, by the names of `TrainingData`.
+
+    `split_public` of their number tells how many slots the training is to be accounted for.
+    """
+    records = make_records(num_records)
+    slots = make_slots(records)
+    train, scored = split_held_out(records, share, slots)
+    return {"train": train, "scored": scored, "slots": slots}
 
 
 def make_data(*, private: bool = False, evaluation_is_public: bool | None = None) -> TrainingData:

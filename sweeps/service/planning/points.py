@@ -8,8 +8,9 @@ from typing import Any
 
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.method import Method
+from dpgcl_core.mechanism.numbers import RECORDS
 from dpgcl_core.mechanism.registry import method_named
-from dpgcl_core.sampling.groups import GroupSize
+from dpgcl_core.sampling.groups import BATCH, GroupSize
 from sweeps.service.planning.trials import Point
 from sweeps.service.storage.folder import fit_for_name
 from trainers.config.settings import MechanismOptions
@@ -71,6 +72,28 @@ def at(
         changes = {**changes, "epsilon": math.inf}
         found.append(Point(label=f"{label}-eps-inf", changes=changes, params=params))
     return found
+
+
+def of_samplings(points: Sequence[Point], samplings: Sequence[str]) -> list[Point]:
+    """Return the points under each way of sampling; as they are where none is given.
+
+    The whole Poisson batch as one group samples records whatever is asked for, so it stays one point.
+
+    Args:
+      points: of a sweep.
+      samplings: values of --sampling.
+
+    >>> points = [Point(label=f"S{size}", changes={"group_size": size}) for size in (2, "batch")]
+    >>> [point.label for point in of_samplings(points, ("groups", "records"))]
+    ['S2-groups', 'S2-records', 'Sbatch-records']
+    """
+    found = []
+    for point in points:
+        whole = point.changes.get("group_size") == BATCH
+        for sampling in dict.fromkeys(samplings if not whole else [RECORDS] if samplings else ()):
+            changes, params = {**point.changes, "sampling": sampling}, {**point.params, "sampled": sampling}
+            found.append(Point(label=f"{point.label}-{sampling}", changes=changes, params=params))
+    return found or list(points)
 
 
 def changes_for(method: Method) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from dpgcl_core.errors import ConfigError, DataError
 from dpgcl_core.sampling.records import ids_from_names
-from tests.trainers.conftest import make_config
+from tests.trainers.conftest import make_config, make_slots
 from trainers.config.training import EvaluationConfig
 from trainers.data.image_text import image_folders
 from trainers.data.loading import (
@@ -252,11 +252,12 @@ def test_split_of_stored_pairs_reads_no_image(stored):
     assert 0 < len(test) < 25
 
 
-def test_records_held_out_of_stored_pairs_are_those_of_their_ids(stored):
-    train, scored = split_held_out(stored.train, 0.4)
+def test_records_held_out_of_stored_pairs_are_those_of_their_slots(stored):
+    slots = make_slots(stored.train)
+    train, scored = split_held_out(stored.train, 0.4, slots)
     assert sorted([*train.ids, *scored.ids]) == sorted(stored.train.ids)
-    assert is_split_held_out(train, scored, 0.4)
-    assert not is_split_held_out(scored, train, 0.4)
+    assert is_split_held_out(train, scored, 0.4, slots)
+    assert not is_split_held_out(scored, train, 0.4, slots)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -282,9 +283,12 @@ def test_one_row_each_keeps_the_pairs_together(tmp_path):
 
 
 def test_noised_scores_of_pairs_are_refused():
-    train, scored = split_held_out(load_dataset("shapes:80").train, 0.3)
+    records = load_dataset("shapes:80").train
+    slots = make_slots(records)
+    train, scored = split_held_out(records, 0.3, slots)
     data = TrainingData(
         train=train,
+        slots=slots,
         index=load_dataset("shapes:50:1").train,
         queries=None,
         train_is_public=False,
@@ -293,7 +297,7 @@ def test_noised_scores_of_pairs_are_refused():
     )
     asked = EvaluationConfig(also_untrained=False, score_on_held_out=0.3, score_noise_multiplier=5.0)
     with pytest.raises(ConfigError, match=r"the score is a recall.*one record can change all answers"):
-        check_release(make_config(evaluation=asked), data)
+        check_release(make_config(evaluation=asked, num_records_public=56), data)
 
 
 # Probes

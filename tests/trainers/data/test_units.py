@@ -11,6 +11,7 @@ import pytest
 
 from dpgcl_core.errors import ConfigError, DataError
 from dpgcl_core.sampling.records import ids_from_names
+from tests.trainers.conftest import make_slots
 from tests.trainers.data.test_data import encoded
 from trainers.data.loading import Records, load_dataset, split_held_out
 
@@ -105,10 +106,10 @@ def test_units_choose_their_rows_apart_and_every_row_in_its_turn() -> None:
 def test_split_cuts_no_unit(scheme: str, tmp_path: Path) -> None:
     persons = np.repeat([f"p{i}" for i in range(20)], 2)
     name = _write(scheme, tmp_path, persons, np.arange(40) % 25)
-    train, scored = split_held_out(load_dataset(name, unit_column="person").train, 0.5)
+    units = load_dataset(name, unit_column="person").train
+    train, scored = split_held_out(units, 0.5, make_slots(units))
     assert scored is not None
-    assert (len(train) + len(scored), len(train.images)) == (20, 2 * len(train))
-    assert 0 < len(train) < 20
+    assert (len(train), len(scored), len(train.images)) == (10, 10, 20)
 
 
 @SCHEMES

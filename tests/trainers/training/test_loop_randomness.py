@@ -15,10 +15,9 @@ from dpgcl_core.errors import ConfigError
 from dpgcl_core.noise.chacha20 import SecureRandomness
 from dpgcl_core.noise.gaussian import NUM_SUMMED, GaussianNoise
 from dpgcl_core.noise.sources import Draws, SecretRandomness
-from tests.trainers.conftest import make_config, make_data, make_records
+from tests.trainers.conftest import make_config, make_data, make_held_out, make_records
 from trainers.config.training import EvaluationConfig, TrainingConfig
 from trainers.data.dataset import TrainingData
-from trainers.data.loading import split_held_out
 from trainers.training import loop
 from trainers.training.loop import train
 from trainers.training.workers import SingleWorker
@@ -61,12 +60,11 @@ def _noised() -> tuple[TrainingConfig, TrainingData]:
     evaluation = EvaluationConfig(
         also_untrained=False, score_on_held_out=0.3, score_noise_multiplier=5.0, snr_noise_multiplier=8.0
     )
-    records, scored = split_held_out(make_records(60), 0.3)
     public = make_records(40, prefix="public")
     data = dataclasses.replace(
-        make_data(private=True, evaluation_is_public=True), train=records, scored=scored, index=public
+        make_data(private=True, evaluation_is_public=True), index=public, **make_held_out(0.3)
     )
-    return make_config(evaluation=evaluation, num_steps=2), data
+    return make_config(evaluation=evaluation, num_steps=2, num_records_public=42), data
 
 
 @pytest.mark.parametrize(

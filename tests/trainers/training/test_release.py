@@ -16,9 +16,9 @@ import torch
 from dpgcl_core.errors import ConfigError, LedgerError
 from dpgcl_core.release import metrics as metric_policy
 from dpgcl_core.release.metrics import METRICS, Release
-from dpgcl_core.release.noised_counts import noised_count
+from dpgcl_core.release.noised_counts import noised_count, split_public
 from dpgcl_core.sampling.records import ids_from_names
-from tests.trainers.conftest import make_config, make_data, make_records
+from tests.trainers.conftest import make_config, make_data, make_held_out, make_records, make_slots
 from trainers.config.training import EvaluationConfig, NetworkConfig, TrainingConfig
 from trainers.data.dataset import TrainingData
 from trainers.data.loading import is_split_held_out, split_held_out
@@ -32,6 +32,7 @@ from trainers.training.release import correct_counts
 from trainers.training.workers import SingleWorker
 
 SHARE = 0.3
+TRAINED, SCORED = split_public(60, SHARE)
 NOISED = EvaluationConfig(
     also_untrained=False, score_on_held_out=SHARE, score_noise_multiplier=5.0, snr_noise_multiplier=8.0
 )
@@ -39,19 +40,17 @@ PRIVATE_ONLY = {name for name, metric in METRICS.items() if metric.release is Re
 
 
 def _config(**changes: object) -> TrainingConfig:
-    return make_config(**{"evaluation": NOISED, "num_steps": 2, **changes})
+    return make_config(**{"evaluation": NOISED, "num_steps": 2, "num_records_public": TRAINED, **changes})
 
 
 def _data(**changes: object) -> TrainingData:
-    train_records, scored = split_held_out(make_records(60), SHARE)
     index = make_records(40, prefix="public")
     data = TrainingData(
-        train=train_records,
+        **make_held_out(SHARE),
         index=index,
         queries=make_records(20, prefix="public query"),
         train_is_public=False,
         evaluation_is_public=True,
-        scored=scored,
     )
     return dataclasses.replace(data, **changes)  # type: ignore[arg-type]
 
@@ -109,9 +108,10 @@ def test_noised_numbers_leave_the_training_and_are_charged() -> None:
 
 
 def test_noised_numbers_need_to_be_asked_for() -> None:
-    result = train(make_config(num_steps=2), _data(scored=None))
+    config = make_config(num_steps=2, num_records_public=TRAINED)
+    result = train(config, _data(scored=None))
     assert not any(name.startswith("noised") for name in result.metrics)
-    assert result.metrics["epsilon"] == make_config(num_steps=2).mechanism.epsilon()
+    assert result.metrics["epsilon"] == config.mechanism.epsilon()
 
 
 def test_noised_score_is_the_noised_count_over_the_public_number() -> None:
@@ -125,7 +125,7 @@ def test_noised_score_is_the_noised_count_over_the_public_number() -> None:
 
 
 def test_public_divisor_does_not_follow_the_held_out_records() -> None:
-    assert _config().num_scored_public == round(60 * 0.3 / 0.7)  # 60 = declared number trained on
+    assert _config().num_scored_public == SCORED == 18  # of 60 slots
 
 
 def test_one_record_moves_every_count_by_at_most_one() -> None:
@@ -154,15 +154,17 @@ def test_all_held_out_records_are_scored_whatever_the_cap_on_queries() -> None:
     assert max(free.values()) > 1
 
 
-def test_split_is_by_id_alone_and_the_same_for_every_trial() -> None:
+def test_split_is_by_slot_alone_of_exact_sizes_and_the_same_for_every_trial() -> None:
     records = make_records(60)
-    _, scored = split_held_out(records, SHARE)
+    slots = make_slots(records)
+    train_records, scored = split_held_out(records, SHARE, slots)
+    assert (len(train_records), len(scored)) == (TRAINED, SCORED)  # type: ignore[arg-type]
     for removed in range(0, 60, 7):
-        _, other = split_held_out(records.take(np.arange(60) != removed), SHARE)
+        left = records.take(np.arange(60) != removed)
+        _, other = split_held_out(left, SHARE, slots.holding(left.ids, None))
         assert set(scored.ids) - {records.ids[removed]} == set(other.ids)
-    train_records, scored = split_held_out(records, SHARE)
-    assert is_split_held_out(train_records, scored, SHARE)
-    assert not is_split_held_out(scored, train_records, SHARE)
+    assert is_split_held_out(train_records, scored, SHARE, slots)
+    assert not is_split_held_out(scored, train_records, SHARE, slots)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +174,7 @@ def test_split_is_by_id_alone_and_the_same_for_every_trial() -> None:
         ({"index": dataclasses.replace(make_records(40), labels=None)}, "needs a public labelled index"),
         ({"train_is_public": True, "evaluation_is_public": False}, "needs a public labelled index"),
         ({"scored": None}, "belong together"),
-        ({"scored": make_records(20)}, "by the keyed hash of their ids"),
+        ({"scored": make_records(20)}, "by their slots"),
         ({"scored": _pool(labels=False)}, "needs integer labels"),
         ({"scored": dataclasses.replace(_pool(), classes_from_data=True)}, "got text labels"),
     ],
@@ -207,8 +209,9 @@ def test_noised_snr_is_the_norm_over_the_public_noise_norm() -> None:
     for seed in range(2000):
         observer.record_noised_snr(torch.full((400,), 20.0), np.random.default_rng(seed))
         released.append(observer.final["noised_snr_first_step"])
-    expected_noise_norm = _config().mechanism.noise_multiplier * 2.0 * math.sqrt(400)
-    std = 8.0 * 2.0 / expected_noise_norm
+    mechanism = _config().mechanism
+    expected_noise_norm = mechanism.noise_multiplier * mechanism.sensitivity * math.sqrt(400)
+    std = 8.0 * mechanism.sensitivity / expected_noise_norm
     assert abs(np.mean(released) - 400 / expected_noise_norm) < 5 * std / math.sqrt(2000)
     assert abs(np.std(released) - std) < 5 * std / math.sqrt(4000)
 
