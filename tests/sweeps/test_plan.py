@@ -339,7 +339,10 @@ WITH_OTHERS: dict[str, tuple[tuple[str, ...], str]] = {
     "--score-on-held-out": (NOISED, "0.4"),
     "--score-noise-multiplier": (NOISED, "6"),
     "--batch-cap": (("--method", "dp_sgd"), "90"),
-    "--unit-column": (("--dataset", "{own}", "--num-records-public", "200", "--sampling", "records"), "person"),
+    "--unit-column": (
+        ("--dataset", "{own}", "--num-records-public", "200", "--sampling", "records"),
+        "person",
+    ),
     "--mixes-no-records": (("--network", "tests.sweeps.networks:plain"), ""),
 }
 PAIRS_ALONE = {
@@ -407,6 +410,7 @@ def test_fingerprint_tests_cover_every_option() -> None:
     lists = (*CHANGES, *FLAGS, *WITH_OTHERS, *NO_CHANGES, *NO_CHANGE_FLAGS)
     covered = {o if o == "--no-ledger" else o.replace("--no-", "--") for o in lists}
     covered |= {"--epsilon", "--group-size", "--num-augmentations-grid", "--setting", "--tiny", "--full"}
+    covered |= {"--sampling-grid"}  # an axis, as the two above
     covered |= {"--config"}  # tests/sweeps/test_config_file.py
     covered |= {"--warm-start"}  # tests/trainers/training/test_warm_start.py has weights to start from
     covered |= PAIRS_ALONE  # tests/sweeps/test_pairs_plan.py
@@ -513,7 +517,7 @@ def test_held_out_records_are_scored_and_not_trained_on(make_plan: Plan, private
 
 def test_held_out_records_count_among_the_public_number(make_plan: Plan, private: str) -> None:
     given = (*QUICK, *SMALL, "--dataset", private, *HELD_OUT, "5")
-    for more, total in (((), 90), (("--num-records-public", "92"), 92)):
+    for more, total in (((), 90), (("--num-records-public", "93"), 93)):
         plan = make_plan(*given, *more)
         config = plan.trials[0].config
         assert plan.num_records_public == total

@@ -94,7 +94,10 @@ def test_list_that_means_nothing_to_a_method_is_left_out_and_told() -> None:
     ("arguments", "words"),
     [
         (("--group-sizes", "4", "--learning-rate-range", "0.1", "0.1"), "must vary at least one option"),
-        (("--sampling", "records", "--group-sizes", "32", "64"), "must be at most a quarter of the expected batch size"),
+        (
+            ("--sampling", "records", "--group-sizes", "32", "64"),
+            "must be at most a quarter of the expected batch size",
+        ),
         (
             ("--sampling", "records", "--group-sizes", "4", "32", "--learning-rate-range", "1", "1"),
             "must vary at least one option",
