@@ -33,7 +33,7 @@ class BatchSizeOptions(SweepOptions):
     expected_batch_sizes: tuple[float, ...] = field(
         default=(64, 128, 256, 512, 1024, 2048), metadata=varies("expected_batch_size")
     )
-    """Values of B = q·n; group sizes are at most a quarter of the smallest."""
+    """Values of B = q·n; with --sampling records the group size is at most a quarter of the smallest."""
     non_private: bool = True
     """Also run every point without noise and clipping (ε = ∞); public data only."""
 

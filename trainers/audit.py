@@ -374,6 +374,7 @@ class StepCase:
 
 _PAIRS = Mechanism(
     num_records_public=7,
+    sampling="records",
     sampling_prob=1.0,
     group_size=2,
     l2_clip_norm=1.0,

@@ -38,8 +38,8 @@ def poisson_gaussian_event(
 ) -> dp_event.DpEvent:
     """Return the event of `num_steps` Gaussian steps on independent Poisson samples.
 
-    `noise_multiplier` is the noise's standard deviation over the **sensitivity** (2C for groups), not
-    over C. With `noise_multiplier = 0` and at least one step the event is non-private.
+    `noise_multiplier` is the noise's standard deviation over the **sensitivity** (2C for groups of sampled
+    records), not over C. With `noise_multiplier = 0` and at least one step the event is non-private.
     """
     if num_steps == 0:
         return dp_event.NoOpDpEvent()

@@ -24,7 +24,8 @@ class ClippingParts:
     another unchanged; the share of C/√m that a part does not use is not given to the others.
 
     Guarantee: a group contributes a vector of norm at most C whatever its gradient is, so the sum's
-    sensitivity is that of clipping as a whole for adding or removing one record: 2C, and C for groups of one.
+    sensitivity is that of clipping as a whole for adding or removing one record: C where groups are sampled,
+    2C where records are (C for groups of one).
 
     Proof sketch. Prefixes are public, so the parts are constants, and a gradient is the orthogonal sum of
     its parts g_p. Each contributes f_p·g_p of norm at most C/√m, so ‖Σ f_p·g_p‖² ≤ m·(C/√m)² = C². A group

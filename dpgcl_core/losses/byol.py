@@ -9,7 +9,7 @@ A record's loss then depends on that record alone. Neither network may hold stat
 original's BatchNorm is left out (Richemond et al. 2020 show that BYOL can do without). Groups of one record
 therefore have **sensitivity C** for adding or removing one record, as in supervised DP-SGD, with the plain
 Poisson event: each record adds one vector of norm at most C, or none. Larger groups are allowed, with the
-sensitivity 2C of any grouping, for no gain.
+sensitivity of any groups, C where groups are sampled and 2C where records are, for no gain.
 """
 
 from __future__ import annotations

@@ -5,17 +5,18 @@ A group's image-text pairs are compared in both directions, and each direction h
 images (Eq. 12 and Eq. 15 of DP-GCL). The temperature is a number, or exp(−`logit_scale`) of a parameter
 (`with_learned_temperature`).
 
-Guarantee: for adding or removing one record, an image with all its captions, the sensitivity is still 2C (C
-for groups of one). The steps of the proof:
+Guarantee: for adding or removing one record, an image with all its captions, the sensitivity is that of the
+groups: C where groups are sampled, 2C where records are (C for groups of one). The steps of the proof:
 
 1. A record is in at most one group. The choice of its caption and the augmentation of image and text are
    drawn inside the record, from its id and the step, and its copies stay in its group. So at most one group
-   of a step differs under the coupling of docs/theory/groups.md: exchanged, or one group more.
+   of a step differs under either coupling (docs/theory/group-sampling.md, docs/theory/groups.md): one more
+   is complete, or one is exchanged.
 2. L_G is a function of the weights and of G's own records alone: neither direction compares across groups.
 3. Both directions are summed *before* clipping, and ∇L_G is the gradient of all trainable weights at once, of
-   both towers and of `logit_scale`. So a group contributes one vector of norm at most C: an exchanged group
-   moves the sum by at most 2C, a new one by C. Clipped separately, the directions would give 2C per group and
-   4C in all; a `logit_scale` left out of the norm would have no bound at all.
+   both towers and of `logit_scale`. So a group contributes one vector of norm at most C: a new group moves
+   the sum by at most C, an exchanged one by 2C. Clipped separately, the directions would give twice that; a
+   `logit_scale` left out of the norm would have no bound at all.
 4. All groups share one `logit_scale`, which couples them no more than any other weight does: through its
    value at the start of the step, which is a function of earlier releases. `clamp_logit_scale_` acts on the
    noised weight with public bounds, which is post-processing.
@@ -71,7 +72,8 @@ def image_text_group_loss(embeddings: Tensor, *, temperature: float | Tensor) ->
         L_G = Σ_{i∈G} −log( e^{s(x_i,y_i)/τ} / Σ_{j∈G} ( e^{s(x_i,y_j)/τ} + Σ_m e^{s(x_i,y^m_j)/τ} ) )
                       −log( e^{s(y_i,x_i)/τ} / Σ_{j∈G} ( e^{s(y_i,x_j)/τ} + Σ_m e^{s(y_i,x^m_j)/τ} ) )
 
-    (DP-GCL, Eq. 12 in both directions of Eq. 15). The sensitivity of its clipped sum is 2C (see the module).
+    (DP-GCL, Eq. 12 in both directions of Eq. 15). The sensitivity of its clipped sum is that of the groups (see
+    the module).
 
     Args:
       embeddings: `[groups, group_size, 2 + 2·num_augmentations, dim]`, float32 or better, as `interleaved`

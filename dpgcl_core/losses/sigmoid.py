@@ -2,8 +2,8 @@
 
 Every pair of a query and a key is a classification of its own, "same record or not", so no softmax couples
 the pairs. Inside groups that changes the optimisation, not the privacy: a group's loss depends on that group
-alone. The sensitivity, for adding or removing one record, is that of the grouping: 2C for groups of at least
-two records, C for groups of one.
+alone. The sensitivity, for adding or removing one record, is that of the groups: C where groups are sampled,
+and where records are, 2C for groups of at least two and C for groups of one.
 """
 
 from __future__ import annotations

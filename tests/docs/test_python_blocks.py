@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import re
 
 import pytest
@@ -52,6 +53,23 @@ def test_page_on_ones_own_loop_shows_the_example() -> None:
     """It is run by tests/examples."""
     (code,) = blocks(ROOT / "docs/own-loop.md", "python")
     assert code == (ROOT / "examples/own_loop.py").read_text(encoding="utf-8")
+
+
+def test_front_pages_tell_what_the_accountant_says_of_both_samplings() -> None:
+    """The same noise under both samplings, as the page on ε computes it."""
+    page = ROOT / "docs/reading-epsilon.md"
+    (code,) = blocks(page, "python")
+    said = _run(code)
+    assert said in page.read_text(encoding="utf-8")
+    small, large, paper, published = (float(each) for each in re.findall(r"ε = (\d+\.\d{3})", said))
+    assert (round(small, 1), round(large, 1)) == (1.0, 6.7)
+    assert small <= 1
+    assert (math.ceil(100 * paper) / 100, round(published, 2)) == (3.07, 9.14)
+    for front in ("README.md", "docs/index.md"):
+        text = (ROOT / front).read_text(encoding="utf-8")
+        assert "costs ε = 1.0 where the published scheme pays 6.7" in text
+        assert "ε = 3.07 where the paper's Fashion-MNIST setting" in text
+        assert "(B = 2,048, T = 1,200, its σ = 0.97) costs 9.14" in text
 
 
 @pytest.mark.ci

@@ -56,7 +56,8 @@ def test_own_loop_is_short_and_meets_its_target() -> None:
 
 def test_accounting_prints_what_the_accountants_say() -> None:
     said = _run("accounting.py")
-    assert "one training: ε = 9.14 at δ = 1.5e-06" in said
+    assert "one training: ε = 3.065 at δ = 1.5e-06\nnoise on the sum: 1.94, sensitivity: 1\n" in said
+    assert "records sampled: ε = 9.143\nnoise on the sum: 1.94, sensitivity: 2\n" in said
     opened, sealed = (float(re.findall(rf"{kind}: ε = (\d+\.\d+)", said)[0]) for kind in ("open", "sealed"))
     assert opened == pytest.approx(16.51, abs=0.02)
     assert sealed == pytest.approx(6.37, abs=0.02)

@@ -16,23 +16,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpgcl_core.sampling.poisson import PoissonSampler
+from dpgcl_core.sampling.slots import SampledGroups
 
-_sample = PoissonSampler.sample
+_draw = SampledGroups.draw
 
 
 def network(shape: tuple[int, int, int]) -> nn.Module:
     """The factory."""
     folder, seed = Path(os.environ["DPGCL_TEST_FOLDER"]), torch.initial_seed()
 
-    def noted_sample(sampler: PoissonSampler, *given: Any) -> Any:
+    def noted_draw(stage: SampledGroups, *given: Any, **generators: Any) -> Any:
         file = os.open(folder / f"journal-{seed}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.write(file, b".")
         os.close(file)
         _obey(folder, seed)
-        return _sample(sampler, *given)
+        return _draw(stage, *given, **generators)
 
-    PoissonSampler.sample = noted_sample  # type: ignore[method-assign]
+    SampledGroups.draw = noted_draw  # type: ignore[method-assign]
     return nn.Sequential(
         nn.Conv2d(shape[0], 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
     )

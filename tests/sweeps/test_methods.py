@@ -196,9 +196,20 @@ def test_cost_sets_aside_the_delta_of_every_cap() -> None:
 def test_statement_names_sampling_and_sensitivity_of_every_method() -> None:
     plan = plan_at({"method": "dp_gcl"}, {"method": "dp_sgd"})
     lines = dict(build_statement(plan, "one").lines())
-    assert "DP-GCL: each record joins" in lines["Sampling"]
+    assert "DP-GCL: each group of slots joins" in lines["Sampling"]
     assert "DP-SGD: Poisson, truncated" in lines["Sampling"]
     assert "2·cap·C; proof in dpgcl_core/methods/baselines/path_clipping.py" in lines["Sensitivity"]
+    assert (
+        "changes the clipped sum by at most C; proof in dpgcl_core/sampling/slots.py" in lines["Sensitivity"]
+    )
+
+
+def test_statement_of_the_published_scheme_says_that_records_are_sampled() -> None:
+    lines = dict(build_statement(plan_at({"method": "dp_gcl", "sampling": "records"}), "one").lines())
+    assert lines["Sampling"].startswith("each record joins")
+    assert (
+        "by at most 2C (C for groups of one); proof in dpgcl_core/sampling/groups.py" in lines["Sensitivity"]
+    )
 
 
 def test_statement_of_methods_as_published_promises_nothing() -> None:

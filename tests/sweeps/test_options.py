@@ -177,14 +177,19 @@ def test_bad_option_is_refused_in_planning(arguments: list[str], words: str, ref
 
 
 def test_group_size_above_a_quarter_of_the_batch_is_refused_with_the_dropped_share(refusal: Refusal) -> None:
-    message = refusal("--tiny", "--group-sizes", "4", "32")  # of 64
+    message = refusal("--tiny", "--sampling", "records", "--group-sizes", "4", "32")  # of 64
     share = re.search(r"got 32, whose incomplete groups would drop (\d+)% of the sampled records", message)
     assert share is not None
     assert 20 <= int(share[1]) <= 30  # E[X mod 32] is about 15.5 of 64
 
 
 def test_group_size_of_a_quarter_of_the_batch_is_accepted(make_plan: Callable[..., object]) -> None:
-    make_plan("--tiny", "--group-sizes", "16")
+    make_plan("--tiny", "--sampling", "records", "--group-sizes", "16")
+
+
+def test_sampled_groups_may_be_larger(make_plan: Callable[..., object]) -> None:
+    """No incomplete group is dropped of a sample: a group is there whole or not at all."""
+    make_plan("--tiny", "--group-sizes", "32", "64")
 
 
 @pytest.mark.parametrize(

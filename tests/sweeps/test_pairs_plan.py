@@ -87,7 +87,7 @@ def lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("option", OF_CSV)
 def test_fingerprint_follows_how_a_csv_file_is_read(option: str, lists: Path) -> None:
     csv = [f"--dataset=csv:{lists}/tabs.csv", *QUICK[1:]]
-    csv += ["--num-records-public=100", "--no-non-private", "--no-ledger"]
+    csv += ["--num-records-public=100", "--sampling=records", "--no-non-private", "--no-ledger"]
     if option == "--csv-label-key":  # read of what is scored
         csv.append("--data-is=public")
     plain = fingerprint(*csv)

@@ -91,11 +91,15 @@ def test_noise_is_calibrated_once_for_all_sizes_and_repeats(
 def test_all_but_size_noise_and_seed_is_the_same_for_every_trial(make_plan: Plan) -> None:
     trials = make_plan(*QUICK, "--group-sizes", "2", "8", "batch", "--repeats", "2").trials
     plain = dataclasses.replace(
-        trials[0].config.mechanism, group_size=2, noise_multiplier=0.0, l2_clip_norm=math.inf
+        trials[0].config.mechanism, group_size=2, sampling=None, noise_multiplier=0.0, l2_clip_norm=math.inf
     )
     for trial in trials:
         mechanism = dataclasses.replace(
-            trial.config.mechanism, group_size=2, noise_multiplier=0.0, l2_clip_norm=math.inf
+            trial.config.mechanism,
+            group_size=2,
+            sampling=None,  # "batch" samples records
+            noise_multiplier=0.0,
+            l2_clip_norm=math.inf,
         )
         assert dataclasses.replace(trial.config, mechanism=mechanism, public_seed=0) == dataclasses.replace(
             trials[0].config, mechanism=plain, public_seed=0
@@ -225,17 +229,18 @@ def test_seeded_training_is_labelled(make_plan: Plan) -> None:
 
 def test_declared_number_of_records_decides_all_that_depends_on_n(make_plan: Plan, private: str) -> None:
     mechanism = (
-        make_plan(*QUICK, "--dataset", private, "--num-records-public", "128").trials[0].config.mechanism
+        make_plan(*QUICK, "--dataset", private, "--num-records-public", "93").trials[0].config.mechanism
     )
-    assert mechanism.sampling_prob == 64 / 128
-    assert mechanism.target_delta == default_delta(128)
-    assert mechanism.num_records_public == 128
+    assert mechanism.sampling_prob == 64 / 93
+    assert mechanism.target_delta == default_delta(93)
+    assert mechanism.num_records_public == 93
+    assert mechanism.divisor == pytest.approx(64 / 93 * (93 // 4))
 
 
 def test_declared_number_hides_one_record_from_all_but_the_data(make_plan: Plan, tmp_path: Path) -> None:
     plans = [
         make_plan(
-            *QUICK, "--num-records-public", "100", "--dataset", write_npz(tmp_path / "own.npz", 90, drop=drop)
+            *QUICK, "--num-records-public", "92", "--dataset", write_npz(tmp_path / "own.npz", 90, drop=drop)
         )
         for drop in (None, 41)
     ]
@@ -257,6 +262,7 @@ CHANGES = {
     "--clipping": "automatic",
     "--probe-datasets": "{own}",
     "--noise-multiplier": "2",
+    "--sampling": "records",
     "--delta": "1e-5",
     "--num-records-public": "1500",
     "--expected-batch-size": "65",
@@ -333,7 +339,10 @@ WITH_OTHERS: dict[str, tuple[tuple[str, ...], str]] = {
     "--score-on-held-out": (NOISED, "0.4"),
     "--score-noise-multiplier": (NOISED, "6"),
     "--batch-cap": (("--method", "dp_sgd"), "90"),
-    "--unit-column": (("--dataset", "{own}", "--num-records-public", "200"), "person"),
+    "--unit-column": (
+        ("--dataset", "{own}", "--num-records-public", "200", "--sampling", "records"),
+        "person",
+    ),
     "--mixes-no-records": (("--network", "tests.sweeps.networks:plain"), ""),
 }
 PAIRS_ALONE = {
@@ -401,6 +410,7 @@ def test_fingerprint_tests_cover_every_option() -> None:
     lists = (*CHANGES, *FLAGS, *WITH_OTHERS, *NO_CHANGES, *NO_CHANGE_FLAGS)
     covered = {o if o == "--no-ledger" else o.replace("--no-", "--") for o in lists}
     covered |= {"--epsilon", "--group-size", "--num-augmentations-grid", "--setting", "--tiny", "--full"}
+    covered |= {"--sampling-grid"}  # an axis, as the two above
     covered |= {"--config"}  # tests/sweeps/test_config_file.py
     covered |= {"--warm-start"}  # tests/trainers/training/test_warm_start.py has weights to start from
     covered |= PAIRS_ALONE  # tests/sweeps/test_pairs_plan.py
@@ -420,7 +430,25 @@ def test_params_of_a_trial_tell_the_guarantee(make_plan: Plan) -> None:
     private, bare = (trial.params for trial in make_plan("--tiny").trials)
     assert (private["target_epsilon"], bare["target_epsilon"]) == (10, math.inf)
     assert (private["guarantee_label"], bare["guarantee_label"]) == ("proven", "none")
-    assert private["neighboring_relation"] == "add or remove one record"
+    assert (private["neighboring_relation"], private["sampling"]) == (
+        "zero out one record",
+        "Poisson, of groups",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "relation", "sampling", "times_clip_norm"),
+    [
+        (("--num-records-public", "1445"), "add or remove one record", "Poisson, of groups", 1),
+        (("--sampling", "records"), "zero out one record", "Poisson", 2),
+    ],
+)
+def test_params_tell_what_is_sampled_and_between_which_data_sets(
+    arguments: tuple[str, ...], relation: str, sampling: str, times_clip_norm: int, make_plan: Plan
+) -> None:
+    trial = make_plan("--tiny", *arguments).trials[0]
+    told = (trial.params["neighboring_relation"], trial.params["sampling"], trial.params["sensitivity"])
+    assert told == (relation, sampling, times_clip_norm * trial.config.mechanism.l2_clip_norm)
 
 
 def test_params_show_the_epsilon_of_a_given_noise(make_plan: Plan) -> None:
@@ -489,7 +517,7 @@ def test_held_out_records_are_scored_and_not_trained_on(make_plan: Plan, private
 
 def test_held_out_records_count_among_the_public_number(make_plan: Plan, private: str) -> None:
     given = (*QUICK, *SMALL, "--dataset", private, *HELD_OUT, "5")
-    for more, total in (((), 90), (("--num-records-public", "200"), 200)):
+    for more, total in (((), 90), (("--num-records-public", "93"), 93)):
         plan = make_plan(*given, *more)
         config = plan.trials[0].config
         assert plan.num_records_public == total

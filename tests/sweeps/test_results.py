@@ -296,6 +296,8 @@ def test_sweep_with_a_ledger_does_not_go_on_without(
     given = make_ledger(tmp_path / "ledger.db", 20)
     sweep(*given)
     with pytest.raises(LedgerError, match="is charged to a ledger; resume it with"):
+        sweep("--no-non-private", "--resume", "--num-records-public", "1445")  # as it is registered
+    with pytest.raises(StorageError, match="num_records_public_source was declared, is size of the data set"):
         sweep("--no-non-private", "--resume")
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from dashboards.query.trials import load_trials
-from dpgcl_core.sampling.poisson import PoissonSampler
+from dpgcl_core.sampling.slots import SampledGroups
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.running import sweep as service
 from sweeps.service.running.clock import SystemClock
@@ -225,7 +225,7 @@ def restarted(
     (own_folder / "die-0").write_text("7")
     (own_folder / "raise-1").touch()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PoissonSampler, "sample", PoissonSampler.sample)  # planning builds the network here
+        patch.setattr(SampledGroups, "draw", SampledGroups.draw)  # planning builds the network here
         code, out, err = run_script(
             "group_size",
             *(*QUICK, "--no-non-private", "--repeats=2", "--num-steps=12", "--checkpoint-every-steps=4"),

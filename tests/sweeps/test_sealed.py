@@ -483,8 +483,8 @@ def test_curve_for_the_ledger_is_the_larger_of_training_and_scoring(
 def test_sealed_charge_of_other_units_is_refused(ray: Ray, sweep: Callable[..., int], tmp_path: Path) -> None:
     np.savez(
         tmp_path / "own.npz",
-        images=np.random.default_rng(0).integers(0, 256, (1500, 8, 8), dtype=np.uint8),
-        patient=np.arange(1500),
+        images=np.random.default_rng(0).integers(0, 256, (1440, 8, 8), dtype=np.uint8),
+        patient=np.arange(1440),
     )
     given = (
         "--dataset",

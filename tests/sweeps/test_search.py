@@ -79,7 +79,7 @@ def test_values_are_rounded_within_the_range() -> None:
 
 
 def test_group_sizes_above_a_quarter_of_the_batch_are_left_out_and_told() -> None:
-    found = plan("--noise-multiplier", "1", "--group-sizes", "4", "8", "32")
+    found = plan("--noise-multiplier", "1", "--sampling", "records", "--group-sizes", "4", "8", "32")
     assert found.space.searched[0].choices == (4, 8)
     assert any("group_size = 32 is not searched: group_size must be at most" in note for note in found.notes)
 
@@ -94,8 +94,14 @@ def test_list_that_means_nothing_to_a_method_is_left_out_and_told() -> None:
     ("arguments", "words"),
     [
         (("--group-sizes", "4", "--learning-rate-range", "0.1", "0.1"), "must vary at least one option"),
-        (("--group-sizes", "32", "64"), "must be at most a quarter of the expected batch size"),
-        (("--group-sizes", "4", "32", "--learning-rate-range", "1", "1"), "must vary at least one option"),
+        (
+            ("--sampling", "records", "--group-sizes", "32", "64"),
+            "must be at most a quarter of the expected batch size",
+        ),
+        (
+            ("--sampling", "records", "--group-sizes", "4", "32", "--learning-rate-range", "1", "1"),
+            "must vary at least one option",
+        ),
         (("--temperature-range", "1", "0.1"), "temperature_range must be a smallest and a largest value"),
         (("--noise-multiplier-range", "0.00001", "1"), "noise_multiplier must be at least"),
         ((*SIGMA, "--epsilon-range", "1", "2"), "give epsilon_range or noise_multiplier_range, not both"),

@@ -156,7 +156,7 @@ def test_dry_run_writes_nothing(tmp_path: Path) -> None:
 
 BAD = {
     "data set": ("--dataset", "npz:/gone.npz"),
-    "group size": ("--group-sizes", "4", "63"),
+    "group size": ("--group-sizes", "4", "63", "--sampling", "records"),
     "network": ("--network", "tests.sweeps.networks:batch_norm"),
     "optimizer": ("--optimizer", "adan"),
     "resume of nothing": ("--resume",),

@@ -72,7 +72,8 @@ def make_config(**changes: object) -> TrainingConfig:
         target_delta=1e-3,
     )
     own = {f.name for f in dataclasses.fields(Mechanism)} & set(changes)
-    mechanism = dataclasses.replace(mechanism, **{name: changes.pop(name) for name in own})
+    others: dict[str, object] = {"sampling": None}  # the method's own way
+    mechanism = dataclasses.replace(mechanism, **(others | {name: changes.pop(name) for name in own}))
     usual = {
         "mechanism": mechanism,
         "network": NetworkConfig(name="small_cnn", embedding_dim=8),

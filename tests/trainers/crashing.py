@@ -31,7 +31,7 @@ import torch
 
 from dpgcl_core.ledger.session import LedgerSession
 from dpgcl_core.ledger.store import LedgerStore
-from dpgcl_core.sampling.poisson import PoissonSampler
+from dpgcl_core.sampling.slots import SampledGroups
 from sweeps.group_size import points
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
@@ -100,7 +100,7 @@ class Events:
 
 def watch(events: Events, folder: Path) -> Callable[[str], None]:
     """Notes every durable write and every draw of this process; returns how to name the training."""
-    replace, add, sample = Path.replace, LedgerStore.add, PoissonSampler.sample
+    replace, add, draw = Path.replace, LedgerStore.add, SampledGroups.draw
     writing, journal = LedgerSession.writing, {"file": -1}
 
     def noted_replace(path: Path, target: Any) -> Any:
@@ -122,15 +122,15 @@ def watch(events: Events, folder: Path) -> Callable[[str], None]:
             yield draft
         events.note("after ledger commit")
 
-    def noted_sample(sampler: PoissonSampler, *given: Any) -> Any:
+    def noted_draw(stage: SampledGroups, *given: Any, **generators: Any) -> Any:
         os.write(journal["file"], b".")
         events.note("draw")
-        return sample(sampler, *given)
+        return draw(stage, *given, **generators)
 
     Path.replace = noted_replace  # type: ignore[method-assign]
     LedgerStore.add = noted_add  # type: ignore[method-assign]
     LedgerSession.writing = noted_writing  # type: ignore[method-assign]
-    PoissonSampler.sample = noted_sample  # type: ignore[method-assign]
+    SampledGroups.draw = noted_draw  # type: ignore[method-assign]
 
     def begin(trial: str) -> None:
         path = folder / f"{trial}.journal"

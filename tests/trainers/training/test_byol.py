@@ -100,8 +100,15 @@ def test_record_that_joins_moves_the_sum_by_c_at_most() -> None:
     assert 0.99 * 0.01 < shift <= run.config.mechanism.sensitivity == 0.01
 
 
-def test_exchanged_record_moves_the_sum_by_2c_at_most() -> None:
+def test_group_that_is_switched_on_moves_the_sum_by_c_at_most() -> None:
+    """A record more fills the slot that its group lacked."""
     run = _run(l2_clip_norm=0.01, group_size=2)
+    shift = float((_sum(run, [3, 7, 11, 20]) - _sum(run, [3, 7])).norm())
+    assert 0.99 * 0.01 < shift <= run.config.mechanism.sensitivity == 0.01
+
+
+def test_exchanged_record_moves_the_sum_by_2c_at_most() -> None:
+    run = _run(l2_clip_norm=0.01, group_size=2, sampling="records")
     shift = float((_sum(run, [3, 7, 11, 20]) - _sum(run, [3, 7, 11, 40])).norm())
     assert 0 < shift <= run.config.mechanism.sensitivity == 0.02
 

@@ -62,7 +62,8 @@ class _WholeBatchOfSlots(PathMethod):
 
 
 def _own(method: object) -> dict[str, object]:
-    return {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}  # type: ignore[arg-type]
+    given = [field.name for field in dataclasses.fields(method) if field.init]  # type: ignore[arg-type]
+    return {name: getattr(method, name) for name in given}
 
 
 OF_SLOTS = _OfSlots(**_own(DP_GCL) | {"name": "test_groups_of_slots"})  # type: ignore[arg-type]

@@ -19,6 +19,8 @@ from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.sources import SecretRandomness
 from dpgcl_core.release.metrics import METRICS, Release
 from dpgcl_core.sampling.poisson import PoissonSampler
+from dpgcl_core.sampling.slots import SampledGroups
+from dpgcl_core.sampling.stage import DrawnGroups
 from tests.trainers.conftest import make_config, make_data
 from trainers.config.training import EvaluationConfig, NetworkConfig, OptimizerConfig, PerformanceConfig
 from trainers.tasks import images
@@ -40,6 +42,8 @@ def _run(**changes: object):  # type: ignore[no-untyped-def]
 def _draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = np.empty(0, dtype=np.int64)
     monkeypatch.setattr(PoissonSampler, "sample", lambda self, num_records, generator: nothing)
+    none = DrawnGroups.all_complete(np.empty((0, 4), dtype=np.int64))
+    monkeypatch.setattr(SampledGroups, "draw", lambda *_, **__: none)
 
 
 def test_training_reports_epsilon_of_all_steps() -> None:
@@ -175,16 +179,19 @@ def test_no_noise_and_infinite_clip_is_plain_gradient_descent() -> None:
     assert float((captured[0] - flat).norm() / flat.norm()) < 1e-5
 
 
-def test_noise_reaches_the_weights_with_the_mechanisms_std(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("sampling", "times_clip_norm"), [("groups", 1), ("records", 2)])
+def test_noise_reaches_the_weights_with_the_mechanisms_std(
+    sampling: str, times_clip_norm: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _draw_nothing(monkeypatch)  # noise alone
-    run = _run(noise_multiplier=2.0, l2_clip_norm=0.5)
+    run = _run(noise_multiplier=2.0, l2_clip_norm=0.5, sampling=sampling)
     captured: list[torch.Tensor] = []
     run.optimizer.step = lambda: captured.append(
         torch.cat([p.grad.flatten() for p in run.encoder.parameters()])
     )
     loop._step(run)
     noise = captured[0] * run.config.mechanism.divisor
-    expected = 2.0 * (2 * 0.5)
+    expected = 2.0 * (times_clip_norm * 0.5)
     error = expected / math.sqrt(2 * len(noise))
     assert abs(float(noise.std()) - expected) < 5 * error
     assert abs(float(noise.std()) - expected / 2) > 5 * error
@@ -234,7 +241,7 @@ def test_snr_is_the_clean_norm_over_the_noise_norm() -> None:
     snr = dict(result.series["snr"])[0]
     assert result.metrics["snr_first_step"] == snr
     num_groups = dict(result.series["num_groups"])[0]
-    assert 0 < snr <= num_groups * 1.0 / (1.5 * 2 * math.sqrt(parameters) * 0.95)
+    assert 0 < snr <= num_groups * 1.0 / (1.5 * math.sqrt(parameters) * 0.95)
     assert [step for step, _ in result.series["snr"]] == list(range(6))
 
 

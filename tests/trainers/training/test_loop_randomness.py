@@ -24,7 +24,7 @@ from trainers.training.workers import SingleWorker
 
 Drawn = Counter[tuple[type, str]]
 MULTIPLIER = 0.8
-STD = MULTIPLIER * 2.0  # the sensitivity is 2C, with C = 1
+STD = MULTIPLIER  # the sensitivity is C = 1, for groups are sampled
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from trainers.training.workers import SingleWorker
 CLIP = 0.1  # far below every group's gradient norm, so that each contributes its full C
 
 
-def _run(group_size: object) -> loop._Run:
-    config = make_config(group_size=group_size, l2_clip_norm=CLIP, temperature=0.05)
+def _run(group_size: object, **changes: object) -> loop._Run:
+    config = make_config(group_size=group_size, l2_clip_norm=CLIP, temperature=0.05, **changes)
     return loop._prepare(config, make_data(), SingleWorker())
 
 
@@ -28,7 +28,7 @@ def _clipped_sum(run: loop._Run, groups: np.ndarray) -> torch.Tensor:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_exchanged_record_moves_the_clipped_sum_by_at_most_2c(seed: int) -> None:
-    run = _run(4)
+    run = _run(4, sampling="records")
     order = np.random.default_rng(seed).permutation(60)
     groups, new = order[:20].reshape(5, 4), order[-1]
     exchanged = groups.copy()
@@ -36,7 +36,29 @@ def test_exchanged_record_moves_the_clipped_sum_by_at_most_2c(seed: int) -> None
         new  # Fisher-Yates: the new record takes one place, its owner is left over
     )
     distance = float((_clipped_sum(run, exchanged) - _clipped_sum(run, groups)).norm())
-    assert 0 < distance <= run.config.mechanism.sensitivity
+    assert 0 < distance <= run.config.mechanism.sensitivity == 2 * CLIP
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_record_that_fills_a_slot_moves_the_clipped_sum_by_at_most_c(seed: int) -> None:
+    """The coupling of sampled groups: one slot filled or empty, all else alike, through the stage's own mask."""
+    run = _run(4)
+    stage, num_records = run.config.mechanism.group_stage(), 59
+    pair = [
+        stage.draw(n, sampling=np.random.default_rng(seed), permutation=np.random.default_rng(seed))
+        for n in (num_records, num_records + 1)
+    ]
+    if not np.array_equal(pair[0].complete, pair[1].complete):  # the slot of the last record was drawn
+        assert int((pair[0].complete != pair[1].complete).sum()) == 1
+    sums = []
+    for drawn in pair:
+        total = torch.zeros(num_trainable(run.encoder))
+        loop._add_clipped_sum(run, drawn, total, 1)
+        sums.append(total.double())
+    moved = float((sums[1] - sums[0]).norm())
+    assert pair[0].rows.shape == pair[1].rows.shape
+    assert (moved > 0) == (not np.array_equal(pair[0].complete, pair[1].complete))
+    assert moved <= run.config.mechanism.sensitivity == CLIP
 
 
 def test_additional_group_moves_the_clipped_sum_by_at_most_c() -> None:

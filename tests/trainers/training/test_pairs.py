@@ -162,13 +162,29 @@ def test_one_record_path_of_pairs_is_the_gradient_through_its_own_towers() -> No
 def test_one_exchanged_record_moves_the_sum_by_at_most_the_sensitivity(method: str, clipping: str) -> None:
     network = dataclasses.replace(WHOLE, learn_temperature=True)
     config = config_of(
-        method=method, network=network, per_tower_clipping=clipping == "by tower", l2_clip_norm=0.1
+        method=method,
+        network=network,
+        per_tower_clipping=clipping == "by tower",
+        l2_clip_norm=0.1,
+        sampling="records",
     )
     one = _views(config, [[0, 1, 2, 3], [4, 5, 6, 7]])
     other = one.clone()
     other[0, 1] = -other[0, 1]
     moved = float((clipped_sum(config, one)[0] - clipped_sum(config, other)[0]).norm())
     assert 0 < moved <= config.mechanism.sensitivity * (1 + 1e-5)
+
+
+@pytest.mark.parametrize(("method", "clipping"), [("dp_gcl", "by tower"), ("siglip_groups", "whole")])
+def test_one_more_record_switches_one_group_of_pairs_on(method: str, clipping: str) -> None:
+    network = dataclasses.replace(WHOLE, learn_temperature=True)
+    config = config_of(
+        method=method, network=network, per_tower_clipping=clipping == "by tower", l2_clip_norm=0.1
+    )
+    with_it = _views(config, [[0, 1, 2, 3], [4, 5, 6, 7]])
+    moved = float((clipped_sum(config, with_it)[0] - clipped_sum(config, with_it[:1])[0]).norm())
+    assert 0 < moved <= config.mechanism.sensitivity * (1 + 1e-5)
+    assert config.mechanism.sensitivity == 0.1
 
 
 @pytest.mark.parametrize("per_tower", [False, True])
