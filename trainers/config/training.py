@@ -54,6 +54,8 @@ __all__ = [
 ]
 
 DECAYS = ("none", "cosine", "linear")
+NOISE_SGD = "noise_sgd"
+"""The optimizer whose gradient comes in units of its noise."""
 TARGET_DECAY = 0.99
 """Of the average that a method regresses onto, where no `ema_decay` is given."""
 
@@ -98,13 +100,13 @@ class OptimizerConfig:
     """The optimizer (stage 9)."""
 
     name: str = field(default="adam", metadata=option("optimizer"))
-    """adam, adamw, sgd or lars."""
+    """adam, adamw, sgd, lars, or noise_sgd: SGD on the gradient over the standard deviation of its noise."""
     learning_rate: float = 2e-3
     """Learning rate, the same for every trial unless a sweep varies it."""
     weight_decay: float = 0.0
-    """Weight decay; decoupled for AdamW, added to the gradient otherwise."""
+    """Weight decay; decoupled for AdamW, added to the gradient, of noise_sgd the divided one, otherwise."""
     momentum: float = 0.9
-    """Momentum of SGD and LARS."""
+    """Momentum of SGD, LARS and noise_sgd."""
     warmup_steps: int = 0
     """Steps in which the learning rate rises to its value."""
     learning_rate_decay: str = "none"
@@ -126,6 +128,11 @@ class OptimizerConfig:
         if self.learning_rate_decay not in DECAYS:
             raise ConfigError(unknown_choice("learning_rate_decay", self.learning_rate_decay, DECAYS))
         require(0 <= self.ema_decay < 1, f"ema_decay must be in [0, 1); got {self.ema_decay}")
+
+    @property
+    def in_units_of_noise(self) -> bool:
+        """Whether the gradient is divided by the known standard deviation of its noise."""
+        return self.name == NOISE_SGD
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,6 +310,11 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
             "warmup_steps must be below num_steps, for the learning rate to be reached; got "
             f"{warmup} of {num_steps}",
         )
+        if self.optimizer.in_units_of_noise and num_steps and not self.mechanism.is_private:
+            raise ConfigError(
+                f"{NOISE_SGD} divides by the standard deviation of the noise, and this training has none "
+                f"(method {self.mechanism.method}, noise_multiplier = 0): give sgd or another optimizer"
+            )
 
     def loss_settings(self) -> LossSettings:
         """Return what losses and rules need besides the mechanism's numbers."""

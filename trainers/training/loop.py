@@ -37,7 +37,13 @@ from trainers.training.averaging import WeightAverage, average_of
 from trainers.training.foreign import refuse_mixing_network
 from trainers.training.microbatch import in_turn, max_views
 from trainers.training.observe import Observer, Series
-from trainers.training.optimizers import build_optimizer, learning_rate_at, load_optimizer, take_step
+from trainers.training.optimizers import (
+    build_optimizer,
+    divisor_of,
+    learning_rate_at,
+    load_optimizer,
+    take_step,
+)
 from trainers.training.precision import add_clipped_sum, look_at_engine, objective_of
 from trainers.training.release import check_release, noised_scores
 from trainers.training.warm_start import starting_encoder
@@ -182,7 +188,7 @@ def _step(run: _Run) -> None:
         law.add_rounded_once(run.total, noise.to(run.device))
     noisy = run.total.float()  # rounded already, where noise was added
     run.workers.share(noisy)
-    _apply(run, noisy / mechanism.divisor)
+    _apply(run, noisy / divisor_of(run.config.optimizer, mechanism))
 
 
 def _refuse_changed(run: _Run) -> None:
