@@ -28,6 +28,7 @@ NON_PRIVATE = WithoutPrivacy(
     source="InfoNCE",
     clip_unit="nothing",
     takes_group_size=False,
+    takes_public_keys=True,
     sensitivity_formula="none",
     label="none",
     proof="none",

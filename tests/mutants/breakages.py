@@ -299,6 +299,36 @@ BREAKAGES = (
         tests=("tests/trainers/training/test_companions.py::test_every_pass_of_a_training_has_one_shape",),
     ),
     Breakage(
+        name="public keys are of private records",
+        file="trainers/training/loop.py",
+        before="public_keys(run.config, run.encoder, run.data.public_records, run.step)",
+        after="public_keys(run.config, run.encoder, "
+        "type(run.data.public_records)(name='private', pool=run.data.train), run.step)",
+        tests=(
+            "tests/trainers/training/test_public_keys.py::test_public_keys_do_not_follow_the_private_records",
+        ),
+    ),
+    Breakage(
+        name="public keys keep their gradient",
+        file="trainers/training/public_keys.py",
+        before="with torch.no_grad(), full_precision",
+        after="with torch.enable_grad(), full_precision",
+        tests=(
+            "tests/trainers/training/test_public_keys.py"
+            "::test_public_keys_are_embeddings_of_public_records_without_gradient",
+        ),
+    ),
+    Breakage(
+        name="gradient of the loss flows into public keys",
+        file="dpgcl_core/losses/info_nce.py",
+        before="queries @ public_keys.detach().T",
+        after="queries @ public_keys.T",
+        tests=(
+            "tests/dpgcl_core/losses/test_info_nce.py"
+            "::test_public_keys_are_in_every_querys_denominator_and_take_no_gradient",
+        ),
+    ),
+    Breakage(
         name="short gradients are lengthened to C by flat clipping",
         file="dpgcl_core/clipping/clipper.py",
         before="norm.clamp_min(tiny)).clamp_max(1.0)",
@@ -433,7 +463,7 @@ BREAKAGES = (
     Breakage(
         name="sum is divided by the realised number of groups",
         file="trainers/training/loop.py",
-        before="_apply(run, noisy / mechanism.divisor)",
+        before="_apply(run, noisy / divisor_of(run.config.optimizer, mechanism))",
         after="_apply(run, noisy / max(1, len(groups)))",
         tests=(
             "tests/trainers/training/test_loop.py::test_divisor_does_not_follow_the_realised_number_of_groups",

@@ -13,6 +13,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from dpgcl_core.clipping.parts import ClippingParts
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism.mechanism import Mechanism
@@ -46,6 +48,7 @@ __all__ = [
     "ObjectiveConfig",
     "OptimizerConfig",
     "PerformanceConfig",
+    "PublicRecordsConfig",
     "RandomnessConfig",
     "TextViewConfig",
     "TrainingConfig",
@@ -133,6 +136,25 @@ class OptimizerConfig:
     def in_units_of_noise(self) -> bool:
         """Whether the gradient is divided by the known standard deviation of its noise."""
         return self.name == NOISE_SGD
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicRecordsConfig:
+    """What public records (--public-records) do for the training, at no ε."""
+
+    num_public_negatives: int = 0
+    """M, public records whose embeddings all groups share as further keys; 0 = none."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.num_public_negatives >= 0,
+            f"num_public_negatives must not be negative; got {self.num_public_negatives}",
+        )
+
+    @property
+    def asks_for_records(self) -> bool:
+        """Whether a training needs public records at all."""
+        return self.num_public_negatives > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,6 +252,7 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
     views: ViewConfig = field(default_factory=ViewConfig)
     network: NetworkConfig | ClipNetworkConfig = field(default_factory=NetworkConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    public: PublicRecordsConfig = field(default_factory=PublicRecordsConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     performance: PerformanceConfig = field(default_factory=PerformanceConfig)
     public_seed: int = 0
@@ -240,6 +263,7 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
         super().__post_init__()
         self._check_pairs()
         self._check_method()
+        self._check_public()
         self._check_schedule()
 
     def _check_method(self) -> None:
@@ -303,6 +327,20 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
                 f"a learned temperature starts between 0.01 and 1, its bounds; got {self.temperature}"
             )
 
+    def _check_public(self) -> None:
+        method, number = self.mechanism.rules, self.public.num_public_negatives
+        if number and not method.takes_public_keys:
+            raise ConfigError(
+                f"{method.name} has no place for public keys; "
+                f"{', '.join(each.name for each in METHODS.values() if each.takes_public_keys)} have: give "
+                f"num_public_negatives = 0; got {number}"
+            )
+        if number and self.learns_temperature:
+            raise ConfigError(
+                "public keys are constants, and with learn_temperature half of the temperature's gradient "
+                f"would be missing: give one of both; got num_public_negatives = {number}"
+            )
+
     def _check_schedule(self) -> None:
         warmup, num_steps = self.optimizer.warmup_steps, self.mechanism.num_steps
         require(
@@ -316,13 +354,14 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
                 f"(method {self.mechanism.method}, noise_multiplier = 0): give sgd or another optimizer"
             )
 
-    def loss_settings(self) -> LossSettings:
-        """Return what losses and rules need besides the mechanism's numbers."""
+    def loss_settings(self, public_keys: Tensor | None = None) -> LossSettings:
+        """Return what losses and rules need besides the mechanism's numbers, with a step's public keys."""
         return LossSettings(
             temperature=1.0 if self.learns_temperature else self.temperature,
             pairs=self.trains_pairs,
             parts=TOWERS if self.per_tower_clipping else None,
             isolated=self.isolates_groups,
+            public_keys=public_keys,
         )
 
     def rule(self, groups_at_once: int | None = None) -> GradientRule:
@@ -335,9 +374,9 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
         """Whether the network sees one group at a time and keeps nothing: nobody vouches for it."""
         return self.network.is_foreign and not self.network.mixes_no_records
 
-    def group_loss(self) -> GroupLoss | None:
+    def group_loss(self, public_keys: Tensor | None = None) -> GroupLoss | None:
         """Return the loss of a group's embeddings; None where the rule has one of the whole batch."""
-        return self.mechanism.loss(self.loss_settings())
+        return self.mechanism.loss(self.loss_settings(public_keys))
 
     @property
     def trains_pairs(self) -> bool:
@@ -415,6 +454,7 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
             ("", self.views),
             ("network_", self.network),
             ("optimizer_", self.optimizer),
+            ("", self.public),
             ("", self.evaluation),
             ("", self.performance),
         ]

@@ -45,6 +45,7 @@ from trainers.training.optimizers import (
     take_step,
 )
 from trainers.training.precision import add_clipped_sum, look_at_engine, objective_of
+from trainers.training.public_keys import public_keys
 from trainers.training.release import check_release, noised_scores
 from trainers.training.warm_start import starting_encoder
 from trainers.training.workers import SingleWorker, Workers
@@ -89,6 +90,7 @@ class _Run:
     states: list[tuple[nn.Module, dict[str, Any]]]
     max_views: int
     beside: ThreadPoolExecutor
+    public_keys: Tensor | None = None
     step: int = 0
     seconds_scoring: float = 0.0
 
@@ -168,6 +170,7 @@ def _step(run: _Run) -> None:
     mechanism, observer = run.config.mechanism, run.observer
     num_summed = run.randomness.num_summed_normals
     law = mechanism.noise(num_summed=num_summed)
+    _use_public_records(run)
     groups = _draw_groups(run)
     drawn = _draw_noise(run, law)
     run.total.zero_()
@@ -189,6 +192,11 @@ def _step(run: _Run) -> None:
     noisy = run.total.float()  # rounded already, where noise was added
     run.workers.share(noisy)
     _apply(run, noisy / divisor_of(run.config.optimizer, mechanism))
+
+
+def _use_public_records(run: _Run) -> None:
+    """Make what the step takes of public records, at the released weights of the steps before."""
+    run.public_keys = public_keys(run.config, run.encoder, run.data.public_records, run.step)
 
 
 def _refuse_changed(run: _Run) -> None:
@@ -241,7 +249,7 @@ def _add_clipped_sum(
     fits = max(1, run.max_views // (groups.rows.shape[1] * run.task.num_views(config, num_augmentations)))
     at_once = groups_of_a_pass(config.mechanism, most=fits, num_workers=run.workers.count)
     rule, scale = config.rule(at_once), gradient_scale(config.network)
-    objective = objective_of(config, run.encoder, config.network, run.target)
+    objective = objective_of(config, run.encoder, config.network, run.target, run.public_keys)
     draws = run.randomness.generator(run.step, "statistics") if rule.needs_draws else None
     if rule.whole_batch:
         at_once = len(groups)

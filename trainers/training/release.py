@@ -44,7 +44,20 @@ def check_release(config: TrainingConfig, data: TrainingData) -> None:
                     "data set, and --score-on-held-out for noised scores of private records"
                 )
     config.mechanism.rules.check_records(config.mechanism, len(data.train))
+    _check_public_records(config, data)
     _check_noised_scores(config.evaluation, data)
+
+
+def _check_public_records(config: TrainingConfig, data: TrainingData) -> None:
+    public, source = config.public, data.public_records
+    if not public.asks_for_records:
+        return
+    if source is None:
+        raise ConfigError(
+            "public negatives are made of public records, and none are given: give --public-records a "
+            f"public data set; got num_public_negatives = {public.num_public_negatives}"
+        )
+    source.check(public.num_public_negatives)
 
 
 def _check_noised_scores(evaluation: EvaluationConfig, data: TrainingData) -> None:

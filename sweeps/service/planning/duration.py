@@ -52,7 +52,9 @@ def seconds_of_trials(plan: SweepPlan) -> list[float]:
         if mechanism.num_steps and key not in rates:
             rates[key] = _seconds_per_record(trial, shape)
         training = rates.get(key, 0.0) * mechanism.expected_batch_size * mechanism.num_steps
-        embedding = _num_embedded(plan, trial) * _seconds_per_embedding(trial, shape, rates)
+        num_public = trial.config.public.num_public_negatives * mechanism.num_steps
+        num_embedded = _num_embedded(plan, trial) + num_public
+        embedding = num_embedded * _seconds_per_embedding(trial, shape, rates)
         found.append(training + embedding)
     return found
 

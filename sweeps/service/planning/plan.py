@@ -119,9 +119,10 @@ class SweepPlan:
         pairs = {name: getattr(source.pairs, name) for name in source.pairs.given}
         limit = [] if source.max_image_pixels == MAX_IMAGE_PIXELS else [source.max_image_pixels]
         is_secure = source.are_private or any(trial.config.secure_noise for trial in self.trials)
+        public = [] if source.public_records is None else [source.public_records]
         content = {
             "trials": [[trial.name, config_hash(trial.config)] for trial in self.trials],
-            "data": [source.dataset, source.image_size, source.unit_column, pairs, *limit],
+            "data": [source.dataset, source.image_size, source.unit_column, pairs, *limit, *public],
             "scored": [source.evaluate_on, source.test_fraction, source.probe_datasets],
             "private": source.are_private,
             "num_records": len(self.data.train) if self.data.train_is_public else None,
@@ -401,6 +402,7 @@ def _params(config: TrainingConfig, options: SweepOptions, point: Point, repeat:
     target = here.mechanism.target_epsilon() if mechanism.is_private else math.inf
     params = config.as_params() | {
         "dataset": source.dataset,
+        "public_records": source.public_records,
         "scored_on": source.evaluate_on or (None if source.are_private else source.dataset),
         "target_epsilon": target,
         "expected_batch_size": mechanism.expected_batch_size,
