@@ -231,9 +231,9 @@ BREAKAGES = (
     Breakage(
         name="clipping after the sum",
         file="dpgcl_core/clipping/clipper.py",
-        before="""            return _plain(total, parameters, objective, inputs, complete)
+        before="""            return _plain(total, parameters, objective, inputs, complete, basis=self.basis)
 """,
-        after="""            return _plain(total, parameters, objective, inputs, complete)
+        after="""            return _plain(total, parameters, objective, inputs, complete, basis=self.basis)
         if self.parts is None:
             summed = torch.zeros_like(total)
             report = _plain(summed, parameters, objective, inputs, complete)
@@ -301,9 +301,8 @@ BREAKAGES = (
     Breakage(
         name="public keys are of private records",
         file="trainers/training/loop.py",
-        before="public_keys(run.config, run.encoder, run.data.public_records, run.step)",
-        after="public_keys(run.config, run.encoder, "
-        "type(run.data.public_records)(name='private', pool=run.data.train), run.step)",
+        before="public_keys(run.config, run.encoder, source, run.step)",
+        after="public_keys(run.config, run.encoder, type(source)(name='', pool=run.data.train), run.step)",
         tests=(
             "tests/trainers/training/test_public_keys.py::test_public_keys_do_not_follow_the_private_records",
         ),
@@ -326,6 +325,54 @@ BREAKAGES = (
         tests=(
             "tests/dpgcl_core/losses/test_info_nce.py"
             "::test_public_keys_are_in_every_querys_denominator_and_take_no_gradient",
+        ),
+    ),
+    Breakage(
+        name="coordinates on a subspace are added without a clip of their own",
+        file="dpgcl_core/clipping/clipper.py",
+        before="exact, 0.0) * factor[0, :, None]).sum(0)",
+        after="exact, 0.0)).sum(0)",
+        tests=(
+            "tests/dpgcl_core/clipping/test_subspace.py"
+            "::test_contribution_is_never_longer_than_c_whatever_the_basis",
+        ),
+    ),
+    Breakage(
+        name="gradients are clipped, and their coordinates on a skewed subspace are not",
+        file="dpgcl_core/clipping/clipper.py",
+        before="norms = torch.linalg.vector_norm(exact, dim=1)[None].float()",
+        after="norms = gradients.norms()",
+        tests=(
+            "tests/dpgcl_core/clipping/test_subspace.py"
+            "::test_contribution_is_never_longer_than_c_whatever_the_basis",
+        ),
+    ),
+    Breakage(
+        name="noise falls outside of the subspace",
+        file="trainers/training/loop.py",
+        before="lifted(noisy, run.basis)",
+        after="lifted(noisy, run.basis) + float(noisy.abs().mean())",
+        tests=(
+            "tests/trainers/training/test_subspace.py"
+            "::test_noise_is_drawn_in_the_subspace_at_the_std_of_the_mechanism",
+        ),
+    ),
+    Breakage(
+        name="directions of the subspace are not orthonormal",
+        file="dpgcl_core/clipping/subspace.py",
+        before="directions: Tensor = torch.linalg.qr(spanning.T).Q",
+        after="directions: Tensor = spanning.T",
+        tests=(
+            "tests/dpgcl_core/clipping/test_subspace.py::test_noise_has_the_covariance_of_the_projection",
+        ),
+    ),
+    Breakage(
+        name="subspace is spanned by private groups",
+        file="trainers/training/loop.py",
+        before="    source = run.data.public_records\n",
+        after="    source = type(run.data.public_records)(name='private', pool=run.data.train)\n",
+        tests=(
+            "tests/trainers/training/test_subspace.py::test_subspace_does_not_follow_the_private_records",
         ),
     ),
     Breakage(

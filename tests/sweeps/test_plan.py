@@ -334,6 +334,12 @@ WITH_OTHERS: dict[str, tuple[tuple[str, ...], str]] = {
     "--score-on-held-out": (NOISED, "0.4"),
     "--score-noise-multiplier": (NOISED, "6"),
     "--num-public-negatives": (("--public-records", "digits", "--dataset", "{own}"), "5"),
+    "--subspace-dim": (("--public-records", "digits", "--dataset", "{own}"), "4"),
+    "--subspace-groups": (("--public-records", "digits", "--dataset", "{own}", "--subspace-dim", "4"), "9"),
+    "--subspace-every-steps": (
+        ("--public-records", "digits", "--dataset", "{own}", "--subspace-dim", "4"),
+        "5",
+    ),
     "--batch-cap": (("--method", "dp_sgd"), "90"),
     "--unit-column": (("--dataset", "{own}", "--num-records-public", "200"), "person"),
     "--mixes-no-records": (("--network", "tests.sweeps.networks:plain"), ""),

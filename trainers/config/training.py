@@ -24,6 +24,7 @@ from dpgcl_core.methods.view_draws import over_view_draws
 from dpgcl_core.noise.chacha20 import choose_randomness
 from dpgcl_core.noise.sources import DrawSource
 from dpgcl_core.release import noised_counts
+from dpgcl_core.sampling.groups import BATCH
 from trainers.config.networks import (
     PRECISIONS,
     ClipNetworkConfig,
@@ -144,17 +145,38 @@ class PublicRecordsConfig:
 
     num_public_negatives: int = 0
     """M, public records whose embeddings all groups share as further keys; 0 = none."""
+    subspace_dim: int = 0
+    """k, public directions that groups' gradients are projected on ahead of the clip; 0 = all weights."""
+    subspace_groups: int | None = None
+    """m, groups of public records whose gradients span the subspace; twice subspace_dim unless given."""
+    subspace_every_steps: int = 1
+    """Steps between two computations of the subspace."""
 
     def __post_init__(self) -> None:
+        for name in ("num_public_negatives", "subspace_dim"):
+            require(getattr(self, name) >= 0, f"{name} must not be negative; got {getattr(self, name)}")
+        every, given = self.subspace_every_steps, self.subspace_groups
+        require(every >= 1, f"subspace_every_steps must be at least 1; got {every}")
+        if not self.subspace_dim and (given is not None or every != 1):
+            raise ConfigError(
+                "subspace_groups and subspace_every_steps are of a subspace, and there is none: give "
+                "--subspace-dim, or leave them out"
+            )
         require(
-            self.num_public_negatives >= 0,
-            f"num_public_negatives must not be negative; got {self.num_public_negatives}",
+            given is None or given >= self.subspace_dim,
+            f"subspace_groups must be at least subspace_dim = {self.subspace_dim}, for so many directions to "
+            f"be spanned; got {given}",
         )
+
+    @property
+    def num_subspace_groups(self) -> int:
+        """m; 0 without a subspace."""
+        return 2 * self.subspace_dim if self.subspace_groups is None else self.subspace_groups
 
     @property
     def asks_for_records(self) -> bool:
         """Whether a training needs public records at all."""
-        return self.num_public_negatives > 0
+        return self.num_public_negatives > 0 or self.subspace_dim > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,6 +361,22 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
             raise ConfigError(
                 "public keys are constants, and with learn_temperature half of the temperature's gradient "
                 f"would be missing: give one of both; got num_public_negatives = {number}"
+            )
+        if self.public.subspace_dim:
+            self._check_subspace()
+
+    def _check_subspace(self) -> None:
+        method, dim = self.mechanism.rules, self.public.subspace_dim
+        if not isinstance(self.rule(), GroupRule) or self.mechanism.group_size == BATCH:
+            raise ConfigError(
+                "a subspace is for methods that clip groups of a fixed size, for public groups of that size "
+                f"span it; {method.name} with group_size = {self.mechanism.group_size} does not: give "
+                f"subspace_dim = 0; got {dim}"
+            )
+        if self.per_tower_clipping:
+            raise ConfigError(
+                "coordinates on a subspace belong to no tower: give subspace_dim or per_tower_clipping, not "
+                f"both; got subspace_dim = {dim}"
             )
 
     def _check_schedule(self) -> None:

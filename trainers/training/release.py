@@ -54,10 +54,13 @@ def _check_public_records(config: TrainingConfig, data: TrainingData) -> None:
         return
     if source is None:
         raise ConfigError(
-            "public negatives are made of public records, and none are given: give --public-records a "
-            f"public data set; got num_public_negatives = {public.num_public_negatives}"
+            "public negatives and subspaces are made of public records, and none are given: give "
+            f"--public-records a public data set; got num_public_negatives = {public.num_public_negatives}, "
+            f"subspace_dim = {public.subspace_dim}"
         )
     source.check(public.num_public_negatives)
+    if public.subspace_dim:
+        source.check(public.num_subspace_groups * int(config.mechanism.group_size))
 
 
 def _check_noised_scores(evaluation: EvaluationConfig, data: TrainingData) -> None:

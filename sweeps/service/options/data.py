@@ -33,7 +33,8 @@ class DataOptions:
     probe_datasets: tuple[str, ...] = ()
     """Other public labelled data sets whose frozen features are scored, too: resized, in grey or colour."""
     public_records: str | None = None
-    """A public data set for --num-public-negatives: chosen without the training data, no record shared."""
+    """A public data set for --num-public-negatives and --subspace-dim: chosen without the training data and
+    sharing no record with it."""
     unit_column: str | None = None
     """Column of your own data that names the privacy unit: all rows of one are one record."""
     pairs: PairOptions = field(default_factory=PairOptions)

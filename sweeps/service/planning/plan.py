@@ -40,6 +40,7 @@ from trainers.training.microbatch import max_views
 from trainers.training.optimizers import check_optimizer
 from trainers.training.release import check_release
 from trainers.training.resolve import training_config
+from trainers.training.subspace import check_subspace
 from trainers.training.warm_start import starting_encoder, warm_start_note
 
 _WEAK_DELTA = 1e-3
@@ -333,6 +334,7 @@ def _configs(
             config.network == c.network
             and config.optimizer == c.optimizer
             and config.per_tower_clipping == c.per_tower_clipping
+            and config.public == c.public
             for _, c in found
         ):
             _check_network(config, data)
@@ -353,7 +355,9 @@ def _check_network(config: TrainingConfig, data: TrainingData) -> None:
     """Build the network once, so that no worker finds it or the optimizer unknown, or mixing records."""
     torch.set_num_threads(config.performance.threads_per_worker)  # one per core would wait for each other
     shape = image_shape_of(data.train)
-    task_of(config).check_network(config, starting_encoder(config, shape), shape)
+    encoder = starting_encoder(config, shape)
+    task_of(config).check_network(config, encoder, shape)
+    check_subspace(config, encoder)
     check_optimizer(config.optimizer.name)  # not built: torch's optimizers load its compiler, a second
 
 
