@@ -64,7 +64,9 @@ def interleaved(images: Tensor, texts: Tensor) -> Tensor:
     return torch.stack([images, texts], dim=3).flatten(2, 3)
 
 
-def image_text_group_loss(embeddings: Tensor, *, temperature: float | Tensor) -> Tensor:
+def image_text_group_loss(
+    embeddings: Tensor, *, temperature: float | Tensor, public_keys: Tensor | None = None
+) -> Tensor:
     """Return image → text plus text → image InfoNCE of each group, with the augmented copies of the keys.
 
     With images x, captions y and copies x^m, y^m of G's own records, and s the inner product,
@@ -79,6 +81,8 @@ def image_text_group_loss(embeddings: Tensor, *, temperature: float | Tensor) ->
       embeddings: `[groups, group_size, 2 + 2·num_augmentations, dim]`, float32 or better, as `interleaved`
         orders them: image, caption, then copies of both.
       temperature: τ > 0. Where it is learned, embeddings arrive scaled by 1/√τ and this is 1.
+      public_keys: `[num_public, 2, dim]`, images and captions of public pairs: the captions are further keys
+        of the images, the images of the captions. None for none.
 
     Returns:
       `[groups]`, one loss per group, summed over its records.
@@ -91,22 +95,29 @@ def image_text_group_loss(embeddings: Tensor, *, temperature: float | Tensor) ->
     torch.Size([3])
     """
     check_pairs(embeddings)
+    public_images, public_texts = _both_sides(public_keys)
     return symmetric_group_info_nce(
         embeddings[:, :, 0],
         embeddings[:, :, 1],
         embeddings[:, :, 2::2],
         embeddings[:, :, 3::2],
+        public_images,
+        public_texts,
         temperature=temperature,
     )
 
 
 def image_text_sigmoid_loss(
-    embeddings: Tensor, *, temperature: float | Tensor, bias: float | Tensor
+    embeddings: Tensor,
+    *,
+    temperature: float | Tensor,
+    bias: float | Tensor,
+    public_keys: Tensor | None = None,
 ) -> Tensor:
     """Return `group_sigmoid` of pairs in both directions, with copies of the captions and of the images.
 
     Args:
-      embeddings, temperature: as for `image_text_group_loss`.
+      embeddings, temperature, public_keys: as for `image_text_group_loss`.
       bias: b.
 
     Returns:
@@ -117,12 +128,18 @@ def image_text_sigmoid_loss(
     """
     check_pairs(embeddings)
     images, texts = embeddings[:, :, 0::2], embeddings[:, :, 1::2]
+    public_images, public_texts = _both_sides(public_keys)
     to_texts = group_sigmoid(
-        images[:, :, 0], texts[:, :, 0], texts[:, :, 1:], temperature=temperature, bias=bias
+        images[:, :, 0], texts[:, :, 0], texts[:, :, 1:], public_texts, temperature=temperature, bias=bias
     )
     return to_texts + group_sigmoid(
-        texts[:, :, 0], images[:, :, 0], images[:, :, 1:], temperature=temperature, bias=bias
+        texts[:, :, 0], images[:, :, 0], images[:, :, 1:], public_images, temperature=temperature, bias=bias
     )
+
+
+def _both_sides(public_keys: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Return images and captions, `[num_public, dim]` each."""
+    return (None, None) if public_keys is None else (public_keys[:, 0], public_keys[:, 1])
 
 
 def check_pairs(embeddings: Tensor) -> None:

@@ -93,7 +93,7 @@ class InGroups(ClippedGroups):
 
     def loss(self, settings: LossSettings) -> GroupLoss:
         loss = image_text_group_loss if settings.pairs else two_view_group_loss
-        return partial(loss, temperature=settings.temperature)
+        return partial(loss, temperature=settings.temperature, public_keys=settings.public_keys)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,8 @@ class SigmoidInGroups(InGroups):
 
     def loss(self, settings: LossSettings) -> GroupLoss:
         loss = image_text_sigmoid_loss if settings.pairs else two_view_sigmoid_loss
-        return partial(loss, temperature=settings.temperature, bias=settings.bias)
+        public = settings.public_keys
+        return partial(loss, temperature=settings.temperature, bias=settings.bias, public_keys=public)
 
 
 DP_GCL = InGroups(
@@ -128,6 +129,7 @@ DP_GCL = InGroups(
     title="DP-GCL",
     source="DP-GCL, Eq. 9 and 12",
     clip_unit="group",
+    takes_public_keys=True,
 )
 DP_CLIP = WholeBatchClipping(
     name="dp_clip",
@@ -135,10 +137,12 @@ DP_CLIP = WholeBatchClipping(
     source="Huang et al. 2023; DP-GCL, section 2.3",
     clip_unit="whole batch",
     takes_group_size=False,
+    takes_public_keys=True,
 )
 SIGLIP_GROUPS = SigmoidInGroups(
     name="siglip_groups",
     title="Sigmoid loss in groups",
     source="Zhai et al. 2023, inside the groups of DP-GCL",
     clip_unit="group",
+    takes_public_keys=True,
 )

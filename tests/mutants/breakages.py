@@ -389,9 +389,9 @@ BREAKAGES = (
     Breakage(
         name="clipping after the sum",
         file="dpgcl_core/clipping/clipper.py",
-        before="""            return _plain(total, parameters, objective, inputs, complete)
+        before="""            return _plain(total, parameters, objective, inputs, complete, basis=self.basis)
 """,
-        after="""            return _plain(total, parameters, objective, inputs, complete)
+        after="""            return _plain(total, parameters, objective, inputs, complete, basis=self.basis)
         if self.parts is None:
             summed = torch.zeros_like(total)
             report = _plain(summed, parameters, objective, inputs, complete)
@@ -455,6 +455,83 @@ BREAKAGES = (
         before="    groups = groups.filled_up(at_once)",
         after="    groups = groups.filled_up(1)",
         tests=("tests/trainers/training/test_companions.py::test_every_pass_of_a_training_has_one_shape",),
+    ),
+    Breakage(
+        name="public keys are of private records",
+        file="trainers/training/loop.py",
+        before="public_keys(run.config, run.encoder, source, run.step)",
+        after="public_keys(run.config, run.encoder, type(source)(name='', pool=run.data.train), run.step)",
+        tests=(
+            "tests/trainers/training/test_public_keys.py::test_public_keys_do_not_follow_the_private_records",
+        ),
+    ),
+    Breakage(
+        name="public keys keep their gradient",
+        file="trainers/training/public_keys.py",
+        before="with torch.no_grad(), full_precision",
+        after="with torch.enable_grad(), full_precision",
+        tests=(
+            "tests/trainers/training/test_public_keys.py"
+            "::test_public_keys_are_embeddings_of_public_records_without_gradient",
+        ),
+    ),
+    Breakage(
+        name="gradient of the loss flows into public keys",
+        file="dpgcl_core/losses/info_nce.py",
+        before="queries @ public_keys.detach().T",
+        after="queries @ public_keys.T",
+        tests=(
+            "tests/dpgcl_core/losses/test_info_nce.py"
+            "::test_public_keys_are_in_every_querys_denominator_and_take_no_gradient",
+        ),
+    ),
+    Breakage(
+        name="coordinates on a subspace are added without a clip of their own",
+        file="dpgcl_core/clipping/clipper.py",
+        before="exact, 0.0) * factor[0, :, None]).sum(0)",
+        after="exact, 0.0)).sum(0)",
+        tests=(
+            "tests/dpgcl_core/clipping/test_subspace.py"
+            "::test_contribution_is_never_longer_than_c_whatever_the_basis",
+        ),
+    ),
+    Breakage(
+        name="gradients are clipped, and their coordinates on a skewed subspace are not",
+        file="dpgcl_core/clipping/clipper.py",
+        before="norms = torch.linalg.vector_norm(exact, dim=1)[None].float()",
+        after="norms = gradients.norms()",
+        tests=(
+            "tests/dpgcl_core/clipping/test_subspace.py"
+            "::test_contribution_is_never_longer_than_c_whatever_the_basis",
+        ),
+    ),
+    Breakage(
+        name="noise falls outside of the subspace",
+        file="trainers/training/loop.py",
+        before="lifted(noisy, run.basis)",
+        after="lifted(noisy, run.basis) + float(noisy.abs().mean())",
+        tests=(
+            "tests/trainers/training/test_subspace.py"
+            "::test_noise_is_drawn_in_the_subspace_at_the_std_of_the_mechanism",
+        ),
+    ),
+    Breakage(
+        name="directions of the subspace are not orthonormal",
+        file="dpgcl_core/clipping/subspace.py",
+        before="directions: Tensor = torch.linalg.qr(spanning.T).Q",
+        after="directions: Tensor = spanning.T",
+        tests=(
+            "tests/dpgcl_core/clipping/test_subspace.py::test_noise_has_the_covariance_of_the_projection",
+        ),
+    ),
+    Breakage(
+        name="subspace is spanned by private groups",
+        file="trainers/training/loop.py",
+        before="    source = run.data.public_records\n",
+        after="    source = type(run.data.public_records)(name='private', pool=run.data.train)\n",
+        tests=(
+            "tests/trainers/training/test_subspace.py::test_subspace_does_not_follow_the_private_records",
+        ),
     ),
     Breakage(
         name="short gradients are lengthened to C by flat clipping",
@@ -591,7 +668,7 @@ BREAKAGES = (
     Breakage(
         name="sum is divided by the realised number of groups",
         file="trainers/training/loop.py",
-        before="_apply(run, noisy / mechanism.divisor)",
+        before="_apply(run, noisy / divisor_of(run.config.optimizer, mechanism))",
         after="_apply(run, noisy / max(1, len(groups)))",
         tests=(
             "tests/trainers/training/test_loop.py::test_divisor_does_not_follow_the_realised_number_of_groups",

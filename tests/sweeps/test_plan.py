@@ -261,6 +261,7 @@ CHANGES = {
     "--method": "siglip_groups",
     "--clipping": "automatic",
     "--probe-datasets": "{own}",
+    "--public-records": "{own}",
     "--noise-multiplier": "2",
     "--sampling": "records",
     "--delta": "1e-5",
@@ -338,6 +339,13 @@ WITH_OTHERS: dict[str, tuple[tuple[str, ...], str]] = {
     "--min-score": (THRESHOLD, "0.6"),
     "--score-on-held-out": (NOISED, "0.4"),
     "--score-noise-multiplier": (NOISED, "6"),
+    "--num-public-negatives": (("--public-records", "digits", "--dataset", "{own}"), "5"),
+    "--subspace-dim": (("--public-records", "digits", "--dataset", "{own}"), "4"),
+    "--subspace-groups": (("--public-records", "digits", "--dataset", "{own}", "--subspace-dim", "4"), "9"),
+    "--subspace-every-steps": (
+        ("--public-records", "digits", "--dataset", "{own}", "--subspace-dim", "4"),
+        "5",
+    ),
     "--batch-cap": (("--method", "dp_sgd"), "90"),
     "--unit-column": (
         ("--dataset", "{own}", "--num-records-public", "200", "--sampling", "records"),

@@ -18,6 +18,7 @@ from trainers.config.training import (
     ObjectiveConfig,
     OptimizerConfig,
     PerformanceConfig,
+    PublicRecordsConfig,
     RandomnessConfig,
     TextViewConfig,
     ViewConfig,
@@ -110,6 +111,7 @@ class TrainingOptions:
     text_views: TextViewConfig = field(default_factory=TextViewConfig)
     network: NetworkOptions = field(default_factory=NetworkOptions)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    public: PublicRecordsConfig = field(default_factory=PublicRecordsConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     randomness: RandomnessConfig = field(default_factory=RandomnessConfig)
     performance: PerformanceConfig = field(default_factory=PerformanceConfig)

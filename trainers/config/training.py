@@ -13,6 +13,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from dpgcl_core.clipping.parts import ClippingParts
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism.mechanism import Mechanism
@@ -22,6 +24,7 @@ from dpgcl_core.methods.view_draws import over_view_draws
 from dpgcl_core.noise.chacha20 import choose_randomness
 from dpgcl_core.noise.sources import DrawSource
 from dpgcl_core.release import noised_counts
+from dpgcl_core.sampling.groups import BATCH
 from trainers.config.networks import (
     PRECISIONS,
     ClipNetworkConfig,
@@ -46,6 +49,7 @@ __all__ = [
     "ObjectiveConfig",
     "OptimizerConfig",
     "PerformanceConfig",
+    "PublicRecordsConfig",
     "RandomnessConfig",
     "TextViewConfig",
     "TrainingConfig",
@@ -54,6 +58,8 @@ __all__ = [
 ]
 
 DECAYS = ("none", "cosine", "linear")
+NOISE_SGD = "noise_sgd"
+"""The optimizer whose gradient comes in units of its noise."""
 TARGET_DECAY = 0.99
 """Of the average that a method regresses onto, where no `ema_decay` is given."""
 
@@ -98,13 +104,13 @@ class OptimizerConfig:
     """The optimizer (stage 9)."""
 
     name: str = field(default="adam", metadata=option("optimizer"))
-    """adam, adamw, sgd or lars."""
+    """adam, adamw, sgd, lars, or noise_sgd: SGD on the gradient over the standard deviation of its noise."""
     learning_rate: float = 2e-3
     """Learning rate, the same for every trial unless a sweep varies it."""
     weight_decay: float = 0.0
-    """Weight decay; decoupled for AdamW, added to the gradient otherwise."""
+    """Weight decay; decoupled for AdamW, added to the gradient, of noise_sgd the divided one, otherwise."""
     momentum: float = 0.9
-    """Momentum of SGD and LARS."""
+    """Momentum of SGD, LARS and noise_sgd."""
     warmup_steps: int = 0
     """Steps in which the learning rate rises to its value."""
     learning_rate_decay: str = "none"
@@ -126,6 +132,51 @@ class OptimizerConfig:
         if self.learning_rate_decay not in DECAYS:
             raise ConfigError(unknown_choice("learning_rate_decay", self.learning_rate_decay, DECAYS))
         require(0 <= self.ema_decay < 1, f"ema_decay must be in [0, 1); got {self.ema_decay}")
+
+    @property
+    def in_units_of_noise(self) -> bool:
+        """Whether the gradient is divided by the known standard deviation of its noise."""
+        return self.name == NOISE_SGD
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicRecordsConfig:
+    """What public records (--public-records) do for the training, at no ε."""
+
+    num_public_negatives: int = 0
+    """M, public records whose embeddings all groups share as further keys; 0 = none."""
+    subspace_dim: int = 0
+    """k, public directions that groups' gradients are projected on ahead of the clip; 0 = all weights."""
+    subspace_groups: int | None = None
+    """m, groups of public records whose gradients span the subspace; twice subspace_dim unless given."""
+    subspace_every_steps: int = 1
+    """Steps between two computations of the subspace."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_public_negatives", "subspace_dim"):
+            require(getattr(self, name) >= 0, f"{name} must not be negative; got {getattr(self, name)}")
+        every, given = self.subspace_every_steps, self.subspace_groups
+        require(every >= 1, f"subspace_every_steps must be at least 1; got {every}")
+        if not self.subspace_dim and (given is not None or every != 1):
+            raise ConfigError(
+                "subspace_groups and subspace_every_steps are of a subspace, and there is none: give "
+                "--subspace-dim, or leave them out"
+            )
+        require(
+            given is None or given >= self.subspace_dim,
+            f"subspace_groups must be at least subspace_dim = {self.subspace_dim}, for so many directions to "
+            f"be spanned; got {given}",
+        )
+
+    @property
+    def num_subspace_groups(self) -> int:
+        """m; 0 without a subspace."""
+        return 2 * self.subspace_dim if self.subspace_groups is None else self.subspace_groups
+
+    @property
+    def asks_for_records(self) -> bool:
+        """Whether a training needs public records at all."""
+        return self.num_public_negatives > 0 or self.subspace_dim > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +274,7 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
     views: ViewConfig = field(default_factory=ViewConfig)
     network: NetworkConfig | ClipNetworkConfig = field(default_factory=NetworkConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    public: PublicRecordsConfig = field(default_factory=PublicRecordsConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     performance: PerformanceConfig = field(default_factory=PerformanceConfig)
     public_seed: int = 0
@@ -233,6 +285,7 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
         super().__post_init__()
         self._check_pairs()
         self._check_method()
+        self._check_public()
         self._check_schedule()
 
     def _check_method(self) -> None:
@@ -296,6 +349,36 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
                 f"a learned temperature starts between 0.01 and 1, its bounds; got {self.temperature}"
             )
 
+    def _check_public(self) -> None:
+        method, number = self.mechanism.rules, self.public.num_public_negatives
+        if number and not method.takes_public_keys:
+            raise ConfigError(
+                f"{method.name} has no place for public keys; "
+                f"{', '.join(each.name for each in METHODS.values() if each.takes_public_keys)} have: give "
+                f"num_public_negatives = 0; got {number}"
+            )
+        if number and self.learns_temperature:
+            raise ConfigError(
+                "public keys are constants, and with learn_temperature half of the temperature's gradient "
+                f"would be missing: give one of both; got num_public_negatives = {number}"
+            )
+        if self.public.subspace_dim:
+            self._check_subspace()
+
+    def _check_subspace(self) -> None:
+        method, dim = self.mechanism.rules, self.public.subspace_dim
+        if not isinstance(self.rule(), GroupRule) or self.mechanism.group_size == BATCH:
+            raise ConfigError(
+                "a subspace is for methods that clip groups of a fixed size, for public groups of that size "
+                f"span it; {method.name} with group_size = {self.mechanism.group_size} does not: give "
+                f"subspace_dim = 0; got {dim}"
+            )
+        if self.per_tower_clipping:
+            raise ConfigError(
+                "coordinates on a subspace belong to no tower: give subspace_dim or per_tower_clipping, not "
+                f"both; got subspace_dim = {dim}"
+            )
+
     def _check_schedule(self) -> None:
         warmup, num_steps = self.optimizer.warmup_steps, self.mechanism.num_steps
         require(
@@ -303,14 +386,20 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
             "warmup_steps must be below num_steps, for the learning rate to be reached; got "
             f"{warmup} of {num_steps}",
         )
+        if self.optimizer.in_units_of_noise and num_steps and not self.mechanism.is_private:
+            raise ConfigError(
+                f"{NOISE_SGD} divides by the standard deviation of the noise, and this training has none "
+                f"(method {self.mechanism.method}, noise_multiplier = 0): give sgd or another optimizer"
+            )
 
-    def loss_settings(self) -> LossSettings:
-        """Return what losses and rules need besides the mechanism's numbers."""
+    def loss_settings(self, public_keys: Tensor | None = None) -> LossSettings:
+        """Return what losses and rules need besides the mechanism's numbers, with a step's public keys."""
         return LossSettings(
             temperature=1.0 if self.learns_temperature else self.temperature,
             pairs=self.trains_pairs,
             parts=TOWERS if self.per_tower_clipping else None,
             isolated=self.isolates_groups,
+            public_keys=public_keys,
         )
 
     def rule(self, groups_at_once: int | None = None) -> GradientRule:
@@ -323,9 +412,9 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
         """Whether the network sees one group at a time and keeps nothing: nobody vouches for it."""
         return self.network.is_foreign and not self.network.mixes_no_records
 
-    def group_loss(self) -> GroupLoss | None:
+    def group_loss(self, public_keys: Tensor | None = None) -> GroupLoss | None:
         """Return the loss of a group's embeddings; None where the rule has one of the whole batch."""
-        return self.mechanism.loss(self.loss_settings())
+        return self.mechanism.loss(self.loss_settings(public_keys))
 
     @property
     def trains_pairs(self) -> bool:
@@ -403,6 +492,7 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
             ("", self.views),
             ("network_", self.network),
             ("optimizer_", self.optimizer),
+            ("", self.public),
             ("", self.evaluation),
             ("", self.performance),
         ]

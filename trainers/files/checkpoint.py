@@ -30,6 +30,7 @@ from typing import IO, Any
 
 import torch
 from filelock import FileLock, Timeout
+from torch import Tensor
 
 from dpgcl_core.errors import LedgerError, StorageError
 
@@ -46,6 +47,7 @@ class Checkpoint:
       series: the per-step metrics recorded so far that may leave the training.
       final: values that exist once (scores of the untrained network, SNR of the first step), likewise.
       average: averaged weights by name, where the training keeps an average; older files hold none.
+      basis: of the public subspace, where the next step keeps it.
     """
 
     step: int
@@ -54,6 +56,7 @@ class Checkpoint:
     series: dict[str, list[tuple[int, float]]]
     final: dict[str, float]
     average: dict[str, Any] | None = None
+    basis: Tensor | None = None
 
 
 def holds_noised_scores(final: dict[str, float]) -> bool:

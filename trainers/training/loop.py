@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpgcl_core.clipping.isolation import refuse_changed_state, whole_state
-from dpgcl_core.clipping.types import GroupInputs, GroupReport, no_sum, trainable_parameters
+from dpgcl_core.clipping.subspace import lifted
+from dpgcl_core.clipping.types import GroupInputs, GroupReport, num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.passes import groups_of_a_pass
 from dpgcl_core.noise.gaussian import GaussianNoise
@@ -37,9 +38,17 @@ from trainers.training.averaging import WeightAverage, average_of
 from trainers.training.foreign import refuse_mixing_network
 from trainers.training.microbatch import in_turn, max_views
 from trainers.training.observe import Observer, Series
-from trainers.training.optimizers import build_optimizer, learning_rate_at, load_optimizer, take_step
+from trainers.training.optimizers import (
+    build_optimizer,
+    divisor_of,
+    learning_rate_at,
+    load_optimizer,
+    take_step,
+)
 from trainers.training.precision import add_clipped_sum, look_at_engine, objective_of
+from trainers.training.public_keys import public_keys
 from trainers.training.release import check_release, noised_scores
+from trainers.training.subspace import check_subspace, empty_sum, in_subspace, is_renewed_at, public_basis
 from trainers.training.warm_start import starting_encoder
 from trainers.training.workers import SingleWorker, Workers
 
@@ -83,6 +92,8 @@ class _Run:
     states: list[tuple[nn.Module, dict[str, Any]]]
     max_views: int
     beside: ThreadPoolExecutor
+    public_keys: Tensor | None = None
+    basis: Tensor | None = None
     step: int = 0
     seconds_scoring: float = 0.0
 
@@ -162,6 +173,7 @@ def _step(run: _Run) -> None:
     mechanism, observer = run.config.mechanism, run.observer
     num_summed = run.randomness.num_summed_normals
     law = mechanism.noise(num_summed=num_summed)
+    _use_public_records(run)
     groups = _draw_groups(run)
     drawn = _draw_noise(run, law)
     run.total.zero_()
@@ -180,9 +192,36 @@ def _step(run: _Run) -> None:
             generator = run.randomness.generator(run.step, "snr noise")
             observer.record_noised_snr(run.total, generator, num_summed=num_summed)
         law.add_rounded_once(run.total, noise.to(run.device))
-    noisy = run.total.float()  # rounded already, where noise was added
+    noisy = _of_all_weights(run, run.total.float())  # rounded already, where noise was added
     run.workers.share(noisy)
-    _apply(run, noisy / mechanism.divisor)
+    _apply(run, noisy / divisor_of(run.config.optimizer, mechanism))
+
+
+def _use_public_records(run: _Run) -> None:
+    """Make what the step takes of public records, at the released weights of the steps before."""
+    source = run.data.public_records
+    run.public_keys = public_keys(run.config, run.encoder, source, run.step)
+    if not is_renewed_at(run.config, run.step):
+        return
+    if run.workers.rank == 0:
+        run.basis = public_basis(
+            run.config,
+            run.encoder,
+            source,
+            run.step,
+            max_views=run.max_views,
+            target=run.target,
+            public_keys=run.public_keys,
+        )
+    else:
+        shape = (len(run.total), num_trainable(run.encoder))
+        run.basis = torch.empty(shape, dtype=torch.float32, device=run.device)
+    run.workers.share(run.basis)  # one basis, whatever the machines' last digits are
+
+
+def _of_all_weights(run: _Run, noisy: Tensor) -> Tensor:
+    """Return the noisy sum of all weights, `[num_parameters]`, of that of the subspace: post-processing."""
+    return noisy if run.basis is None else lifted(noisy, run.basis)
 
 
 def _refuse_changed(run: _Run) -> None:
@@ -234,8 +273,8 @@ def _add_clipped_sum(
         return []
     fits = max(1, run.max_views // (groups.rows.shape[1] * run.task.num_views(config, num_augmentations)))
     at_once = groups_of_a_pass(config.mechanism, most=fits, num_workers=run.workers.count)
-    rule, scale = config.rule(at_once), gradient_scale(config.network)
-    objective = objective_of(config, run.encoder, config.network, run.target)
+    rule, scale = in_subspace(config.rule(at_once), run.basis), gradient_scale(config.network)
+    objective = objective_of(config, run.encoder, config.network, run.target, run.public_keys)
     draws = run.randomness.generator(run.step, "statistics") if rule.needs_draws else None
     if rule.whole_batch:
         at_once = len(groups)
@@ -319,6 +358,7 @@ def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memor
     task.check_network(config, encoder, shape)
     task.place(encoder, device, shape)
     look_at_engine(config, encoder, shape)
+    check_subspace(config, encoder)
     fits = max_views(config, encoder, shape, memory_share=memory_share)
     refuse_mixing_network(config, encoder, shape, fits)
     average = average_of(config, encoder)
@@ -336,7 +376,7 @@ def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memor
             config, train_is_public=data.train_is_public, evaluation_is_public=data.evaluation_is_public
         ),
         device=device,
-        total=no_sum(encoder),
+        total=empty_sum(config, encoder),
         states=[(network, whole_state(network)) for network in networks],
         max_views=fits,
         beside=ThreadPoolExecutor(_THREADS_BESIDE),
@@ -353,6 +393,7 @@ def _resume(run: _Run, checkpoints: CheckpointFolder | None) -> Attempt:
         if run.average:
             run.average.load(saved.average)
         run.step = saved.step
+        run.basis = None if saved.basis is None else saved.basis.to(run.device)
         run.observer.series, run.observer.final = saved.series, saved.final
     if run.workers.rank > 0:
         return Attempt()
@@ -370,6 +411,7 @@ def _save(run: _Run, checkpoints: CheckpointFolder) -> None:
             model=run.encoder.state_dict(),
             optimizer=run.optimizer.state_dict(),
             average=run.average.state() if run.average else None,
+            basis=None if is_renewed_at(run.config, run.step) else run.basis,
             series=run.observer.series,
             final=run.observer.final,
         )

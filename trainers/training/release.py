@@ -44,7 +44,23 @@ def check_release(config: TrainingConfig, data: TrainingData) -> None:
                     "data set, and --score-on-held-out for noised scores of private records"
                 )
     config.mechanism.rules.check_records(config.mechanism, len(data.train))
+    _check_public_records(config, data)
     _check_noised_scores(config, data)
+
+
+def _check_public_records(config: TrainingConfig, data: TrainingData) -> None:
+    public, source = config.public, data.public_records
+    if not public.asks_for_records:
+        return
+    if source is None:
+        raise ConfigError(
+            "public negatives and subspaces are made of public records, and none are given: give "
+            f"--public-records a public data set; got num_public_negatives = {public.num_public_negatives}, "
+            f"subspace_dim = {public.subspace_dim}"
+        )
+    source.check(public.num_public_negatives)
+    if public.subspace_dim:
+        source.check(public.num_subspace_groups * int(config.mechanism.group_size))
 
 
 def _check_noised_scores(config: TrainingConfig, data: TrainingData) -> None:

@@ -53,6 +53,7 @@ def training_config(
         text_views=options.text_views if modality == "image-text" else None,
         network=_network(options.network, mechanism, modality),
         optimizer=options.optimizer,
+        public=options.public,
         evaluation=options.evaluation,
         performance=options.performance,
         public_seed=public_seed,

@@ -32,6 +32,9 @@ class DataOptions:
     """A public data set to score on, labelled or with captions; needed when the training data are private."""
     probe_datasets: tuple[str, ...] = ()
     """Other public labelled data sets whose frozen features are scored, too: resized, in grey or colour."""
+    public_records: str | None = None
+    """A public data set for --num-public-negatives and --subspace-dim: chosen without the training data and
+    sharing no record with it."""
     unit_column: str | None = None
     """Column of your own data that names the privacy unit: all rows of one are one record."""
     pairs: PairOptions = field(default_factory=PairOptions)
@@ -43,7 +46,11 @@ class DataOptions:
     """Share held out for scoring where public data have no test split of their own; by record id."""
 
     def __post_init__(self) -> None:
-        for name in (self.dataset, *self.probe_datasets):
+        for name in (
+            self.dataset,
+            *self.probe_datasets,
+            *([self.public_records] if self.public_records else []),
+        ):
             check_dataset_name(name)
         _check_pair_options(self)
         check_max_image_pixels(self.max_image_pixels)
@@ -78,7 +85,8 @@ def _check_pair_options(data: DataOptions) -> None:
     """Refuse what means nothing for any of the data sets that are named."""
     given = data.pairs
     names = {leaf.path[-1]: leaf.option for leaf in leaves(PairOptions).values()}
-    scored = [given.fitting(name) for name in (data.evaluate_on or "", *data.probe_datasets)]
+    others = (data.evaluate_on or "", *data.probe_datasets, data.public_records or "")
+    scored = [given.fitting(name) for name in others]
     meant = {each for pairs in (data.pairs_of_training, *scored) for each in pairs.given}
     unused = [names[each] for each in given.given if each not in meant]
     if "csv_label_key" in unused:

@@ -41,6 +41,7 @@ from trainers.training.microbatch import max_views
 from trainers.training.optimizers import check_optimizer
 from trainers.training.release import check_release
 from trainers.training.resolve import training_config
+from trainers.training.subspace import check_subspace
 from trainers.training.warm_start import starting_encoder, warm_start_note
 
 _WEAK_DELTA = 1e-3
@@ -121,9 +122,10 @@ class SweepPlan:
         pairs = {name: getattr(source.pairs, name) for name in source.pairs.given}
         limit = [] if source.max_image_pixels == MAX_IMAGE_PIXELS else [source.max_image_pixels]
         is_secure = source.are_private or any(trial.config.secure_noise for trial in self.trials)
+        public = [] if source.public_records is None else [source.public_records]
         content = {
             "trials": [[trial.name, config_hash(trial.config)] for trial in self.trials],
-            "data": [source.dataset, source.image_size, source.unit_column, pairs, *limit],
+            "data": [source.dataset, source.image_size, source.unit_column, pairs, *limit, *public],
             "scored": [source.evaluate_on, source.test_fraction, source.probe_datasets],
             "private": source.are_private,
             "num_records": len(self.data.train) if self.data.train_is_public else None,
@@ -342,6 +344,7 @@ def _configs(
             config.network == c.network
             and config.optimizer == c.optimizer
             and config.per_tower_clipping == c.per_tower_clipping
+            and config.public == c.public
             for _, c in found
         ):
             _check_network(config, data)
@@ -362,7 +365,9 @@ def _check_network(config: TrainingConfig, data: TrainingData) -> None:
     """Build the network once, so that no worker finds it or the optimizer unknown, or mixing records."""
     torch.set_num_threads(config.performance.threads_per_worker)  # one per core would wait for each other
     shape = image_shape_of(data.train)
-    task_of(config).check_network(config, starting_encoder(config, shape), shape)
+    encoder = starting_encoder(config, shape)
+    task_of(config).check_network(config, encoder, shape)
+    check_subspace(config, encoder)
     check_optimizer(config.optimizer.name)  # not built: torch's optimizers load its compiler, a second
 
 
@@ -411,6 +416,7 @@ def _params(config: TrainingConfig, options: SweepOptions, point: Point, repeat:
     target = here.mechanism.target_epsilon() if mechanism.is_private else math.inf
     params = config.as_params() | {
         "dataset": source.dataset,
+        "public_records": source.public_records,
         "scored_on": source.evaluate_on or (None if source.are_private else source.dataset),
         "target_epsilon": target,
         "expected_batch_size": mechanism.expected_batch_size,

@@ -24,6 +24,7 @@ from trainers.data.loading import (
     split_train_test,
 )
 from trainers.data.probes import load_probes
+from trainers.data.public import PublicPool, load_public_records
 from trainers.data.shapes import shape_numbers
 from trainers.failures import describe_error
 
@@ -135,12 +136,15 @@ def _load(
         pairs=options.pairs,
         max_image_pixels=options.max_image_pixels,
     )
+    helpers = _load_public(options, dataset)
     if private:
         public = (
             {} if other is None else {"evaluate_on": [other.train, *([other.test] if other.test else [])]}
         )
         if probes:
             public["probe_datasets"] = [part for probe in probes for part in (probe.index, probe.queries)]
+        if helpers is not None:
+            public["public_records"] = [helpers.pool]
         _refuse_shared_images(dataset, public)
     data = TrainingData(
         train=train,
@@ -151,10 +155,19 @@ def _load(
         scored=scored,
         slots=slots,
         probes=probes,
+        public_records=helpers,
         # Of what is scored, which is public: names of private classes go nowhere.
         class_names=() if queries is None else (other or dataset).class_names,
     )
     return data, _data_notes(options) + _skipped_notes(options, dataset, other)
+
+
+def _load_public(options: DataOptions, dataset: Dataset) -> PublicPool | None:
+    if options.public_records is None:
+        return None
+    return load_public_records(
+        options.public_records, dataset, pairs=options.pairs, max_image_pixels=options.max_image_pixels
+    )
 
 
 def _check_alike(dataset: Dataset, other: Dataset) -> None:
@@ -190,6 +203,11 @@ def _data_notes(options: DataOptions) -> list[str]:
     if options.probe_datasets:
         names = ", ".join(options.probe_datasets)
         notes.append(f"Features are also scored on {names}, taken to be public because they are named.")
+    if options.public_records is not None:
+        notes.append(
+            f"Public records of {options.public_records}, taken to be public because they are named, enter "
+            "the training beside its own, at no ε; the guarantee says nothing of them."
+        )
     if options.are_private:
         notes.append(
             "The training data are private: no ε = ∞ trials, no un-noised SNR or loss of private records."
@@ -215,6 +233,13 @@ def _check_data_options(options: DataOptions, share: float) -> None:
             raise ConfigError(
                 "probe_datasets must be public data sets other than those trained and scored on already; got "
                 f"{name} for both"
+            )
+    public = options.public_records
+    for used in (options.dataset, other, *options.probe_datasets):
+        if public and used and _same_source(public, used):
+            raise ConfigError(
+                "public_records must be a public data set that shares no record with those trained and "
+                f"scored on; got {used} for both"
             )
     if options.are_private and other and _same_source(other, options.dataset):
         raise ConfigError(

@@ -201,9 +201,9 @@ def test_gradients_too_many_to_hold_are_taken_in_parts(monkeypatch: pytest.Monke
     clipper, sizes = GroupClipper(l2_clip_norm=0.3), []
     right = clipping._one_pass
 
-    def counted(*args):  # type: ignore[no-untyped-def]
+    def counted(*args, **kwargs):  # type: ignore[no-untyped-def]
         sizes.append(len(args[4]))
-        return right(*args)
+        return right(*args, **kwargs)
 
     monkeypatch.setattr(clipping, "_checked", {model: {None: True}})
     monkeypatch.setattr(clipping, "_MAX_GRADIENT_NUMBERS", 2 * num_trainable(model) + 1)

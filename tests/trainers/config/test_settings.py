@@ -89,6 +89,10 @@ def test_every_option_reaches_the_params() -> None:
         "warmup_steps": 5,
         "learning_rate_decay": "cosine",
         "score_every_steps": 7,
+        "num_public_negatives": 5,
+        "subspace_dim": 4,
+        "subspace_groups": 9,
+        "subspace_every_steps": 2,
     }
     params = _config(**given).as_params()
     assert {name: params[name] for name in given} == given

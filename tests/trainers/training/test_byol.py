@@ -74,9 +74,9 @@ def test_target_is_the_average_of_earlier_steps_alone(monkeypatch: pytest.Monkey
     initial = _weights(run.encoder)
     original = loop.objective_of
 
-    def spy(config, encoder, network, target):  # type: ignore[no-untyped-def]
+    def spy(config, encoder, network, target, public_keys):  # type: ignore[no-untyped-def]
         used.append(_weights(target))
-        return original(config, encoder, network, target)
+        return original(config, encoder, network, target, public_keys)
 
     monkeypatch.setattr(loop, "objective_of", spy)
     monkeypatch.setattr(loop, "_norm_without_augmentation", lambda *_: None)

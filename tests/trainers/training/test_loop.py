@@ -147,7 +147,9 @@ def test_noise_drawn_in_a_thread_is_that_of_the_step(monkeypatch: pytest.MonkeyP
     assert torch.equal(*results)
 
 
-@pytest.mark.parametrize(("name", "rate"), [("adam", 1e-3), ("adamw", 1e-3), ("lars", 1e3), ("sgd", 1e-3)])
+@pytest.mark.parametrize(
+    ("name", "rate"), [("adam", 1e-3), ("adamw", 1e-3), ("lars", 1e3), ("sgd", 1e-3), ("noise_sgd", 1e-3)]
+)
 def test_gradient_reaches_its_own_weights_whatever_their_memory_format(name: str, rate: float) -> None:
     """Weights of convolutions are channels-last, the flat gradient is not."""
     run = _run(optimizer=OptimizerConfig(name=name, learning_rate=rate, momentum=0.0))
