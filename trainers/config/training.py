@@ -425,7 +425,11 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
             for item in dataclasses.fields(part)
             if not dataclasses.is_dataclass(getattr(part, item.name))
         }
-        return params | {"guarantee_label": self.guarantee_label, "warm_start": self.warm_start_sha256}
+        return params | {
+            "guarantee_label": self.guarantee_label,
+            "warm_start": self.warm_start_sha256,
+            "warm_start_origin": self.warm_start.origin if self.warm_start is not None else None,
+        }
 
 
 def _isolates(rule: GradientRule) -> bool:

@@ -275,6 +275,8 @@ def test_a_start_costs_no_privacy(kept: None) -> None:
     assert started.mechanism == plain.mechanism
     assert started.epsilon() == plain.epsilon()
     assert config_hash(started) != config_hash(plain)
+    assert started.as_params()["warm_start_origin"] == "11 steps without privacy on procedural images"
+    assert plain.as_params()["warm_start_origin"] is None
 
 
 def test_predictor_starts_fresh_behind_a_made_start(kept: None) -> None:
