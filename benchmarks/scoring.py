@@ -191,10 +191,10 @@ def main() -> int:
 
 
 PAGE = """
-One scoring of generated features, in processor seconds. *Before*: scikit-learn's logistic regression with C = 1
-and a tolerance of 1e-3, which is no optimum, and neighbours chosen among all similarities of a row; on all
-records here, where they saw 5,000 to 10,000. Memory: the peak of one phase in a process of its own, less what
-was resident with the features there.
+One scoring of generated features, in processor seconds. *Before*: scikit-learn's logistic regression with
+C = 1 and a tolerance of 1e-3, which is no optimum, and neighbours chosen among all similarities of a row; on
+all records here, where they saw 5,000 to 10,000. Memory: the peak of one phase in a process of its own, less
+what was resident with the features there.
 """
 
 

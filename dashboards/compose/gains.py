@@ -31,7 +31,7 @@ class Gain:
 
     Attributes:
       mean, standard_error, num_repeats: over repeats; the error of one is NaN.
-      share: of the gain without privacy; NaN where that is not resolved, or not positive.
+      share: of the gain without privacy; NaN where that is not resolved or not positive, or this not private.
       is_private: the trials have a proven guarantee.
     """
 
@@ -84,13 +84,14 @@ def gain_of(rows: pd.DataFrame, score: str, shown: pd.DataFrame, question: Quest
         return None
     peers = _without_privacy(rows, shown, question)
     best = None if peers is None else _paired_gain(peers, score)
-    positive = best is not None and best["verdict"] == "higher"
+    private = bool((rows["guarantee"] == PROVEN).all())
+    positive = private and best is not None and best["verdict"] == "higher"
     return Gain(
         mean=own["difference"],
         standard_error=own["standard_error"],
         num_repeats=own["num_repeats"],
         share=own["difference"] / best["difference"] if best is not None and positive else math.nan,
-        is_private=bool((rows["guarantee"] == PROVEN).all()),
+        is_private=private,
     )
 
 

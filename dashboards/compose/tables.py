@@ -79,7 +79,9 @@ def with_references(summary: pd.DataFrame, shown: pd.DataFrame, question: Questi
         rows.append({question.axis.column: each.label, "guarantee": REFERENCE} | numbers)
     if not rows:
         return summary
-    return pd.DataFrame([*summary.astype(object).to_dict("records"), *rows], columns=summary.columns)
+    # As objects, for counts to stay whole numbers beside rows that have none.
+    below = pd.DataFrame(rows, columns=summary.columns, dtype=object)
+    return pd.concat([summary.astype(object), below], ignore_index=True)
 
 
 def for_readers(summary: pd.DataFrame, axis: str, references: Sequence[ReferenceRow] = ()) -> Table:
