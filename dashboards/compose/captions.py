@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pandas as pd
 
 from dashboards.compose.axes import Axis, ticks_of
-from dashboards.compose.content import Table
+from dashboards.compose.content import Reference, Table
 from dashboards.compose.curves import split
+from dashboards.compose.differences import RESOLVED_AT
+from dashboards.compose.gains import has_gains
 from dashboards.compose.methods import without_guarantee
 from dashboards.compose.names import (
     DURING,
     NOISED_SCORES,
     RECALLS,
+    UNTRAINED,
     dataset_title,
     has_values,
     natural_key,
     panel_scores,
+    score_names,
     score_title,
     value_text,
 )
 from dashboards.compose.questions import Question
+from dashboards.compose.references import start_of
 from dashboards.compose.repeats import num_trials
 from dashboards.compose.selection import AS_PUBLISHED, PROVEN
 from dashboards.compose.transfer import PROBE
@@ -138,7 +144,7 @@ def notes(
     question: Question,
     *,
     num_repeats: list[int],
-    num_untrained: int,
+    references: Sequence[Reference],
     private: bool,
     has_scores: bool,
 ) -> list[str]:
@@ -148,7 +154,7 @@ def notes(
       shown: the trials.
       question: of the figure.
       num_repeats: the distinct numbers of repeats of the points, ascending.
-      num_untrained: networks behind the line of the untrained network; 0 = no such line.
+      references: lines across the panels.
       private: whether the training data are private.
       has_scores: whether any panel is shown.
     """
@@ -157,9 +163,8 @@ def notes(
         found.append(
             "Every dot is one training. Only trials with a proven guarantee can be best or on the front."
         )
-    if num_untrained:
-        band = f", band: ± standard error over {num_untrained} initialisations" if num_untrained > 1 else ""
-        found.append(f"Grey line: untrained network{band}.")
+    found += _lines_across(references)
+    found += _private_gain(shown)
     if has_values(shown, "num_augmentations") and shown["num_augmentations"].nunique() == 1:
         count = value_text(shown["num_augmentations"].iloc[0])
         found.append(f"Extra augmented copies of every key: Nₐ = {count}.")
@@ -177,6 +182,29 @@ def notes(
     found.append(_overspent(shown))
     found.append(_tuning_cost(shown))
     return [note for note in found if note]
+
+
+def _lines_across(references: Sequence[Reference]) -> list[str]:
+    """Name the lines across the panels, and how many networks stand behind their bands."""
+    if not references:
+        return []
+    names = ", ".join(dict.fromkeys(each.label for each in references))
+    most = max(each.num_repeats for each in references)
+    band = f"; band: ± standard error over {most} initialisations" if most > 1 else ""
+    return [f"Lines across: {names}{band}."]
+
+
+def _private_gain(shown: pd.DataFrame) -> list[str]:
+    """Define the private gain, where a table has one."""
+    scores = panel_scores(score_names(shown))
+    if not any(has_gains(shown, score) for score in scores):
+        return []
+    starts = (start_of(shown, score) for score in scores)
+    before = "untrained network" if all(each and each[0] == UNTRAINED for each in starts) else "public start"
+    return [
+        f"Private gain: difference to the {before}, paired over repeats; not resolved where ± "
+        f"{RESOLVED_AT:g} standard errors include zero. This alone says what the private data add."
+    ]
 
 
 def _repeats(num_repeats: list[int], question: Question) -> str:

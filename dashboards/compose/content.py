@@ -59,12 +59,14 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """A line across the panel with a band of one standard error."""
+    """A line across the panel with a band of one standard error; NaN for none."""
 
     label: str
     mean: float
     standard_error: float
     num_repeats: int
+    colour: str = REFERENCE_COLOUR
+    dash: str = "dashed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,7 @@ class Panel:
       axis: the other axis.
       axis_symbol: its sign, for hovering.
       curves: in the order of the legend.
-      reference: a line across, or None.
+      references: lines across.
       log_y: values on a logarithmic scale.
     """
 
@@ -86,7 +88,7 @@ class Panel:
     axis: Ticks
     axis_symbol: str
     curves: list[Curve]
-    reference: Reference | None = None
+    references: Sequence[Reference] = ()
     log_y: bool = False
 
 
@@ -143,6 +145,6 @@ class Content:
             for curve in panel.curves:
                 entries.setdefault(curve.style.label, curve.style)
         for panel in self.panels:
-            if panel.reference:
-                found[panel.legend].setdefault(panel.reference.label, panel.reference)
+            for reference in panel.references:
+                found[panel.legend].setdefault(reference.label, reference)
         return {heading: list(entries.values()) for heading, entries in found.items() if entries}

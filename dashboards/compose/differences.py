@@ -8,22 +8,26 @@ difference has far less spread than either score. A difference below two standar
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pandas as pd
 
 from dashboards.compose.axes import Ticks, ticks_of
-from dashboards.compose.names import UNTRAINED, has_values, panel_scores, score_names, value_text
+from dashboards.compose.names import panel_scores, score_names, value_text
 from dashboards.compose.questions import Question
+from dashboards.compose.references import start_of
 from dashboards.compose.selection import ORDER, cell_columns, shown_trials
 
 RESOLVED_AT = 2.0
 
 
 def differences_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
-    """Return the paired difference of every point to the untrained network, each reference and the best.
+    """Return the paired difference of every point to its start, each reference and the best.
+
+    The start is the network before training: its public start, or the untrained network where it has none.
 
     Of the scores that have a panel: the recalls at 1, 5 and 10 of a pair of towers tell nearly the same.
-    Where scores along the axis are not to be compared, to the untrained network alone.
+    Where scores along the axis are not to be compared, to the start alone.
 
     Columns: the score, what tells the curve apart, the point on the axis, what is subtracted (`minus`), the
     mean difference, its standard error, the number of repeats, and `verdict`: "higher", "lower" or "not
@@ -46,11 +50,11 @@ def differences_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
             wide = cell.pivot_table(index="repeat", columns=ORDER, values=score)
             references = _references(cell, wide, score, question, ticks)
             for order in _orders(wide):
-                untrained = _untrained(cell, score, question, order)
-                for name, (own, reference) in (untrained | references).items():
+                start = _start(cell, score, question, order)
+                for name, (own, reference) in (start | references).items():
                     if own != order:
                         point = dict(zip(by, key, strict=True)) | {column: values[order]}
-                        difference = _verdict((wide[order] - reference).dropna())
+                        difference = paired(wide[order] - reference)
                         rows.append({"score": score, **point, "minus": name} | difference)
     return pd.DataFrame(rows)
 
@@ -79,25 +83,35 @@ def _orders(wide: pd.DataFrame) -> list[float]:
     return [float(order) for order in wide.columns.to_list()]
 
 
-def _untrained(
+def _start(
     cell: pd.DataFrame, score: str, question: Question, order: float
 ) -> dict[str, tuple[None, pd.Series]]:
-    """Return the untrained network's scores, at one place where they differ along the axis."""
-    name = f"{UNTRAINED}_{score}"
-    if not has_values(cell, name):
-        return {}
+    """Return the scores before training, at one place where they differ along the axis."""
     rows = cell[cell[ORDER] == order] if question.untrained_along else cell
-    return {UNTRAINED: (None, rows.groupby("repeat")[name].mean())}
+    if (start := start_of(rows, score)) is None:
+        return {}
+    name, values = start
+    return {name: (None, values.groupby(rows["repeat"]).mean())}
 
 
-def _verdict(difference: pd.Series) -> dict[str, float | int | str]:
-    """Return the mean, its standard error, n and the verdict.
+def is_resolved(mean: float, standard_error: float) -> bool:
+    """Return whether the interval of ± 2 standard errors does not include zero; NaN, of one repeat, does.
 
-    >>> _verdict(pd.Series([0.02, 0.03, 0.04]))["verdict"], _verdict(pd.Series([0.02, -0.03]))["verdict"]
+    >>> is_resolved(0.03, 0.01), is_resolved(-0.03, 0.02), is_resolved(0.03, math.nan)
+    (True, False, False)
+    """
+    return abs(mean) > RESOLVED_AT * standard_error
+
+
+def paired(difference: pd.Series) -> dict[str, Any]:
+    """Return the mean of a difference over repeats, its standard error, n and the verdict.
+
+    >>> paired(pd.Series([0.02, 0.03, 0.04]))["verdict"], paired(pd.Series([0.02, -0.03]))["verdict"]
     ('higher', 'not resolved')
     """
+    difference = difference.dropna()
     n, mean = len(difference), float(difference.mean())
     error = float(difference.std(ddof=1) / math.sqrt(n)) if n > 1 else math.nan
-    resolved = n > 1 and abs(mean) > RESOLVED_AT * error
+    resolved = is_resolved(mean, error)
     verdict = ("higher" if mean > 0 else "lower") if resolved else "not resolved"
     return {"difference": mean, "standard_error": error, "num_repeats": n, "verdict": verdict}

@@ -7,15 +7,17 @@ import pandas as pd
 from dashboards.compose import captions
 from dashboards.compose.content import Content, Table
 from dashboards.compose.differences import RESOLVED_AT, differences_table
-from dashboards.compose.methods import guarantee_table, score_table
+from dashboards.compose.methods import gain_table, guarantee_table, score_table
 from dashboards.compose.panels import axis_rows, series_rows, with_relative_loss
 from dashboards.compose.questions import Question, find_question
+from dashboards.compose.references import reference_rows
 from dashboards.compose.search import number_trials, search_rows, trials_table
 from dashboards.compose.selection import data_are_private, shown_trials
-from dashboards.compose.tables import differences_for_readers, for_readers, summary_table
+from dashboards.compose.tables import differences_for_readers, for_readers, summary_table, with_references
 from dashboards.compose.transfer import PROBE, by_probe
 
 _STEPS_SHOWN = 10
+GAINS = "Private gain; in brackets: its share of the gain without privacy"
 PAIRED = (
     f"A difference counts as resolved above {RESOLVED_AT:g} standard errors; trials of one repeat share the "
     "network's initial values and the scored records."
@@ -49,7 +51,7 @@ def content_of(trials: pd.DataFrame, question: Question | str) -> Content:
             shown,
             asked,
             num_repeats=sorted({n for panel in panels for curve in panel.curves for n in curve.num_repeats}),
-            num_untrained=max((p.reference.num_repeats for p in panels if p.reference), default=0),
+            references=[each for panel in panels for each in panel.references],
             private=data_are_private(trials),
             has_scores=any(panel.y_label.endswith("(%)") for panel in panels),
         ),
@@ -66,7 +68,7 @@ def numbers_of(trials: pd.DataFrame, question: Question | str) -> pd.DataFrame:
     trials = _prepared(trials, asked)
     if asked.kind == "search":
         return shown_trials(trials, asked).drop(columns="axis_order")
-    return summary_table(trials, asked)
+    return with_references(summary_table(trials, asked), shown_trials(trials, asked), asked)
 
 
 def _prepared(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
@@ -81,9 +83,11 @@ def _prepared(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
 def _tables(trials: pd.DataFrame, shown: pd.DataFrame, question: Question) -> list[tuple[str, Table]]:
     if question.kind == "search":
         return [("Trials, the best first", trials_table(shown))]
-    found = []
+    found, references = [], reference_rows(shown, question)
     if question.kind == "methods":
         found.append(("Scores; bold: the best private one of each column", score_table(shown, question)))
+        if (gains := gain_table(shown, question)) is not None:
+            found.append((GAINS, gains))
         found.append(("What each guarantee rests on", guarantee_table(shown, question)))
     elif question.kind == "convergence":
         numbers = summary_table(trials, question)
@@ -91,9 +95,10 @@ def _tables(trials: pd.DataFrame, shown: pd.DataFrame, question: Question) -> li
         steps = sorted(min(recorded, key=len)["step"].unique())
         some = [steps[round(i * (len(steps) - 1) / _STEPS_SHOWN)] for i in range(_STEPS_SHOWN + 1)]
         heading = f"Numbers at some steps, all of them in {question.stem}.csv"
-        found.append((heading, for_readers(numbers[numbers["step"].isin(some)], "step")))
+        found.append((heading, for_readers(numbers[numbers["step"].isin(some)], "step", references)))
     else:
-        found.append(("Numbers", for_readers(summary_table(trials, question), question.axis.column)))
+        summary, axis = summary_table(trials, question), question.axis.column
+        found.append(("Numbers", for_readers(summary, axis, references)))
     if question.kind != "convergence":
         differences = differences_table(trials, question)
         if len(differences):

@@ -7,15 +7,18 @@ or has no guarantee, never is, however good.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pandas as pd
 
 from dashboards.compose.content import Table
+from dashboards.compose.gains import gain_of, has_gains
 from dashboards.compose.names import has_values, score_names, score_title, value_text
 from dashboards.compose.questions import Question
+from dashboards.compose.references import REFERENCE, reference_rows
 from dashboards.compose.repeats import mean_and_error
 from dashboards.compose.selection import AS_PUBLISHED, ORDER, PROVEN
-from dashboards.compose.tables import mean_text
+from dashboards.compose.tables import NO_SCORE, mean_text
 
 _SETTINGS = (
     ("neighboring_relation", "Neighbours"),
@@ -30,25 +33,17 @@ _GRID_SIZE = "tuning_grid_size"
 
 
 def score_table(shown: pd.DataFrame, question: Question) -> Table:
-    """Return one row per method, or other category, and guarantee; each score at each ε.
+    """Return one row per method, or other category, and guarantee; each score at each ε; references below.
 
     Args:
       shown: from `dashboards.compose.selection.shown_trials`.
       question: with a categorical axis.
     """
-    scores = list(score_names(shown))
-    epsilons = sorted(shown["target_epsilon"].unique())
-    columns = [(epsilon, score) for epsilon in epsilons for score in scores]
-    heading = [question.axis.label, "Guarantee"]
-    heading += [f"{_epsilon_text(epsilon)}: {score_title(score)} (%)" for epsilon, score in columns]
-    others = [name for name in question.curve_columns if name in shown and name != "target_epsilon"]
-    others = [name for name in others if shown[name].nunique() > 1]
+    columns = _columns(shown)
+    heading = [question.axis.label, "Guarantee", *(f"{_column_title(*each)} (%)" for each in columns)]
     rows, best = [], dict[int, tuple[float, set[int]]]()
-    for number, (_, cell) in enumerate(shown.groupby([ORDER, *others, "guarantee"])):
-        first = cell.iloc[0]
-        guarantee = str(first["guarantee"])
-        name = ", ".join(value_text(first[column]) for column in (question.axis.column, *others))
-        row = [name, guarantee]
+    for number, (row, cell) in enumerate(_cells(shown, question)):
+        guarantee = row[1]
         for place, (epsilon, score) in enumerate(columns, start=2):
             mean, error, n = mean_and_error(cell[cell["target_epsilon"] == epsilon], score)
             row.append(mean_text(mean, error, n, scale=100))
@@ -56,8 +51,47 @@ def score_table(shown: pd.DataFrame, question: Question) -> Table:
                 tied = best[place][1] if place in best and mean == best[place][0] else set()
                 best[place] = mean, tied | {number}
         rows.append(row)
+    for reference in reference_rows(shown, question):
+        known = [mean_text(*reference.scores.get(score, NO_SCORE), scale=100) for _, score in columns]
+        rows.append([reference.label, REFERENCE, *known])
     bold = frozenset((number, place) for place, (_, numbers) in best.items() for number in numbers)
     return Table(heading=heading, rows=rows, bold=bold)
+
+
+def gain_table(shown: pd.DataFrame, question: Question) -> Table | None:
+    """Return the private gain of each cell of `score_table`; None without repeats or starts."""
+    columns = [(epsilon, score) for epsilon, score in _columns(shown) if has_gains(shown, score)]
+    if not columns:
+        return None
+    titles = (f"Private gain, {_column_title(*each)} (points)" for each in columns)
+    rows = []
+    for row, cell in _cells(shown, question):
+        for epsilon, score in columns:
+            part = cell[cell["target_epsilon"] == epsilon]
+            gain = gain_of(part, score, shown, question) if len(part) else None
+            row.append(gain.text() if gain else "–")
+        rows.append(row)
+    return Table(heading=[question.axis.label, "Guarantee", *titles], rows=rows)
+
+
+def _columns(shown: pd.DataFrame) -> list[tuple[float, str]]:
+    """Return the columns of a table, ε and score."""
+    epsilons = sorted(shown["target_epsilon"].unique())
+    return [(epsilon, score) for epsilon in epsilons for score in score_names(shown)]
+
+
+def _column_title(epsilon: float, score: str) -> str:
+    return f"{_epsilon_text(epsilon)}: {score_title(score)}"
+
+
+def _cells(shown: pd.DataFrame, question: Question) -> Iterator[tuple[list[str], pd.DataFrame]]:
+    """Yield the first texts of each row of a table, and its trials."""
+    others = [name for name in question.curve_columns if name in shown and name != "target_epsilon"]
+    others = [name for name in others if shown[name].nunique() > 1]
+    for _, cell in shown.groupby([ORDER, *others, "guarantee"]):
+        first = cell.iloc[0]
+        name = ", ".join(value_text(first[column]) for column in (question.axis.column, *others))
+        yield [name, str(first["guarantee"])], cell
 
 
 def guarantee_table(shown: pd.DataFrame, question: Question) -> Table:

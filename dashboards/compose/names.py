@@ -9,6 +9,8 @@ from typing import Any
 
 import pandas as pd
 
+from dpgcl_core.release.metrics import REFERENCE_PREFIXES
+
 LABEL_SCORES = {"knn_accuracy": "k-NN accuracy", "linear_probe_accuracy": "Linear probe accuracy"}
 VIEW_SCORES = {
     "view_retrieval_top1": "View retrieval, top 1",
@@ -115,6 +117,15 @@ def score_title(name: str) -> str | None:
     """
     known = {**LABEL_SCORES, **VIEW_SCORES, **NOISED_SCORES, **PAIR_SCORES}
     return known.get(name.removesuffix(DURING))
+
+
+def without_prefix(name: str) -> str:
+    """Return the score that a reference's column is of; any other name as it is.
+
+    >>> without_prefix("public_start_knn_accuracy"), without_prefix("knn_accuracy")
+    ('knn_accuracy', 'knn_accuracy')
+    """
+    return next((name.removeprefix(prefix) for prefix in REFERENCE_PREFIXES if name.startswith(prefix)), name)
 
 
 def score_names(trials: pd.DataFrame) -> dict[str, str]:

@@ -8,13 +8,12 @@ import math
 import pandas as pd
 
 from dashboards.compose.axes import Ticks, ticks_of
-from dashboards.compose.content import REFERENCE_COLOUR, Panel, Reference, Style
+from dashboards.compose.content import Panel
 from dashboards.compose.curves import curve, split
 from dashboards.compose.names import (
     DURING,
     SNR,
     SNR_PLAIN,
-    UNTRAINED,
     has_values,
     panel_scores,
     score_names,
@@ -22,14 +21,11 @@ from dashboards.compose.names import (
     value_text,
 )
 from dashboards.compose.questions import Question
-from dashboards.compose.repeats import mean_and_error
+from dashboards.compose.references import lines_across, points_along
 
 SCORES, GRADIENT_SNR = "Scores", "Gradient SNR"
 RELATIVE_LOSS = "relative_loss"
 _PANELS_IN_A_ROW = 2
-_UNTRAINED_POINTS = Style(
-    label="untrained network", colour=REFERENCE_COLOUR, dash="", marker="circle", hollow=True
-)
 
 
 def axis_rows(shown: pd.DataFrame, question: Question) -> list[list[Panel]]:
@@ -100,27 +96,19 @@ def _score_panel(shown: pd.DataFrame, metric: str, question: Question, ticks: Ti
         curve(rows, metric, ticks, style, scale=100, dense=question.axis.dense)
         for style, rows in split(shown, question)
     ]
-    untrained = f"{UNTRAINED}_{metric.removesuffix(DURING)}"
-    if question.untrained_along and has_values(shown, untrained):
-        curves.append(curve(shown, untrained, ticks, _UNTRAINED_POINTS, scale=100, dense=False))
+    curves += [
+        curve(shown, column, ticks, style, scale=100, dense=False)
+        for style, column in points_along(shown, metric, question)
+    ]
     panel = Panel(
         legend=SCORES,
         y_label=f"{score_title(metric)} (%)",
         axis=ticks,
         axis_symbol=question.axis.symbol,
         curves=[drawn for drawn in curves if drawn.x],
-        reference=None if question.untrained_along else _untrained(shown, untrained),
+        references=lines_across(shown, metric, question),
     )
     return beside(panel)
-
-
-def _untrained(trials: pd.DataFrame, metric: str) -> Reference | None:
-    if not has_values(trials, metric):
-        return None
-    if "step" in trials and "run_id" in trials:
-        trials = trials.drop_duplicates("run_id")
-    mean, error, n = mean_and_error(trials, metric)
-    return Reference(label="untrained network", mean=100 * mean, standard_error=100 * error, num_repeats=n)
 
 
 def _snr_panel(shown: pd.DataFrame, question: Question, ticks: Ticks) -> Panel | None:

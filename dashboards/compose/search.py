@@ -21,8 +21,10 @@ from dashboards.compose.names import (
     value_text,
 )
 from dashboards.compose.panels import beside
-from dashboards.compose.questions import Question
+from dashboards.compose.questions import Question, find_question
+from dashboards.compose.references import REFERENCE, lines_across, reference_rows
 from dashboards.compose.selection import PROVEN
+from dashboards.compose.tables import NO_SCORE, mean_text
 from dpgcl_core.release.metrics import find_metric
 from dpgcl_core.release.statement import rounded_up
 
@@ -60,9 +62,7 @@ def searched_columns(shown: pd.DataFrame) -> list[str]:
     found = [
         str(name)
         for name in shown
-        if name not in _NOT_SEARCHED
-        and find_metric(str(name)) is None
-        and not score_title(str(name).removeprefix("untrained_"))
+        if name not in _NOT_SEARCHED and find_metric(str(name)) is None and not score_title(str(name))
         if not str(name).startswith("epsilon_") and shown[name].map(str).nunique() > 1
     ]
     # σ is calibrated to the target, and so no setting of its own.
@@ -124,6 +124,9 @@ def trials_table(shown: pd.DataFrame) -> Table:
             else "none"
         )
         rows.append([*cells, spent, str(row["guarantee"]), "yes" if index in on_front else ""])
+    for reference in reference_rows(shown, find_question("search")):
+        known = [mean_text(*reference.scores.get(name, NO_SCORE), scale=100) for name in scores]
+        rows.append([reference.label, *("–" for _ in searched), *known, "–", REFERENCE, ""])
     best = next((i for i, row in enumerate(rows) if row[-2] == PROVEN), None)
     bold = (
         {(best, 1 + len(searched) + scores.index(score))} if best is not None and score in scores else set()
@@ -190,6 +193,7 @@ def _panel(shown: pd.DataFrame, axis: Axis, column: pd.Series, score: str, lines
         axis=ticks,
         axis_symbol=axis.symbol,
         curves=[*curves, *lines],
+        references=lines_across(shown, score, find_question("search")),
     )
     return beside(panel)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
 from dashboards.compose.content import Table
+from dashboards.compose.gains import Gain, gain_of, has_gains
 from dashboards.compose.names import (
     SNR,
     SNR_NOISED,
@@ -19,17 +21,22 @@ from dashboards.compose.names import (
     value_text,
 )
 from dashboards.compose.questions import Question
+from dashboards.compose.references import REFERENCE, ReferenceRow, reference_rows
 from dashboards.compose.repeats import means_and_errors
-from dashboards.compose.selection import ORDER, cell_columns, shown_trials
+from dashboards.compose.selection import ORDER, PROVEN, cell_columns, shown_trials
 from dpgcl_core.release.statement import rounded_up
 
 _ENDINGS = ("_mean", "_standard_error", "_n")
+_GAIN = "_private_gain"
+NO_SCORE = (math.nan, math.nan, 0)
 
 
 def summary_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
-    """Return one row per point of the figure: the mean, standard error and n of each number.
+    """Return one row per point of the figure: the mean, standard error and n of each number, and the gains.
 
-    Scores are fractions, not per cent. Raises as `dashboards.compose.selection.shown_trials`.
+    The gain of `knn_accuracy` over its start has the columns `knn_accuracy_private_gain_mean`,
+    `_standard_error`, `_n` and `_share`. Scores are fractions, not per cent. Raises as
+    `dashboards.compose.selection.shown_trials`.
     """
     shown = shown_trials(trials, question)
     metrics = [*score_names(shown), *((SNR, SNR_PLAIN, SNR_NOISED) if question.snr else ())]
@@ -47,32 +54,67 @@ def summary_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
         found = means_and_errors(shown, columns, name).reindex(table.index)
         table[f"{name}_mean"], table[f"{name}_standard_error"] = found["mean"], found["error"]
         table[f"{name}_n"] = found["n"].fillna(0).astype(int)
+    for name in [each for each in present if has_gains(shown, each)]:
+        _add_gains(table, name, shown, question)
     table = table.reset_index().drop(columns=ORDER)
     names = [question.axis.column, *columns[1:]]
     return table[[*names, *(name for name in table if name not in names)]]
 
 
-def for_readers(summary: pd.DataFrame, axis: str) -> Table:
+def with_references(summary: pd.DataFrame, shown: pd.DataFrame, question: Question) -> pd.DataFrame:
+    """Return a summary with a row for each reference below, named in the column of the axis.
+
+    Args:
+      summary: from `summary_table`.
+      shown: from `dashboards.compose.selection.shown_trials`.
+      question: of both.
+    """
+    rows = []
+    for each in reference_rows(shown, question):
+        numbers = {
+            f"{score}{ending}": value
+            for score, values in each.scores.items()
+            for ending, value in zip(_ENDINGS, values, strict=True)
+        }
+        rows.append({question.axis.column: each.label, "guarantee": REFERENCE} | numbers)
+    if not rows:
+        return summary
+    # As objects, for counts to stay whole numbers beside rows that have none.
+    below = pd.DataFrame(rows, columns=summary.columns, dtype=object)
+    return pd.concat([summary.astype(object), below], ignore_index=True)
+
+
+def for_readers(summary: pd.DataFrame, axis: str, references: Sequence[ReferenceRow] = ()) -> Table:
     """Return a summary with readable names, scores in per cent as "mean ± standard error".
 
     Args:
       summary: from `summary_table`.
       axis: its column that the figure is drawn against.
+      references: rows below.
     """
     metrics = [str(name).removesuffix("_mean") for name in summary if str(name).endswith("_mean")]
     scores = set(score_names(pd.DataFrame([dict.fromkeys(metrics, 0.0)]))) | {
         name for name in metrics if name.endswith("_during")
     }
-    plain = [name for name in summary if not re.fullmatch(r".*(_mean|_standard_error|_n)", str(name))]
+    plain = [
+        name for name in summary if not re.fullmatch(r".*(_mean|_standard_error|_n|_gain_share)", str(name))
+    ]
     plain = [name for name in plain if name == axis or _is_news(summary, str(name))]
     heading = [column_title(str(name)) for name in plain]
-    heading += [column_title(name) + (" (%)" if name in scores else "") for name in metrics]
+    heading += [_metric_title(name, is_score=name in scores) for name in metrics]
     rows = []
     for record in summary.to_dict("records"):
         row = [_plain(str(name), record[name], record["guarantee"]) for name in plain]
         for name in metrics:
             values = [record[name + ending] for ending in _ENDINGS]
-            row.append(mean_text(*values, scale=100 if name in scores else 1))
+            if name.endswith(_GAIN):
+                row.append(_gain_text(values, record[f"{name}_share"], record["guarantee"]))
+            else:
+                row.append(mean_text(*values, scale=100 if name in scores else 1))
+        rows.append(row)
+    for reference in references:
+        row = [reference.label if name == axis else "–" for name in plain]
+        row += [mean_text(*reference.scores.get(name, NO_SCORE), scale=100) for name in metrics]
         rows.append(row)
     return Table(heading=heading, rows=rows)
 
@@ -107,6 +149,30 @@ def differences_for_readers(differences: pd.DataFrame) -> Table:
         rows.append([_plain(name, shown[name], record["guarantee"]) for name in order])
     heading = [titles.get(name, "Repeats" if name == "num_repeats" else column_title(name)) for name in order]
     return Table(heading=heading, rows=rows)
+
+
+def _add_gains(table: pd.DataFrame, score: str, shown: pd.DataFrame, question: Question) -> None:
+    """Add the columns of a score's gain to a table of cells."""
+    cells = shown.groupby(cell_columns(shown, question))
+    found = {key: gain_of(rows, score, shown, question) for key, rows in cells}
+    gains = [found[key] for key in table.index]
+    numbers = [(*NO_SCORE, math.nan) if g is None else (*g.statistics, g.share) for g in gains]
+    for place, ending in enumerate((*_ENDINGS, "_share")):
+        table[f"{score}{_GAIN}{ending}"] = [each[place] for each in numbers]
+
+
+def _gain_text(values: Sequence[Any], share: float, guarantee: str) -> str:
+    mean, error, n = values
+    if not n:
+        return "–"
+    gain = Gain(mean=mean, standard_error=error, num_repeats=n, share=share, is_private=guarantee == PROVEN)
+    return gain.text()
+
+
+def _metric_title(name: str, *, is_score: bool) -> str:
+    if name.endswith(_GAIN):
+        return f"Private gain, {column_title(name.removesuffix(_GAIN))} (points)"
+    return column_title(name) + (" (%)" if is_score else "")
 
 
 def _is_news(table: pd.DataFrame, name: str) -> bool:

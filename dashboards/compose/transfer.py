@@ -6,17 +6,20 @@ import re
 
 import pandas as pd
 
-from dashboards.compose.names import DURING, PAIR_SCORES, UNTRAINED, score_title
+from dashboards.compose.names import DURING, PAIR_SCORES, score_title, without_prefix
 from dashboards.errors import DashboardError
+from dpgcl_core.release.metrics import REFERENCE_PREFIXES
 
 PROBE = "probe_dataset"
-_TRANSFER = re.compile(rf"(?:(?P<untrained>{UNTRAINED})_)?transfer_(?P<score>\w+)/(?P<dataset>.+)")
+_TRANSFER = re.compile(
+    rf"(?P<reference>{'|'.join(REFERENCE_PREFIXES)}|)transfer_(?P<score>\w+)/(?P<dataset>.+)"
+)
 
 
 def by_probe(trials: pd.DataFrame) -> pd.DataFrame:
     """Return a row for every trial and data set it was scored on, named in `probe_dataset`.
 
-    `transfer_knn_accuracy/digits` becomes `knn_accuracy` of the row of digits, and the same before training.
+    `transfer_knn_accuracy/digits` becomes `knn_accuracy` of the row of digits, and likewise the references.
     The scores of the trial itself stay in a row of their own, named by the data they are of. Those of
     pairs that no other data set has do not: the recalls, and zero-shot accuracy without names of classes.
 
@@ -32,17 +35,17 @@ def by_probe(trials: pd.DataFrame) -> pd.DataFrame:
             "no trial was scored on another data set; run a sweep with --probe-datasets, or draw another "
             "question"
         )
-    own = [name for name in trials if score_title(str(name).removeprefix(f"{UNTRAINED}_"))]
+    own = [name for name in trials if score_title(without_prefix(str(name)))]
     settings = trials.drop(columns=[*found, *own])
     alone = PAIR_SCORES.keys() - {match["score"] for match in found.values()}
-    of_pairs = [name for name in own if str(name).removeprefix(f"{UNTRAINED}_").removesuffix(DURING) in alone]
+    of_pairs = [name for name in own if without_prefix(str(name)).removesuffix(DURING) in alone]
     parts = []
     if len(own) > len(of_pairs) and "scored_on" in trials:
         scored = trials[trials["scored_on"].notna()].drop(columns=[*found, *of_pairs])
         parts.append(scored.assign(**{PROBE: scored["scored_on"].map(_short)}))
     for dataset in dict.fromkeys(match["dataset"] for match in found.values()):
         renamed = {
-            "_".join(filter(None, (match["untrained"], match["score"]))): trials[name]
+            match["reference"] + match["score"]: trials[name]
             for name, match in found.items()
             if match["dataset"] == dataset
         }

@@ -10,6 +10,7 @@ import pandas as pd
 from dashboards.errors import DashboardError
 from dashboards.query.sweeps import find_parent
 from dpgcl_core.addresses import masked
+from dpgcl_core.release.metrics import is_reference
 from trainers.tracking.runs import PARENT_TAG, SWEEP_TAG
 from trainers.tracking.server import connect, search_runs, server_errors
 
@@ -23,10 +24,10 @@ _STORED_INFINITY = 1.79e308
 def load_trials(tracking_uri: str, sweep: str | None = None) -> pd.DataFrame:
     """Return one row per finished trial of a sweep.
 
-    Columns: `run_id`, `run_name`; every tag that is not MLflow's own (`dpgcl.` removed); every param,
-    as int, float, bool, None or str; every metric's last value. Where the trial has no param or tag of
-    a name, the sweep's parent run fills in. `group_size_order` sorts sizes, "batch" last. Rows are
-    sorted by group size, ε, num_augmentations and repeat, as far as these exist.
+    Columns: `run_id`, `run_name`; every tag that is not MLflow's own (`dpgcl.` removed); every param, as int,
+    float, bool, None or str; every metric's last value. Where the trial has no param or tag of a name, the
+    sweep's parent run fills in; so do its scores of raw pixels and of HOG. `group_size_order` sorts sizes,
+    "batch" last. Rows are sorted by group size, ε, num_augmentations and repeat, as far as these exist.
 
     Args:
       tracking_uri: as for `trainers.tracking.server.connect`.
@@ -45,7 +46,8 @@ def load_trials(tracking_uri: str, sweep: str | None = None) -> pd.DataFrame:
     name = parent.data.tags[SWEEP_TAG]
     if not finished:
         raise DashboardError(f"the sweep {name!r} at {address} has no finished trial yet ({len(runs)} begun)")
-    shared = {**_own_tags(parent), **_typed_params(parent)}
+    references = {name: value for name, value in _metrics(parent).items() if is_reference(name)}
+    shared = {**_own_tags(parent), **_typed_params(parent), **references}
     trials = pd.DataFrame([{**shared, **_row(run)} for run in finished])
     if "group_size" in trials:
         # object keeps 8 and "batch" as they are, whatever pandas would infer
@@ -122,9 +124,12 @@ def _typed_params(run: Run) -> dict[str, Any]:
 
 
 def _row(run: Run) -> dict[str, Any]:
-    metrics = {name: _finite_or_infinite(value) for name, value in run.data.metrics.items()}
     names = {"run_id": run.info.run_id, "run_name": run.info.run_name}
-    return {**_own_tags(run), **_typed_params(run), **metrics, **names}
+    return {**_own_tags(run), **_typed_params(run), **_metrics(run), **names}
+
+
+def _metrics(run: Run) -> dict[str, float]:
+    return {name: _finite_or_infinite(value) for name, value in run.data.metrics.items()}
 
 
 def _finite_or_infinite(value: float) -> float:

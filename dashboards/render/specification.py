@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dashboards.compose.axes import round_numbers
-from dashboards.compose.content import REFERENCE_COLOUR, Content, Curve, Panel, Reference, Style
+from dashboards.compose.content import Content, Curve, Panel, Reference, Style
 
 VEGA_LITE = "6.4"
 
@@ -33,7 +33,6 @@ _DASHES = {"solid": [1, 0], "dashed": [8, 3.5], "dotted": [1.7, 2.7], "dashdot":
 _PENTAGON = "M0,-1L0.951,-0.309L0.588,0.809L-0.588,0.809L-0.951,-0.309Z"
 _CROSS = "M-1,-0.4L-0.6,0L-1,0.4L-0.4,1L0,0.6L0.4,1L1,0.4L0.6,0L1,-0.4L0.4,-1L0,-0.6L-0.4,-1Z"
 _SHAPES = {"triangle": "triangle-up", "pentagon": _PENTAGON, "cross": _CROSS}
-_REFERENCE = {"colour": REFERENCE_COLOUR, "dash": [8, 4], "marked": False}
 
 Json = dict[str, Any]
 
@@ -157,7 +156,7 @@ def _wrapped(text: str, characters: float) -> list[str]:
 
 
 def _panel(panel: Panel, picked: str, *, named: bool) -> Json:
-    """Return one pair of axes: gaps, reference, bands, lines, error bars, markers, from back to front."""
+    """Return one pair of axes: gaps, references, bands, lines, error bars, markers, from back to front."""
     axes = _Axes(panel, named=named)
     faded = {"opacity": {"condition": {"param": picked, "value": 1}, "value": _FADED}}
     curve: Json = {"detail": {"field": "curve"}}
@@ -166,8 +165,8 @@ def _panel(panel: Panel, picked: str, *, named: bool) -> Json:
         mark = {"type": "rule", "color": _GAP, "strokeWidth": 0.9, "strokeDash": [1, 2]}
         gaps = {"values": [{"place": place} for place in panel.axis.gaps]}
         layers.append({"data": gaps, "mark": mark, "encoding": axes.across("place")})
-    if panel.reference:
-        layers += _reference_layers(panel.reference, axes)
+    for reference in panel.references:
+        layers += _reference_layers(reference, axes)
     if any(drawn.band for drawn in panel.curves):
         encoding = axes.across("place") | axes.values("low", "high") | _COLOUR | curve | faded
         layers.append(_layer("datum.band", {"type": "area", "fillOpacity": 0.18}, encoding))
@@ -246,10 +245,9 @@ def _named_ticks(names: Sequence[tuple[float, str | list[str]]]) -> Json:
 
 
 def _domain(panel: Panel) -> list[float]:
-    """Return the range of the values: all means, error bars and the reference, with a margin."""
+    """Return the range of the values: all means, error bars and references, with a margin."""
     points = [pair for drawn in panel.curves for pair in zip(drawn.mean, drawn.standard_error, strict=True)]
-    if panel.reference:
-        points.append((panel.reference.mean, panel.reference.standard_error))
+    points += [(reference.mean, reference.standard_error) for reference in panel.references]
     ends = [end for mean, error in points for end in (mean, mean - error, mean + error)]
     ends = [end for end in ends if math.isfinite(end) and (end > 0 or not panel.log_y)]
     if not ends:
@@ -296,6 +294,10 @@ def _look(style: Style) -> Json:
     }
 
 
+def _line_look(reference: Reference) -> Json:
+    return {"colour": reference.colour, "dash": _DASHES[reference.dash], "marked": False}
+
+
 def _numbers(mean: float, error: float, n: int) -> Json:
     """Format the numbers that hovering shows."""
     return {"mean": f"{mean:.4g}", "error": f"{error:.2g}" if math.isfinite(error) else "–", "n": n}
@@ -333,12 +335,13 @@ def _markers(panel: Panel, axes: _Axes, faded: Json) -> list[Json]:
 def _reference_layers(reference: Reference, axes: _Axes) -> list[Json]:
     mean, error = reference.mean, reference.standard_error
     row = {"curve": reference.label, "value": mean, **_numbers(mean, error, reference.num_repeats)}
-    mark = {"type": "rule", "color": REFERENCE_COLOUR, "strokeDash": _REFERENCE["dash"], "strokeWidth": 1.3}
+    colour, dash = reference.colour, _DASHES[reference.dash]
+    mark = {"type": "rule", "color": colour, "strokeDash": dash, "strokeWidth": 1.3}
     line = {"data": {"values": [row]}, "mark": mark, "encoding": axes.values("value") | _tooltip({})}
     if not error > 0:
         return [line]
     ends = {"low": mean - error, "high": mean + error}
-    shade = {"type": "rect", "color": REFERENCE_COLOUR, "opacity": 0.18}
+    shade = {"type": "rect", "color": colour, "opacity": 0.18}
     return [{"data": {"values": [ends]}, "mark": shade, "encoding": axes.values("low", "high")}, line]
 
 
@@ -347,7 +350,7 @@ def _legend(heading: str, entries: Sequence[Style | Reference], picked: str) -> 
     rows, y = [], 0.5 * _LINE
     for entry in entries:
         lines = textwrap.wrap(entry.label, _LEGEND_CHARACTERS, break_on_hyphens=False)
-        look = _look(entry) if isinstance(entry, Style) else _REFERENCE
+        look = _look(entry) if isinstance(entry, Style) else _line_look(entry)
         rows.append({"curve": entry.label, "text": "\n".join(lines), "place": y, **look})
         y += _LINE * len(lines)
     down = {"y": {"field": "place", "type": "quantitative", "scale": None, "axis": None}}

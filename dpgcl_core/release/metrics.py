@@ -53,6 +53,25 @@ _PAIR_SCORES = {
 """Scores of networks with an image and a text tower. No recall may be noised: one more record is a candidate
 for every query and can change the hit of each, so one record can move the count by more than one."""
 
+_LABEL_SCORES = ("knn_accuracy", "linear_probe_accuracy")
+_SCORES = {
+    "knn_accuracy": "k-NN accuracy (k = 3, cosine) on frozen features",
+    "linear_probe_accuracy": "linear probe accuracy on frozen features",
+    "view_retrieval_top1": "a record's other view found first among all",
+    "view_retrieval_top10": "a record's other view found among the first ten",
+    **_PAIR_SCORES,
+}
+_BEFORE_TRAINING = {
+    "untrained_": "of the network at random weights",
+    "public_start_": "of the network at the public weights that it starts from",
+}
+_OF_IMAGES = {
+    "raw_pixels_": "of the images' own pixels",
+    "hog_": "of histograms of oriented gradients",
+}
+REFERENCE_PREFIXES = (*_BEFORE_TRAINING, *_OF_IMAGES)
+"""What scores of no trained network start with: those that a trained one's are held against."""
+
 _DECLARED = (
     Metric("epsilon", Release.RELEASABLE, "ε of all that is released, at delta, by PLD"),
     Metric("epsilon_rdp", Release.RELEASABLE, "the same by RDP (cross-check)"),
@@ -60,22 +79,21 @@ _DECLARED = (
     Metric("num_steps_done", Release.RELEASABLE, "steps in the trained model"),
     Metric("num_steps_charged", Release.RELEASABLE, "steps in ε: T + R, or those drawn where R is not set"),
     Metric("num_restarts", Release.PRIVATE_ONLY, "times it was resumed: a crash may come of the records"),
-    Metric("knn_accuracy", Release.SCORE, "k-NN accuracy (k = 3, cosine) on frozen features"),
-    Metric("linear_probe_accuracy", Release.SCORE, "linear probe accuracy on frozen features"),
-    Metric("view_retrieval_top1", Release.SCORE, "a record's other view found first among all"),
-    Metric("view_retrieval_top10", Release.SCORE, "a record's other view found among the first ten"),
-    Metric("knn_accuracy_during", Release.SCORE, "k-NN accuracy after a number of steps"),
-    Metric("linear_probe_accuracy_during", Release.SCORE, "linear probe accuracy after a number of steps"),
-    Metric("view_retrieval_top1_during", Release.SCORE, "view retrieval, top 1, after a number of steps"),
-    Metric("untrained_knn_accuracy", Release.SCORE, "k-NN accuracy of the same network before training"),
-    Metric("untrained_linear_probe_accuracy", Release.SCORE, "linear probe accuracy before training"),
-    Metric("untrained_view_retrieval_top1", Release.SCORE, "view retrieval, top 1, before training"),
-    Metric("untrained_view_retrieval_top10", Release.SCORE, "view retrieval, top 10, before training"),
-    *(Metric(name, Release.SCORE, what) for name, what in _PAIR_SCORES.items()),
-    *(Metric(f"{name}_during", Release.SCORE, f"{w}, after some steps") for name, w in _PAIR_SCORES.items()),
+    *(Metric(name, Release.SCORE, what) for name, what in _SCORES.items()),
     *(
-        Metric(f"untrained_{name}", Release.SCORE, f"{w}, before training")
-        for name, w in _PAIR_SCORES.items()
+        Metric(f"{name}_during", Release.SCORE, f"{what}, after a number of steps")
+        for name, what in _SCORES.items()
+        if name != "view_retrieval_top10"
+    ),
+    *(
+        Metric(f"{prefix}{name}", Release.SCORE, f"{what}, {of}")
+        for prefix, of in _BEFORE_TRAINING.items()
+        for name, what in _SCORES.items()
+    ),
+    *(
+        Metric(f"{prefix}{name}", Release.SCORE, f"{_SCORES[name]}, {of}")
+        for prefix, of in _OF_IMAGES.items()
+        for name in _LABEL_SCORES
     ),
     Metric("noised_knn_accuracy", Release.NOISED, "k-NN accuracy on held-out private records, noised"),
     Metric("noised_linear_probe_accuracy", Release.NOISED, "linear probe accuracy on them, noised"),
@@ -94,13 +112,23 @@ _DECLARED = (
     Metric("evaluation_seconds", Release.PRIVATE_ONLY, "wall-clock seconds of all evaluations"),
 )
 
+_TRANSFER = {
+    "transfer_knn_accuracy": "k-NN accuracy on a probing data set",
+    "transfer_linear_probe_accuracy": "linear probe accuracy on a probing data set",
+    "transfer_zero_shot_accuracy": "images of one nearest to their class's text",
+}
 _DECLARED_PER_DATASET = (
-    Metric("transfer_knn_accuracy", Release.SCORE, "k-NN accuracy on a probing data set"),
-    Metric("transfer_linear_probe_accuracy", Release.SCORE, "linear probe accuracy on a probing data set"),
-    Metric("transfer_zero_shot_accuracy", Release.SCORE, "images of one nearest to their class's text"),
-    Metric("untrained_transfer_knn_accuracy", Release.SCORE, "the same before training"),
-    Metric("untrained_transfer_linear_probe_accuracy", Release.SCORE, "the same before training"),
-    Metric("untrained_transfer_zero_shot_accuracy", Release.SCORE, "the same before training"),
+    *(Metric(name, Release.SCORE, what) for name, what in _TRANSFER.items()),
+    *(
+        Metric(f"{prefix}{name}", Release.SCORE, f"{what}, {of}")
+        for prefix, of in _BEFORE_TRAINING.items()
+        for name, what in _TRANSFER.items()
+    ),
+    *(
+        Metric(f"{prefix}transfer_{name}", Release.SCORE, f"{_TRANSFER[f'transfer_{name}']}, {of}")
+        for prefix, of in _OF_IMAGES.items()
+        for name in _LABEL_SCORES
+    ),
 )
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _DECLARED}
@@ -118,6 +146,15 @@ def find_metric(name: str) -> Metric | None:
     """
     base, _, dataset = name.partition("/")
     return METRICS_PER_DATASET.get(base) if dataset else METRICS.get(name)
+
+
+def is_reference(name: str) -> bool:
+    """Return whether a score is of no trained network: of untrained weights, or of the images themselves.
+
+    >>> [is_reference(name) for name in ("untrained_knn_accuracy", "hog_knn_accuracy", "knn_accuracy")]
+    [True, True, False]
+    """
+    return name.startswith(REFERENCE_PREFIXES)
 
 
 def visible(

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import clip_step, clipping, growth, harness, logit_dp, workers
+from benchmarks import clip_step, clipping, growth, harness, logit_dp, scoring, workers
 from benchmarks.engines import ENGINES, PER_VIEW, EngineStep
 from benchmarks.pair_steps import IN_GROUPS, ORDINARY, WHOLE_BATCH, OrdinaryPairStep, PairTask, build_step
 from benchmarks.steps import (
@@ -179,6 +179,21 @@ def test_logit_dp_prints_both_tables(
     (step,) = result["steps"]
     seconds = step["processor_seconds"]
     assert step["ratios"]["two towers, exact"] == seconds["two towers, exact"] / seconds["dp_gcl"]
+
+
+def test_scoring_prints_both_phases(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both sides see the same features and answer alike: neither is fast for doing less."""
+    arguments = "--num-index 600 --num-queries 100 --dims 8 --json"
+    monkeypatch.setattr(sys, "argv", ["scoring.py", *arguments.split()])
+    monkeypatch.setattr(harness, "number_of_fresh_process", lambda *_, **__: 1)
+    assert scoring.main() == 0
+    rows = {row["phase"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert set(rows) == {"k-NN", "linear probe"}
+    assert rows["k-NN"]["now"]["accuracy"] == rows["k-NN"]["before"]["accuracy"]
+    probe = rows["linear probe"]
+    assert probe["now"]["accuracy"] == pytest.approx(probe["before"]["accuracy"], abs=0.03)
 
 
 @pytest.mark.ci

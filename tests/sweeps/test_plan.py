@@ -368,6 +368,7 @@ NO_CHANGE_FLAGS = (
     "--resume",
     "--dry-run",
     "--no-ledger",
+    "--no-references",
 )
 
 

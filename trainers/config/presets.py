@@ -33,7 +33,6 @@ _TINY_NETWORK = TrainingOptions(
     objective=ObjectiveConfig(temperature=0.5),
     network=NetworkOptions(name="tiny_cnn", embedding_dim=16),
     optimizer=OptimizerConfig(learning_rate=1e-2),
-    evaluation=EvaluationConfig(max_index_records=5_000, max_query_records=5_000),
 )
 DIGITS_CPU = changed(_TINY_NETWORK, learning_rate=5e-3, min_crop_area=0.5, flip_prob=0.0)
 FASHION_MNIST_CPU = changed(_TINY_NETWORK, expected_batch_size=1024)
@@ -45,7 +44,7 @@ PAIRS_CPU = TrainingOptions(
     objective=ObjectiveConfig(temperature=0.1),
     views=ViewConfig(min_crop_area=0.8, flip_prob=0.0, brightness=0.0, contrast=0.0),
     network=NetworkOptions(name="clip-tiny", lora_rank=0),
-    evaluation=EvaluationConfig(max_index_records=5_000, max_query_records=2_000),
+    evaluation=EvaluationConfig(max_query_records=2_000),  # the candidates of a recall, too
 )
 # The paper's image-text setting: ViT-B/32 with LoRA of rank 16 on queries and values, τ = 1/100, C = 0.01,
 # Adam 1e-3, crops of 80 %, sentence swap.

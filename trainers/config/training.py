@@ -185,16 +185,16 @@ class PublicRecordsConfig:
 class EvaluationConfig:
     """How frozen features are scored, and what is recorded on the way."""
 
-    max_index_records: int = 10_000
-    """Records in the k-NN index and the probe's training set, the first by a keyed hash of their id."""
-    max_query_records: int = 10_000
-    """Test records that are scored, likewise."""
+    max_index_records: int | None = None
+    """Fit k-NN and probe on so many training records, the first by a keyed hash of their id; else on all."""
+    max_query_records: int | None = None
+    """Score so many test records, likewise; else all."""
     num_neighbors: int = 3
     """k of k-NN."""
     readout: str = POOLED
     """What k-NN and probe read: pooled (the features), or grid4 (a CNN's feature map averaged to 4×4)."""
     also_untrained: bool = True
-    """Score the network before training, too."""
+    """Score the network before training, too: at random weights, and at its public start if it has one."""
     record_every_steps: int = 10
     """Steps between recorded SNR and loss values (public data only); 0 = first step only."""
     score_every_steps: int = 0
@@ -209,7 +209,7 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         for name in ("max_index_records", "max_query_records", "num_neighbors"):
             value = getattr(self, name)
-            require(value >= 1, f"{name} must be at least 1; got {value}")
+            require(value is None or value >= 1, f"{name} must be at least 1; got {value}")
         if self.readout not in READOUTS:
             raise ConfigError(unknown_choice("readout", self.readout, READOUTS))
         for name in ("record_every_steps", "score_every_steps"):
@@ -422,6 +422,12 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
     def isolates_groups(self) -> bool:
         """Whether the network sees one group at a time and keeps nothing: nobody vouches for it."""
         return self.network.is_foreign and not self.network.mixes_no_records
+
+    @property
+    def starts_at_random(self) -> bool:
+        """Whether the first weights are a random draw alone, and not public weights that something made."""
+        published = isinstance(self.network, ClipNetworkConfig) and self.network.pretrained != "random"
+        return self.warm_start is None and not published
 
     def group_loss(self, public_keys: Tensor | None = None) -> GroupLoss | None:
         """Return the loss of a group's embeddings; None where the rule has one of the whole batch."""

@@ -52,7 +52,8 @@ from trainers.embed.pairs import (
     parts_of,
     read_captions,
 )
-from trainers.evaluation.features import Features, embed_features
+from trainers.evaluation.features import embed_features
+from trainers.evaluation.linear_probe import Features
 from trainers.evaluation.pairs import PAIRS_AT_ONCE
 from trainers.export.description import CLIP, IMAGE_ENCODER, ModelDescription, read_description
 from trainers.export.folder import load_clip, load_encoder

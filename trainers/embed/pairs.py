@@ -29,7 +29,8 @@ from trainers.data.loading import AnyRecords, Dataset, PairOptions, load_dataset
 from trainers.data.pair_options import column_missing
 from trainers.data.pairs import caption_fault
 from trainers.embed.files import PARQUET
-from trainers.evaluation.features import Features, read_images
+from trainers.evaluation.features import read_images
+from trainers.evaluation.linear_probe import Features
 from trainers.evaluation.pairs import PAIRS_AT_ONCE
 from trainers.evaluation.retrieval import embed_in_batches
 from trainers.models.clip.encoder import ImageTextEncoder

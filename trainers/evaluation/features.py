@@ -10,15 +10,11 @@ poor scores and no error: non-finite features count as zero.
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
-from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
 from dpgcl_core.clipping.isolation import isolated
@@ -27,12 +23,11 @@ from dpgcl_core.sampling.records import Ids, keyed_uniform
 from trainers.config.training import POOLED, EvaluationConfig, ViewConfig
 from trainers.data.dataset import AnyRecords
 from trainers.data.pairs import Images
+from trainers.evaluation.linear_probe import Features, Labels, fit_linear_probe
 from trainers.evaluation.readout import read_out
 from trainers.models.networks import AnyEncoder
 from trainers.views.images import make_views, normalise
 
-Features = NDArray[np.float32]
-Labels = NDArray[np.int64]
 Rule = Callable[[Features], Labels]
 """Labels `[n]` of features `[n, feature_dim]`, each by itself."""
 
@@ -40,12 +35,9 @@ RETRIEVAL_STEP = -1
 """The step in the views' key: no training step has it, so these views were never trained on."""
 
 _RETRIEVAL_ROWS = 1024
-_NEIGHBOR_ROWS = 256  # a block of similarities that the second-level cache nearly holds
-_PROBE_MAX_ITERATIONS = 500
-
-# On 10,000 Fashion-MNIST records of an untrained network the accuracy is that of 1e-4 to four digits,
-# for a fifth of the iterations (73 instead of 362).
-_PROBE_TOLERANCE = 1e-3
+_SIMILARITY_BYTES = 2**26
+_BLOCK = 256
+"""Similarities whose largest stands for them, where the nearest are looked for."""
 
 
 def evaluate(
@@ -131,21 +123,27 @@ def label_scores(
     known = embed_features(
         encoder, index.images, batch_size=batch_size, device=device, readout=config.readout
     )
+    return feature_scores(known, index.labels, asked, queries.labels, config)
+
+
+def feature_scores(
+    known: Features, known_labels: Labels, asked: Features, asked_labels: Labels, config: EvaluationConfig
+) -> dict[str, float]:
+    """Return k-NN and linear probe by metric name, fitted on `known` features and asked of `asked` ones."""
+    neighbors = config.num_neighbors
     return {
-        "knn_accuracy": knn_accuracy(
-            known, index.labels, asked, queries.labels, num_neighbors=config.num_neighbors
-        ),
-        "linear_probe_accuracy": linear_probe_accuracy(known, index.labels, asked, queries.labels),
+        "knn_accuracy": knn_accuracy(known, known_labels, asked, asked_labels, num_neighbors=neighbors),
+        "linear_probe_accuracy": linear_probe_accuracy(known, known_labels, asked, asked_labels),
     }
 
 
-def first_records(records: AnyRecords, max_records: int, seed: int) -> AnyRecords:
-    """Return the first records by keyed hash, with one row each."""
+def first_records(records: AnyRecords, max_records: int | None, seed: int) -> AnyRecords:
+    """Return the first records by keyed hash, all of them for None, with one row each."""
     return records.take(first_by_hash(records.ids, max_records, seed=seed)).one_row_each()
 
 
-def first_by_hash(ids: Ids, max_records: int, *, seed: int) -> NDArray[np.int64]:
-    """Return the rows of the first `max_records` records in the order of a keyed hash of their ids.
+def first_by_hash(ids: Ids, max_records: int | None, *, seed: int) -> NDArray[np.int64]:
+    """Return the rows of the first `max_records` records, or all, in the order of a keyed hash of their ids.
 
     Which records these are, and their order, depends on the set of ids alone, not on their positions.
 
@@ -250,19 +248,20 @@ def knn_accuracy(
 
 
 def knn_rule(index_features: Features, index_labels: Labels, num_neighbors: int = 3) -> Rule:
-    """Return the rule of `knn_accuracy` with its index."""
+    """Return the rule of `knn_accuracy` with its index; at most 64 MiB of similarities are held at once."""
     classes, class_of_row = np.unique(index_labels, return_inverse=True)
     index = torch.from_numpy(_unit_rows(index_features))
     # Between unit rows the squared distance is 2 − 2·cosine, to a zero row 1: as to a cosine of 1/2.
     offset = torch.where(index.any(dim=1), 0.0, 0.5)
     row_classes = torch.from_numpy(class_of_row)
+    at_once = max(1, _SIMILARITY_BYTES // (4 * len(index)))
 
     def rule(query_features: Features) -> Labels:
         queries = torch.from_numpy(_unit_rows(query_features))
         votes = torch.zeros(len(queries), len(classes), dtype=torch.int32)
-        for start in range(0, len(queries), _NEIGHBOR_ROWS):
-            nearness = torch.addmm(offset, queries[start : start + _NEIGHBOR_ROWS], index.T)
-            nearest = nearness.topk(min(num_neighbors, len(index)), dim=1, sorted=False).indices
+        for start in range(0, len(queries), at_once):
+            nearness = torch.addmm(offset, queries[start : start + at_once], index.T)
+            nearest = _largest(nearness, min(num_neighbors, len(index)))
             ones = torch.ones_like(nearest, dtype=torch.int32)
             votes[start : start + len(nearest)].scatter_add_(1, row_classes[nearest], ones)
         found: Labels = classes[votes.argmax(dim=1).numpy()]  # the first of equals
@@ -271,13 +270,32 @@ def knn_rule(index_features: Features, index_labels: Labels, num_neighbors: int 
     return rule
 
 
+def _largest(values: Tensor, count: int) -> Tensor:
+    """Return the columns `[rows, count]` of the largest values `[rows, columns]`, in no order.
+
+    They lie in the `count` blocks of columns with the largest maxima: one pass for the maxima, and a choice
+    among few, where a choice among all would take several times the product that made them.
+    """
+    num_rows, num_columns = values.shape
+    num_blocks = num_columns // _BLOCK
+    if num_blocks <= count:
+        return values.topk(count, dim=1, sorted=False).indices
+    whole = num_blocks * _BLOCK
+    blocks = values[:, :whole].unflatten(1, (num_blocks, _BLOCK))
+    chosen = blocks.amax(dim=2).topk(count, dim=1, sorted=False).indices
+    columns = (chosen[:, :, None] * _BLOCK + torch.arange(_BLOCK)).flatten(1)
+    rest = torch.arange(whole, num_columns).expand(num_rows, -1)
+    columns = torch.cat([columns, rest], dim=1)
+    return columns.gather(1, values.gather(1, columns).topk(count, dim=1, sorted=False).indices)
+
+
 def linear_probe_accuracy(
     index_features: Features, index_labels: Labels, query_features: Features, query_labels: Labels
 ) -> float:
-    """Return the accuracy on the queries of logistic regression fitted on the index.
+    """Return the accuracy on the queries of the linear probe fitted on the index.
 
-    Features are standardised by the index's own mean and deviation. With one class only, that class is
-    the prediction.
+    The probe is multinomial logistic regression on standardised features, solved to its optimum: see
+    `trainers.evaluation.linear_probe`. With one class only, that class is the prediction.
 
     Args:
       index_features: `[num_index, feature_dim]`.
@@ -293,13 +311,7 @@ def linear_probe_rule(index_features: Features, index_labels: Labels) -> Rule:
     """Return the rule of `linear_probe_accuracy`, fitted on the index."""
     if len(np.unique(index_labels)) == 1:
         return lambda query_features: np.full(len(query_features), index_labels[0])
-    scaler = StandardScaler().fit(index_features)
-    probe = LogisticRegression(max_iter=_PROBE_MAX_ITERATIONS, tol=_PROBE_TOLERANCE)
-    with warnings.catch_warnings():
-        # Features of a poor network may not reach the tolerance; the accuracy is that of the last iterate.
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        probe.fit(scaler.transform(index_features), index_labels)
-    return lambda query_features: probe.predict(scaler.transform(query_features))
+    return fit_linear_probe(index_features, index_labels).predict
 
 
 def view_retrieval(

@@ -23,7 +23,7 @@ from typing import Any
 
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, unknown_choice
-from dpgcl_core.release.metrics import Release, find_metric
+from dpgcl_core.release.metrics import Release, find_metric, is_reference
 from dpgcl_core.release.statement import PROVEN, epsilon_text, rounded_up, software_versions
 from trainers.export.description import ModelDescription
 from trainers.export.finished import FinishedSweep, FinishedTrial, read_sweep
@@ -147,7 +147,7 @@ def is_score(name: str) -> bool:
     return (
         metric is not None
         and metric.release in (Release.SCORE, Release.NOISED)
-        and not name.startswith("untrained_")
+        and not is_reference(name)
         and not name.endswith("_during")
         and "snr" not in name
     )

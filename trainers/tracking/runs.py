@@ -232,6 +232,16 @@ class Tracker:
                 for name, value in tags.items():
                     self.client.set_tag(run_id, name, masked_text(str(value)))
 
+    def metrics_of(self, run_id: str) -> dict[str, float]:
+        """Return the last values of a run's metrics. Raises `TrackingError`: the server failed."""
+        with server_errors(self.uri, "reading the metrics of a run"):
+            return dict(self.client.get_run(run_id).data.metrics)
+
+    def log_metrics(self, run_id: str, metrics: Mapping[str, float]) -> None:
+        """Write final values that are no trial's, such as scores of raw pixels. Raises as `log_artifact`."""
+        with server_errors(self.uri, "logging the metrics of the sweep"):
+            self._log(run_id, {}, _metric_points(metrics, {}))
+
     def log_artifact(self, run_id: str, path: Path, folder: str | None = None) -> None:
         """Upload the file `path` to a run, into `folder` there; an earlier upload is overwritten.
 

@@ -6,6 +6,7 @@ kind of records is the task's (`trainers.tasks.task`).
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -150,7 +151,7 @@ def _train(run: _Run, checkpoints: CheckpointFolder | None) -> TrainingResult:
     config = run.config
     attempt = _resume(run, checkpoints)
     if run.step == 0 and config.evaluation.also_untrained:
-        run.observer.final.update(_scores(run, prefix="untrained_"))
+        run.observer.final.update(_scores_before_training(run))
     if run.step == 0:
         _score_on_the_way(run)
     run.seconds_scoring, started, first_step = 0.0, time.perf_counter(), run.step
@@ -418,14 +419,31 @@ def _save(run: _Run, checkpoints: CheckpointFolder) -> None:
     )
 
 
-def _scores(run: _Run, *, prefix: str = "", with_probes: bool = True) -> dict[str, float]:
-    """Return the scores that may be seen; none are computed where none may."""
+def _scores_before_training(run: _Run) -> dict[str, float]:
+    """Return the scores of the public start, and of the same network at random weights."""
+    config = run.config
+    if config.starts_at_random:
+        return _scores(run, prefix="untrained_")
+    found = _scores(run, prefix="public_start_")
+    random = dataclasses.replace(config, warm_start=None)
+    if run.workers.rank > 0 or not random.starts_at_random:
+        return found
+    shape = image_shape_of(run.data.train)
+    network = starting_encoder(random, shape)
+    run.task.place(network, run.device, shape)
+    return found | _scores(run, network, prefix="untrained_")
+
+
+def _scores(
+    run: _Run, network: AnyEncoder | None = None, *, prefix: str = "", with_probes: bool = True
+) -> dict[str, float]:
+    """Return the scores of a network, the released one unless given; none are computed where none may."""
     if run.workers.rank > 0:
         return {}
     return run.observer.visible(
         all_scores(
             run.task,
-            run.released,
+            run.released if network is None else network,
             run.data,
             run.config,
             device=run.device,

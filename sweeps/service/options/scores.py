@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpgcl_core.release.metrics import METRICS, Release
+from dpgcl_core.release.metrics import METRICS, Release, is_reference
 from trainers.data.dataset import Modality, TrainingData, modality_of
 
 NOISED_SCORES = ("noised_knn_accuracy", "noised_linear_probe_accuracy")
@@ -32,7 +32,7 @@ def final_scores() -> list[str]:
     [True, False, True]
     """
     bare = [name for name, metric in METRICS.items() if metric.release is Release.SCORE]
-    bare = [name for name in bare if not name.startswith("untrained_") and not name.endswith("_during")]
+    bare = [name for name in bare if not is_reference(name) and not name.endswith("_during")]
     return [*bare, *NOISED_SCORES]
 
 

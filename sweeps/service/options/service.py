@@ -26,6 +26,8 @@ class ServiceOptions:
     """Trainings at once; as many as the cluster's CPUs (and GPUs) hold unless given."""
     max_restarts: int = 2
     """Times a crashed training is restarted from its checkpoint; what it repeats is charged."""
+    references: bool = True
+    """Also score raw pixels and HOG, once per sweep, as the trainings are: on public records, at no ε."""
     dry_run: bool = False
     """Print the trials, their ε and an estimate of time, and stop."""
 

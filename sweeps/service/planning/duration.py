@@ -74,8 +74,9 @@ def _num_embedded(plan: SweepPlan, trial: Trial) -> int:
     if plan.data.index is None or plan.data.queries is None:
         return 0
     evaluation = trial.config.evaluation
-    num_records = min(len(plan.data.index), evaluation.max_index_records)
-    num_records += min(len(plan.data.queries), evaluation.max_query_records)
+    num_index, num_queries = len(plan.data.index), len(plan.data.queries)
+    num_records = min(num_index, evaluation.max_index_records or num_index)
+    num_records += min(num_queries, evaluation.max_query_records or num_queries)
     every, num_steps = evaluation.score_every_steps, trial.config.mechanism.num_steps
     on_the_way = 1 + num_steps // every if every else 0
     return num_records * (1 + evaluation.also_untrained + on_the_way)

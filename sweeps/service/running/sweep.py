@@ -14,6 +14,7 @@ from typing import Any
 
 from dpgcl_core.errors import ConfigError, DpgclError, LedgerError, StorageError, TrackingError
 from dpgcl_core.ledger.report import LedgerStatement
+from dpgcl_core.release.metrics import is_reference
 from dpgcl_core.release.statement import PrivacyStatement
 from sweeps.service.options.data import data_path
 from sweeps.service.options.file import options_text
@@ -71,6 +72,7 @@ from sweeps.service.storage.runs import tracking_address
 from sweeps.service.storage.slot_files import SlotFiles
 from trainers.config.training import TrainingConfig
 from trainers.data.dataset import TrainingData
+from trainers.evaluation.references import reference_scores
 from trainers.files.storage import check_writable, storage_root
 from trainers.tracking.runs import Tracker
 from trainers.tracking.server import check_address, connect, is_database
@@ -463,6 +465,7 @@ class OpenSweep:
         if not self._untracked:
             self._state(results)
             if results and figure is not None:
+                self._refer()
                 self._draw(figure)
         again = f"continue with --resume --name {self._folder.name}"
         if failed or self._untracked:
@@ -497,6 +500,20 @@ class OpenSweep:
 
     def _statement(self, drawn: Mapping[str, Charged], ledger: LedgerStatement | None) -> PrivacyStatement:
         return build_statement(self._plan, self._folder.name, drawn=drawn, ledger=ledger)
+
+    def _refer(self) -> None:
+        """Score what needs no training, once per sweep: of public records alone, so it costs no ε."""
+        data, evaluation = self._plan.data, self._plan.trials[0].config.evaluation
+        if not self._service.references or (data.queries is None and not data.probes):
+            return
+        try:
+            if any(map(is_reference, self._tracker.metrics_of(self._parent))):
+                return
+            say("scoring raw pixels and HOG …")
+            scores = reference_scores(data, evaluation, seed=self._service.seed)
+            self._tracker.log_metrics(self._parent, scores)
+        except (DpgclError, MemoryError) as error:
+            say(f"warning: no scores of raw pixels and HOG: {error}")
 
     def _draw(self, figure: Figure) -> None:
         try:

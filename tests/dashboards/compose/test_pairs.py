@@ -138,7 +138,7 @@ def test_transfer_of_pairs_without_labels_has_no_place_without_scores(make_trial
 def test_scores_of_pairs_have_titles_wherever_they_are_declared():
     declared = {name for name, metric in METRICS.items() if metric.release is Release.SCORE}
     of_pairs = {name for name in declared if "_recall_at_" in name or "zero_shot" in name}
-    every = (("", ""), ("untrained_", ""), ("", "_during"))
+    every = (("", ""), ("untrained_", ""), ("public_start_", ""), ("", "_during"))
     assert of_pairs == {f"{before}{name}{behind}" for name in PAIR_SCORES for before, behind in every}
 
 

@@ -7,7 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
+from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
 from dpgcl_core.errors import DataError
@@ -19,9 +22,12 @@ from trainers.evaluation.features import (
     evaluate,
     first_by_hash,
     knn_accuracy,
+    knn_rule,
+    label_scores,
     linear_probe_accuracy,
     view_retrieval,
 )
+from trainers.evaluation.linear_probe import PENALTY, fit_linear_probe
 from trainers.models.encoder import Encoder, build_encoder
 from trainers.views.images import make_views, normalise
 
@@ -266,3 +272,69 @@ def test_scores_of_tiny_index_are_finite(num_index: int, num_classes: int) -> No
 def test_scores_refuse_empty_queries() -> None:
     with pytest.raises(DataError, match="got 5 and 0"):
         _scores(_records(5), _records(5).take(np.zeros(0, dtype=np.int64)))
+
+
+@pytest.mark.parametrize("num_index", [3, 700, 2049])
+def test_knn_finds_the_nearest_in_any_number_of_blocks(
+    num_index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may stand in one block of the index, in several, or in the rest behind the last whole one."""
+    monkeypatch.setattr(
+        "trainers.evaluation.features._SIMILARITY_BYTES", 4 * 5 * num_index
+    )  # 5 queries at once
+    rng = np.random.default_rng(11)
+    index, queries = (rng.normal(size=(n, 4)).astype(np.float32) for n in (num_index, 33))
+    index[-1], index[1] = 2 * queries[0], 3 * queries[0]
+    labels, wanted = rng.integers(0, 5, num_index), rng.integers(0, 5, 33)
+    classifier = KNeighborsClassifier(3, metric="cosine", algorithm="brute").fit(index, labels)
+    expected = classifier.predict(queries)
+    np.testing.assert_array_equal(knn_rule(index, labels)(queries), expected)
+    assert knn_accuracy(index, labels, queries, wanted) == np.mean(expected == wanted)
+
+
+def _collinear(n: int, num_classes: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Features like a network's: of few directions, many of them nearly the same, at different scales."""
+    rng = np.random.default_rng(12)
+    labels = rng.integers(0, num_classes, n)
+    places = rng.normal(size=(num_classes, 4))[labels] + rng.normal(size=(n, 4))
+    features = np.maximum(places @ rng.normal(size=(4, 12)) + 1e-2 * rng.normal(size=(n, 12)), 0)
+    return (features * 10.0 ** rng.integers(-3, 4, 12)).astype(np.float32), labels.astype(np.int64)
+
+
+@pytest.mark.parametrize("num_classes", [2, 4])
+def test_probe_is_the_optimum_that_scikit_learn_finds(num_classes: int) -> None:
+    features, labels = _collinear(600, num_classes)
+    scaled = StandardScaler().fit_transform(features).astype(np.float64)
+    # Of two classes scikit-learn has one row of weights, whose penalty is of the difference of ours.
+    c = (2 if num_classes == 2 else 1) / (PENALTY * len(features))
+    oracle = LogisticRegression(C=c, tol=1e-10, solver="newton-cg", max_iter=1000).fit(scaled, labels)
+    probe = fit_linear_probe(features, labels)
+    weight = probe.weight.numpy()
+    found = weight[1:] - weight[:1] if num_classes == 2 else weight
+    np.testing.assert_allclose(found, oracle.coef_, atol=0.03 * np.abs(oracle.coef_).max())
+    np.testing.assert_array_equal(probe.predict(features), oracle.predict(scaled))
+
+
+def test_probe_reaches_its_optimum_in_few_steps_though_features_are_collinear() -> None:
+    features, labels = _collinear(600, 4)
+    assert fit_linear_probe(features, labels).num_iterations < 100
+
+
+def test_probe_is_the_same_again_bit_by_bit() -> None:
+    features, labels = _collinear(300, 3)
+    first, second = (fit_linear_probe(features, labels) for _ in range(2))
+    assert torch.equal(first.weight, second.weight)
+    assert torch.equal(first.bias, second.bias)
+
+
+def test_scores_are_fitted_on_all_records_and_asked_of_all_unless_limited() -> None:
+    """The label of a query is that of its twin, which is the last index record by hash."""
+    index = _records(300)
+    order = first_by_hash(index.ids, None, seed=0)
+    assert len(order) == 300
+    config = EvaluationConfig(num_neighbors=1)
+    last = index.take(order[-1:])
+    asked = embed_features(_identity(), last.images)
+    scores = label_scores(_identity(), index, asked, last, config, seed=0, batch_size=64, device="cpu")
+    assert scores["knn_accuracy"] == 1.0
+    assert _scores(index, index, num_neighbors=1)["knn_accuracy"] == 1.0

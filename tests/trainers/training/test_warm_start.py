@@ -13,16 +13,25 @@ import torch
 from torch import Tensor
 
 from dpgcl_core.errors import ConfigError, StorageError
+from dpgcl_core.release.metrics import is_reference
 from sweeps.service.storage.folder import config_hash
 from tests.sweeps import support
 from tests.trainers.conftest import make_config, make_data
 from tests.trainers.exporting import LORA, SMALL, same_weights, write_small_clip, write_small_model
 from tests.trainers.files.test_checkpoint import _crashed, _folder
 from trainers.config.presets import DIGITS_CPU
-from trainers.config.training import ClipNetworkConfig, NetworkConfig, TextViewConfig, TrainingConfig
+from trainers.config.training import (
+    ClipNetworkConfig,
+    EvaluationConfig,
+    NetworkConfig,
+    TextViewConfig,
+    TrainingConfig,
+)
 from trainers.config.tree import changed
 from trainers.models.clip.encoder import ImageTextEncoder, synthetic_pairs
 from trainers.models.encoder import build_encoder
+from trainers.tasks.scoring import all_scores
+from trainers.tasks.task import task_of
 from trainers.training import loop
 from trainers.training.loop import train
 from trainers.training.resolve import training_config
@@ -329,3 +338,31 @@ def test_clip_model_and_encoder_of_images_do_not_start_from_each_other(public: P
         starting_encoder(_clip_config(public), (3, 32, 32))
     with pytest.raises(ConfigError, match="of the same network"):
         starting_encoder(_config(tmp_path / "m"), SHAPE)
+
+
+def test_public_start_is_scored_beside_random_weights(public: Path) -> None:
+    """Of both before training: what was learned is a difference to the first, not to the second."""
+    data, asked = make_data(), EvaluationConfig(record_every_steps=0)
+    config = _config(public, evaluation=asked)
+    found = train(config, data).metrics
+    starts = {"public_start_": config, "untrained_": dataclasses.replace(config, warm_start=None)}
+    for prefix, start in starts.items():
+        scores = all_scores(task_of(start), starting_encoder(start, SHAPE), data, start, device="cpu")
+        assert scores
+        assert {name: found[prefix + name] for name in scores} == scores
+    fresh = train(starts["untrained_"], data).metrics
+    assert not any(name.startswith("public_start_") for name in fresh)
+    assert fresh["untrained_knn_accuracy"] == found["untrained_knn_accuracy"]
+
+
+def test_public_start_of_private_records_is_not_scored_on_them(public: Path) -> None:
+    data = make_data(private=True, evaluation_is_public=False)
+    found = train(_config(public, evaluation=EvaluationConfig(record_every_steps=0)), data).metrics
+    assert not any(is_reference(name) for name in found)
+
+
+def test_published_weights_are_a_public_start() -> None:
+    published = ClipNetworkConfig(name="ViT-B-32", pretrained="laion2b_s34b_b79k")
+    clip = {"text_views": TextViewConfig(), "num_augmentations": 0}
+    assert not make_config(network=published, **clip).starts_at_random
+    assert make_config(network=ClipNetworkConfig(), **clip).starts_at_random

@@ -1,0 +1,123 @@
+"""What the private data add: the paired difference to the public start, and how much of it privacy leaves.
+
+A network that is as good as its public start has learned nothing of the private records, however high its
+score. So a table claims private learning by this difference alone: between each trial's score and that of the
+same network before training (at its public start; at random weights where it has none), over repeats, each
+with its own public seed. It is resolved where two standard errors do not reach zero. Its share is of what the
+same compute gains without privacy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from dashboards.compose.differences import is_resolved, paired
+from dashboards.compose.questions import Question
+from dashboards.compose.references import start_of
+from dashboards.compose.selection import ORDER, PROVEN
+
+NON_PRIVATE = "non_private"
+# Where ε = ∞ is a place on the axis, or a row of its own: it is held against every other one.
+_NON_PRIVATE_APART = ("target_epsilon", "noise_multiplier", "method")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """The paired difference of a score to its start, a fraction.
+
+    Attributes:
+      mean, standard_error, num_repeats: over repeats; the error of one is NaN.
+      share: of the gain without privacy; NaN where that is not resolved or not positive, or this not private.
+      is_private: the trials have a proven guarantee.
+    """
+
+    mean: float
+    standard_error: float
+    num_repeats: int
+    share: float
+    is_private: bool
+
+    @property
+    def statistics(self) -> tuple[float, float, int]:
+        """Mean, standard error and number of repeats."""
+        return self.mean, self.standard_error, self.num_repeats
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether the interval of ± 2 standard errors does not include zero."""
+        return is_resolved(self.mean, self.standard_error)
+
+    def text(self) -> str:
+        """Return it in percentage points, for a table.
+
+        >>> Gain(mean=0.021, standard_error=0.002, num_repeats=3, share=0.5, is_private=True).text()
+        '2.10 ± 0.20 (50 %)'
+        >>> Gain(mean=0.021, standard_error=0.011, num_repeats=3, share=0.5, is_private=True).text()
+        'not resolved: 2.10 ± 1.10'
+        """
+        number = f"{100 * self.mean:.2f}"
+        number += "" if math.isnan(self.standard_error) else f" ± {100 * self.standard_error:.2f}"
+        if not self.is_resolved:
+            return f"not resolved: {number}"
+        if not self.is_private:
+            return f"{number}, not private"
+        return number + ("" if math.isnan(self.share) else f" ({100 * self.share:.0f} %)")
+
+
+def gain_of(rows: pd.DataFrame, score: str, shown: pd.DataFrame, question: Question) -> Gain | None:
+    """Return the gain of the trials of one point; None where nothing was trained, or scored before.
+
+    Args:
+      rows: of one point, from `dashboards.compose.selection.shown_trials`.
+      score: that is asked for.
+      shown: all trials, for those without privacy.
+      question: of the figure.
+    """
+    if "num_steps" in rows and (rows["num_steps"] == 0).all():  # it is the start
+        return None
+    own = _paired_gain(rows, score)
+    if own is None or not own["num_repeats"]:
+        return None
+    peers = _without_privacy(rows, shown, question)
+    best = None if peers is None else _paired_gain(peers, score)
+    private = bool((rows["guarantee"] == PROVEN).all())
+    positive = private and best is not None and best["verdict"] == "higher"
+    return Gain(
+        mean=own["difference"],
+        standard_error=own["standard_error"],
+        num_repeats=own["num_repeats"],
+        share=own["difference"] / best["difference"] if best is not None and positive else math.nan,
+        is_private=private,
+    )
+
+
+def has_gains(shown: pd.DataFrame, score: str) -> bool:
+    """Return whether repeats of a score are there with what they started from."""
+    return "repeat" in shown and "step" not in shown and start_of(shown, score) is not None
+
+
+def _paired_gain(rows: pd.DataFrame, score: str) -> dict[str, Any] | None:
+    start = start_of(rows, score)
+    if start is None or score not in rows:
+        return None
+    return paired((rows[score] - start[1]).groupby(rows["repeat"]).mean())
+
+
+def _without_privacy(rows: pd.DataFrame, shown: pd.DataFrame, question: Question) -> pd.DataFrame | None:
+    """Return the trials without privacy at the same point, or those that stand apart from the axis."""
+    free = shown[shown["target_epsilon"] == math.inf]
+    if "method" in shown:
+        trained = free["method"].isin([NON_PRIVATE, *rows["method"]])
+        free = free[trained & (free["num_steps"] > 0)] if "num_steps" in free else free[trained]
+    first = rows.iloc[0]
+    same = [name for name in question.curve_columns if name in shown]
+    same = [name for name in same if name not in ("method", "target_epsilon")]
+    if question.axis.column not in _NON_PRIVATE_APART:
+        same.append(ORDER)
+    for name in same:
+        free = free[free[name] == first[name]]
+    return free if len(free) else None

@@ -1,0 +1,162 @@
+"""What private data add: paired with the public start of the same repeat, and held against no privacy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dashboards.compose.differences import differences_table
+from dashboards.compose.figure import content_of, numbers_of
+from dashboards.compose.gains import gain_of
+from dashboards.compose.questions import find_question
+from dashboards.compose.references import reference_rows
+from dashboards.compose.selection import shown_trials
+from dashboards.figures import write_table
+
+STARTS = (0.50, 0.60, 0.70)  # of the repeats: a difference that is not paired would be buried
+GAINS = (0.030, 0.031, 0.029)
+FREE_GAINS = (0.060, 0.062, 0.058)
+METHODS = ("dp_gcl", "dp_clip", "non_private", "base")
+
+
+def _row(method: str, repeat: int, epsilon: float, gain: float) -> dict[str, object]:
+    private = epsilon < math.inf
+    return {
+        **{"method": method, "repeat": repeat, "target_epsilon": epsilon, "num_augmentations": 0},
+        **{
+            "dataset": "fashion_mnist",
+            "data_is": "public",
+            "target_delta": 1e-6,
+            "run_id": f"{method}{repeat}",
+        },
+        **{"guarantee_label": "proven" if private else "none", "num_steps": 0 if method == "base" else 50},
+        **{"epsilon": epsilon, "noise_multiplier": float(private), "tuning_cost": "none"},
+        "knn_accuracy": STARTS[repeat] + gain,
+        "untrained_knn_accuracy": 0.3 + 0.01 * repeat,
+        "public_start_knn_accuracy": STARTS[repeat],
+        "raw_pixels_knn_accuracy": 0.85,
+        "hog_knn_accuracy": 0.89,
+    }
+
+
+@pytest.fixture
+def trials() -> pd.DataFrame:
+    rows = []
+    for repeat in range(3):
+        rows.append(_row("dp_gcl", repeat, 1.0, GAINS[repeat]))
+        rows.append(_row("dp_clip", repeat, 1.0, (0.01, -0.02, 0.015)[repeat]))
+        rows.append(_row("non_private", repeat, math.inf, FREE_GAINS[repeat]))
+        rows.append(_row("base", repeat, math.inf, 0.0))
+    return pd.DataFrame(rows)
+
+
+def _gain(trials: pd.DataFrame, method: str, question: str = "methods"):
+    asked = find_question(question)
+    shown = shown_trials(trials, asked)
+    return gain_of(shown[shown["method"] == method], "knn_accuracy", shown, asked)
+
+
+def _table(trials: pd.DataFrame, heading: str):
+    return next(table for name, table in content_of(trials, "methods").tables if name.startswith(heading))
+
+
+def _cell(table, row: str, column: str) -> str:
+    return next(each for each in table.rows if each[0] == row)[list(table.heading).index(column)]
+
+
+def test_private_gain_is_paired_with_the_public_start_of_its_repeat(trials: pd.DataFrame) -> None:
+    gain = _gain(trials, "dp_gcl")
+    assert gain.mean == pytest.approx(np.mean(GAINS))
+    assert gain.standard_error == pytest.approx(np.std(GAINS, ddof=1) / math.sqrt(3))
+    assert gain.is_resolved
+
+
+def test_private_gain_says_its_share_of_the_gain_without_privacy(trials: pd.DataFrame) -> None:
+    assert _gain(trials, "dp_gcl").share == pytest.approx(0.5)
+    cell = _cell(_table(trials, "Private gain"), "DP-GCL", "Private gain, ε = 1: k-NN accuracy (points)")
+    assert cell == "3.00 ± 0.06 (50 %)"
+
+
+def test_private_gain_is_not_resolved_within_two_standard_errors(trials: pd.DataFrame) -> None:
+    assert not _gain(trials, "dp_clip").is_resolved
+    cell = _cell(_table(trials, "Private gain"), "DP-CLIP", "Private gain, ε = 1: k-NN accuracy (points)")
+    assert cell.startswith("not resolved: 0.17 ± ")
+
+
+def test_private_gain_is_claimed_of_no_trial_without_a_guarantee(trials: pd.DataFrame) -> None:
+    table = _table(trials, "Private gain")
+    column = "Private gain, no noise: k-NN accuracy (points)"
+    assert _cell(table, "Non-private", column) == "6.00 ± 0.12, not private"
+    assert _cell(table, "Base, not trained", column) == "–"
+
+
+def test_private_gain_is_over_the_untrained_network_where_there_is_no_public_start(
+    trials: pd.DataFrame,
+) -> None:
+    fresh = trials.drop(columns="public_start_knn_accuracy")
+    differences = fresh["knn_accuracy"] - fresh["untrained_knn_accuracy"]
+    expected = differences[fresh["method"] == "dp_gcl"].mean()
+    assert _gain(fresh, "dp_gcl").mean == pytest.approx(expected)
+    assert any("untrained network, paired" in note for note in content_of(fresh, "methods").notes)
+    assert any("public start, paired" in note for note in content_of(trials, "methods").notes)
+
+
+def test_private_gain_of_one_repeat_is_not_resolved(trials: pd.DataFrame) -> None:
+    assert not _gain(trials[trials["repeat"] == 0], "dp_gcl").is_resolved
+
+
+def test_private_gain_has_no_share_of_a_gain_that_is_not_resolved(trials: pd.DataFrame) -> None:
+    noisy = trials["method"] == "non_private"
+    trials.loc[noisy, "knn_accuracy"] += np.array([0.1, -0.2, 0.15])
+    assert math.isnan(_gain(trials, "dp_gcl").share)
+
+
+def test_share_is_of_the_trials_without_privacy_at_the_same_place_of_the_axis(make_trials) -> None:
+    found = make_trials(sizes=(4, 8), epsilons=(10.0, math.inf), snr=False, method="dp_gcl")
+    gains = {(4, 10.0): 0.1, (4, math.inf): 0.2, (8, 10.0): 0.1, (8, math.inf): 0.4}
+    keys = zip(found["group_size"], found["target_epsilon"], strict=True)
+    found["knn_accuracy"] = found["untrained_knn_accuracy"] + [gains[key] for key in keys]
+    found["knn_accuracy"] += 1e-4 * found["repeat"]
+    numbers = numbers_of(found, "group-size")
+    private = numbers[numbers["guarantee"] == "proven"].set_index("group_size")
+    assert private["knn_accuracy_private_gain_share"].to_dict() == pytest.approx({4: 0.5, 8: 0.25}, abs=1e-3)
+
+
+def test_references_are_rows_below_every_table_and_never_bold(trials: pd.DataFrame, tmp_path) -> None:
+    table = content_of(trials, "methods").tables[0][1]
+    assert [row[:2] for row in table.rows[4:]] == [
+        [name, "reference"] for name in ("raw pixels", "HOG", "untrained network", "public start alone")
+    ]
+    assert _cell(table, "HOG", "ε = 1: k-NN accuracy (%)") == "89.00"
+    assert _cell(table, "public start alone", "ε = 1: k-NN accuracy (%)") == "60.00 ± 5.77"
+    assert {table.rows[row][0] for row, _ in table.bold} == {"DP-GCL"}
+    csv, _ = write_table(trials, tmp_path, "methods")
+    written = pd.read_csv(csv).set_index("method")
+    assert written.loc["raw pixels", "knn_accuracy_mean"] == 0.85
+
+
+def test_references_are_lines_across_the_figure_and_named_in_its_legend(trials: pd.DataFrame) -> None:
+    content = content_of(trials, "methods")
+    (panel,) = content.panels
+    lines = {each.label: each.mean for each in panel.references}
+    expected = {"raw pixels": 85, "HOG": 89, "untrained network": 31, "public start alone": 60}
+    assert lines == pytest.approx(expected)
+    listed = {each.label: each for each in content.legends()["Scores"]}
+    assert set(expected) <= set(listed)
+    assert len({(listed[name].colour, listed[name].dash) for name in expected}) == 4
+
+
+def test_references_that_were_not_scored_have_no_row(make_trials) -> None:
+    shown = shown_trials(make_trials(), find_question("group-size"))
+    rows = reference_rows(shown, find_question("group-size"))
+    assert [row.label for row in rows] == ["untrained network"]
+
+
+def test_differences_are_to_the_public_start(trials: pd.DataFrame) -> None:
+    differences = differences_table(trials, find_question("methods"))
+    row = differences[(differences["method"] == "dp_gcl") & (differences["minus"] == "public start")]
+    assert row["difference"].item() == pytest.approx(np.mean(GAINS))
+    assert "untrained" not in set(differences["minus"])

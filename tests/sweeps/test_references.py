@@ -1,0 +1,89 @@
+"""Raw pixels and HOG in a sweep: scored once, kept with its parent run, and never of private records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dashboards.query.trials import load_trials
+from sweeps import group_size
+from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.running import sweep as service
+from tests.sweeps import support
+from trainers.tracking.runs import Tracker
+
+OF_IMAGES = {
+    f"{of}_{score}" for of in ("raw_pixels", "hog") for score in ("knn_accuracy", "linear_probe_accuracy")
+}
+QUICK = (
+    "--dataset",
+    "digits",
+    "--group-sizes",
+    "4",
+    "--no-non-private",
+    "--repeats",
+    "1",
+    "--num-steps",
+    "1",
+)
+LESS = (
+    "--expected-batch-size",
+    "64",
+    "--max-index-records",
+    "60",
+    "--max-query-records",
+    "40",
+    "--name",
+    "one",
+)
+Run = Callable[..., dict[str, float]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a sweep of one training in this process, and returns the metrics of its parent run."""
+    support.train_here(monkeypatch)
+
+    def ran(*more: str, figure: Callable[..., list[Path]] = lambda *_: []) -> dict[str, float]:
+        chosen: SweepOptions = support.options(*QUICK, *LESS, "--storage", str(tmp_path), *more)
+        assert isinstance(chosen, group_size.GroupSizeOptions)
+        assert service.run_sweep("group-size", chosen, group_size.points(chosen), figure) == 0
+        tracker = Tracker.open(f"sqlite:///{tmp_path}/mlflow.db", tmp_path, service.EXPERIMENT)
+        parent = tracker.find_sweep("one")
+        assert parent is not None
+        return tracker.metrics_of(parent)
+
+    return ran
+
+
+def test_references_are_scored_once_and_kept_with_the_parent_run(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run()
+    assert set(first) == OF_IMAGES
+    trials = load_trials(f"sqlite:///{tmp_path}/mlflow.db", "one")
+    assert dict(trials.iloc[0][list(first)]) == pytest.approx(first)
+    monkeypatch.setattr(service, "reference_scores", lambda *_, **__: pytest.fail("scored again"))
+    assert run("--resume") == first
+
+
+def test_references_are_there_before_the_figure_is_drawn(run: Run, tmp_path: Path) -> None:
+    drawn = []
+
+    def figure(uri: str, sweep: str, folder: Path) -> list[Path]:
+        drawn.append(set(load_trials(uri, sweep)) >= OF_IMAGES)
+        return []
+
+    run(figure=figure)
+    assert drawn == [True]
+
+
+def test_references_are_left_out_where_asked(run: Run) -> None:
+    assert run("--no-references") == {}
+
+
+def test_references_of_private_records_are_never_scored(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainers.evaluation.references._described", lambda *_: pytest.fail("seen"))
+    assert run("--data-is", "private", "--no-ledger", "--num-records-public", "1400") == {}

@@ -1,0 +1,131 @@
+"""Scores that need no training: of the images' own pixels, and of a descriptor that nobody trained.
+
+What a trained network adds is what it scores above these, by the same scorer and on the same records: k-NN
+and linear probe, fitted on the index, asked of the queries (`trainers.evaluation.features.feature_scores`).
+HOG is Dalal and Triggs (2005), from scikit-image, which Tramèr and Boneh (2021) also hold private learning
+against: nine orientations, blocks of 2 × 2 cells, `L2-Hys`, cells of an eighth of the smaller side.
+
+They are scores like any other: with private training data they are computed from the public records of
+`--evaluate-on` and `--probe-datasets` alone, and there are none without these. They cost no ε.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpgcl_core.release.metrics import visible
+from trainers.config.training import EvaluationConfig
+from trainers.data.dataset import AnyRecords, TrainingData
+from trainers.evaluation.features import (
+    check_some,
+    feature_scores,
+    first_records,
+    is_labelled,
+    read_images,
+)
+from trainers.evaluation.linear_probe import Features
+
+MAX_PIXELS_A_SIDE = 32
+"""Larger images are averaged down to it before their pixels are features: 3,072 of them at most."""
+
+_IMAGES_AT_ONCE = 512
+_CELLS_A_SIDE = 8
+_SMALLEST_CELL = 2
+
+
+def reference_scores(data: TrainingData, config: EvaluationConfig, *, seed: int) -> dict[str, float]:
+    """Return the scores of raw pixels and of HOG that may be seen, by metric name.
+
+    `raw_pixels_knn_accuracy`, `raw_pixels_linear_probe_accuracy` and both of `hog_`, of `data.queries`; of
+    every data set in `data.probes` `raw_pixels_transfer_knn_accuracy/NAME` and so on. None without labels,
+    and none where the records of scores are private. Of pairs the images alone are seen.
+
+    Args:
+      data: what a training may touch.
+      config: subset sizes and k.
+      seed: public seed of the subsets.
+
+    Raises:
+      DataError: there is nothing to score.
+    """
+    if not (data.train_is_public or data.evaluation_is_public):
+        return {}
+    scored: list[tuple[AnyRecords | None, AnyRecords | None, str]] = [(data.index, data.queries, "{}")]
+    scored += [(probe.index, probe.queries, f"transfer_{{}}/{probe.name}") for probe in data.probes]
+    found: dict[str, float] = {}
+    for index, queries, name in scored:
+        if index is None or queries is None or not is_labelled(index, queries):
+            continue
+        for prefix, describe in DESCRIPTORS.items():
+            scores = _label_scores(describe, index, queries, config, seed=seed)
+            found |= {prefix + name.format(score): value for score, value in scores.items()}
+    return visible(
+        found,
+        training_data_is_public=data.train_is_public,
+        evaluation_data_is_public=data.evaluation_is_public,
+    )
+
+
+def raw_pixels(images: Tensor) -> Features:
+    """Return the pixels of uint8 images `[n, channels, height, width]` in [0, 1], at most 32 × 32 a channel.
+
+    >>> raw_pixels(Tensor([[[[0, 255], [255, 0]]]])).tolist()
+    [[0.0, 1.0, 1.0, 0.0]]
+    """
+    height, width = images.shape[-2:]
+    size = min(height, MAX_PIXELS_A_SIDE), min(width, MAX_PIXELS_A_SIDE)
+    pixels = images.float() / 255
+    if size != (height, width):
+        pixels = F.adaptive_avg_pool2d(pixels, size)
+    found: Features = pixels.flatten(1).numpy()
+    return found
+
+
+def hog_features(images: Tensor) -> Features:
+    """Return the histograms of oriented gradients of uint8 images `[n, channels, height, width]`.
+
+    Of coloured images each pixel counts in the channel of its largest gradient. Images of fewer than four
+    pixels a side are filled up with their edge.
+    """
+    from skimage.feature import hog  # takes a second, which workers should not pay
+
+    side = min(images.shape[-2:])
+    cell = max(_SMALLEST_CELL, -(-side // _CELLS_A_SIDE))
+    missing = [max(0, 2 * cell - each) for each in (images.shape[-1], images.shape[-2])]
+    padded = F.pad(images.float(), (0, missing[0], 0, missing[1]), mode="replicate").numpy()
+    rows = [
+        hog(image, orientations=9, pixels_per_cell=(cell, cell), cells_per_block=(2, 2), channel_axis=0)
+        for image in padded
+    ]
+    return np.stack(rows).astype(np.float32)
+
+
+DESCRIPTORS: dict[str, Callable[[Tensor], Features]] = {"raw_pixels_": raw_pixels, "hog_": hog_features}
+
+
+def _label_scores(
+    describe: Callable[[Tensor], Features],
+    index: AnyRecords,
+    queries: AnyRecords,
+    config: EvaluationConfig,
+    *,
+    seed: int,
+) -> dict[str, float]:
+    check_some(index, queries)
+    index = first_records(index, config.max_index_records, seed)
+    queries = first_records(queries, config.max_query_records, seed)
+    assert index.labels is not None
+    assert queries.labels is not None
+    known, asked = _described(describe, index), _described(describe, queries)
+    return feature_scores(known, index.labels, asked, queries.labels, config)
+
+
+def _described(describe: Callable[[Tensor], Features], records: AnyRecords) -> Features:
+    count = records.images.shape[0]
+    starts = range(0, count, _IMAGES_AT_ONCE)
+    parts = [describe(read_images(records.images, slice(s, s + _IMAGES_AT_ONCE))) for s in starts]
+    return np.concatenate(parts)
