@@ -72,8 +72,8 @@ def image_text_group_loss(embeddings: Tensor, *, temperature: float | Tensor) ->
         L_G = Σ_{i∈G} −log( e^{s(x_i,y_i)/τ} / Σ_{j∈G} ( e^{s(x_i,y_j)/τ} + Σ_m e^{s(x_i,y^m_j)/τ} ) )
                       −log( e^{s(y_i,x_i)/τ} / Σ_{j∈G} ( e^{s(y_i,x_j)/τ} + Σ_m e^{s(y_i,x^m_j)/τ} ) )
 
-    (DP-GCL, Eq. 12 in both directions of Eq. 15). The sensitivity of its clipped sum is that of the groups (see
-    the module).
+    (DP-GCL, Eq. 12 in both directions of Eq. 15). The sensitivity of its clipped sum is that of the groups
+    (see the module).
 
     Args:
       embeddings: `[groups, group_size, 2 + 2·num_augmentations, dim]`, float32 or better, as `interleaved`

@@ -151,6 +151,18 @@ def test_statement_says_among_which_data_sets_the_guarantee_holds() -> None:
     assert statement.as_dict()["conditions"] == statement.conditions
 
 
+def test_statement_of_several_group_sizes_holds_where_all_of_them_do() -> None:
+    declared = {"method": "dp_gcl", "num_records_public": 1445}
+    plan = plan_at({**declared, "group_size": 4}, {**declared, "group_size": 16})
+    (condition,) = build_statement(plan, "one").conditions
+    fewest = [mechanism.rules.condition(mechanism) for mechanism in plan_mechanisms(plan)]
+    assert condition == fewest[1] != fewest[0]  # larger groups bear fewer empty slots
+
+
+def plan_mechanisms(plan: SweepPlan) -> list[Mechanism]:
+    return [trial.config.mechanism for trial in plan.trials]
+
+
 def test_statement_without_conditions_has_none() -> None:
     assert "among" not in build_statement(plan_at({"method": "dp_gcl"}), "one").headline()
 
