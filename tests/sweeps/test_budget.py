@@ -51,7 +51,7 @@ def open_budget(plan: SweepPlan, ledger: Ledger, kept: SweepFolder) -> SweepBudg
 @pytest.fixture(scope="module")
 def planned(make_plan: Callable[..., SweepPlan]) -> SweepPlan:
     """Two trials of ten steps each."""
-    return make_plan(*QUICK, "--ledger", "unused", "--dataset-id", "scans")
+    return make_plan(*QUICK, "--num-records-public", "1445", "--ledger", "unused", "--dataset-id", "scans")
 
 
 @pytest.fixture
@@ -249,7 +249,8 @@ JOINT = 1 / math.sqrt(1 + 1 / 4)
 def noised_plan(make_plan: Callable[..., SweepPlan], tmp_path_factory: pytest.TempPathFactory) -> SweepPlan:
     """Two private trials of ten steps each, with noised scores and a noised SNR."""
     dataset = write_npz(tmp_path_factory.mktemp("data") / "own.npz", 200)
-    return make_plan(*NOISED, "--dataset", dataset, "--ledger", "unused", "--dataset-id", "scans")
+    declared = ("--dataset", dataset, "--num-records-public", "200")
+    return make_plan(*NOISED, *declared, "--ledger", "unused", "--dataset-id", "scans")
 
 
 @pytest.fixture

@@ -155,7 +155,12 @@ class SweepBudget:
         for trial in missing:  # from here on a missing grant tells that a folder was lost
             self._take_back(trial.name)
         if missing:
-            self.ledger.reserve(self.dataset_id, self._planned(missing), unit=self.unit)
+            self.ledger.reserve(
+                self.dataset_id,
+                self._planned(missing),
+                unit=self.unit,
+                neighboring_relation=missing[0].config.mechanism.neighboring_relation,
+            )
         for trial in remaining:
             self._extend(trial, self._open.get(trial.name) or self._found(trial))
         self._keep_head()

@@ -186,6 +186,7 @@ def reserve(ledger: Ledger, dataset_id: str, plan: SweepPlan, label: str) -> Led
         delta=cost.delta,
         rdp_curve=tuned_rdp(plan) if has_curve else None,
         unit=unit_of(source),
+        neighboring_relation=cost.neighboring_relation,
     )
     if path is not None:
         bind_images(ledger, dataset_id, source)
