@@ -152,15 +152,12 @@ def test_statement_says_among_which_data_sets_the_guarantee_holds() -> None:
 
 
 def test_statement_of_several_group_sizes_holds_where_all_of_them_do() -> None:
-    declared = {"method": "dp_gcl", "num_records_public": 1445}
-    plan = plan_at({**declared, "group_size": 4}, {**declared, "group_size": 16})
+    declared = (*QUICK, "--num-records-public", "1445")
+    plan = plan_at({"group_size": 4}, {"group_size": 16}, arguments=declared)
     (condition,) = build_statement(plan, "one").conditions
-    fewest = [mechanism.rules.condition(mechanism) for mechanism in plan_mechanisms(plan)]
-    assert condition == fewest[1] != fewest[0]  # larger groups bear fewer empty slots
-
-
-def plan_mechanisms(plan: SweepPlan) -> list[Mechanism]:
-    return [trial.config.mechanism for trial in plan.trials]
+    small, large = (trial.config.mechanism for trial in plan.trials)
+    assert condition == large.rules.condition(large)  # larger groups bear fewer empty slots
+    assert condition != small.rules.condition(small)
 
 
 def test_statement_without_conditions_has_none() -> None:
