@@ -25,7 +25,14 @@ from dpgcl_core.clipping.parts import ClippingParts
 from dpgcl_core.clipping.types import GroupInputs, GroupReport, Objective
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.losses.objective import GroupLoss
-from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, GROUPS, RECORDS, PublicNumbers, Sampled
+from dpgcl_core.mechanism.numbers import (
+    ADD_OR_REMOVE_ONE,
+    GROUPS,
+    RECORDS,
+    PublicNumbers,
+    RecordRange,
+    Sampled,
+)
 from dpgcl_core.noise.sources import Draws
 from dpgcl_core.sampling.groups import Grouper, build_grouper, expected_num_groups
 from dpgcl_core.sampling.poisson import PoissonSampler
@@ -217,9 +224,14 @@ class Method:
                 f"batch_cap is for methods whose sensitivity needs one; {self.name} needs none: leave it out"
             )
 
+    def num_records_covered(self, numbers: PublicNumbers) -> RecordRange | None:
+        """Return how many records the data sets have that the guarantee is about; None for any number."""
+        return None
+
     def condition(self, numbers: PublicNumbers) -> str:
         """Return what the guarantee asks of both neighbours besides the relation; empty for nothing."""
-        return ""
+        covered = self.num_records_covered(numbers)
+        return "" if covered is None else covered.text
 
     def check_records(self, numbers: PublicNumbers, num_records: int) -> None:
         """Raise ConfigError for a number of records that the accounting does not cover."""

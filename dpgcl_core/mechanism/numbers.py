@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -21,6 +22,50 @@ RECORDS: Final = "records"
 GROUPS: Final = "groups"
 Sampled = Literal["records", "groups"]
 """What a step samples by Poisson: records, which are then cut into groups, or groups of slots."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordRange:
+    """Public numbers of records, from `fewest` to `most`; or of those in the slots that are trained on.
+
+    >>> RecordRange(fewest=895, most=1000, in_slots=True).text
+    'data sets with 895 to 1000 records in the slots trained on'
+    >>> RecordRange(most=1518).text, RecordRange(fewest=7, most=7).text
+    ('data sets of at most 1518 records', 'data sets of exactly 7 records')
+    """
+
+    fewest: int = 0
+    most: int
+    in_slots: bool = False
+
+    @property
+    def text(self) -> str:
+        """The data sets of so many records, in words."""
+        if self.in_slots:
+            return f"data sets with {self.fewest} to {self.most} records in the slots trained on"
+        if self.fewest == self.most:
+            return f"data sets of exactly {self.most} records"
+        if self.fewest:
+            return f"data sets of {self.fewest} to {self.most} records"
+        return f"data sets of at most {self.most} records"
+
+
+def in_all(ranges: Iterable[RecordRange]) -> list[RecordRange]:
+    """Return what a data set must meet to be in all of these: one range of each kind, where they overlap.
+
+    >>> each = (RecordRange(fewest=fewest, most=60000, in_slots=True) for fewest in (58350, 59170))
+    >>> [found.fewest for found in in_all(each)]
+    [59170]
+    """
+    found: dict[bool, list[RecordRange]] = {}
+    for each in ranges:
+        found.setdefault(each.in_slots, []).append(each)
+    narrowed: list[RecordRange] = []
+    for in_slots, same in found.items():
+        fewest, most = max(each.fewest for each in same), min(each.most for each in same)
+        one = RecordRange(fewest=fewest, most=most, in_slots=in_slots)
+        narrowed += [one] if fewest <= most else dict.fromkeys(same)
+    return narrowed
 
 
 def default_delta(num_records_public: int) -> float:

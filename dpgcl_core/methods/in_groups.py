@@ -17,7 +17,7 @@ from dpgcl_core.losses.image_text import image_text_group_loss, image_text_sigmo
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from dpgcl_core.losses.sigmoid import two_view_sigmoid_loss
 from dpgcl_core.mechanism.method import GroupLoss, GroupRule, LossSettings, Method
-from dpgcl_core.mechanism.numbers import GROUPS, RECORDS, PublicNumbers, Sampled
+from dpgcl_core.mechanism.numbers import GROUPS, RECORDS, PublicNumbers, RecordRange, Sampled
 from dpgcl_core.sampling.groups import BATCH
 from dpgcl_core.sampling.slots import MOST_BLOCKS_LOST, more_records_than_slots, most_empty
 
@@ -49,11 +49,10 @@ class ClippedGroups(Method):
         one = numbers.sampling == GROUPS or numbers.group_size == 1
         return numbers.l2_clip_norm * (1 if one else 2)
 
-    def condition(self, numbers: PublicNumbers) -> str:
+    def num_records_covered(self, numbers: PublicNumbers) -> RecordRange | None:
         if numbers.sampling != GROUPS or numbers.num_records_from_data:
-            return ""
-        capacity = numbers.num_records_public
-        return f"data sets with {_fewest_records(numbers)} to {capacity} records in the slots trained on"
+            return None
+        return RecordRange(fewest=_fewest_records(numbers), most=numbers.num_records_public, in_slots=True)
 
     def check_records(self, numbers: PublicNumbers, num_records: int) -> None:
         if numbers.sampling != GROUPS:

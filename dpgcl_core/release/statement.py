@@ -22,6 +22,7 @@ from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.ledger.report import LedgerStatement
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import Method
+from dpgcl_core.mechanism.numbers import in_all
 from dpgcl_core.release.markdown import escaped
 
 PROVEN = "proven"
@@ -128,8 +129,8 @@ class PrivacyStatement:
     @property
     def conditions(self) -> list[str]:
         """Conditions on both neighbouring data sets, besides the relation, that some methods need."""
-        asked = [m.rules.condition(m) for m in self.mechanisms]
-        return [condition for condition in dict.fromkeys(asked) if condition]
+        covered = [m.rules.num_records_covered(m) for m in self.mechanisms]
+        return [each.text for each in in_all(each for each in covered if each is not None)]
 
     def headline(self) -> str:
         """Return the statement in one sentence."""

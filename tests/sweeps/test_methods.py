@@ -151,6 +151,15 @@ def test_statement_says_among_which_data_sets_the_guarantee_holds() -> None:
     assert statement.as_dict()["conditions"] == statement.conditions
 
 
+def test_statement_of_several_group_sizes_holds_where_all_of_them_do() -> None:
+    declared = (*QUICK, "--num-records-public", "1445")
+    plan = plan_at({"group_size": 4}, {"group_size": 16}, arguments=declared)
+    (condition,) = build_statement(plan, "one").conditions
+    small, large = (trial.config.mechanism for trial in plan.trials)
+    assert condition == large.rules.condition(large)  # larger groups bear fewer empty slots
+    assert condition != small.rules.condition(small)
+
+
 def test_statement_without_conditions_has_none() -> None:
     assert "among" not in build_statement(plan_at({"method": "dp_gcl"}), "one").headline()
 

@@ -41,7 +41,7 @@ def test_exchanged_record_moves_the_clipped_sum_by_at_most_2c(seed: int) -> None
 
 @pytest.mark.parametrize("seed", range(3))
 def test_record_that_fills_a_slot_moves_the_clipped_sum_by_at_most_c(seed: int) -> None:
-    """The coupling of sampled groups: one slot filled or empty, all else alike, by the stage's mask."""
+    """The coupling of sampled groups: one slot filled or empty, all else alike, by the stage's own mask."""
     run = _run(4)
     stage, num_records = run.config.mechanism.group_stage(), 59
     pair = [

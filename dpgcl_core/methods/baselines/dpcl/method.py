@@ -22,7 +22,7 @@ from dpgcl_core.clipping.types import GroupReport, Objective
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.objective import embedding_of
 from dpgcl_core.mechanism.method import LossSettings, Method
-from dpgcl_core.mechanism.numbers import REPLACE_ONE, PublicNumbers
+from dpgcl_core.mechanism.numbers import REPLACE_ONE, PublicNumbers, RecordRange
 from dpgcl_core.methods.baselines.dpcl.statistics import DpBarlowTwins, DpSimClr
 from dpgcl_core.noise.sources import Draws
 from dpgcl_core.sampling.fixed_size import FixedSizeSampler
@@ -83,8 +83,8 @@ class Dpcl(Method):
                 f"{numbers.expected_batch_size:.3g}"
             )
 
-    def condition(self, numbers: PublicNumbers) -> str:
-        return f"data sets of exactly {numbers.num_records_public} records"
+    def num_records_covered(self, numbers: PublicNumbers) -> RecordRange:
+        return RecordRange(fewest=numbers.num_records_public, most=numbers.num_records_public)
 
     def check_records(self, numbers: PublicNumbers, num_records: int) -> None:
         if num_records != numbers.num_records_public:

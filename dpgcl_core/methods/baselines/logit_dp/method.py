@@ -16,7 +16,7 @@ from dpgcl_core.accounting.truncation import Truncation
 from dpgcl_core.clipping.clipper import gamma_of
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.method import LossSettings
-from dpgcl_core.mechanism.numbers import PublicNumbers
+from dpgcl_core.mechanism.numbers import PublicNumbers, RecordRange
 from dpgcl_core.methods.baselines.capped import Capped, OfOneBatch, cap_of, default_cap
 from dpgcl_core.methods.baselines.logit_dp.clipper import LogitClipper
 
@@ -53,8 +53,8 @@ class LogitMethod(Capped):
                 f"{default_cap(numbers.expected_batch_size)}"
             )
 
-    def condition(self, numbers: PublicNumbers) -> str:
-        return f"data sets of at most {max_records(numbers)} records"
+    def num_records_covered(self, numbers: PublicNumbers) -> RecordRange:
+        return RecordRange(most=max_records(numbers))
 
     def check_records(self, numbers: PublicNumbers, num_records: int) -> None:
         if num_records > max_records(numbers):
