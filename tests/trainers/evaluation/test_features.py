@@ -290,6 +290,10 @@ def test_knn_finds_the_nearest_in_any_number_of_blocks(
     expected = classifier.predict(queries)
     np.testing.assert_array_equal(knn_rule(index, labels)(queries), expected)
     assert knn_accuracy(index, labels, queries, wanted) == np.mean(expected == wanted)
+    # Each row a class of its own, so that no vote hides which one was found.
+    assert knn_rule(index, np.arange(num_index), num_neighbors=1)(queries[:1]) in (1, num_index - 1)
+    index[1] = -index[1]
+    assert knn_rule(index, np.arange(num_index), num_neighbors=1)(queries[:1]) == num_index - 1
 
 
 def _collinear(n: int, num_classes: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -317,7 +321,7 @@ def test_probe_is_the_optimum_that_scikit_learn_finds(num_classes: int) -> None:
 
 def test_probe_reaches_its_optimum_in_few_steps_though_features_are_collinear() -> None:
     features, labels = _collinear(600, 4)
-    assert fit_linear_probe(features, labels).num_iterations < 100
+    assert fit_linear_probe(features, labels).num_iterations < 45  # 31; 56 without the curvature
 
 
 def test_probe_is_the_same_again_bit_by_bit() -> None:
