@@ -287,6 +287,7 @@ CHANGES = {
     "--max-index-records": "400",
     "--max-query-records": "400",
     "--num-neighbors": "5",
+    "--readout": "grid4",
     "--record-every-steps": "3",
     "--score-every-steps": "5",
     "--test-fraction": "0.3",

@@ -13,6 +13,9 @@ from trainers.config.tree import option
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 
+SYNTHETIC = "synthetic:"
+"""Before a number of steps: a warm start that is made here, of procedural images."""
+
 
 def require(condition: bool, message: str) -> None:
     """Raise ConfigError unless the condition holds."""
@@ -87,8 +90,8 @@ class AnyNetwork:
     """What networks of images and CLIP models share."""
 
     name: str = field(default="small_cnn", metadata=option("network"))
-    """tiny_cnn, small_cnn, resnet18, or package.module:factory for your own; of pairs a CLIP model:
-    clip-tiny, open_clip's name (ViT-B-32), or a file with open_clip's configuration."""
+    """tiny_cnn, small_cnn, wide_cnn, resnet18, or package.module:factory for your own; of pairs a CLIP
+    model: clip-tiny, open_clip's name (ViT-B-32), or a file with open_clip's configuration."""
     precision: str = "float32"
     """Of the network: float32, bfloat16 or float16; norms, clipping and noise are never less than float32."""
     loss_scale: float = 1024.0
@@ -146,7 +149,34 @@ class NetworkOptions(ImageNetwork, ClipNetwork):
     """The network, and the weights that it starts from."""
 
     warm_start: Path | None = None
-    """Start from public weights: an exported model's folder, or a file with a state dict of the network."""
+    """Start from public weights: an exported model's folder, a file with a state dict of the network, or
+    synthetic:STEPS to make them first, without privacy, in so many steps on procedural images."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.warm_start is not None:
+            synthetic_steps(self.warm_start)
+
+
+def synthetic_steps(warm_start: Path) -> int | None:
+    """Return the steps of a warm start that is to be made of procedural images; None for weights of a file.
+
+    Raises:
+      ConfigError: they are no positive whole number.
+
+    >>> synthetic_steps(Path("synthetic:300")), synthetic_steps(Path("weights.pt"))
+    (300, None)
+    """
+    given = str(warm_start)
+    if not given.startswith(SYNTHETIC):
+        return None
+    steps = given.removeprefix(SYNTHETIC)
+    if not (steps.isascii() and steps.isdigit() and int(steps) > 0):
+        raise ConfigError(
+            f"warm_start {SYNTHETIC}STEPS takes a positive whole number of steps, such as {SYNTHETIC}300; "
+            f"got {steps!r}"
+        )
+    return int(steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,9 +223,11 @@ class WarmStart:
       sha256: of the file: what decides the result.
       embedding_dim: width of the projection head in it; None without one.
       origin: where it comes from, in words.
+      from_records: whether data made it; no procedural images do.
     """
 
     path: str
     sha256: str
     embedding_dim: int | None
     origin: str
+    from_records: bool = True

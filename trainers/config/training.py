@@ -57,6 +57,8 @@ __all__ = [
     "WarmStart",
 ]
 
+POOLED, GRID4 = "pooled", "grid4"
+READOUTS = (POOLED, GRID4)
 DECAYS = ("none", "cosine", "linear")
 NOISE_SGD = "noise_sgd"
 """The optimizer whose gradient comes in units of its noise."""
@@ -189,6 +191,8 @@ class EvaluationConfig:
     """Test records that are scored, likewise."""
     num_neighbors: int = 3
     """k of k-NN."""
+    readout: str = POOLED
+    """What k-NN and probe read: pooled (the features), or grid4 (a CNN's feature map averaged to 4×4)."""
     also_untrained: bool = True
     """Score the network before training, too."""
     record_every_steps: int = 10
@@ -206,6 +210,8 @@ class EvaluationConfig:
         for name in ("max_index_records", "max_query_records", "num_neighbors"):
             value = getattr(self, name)
             require(value >= 1, f"{name} must be at least 1; got {value}")
+        if self.readout not in READOUTS:
+            raise ConfigError(unknown_choice("readout", self.readout, READOUTS))
         for name in ("record_every_steps", "score_every_steps"):
             require(getattr(self, name) >= 0, f"{name} must not be negative; got {getattr(self, name)}")
         share = self.score_on_held_out
@@ -333,6 +339,11 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
             raise ConfigError(
                 f"{method.name} has no loss for pairs of images and texts; "
                 f"{', '.join(each.name for each in METHODS.values() if each.takes_pairs)} have"
+            )
+        if self.trains_pairs and self.evaluation.readout != POOLED:
+            raise ConfigError(
+                f"readout {self.evaluation.readout} is for CNNs of images, and {self.network.name} is a CLIP "
+                f"model: give readout {POOLED}"
             )
         if self.per_tower_clipping and not (self.trains_pairs and isinstance(self.rule(), GroupRule)):
             raise ConfigError(

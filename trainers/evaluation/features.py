@@ -24,9 +24,10 @@ from torch import Tensor, nn
 from dpgcl_core.clipping.isolation import isolated
 from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.records import Ids, keyed_uniform
-from trainers.config.training import EvaluationConfig, ViewConfig
+from trainers.config.training import POOLED, EvaluationConfig, ViewConfig
 from trainers.data.dataset import AnyRecords
 from trainers.data.pairs import Images
+from trainers.evaluation.readout import read_out
 from trainers.models.networks import AnyEncoder
 from trainers.views.images import make_views, normalise
 
@@ -81,7 +82,9 @@ def evaluate(
     check_some(index, queries)
     queries = first_records(queries, config.max_query_records, seed)
     if index is not None and is_labelled(index, queries):
-        asked = embed_features(encoder, queries.images, batch_size=batch_size, device=device)
+        asked = embed_features(
+            encoder, queries.images, batch_size=batch_size, device=device, readout=config.readout
+        )
         scores = label_scores(
             encoder, index, asked, queries, config, seed=seed, batch_size=batch_size, device=device
         )
@@ -125,7 +128,9 @@ def label_scores(
     index = first_records(index, config.max_index_records, seed)
     assert index.labels is not None
     assert queries.labels is not None
-    known = embed_features(encoder, index.images, batch_size=batch_size, device=device)
+    known = embed_features(
+        encoder, index.images, batch_size=batch_size, device=device, readout=config.readout
+    )
     return {
         "knn_accuracy": knn_accuracy(
             known, index.labels, asked, queries.labels, num_neighbors=config.num_neighbors
@@ -186,8 +191,9 @@ def embed_features(
     batch_size: int = 512,
     device: torch.device | str = "cpu",
     isolate: bool = False,
+    readout: str = POOLED,
 ) -> Features:
-    """Return the features of each image without augmentation, float32 `[n, feature_dim]`, finite.
+    """Return the features of each image without augmentation, float32 `[n, width of the readout]`, finite.
 
     Args:
       encoder: the network, already on `device`; its train/eval modes are restored.
@@ -196,13 +202,16 @@ def embed_features(
       device: where the encoder is.
       isolate: pass every batch through copies of all that the encoder holds, so that nothing of one is kept
         for the next, or in the encoder (`dpgcl_core.clipping.isolation`).
+      readout: what is read, see `trainers.evaluation.readout`.
     """
-    rows = [np.zeros((0, encoder.feature_dim), dtype=np.float32)]
+    if not images.shape[0]:
+        return np.zeros((0, encoder.feature_dim), dtype=np.float32)
+    rows = []
     with frozen(encoder):
         for start in range(0, images.shape[0], batch_size):
             batch = read_images(images, slice(start, start + batch_size))
             with isolated(encoder) if isolate else contextlib.nullcontext():
-                rows.append(finite_features(encoder.features(normalise(batch.to(device)))))
+                rows.append(finite_features(read_out(encoder, normalise(batch.to(device)), readout)))
     return np.concatenate(rows)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dpgcl_core.errors import ConfigError, unknown_choice
 from trainers.config.training import NetworkConfig
 from trainers.models.resnet import resnet18
-from trainers.models.small_cnn import small_cnn, tiny_cnn
+from trainers.models.small_cnn import small_cnn, tiny_cnn, wide_cnn
 from trainers.models.vit_lora import vit_b_32_lora
 
 ImageShape = tuple[int, int, int]
@@ -29,6 +29,7 @@ NETWORKS: dict[str, Callable[[ImageShape], nn.Module]] = {
     "small_cnn": small_cnn,
     "tiny_cnn": tiny_cnn,
     "vit_b_32_lora": vit_b_32_lora,
+    "wide_cnn": wide_cnn,
 }
 """Built-in backbones: a factory takes the image shape and returns a module from images to features."""
 

@@ -81,6 +81,11 @@ class ResNet18(nn.Module):
         features: Tensor = self.pool(self.blocks(self.stem(images))).flatten(1)
         return features
 
+    def feature_map(self, images: Tensor) -> Tensor:
+        """Return what is pooled, `[n, 512, h, w]`: an eighth of the sides, or with the large stem 1/32."""
+        found: Tensor = self.blocks(self.stem(images))
+        return found
+
 
 def resnet18(image_shape: tuple[int, int, int]) -> ResNet18:
     """Return the network for images of shape (channels, height, width).

@@ -21,6 +21,7 @@ from trainers.data.dataset import AnyRecords
 from trainers.data.pairs import ImageTextRecords
 from trainers.data.records import Records
 from trainers.evaluation import features
+from trainers.evaluation.readout import check_readout
 from trainers.models.encoder import Encoder, ImageShape, build_encoder, to_fast_layout
 from trainers.models.precision import AnyNetworkConfig, pass_in, scale_gradient
 from trainers.models.starting import load_given
@@ -51,6 +52,7 @@ class ContrastiveImages(ContrastiveTask[Encoder]):
 
     def check_network(self, config: TrainingConfig, network: Encoder, image_shape: tuple[int, ...]) -> None:
         refuse_cross_record(network, _shape(image_shape))
+        check_readout(network, config.evaluation.readout)
 
     def start_note(self, config: TrainingConfig) -> str:
         return ""

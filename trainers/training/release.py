@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -152,15 +153,19 @@ def correct_counts(
     """
     index = index.one_row_each()
     chosen = first_by_hash(index.ids, config.evaluation.max_index_records, seed=config.public_seed)
-    isolate = config.isolates_groups
-    features = embed_features(encoder, index.images[chosen], device=device, isolate=isolate)
+    how: dict[str, Any] = {
+        "device": device,
+        "isolate": config.isolates_groups,
+        "readout": config.evaluation.readout,
+    }
+    features = embed_features(encoder, index.images[chosen], **how)
     index_labels = _given(index.labels)[chosen]
     rules = {
         "knn_accuracy": knn_rule(features, index_labels, config.evaluation.num_neighbors),
         "linear_probe_accuracy": linear_probe_rule(features, index_labels),
     }
     scored = scored.one_row_each()
-    alone = embed_features(encoder, scored.images, batch_size=1, device=device, isolate=isolate)
+    alone = embed_features(encoder, scored.images, batch_size=1, **how)
     return {
         name: sum(
             int(rule(row[None])[0] == label) for row, label in zip(alone, _given(scored.labels), strict=True)

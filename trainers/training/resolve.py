@@ -14,10 +14,19 @@ from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.methods.baselines.capped import default_cap
 from dpgcl_core.release import noised_counts
 from dpgcl_core.sampling.groups import BATCH, expected_dropped_share
+from trainers.config.networks import synthetic_steps
 from trainers.config.settings import TrainingOptions
-from trainers.config.training import ClipNetworkConfig, NetworkConfig, NetworkOptions, TrainingConfig
+from trainers.config.training import (
+    ClipNetworkConfig,
+    NetworkConfig,
+    NetworkOptions,
+    TrainingConfig,
+    WarmStart,
+)
 from trainers.data.dataset import Modality
-from trainers.training.warm_start import read_warm_start
+from trainers.models.encoder import ImageShape
+from trainers.training.public_start import Recipe
+from trainers.training.warm_start import made_warm_start, read_warm_start
 
 
 def training_config(
@@ -27,8 +36,9 @@ def training_config(
     public_seed: int,
     modality: Modality = "image",
     calibration_folder: Path | None = None,
+    image_shape: ImageShape | None = None,
 ) -> TrainingConfig:
-    """Return the configuration of one training.
+    """Return the configuration of one training; a public start is made, where it is not there yet.
 
     Args:
       options: of the training.
@@ -37,27 +47,60 @@ def training_config(
       public_seed: governs initialisation, views and evaluation subsets.
       modality: of the records: "image" or "image-text".
       calibration_folder: where calibrations are kept.
+      image_shape: (channels, height, width) of the records, which a public start is made for.
 
     Raises:
       ConfigError: an option breaks a rule, or two contradict each other.
+      StorageError: a warm start cannot be read, or a public start not be kept.
     """
     mechanism = _mechanism(options, num_records, calibration_folder)
     _check_group_size(mechanism)
-    start = options.network.warm_start
+    network = _network(options.network, mechanism, modality)
     return TrainingConfig(
         mechanism=mechanism,
         **vars(options.objective),
         **vars(options.randomness),
         views=options.views,
         text_views=options.text_views if modality == "image-text" else None,
-        network=_network(options.network, mechanism, modality),
+        network=network,
         optimizer=options.optimizer,
         public=options.public,
         evaluation=options.evaluation,
         performance=options.performance,
         public_seed=public_seed,
-        warm_start=None if start is None else read_warm_start(start),
+        warm_start=_warm_start(options.network.warm_start, network, image_shape, public_seed),
     )
+
+
+def _warm_start(
+    given: Path | None,
+    network: NetworkConfig | ClipNetworkConfig,
+    image_shape: ImageShape | None,
+    public_seed: int,
+) -> WarmStart | None:
+    if given is None:
+        return None
+    num_steps = synthetic_steps(given)
+    if num_steps is None:
+        return read_warm_start(given)
+    if isinstance(network, ClipNetworkConfig):
+        raise ConfigError(
+            f"{given} pre-trains a network of images, and {network.name} is a CLIP model: give it published "
+            "or exported weights"
+        )
+    if image_shape is None:
+        raise ConfigError(
+            f"{given} is made for images of one shape: give training_config the image_shape (channels, "
+            "height, width) of the records"
+        )
+    recipe = Recipe(
+        network=network.name,
+        embedding_dim=network.embedding_dim,
+        image_shape=image_shape,
+        num_steps=num_steps,
+        seed=public_seed,
+    )
+    return made_warm_start(recipe)
 
 
 def _network(

@@ -9,6 +9,7 @@ is the same. It says nothing of the data that the first weights were made from. 
 - A model that was exported from public or synthetic data is accepted.
 - A file that does not say what it was made from is taken to be public on the user's word, and the privacy
   statement says so.
+- Weights that were made here of procedural images (`trainers.training.public_start`) come from no record.
 
 A file that `trainers.export.trial` wrote says whose data it comes from even when it is copied elsewhere, and
 so does a privacy statement that lies beside it.
@@ -19,6 +20,7 @@ checks it as it loads. The path must be one that all machines see.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,6 +38,7 @@ from trainers.models.encoder import ImageShape
 from trainers.models.networks import AnyEncoder
 from trainers.models.starting import head_width
 from trainers.tasks.task import task_of
+from trainers.training.public_start import Recipe, public_start
 
 
 def read_warm_start(path: Path) -> WarmStart:
@@ -81,6 +84,17 @@ def read_warm_start(path: Path) -> WarmStart:
         embedding_dim=head_width(weights.tensors),
         origin=origin,
     )
+
+
+def made_warm_start(recipe: Recipe) -> WarmStart:
+    """Return the weights of a recipe as a warm start: from the cache, or made now.
+
+    Raises:
+      ConfigError: they cannot be made for these images.
+      StorageError: the cache cannot be written.
+    """
+    origin = f"{recipe.num_steps} steps without privacy on procedural images"
+    return dataclasses.replace(read_warm_start(public_start(recipe)), origin=origin, from_records=False)
 
 
 def _refuse_private(path: Path) -> None:
@@ -146,7 +160,10 @@ def warm_start_note(config: TrainingConfig) -> str | None:
         return task.start_note(config) or None
     fresh = task.fresh_parts(config)
     head = f"; {fresh} starts fresh" if fresh else ""
-    return (
-        f"Warm start: from {start.origin} (sha256 {start.sha256}){head}. The guarantee is about this sweep's "
-        "training data and says nothing of the data that made those weights."
+    of_data = (
+        "The guarantee is about this sweep's training data and says nothing of the data that made those "
+        "weights."
+        if start.from_records
+        else "No record made those images or weights, which cost no ε."
     )
+    return f"Warm start: from {start.origin} (sha256 {start.sha256}){head}. {of_data}"

@@ -327,6 +327,7 @@ def _configs(
             public_seed=options.service.seed,
             modality=modality_of(data.train),
             calibration_folder=calibration_folder,
+            image_shape=image_shape_of(data.train),
         )
         task_of(config).check(config, data.train)
         check_release(config, data)

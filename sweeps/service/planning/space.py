@@ -349,12 +349,15 @@ def without_invalid(space: Space, options: SearchOptions, num_records: int) -> t
 
 
 def _refusal(options: SearchOptions, changes: Mapping[str, Any], num_records: int) -> str | None:
-    """Why no training may have these settings; None where it may. ε is not looked at: σ is what is built."""
+    """Why no training may have these settings; None where it may.
+
+    Neither ε is looked at, for σ is what is built, nor the warm start: each training's plan reads it.
+    """
     given = {"epsilon": None, "noise_multiplier": changes.get("noise_multiplier") or 1.0}
     if method_named(options.mechanism.method).label == "none":  # it has neither
         given = {}
     try:
-        here = changed(options.training(), **{**changes, **given})
+        here = changed(options.training(), **{**changes, **given, "warm_start": None})
         training_config(here, num_records=num_records, public_seed=options.service.seed)
     except ConfigError as error:
         return str(error)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from dpgcl_core.clipping.cross_record import refuse_cross_record
+from dpgcl_core.clipping.layers import rule_of
+from dpgcl_core.clipping.verification import unsupported_layer
 from dpgcl_core.errors import ConfigError
 from trainers.config.training import NetworkConfig
 from trainers.models.encoder import NETWORKS, Encoder, build_encoder
@@ -140,6 +142,14 @@ def test_resnet18_backbone_has_published_parameter_count(shape: tuple[int, int, 
 def test_small_cnn_has_few_parameters() -> None:
     encoder = build_encoder(NetworkConfig(), (1, 28, 28), seed=0)
     assert sum(p.numel() for p in encoder.parameters()) <= 45_000
+
+
+def test_wide_cnn_has_about_130_000_weights_that_one_pass_clips() -> None:
+    encoder = build_encoder(NetworkConfig(name="wide_cnn"), (1, 28, 28), seed=0)
+    assert sum(p.numel() for p in encoder.parameters()) == 129_888
+    weighted = [each for each in encoder.modules() if [*each.parameters(recurse=False)]]
+    assert all(rule_of(each) is not None for each in weighted)
+    assert unsupported_layer(encoder) == ""
 
 
 def test_zero_embedding_is_finite_with_finite_gradient() -> None:

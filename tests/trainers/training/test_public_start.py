@@ -1,0 +1,338 @@
+"""Public starts: made once of procedural images, kept by content, equal in all trials."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from filelock import FileLock, Timeout
+
+from dpgcl_core.errors import ConfigError, StorageError
+from dpgcl_core.losses.info_nce import two_view_group_loss
+from sweeps.service.storage.folder import config_hash
+from tests.sweeps import support
+from tests.trainers.exporting import SMALL, same_weights
+from trainers.config.presets import DIGITS_CPU
+from trainers.config.training import (
+    NetworkConfig,
+    NetworkOptions,
+    OptimizerConfig,
+    TrainingConfig,
+    ViewConfig,
+)
+from trainers.config.tree import changed
+from trainers.data import procedural
+from trainers.data.procedural import procedural_images
+from trainers.files.weights import read_weights, write_weights
+from trainers.models.encoder import Encoder, build_encoder
+from trainers.training import public_start as made
+from trainers.training.public_start import Recipe, pretrained, public_start
+from trainers.training.resolve import training_config
+from trainers.training.warm_start import starting_encoder, warm_start_note
+from trainers.views.images import make_views
+
+SHAPE = (1, 8, 8)
+RECIPE = Recipe(network="tiny_cnn", embedding_dim=8, image_shape=SHAPE, num_steps=11, seed=0, batch_size=32)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own."""
+    monkeypatch.setenv("DPGCL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def kept(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache folder that the tests of this file share: what one of them made is there for the others."""
+    monkeypatch.setenv("DPGCL_CACHE", str(tmp_path_factory.getbasetemp() / "shared-starts"))
+
+
+@pytest.fixture
+def trainings(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
+    """The recipes that were trained, in order."""
+    seen: list[Recipe] = []
+
+    def counted(recipe: Recipe) -> Encoder:
+        seen.append(recipe)
+        return pretrained(recipe)
+
+    monkeypatch.setattr(made, "pretrained", counted)
+    return seen
+
+
+def _untrained(recipe: Recipe = RECIPE) -> Encoder:
+    network = NetworkConfig(name=recipe.network, embedding_dim=recipe.embedding_dim)
+    return build_encoder(network, recipe.image_shape, recipe.seed)
+
+
+@torch.no_grad()
+def _loss(encoder: Encoder) -> float:
+    """The mean contrastive loss of 128 unseen images; log 128 = 4.9 by chance."""
+    ids = np.arange(10_000, 10_128, dtype=np.uint64)
+    images = torch.from_numpy(procedural_images(ids, SHAPE, seed=9))
+    views = make_views(images, ids, config=RECIPE.views, seed=9, step=0, num_views=2)
+    return float(two_view_group_loss(encoder.embed_views(views[None]), temperature=0.2)) / 128
+
+
+def test_a_start_has_learned_what_its_loss_asks_for() -> None:
+    recipe = dataclasses.replace(RECIPE, num_steps=40, batch_size=64)
+    assert _loss(pretrained(recipe)) < _loss(_untrained()) - 0.3
+
+
+@pytest.mark.parametrize(
+    ("network", "channels"), [("tiny_cnn", 1), ("small_cnn", 3), ("wide_cnn", 1), ("resnet18", 3)]
+)
+def test_every_cnn_is_pretrained_in_every_weight(network: str, channels: int) -> None:
+    recipe = dataclasses.replace(RECIPE, network=network, image_shape=(channels, 8, 8), batch_size=4)
+    before, after = _untrained(recipe).state_dict(), pretrained(recipe).state_dict()
+    assert before.keys() == after.keys()
+    assert not [name for name in before if torch.equal(before[name], after[name])]
+
+
+def test_a_recipe_always_makes_the_same_weights() -> None:
+    torch.manual_seed(1)
+    first = pretrained(RECIPE)
+    torch.manual_seed(2)
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert same_weights(first.state_dict(), pretrained(RECIPE))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not same_weights(first.state_dict(), pretrained(dataclasses.replace(RECIPE, seed=1)))
+
+
+OTHERS = {
+    "network": "small_cnn",
+    "embedding_dim": 4,
+    "image_shape": (3, 8, 8),
+    "num_steps": 12,
+    "seed": 1,
+    "batch_size": 16,
+    "temperature": 0.3,
+    "optimizer": OptimizerConfig(learning_rate=1e-4, warmup_steps=10),
+    "views": ViewConfig(flip_prob=0.1),
+}
+
+
+def test_all_that_decides_the_weights_decides_the_name_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert OTHERS.keys() == {field.name for field in dataclasses.fields(Recipe)}
+    keys = [dataclasses.replace(RECIPE, **{name: value}).key for name, value in OTHERS.items()]
+    for module in (made, procedural):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "VERSION", 1000)
+            keys.append(RECIPE.key)
+    assert len({*keys, RECIPE.key}) == len(keys) + 1
+    assert RECIPE.key == dataclasses.replace(RECIPE).key
+
+
+def test_a_start_is_made_once(trainings: list[Recipe]) -> None:
+    path = public_start(RECIPE)
+    assert public_start(RECIPE) == path
+    assert trainings == [RECIPE]
+    assert same_weights(read_weights(path).tensors, pretrained(RECIPE))  # type: ignore[arg-type]
+    assert public_start(dataclasses.replace(RECIPE, seed=1)) != path
+    assert len(trainings) == 2
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _of_another_recipe(path: Path) -> None:
+    public_start(dataclasses.replace(RECIPE, seed=1)).replace(path)
+
+
+def _without_a_note(path: Path) -> None:
+    write_weights(path, read_weights(path).tensors, note="{}")
+
+
+@pytest.mark.parametrize("damage", [_cut, _flip, _empty, _of_another_recipe, _without_a_note])
+def test_a_file_that_is_not_what_it_should_be_is_made_again(damage: Callable[[Path], None]) -> None:
+    content = (path := public_start(RECIPE)).read_bytes()
+    damage(path)
+    assert path.read_bytes() != content
+    assert public_start(RECIPE) == path
+    assert path.read_bytes() == content
+
+
+def test_who_waited_for_another_process_takes_what_that_one_made(
+    trainings: list[Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = public_start(RECIPE)
+    moved = path.rename(path.with_suffix(".elsewhere"))
+
+    @contextlib.contextmanager
+    def waited(place: Path) -> Iterator[None]:
+        moved.rename(place)
+        yield
+
+    monkeypatch.setattr(made, "_alone", waited)
+    assert public_start(RECIPE) == path
+    assert trainings == [RECIPE]
+
+
+def test_nobody_else_makes_a_start_meanwhile(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    def held(recipe: Recipe) -> Encoder:
+        (lock,) = cache.rglob("*.lock")
+        with pytest.raises(Timeout):
+            FileLock(lock).acquire(timeout=0)
+        return _untrained(recipe)
+
+    monkeypatch.setattr(made, "pretrained", held)
+    assert public_start(RECIPE).exists()
+
+
+def test_a_start_that_was_interrupted_leaves_nothing(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    def interrupted(recipe: Recipe) -> Encoder:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(made, "pretrained", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            public_start(RECIPE)
+    assert not [path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"]
+    assert public_start(RECIPE).exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser writes everywhere")
+def test_a_cache_that_cannot_be_written_is_refused(cache: Path) -> None:
+    cache.mkdir()
+    cache.chmod(0o500)
+    with pytest.raises(StorageError, match="Set DPGCL_CACHE"):
+        public_start(RECIPE)
+
+
+def test_a_cache_in_the_place_of_a_file_is_refused(cache: Path) -> None:
+    cache.write_text("")
+    with pytest.raises(StorageError, match="Set DPGCL_CACHE"):
+        public_start(RECIPE)
+
+
+def test_one_line_says_what_is_made_and_how_long_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    public_start(RECIPE)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert "tiny_cnn: 11 steps on procedural images, about " in said.err
+    public_start(RECIPE)
+    assert capsys.readouterr().err == ""
+
+
+# --- in sweeps and from Python ---
+
+
+def _config(warm_start: str = "synthetic:11", **changes: object) -> TrainingConfig:
+    setting = changed(
+        DIGITS_CPU, **{"embedding_dim": 8, "noise_multiplier": 1.0, "warm_start": Path(warm_start)} | changes
+    )
+    return training_config(setting, num_records=1445, public_seed=0, image_shape=SHAPE)
+
+
+def test_training_starts_from_the_made_weights(kept: None) -> None:
+    config = _config()
+    encoder = starting_encoder(config, SHAPE)
+    assert config.warm_start is not None
+    assert same_weights(read_weights(Path(config.warm_start.path)).tensors, encoder)  # type: ignore[arg-type]
+    assert not same_weights(
+        starting_encoder(dataclasses.replace(config, warm_start=None), SHAPE).state_dict(), encoder
+    )
+
+
+def test_all_trials_of_a_sweep_start_from_weights_that_were_made_once(trainings: list[Recipe]) -> None:
+    plan = support.plan(*SMALL, "--warm-start", "synthetic:11", "--repeats", "2")
+    assert len(plan.trials) > 2
+    assert len(trainings) == 1
+    first, *others = (starting_encoder(trial.config, SHAPE).state_dict() for trial in plan.trials)
+    assert all(torch.equal(first[name], other[name]) for other in others for name in first)
+    assert len({trial.config.public_seed for trial in plan.trials}) == 2
+    (note,) = (note for note in plan.notes if note.startswith("Warm start"))
+    assert "11 steps without privacy on procedural images" in note
+    assert "No record made those images or weights" in note
+
+
+def test_a_start_costs_no_privacy(kept: None) -> None:
+    started, plain = _config(), dataclasses.replace(_config(), warm_start=None)
+    assert started.mechanism == plain.mechanism
+    assert started.epsilon() == plain.epsilon()
+    assert config_hash(started) != config_hash(plain)
+
+
+def test_predictor_starts_fresh_behind_a_made_start(kept: None) -> None:
+    config = _config(method="byol_groups", num_augmentations=0, group_size=1)
+    assert config.warm_start is not None
+    given, found = read_weights(Path(config.warm_start.path)).tensors, starting_encoder(config, SHAPE)
+    assert found.predictor is not None
+    assert all(torch.equal(found.state_dict()[name], value) for name, value in given.items())
+
+
+def test_settings_of_a_training_make_no_other_start(trainings: list[Recipe]) -> None:
+    hashes = {
+        _config(**changes).warm_start_sha256 for changes in ({}, {"group_size": 2}, {"min_crop_area": 0.9})
+    }
+    assert (len(trainings), len(hashes)) == (1, 1)
+
+
+@pytest.mark.parametrize("steps", ["", "0", "-5", "1.5", "1e3", "many", "１２", " 300"])
+def test_steps_that_are_no_positive_whole_number_are_refused(steps: str) -> None:
+    with pytest.raises(ConfigError, match="positive whole number of steps"):
+        NetworkOptions(warm_start=Path(f"synthetic:{steps}"))
+
+
+def test_too_few_steps_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"more steps than the 10 .* got 10: give"):
+        _config("synthetic:10")
+
+
+@pytest.mark.parametrize("network", ["vit_b_32_lora", "trainers.models.small_cnn:tiny_cnn"])
+def test_networks_that_are_not_pretrained_here_are_refused_with_those_that_are(network: str) -> None:
+    with pytest.raises(ConfigError, match="Valid: resnet18, small_cnn, tiny_cnn, wide_cnn"):
+        _config(network=network)
+
+
+def test_clip_models_are_refused() -> None:
+    setting = changed(DIGITS_CPU, network="clip-tiny", noise_multiplier=1.0, warm_start=Path("synthetic:11"))
+    with pytest.raises(ConfigError, match="clip-tiny is a CLIP model"):
+        training_config(
+            setting, num_records=1445, public_seed=0, modality="image-text", image_shape=(3, 32, 32)
+        )
+
+
+def test_a_start_for_images_of_no_shape_is_refused() -> None:
+    setting = changed(DIGITS_CPU, noise_multiplier=1.0, warm_start=Path("synthetic:11"))
+    with pytest.raises(ConfigError, match="give training_config the image_shape"):
+        training_config(setting, num_records=1445, public_seed=0)
+
+
+@pytest.mark.parametrize(("network", "shape"), [("small_cnn", SHAPE), ("tiny_cnn", (3, 8, 8))])
+def test_a_start_of_another_network_or_shape_is_refused(
+    network: str, shape: tuple[int, int, int], kept: None
+) -> None:
+    other = NetworkConfig(name=network, embedding_dim=8)
+    config = dataclasses.replace(_config(), network=other)
+    with pytest.raises(ConfigError, match="of the same network"):
+        starting_encoder(config, shape)
+
+
+def test_the_note_of_a_file_still_speaks_of_its_data(tmp_path: Path) -> None:
+    torch.save(_untrained().state_dict(), tmp_path / "weights.pt")
+    assert "says nothing of the data" in str(warm_start_note(_config(str(tmp_path / "weights.pt"))))

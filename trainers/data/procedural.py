@@ -1,0 +1,312 @@
+"""Procedural images: made from numbers alone, to learn from what costs no privacy.
+
+Every image is a function of (seed, index, image shape) and of nothing else: no file, no record, no state,
+and not which images are made beside it. Random parameters are keyed hashes; shapes are drawn with additions,
+products and comparisons, which round alike everywhere. Sines, roots and sums of products are taken in
+float64 and the result is rounded to 8 bits, so that another platform's last bits are not seen.
+
+Kinds of images (Baradad et al. 2021, "Learning to see by looking at noise", compare what networks learn from
+most of them):
+
+- *Dead leaves* (Lee, Mumford and Huang 2001): shapes at uniform places, each in front of those before, with
+  radii r of density ∝ r⁻³, the law under which the picture looks alike at every scale. Ellipses, rectangles
+  and triangles, turned and stretched, plain or textured.
+- *Objects*: a few large shapes about the centre of a plain ground, mirrored in half of the images.
+- *Octaves*: value noise, lattices of doubled fineness added up with falling weights (Perlin 1985).
+- *Stripes*: gratings of any direction, smooth or sharp, straight or bent by octaves.
+- *Fractals*: the attractor of two to four random contractions (Barnsley 1988; as pre-training: Kataoka et al.
+  2020, "Pre-training without natural images").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.sampling.records import Ids, keyed_uniform
+
+VERSION = 1
+"""Of the images: raised whenever one of them changes."""
+
+SMALLEST_SIDE = 8
+"""Pixels; on less, shapes are no shapes."""
+
+NUM_LEAVES = 60
+MAX_OBJECTS = 8
+LEAF_RADII = (0.06, 0.5)
+"""Smallest and largest radius of a leaf, as shares of the image's smaller side."""
+OBJECT_RADII = (0.08, 0.35)
+NUM_OCTAVES = 4
+NUM_MAPS = 4
+NUM_ORBITS, ORBIT_LENGTH, ORBIT_SKIPPED = 24, 40, 8
+
+_AT_ONCE = 64  # images whose planes the second-level cache holds
+
+Plane = NDArray[np.float32]
+"""Values `[n, height, width]`."""
+Numbers = NDArray[np.float64]
+
+
+def procedural_images(indices: Ids, image_shape: tuple[int, int, int], *, seed: int) -> NDArray[np.uint8]:
+    """Return the images at some indices of the endless sequence of a seed, `[n, channels, height, width]`.
+
+    Args:
+      indices: uint64 `[n]`, in any order.
+      image_shape: (channels, height, width); one channel is grey, more are colours.
+      seed: of the sequence.
+
+    Raises:
+      ConfigError: a side is below `SMALLEST_SIDE`, or there is no channel.
+
+    >>> both = procedural_images(np.array([7, 3], dtype=np.uint64), (3, 20, 16), seed=0)
+    >>> alone = procedural_images(np.array([3], dtype=np.uint64), (3, 20, 16), seed=0)
+    >>> both.shape, bool((both[1] == alone[0]).all())
+    ((2, 3, 20, 16), True)
+    """
+    channels, height, width = image_shape
+    if channels < 1 or min(height, width) < SMALLEST_SIDE:
+        raise ConfigError(
+            f"procedural images have at least one channel and sides of {SMALLEST_SIDE} pixels; got "
+            f"{image_shape} (channels, height, width): give larger images"
+        )
+    images = np.empty((len(indices), *image_shape), dtype=np.uint8)
+    for start in range(0, len(indices), _AT_ONCE):
+        rows = slice(start, start + _AT_ONCE)
+        images[rows] = _some_images(indices[rows], image_shape, seed)
+    return images
+
+
+def _some_images(indices: Ids, image_shape: tuple[int, int, int], seed: int) -> NDArray[np.uint8]:
+    images = np.empty((len(indices), *image_shape), dtype=np.float32)
+    bounds = np.cumsum([share for share, _ in KINDS.values()])
+    kinds = np.searchsorted(bounds, keyed_uniform(indices, "procedural", VERSION, seed, "kind"), side="right")
+    for number, (name, (_, make)) in enumerate(KINDS.items()):
+        rows = np.flatnonzero(kinds == number)
+        if rows.size:
+            images[rows] = make(_Draw(indices[rows], (VERSION, seed, name)), image_shape)
+    return np.rint(255 * np.clip(images, 0, 1)).astype(np.uint8)
+
+
+class _Draw:
+    """The keyed random numbers of some images."""
+
+    def __init__(self, indices: Ids, key: tuple[int | str, ...]) -> None:
+        self.indices, self.key = indices, key
+
+    def unit(self, name: str, count: int = 1) -> Numbers:
+        """Return numbers in [0, 1), `[n, count]`; those of an image depend on its index alone."""
+        each = self.indices[:, None] * np.uint64(count) + np.arange(count, dtype=np.uint64)
+        return keyed_uniform(each.astype(np.uint64), "procedural", *self.key, name, count)
+
+    def between(self, name: str, low: float, high: float, count: int = 1) -> Numbers:
+        """Return numbers in [low, high), `[n, count]`."""
+        return low + (high - low) * self.unit(name, count)
+
+    def within(self, name: str) -> _Draw:
+        """Return further, independent numbers of the same images."""
+        return _Draw(self.indices, (*self.key, name))
+
+    def colours(self, count: int, channels: int) -> Plane:
+        """Return colours in [0, 1], `[n, count, channels]`: a grey level, and a tint of each channel."""
+        n = len(self.indices)
+        grey = self.unit("grey", count)[:, :, None] if count > 2 else self._two_greys()
+        if channels == 1:
+            return grey.astype(np.float32)
+        tint = self.between("tint", -0.4, 0.4, count * channels).reshape(n, count, channels)
+        return np.clip(grey + tint, 0, 1).astype(np.float32)
+
+    def _two_greys(self) -> Numbers:
+        """Two grey levels that differ by at least 0.3, `[n, 2, 1]`."""
+        first = self.unit("first grey")
+        return np.stack([first, (first + self.between("second grey", 0.3, 0.7)) % 1], axis=1)
+
+
+def _places(side: int, smaller: int) -> Numbers:
+    """The centres of a side's pixels, where the image's smaller side has length 1, about the middle."""
+    return (np.arange(side) + 0.5 - side / 2) / smaller
+
+
+def _dead_leaves(draw: _Draw, image_shape: tuple[int, int, int]) -> Plane:
+    """Shapes everywhere, each in front of those before."""
+    _, height, width = image_shape
+    smaller = min(height, width)
+    half = np.array([width, height]) / (2 * smaller)
+    centres = (2 * draw.unit("centre", 2 * NUM_LEAVES).reshape(-1, NUM_LEAVES, 2) - 1) * half
+    front = _front(draw, image_shape, centres, _scale_free(draw.unit("radius", NUM_LEAVES), LEAF_RADII))
+    return _coloured(draw, front, draw.colours(NUM_LEAVES + 1, image_shape[0]), image_shape)
+
+
+def _scale_free(unit: Numbers, bounds: tuple[float, float]) -> Numbers:
+    """Radii of density ∝ r⁻³ between two bounds, of uniform numbers."""
+    low, high = (bound**-2 for bound in bounds)
+    return 1 / np.sqrt(low - unit * (low - high))
+
+
+def _objects(draw: _Draw, image_shape: tuple[int, int, int]) -> Plane:
+    """A few shapes about the centre, mirrored in half of the images."""
+    centres = draw.between("centre", -0.35, 0.35, 2 * MAX_OBJECTS).reshape(-1, MAX_OBJECTS, 2)
+    radii = draw.between("radius", *OBJECT_RADII, MAX_OBJECTS)
+    shown = np.arange(MAX_OBJECTS) < draw.between("number", 1, MAX_OBJECTS + 1).astype(int)
+    front = _front(draw, image_shape, centres, np.where(shown, radii, 0))
+    is_mirrored = draw.unit("mirrored")[:, :, None] < 0.5
+    front = np.where(is_mirrored, np.maximum(front, front[:, :, ::-1]), front)
+    colours = draw.colours(MAX_OBJECTS + 1, image_shape[0])
+    colours[:, 0] *= draw.unit("lit ground") < 0.5
+    return _coloured(draw, front, colours, image_shape)
+
+
+def _front(
+    draw: _Draw, image_shape: tuple[int, int, int], centres: Numbers, radii: Numbers
+) -> NDArray[np.uint8]:
+    """Return which shape is in front at each pixel, from 1 on, `[n, height, width]`; 0 is the ground.
+
+    Args:
+      draw: of the shapes' kinds, turns and stretches.
+      image_shape: (channels, height, width).
+      centres: `[n, shapes, 2]`, x and y.
+      radii: `[n, shapes]`; of radius 0 nothing is seen.
+    """
+    _, height, width = image_shape
+    count = radii.shape[1]
+    turn = 2 * np.pi * draw.unit("turn", count)
+    stretch = np.sqrt(draw.between("stretch", 0.25, 1, count))
+    kind = draw.unit("shape", count)[:, :, None, None]
+    radii = np.maximum(radii, 1e-6)
+    long, short = stretch / radii, 1 / (radii * stretch)  # areas stay
+    x = _places(width, min(height, width)) - centres[:, :, :1]
+    y = _places(height, min(height, width)) - centres[:, :, 1:]
+    cosine, sine = np.cos(turn), np.sin(turn)
+    parts = [
+        (scale * factor)[:, :, None] * place
+        for scale, factors in ((long, (cosine, sine)), (short, (-sine, cosine)))
+        for factor, place in zip(factors, (x, y), strict=True)
+    ]
+    front = np.zeros((len(radii), height, width), dtype=np.uint8)
+    for k in range(count):
+        along_x, along_y, across_x, across_y = (part[:, k].astype(np.float32) for part in parts)
+        along = along_x[:, None, :] + along_y[:, :, None]
+        across = across_x[:, None, :] + across_y[:, :, None]
+        inside = _distance(along, across, kind[:, k]) < 1
+        np.copyto(front, np.uint8(k + 1), where=inside)
+    return front
+
+
+def _distance(along: Plane, across: Plane, kind: Numbers) -> Plane:
+    """Below 1 inside a shape of unit size: half are ellipses, a third rectangles, a sixth triangles."""
+    squares, others = along * along, across * across
+    rectangle = np.maximum(squares, others)
+    triangle = np.maximum(-2 * across, across + np.float32(1.75) * np.abs(along))
+    return np.where(kind < 1 / 2, squares + others, np.where(kind < 5 / 6, rectangle, triangle))
+
+
+def _coloured(
+    draw: _Draw, front: NDArray[np.uint8], colours: Plane, image_shape: tuple[int, int, int]
+) -> Plane:
+    """Give each shape its colour, and in half of the images some of them a texture."""
+    n, count, channels = colours.shape
+    pixels = front.reshape(n, -1).astype(np.intp)
+    planes = [np.take_along_axis(colours[:, :, c], pixels, axis=1) for c in range(channels)]
+    images = np.stack(planes, axis=1).reshape(n, *image_shape)
+    strength = draw.between("strength", -0.6, 0.6, count) * (draw.unit("textured") < 0.5)
+    texture = np.where(
+        (draw.unit("texture") < 0.5)[:, :, None],
+        _octaves(draw.within("texture"), image_shape),
+        _stripes(draw.within("texture"), image_shape),
+    )
+    amount = np.take_along_axis(strength.astype(np.float32), pixels, axis=1).reshape(front.shape)
+    textured = images + (amount * (texture - np.float32(0.5)))[:, None]
+    return textured.astype(np.float32)
+
+
+def _octaves(draw: _Draw, image_shape: tuple[int, int, int]) -> Plane:
+    """Return value noise from 0 to 1 in each image, `[n, height, width]`."""
+    _, height, width = image_shape
+    n, weight = len(draw.indices), draw.between("persistence", 0.35, 0.95)[:, :, None]
+    total = np.zeros((n, height, width))
+    for octave in range(NUM_OCTAVES):
+        cells = 2 ** (octave + 1)
+        lattice = draw.unit(f"lattice {octave}", (cells + 2) ** 2).reshape(n, cells + 2, cells + 2)
+        shift = draw.unit(f"shift {octave}", 2)
+        rows = _tents(shift[:, :1] + cells * (_places(height, height) + 0.5), cells + 2)
+        columns = _tents(shift[:, 1:] + cells * (_places(width, width) + 0.5), cells + 2)
+        total += weight**octave * (rows @ lattice @ columns.transpose(0, 2, 1))
+    low, high = total.min(axis=(1, 2), keepdims=True), total.max(axis=(1, 2), keepdims=True)
+    noise: Plane = ((total - low) / np.maximum(high - low, 1e-9)).astype(np.float32)
+    return noise
+
+
+def _tents(places: Numbers, count: int) -> Numbers:
+    """Weights of linear interpolation on a lattice, `[n, places, count]`."""
+    weights: Numbers = np.maximum(0, 1 - np.abs(places[:, :, None] - np.arange(count)))
+    return weights
+
+
+def _stripes(draw: _Draw, image_shape: tuple[int, int, int]) -> Plane:
+    """Return gratings from 0 to 1, `[n, height, width]`."""
+    _, height, width = image_shape
+    smaller = min(height, width)
+    turn, number = np.pi * draw.unit("turn"), 2 * 6 ** draw.unit("number")
+    x = number * np.cos(turn) * _places(width, smaller)
+    y = number * np.sin(turn) * _places(height, smaller)
+    phase = x[:, None, :] + y[:, :, None] + draw.unit("phase")[:, :, None]
+    bend = draw.between("bend", -1, 1.5)[:, :, None].clip(0, None)
+    phase = phase + bend * _octaves(draw.within("bend"), image_shape)
+    wave = np.abs(2 * (phase - np.floor(phase)) - 1)
+    sharpness, level = 1 + 4 * draw.unit("sharpness")[:, :, None], draw.between("level", 0.3, 0.7)[:, :, None]
+    return np.clip((wave - level) * sharpness + 0.5, 0, 1).astype(np.float32)
+
+
+def _fractals(draw: _Draw, image_shape: tuple[int, int, int]) -> Plane:
+    """Return where orbits of random contractions go, from 0 to 1, `[n, height, width]`."""
+    _, height, width = image_shape
+    n, rows = len(draw.indices), np.arange(len(draw.indices))[:, None]
+    first, second = (2 * np.pi * draw.unit(name, NUM_MAPS) for name in ("turn", "second turn"))
+    scales = draw.between("scale", 0.25, 0.85, 2 * NUM_MAPS).reshape(n, NUM_MAPS, 2)
+    shifts = draw.between("shift", -1, 1, 2 * NUM_MAPS).reshape(n, NUM_MAPS, 2)
+    matrices = _turns(first) @ (scales[..., None] * _turns(second))
+    num_maps = draw.between("maps", 2, NUM_MAPS + 1)
+    choices = draw.unit("choice", NUM_ORBITS * ORBIT_LENGTH).reshape(n, ORBIT_LENGTH, NUM_ORBITS)
+    points, visited = np.zeros((n, NUM_ORBITS, 2)), []
+    for step in range(ORBIT_LENGTH):
+        chosen = (choices[:, step] * np.floor(num_maps)).astype(int)
+        points = (matrices[rows, chosen] @ points[..., None])[..., 0] + shifts[rows, chosen]
+        if step >= ORBIT_SKIPPED:
+            visited.append(points)
+    places = np.concatenate(visited, axis=1)
+    low, high = places.min(axis=1, keepdims=True), places.max(axis=1, keepdims=True)
+    places = (places - low) / np.maximum(high - low, 1e-9)
+    pixels = np.minimum((places * (width, height)).astype(int), (width - 1, height - 1))
+    flat = (rows * height + pixels[..., 1]) * width + pixels[..., 0]
+    counts = np.bincount(flat.ravel(), minlength=n * height * width).reshape(n, height, width)
+    return np.minimum(1, counts / 2).astype(np.float32)
+
+
+def _turns(angles: Numbers) -> Numbers:
+    """Rotations `[..., 2, 2]`."""
+    cosine, sine = np.cos(angles), np.sin(angles)
+    return np.stack([np.stack([cosine, -sine], -1), np.stack([sine, cosine], -1)], -2)
+
+
+def _between_two_colours(make: Callable[[_Draw, tuple[int, int, int]], Plane]) -> _Kind:
+    """Images of one plane, from one random colour at 0 to another at 1."""
+
+    def images(draw: _Draw, image_shape: tuple[int, int, int]) -> Plane:
+        colours = draw.colours(2, image_shape[0])[:, :, :, None, None]
+        return colours[:, 0] + (colours[:, 1] - colours[:, 0]) * make(draw, image_shape)[:, None]
+
+    return images
+
+
+_Kind = Callable[[_Draw, tuple[int, int, int]], Plane]
+
+KINDS: Mapping[str, tuple[float, _Kind]] = {
+    "dead leaves": (0.2, _dead_leaves),
+    "objects": (0.5, _objects),
+    "octaves": (0.1, _between_two_colours(_octaves)),
+    "stripes": (0.1, _between_two_colours(_stripes)),
+    "fractals": (0.1, _between_two_colours(_fractals)),
+}
+"""Kinds of images by name, with the share of each; the shares sum to 1."""

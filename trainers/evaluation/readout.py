@@ -1,0 +1,63 @@
+"""What of a network the scores read: its pooled features, or its feature map on a coarse grid.
+
+The pooled features are what the projection head sees. The feature map before them keeps more of the places of
+things; averaged over a grid of 4×4 cells it is what linear probes of small CNNs are often fitted on. It is a
+function of the same weights, so it costs no ε.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from dpgcl_core.errors import ConfigError
+from trainers.config.training import GRID4, POOLED
+from trainers.models.encoder import Encoder
+from trainers.models.networks import AnyEncoder
+
+GRID_SIDE = 4
+
+
+def read_out(encoder: AnyEncoder, images: Tensor, readout: str = POOLED) -> Tensor:
+    """Return what k-NN and probes read of normalised images, `[n, width]`.
+
+    Args:
+      encoder: the network.
+      images: `[n, C, H, W]`, normalised.
+      readout: "pooled" for the features, of width `feature_dim`; "grid4" for the backbone's feature map
+        averaged over 4×4 cells, of width 16 × its channels.
+
+    Raises:
+      ConfigError: the backbone has no feature map.
+
+    >>> import torch
+    >>> from trainers.config.training import NetworkConfig
+    >>> from trainers.models.encoder import build_encoder
+    >>> encoder = build_encoder(NetworkConfig(name="tiny_cnn"), (1, 28, 28), seed=0)
+    >>> blank = torch.zeros(2, 1, 28, 28)
+    >>> read_out(encoder, blank).shape[1], read_out(encoder, blank, "grid4").shape[1]
+    (128, 512)
+    """
+    if readout == POOLED:
+        return encoder.features(images)
+    check_readout(encoder, readout)
+    backbone: Any = encoder.backbone
+    feature_map: Tensor = backbone.feature_map(images)
+    return F.adaptive_avg_pool2d(feature_map, GRID_SIDE).flatten(1)
+
+
+def check_readout(encoder: AnyEncoder, readout: str) -> None:
+    """Refuse to read a feature map of a network that has none.
+
+    Raises:
+      ConfigError: says which networks have one.
+    """
+    backbone = encoder.backbone if isinstance(encoder, Encoder) else None
+    if readout == GRID4 and not callable(getattr(backbone, "feature_map", None)):
+        raise ConfigError(
+            f"readout {GRID4} reads a CNN's feature map, which tiny_cnn, small_cnn, wide_cnn and resnet18 "
+            "have, and networks of your own with a feature_map(images) -> [n, channels, height, width]; "
+            f"this one has none: give readout {POOLED}"
+        )
