@@ -83,7 +83,7 @@ def test_private_resume_draws_fresh_batches_and_noise(
 def test_checkpoint_holds_no_random_state(tmp_path: Path) -> None:
     train(make_config(), make_data(), checkpoints=_folder(tmp_path))
     saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
-    assert set(saved) == {"step", "model", "optimizer", "average", "series", "final"}
+    assert set(saved) == {"step", "model", "optimizer", "average", "basis", "series", "final"}
 
 
 @pytest.mark.parametrize(("crash_step", "repeated"), [(0, 2), (1, 2), (3, 2), (5, 2)])
