@@ -74,6 +74,17 @@ def test_public_records_are_of_the_kind_that_is_trained_on(refusal: Callable[...
     assert "did you mean 'digits'?" in refusal(*QUICK, "--public-records", "digit")
 
 
+def test_procedural_images_need_no_data_set(faces: str, make_plan: Plan, refusal: Callable[..., str]) -> None:
+    asked = ("--public-records", "procedural", "--num-public-negatives", "5")
+    plan = make_plan(*QUICK, "--dataset", faces, *asked)
+    assert plan.data.public_records is not None
+    records = plan.data.public_records.records(5, seed=0, step=0, purpose="negatives")
+    assert records.images.shape == (5, *plan.data.train.images.shape[1:])
+    assert plan.trials[0].params["public_records"] == "procedural"
+    assert any("Procedural images enter the training" in note for note in plan.notes)
+    assert "got image for image-text" in refusal(*QUICK, "--dataset", "shapes:300", *asked)
+
+
 def test_public_pairs_help_pairs(make_plan: Plan) -> None:
     pairs = ("--dataset", "shapes:300", "--group-sizes", "4", "--expected-batch-size", "64")
     plan = make_plan(*QUICK, *pairs, "--public-records", "shapes:200:7", "--num-public-negatives", "5")

@@ -56,8 +56,8 @@ def _check_public_records(config: TrainingConfig, data: TrainingData) -> None:
     if source is None:
         raise ConfigError(
             "public negatives and subspaces are made of public records, and none are given: give "
-            f"--public-records a public data set; got num_public_negatives = {public.num_public_negatives}, "
-            f"subspace_dim = {public.subspace_dim}"
+            "--public-records procedural or a public data set; got num_public_negatives = "
+            f"{public.num_public_negatives}, subspace_dim = {public.subspace_dim}"
         )
     source.check(public.num_public_negatives)
     if public.subspace_dim:

@@ -18,6 +18,7 @@ from trainers.data.loading import (
     is_builtin_name,
     modality_of_name,
 )
+from trainers.data.public import check_public_records_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +34,8 @@ class DataOptions:
     probe_datasets: tuple[str, ...] = ()
     """Other public labelled data sets whose frozen features are scored, too: resized, in grey or colour."""
     public_records: str | None = None
-    """A public data set for --num-public-negatives and --subspace-dim: chosen without the training data and
-    sharing no record with it."""
+    """For --num-public-negatives and --subspace-dim: procedural, which makes images as they are needed, or a
+    public data set, chosen without the training data and sharing no record with it."""
     unit_column: str | None = None
     """Column of your own data that names the privacy unit: all rows of one are one record."""
     pairs: PairOptions = field(default_factory=PairOptions)
@@ -46,12 +47,10 @@ class DataOptions:
     """Share held out for scoring where public data have no test split of their own; by record id."""
 
     def __post_init__(self) -> None:
-        for name in (
-            self.dataset,
-            *self.probe_datasets,
-            *([self.public_records] if self.public_records else []),
-        ):
+        for name in (self.dataset, *self.probe_datasets):
             check_dataset_name(name)
+        if self.public_records is not None:
+            check_public_records_name(self.public_records)
         _check_pair_options(self)
         check_max_image_pixels(self.max_image_pixels)
         if not 0 < self.test_fraction < 1:

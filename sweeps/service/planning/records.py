@@ -24,7 +24,7 @@ from trainers.data.loading import (
     split_train_test,
 )
 from trainers.data.probes import load_probes
-from trainers.data.public import PublicPool, load_public_records
+from trainers.data.public import PROCEDURAL, ProceduralImages, PublicPool, load_public_records
 from trainers.data.shapes import shape_numbers
 from trainers.failures import describe_error
 
@@ -143,7 +143,7 @@ def _load(
         )
         if probes:
             public["probe_datasets"] = [part for probe in probes for part in (probe.index, probe.queries)]
-        if helpers is not None:
+        if isinstance(helpers, PublicPool):
             public["public_records"] = [helpers.pool]
         _refuse_shared_images(dataset, public)
     data = TrainingData(
@@ -162,7 +162,7 @@ def _load(
     return data, _data_notes(options) + _skipped_notes(options, dataset, other)
 
 
-def _load_public(options: DataOptions, dataset: Dataset) -> PublicPool | None:
+def _load_public(options: DataOptions, dataset: Dataset) -> PublicPool | ProceduralImages | None:
     if options.public_records is None:
         return None
     return load_public_records(
@@ -203,7 +203,9 @@ def _data_notes(options: DataOptions) -> list[str]:
     if options.probe_datasets:
         names = ", ".join(options.probe_datasets)
         notes.append(f"Features are also scored on {names}, taken to be public because they are named.")
-    if options.public_records is not None:
+    if options.public_records == PROCEDURAL:
+        notes.append("Procedural images enter the training beside its own records, at no ε.")
+    elif options.public_records is not None:
         notes.append(
             f"Public records of {options.public_records}, taken to be public because they are named, enter "
             "the training beside its own, at no ε; the guarantee says nothing of them."

@@ -21,7 +21,7 @@ from tests.trainers.files.test_checkpoint import _crashed, _folder
 from tests.trainers.training.test_pairs import WHOLE, config_of, data_of, pairs
 from trainers.config.training import NetworkConfig, PublicRecordsConfig, TrainingConfig
 from trainers.data.dataset import TrainingData
-from trainers.data.public import PublicPool
+from trainers.data.public import ProceduralImages, PublicPool
 from trainers.training import loop
 from trainers.training.loop import train
 from trainers.training.workers import SingleWorker
@@ -165,6 +165,30 @@ def test_draw_is_the_same_for_everybody_and_another_at_every_step_and_purpose() 
     assert all(other != ids() for other in others)
 
 
+def test_procedural_images_are_another_draw_at_every_step_and_purpose() -> None:
+    source = ProceduralImages(image_shape=(3, 12, 10))
+
+    def pixels(**changes: object) -> bytes:
+        asked = {"num_records": 5, "seed": 3, "step": 5, "purpose": "negatives"} | changes
+        records = source.records(**asked)  # type: ignore[arg-type]
+        assert records.images.shape == (5, 3, 12, 10)
+        assert len(set(records.ids.tolist())) == 5
+        return records.images.tobytes()
+
+    assert pixels() == pixels()
+    assert len({pixels(**each) for each in ({}, {"step": 6}, {"seed": 4}, {"purpose": "subspace"})}) == 4
+
+
+def test_training_takes_procedural_images_for_negatives_and_subspace() -> None:
+    public = PublicRecordsConfig(num_public_negatives=6, subspace_dim=2)
+    data = dataclasses.replace(make_data(), public_records=ProceduralImages(image_shape=(1, 8, 8)))
+    run = loop._prepare(make_config(public=public, num_steps=2), data, SingleWorker())
+    loop._step(run)
+    assert run.public_keys is not None
+    assert run.basis is not None
+    assert (len(run.public_keys), len(run.basis)) == (6, 2)
+
+
 def test_public_keys_of_a_low_precision_network_are_float32() -> None:
     run = _run(network=NetworkConfig(name="small_cnn", embedding_dim=8, precision="bfloat16"))
     assert run.public_keys is not None
@@ -236,7 +260,7 @@ def test_methods_without_a_place_for_public_keys_refuse_them() -> None:
 
 
 def test_public_negatives_ask_for_public_records_and_enough_of_them() -> None:
-    with pytest.raises(ConfigError, match=r"none are given: give --public-records .* got .* = 7"):
+    with pytest.raises(ConfigError, match=r"none are given: give --public-records procedural .* got .* = 7"):
         train(_config(), make_data())
     with pytest.raises(ConfigError, match="at most the 40 public records of others; got 41"):
         train(_config(41), _data())
