@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.distributions import made_quickly
+
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -105,6 +107,13 @@ class TimesPerMarker:
                 kind = "  of all these, " if name in ("ray", "server") else ""
                 line = f"{kind}{name}: {self._tests[name]} tests, {self._seconds[name]:.0f} s"
                 terminalreporter.write_line(line)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_distributions() -> Iterator[None]:
+    """What nearly all of a plan's time would go into."""
+    with made_quickly():
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")
