@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+
+from tests.distributions import made_quickly
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -24,6 +28,9 @@ torch.set_num_threads(1)
 
 WHEN = ("gpu", "long", "ci")
 """The markers that decide who runs a test; the others describe it. A test with none is run by `make test`."""
+
+SOURCE = ("dpgcl_core", "trainers", "sweeps", "dashboards", "benchmarks")
+Definition = tuple[ModuleType | type, str, object]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -100,6 +107,45 @@ class TimesPerMarker:
                 kind = "  of all these, " if name in ("ray", "server") else ""
                 line = f"{kind}{name}: {self._tests[name]} tests, {self._seconds[name]:.0f} s"
                 terminalreporter.write_line(line)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_distributions() -> Iterator[None]:
+    """What nearly all of a plan's time would go into."""
+    with made_quickly():
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_stays_patched() -> Iterator[None]:
+    """A file of tests leaves the source's functions and classes as it found them, for other files' sake."""
+    before = definitions()
+    yield
+    assert patched(before) == [], "patched for good, so for later tests too"
+
+
+def definitions() -> list[Definition]:
+    """Returns functions, classes and modules that the loaded source holds: by whom, their names and they."""
+    modules = [module for name, module in sys.modules.items() if name.split(".")[0] in SOURCE]
+    classes = [
+        held
+        for module in modules
+        for held in vars(module).values()
+        if isinstance(held, type) and held.__module__ == module.__name__
+    ]
+    return [
+        (holder, name, value)
+        for holder in (*modules, *classes)
+        for name, value in vars(holder).items()
+        if callable(value) or isinstance(value, (ModuleType, property, classmethod, staticmethod))
+    ]
+
+
+def patched(before: list[Definition]) -> list[str]:
+    """Returns the places that hold something else than `before`."""
+    return [
+        f"{holder.__name__}.{name}" for holder, name, value in before if vars(holder).get(name) is not value
+    ]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import clip_step, clipping, growth, harness, logit_dp, scoring, workers
+from benchmarks import clip_step, clipping, growth, harness, logit_dp, scoring, sweep_overhead, workers
 from benchmarks.engines import ENGINES, PER_VIEW, EngineStep
 from benchmarks.pair_steps import IN_GROUPS, ORDINARY, WHOLE_BATCH, OrdinaryPairStep, PairTask, build_step
 from benchmarks.steps import (
@@ -26,10 +26,12 @@ from benchmarks.steps import (
     relative_errors,
     views_of,
 )
+from benchmarks.trial_marks import marks_file
 from dpgcl_core.clipping.clipper import GroupClipper
 from dpgcl_core.clipping.types import trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.image_text import image_text_group_loss
+from sweeps.service.storage.folder import SweepFolder
 from trainers.tasks import PAIRS
 from trainers.tasks.images import group_losses_of
 
@@ -98,9 +100,9 @@ def test_clipping_command_refuses_json_of_a_table(monkeypatch: pytest.MonkeyPatc
         clipping.main()
 
 
-@pytest.mark.ci
+@pytest.mark.long
 def test_clip_step_command_measures_time_and_memory() -> None:
-    """The names that readers of the rows rely on."""
+    """The names that readers of the rows rely on; the next test has them, but for the memory."""
     result = _json_of(
         "clip_step.py", "--model", "clip-tiny", "--group-sizes", "2", "--augmentations", "0",
         "--expected-batch-size", "8", "--threads", "1", "--repeats", "1",
@@ -115,6 +117,7 @@ def test_clip_step_command_measures_time_and_memory() -> None:
     assert {"device", "torch", "threads", "command"} <= set(result)
 
 
+@pytest.mark.ci
 def test_clip_step_covers_every_setting(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -196,7 +199,32 @@ def test_scoring_prints_both_phases(
     assert probe["now"]["accuracy"] == pytest.approx(probe["before"]["accuracy"], abs=0.03)
 
 
-@pytest.mark.ci
+def test_phases_of_a_trial_add_up_to_its_seconds(tmp_path: Path) -> None:
+    """Of what a sweep would have noted: the first trial's worker imports, the second one's has done so."""
+    heard = sweep_overhead._Heard(2)
+    heard.folder, heard.started = SweepFolder(tmp_path), 100.0
+    for number, name in enumerate(("first", "second")):
+        at = 100.0 + 20 * number
+        file = marks_file(heard.folder.checkpoint_folder(name), name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        phases = ("function", "worker", "imported", "data", "trained", "fitted")
+        times = [at + 2 * step for step in range(1, 7)]
+        marks: list[dict[str, Any]] = [
+            {"phase": phase, "time": time} for phase, time in zip(phases, times, strict=True)
+        ]
+        marks[1] |= {"import_seconds": 1.0, "import_started": at + 2.5 if number == 0 else 0.0}
+        marks[4] |= {"checkpoint_seconds": 0.25, "all_evaluation_seconds": 0.5, "accounting_seconds": 0.125}
+        file.write_text("\n".join(map(json.dumps, marks)))
+        heard.metrics[name] = {"train_seconds": 1.0}
+        heard.arrived[name], heard.left[name] = at + 15, at + 19
+    first, second = sweep_overhead._rows(heard)
+    for row, seconds, imports in ((first, 19, 3), (second, 20, 2)):
+        assert row["seconds"] == sum(row[phase] for phase in sweep_overhead.PHASES) == seconds
+        assert (row["imports"], row["training steps"], row["checkpoints"]) == (imports, 0.75, 0.25)
+        assert row["not_training_seconds"] == seconds - 0.75
+
+
+@pytest.mark.long
 @pytest.mark.ray
 def test_sweep_overhead_phases_add_up_to_the_trial() -> None:
     result = _json_of(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import subprocess
-import sys
 
 import pytest
 
@@ -14,6 +14,7 @@ from dpgcl_core import calculator
 from dpgcl_core.accounting import composition
 from dpgcl_core.accounting.composition import epsilon_of_steps
 from dpgcl_core.errors import ConfigError
+from tests.programs import ROOT, run_program
 
 S1 = {"--sampling-prob": "0.01", "--noise-multiplier": "1.0", "--num-steps": "1000", "--delta": "1e-5"}
 SEALED = {"--mode": "sealed", "--mean-trials": "10"}
@@ -29,8 +30,7 @@ def _json(capsys: pytest.CaptureFixture[str], command: str, options: dict[str, s
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dpgcl_core.calculator", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return run_program(["-m", "dpgcl_core.calculator", *arguments], cwd=ROOT, environment=os.environ)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,6 @@ def test_infinite_bound_is_refused_in_place_of_printed(
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.ci
 def test_command_prints_one_json_object() -> None:
     done = _run(*_arguments("epsilon", S1), "--json")
     assert done.returncode == 0

@@ -18,8 +18,9 @@ from torch.nn.functional import normalize
 from dpgcl_core.mechanism import registry
 from dpgcl_core.mechanism.method import LossSettings
 from dpgcl_core.mechanism.registry import METHODS, method_named
+from tests.programs import ROOT, run_program
+from tests.sweeps.support import train_here
 
-ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
 
@@ -33,15 +34,8 @@ def forgets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.path[:] = path  # a sweep's script puts its own copy of the code first
 
 
-def _run(example: str, *arguments: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / example, *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def _run(example: str, *arguments: str) -> str:
+    done = run_program([str(EXAMPLES / example), *arguments], cwd=ROOT, environment=os.environ)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 
@@ -78,22 +72,43 @@ def test_custom_loss_is_registered_and_sees_its_own_group_alone() -> None:
     torch.testing.assert_close(loss(groups[1:2])[0], found[1])
 
 
-@pytest.mark.ci
 @pytest.mark.ray
-def test_custom_method_is_swept_in_workers_that_never_saw_its_file(tmp_path: Path) -> None:
-    """Two trainings, one in the trial's own process and one in a worker group's."""
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param((), marks=pytest.mark.long, id="in-place"),
+        pytest.param(("--worker-processes",), marks=pytest.mark.ci, id="in-workers"),
+    ],
+)
+def test_custom_method_is_swept_in_workers_that_never_saw_its_file(
+    more: tuple[str, ...], tmp_path: Path
+) -> None:
+    """In the trial's own process, or in a worker group's."""
     common = ("--tiny", "--no-non-private", "--noise-multiplier", "1", "--storage", str(tmp_path))
-    for name, more in {"in-place": (), "in-workers": ("--worker-processes",)}.items():
-        _run("custom_method.py", *common, *more, "--name", name, "--method", "decoupled")
-        folder = tmp_path / "sweeps" / name
-        assert len(list((folder / "trials").glob("*.json"))) == 1
-        assert "decoupled" in (folder / "privacy_statement.md").read_text(encoding="utf-8").lower()
+    _run("custom_method.py", *common, *more, "--name", "one", "--method", "decoupled")
+    folder = tmp_path / "sweeps" / "one"
+    assert len(list((folder / "trials").glob("*.json"))) == 1
+    assert "decoupled" in (folder / "privacy_statement.md").read_text(encoding="utf-8").lower()
 
 
-@pytest.mark.ci
-@pytest.mark.ray
-def test_sweep_from_python_returns_trials_the_best_setting_and_both_epsilons(tmp_path: Path) -> None:
-    said = _run("python_sweep.py", str(tmp_path))
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param("here", marks=pytest.mark.ci),
+        pytest.param("on Ray", marks=[pytest.mark.long, pytest.mark.ray]),
+    ],
+)
+@pytest.mark.usefixtures("forgets")
+def test_sweep_from_python_returns_trials_the_best_setting_and_both_epsilons(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if where == "here":
+        train_here(monkeypatch)
+        monkeypatch.setattr(sys, "argv", ["python_sweep.py", str(tmp_path)])
+        runpy.run_path(str(EXAMPLES / "python_sweep.py"), run_name="__main__")
+        said = capsys.readouterr().out
+    else:
+        said = _run("python_sweep.py", str(tmp_path))
     assert len(re.findall(r"^\d +trial-\d", said, re.MULTILINE)) == 3
     (best,) = re.findall(
         r"^best: \{'group_size': \d, 'learning_rate': .*, cautious_accuracy (0\.\d+)", said, re.M

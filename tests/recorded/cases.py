@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -21,13 +22,13 @@ class Case:
       name: of the case and of the file that keeps what it did.
       commands: in this order; the first word is a script, or `-m`; `{folder}` is an empty folder.
       prepare: writes what the commands read into the folder.
-      takes_long: whether it trains or plans for minutes; only `.ci/run` runs it then.
+      marker: who runs it: `make test`, or `.ci/run` (`ci`) where it takes ten seconds, or `make test-long`.
     """
 
     name: str
     commands: tuple[Command, ...]
     prepare: Callable[[Path], None] = lambda _: None
-    takes_long: bool = False
+    marker: Literal["", "ci", "long"] = ""
 
 
 def write_images(folder: Path) -> None:
@@ -65,7 +66,7 @@ CASES = (
             ("-m", "trainers.export", "--sweep", "recorded", "--to", "{folder}/exported", *STORAGE),
             ("-m", "trainers.export", "--sweep", "recorded", "--to", "{folder}/exported", *STORAGE),
         ),
-        takes_long=True,
+        marker="long",
     ),
     Case(
         name="group_size_dry_run",
@@ -86,12 +87,12 @@ CASES = (
                 *("group_clip", "logit_dp", "dpcl_simclr", *STORAGE),
             ),
         ),
-        takes_long=True,
+        marker="ci",
     ),
     Case(
         name="search_dry_run",
         commands=(("sweeps/search.py", "--dry-run", "--tiny", "--epsilon-range", "1", "10", *STORAGE),),
-        takes_long=True,
+        marker="ci",
     ),
     Case(
         name="sealed_dry_run",
@@ -103,7 +104,7 @@ CASES = (
                 ("sealed-threshold", "--min-score", "0.8", "--halting-prob", "0.1"),
             )
         ),
-        takes_long=True,
+        marker="ci",
     ),
     Case(
         name="private_sweep_with_ledger",
@@ -117,13 +118,13 @@ CASES = (
             ),
         ),
         prepare=write_images,
-        takes_long=True,
+        marker="ci",
     ),
     Case(
         name="refused_by_ledger",
         commands=(_cap("8"), _PRIVATE, ("-m", "dpgcl_core.ledger", "show", *LEDGER)),
         prepare=write_images,
-        takes_long=True,
+        marker="ci",
     ),
     Case(
         name="pairs_dry_run",
@@ -134,7 +135,7 @@ CASES = (
                 *("--learn-temperature", "--per-tower-clipping"),
             ),
         ),
-        takes_long=True,
+        marker="ci",
     ),
     Case(
         name="bad_options",
@@ -143,7 +144,7 @@ CASES = (
             ("sweeps/group_size.py", "--group-sizes", "0", *STORAGE),
             ("sweeps/temperature.py", "--epsilon", "-1", *STORAGE),
         ),
-        takes_long=True,
+        marker="ci",
     ),
     Case(
         name="calculator",
@@ -161,7 +162,7 @@ CASES = (
             ),
             ("-m", "dpgcl_core.calculator", "epsilon", "--sampling-prob", "2"),
         ),
-        takes_long=True,
+        marker="ci",
     ),
     Case(
         name="ledger_commands",
@@ -174,7 +175,7 @@ CASES = (
             ("-m", "dpgcl_core.ledger", "verify", "--export", "{folder}/rows.jsonl"),
             ("-m", "dpgcl_core.ledger", "verify", "--ledger", "{folder}/none.db"),
         ),
-        takes_long=True,
+        marker="ci",
     ),
     Case(
         name="bad_input",
@@ -201,6 +202,6 @@ CASES = (
             ("-m", "dashboards", "figure", "--question", "none"),
         ),
         prepare=write_images,
-        takes_long=True,
+        marker="ci",
     ),
 )

@@ -8,13 +8,12 @@ import math
 import os
 import re
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from tests.programs import run_program
 from tests.recorded.cases import Case, Command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,9 +89,7 @@ def _run(command: Command, folder: Path) -> dict[str, Any]:
     environment = {name: value for name, value in os.environ.items() if name not in _OWN}
     environment |= {"HOME": str(home), "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT)}
     environment |= {"DPGCL_STORAGE": str(folder / "storage"), "MLFLOW_DISABLE_TELEMETRY": "true"}
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=1500
-    )
+    done = run_program(words, cwd=folder, environment=environment, timeout_seconds=1500)
     lines = done.stdout.splitlines()
     errors = [line for line in done.stderr.splitlines() if line.startswith(("error:", "warning:"))]
     return {

@@ -7,9 +7,8 @@ of which one training is still open, and a lowered cap. It is never written anew
 from __future__ import annotations
 
 import json
+import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from dpgcl_core.ledger.account import PlannedTraining
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.ledger.marks import mark_path
 from dpgcl_core.ledger.report import read_head
+from tests.programs import ROOT, run_program
 
 WRITTEN = Path(__file__).with_name("ledger")
 OPEN_TRAINING = "temperature-scans-77b2e4/S8-Na1-private-r0"
@@ -57,8 +57,8 @@ def test_written_ledger_tells_the_same_charges(path: Path) -> None:
 
 def test_command_shows_and_verifies_the_written_ledger(path: Path) -> None:
     for command in (["show"], ["verify", "--against", str(WRITTEN / "statement.json")]):
-        words = [sys.executable, "-m", "dpgcl_core.ledger", *command, "--ledger", str(path)]
-        done = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+        words = ["-m", "dpgcl_core.ledger", *command, "--ledger", str(path)]
+        done = run_program(words, cwd=ROOT, environment=os.environ)
         assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -14,7 +14,8 @@ from tests.recorded.running import differences, expected, record
 # One command of a case that takes long may take minutes beside other work.
 pytestmark = pytest.mark.timeout(1800)
 _PARAMETERS = [
-    pytest.param(case, id=case.name, marks=[pytest.mark.ci] if case.takes_long else []) for case in CASES
+    pytest.param(case, id=case.name, marks=[getattr(pytest.mark, case.marker)] if case.marker else [])
+    for case in CASES
 ]
 
 

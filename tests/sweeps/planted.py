@@ -2,20 +2,25 @@
 
 In the process that trains it puts a number of its own in place of every private-only metric, where the
 observing code takes it from, and has everything observed, private data or not. So what keeps these numbers
-back is the release policy alone. All records begin with `PIXELS`; with the public seeds below the network
-fails on them, with the records in its message.
+back is the release policy alone. It does so in the processes of a sweep of their own and within `planting`,
+nowhere else. All records begin with `PIXELS`; with the public seeds below the network fails on them, with the
+records in its message.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -27,6 +32,10 @@ from trainers.training.workers import SingleWorker
 from trainers.views.images import PIXEL_MEAN, PIXEL_STD
 
 NUM_STEPS = 8
+
+MAY_PLANT = "DPGCL_TEST_MAY_PLANT"
+"""Set in the environment of sweeps whose processes end with them."""
+_allowed = MAY_PLANT in os.environ
 
 METRICS = {
     "snr_first_step": 961473.125,
@@ -101,16 +110,38 @@ _resume: Callable[..., Attempt] = loop._resume
 
 
 def plant() -> None:
-    """Plants all metrics in this process; once more for every training, for the clock begins anew."""
-    batch_size = int(METRICS["realised_batch_size"])
-    loop._draw_groups = lambda run: dataclasses.replace(_draw_groups(run), batch_size=batch_size)
-    loop.time = SimpleNamespace(perf_counter=_clock().__next__)  # type: ignore[assignment]
-    loop._resume = lambda *given: dataclasses.replace(
-        _resume(*given), num_restarts=int(METRICS["num_restarts"])
-    )
-    SingleWorker.sum_at_first = _sum_at_first  # type: ignore[method-assign]
-    Observer.record_snr = _planted_snr  # type: ignore[method-assign]
-    Observer.wants = lambda observer, step: True  # type: ignore[method-assign]
+    """Plants all metrics in this process; once more for every training, for the clock begins anew.
+
+    Raises:
+      RuntimeError: the process is neither one that ends with its sweep nor within `planting`.
+    """
+    if not _allowed:
+        raise RuntimeError("plants would reach later tests: train within `planting`, or set " + MAY_PLANT)
+    for place, name, value in _plants():
+        setattr(place, name, value)
+
+
+@contextmanager
+def planting() -> Iterator[None]:
+    """Let trainings of this process be planted, and take all of it away at the end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[__name__], "_allowed", True)
+        for place, name, _ in _plants():
+            patch.setattr(place, name, getattr(place, name))
+        yield
+
+
+def _plants() -> list[tuple[Any, str, Any]]:
+    """All that is planted: the place, the name there, and what it becomes."""
+    batch_size, restarts = int(METRICS["realised_batch_size"]), int(METRICS["num_restarts"])
+    return [
+        (loop, "_draw_groups", lambda run: dataclasses.replace(_draw_groups(run), batch_size=batch_size)),
+        (loop, "time", SimpleNamespace(perf_counter=_clock().__next__)),
+        (loop, "_resume", lambda *given: dataclasses.replace(_resume(*given), num_restarts=restarts)),
+        (SingleWorker, "sum_at_first", _sum_at_first),
+        (Observer, "record_snr", _planted_snr),
+        (Observer, "wants", lambda observer, step: True),
+    ]
 
 
 def _clock() -> itertools.cycle[float]:

@@ -49,10 +49,8 @@ from tests.sweeps.support import ROOT, environment, run_script, train_here
 from tests.trainers.conftest import make_config, make_held_out, make_records
 from trainers.config.training import EvaluationConfig
 from trainers.files.checkpoint import CheckpointFolder
-from trainers.training import loop, release
+from trainers.training import release
 from trainers.training.loop import TrainingData, train
-from trainers.training.observe import Observer
-from trainers.training.workers import SingleWorker
 
 NUMBERS = [number(name, value) for name, value in planted.METRICS.items()]
 RECORD = [
@@ -243,14 +241,30 @@ ARGUMENTS = (
 
 
 @pytest.fixture
-def planting(monkeypatch: pytest.MonkeyPatch) -> None:
+def planting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What the planted network changes in the process that trains is undone after the test."""
     train_here(monkeypatch)
-    for place, name in (
-        *((loop, "_draw_groups"), (loop, "time"), (SingleWorker, "sum_at_first")),
-        *((Observer, "record_snr"), (Observer, "wants")),
-    ):
-        monkeypatch.setattr(place, name, getattr(place, name))
+    with planted.planting():
+        yield
+
+
+def _places() -> list[object]:
+    return [vars(place)[name] for place, name, _ in planted._plants()]
+
+
+def test_plants_are_taken_away_again() -> None:
+    before = _places()
+    with planted.planting():
+        planted.network((1, 8, 8))
+        assert not any(now is then for now, then in zip(_places(), before, strict=True))
+    assert all(now is then for now, then in zip(_places(), before, strict=True))
+
+
+def test_nothing_is_planted_where_it_would_stay() -> None:
+    before = _places()
+    with pytest.raises(RuntimeError, match="would reach later tests"):
+        planted.network((1, 8, 8))
+    assert all(now is then for now, then in zip(_places(), before, strict=True))
 
 
 @pytest.mark.parametrize("data_are", ["private", "public"])
@@ -315,7 +329,9 @@ def searched_sweep(top: Path, scratch: Path, data_are: str) -> Searched:
         [sys.executable, "-m", kept.__name__, *arguments, f"--storage={top / 'storage'}"],
         capture_output=True,
         cwd=home,
-        env=environment(home, DPGCL_TEST_SCRATCH=str(scratch), PYTHONPATH=str(ROOT)),
+        env=environment(
+            home, DPGCL_TEST_SCRATCH=str(scratch), PYTHONPATH=str(ROOT), **{planted.MAY_PLANT: "1"}
+        ),
         timeout=500,
     )
     ledger_command(["export", "--ledger", ledger, "--output", str(top / "ledger" / "ledger.jsonl")])

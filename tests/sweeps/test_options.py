@@ -212,6 +212,7 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], tmp_p
     assert not storage.exists()
 
 
+@pytest.mark.ci
 def test_bad_input_to_a_script_in_its_own_process_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     """Nothing that is imported on the way writes a line of its own."""
     ended = subprocess.run(

@@ -1,5 +1,6 @@
 """Whole sweeps on Ray: one as a user starts it; what else needs Tune and Train, on one Ray that is shared.
 
+The first of them runs without Ray as well, in this process, which takes seconds.
 What the sweeps of the other scripts do without Ray is in `test_every_sweep`, signals and kills are in
 `test_interrupted`, a ledger that dies under a sweep is in `test_faults`.
 """
@@ -26,7 +27,7 @@ from sweeps.service.running import sweep as service
 from sweeps.service.running.clock import SystemClock
 from sweeps.service.running.tune import RaySession, max_concurrent_trials, ray_session
 from sweeps.service.storage.folder import SweepFolder
-from tests.sweeps.support import Driver, contents, plan, run, run_script, write_npz
+from tests.sweeps.support import contents, plan, run, run_script, train_here, write_npz
 from trainers.config.training import PerformanceConfig
 from trainers.tracking.server import connect
 
@@ -43,7 +44,8 @@ class Whole:
     """What a sweep left, and what resuming it changed."""
 
     code: int
-    driver: Driver
+    out: str
+    err: str
     left_at_home: list[str]
     folder: Path
     uri: str
@@ -52,12 +54,20 @@ class Whole:
     resumed: str
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+@pytest.fixture(scope="module", params=["here", pytest.param("on Ray", marks=pytest.mark.ci)])
+def whole(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, empty_database: Path
+) -> Whole:
     top = tmp_path_factory.mktemp("whole")
     home, storage = top / "home", top / "storage"
     arguments = (*QUICK, "--storage", str(storage), "--name", "one")
-    code, driver = run(*arguments, home=home)
+    if request.param == "here":
+        storage.mkdir()
+        shutil.copy(empty_database, storage)
+        code, out, err = run_here(*arguments, home=home)
+    else:
+        code, driver = run(*arguments, home=home)
+        out, err = driver.stdout, driver.stderr
     folder = storage / "sweeps" / "one"
     written = {path.name: path.stat().st_mtime for path in (folder / "trials").glob("*.json")}
     left_at_home = contents(home)
@@ -65,23 +75,32 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
         patch.setattr(service, "ray_session", lambda *_: pytest.fail("Ray was started"))
         resumed_code, resumed, _ = run_script("group_size", *arguments, "--resume")
     uri = f"sqlite:///{storage}/mlflow.db"
-    return Whole(code, driver, left_at_home, folder, uri, written, resumed_code, resumed)
+    return Whole(code, out, err, left_at_home, folder, uri, written, resumed_code, resumed)
+
+
+def run_here(*arguments: str, home: Path) -> tuple[int, str, str]:
+    """The sweep in this process, which trains, too."""
+    home.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        train_here(patch)
+        patch.setenv("HOME", str(home))
+        return run_script("group_size", *arguments)
 
 
 def test_sweep_ends_with_code_0_and_silent_stderr(whole: Whole) -> None:
-    assert (whole.code, whole.driver.stderr) == (0, ""), whole.driver.stdout
+    assert (whole.code, whole.err) == (0, ""), whole.out
 
 
 def test_sweep_tells_progress_and_time_left(whole: Whole) -> None:
-    assert "sweep: one (0 of 2 trials done)" in whole.driver.stdout
-    assert "[1/2] " in whole.driver.stdout
-    assert "(0 min 00 s left)" in whole.driver.stdout.split("[2/2] ")[1].splitlines()[0]
+    assert "sweep: one (0 of 2 trials done)" in whole.out
+    assert "[1/2] " in whole.out
+    assert "(0 min 00 s left)" in whole.out.split("[2/2] ")[1].splitlines()[0]
 
 
 def test_sweep_writes_figure_and_table(whole: Whole) -> None:
     for name in ("group_size.png", "group_size.html", "group_size.csv", "group_size.md"):
         assert (whole.folder / name).stat().st_size > 100
-        assert f"written: {whole.folder / name}" in whole.driver.stdout
+        assert f"written: {whole.folder / name}" in whole.out
 
 
 def test_sweep_logs_figure_and_table_to_its_parent_run(whole: Whole) -> None:

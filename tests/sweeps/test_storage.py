@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shutil
-import signal
-import subprocess
-import sys
+import time
 from collections.abc import Callable, Iterator
+from multiprocessing.context import ForkProcess
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,7 +24,7 @@ from sweeps.service.running.sweep import run_sweep
 from sweeps.service.storage.calibrations import calibrations
 from sweeps.service.storage.folder import Starts, SweepFolder, config_hash, find_folder
 from sweeps.service.storage.runs import tracking_address
-from tests.sweeps.support import ROOT, contents, options
+from tests.sweeps.support import contents, options
 from trainers.files import storage
 from trainers.files.storage import check_writable, storage_root
 
@@ -349,51 +350,46 @@ def test_tune_starts_no_training_that_is_not_counted(tmp_path: Path) -> None:
 
 # Who holds it
 
-HOLD = """
-import sys, time
-from pathlib import Path
-from sweeps.service.storage.folder import SweepFolder
-with SweepFolder(Path(sys.argv[1])).locked():
-    print("held", flush=True)
-    time.sleep(120)
-"""
+FORK = multiprocessing.get_context("fork")
+
+
+def _hold(folder: Path, held: Event) -> None:
+    with SweepFolder(folder).locked():
+        held.set()
+        time.sleep(120)
 
 
 @pytest.fixture
-def holder(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+def holder(tmp_path: Path) -> Iterator[Callable[[], ForkProcess]]:
     """Starts a process that holds the sweep `one`."""
     started = []
 
-    def start() -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", HOLD, str(tmp_path / "sweeps" / "one")]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    def start() -> ForkProcess:
+        held = FORK.Event()
+        process = FORK.Process(target=_hold, args=(tmp_path / "sweeps" / "one", held))
+        process.start()
         started.append(process)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
+        assert held.wait(60)
         return process
 
     yield start
     for process in started:
         process.kill()
-        process.communicate()
+        process.join()
 
 
-def test_sweep_held_by_another_process_is_refused(
-    holder: Callable[[], subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_sweep_held_by_another_process_is_refused(holder: Callable[[], ForkProcess], tmp_path: Path) -> None:
     folder = create(tmp_path, "one")
     holder()
     with pytest.raises(StorageError, match="is being run by another process"), folder.locked():
         pass
 
 
-def test_sweep_is_free_once_its_holder_is_killed(
-    holder: Callable[[], subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_sweep_is_free_once_its_holder_is_killed(holder: Callable[[], ForkProcess], tmp_path: Path) -> None:
     folder = create(tmp_path, "one")
     process = holder()
-    process.send_signal(signal.SIGKILL)
-    process.wait(10)
+    process.kill()
+    process.join()
     with folder.locked():
         pass
 

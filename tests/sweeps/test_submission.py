@@ -25,6 +25,13 @@ FROM_COPY = ("--working-dir", ".", "--")
 FAST = ("--tiny", "--noise-multiplier", "1", "--num-steps", "2", "--no-non-private")  # one trial, calibrated
 NOT_UPLOADED = ("results/big.bin", "mlflow.db", "data/images.npz", "own.parquet")
 EDIT = "\nprint('this is the edited copy', flush=True)\n"
+SESSION = """
+from sweeps.service.options.service import ServiceOptions
+from sweeps.service.running.tune import ray_session
+from trainers.config.training import PerformanceConfig
+with ray_session(ServiceOptions(), PerformanceConfig()):
+    pass
+"""
 # Appended to trainers/ray_worker.py: whichever copy a worker imports notes itself, or, being the
 # installed one, notes nothing.
 NOTE_IMPORT = """
@@ -87,7 +94,13 @@ def small_jobs(head) -> dict[str, dict[str, Any]]:
     return dict(zip(commands, map(head.wait_until_ended, submissions), strict=True))
 
 
-@pytest.fixture(scope="module", params=[("--working-dir", "."), ()], ids=["working-dir", "bare"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(("--working-dir", "."), id="working-dir"),
+        pytest.param((), id="bare", marks=pytest.mark.long),
+    ],
+)
 def stopped_job(request, head) -> dict[str, Any]:
     """The default sweep, by a script's path alone, stopped by `ray job stop` in its first trials."""
     submission = head.submit(*request.param, SCRIPT)
@@ -207,18 +220,36 @@ def test_bare_job_from_another_folder_trains_with_the_copy_of_its_driver(head):
     assert [str(head.copy) in copy for copy in copies] == [True]
 
 
-def test_plain_python_does_not_join_a_head_it_could_discover(head, plain_run):
+def test_plain_python_does_not_join_a_head_it_could_discover(head):
     before = head.drivers()
     head.run("python", "-c", "import ray; ray.init()")
     assert len(head.drivers() - before) == 1, "the head cannot be discovered: this test shows nothing"
+    assert _joined_by(head, SESSION) == set()
+
+
+def test_plain_python_joins_the_head_that_ray_address_names(head):
+    assert len(_joined_by(head, SESSION, RAY_ADDRESS=head.gcs_address)) == 1
+
+
+@pytest.mark.long
+def test_sweep_of_plain_python_trains_with_its_own_copy_in_a_ray_of_its_own(head, plain_run):
     folder, joined = plain_run("private-ray")
     assert joined == set()
     assert [str(head.copy) in copy for copy in _imported_from(folder)] == [True]
 
 
-def test_plain_python_joins_the_head_that_ray_address_names(head, plain_run):
+@pytest.mark.long
+def test_sweep_of_plain_python_trains_on_the_head_that_ray_address_names(head, plain_run):
     _, joined = plain_run("ray-address", RAY_ADDRESS=head.gcs_address)
     assert len(joined) == 1
+
+
+def _joined_by(head: Head, code: str, **environment: str) -> set[str]:
+    """Returns who has joined the head while `python -c CODE` ran beside it."""
+    before = head.drivers()
+    done = head.run("python", "-c", code, environment=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return head.drivers() - before
 
 
 def _append(path: Path, text: str) -> None:

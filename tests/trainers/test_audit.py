@@ -38,11 +38,22 @@ def test_every_defect_of_the_step_on_one_worker_is_seen(case: StepCase) -> None:
     assert result.as_expected
 
 
-@pytest.mark.ci
-def test_every_defect_of_the_step_on_two_workers_is_seen() -> None:
-    results = audit_steps(_TWO, seed=0)
-    assert [result.defect for result in results if not result.as_expected] == []
-    assert len(results) == 7
+_OF_CI = (None, "noise over the number of workers")
+
+
+def _marked_of_two(case: StepCase) -> object:
+    marker = pytest.mark.ci if case.defect_name in _OF_CI else pytest.mark.long
+    return pytest.param(case, marks=marker, id=_label(case))
+
+
+@pytest.mark.parametrize("case", map(_marked_of_two, _TWO))
+def test_every_defect_of_the_step_on_two_workers_is_seen(case: StepCase) -> None:
+    (result,) = audit_steps([case], seed=0)
+    assert result.as_expected
+
+
+def test_step_on_two_workers_has_six_defects() -> None:
+    assert len(_TWO) == 7
 
 
 def test_secret_audit_of_the_step_trains_on_private_records() -> None:

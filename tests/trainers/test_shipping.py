@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +13,9 @@ from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism import registry
 from dpgcl_core.mechanism.registry import METHODS, is_installed, method_named, register
 from dpgcl_core.methods.in_groups import DP_GCL, InGroups
+from tests.programs import run_program
 from trainers.ray_worker import know_method, packed_method
 
-ROOT = Path(__file__).parents[2]
 _OWN = """
 from dataclasses import dataclass
 
@@ -74,28 +73,19 @@ def _own(**changes: Any) -> InGroups:
     return InGroups(**given | changes)
 
 
-@pytest.mark.parametrize(
-    "defined_in", [pytest.param("the script", marks=pytest.mark.ci), "a module beside it"]
-)
+@pytest.mark.parametrize("defined_in", ["the script", "a module beside it"])
 def test_method_reaches_a_process_that_lacks_its_code(tmp_path: Path, defined_in: str) -> None:
-    beside, packed = tmp_path / "beside", tmp_path / "packed"
+    beside, packed, away = tmp_path / "beside", tmp_path / "packed", tmp_path / "unpack.py"
     beside.mkdir()
     if defined_in == "the script":
         (beside / "script.py").write_text(_OWN + _PACK)
     else:
         (beside / "own_methods.py").write_text(_OWN)
         (beside / "script.py").write_text("import own_methods\n" + _PACK)
-    environment = {"PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, beside / "script.py", packed], env=environment, cwd=ROOT, check=True)
-    done = subprocess.run(
-        [sys.executable, "-c", _UNPACK, packed],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    away.write_text(_UNPACK)
+    for script in (beside / "script.py", away):
+        done = run_program([str(script), str(packed)], cwd=tmp_path, environment=os.environ)
+        assert done.returncode == 0, done.stderr
     assert done.stdout == "[12.0, 12.0]\n"
 
 

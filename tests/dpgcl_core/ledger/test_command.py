@@ -16,6 +16,7 @@ from dpgcl_core.ledger import __main__ as ledger_command
 from dpgcl_core.ledger.account import PlannedTraining
 from dpgcl_core.ledger.ledger import Ledger
 from tests.dpgcl_core.ledger.written_before import TAG, add_fingerprint
+from tests.programs import run_program
 
 NEW = ["--delta", "1e-5", "--num-records-public", "10000"]
 
@@ -42,8 +43,8 @@ def reserve(url: str, label: str = "trial") -> None:
 
 
 def test_module_runs_as_a_program(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "dpgcl_core.ledger", "show", "--ledger", str(tmp_path / "none.db")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
+    words = ["-m", "dpgcl_core.ledger", "show", "--ledger", str(tmp_path / "none.db")]
+    done = run_program(words, cwd=tmp_path, environment=os.environ)
     assert done.returncode == 2
     assert done.stderr.startswith("error: the ledger sqlite:")
     assert done.stderr.count("\n") == 1
@@ -253,7 +254,7 @@ def test_refusal_after_a_loss_tells_to_raise_the_cap(url: str, put_back: Path) -
         Ledger.open(url).would_admit("scans", [training])
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", ["", pytest.param("1", marks=pytest.mark.ci)])
 def test_output_that_nobody_reads_is_no_traceback(url: str, unbuffered: str) -> None:
     shown = [sys.executable, "-m", "dpgcl_core.ledger", "show", "--ledger", url, "--no-pld"]
     read, write = os.pipe()

@@ -691,7 +691,9 @@ class Restores(RuleBasedStateMachine):
         )
 
 
-@pytest.mark.parametrize("num_examples", [3, pytest.param(150, marks=pytest.mark.ci)])
+@pytest.mark.parametrize(
+    "num_examples", [3, pytest.param(40, marks=pytest.mark.ci), pytest.param(150, marks=pytest.mark.long)]
+)
 def test_restore_that_loses_a_charge_is_never_accepted_silently(
     num_examples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

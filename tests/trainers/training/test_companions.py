@@ -28,6 +28,7 @@ SIZE, AT_ONCE = 2, 3
 MARGIN = {"float32": 4e-6, "bfloat16": 2e-2, "float16": 2e-2}
 """Of C: what another place in a pass may move a contribution by, as the clipper's docstring says."""
 SHAPES = {"vit_b_32_lora": (3, 224, 224), "resnet18": (3, 16, 16)}
+_SLOW = {("vit_b_32_lora", "float32")}
 _FAST = {("tiny_cnn", "float32"), ("tiny_cnn", "bfloat16"), ("clip-tiny", "float32")}
 
 
@@ -35,7 +36,8 @@ def _marks(name: str, precision: str) -> list[pytest.MarkDecorator]:
     """A large network in low precision takes a processor without such products minutes."""
     if (name, precision) in _FAST:
         return []
-    return [pytest.mark.long if name in SHAPES and precision != "float32" else pytest.mark.ci]
+    is_slow = (name, precision) in _SLOW or (name in SHAPES and precision != "float32")
+    return [pytest.mark.long if is_slow else pytest.mark.ci]
 
 
 CASES = [
