@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +17,7 @@ from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from dpgcl_core.mechanism.mechanism import Mechanism
+from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE
 from dpgcl_core.noise.sources import SeededNonPrivateRandomness
 from dpgcl_core.private_training import PrivateTraining, make_private
 
@@ -298,7 +298,9 @@ class _Stream(IterableDataset[Tensor]):
     [
         (_Stream(), "must have a length"),
         ([], "it is empty"),
-        ([{"views": torch.zeros(2, DIM)}] * 9, "must be a tensor"),
+        ([{"views": torch.zeros(2, DIM)}] * NUM_RECORDS, "must be a tensor"),
+        ([torch.zeros(2, DIM)] * (NUM_RECORDS + 1), "more records than num_records_public"),
+        ([torch.zeros(2, DIM)] * 9, "slots are empty"),
     ],
 )
 def test_records_that_cannot_be_drawn_are_refused(records: Any, named: str) -> None:
@@ -358,9 +360,19 @@ def test_make_private_keeps_a_given_noise_multiplier() -> None:
 
 
 def test_make_private_declares_a_number_of_records_and_its_delta() -> None:
-    mechanism = _make(num_records_public=1000, target_delta=None).mechanism
-    assert mechanism.sampling_prob == pytest.approx(0.012)
-    assert mechanism.target_delta == pytest.approx(1 / (1000 * np.log(1000)))
+    mechanism = _make(num_records_public=62, target_delta=None).mechanism
+    assert mechanism.sampling_prob == pytest.approx(12 / 62)
+    assert mechanism.target_delta == pytest.approx(1 / (62 * np.log(62)))
+    assert mechanism.neighboring_relation == ADD_OR_REMOVE_ONE
+
+
+def test_make_private_without_a_declared_number_protects_against_zeroing_out() -> None:
+    assert _make().mechanism.neighboring_relation == ZERO_OUT_ONE
+
+
+@pytest.mark.parametrize(("sampling", "sensitivity"), [(None, 0.5), ("groups", 0.5), ("records", 1.0)])
+def test_make_private_samples_what_is_asked_for(sampling: str | None, sensitivity: float) -> None:
+    assert _make(sampling=sampling, l2_clip_norm=0.5).mechanism.sensitivity == sensitivity
 
 
 @pytest.mark.parametrize(
@@ -379,7 +391,7 @@ def test_make_private_refuses(changes: dict[str, Any], named: str) -> None:
 
 
 def test_whole_batch_is_one_group() -> None:
-    training = _training(dataclasses.replace(_mechanism(), group_size="batch"))
+    training = _training(_mechanism(group_size="batch"))
     for views in training:
         assert isinstance(views, Tensor)
         assert len(views) == 1
