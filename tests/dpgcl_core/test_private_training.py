@@ -90,7 +90,7 @@ def _expected_step(mechanism: Mechanism, model: nn.Module, step: int) -> Tensor:
         permutation=source.generator(step, "permutation"),
     )
     total = torch.zeros(num_trainable(model))
-    for rows in drawn.rows:
+    for rows in drawn.rows[drawn.complete]:
         views = torch.stack([_Records()[int(row)] for row in rows])[None]
         gradients = torch.autograd.grad(_loss(model)(views).sum(), trainable_parameters(model))
         flat = torch.cat([each.flatten() for each in gradients])
@@ -116,6 +116,19 @@ def test_step_hands_the_optimizer_clipped_sum_and_noise_over_the_divisor(
         num_groups.append(len(views))
     assert training.num_steps_taken == 3
     assert min(num_groups) > 0
+
+
+def test_group_with_an_empty_slot_is_of_zeros_and_contributes_nothing() -> None:
+    model = _model()
+    training = _training(_mechanism(num_records_public=NUM_RECORDS + 2, sampling_prob=0.9), model)
+    num_incomplete = 0
+    for step, views in enumerate(training):
+        assert isinstance(views, Tensor)
+        num_incomplete += int((views == 0).flatten(1).all(1).sum())
+        before, expected = _flat(model), _expected_step(training.mechanism, model, step)
+        training.step(views)
+        torch.testing.assert_close(before - _flat(model), expected, rtol=1e-4, atol=1e-5)
+    assert num_incomplete > 0
 
 
 def test_empty_draw_is_a_step_of_noise_alone() -> None:
