@@ -442,8 +442,8 @@ BREAKAGES = (
     Breakage(
         name="a scored record leaves something in a foreign network",
         file="trainers/training/release.py",
-        before="batch_size=1, device=device, isolate=isolate)",
-        after="batch_size=1, device=device)",
+        before="scored.images, batch_size=1, **how)",
+        after='scored.images, batch_size=1, **(how | {"isolate": False}))',
         tests=(
             "tests/trainers/training/test_release.py"
             "::test_scored_record_reaches_no_other_records_answer_and_no_released_buffer",

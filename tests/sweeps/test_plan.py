@@ -15,6 +15,9 @@ from dpgcl_core.accounting import composition
 from dpgcl_core.accounting.tuning.cost import TrialClass, open_cost
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.numbers import default_delta
+from dpgcl_core.sampling.records import Ids
+from dpgcl_core.sampling.slot_table import SlotTable
+from sweeps.service.planning import records
 from sweeps.service.planning.plan import SweepPlan, cross_checks
 from sweeps.service.planning.trials import Charged, Point, trial_class
 from sweeps.service.privacy.statement import build_statement
@@ -536,12 +539,30 @@ def test_held_out_records_count_among_the_public_number(make_plan: Plan, private
         assert config.mechanism.target_delta == default_delta(total)
 
 
-@pytest.mark.parametrize(("unit", "name"), [((), "drop_row"), (("--unit-column", "person"), "drop_person")])
+@pytest.fixture
+def one_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets all plans of a test have the slots of the first one's records."""
+    tables: dict[int, SlotTable] = {}
+
+    def slots_for(capacity: int, ids: Ids) -> SlotTable:
+        known = tables.get(capacity)
+        if known is None:
+            tables[capacity] = known = SlotTable.empty(capacity).holding(ids, np.random.default_rng(6))
+        return known.holding(ids, None)
+
+    monkeypatch.setattr(records, "_fresh_slots", slots_for)
+
+
+@pytest.mark.usefixtures("one_table")
+@pytest.mark.parametrize(
+    ("unit", "name", "capacity"),
+    [((), "drop_row", "202"), (("--unit-column", "person"), "drop_person", "101")],
+)
 def test_noised_plan_tells_nothing_of_one_record(
-    unit: tuple[str, ...], name: str, make_plan: Plan, tmp_path: Path
+    unit: tuple[str, ...], name: str, capacity: str, make_plan: Plan, tmp_path: Path
 ) -> None:
     """Whether the record that is left out would have been trained on or scored."""
-    given = (*QUICK, *SMALL, "--num-records-public", "110", *HELD_OUT, "5", "--snr-noise-multiplier", "5")
+    given = (*QUICK, *SMALL, "--num-records-public", capacity, *HELD_OUT, "5", "--snr-noise-multiplier", "5")
     sides: set[tuple[int, ...]] = set()
     full = make_plan(*given, *unit, "--dataset", write_persons(tmp_path / "own.npz"))
     for drop in itertools.takewhile(lambda _: len(sides) < 2, range(30)):
