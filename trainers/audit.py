@@ -42,12 +42,21 @@ from dpgcl_core.audit.canary import WorstCase, check_numbers, chosen_cases, prin
 from dpgcl_core.audit.defects import Defect, Step, step_of
 from dpgcl_core.audit.judging import Claim, Released, judge
 from dpgcl_core.audit.result import AuditResult
-from dpgcl_core.audit.worst_cases import CANARY, Crafted, GroupGradient, crafted_inputs, foreign, in_order
+from dpgcl_core.audit.worst_cases import (
+    CANARY,
+    Crafted,
+    GroupGradient,
+    crafted_inputs,
+    foreign,
+    in_order,
+    newcomer,
+)
 from dpgcl_core.clipping.types import Objective
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, exit_on_bad_input
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import GradientRule, LossSettings
+from dpgcl_core.mechanism.numbers import GROUPS, RECORDS
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.sources import Draws, DrawSource
 from dpgcl_core.sampling.stage import DrawnGroups, GroupStage
@@ -374,7 +383,7 @@ class StepCase:
 
 _PAIRS = Mechanism(
     num_records_public=7,
-    sampling="records",
+    sampling=RECORDS,
     sampling_prob=1.0,
     group_size=2,
     l2_clip_norm=1.0,
@@ -382,6 +391,7 @@ _PAIRS = Mechanism(
     num_steps=1,
     target_delta=0.127,
 )
+_SLOTS = dataclasses.replace(_PAIRS, sampling=GROUPS, num_records_public=8, target_delta=0.12)
 
 
 def standard_cases() -> tuple[StepCase, ...]:
@@ -408,6 +418,14 @@ def standard_cases() -> tuple[StepCase, ...]:
     growing = StepCase(name="one-more-group", mechanism=_PAIRS, num_records=3)
     empty = StepCase(name="empty-steps", mechanism=_PAIRS, num_records=1)
     two = dataclasses.replace(one, name="two-workers", num_workers=2)
+    # Groups are sampled: N is the same on D and on D', and the canary fills the last slot.
+    slots = StepCase(name="sampled-groups", mechanism=_SLOTS, num_records=7, worst=newcomer)
+    quarter = dataclasses.replace(
+        slots,
+        name="quarter-of-the-blocks",
+        mechanism=dataclasses.replace(_SLOTS, sampling_prob=0.25, noise_multiplier=0.4, target_delta=0.1),
+    )
+    slots_of_two = dataclasses.replace(slots, name="sampled-groups-two-workers", num_workers=2)
 
     def with_defects(case: StepCase, *planted: Defect) -> tuple[StepCase, ...]:
         wrong = [
@@ -416,8 +434,10 @@ def standard_cases() -> tuple[StepCase, ...]:
         ]
         return case, *wrong
 
-    def among_workers(name: str, workers: type[_Watched], *, breaks_claim: bool = True) -> StepCase:
-        return dataclasses.replace(two, workers=workers, defect_name=name, breaks_claim=breaks_claim)
+    def among_workers(
+        name: str, workers: type[_Watched], *, breaks_claim: bool = True, of: StepCase = two
+    ) -> StepCase:
+        return dataclasses.replace(of, workers=workers, defect_name=name, breaks_claim=breaks_claim)
 
     return (
         *with_defects(
@@ -441,6 +461,10 @@ def standard_cases() -> tuple[StepCase, ...]:
         among_workers("noise over the number of workers", _NoiseOverWorkers),
         among_workers("noise of every worker", _NoiseOfEveryWorker, breaks_claim=False),
         among_workers("every group dealt to both workers", _DealtTwice),
+        *with_defects(slots, defects.MASK_LOST, defects.FILLED_GROUP, defects.REALISED_DIVISOR),
+        quarter,
+        slots_of_two,
+        among_workers("every group dealt to both workers", _DealtTwice, of=slots_of_two),
     )
 
 

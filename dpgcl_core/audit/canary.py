@@ -51,11 +51,13 @@ from dpgcl_core.audit.worst_cases import (
     foreign,
     in_order,
     members_of,
+    newcomer,
     partners,
 )
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism.mechanism import Mechanism
+from dpgcl_core.mechanism.numbers import GROUPS, RECORDS
 from dpgcl_core.methods.in_groups import ClippedGroups
 from dpgcl_core.noise.sources import Draws, DrawSource, SecretRandomness, SeededNonPrivateRandomness
 from dpgcl_core.sampling.groups import BATCH
@@ -136,6 +138,7 @@ _OF_GROUPS = (
     defects.FILLED_GROUP,
     defects.MASK_LOST,
     defects.NOT_PERMUTED,
+    defects.OWN_CAPACITY,
 )
 
 
@@ -260,6 +263,7 @@ class _RunDraws:
 
 _ONE_GROUP = Mechanism(
     num_records_public=21,
+    sampling=RECORDS,
     sampling_prob=0.5,
     group_size=BATCH,
     l2_clip_norm=1.0,
@@ -275,6 +279,10 @@ _TWO_RECORDS = dataclasses.replace(
     noise_multiplier=1.0,
     num_steps=1,
     target_delta=0.127,
+)
+_FOUR_SLOTS = dataclasses.replace(_TWO_RECORDS, sampling=GROUPS, num_records_public=4)
+_SOME_BLOCKS = dataclasses.replace(
+    _FOUR_SLOTS, num_records_public=8, sampling_prob=0.25, noise_multiplier=0.4, target_delta=0.1
 )
 _FOUR_RECORDS = dataclasses.replace(_TWO_RECORDS, num_records_public=5, group_size=4)
 _SINGLES = dataclasses.replace(
@@ -310,6 +318,28 @@ def standard_cases() -> tuple[AuditCase, ...]:
         name="ten-steps", mechanism=dataclasses.replace(_ONE_OF_TEN, num_steps=10), num_records=60
     )
     ten = AuditCase(name="ten-trials", mechanism=_ONE_OF_TEN, num_records=60, num_trials=10)
+    # Groups are sampled: N is the same on D and on D', and the canary fills the last slot.
+    slots = AuditCase(name="sampled-groups", mechanism=_FOUR_SLOTS, num_records=3, worst=newcomer)
+    left_over = AuditCase(
+        name="slot-left-over",
+        mechanism=dataclasses.replace(_FOUR_SLOTS, num_records_public=5),
+        num_records=4,
+        worst=newcomer,
+    )
+    blocks = AuditCase(name="quarter-of-the-blocks", mechanism=_SOME_BLOCKS, num_records=7, worst=newcomer)
+    blocks_of_steps = AuditCase(
+        name="blocks-of-four-steps",
+        mechanism=dataclasses.replace(
+            _FOUR_SLOTS,
+            num_records_public=21,
+            sampling_prob=0.5,
+            group_size=4,
+            num_steps=4,
+            noise_multiplier=1.5,
+            target_delta=0.01,
+        ),
+        num_records=20,
+    )
     planted: tuple[tuple[AuditCase, tuple[Defect, ...]], ...] = (
         (one, (defects.HALF_NOISE, defects.NO_NOISE, defects.DOUBLE_NOISE, defects.NOISE_OF_STEPS)),
         (poisson, ()),
@@ -324,6 +354,10 @@ def standard_cases() -> tuple[AuditCase, ...]:
         (empty, (defects.QUIET_EMPTY,)),
         (steps, (defects.SAMPLES_OF_STEPS,)),
         (ten, (defects.SAMPLES_OF_TRIALS,)),
+        (slots, (defects.MASK_LOST, defects.FILLED_GROUP, defects.REALISED_DIVISOR)),
+        (left_over, (defects.OWN_CAPACITY,)),
+        (blocks, (defects.FIXED_SIZE,)),
+        (blocks_of_steps, ()),
     )
     return tuple(
         dataclasses.replace(case, defect=defect) for case, wrong in planted for defect in (None, *wrong)

@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from dpgcl_core.clipping.types import GroupInputs, Objective
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import LossSettings
+from dpgcl_core.mechanism.numbers import GROUPS
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.sources import Draws
 from dpgcl_core.sampling.poisson import PoissonSampler
+from dpgcl_core.sampling.slots import SampledGroups
 from dpgcl_core.sampling.stage import DrawnGroups, GroupStage, SampledRecords
 
 NO_MEMBER = -1
@@ -156,14 +158,16 @@ class _RestKept:
 
 
 def rest_kept(*, filled: bool = False, complete: bool = True) -> Callable[[Step, Mechanism], Step]:
-    """Return what keeps the rest of a sample as a group.
+    """Return what keeps the rest of a sample as a group, or a block of slots, some of which are empty.
 
     Args:
-      filled: up to its size with copies of records of other groups.
+      filled: up to its size with copies of records of other groups, or of the block's own.
       complete: whether it is marked as one that contributes; if not, nothing is wrong with keeping it.
     """
 
     def plant(step: Step, mechanism: Mechanism) -> Step:
+        if mechanism.sampling == GROUPS:
+            return dataclasses.replace(step, stage=_wrong_slots(mechanism, filled=filled))
         stage = _RestKept(
             sampling_prob=mechanism.sampling_prob,
             group_size=int(mechanism.group_size),
@@ -201,7 +205,51 @@ class _FixedSize:
         return np.sort(generator.permutation(np.arange(num_records))[: self.size])
 
 
+@dataclass(frozen=True, kw_only=True)
+class _WrongSlots:
+    """Blocks of slots, of which something is wrong.
+
+    Attributes:
+      right: the stage as it should be.
+      filled: whether a block with an empty slot is filled up with copies of its own records.
+      num_kept: blocks that are kept, always; independent bits unless given.
+      own_capacity: whether N is the number of records that are there.
+    """
+
+    right: SampledGroups
+    filled: bool = False
+    num_kept: int | None = None
+    own_capacity: bool = False
+    yields_incomplete: bool = True
+
+    def draw(self, num_records: int, *, sampling: Draws, permutation: Draws) -> DrawnGroups:
+        right = dataclasses.replace(self.right, capacity=num_records) if self.own_capacity else self.right
+        if self.num_kept is not None:
+            right = dataclasses.replace(right, sampling_prob=1.0)
+        slots = right.draw(right.capacity, sampling=sampling, permutation=permutation).rows[: self.num_kept]
+        there = slots < num_records
+        complete = there.all(axis=1)
+        if self.filled:
+            any_record = slots.min(axis=1, keepdims=True)
+            slots, complete = np.where(there, slots, any_record), there.any(axis=1)
+        rows = np.where(slots < num_records, slots, 0)
+        return DrawnGroups(rows=rows, complete=complete, batch_size=rows.size)
+
+
+def _wrong_slots(mechanism: Mechanism, **wrong: Any) -> _WrongSlots:
+    right = mechanism.group_stage()
+    assert isinstance(right, SampledGroups)
+    return _WrongSlots(right=right, **wrong)
+
+
+def _own_capacity(step: Step, mechanism: Mechanism) -> Step:
+    return dataclasses.replace(step, stage=_wrong_slots(mechanism, own_capacity=True))
+
+
 def _fixed_size(step: Step, mechanism: Mechanism) -> Step:
+    if mechanism.sampling == GROUPS:
+        stage = _wrong_slots(mechanism, num_kept=round(mechanism.divisor))
+        return dataclasses.replace(step, stage=stage)
     sampler = _FixedSize(round(mechanism.expected_batch_size))
     return dataclasses.replace(step, stage=SampledRecords(sampler=sampler, grouper=mechanism.grouper()))
 
@@ -303,7 +351,9 @@ def _rest_kept_and_mask_lost(step: Step, mechanism: Mechanism) -> Step:
 
 
 def _realised_divisor(step: Step, mechanism: Mechanism) -> Step:
-    return dataclasses.replace(step, divisor=lambda groups: max(1.0, float(len(groups))))
+    return dataclasses.replace(
+        step, divisor=lambda groups: max(1.0, float(np.count_nonzero(groups.complete)))
+    )
 
 
 HALF_NOISE = Defect(name="noise × 0.5", plant=noise_times(0.5))
@@ -319,6 +369,7 @@ FIXED_SIZE = Defect(name="fixed size accounted as Poisson", plant=_fixed_size)
 SHORT_GROUP = Defect(name="short group kept", plant=rest_kept())
 FILLED_GROUP = Defect(name="short group filled with copies", plant=rest_kept(filled=True))
 MASK_LOST = Defect(name="incomplete group kept", plant=_rest_kept_and_mask_lost)
+OWN_CAPACITY = Defect(name="N of each world's own", plant=_own_capacity)
 NOT_PERMUTED = Defect(name="no permutation", plant=_not_permuted)
 RECORDS_CLIPPED = Defect(name="C for each record of a group", plant=_through(_EachRecordClipped))
 MEAN_CLIPPED = Defect(name="clipping after the mean", plant=_through(_MeanClipped))

@@ -44,6 +44,17 @@ def foreign(members: Members, *, group_size: int | None, dim: int) -> NDArray[np
     return (_LONGER if strange else -1.0) * direction / np.linalg.norm(direction)
 
 
+def newcomer(members: Members, *, group_size: int | None, dim: int) -> NDArray[np.float64]:
+    """Point one way for groups with the canary, the other way for all others, complete or not.
+
+    >>> newcomer((3,), group_size=2, dim=1), newcomer((CANARY, 5), group_size=2, dim=1)
+    (array([-1.]), array([1.]))
+    """
+    direction = np.zeros(dim)
+    direction[0] = 1.0 if CANARY in members else -1.0
+    return direction
+
+
 def in_order(members: Members, *, group_size: int | None, dim: int) -> NDArray[np.float64]:
     """Point one way for the groups that D gives without a permutation, the other way for all others."""
     first = members[0]

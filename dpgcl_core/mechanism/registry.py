@@ -104,6 +104,8 @@ def method_named(name: str) -> Method:
 
     >>> import dpgcl_core
     >>> method_named("dp_gcl").sensitivity_formula
+    'C'
+    >>> method_named("dp_gcl").with_sampling("records").sensitivity_formula
     '2C (C for groups of one)'
     """
     if name not in METHODS:

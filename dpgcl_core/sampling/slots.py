@@ -24,6 +24,10 @@ incomplete block that contributes, or is filled up; a fixed number of blocks; ke
 or are known; a placement that numbers the records that are *there*, so that r moves others; N taken anew from
 each of the two data sets.
 
+The rows of a data set number the records that are there, and the draw below takes a row for a slot. That is
+no numbering of the last kind for one reason: slots are drawn afresh at every step, by a law that no
+renumbering of them changes. Who keeps a placement for longer must number slots.
+
 N taken from the data, once, is public, and the relation is then zero-out: any one of the n records may be
 blank, its slot empty, and n stays. The same proof holds. The whole of it: docs/theory/group-sampling.md.
 """

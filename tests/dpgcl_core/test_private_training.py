@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +17,7 @@ from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from dpgcl_core.mechanism.mechanism import Mechanism
+from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE
 from dpgcl_core.noise.sources import SeededNonPrivateRandomness
 from dpgcl_core.private_training import PrivateTraining, make_private
 
@@ -90,7 +90,7 @@ def _expected_step(mechanism: Mechanism, model: nn.Module, step: int) -> Tensor:
         permutation=source.generator(step, "permutation"),
     )
     total = torch.zeros(num_trainable(model))
-    for rows in drawn.rows:
+    for rows in drawn.rows[drawn.complete]:
         views = torch.stack([_Records()[int(row)] for row in rows])[None]
         gradients = torch.autograd.grad(_loss(model)(views).sum(), trainable_parameters(model))
         flat = torch.cat([each.flatten() for each in gradients])
@@ -116,6 +116,19 @@ def test_step_hands_the_optimizer_clipped_sum_and_noise_over_the_divisor(
         num_groups.append(len(views))
     assert training.num_steps_taken == 3
     assert min(num_groups) > 0
+
+
+def test_group_with_an_empty_slot_is_of_zeros_and_contributes_nothing() -> None:
+    model = _model()
+    training = _training(_mechanism(num_records_public=NUM_RECORDS + 2, sampling_prob=0.9), model)
+    num_incomplete = 0
+    for step, views in enumerate(training):
+        assert isinstance(views, Tensor)
+        num_incomplete += int((views == 0).flatten(1).all(1).sum())
+        before, expected = _flat(model), _expected_step(training.mechanism, model, step)
+        training.step(views)
+        torch.testing.assert_close(before - _flat(model), expected, rtol=1e-4, atol=1e-5)
+    assert num_incomplete > 0
 
 
 def test_empty_draw_is_a_step_of_noise_alone() -> None:
@@ -298,7 +311,9 @@ class _Stream(IterableDataset[Tensor]):
     [
         (_Stream(), "must have a length"),
         ([], "it is empty"),
-        ([{"views": torch.zeros(2, DIM)}] * 9, "must be a tensor"),
+        ([{"views": torch.zeros(2, DIM)}] * NUM_RECORDS, "must be a tensor"),
+        ([torch.zeros(2, DIM)] * (NUM_RECORDS + 1), "more records than num_records_public"),
+        ([torch.zeros(2, DIM)] * 9, "slots are empty"),
     ],
 )
 def test_records_that_cannot_be_drawn_are_refused(records: Any, named: str) -> None:
@@ -358,9 +373,19 @@ def test_make_private_keeps_a_given_noise_multiplier() -> None:
 
 
 def test_make_private_declares_a_number_of_records_and_its_delta() -> None:
-    mechanism = _make(num_records_public=1000, target_delta=None).mechanism
-    assert mechanism.sampling_prob == pytest.approx(0.012)
-    assert mechanism.target_delta == pytest.approx(1 / (1000 * np.log(1000)))
+    mechanism = _make(num_records_public=62, target_delta=None).mechanism
+    assert mechanism.sampling_prob == pytest.approx(12 / 62)
+    assert mechanism.target_delta == pytest.approx(1 / (62 * np.log(62)))
+    assert mechanism.neighboring_relation == ADD_OR_REMOVE_ONE
+
+
+def test_make_private_without_a_declared_number_protects_against_zeroing_out() -> None:
+    assert _make().mechanism.neighboring_relation == ZERO_OUT_ONE
+
+
+@pytest.mark.parametrize(("sampling", "sensitivity"), [(None, 0.5), ("groups", 0.5), ("records", 1.0)])
+def test_make_private_samples_what_is_asked_for(sampling: str | None, sensitivity: float) -> None:
+    assert _make(sampling=sampling, l2_clip_norm=0.5).mechanism.sensitivity == sensitivity
 
 
 @pytest.mark.parametrize(
@@ -379,7 +404,7 @@ def test_make_private_refuses(changes: dict[str, Any], named: str) -> None:
 
 
 def test_whole_batch_is_one_group() -> None:
-    training = _training(dataclasses.replace(_mechanism(), group_size="batch"))
+    training = _training(_mechanism(group_size="batch"))
     for views in training:
         assert isinstance(views, Tensor)
         assert len(views) == 1

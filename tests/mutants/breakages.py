@@ -194,14 +194,172 @@ BREAKAGES = (
             "tests/dpgcl_core/sampling/test_records.py::test_content_ids_of_others_survive_removal_of_any_copy",
         ),
     ),
+    # Sampled groups
+    Breakage(
+        name="blocks with one filled slot count as complete",
+        file="dpgcl_core/sampling/slots.py",
+        before="np.logical_and.reduce(filled, axis=1)",
+        after="np.logical_or.reduce(filled, axis=1)",
+        tests=(
+            "tests/dpgcl_core/sampling/test_slots.py::test_drawn_groups_have_the_enumerated_law",
+            "tests/dpgcl_core/sampling/test_slots.py"
+            "::test_removed_record_changes_the_mask_of_its_group_and_nothing_else",
+        ),
+    ),
+    Breakage(
+        name="mask of incomplete blocks is lost",
+        file="dpgcl_core/sampling/slots.py",
+        before="complete=np.logical_and.reduce(filled, axis=1)",
+        after="complete=np.ones(num_kept, dtype=np.bool_)",
+        tests=(
+            "tests/dpgcl_core/sampling/test_slots.py"
+            "::test_removed_record_changes_the_mask_of_its_group_and_nothing_else",
+        ),
+    ),
+    Breakage(
+        name="one empty slot is taken for filled",
+        file="dpgcl_core/sampling/slots.py",
+        before="filled = groups < num_records",
+        after="filled = groups <= num_records",
+        tests=("tests/dpgcl_core/sampling/test_slots.py::test_drawn_groups_have_the_enumerated_law",),
+    ),
+    Breakage(
+        name="blocks stand in the order of the records",
+        file="dpgcl_core/sampling/slots.py",
+        before="slots = distinct(num_kept * self.group_size, self.capacity, permutation)",
+        after="slots = np.arange(num_kept * self.group_size)",
+        tests=("tests/dpgcl_core/sampling/test_slots.py::test_drawn_groups_have_the_enumerated_law",),
+    ),
+    Breakage(
+        name="number of blocks follows the records that are there",
+        file="dpgcl_core/sampling/slots.py",
+        before="num_blocks = self.capacity // self.group_size\n        num_kept",
+        after="num_blocks = num_records // self.group_size\n        num_kept",
+        tests=("tests/dpgcl_core/sampling/test_slots.py::test_drawn_groups_have_the_enumerated_law",),
+    ),
+    Breakage(
+        name="number of kept blocks is fixed",
+        file="dpgcl_core/sampling/slots.py",
+        before="int(np.count_nonzero(sampling.random(num_blocks) < self.sampling_prob))",
+        after="round(num_blocks * self.sampling_prob)",
+        tests=("tests/dpgcl_core/sampling/test_slots.py::test_empty_steps_are_as_frequent_as_said",),
+    ),
+    Breakage(
+        name="blocks are kept with half the probability",
+        file="dpgcl_core/sampling/slots.py",
+        before="< self.sampling_prob))",
+        after="< self.sampling_prob / 2))",
+        tests=("tests/dpgcl_core/sampling/test_slots.py::test_empty_steps_are_as_frequent_as_said",),
+    ),
+    Breakage(
+        name="slots are drawn from the records that are there",
+        file="dpgcl_core/sampling/slots.py",
+        before="self.group_size, self.capacity, permutation)",
+        after="self.group_size, max(num_records, num_kept * self.group_size), permutation)",
+        tests=(
+            "tests/dpgcl_core/sampling/test_slots.py"
+            "::test_removed_record_changes_the_mask_of_its_group_and_nothing_else",
+        ),
+    ),
+    Breakage(
+        name="sparse draw of slots is sorted",
+        file="dpgcl_core/sampling/slots.py",
+        before="found = drawn[np.sort(first)]",
+        after="found = drawn[first]",
+        tests=(
+            "tests/dpgcl_core/sampling/test_slots.py"
+            "::test_sparse_draw_is_uniform_at_every_place_and_never_repeats",
+        ),
+    ),
+    Breakage(
+        name="sparse draw of slots repeats some",
+        file="dpgcl_core/sampling/slots.py",
+        before="found = drawn[np.sort(first)]",
+        after="found = drawn",
+        tests=(
+            "tests/dpgcl_core/sampling/test_slots.py"
+            "::test_sparse_draw_is_uniform_at_every_place_and_never_repeats",
+        ),
+    ),
+    Breakage(
+        name="stage takes one record more than slots",
+        file="dpgcl_core/sampling/slots.py",
+        before="if num_records > self.capacity:",
+        after="if num_records > self.capacity + 1:",
+        tests=(
+            "tests/dpgcl_core/sampling/test_slots.py"
+            "::test_more_records_than_slots_are_refused_without_their_number",
+        ),
+    ),
+    Breakage(
+        name="integers of the stream favour the lower ones",
+        file="dpgcl_core/noise/chacha20.py",
+        before="words if fair == 2**64 else words[words < np.uint64(fair)]",
+        after="words",
+        tests=(
+            "tests/dpgcl_core/sampling/test_slots.py"
+            "::test_integers_of_the_stream_are_uniform_where_words_do_not_divide_evenly",
+        ),
+    ),
+    Breakage(
+        name="data set of one record more than slots is trained on",
+        file="dpgcl_core/methods/in_groups.py",
+        before="if num_records > numbers.num_records_public:",
+        after="if num_records > numbers.num_records_public + 1:",
+        tests=(
+            "tests/dpgcl_core/methods/test_methods.py"
+            "::test_data_set_that_the_slots_do_not_hold_is_refused_without_its_number",
+        ),
+    ),
+    Breakage(
+        name="number of records from the data is called adding or removing",
+        file="dpgcl_core/mechanism/mechanism.py",
+        before="return ZERO_OUT_ONE if self.num_records_from_data and",
+        after="return ZERO_OUT_ONE if not self.is_private and",
+        tests=(
+            "tests/dpgcl_core/methods/test_methods.py"
+            "::test_number_of_records_from_the_data_makes_adding_one_zeroing_one_out",
+        ),
+    ),
+    Breakage(
+        name="methods whose terms see the whole batch may sample groups",
+        file="dpgcl_core/mechanism/method.py",
+        before="if sampling not in self.samplings:",
+        after="if not self.samplings:",
+        tests=(
+            "tests/dpgcl_core/methods/test_methods.py"
+            "::test_groups_are_sampled_only_where_a_term_sees_one_group",
+        ),
+    ),
+    Breakage(
+        name="divisor of sampled groups counts records",
+        file="dpgcl_core/mechanism/method.py",
+        before="num_blocks(numbers.num_records_public, int(numbers.group_size))",
+        after="numbers.num_records_public",
+        tests=(
+            "tests/dpgcl_core/mechanism/test_mechanism.py"
+            "::test_divisor_of_sampled_groups_is_the_expected_number_of_kept_blocks",
+        ),
+    ),
+    Breakage(
+        name="row that stands for an empty slot reaches an own loop's inputs",
+        file="dpgcl_core/private_training.py",
+        before="complete = torch.from_numpy(drawn.complete)\n",
+        after="complete = torch.ones(len(groups), dtype=torch.bool)\n",
+        tests=(
+            "tests/dpgcl_core/test_private_training.py"
+            "::test_group_with_an_empty_slot_is_of_zeros_and_contributes_nothing",
+        ),
+    ),
     # Sensitivity
     Breakage(
-        name="sensitivity C in place of 2C",
+        name="sensitivity C in place of 2C where records are sampled",
         file="dpgcl_core/methods/in_groups.py",
-        before="(1 if numbers.group_size == 1 else 2)",
-        after="1",
+        before="return numbers.l2_clip_norm * (1 if one else 2)",
+        after="return numbers.l2_clip_norm",
         tests=(
-            "tests/dpgcl_core/mechanism/test_mechanism.py::test_sensitivity_is_2c_except_for_groups_of_one",
+            "tests/dpgcl_core/mechanism/test_mechanism.py"
+            "::test_sensitivity_of_sampled_records_is_2c_except_for_groups_of_one",
         ),
     ),
     Breakage(
@@ -294,8 +452,8 @@ BREAKAGES = (
     Breakage(
         name="a step's last pass is not filled up",
         file="trainers/training/loop.py",
-        before="    num_drawn, groups = len(groups), groups.filled_up(at_once)",
-        after="    num_drawn, groups = len(groups), groups.filled_up(1)",
+        before="    groups = groups.filled_up(at_once)",
+        after="    groups = groups.filled_up(1)",
         tests=("tests/trainers/training/test_companions.py::test_every_pass_of_a_training_has_one_shape",),
     ),
     Breakage(

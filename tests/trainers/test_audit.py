@@ -42,7 +42,7 @@ def test_every_defect_of_the_step_on_one_worker_is_seen(case: StepCase) -> None:
 def test_every_defect_of_the_step_on_two_workers_is_seen() -> None:
     results = audit_steps(_TWO, seed=0)
     assert [result.defect for result in results if not result.as_expected] == []
-    assert len(results) == 5
+    assert len(results) == 7
 
 
 def test_secret_audit_of_the_step_trains_on_private_records() -> None:

@@ -259,9 +259,10 @@ def _add_clipped_sum(
 
 
 def _zeros_where_incomplete(inputs: GroupInputs, complete: Tensor) -> GroupInputs:
-    """Return inputs whose groups that count nothing are zeros: no record decides how they go."""
-    if complete.all():
-        return inputs
+    """Return inputs whose groups that count nothing are zeros: no record decides how they go.
+
+    Whether there are any is a secret, so nothing is left out where there are none.
+    """
     each = (inputs,) if isinstance(inputs, Tensor) else inputs
     zeroed = tuple(
         torch.where(

@@ -118,7 +118,7 @@ def test_audit_runs_a_methods_own_stage_with_its_mask(
     def marked(members: tuple[int, ...], *, group_size: int | None, dim: int) -> NDArray[np.float64]:
         return np.ones(dim) if CANARY in members else -np.ones(dim)
 
-    fields = {each.name: getattr(DP_GCL, each.name) for each in dataclasses.fields(DP_GCL)}
+    fields = {each.name: getattr(DP_GCL, each.name) for each in dataclasses.fields(DP_GCL) if each.init}
     method = _OfSlots(**(fields | {"name": "test_of_slots"}))
     monkeypatch.setitem(registry._registry._all(), method.name, method)
     mechanism = dataclasses.replace(

@@ -12,9 +12,10 @@ from scipy import stats
 
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.mechanism.numbers import default_delta
+from dpgcl_core.mechanism.numbers import GROUPS, RECORDS, default_delta
 from dpgcl_core.noise.sources import SecretRandomness, SeededNonPrivateRandomness
 from dpgcl_core.sampling.groups import expected_dropped_share, expected_num_groups
+from dpgcl_core.sampling.slots import SampledGroups
 
 
 def _mechanism(**changes: object) -> Mechanism:
@@ -30,33 +31,61 @@ def _mechanism(**changes: object) -> Mechanism:
     return Mechanism(**(values | changes))  # type: ignore[arg-type]
 
 
+BOTH = pytest.mark.parametrize("sampling", [GROUPS, RECORDS])
+
+
+def _factor(sampling: str) -> int:
+    """The sensitivity in units of C, for groups of at least two."""
+    return 1 if sampling == GROUPS else 2
+
+
 def test_event_and_sampler_share_the_sampling_probability() -> None:
-    mechanism = _mechanism()
+    mechanism = _mechanism(sampling=RECORDS)
     event = mechanism.dp_event()
     assert isinstance(event, dp_event.SelfComposedDpEvent)
     assert event.count == mechanism.num_steps
     assert event.event.sampling_probability == mechanism.sampler().sampling_prob
     assert event.event.event.noise_multiplier == mechanism.noise_multiplier
+    groups = _mechanism(sampling=GROUPS)
+    assert groups.dp_event() == event
+    assert groups.group_stage().sampling_prob == event.event.sampling_probability
+
+
+def test_groups_are_sampled_unless_the_whole_batch_is_one() -> None:
+    assert _mechanism().sampling == GROUPS
+    assert _mechanism().group_stage() == SampledGroups(capacity=1000, group_size=4, sampling_prob=0.1)
+    assert _mechanism(group_size="batch").sampling == RECORDS
+    assert _mechanism(method="dp_clip", group_size=20, sampling=GROUPS).sensitivity == 0.5
 
 
 @pytest.mark.parametrize(("group_size", "expected"), [(1, 0.5), (2, 1.0), (16, 1.0), ("batch", 1.0)])
-def test_sensitivity_is_2c_except_for_groups_of_one(group_size: object, expected: float) -> None:
-    assert _mechanism(group_size=group_size).sensitivity == expected
+def test_sensitivity_of_sampled_records_is_2c_except_for_groups_of_one(
+    group_size: object, expected: float
+) -> None:
+    assert _mechanism(group_size=group_size, sampling=RECORDS).sensitivity == expected
 
 
-def test_noise_std_is_the_multiplier_times_the_sensitivity() -> None:
-    mechanism = _mechanism()
+@pytest.mark.parametrize("group_size", [1, 2, 16])
+def test_sensitivity_of_sampled_groups_is_c(group_size: int) -> None:
+    assert _mechanism(group_size=group_size).sensitivity == 0.5
+
+
+@BOTH
+def test_noise_std_is_the_multiplier_times_the_sensitivity(sampling: str) -> None:
+    mechanism = _mechanism(sampling=sampling)
     draw = mechanism.noise().draw(200_000, SecretRandomness().generator(0, "noise")).double()
-    expected = mechanism.noise_multiplier * 2 * mechanism.l2_clip_norm
+    expected = mechanism.noise_multiplier * _factor(sampling) * mechanism.l2_clip_norm
     error = expected / math.sqrt(2 * len(draw))
     assert abs(float(draw.std()) - expected) < 5 * error
-    assert abs(float(draw.std()) - expected / 2) > 5 * error  # noise scaled to C, not 2C, is rejected
+    assert abs(float(draw.std()) - expected / 2) > 5 * error  # noise scaled to half of it is rejected
+    assert abs(float(draw.std()) - expected * 2) > 5 * error
     assert abs(float(draw.mean())) < 5 * expected / math.sqrt(len(draw))
 
 
-def test_noise_of_the_sum_is_not_divided() -> None:
-    mechanism = _mechanism()
-    assert mechanism.noise().std == pytest.approx(1.5 * 1.0)
+@BOTH
+def test_noise_of_the_sum_is_not_divided(sampling: str) -> None:
+    mechanism = _mechanism(sampling=sampling)
+    assert mechanism.noise().std == pytest.approx(1.5 * 0.5 * _factor(sampling))
     assert mechanism.divisor > 1
 
 
@@ -105,8 +134,13 @@ def _binned(draws: list[int], sampling_prob: float) -> tuple[np.ndarray, np.ndar
     return observed, 300 * np.diff(law.cdf(edges))
 
 
+def test_divisor_of_sampled_groups_is_the_expected_number_of_kept_blocks() -> None:
+    assert _mechanism().divisor == pytest.approx(0.1 * 250)
+    assert _mechanism(group_size=3).divisor == pytest.approx(0.1 * 333)  # the last slot is in no block
+
+
 def test_divisor_is_a_public_constant_of_the_declared_size() -> None:
-    mechanism = _mechanism()
+    mechanism = _mechanism(sampling=RECORDS)
     law = stats.binom(1000, 0.1)
     counts = np.arange(1001)
     assert mechanism.divisor == pytest.approx(np.sum(counts // 4 * law.pmf(counts)))
@@ -162,7 +196,12 @@ def test_default_delta_is_the_papers() -> None:
         ({"target_delta": 0.0}, "target_delta must be in"),
         ({"target_delta": 1.0}, "target_delta must be in"),
         ({"target_delta": 0.002}, "at most 1/num_records_public"),
-        ({"group_size": 500}, "expected number of groups"),
+        ({"group_size": 500, "sampling": "records"}, "expected number of groups"),
+        ({"group_size": 500, "sampling_prob": 0.04}, "expected number of groups"),
+        ({"group_size": 1001}, "from 1 to num_records_public = 1000; got 1001"),
+        ({"sampling": "groups", "group_size": "batch"}, "fixed before anything is drawn"),
+        ({"sampling": "record"}, "unknown sampling 'record'"),
+        ({"sampling": "groups", "method": "group_clip", "batch_cap": 400}, "group_clip samples records"),
         ({"num_records_public": 2}, "num_records_public must be at least 3"),
     ],
 )

@@ -46,7 +46,7 @@ class _OwnStageAndName(_OwnStage):
 
 
 def _method(kind: type[InGroups]) -> InGroups:
-    fields = {each.name: getattr(DP_GCL, each.name) for each in dataclasses.fields(DP_GCL)}
+    fields = {each.name: getattr(DP_GCL, each.name) for each in dataclasses.fields(DP_GCL) if each.init}
     return kind(**(fields | {"name": "own_stage"}))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -13,6 +14,9 @@ from dpgcl_core.losses.objective import EmbeddingObjective
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import LossSettings
 from dpgcl_core.sampling.groups import FixedSizeGroups
+from dpgcl_core.sampling.poisson import PoissonSampler
+from dpgcl_core.sampling.slots import SampledGroups
+from dpgcl_core.sampling.stage import SampledRecords
 from tests.dpgcl_core.adversary import LinearEncoder, clip_float64, embed_of, farthest
 from tests.dpgcl_core.losses.test_byol import _Online
 from tests.dpgcl_core.models import TinyEncoder
@@ -31,6 +35,10 @@ def _mechanism(group_size: int, clip: float = CLIP) -> Mechanism:
         target_delta=1e-3,
         method="byol_groups",
     )
+
+
+def _of_records(group_size: int) -> Mechanism:
+    return dataclasses.replace(_mechanism(group_size), sampling="records")
 
 
 def _networks() -> tuple[nn.Module, nn.Module]:
@@ -85,8 +93,11 @@ def test_target_takes_no_gradient_and_no_hook() -> None:
 
 
 @pytest.mark.parametrize(("size", "factor"), [(1, 1), (2, 2), (8, 2)])
-def test_sensitivity_is_c_for_groups_of_one_and_2c_otherwise(size: int, factor: int) -> None:
-    assert _mechanism(size).sensitivity == factor * CLIP
+def test_sensitivity_of_sampled_records_is_c_for_groups_of_one_and_2c_otherwise(
+    size: int, factor: int
+) -> None:
+    assert _of_records(size).sensitivity == factor * CLIP
+    assert _mechanism(size).sensitivity == CLIP  # groups are sampled
 
 
 def _clipped(x: Tensor, target: nn.Module) -> list[Tensor]:
@@ -127,12 +138,14 @@ def test_record_that_takes_anothers_place_moves_the_sum_by_2c_at_most_and_nearly
 
     x = farthest(distance, (3, 2, 3), starts=3, steps=60).float()
     target = target.float()
-    mechanism = _mechanism(2)
+    mechanism = _of_records(2)
     sums = [_sum(mechanism, LinearEncoder(3), target, x[None, [0, row]])[0] for row in (1, 2)]
     shift = float((sums[0] - sums[1]).norm())
     assert 1.5 * CLIP < shift <= mechanism.sensitivity
 
 
 def test_groups_of_one_are_what_the_mechanism_draws() -> None:
-    grouper = _mechanism(1).grouper()
-    assert grouper == FixedSizeGroups(group_size=1)
+    assert _of_records(1).group_stage() == SampledRecords(
+        sampler=PoissonSampler(sampling_prob=0.5), grouper=FixedSizeGroups(group_size=1)
+    )
+    assert _mechanism(1).group_stage() == SampledGroups(capacity=60, group_size=1, sampling_prob=0.5)

@@ -11,7 +11,7 @@ from dpgcl_core.accounting import composition, fixed_size
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import LossSettings
-from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE
+from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, GROUPS, RECORDS, ZERO_OUT_ONE
 from dpgcl_core.mechanism.registry import METHODS, method_named
 from dpgcl_core.methods.__main__ import main
 from dpgcl_core.methods.baselines.capped import default_cap
@@ -23,15 +23,18 @@ from trainers.training.resolve import training_config
 
 REPLACE_ONE = "replace one record"
 DPCL = [name for name in METHODS if name.startswith("dpcl_")]
+SAMPLES_BOTH = ("dp_gcl", "dp_clip", "siglip_groups", "byol_groups")
 
 
 def test_table_lists_every_method_with_its_label_and_sensitivity(capsys: pytest.CaptureFixture[str]) -> None:
     main()
     printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == 1 + len(METHODS)
-    for line, method in zip(printed[1:], METHODS.values(), strict=True):
+    ways = [m.with_sampling(sampling) for m in METHODS.values() for sampling in m.samplings]
+    assert len(ways) == len(METHODS) + len(SAMPLES_BOTH)
+    for line, method in zip(printed[1:], ways, strict=True):
         assert line.split()[:2] == [method.name, method.label]
-        assert method.sensitivity_formula in line
+        assert f"  {method.sensitivity_formula}  " in line
+        assert line.rstrip().endswith(method.sampling)
 
 
 def test_labels_say_what_is_proven() -> None:
@@ -59,6 +62,40 @@ def test_relation_is_replacing_a_record_for_batches_of_a_fixed_size_alone(name: 
     assert mechanism_of(name).neighboring_relation == expected
 
 
+@pytest.mark.parametrize("name", TRAINING)
+def test_number_of_records_from_the_data_makes_adding_one_zeroing_one_out(name: str) -> None:
+    expected = REPLACE_ONE if name in DPCL else ZERO_OUT_ONE
+    assert _changed(name, num_records_from_data=True).neighboring_relation == expected
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_groups_are_sampled_only_where_a_term_sees_one_group(name: str) -> None:
+    method = METHODS[name]
+    if name in SAMPLES_BOTH:
+        assert set(method.samplings) == {GROUPS, RECORDS}
+        return
+    assert method.samplings == (RECORDS,)
+    with pytest.raises(ConfigError, match=f'{name} samples records.*got sampling = "groups"'):
+        method.with_sampling(GROUPS)
+
+
+@pytest.mark.parametrize("name", SAMPLES_BOTH)
+def test_what_is_said_of_a_method_follows_what_it_samples(name: str) -> None:
+    groups, records = (METHODS[name].with_sampling(each) for each in (GROUPS, RECORDS))
+    assert groups.sensitivity_formula == "C"
+    assert records.sensitivity_formula.startswith("2C")
+    assert (groups.sampling, records.sampling) == ("Poisson, of groups", "Poisson")
+    assert groups.proof == "dpgcl_core/sampling/slots.py"
+    assert records.proof == "dpgcl_core/sampling/groups.py"
+    assert "contributes zero" in groups.grouping
+    assert "contributes zero" not in records.grouping
+
+
+def test_unknown_sampling_lists_the_two() -> None:
+    with pytest.raises(ConfigError, match=r"unknown sampling 'group'.*groups"):
+        METHODS["dp_gcl"].with_sampling("group")
+
+
 _CAP, _C = 40, 0.7
 _A = math.exp(2 / TAU)
 _LOGIT = 2 * _C / TAU * (1 + (_CAP - 1) * _A / (_A + _CAP - 1))
@@ -80,12 +117,21 @@ _SENSITIVITIES = {
 
 @pytest.mark.parametrize("name", [name for name in TRAINING if METHODS[name].label != "none"])
 def test_sensitivity_is_the_stated_formula(name: str) -> None:
-    assert mechanism_of(name, l2_clip_norm=_C).sensitivity == pytest.approx(_SENSITIVITIES[name], rel=1e-12)
+    mechanism = mechanism_of(name, sampling=RECORDS, l2_clip_norm=_C)
+    assert mechanism.sensitivity == pytest.approx(_SENSITIVITIES[name], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", SAMPLES_BOTH)
+@pytest.mark.parametrize("group_size", [1, 2, 4])
+def test_sensitivity_and_noise_of_sampled_groups_are_those_of_one_group(name: str, group_size: int) -> None:
+    mechanism = _changed(name, sampling=GROUPS, group_size=group_size, l2_clip_norm=_C)
+    assert mechanism.sensitivity == _C
+    assert mechanism.noise().std == pytest.approx(1.5 * _C, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", [name for name in TRAINING if METHODS[name].label != "none"])
 def test_noise_is_the_multiplier_times_the_sensitivity(name: str) -> None:
-    mechanism = mechanism_of(name, l2_clip_norm=_C)
+    mechanism = mechanism_of(name, sampling=RECORDS, l2_clip_norm=_C)
     assert mechanism.noise().std == pytest.approx(1.5 * _SENSITIVITIES[name], rel=1e-12)
 
 
@@ -220,6 +266,24 @@ def test_data_set_of_another_size_than_accounted_is_refused(
     with pytest.raises(ConfigError, match="is accounted for") as raised:
         mechanism.rules.check_records(mechanism, refused)
     assert str(refused) not in str(raised.value)  # the number of records is private
+
+
+def test_data_set_that_the_slots_do_not_hold_is_refused_without_its_number() -> None:
+    mechanism = mechanism_of("dp_gcl")  # 1,000 slots in blocks of two, of which a fifth may be lost
+    assert mechanism.rules.condition(mechanism) == "data sets of 895 to 1000 records"
+    for accepted in (895, 1000):
+        mechanism.rules.check_records(mechanism, accepted)
+    for refused, said in ((1001, "more records than num_records_public = 1000"), (894, "need 895 records")):
+        with pytest.raises(ConfigError, match=said) as raised:
+            mechanism.rules.check_records(mechanism, refused)
+        assert str(refused) not in str(raised.value)
+
+
+def test_number_of_records_from_the_data_leaves_no_condition() -> None:
+    mechanism = _changed("dp_gcl", num_records_from_data=True)
+    assert mechanism.rules.condition(mechanism) == ""
+    with pytest.raises(ConfigError, match="more records"):
+        mechanism.rules.check_records(mechanism, 1001)
 
 
 def test_cap_of_groups_must_hold_a_group() -> None:

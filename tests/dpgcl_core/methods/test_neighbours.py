@@ -7,6 +7,7 @@ method must stay within its sensitivity, and reach a share of it that a smaller 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections import Counter
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from dpgcl_core.mechanism.mechanism import Mechanism
+from dpgcl_core.mechanism.numbers import GROUPS, RECORDS
 from dpgcl_core.mechanism.registry import METHODS
 from tests.dpgcl_core.adversary import LinearEncoder, farthest
 from tests.dpgcl_core.dpcl_oracle import barlow_counterexample, simclr_counterexample
@@ -51,6 +53,7 @@ class Neighbours:
     other: Rows
     apart: float
     bound: Callable[[Mechanism], float] = lambda mechanism: mechanism.sensitivity
+    sampling: str = RECORDS
 
     @property
     def num_records(self) -> int:
@@ -87,6 +90,8 @@ _IN_GROUPS = (
     Neighbours(pool=5, one=_EXCHANGED[0], other=_EXCHANGED[1], apart=1.5),
     Neighbours(pool=4, one=_COMPLETED[0], other=_COMPLETED[1], apart=0.99),
 )
+# Groups are sampled: the newcomer's is there or contributes nothing, and no other is touched.
+_SWITCHED = Neighbours(pool=4, one=[[0, 1], [2, 3]], other=[[0, 1]], apart=0.99, sampling=GROUPS)
 _THREE, _TWO_OF_THREE = [[1, 2, 3]], [[0, 1, 2]]
 _REPLACED = Neighbours(pool=4, one=_THREE, other=[[0, 2, 3]], apart=3.0)
 _JOINS = Neighbours(pool=4, one=_joins(4)[0], other=_joins(4)[1], apart=2.0)
@@ -95,10 +100,10 @@ _SWAPPED_PAIRS = Neighbours(
 )
 
 NEIGHBOURS: dict[str, tuple[Neighbours, ...]] = {
-    "dp_gcl": _IN_GROUPS,
-    "siglip_groups": _IN_GROUPS,
-    "byol_groups": (Neighbours(pool=3, one=_ones(3)[0], other=_ones(3)[1], apart=0.99),),
-    "dp_clip": (Neighbours(pool=3, one=_joins(3)[0], other=_joins(3)[1], apart=1.5),),
+    "dp_gcl": (*_IN_GROUPS, _SWITCHED),
+    "siglip_groups": (*_IN_GROUPS, _SWITCHED),
+    "byol_groups": (Neighbours(pool=3, one=_ones(3)[0], other=_ones(3)[1], apart=0.99), _SWITCHED),
+    "dp_clip": (Neighbours(pool=3, one=_joins(3)[0], other=_joins(3)[1], apart=1.5), _SWITCHED),
     "dp_sgd": (
         Neighbours(pool=3, one=_joins(3)[0], other=_joins(3)[1], apart=2.2),
         Neighbours(pool=4, one=_THREE, other=_TWO_OF_THREE, apart=3.5),
@@ -114,10 +119,12 @@ NEIGHBOURS: dict[str, tuple[Neighbours, ...]] = {
 }
 
 
-def _mechanism(name: str, records: int) -> Mechanism:
+def _mechanism(name: str, records: int, sampling: str = RECORDS) -> Mechanism:
     """The method's, with a cap as tight as the method accepts."""
-    changes: dict[str, object] = {"l2_clip_norm": CLIP}
+    changes: dict[str, object] = {"l2_clip_norm": CLIP, "sampling": RECORDS}
     mechanism = mechanism_of(name, records=records, **changes)
+    if sampling == GROUPS:
+        return dataclasses.replace(mechanism, sampling=GROUPS, group_size=2)
     if name in ("dp_sgd", "group_clip"):
         return Mechanism(**{**mechanism.__dict__, "batch_cap": records})
     return mechanism
@@ -140,7 +147,7 @@ def _shift(mechanism: Mechanism, x: Tensor, case: Neighbours) -> float:
     ("name", "case"), [(name, case) for name, cases in NEIGHBOURS.items() for case in cases]
 )
 def test_proven_sensitivity_holds_for_the_worst_neighbours_found(name: str, case: Neighbours) -> None:
-    mechanism = _mechanism(name, case.num_records)
+    mechanism = _mechanism(name, case.num_records, case.sampling)
 
     def distance(x: Tensor) -> Tensor:
         return (_slow_sum(mechanism, x, case.one) - _slow_sum(mechanism, x, case.other)).norm() / CLIP
@@ -156,7 +163,7 @@ def test_proven_sensitivity_holds_for_random_neighbours_of_any_scale(name: str) 
     for seed in range(4):
         generator = torch.Generator().manual_seed(seed)
         for case in NEIGHBOURS[name]:
-            mechanism = _mechanism(name, case.num_records)
+            mechanism = _mechanism(name, case.num_records, case.sampling)
             x = torch.randn(case.pool, CASES[name].shape[2], 3, generator=generator)
             x = x * 10 ** (3 * torch.rand(case.pool, 1, 1, generator=generator) - 1.5)
             assert _shift(mechanism, x, case) <= case.bound(mechanism)
@@ -188,6 +195,14 @@ def test_wherever_a_record_lands_coupled_groups_move_the_sum_within_the_sensitiv
             for rows in (one, other)
         ]
         assert float((sums[0] - sums[1]).norm()) <= mechanism.sensitivity
+
+
+def test_neighbours_of_sampled_records_exceed_the_sensitivity_of_sampled_groups() -> None:
+    """C is true because groups are sampled: with records it would be too little."""
+    groups = _mechanism("dp_gcl", 4, GROUPS)
+    pools = [torch.randn(5, 3, 3, generator=torch.Generator().manual_seed(seed)) for seed in range(8)]
+    assert max(_shift(groups, x, _IN_GROUPS[0]) for x in pools) > 1.2 * groups.sensitivity
+    assert max(_shift(groups, x, _SWITCHED) for x in pools) <= groups.sensitivity
 
 
 def test_every_method_that_claims_a_bound_has_neighbours() -> None:

@@ -190,7 +190,8 @@ def test_sum_without_noise_is_left_as_it_is_with_the_defence() -> None:
     assert torch.equal(total, kept)
 
 
-def test_mechanisms_noise_sums_as_many_as_its_source_asks_for() -> None:
+@pytest.mark.parametrize(("sampling", "std"), [("groups", 1.5), ("records", 3.0)])
+def test_mechanisms_noise_sums_as_many_as_its_source_asks_for(sampling: str, std: float) -> None:
     mechanism = Mechanism(
         num_records_public=60,
         sampling_prob=0.5,
@@ -199,9 +200,10 @@ def test_mechanisms_noise_sums_as_many_as_its_source_asks_for() -> None:
         noise_multiplier=1.5,
         num_steps=1,
         target_delta=1e-3,
+        sampling=sampling,
     )
-    assert mechanism.noise(num_summed=4) == GaussianNoise(std=3.0, num_summed=4)
-    assert mechanism.noise() == GaussianNoise(std=3.0)
+    assert mechanism.noise(num_summed=4) == GaussianNoise(std=std, num_summed=4)
+    assert mechanism.noise() == GaussianNoise(std=std)
 
 
 def test_noised_count_and_norm_sum_as_many_as_asked_for() -> None:

@@ -137,11 +137,26 @@ def test_sealed_statement_names_law_parameters_and_theorem() -> None:
 
 def test_statement_names_sampling_grouping_sensitivity_and_software() -> None:
     lines = dict(STATEMENT.lines())
-    assert "Poisson" in lines["Sampling"]
-    assert "groups of exactly S" in lines["Grouping"]
-    assert "2C" in lines["Sensitivity"]
+    assert "each group of slots joins each step independently (Poisson)" in lines["Sampling"]
+    assert "one with an empty slot contributes zero" in lines["Grouping"]
+    assert "by at most C; proof in dpgcl_core/sampling/slots.py" in lines["Sensitivity"]
     assert "dp-accounting" in lines["Software"]
-    assert "σ = 1, T = 20, S = 4, C = 1 (flat clipping), sensitivity = 2" in lines["Mechanism"]
+    assert "σ = 1, T = 20, S = 4, C = 1 (flat clipping), sensitivity = 1" in lines["Mechanism"]
+
+
+def test_statement_of_sampled_records_says_2c() -> None:
+    lines = dict(replace(STATEMENT, mechanisms=[replace(MECHANISM, sampling="records")]).lines())
+    assert "each record joins each step independently (Poisson)" in lines["Sampling"]
+    assert "groups of exactly S" in lines["Grouping"]
+    assert (
+        "by at most 2C (C for groups of one); proof in dpgcl_core/sampling/groups.py" in lines["Sensitivity"]
+    )
+    assert "sensitivity = 2" in lines["Mechanism"]
+
+
+def test_statement_of_a_number_from_the_data_speaks_of_zeroing_out() -> None:
+    lines = dict(replace(STATEMENT, mechanisms=[replace(MECHANISM, num_records_from_data=True)]).lines())
+    assert lines["Sensitivity"].startswith("zeroing out one record changes the clipped sum by at most C")
 
 
 def test_statement_names_where_the_secrets_come_from() -> None:
