@@ -423,7 +423,7 @@ def standard_cases() -> tuple[StepCase, ...]:
     quarter = dataclasses.replace(
         slots,
         name="quarter-of-the-blocks",
-        mechanism=dataclasses.replace(_SLOTS, sampling_prob=0.25, noise_multiplier=0.4, target_delta=0.1),
+        mechanism=dataclasses.replace(_SLOTS, sampling_prob=0.25, noise_multiplier=0.7, target_delta=0.05),
     )
     slots_of_two = dataclasses.replace(slots, name="sampled-groups-two-workers", num_workers=2)
 

@@ -282,7 +282,7 @@ _TWO_RECORDS = dataclasses.replace(
 )
 _FOUR_SLOTS = dataclasses.replace(_TWO_RECORDS, sampling=GROUPS, num_records_public=4)
 _SOME_BLOCKS = dataclasses.replace(
-    _FOUR_SLOTS, num_records_public=8, sampling_prob=0.25, noise_multiplier=0.4, target_delta=0.1
+    _FOUR_SLOTS, num_records_public=8, sampling_prob=0.25, noise_multiplier=0.7, target_delta=0.05
 )
 _FOUR_RECORDS = dataclasses.replace(_TWO_RECORDS, num_records_public=5, group_size=4)
 _SINGLES = dataclasses.replace(
@@ -326,7 +326,13 @@ def standard_cases() -> tuple[AuditCase, ...]:
         num_records=4,
         worst=newcomer,
     )
-    blocks = AuditCase(name="quarter-of-the-blocks", mechanism=_SOME_BLOCKS, num_records=7, worst=newcomer)
+    blocks = AuditCase(
+        name="quarter-of-the-blocks",
+        mechanism=_SOME_BLOCKS,
+        num_records=7,
+        worst=newcomer,
+        runs_factor=4,
+    )
     blocks_of_steps = AuditCase(
         name="blocks-of-four-steps",
         mechanism=dataclasses.replace(

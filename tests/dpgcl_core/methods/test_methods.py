@@ -270,9 +270,7 @@ def test_data_set_of_another_size_than_accounted_is_refused(
 
 def test_data_set_that_the_slots_do_not_hold_is_refused_without_its_number() -> None:
     mechanism = mechanism_of("dp_gcl")  # 1,000 slots in blocks of two, of which a fifth may be lost
-    assert (
-        mechanism.rules.condition(mechanism) == "data sets with 895 to 1000 records in the slots trained on"
-    )
+    assert mechanism.rules.condition(mechanism).startswith("data sets with 895 to 1000 records")
     for accepted in (895, 1000):
         mechanism.rules.check_records(mechanism, accepted)
     for refused, said in ((1001, "more records than num_records_public = 1000"), (894, "need 895 records")):
