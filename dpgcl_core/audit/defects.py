@@ -228,7 +228,7 @@ class _WrongSlots:
             right = dataclasses.replace(right, sampling_prob=1.0)
         slots = right.draw(right.capacity, sampling=sampling, permutation=permutation).rows[: self.num_kept]
         there = slots < num_records
-        complete = np.logical_and.reduce(there, axis=1)
+        complete: NDArray[np.bool_] = np.logical_and.reduce(there, axis=1)
         if self.filled:
             any_record = slots.min(axis=1, keepdims=True)
             slots, complete = np.where(there, slots, any_record), np.logical_or.reduce(there, axis=1)

@@ -39,9 +39,10 @@ from sweeps.service.privacy.budget import SweepBudget
 from sweeps.service.running import sweep as service
 from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import options, plan
-from tests.trainers.conftest import make_data
+from tests.trainers.conftest import make_data, make_records
 from trainers.training.loop import train
 
+NUM_RECORDS = 1445  # as the plan has, of digits, and the ledger
 NUM_STEPS = 9
 EVERY_STEPS = 4
 ARGUMENTS = (
@@ -50,7 +51,7 @@ ARGUMENTS = (
     *("--no-also-untrained", "--max-views-per-microbatch=64"),
 )
 RESTART_STEPS = EVERY_STEPS
-PAID = ("--dataset-id=scans",)
+PAID = ("--dataset-id=scans", f"--num-records-public={NUM_RECORDS}")
 IN_ADVANCE = (f"--restart-steps={RESTART_STEPS}",)
 MAX_RESTARTS = 2
 
@@ -268,7 +269,7 @@ def answer(request: Request, planned: SweepPlan) -> dict[str, Any]:
 def main() -> None:
     torch.set_num_threads(1)
     torch.optim.Adam([torch.zeros(1, requires_grad=True)])  # loads torch's compiler, seconds
-    data = make_data(private=True)
+    data = dataclasses.replace(make_data(private=True), train=make_records(NUM_RECORDS))
     planned = {
         True: dataclasses.replace(plan(*ARGUMENTS, *PAID, "--ledger=unused"), data=data),
         False: dataclasses.replace(plan(*ARGUMENTS, *IN_ADVANCE), data=data),

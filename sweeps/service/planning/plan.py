@@ -21,6 +21,7 @@ from dpgcl_core.accounting.tuning.trials import cases_of
 from dpgcl_core.errors import ConfigError, DpgclError
 from dpgcl_core.mechanism.numbers import GROUPS, default_delta
 from dpgcl_core.mechanism.registry import method_named
+from dpgcl_core.release.noised_counts import split_public
 from dpgcl_core.sampling.slots import empty_step_prob, most_empty, share_lost
 from sweeps.service.options.data import DataOptions
 from sweeps.service.options.release import ReleaseOptions
@@ -217,7 +218,7 @@ def build_plan(
             params["image_shape"] = list(data.train.images.shape[1:])
             trials.append(Trial(name=f"{point.label}-r{repeat}", config=config, params=params))
     told += _sampling_notes([config for _, config in configs])
-    told += _noised_notes(trials[0].config) + _unit_notes(source, data)
+    told += _noised_notes(trials[0].config, n) + _unit_notes(source, data)
     told += dict.fromkeys(note for _, config in configs if (note := warm_start_note(config)))
     told += dict.fromkeys(note for _, config in configs if (note := foreign_note(config)))
     if earlier is not None:
@@ -462,13 +463,14 @@ def _sampling_notes(configs: Sequence[TrainingConfig]) -> list[str]:
     return [f"{note}."]
 
 
-def _noised_notes(config: TrainingConfig) -> list[str]:
+def _noised_notes(config: TrainingConfig, num_records_public: int) -> list[str]:
     """Sentences about noised releases, from public numbers alone."""
     notes = []
     if share := config.evaluation.score_on_held_out:
+        _, held_out = split_public(num_records_public, share)
         notes.append(
-            f"A share of {share:g} of the slots, {config.num_scored_public}, is not trained on but scored "
-            "with noise; each record got its slot at random when it was first seen."
+            f"A share of {share:g} of the slots, {held_out}, is not trained on but scored with noise; each "
+            "record got its slot at random when it was first seen."
         )
     if config.evaluation.snr_noise_multiplier is not None:
         notes.append("The first step's SNR is released with noise; it is charged in ε.")

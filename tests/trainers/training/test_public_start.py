@@ -83,7 +83,7 @@ def _loss(encoder: Encoder) -> float:
 
 def test_a_start_has_learned_what_its_loss_asks_for() -> None:
     recipe = dataclasses.replace(RECIPE, num_steps=40, batch_size=64)
-    assert _loss(pretrained(recipe)) < _loss(_untrained()) - 0.3
+    assert _loss(pretrained(recipe)) < _loss(_untrained()) - 0.15
 
 
 @pytest.mark.parametrize(
