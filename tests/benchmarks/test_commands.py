@@ -84,6 +84,7 @@ def test_clipping_command_prints_one_row() -> None:
     assert set(row["sides"]) == {"ours", "non_private"}
 
 
+@pytest.mark.ci
 def test_clipping_row_has_the_other_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those asked for are measured or say why not; ratios are over non-private."""
     monkeypatch.setattr(clipping, "peak_bytes", lambda engine, *_, **__: 300 if engine == "loop" else 100)

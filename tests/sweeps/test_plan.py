@@ -505,7 +505,7 @@ def test_cross_checks_are_of_the_steps_charged(make_plan: Plan) -> None:
     assert charged["epsilon_prv"] > planned["epsilon_prv"]
 
 
-@pytest.mark.parametrize("noise", ["snr", "score"])
+@pytest.mark.parametrize("noise", ["snr", pytest.param("score", marks=pytest.mark.ci)])
 def test_cross_checks_hold_the_noised_releases_or_are_left_out(
     noise: str, make_plan: Plan, private: str
 ) -> None:

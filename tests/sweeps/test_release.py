@@ -24,7 +24,7 @@ from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.release.metrics import METRICS, Release
 from sweeps.group_size import points
 from sweeps.service.options.release import MODES, check_search
-from sweeps.service.planning.cost import cost_line, cost_of, cost_tags
+from sweeps.service.planning.cost import cost_line, cost_of, cost_tags, trial_classes
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Charged
 from sweeps.service.privacy.statement import _score_text as score_text
@@ -157,7 +157,9 @@ def tuned(plan: SweepPlan) -> float:
     return plan.cost.tuned_epsilon
 
 
-@pytest.mark.parametrize(("score_noise", "larger"), [("20", "training"), ("0.5", "scoring")])
+@pytest.mark.parametrize(
+    ("score_noise", "larger"), [("20", "training"), pytest.param("0.5", "scoring", marks=pytest.mark.ci)]
+)
 def test_open_cost_of_noised_trials_is_that_of_the_composed_event(
     score_noise: str, larger: str, make_plan: Plan, private: tuple[str, str]
 ) -> None:
@@ -214,6 +216,19 @@ def test_planned_cost_lists_all_that_is_charged(make_plan: Plan, private: tuple[
     assert planned["score_noise_multiplier"] == 20
 
 
+def test_first_steps_that_restarts_repeat_are_charged_with_their_release(
+    make_plan: Plan, private: tuple[str, str]
+) -> None:
+    plan = make_plan(*NOISED, *NO_RESTARTS, *private, "--snr-noise-multiplier", "2", "--repeats", "2")
+    charged = {plan.trials[0].name: Charged(num_steps=12, num_first_steps=2)}
+    classes = trial_classes(plan.trials, charged)
+    assert {(each.num_steps, each.num_joint_steps): each.count for each in classes} == {
+        (12, 2): 1,
+        (10, 1): 1,
+    }
+
+
+@pytest.mark.ci
 def test_restart_that_may_repeat_the_first_step_raises_the_cost(
     make_plan: Plan, private: tuple[str, str]
 ) -> None:
