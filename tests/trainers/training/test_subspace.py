@@ -86,6 +86,7 @@ def test_clipped_sum_is_that_of_the_dense_projections() -> None:
     assert float((run.total - expected).norm() / expected.norm()) < 1e-3
 
 
+@pytest.mark.ci
 def test_subspace_is_spanned_by_the_gradients_of_public_groups() -> None:
     """At the weights before the step, made and compared as private groups are."""
     run = _run()
