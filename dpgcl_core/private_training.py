@@ -48,6 +48,7 @@ from dpgcl_core.clipping.types import (
     no_sum,
     set_gradients,
     trainable_parameters,
+    zeros_where_incomplete,
 )
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
@@ -354,8 +355,7 @@ def _in_groups(leaf: Tensor, drawn: DrawnGroups) -> Tensor:
     An empty draw was loaded as one record, which is cut off.
     """
     groups = leaf[: drawn.rows.size].reshape(*drawn.rows.shape, *leaf.shape[1:])
-    complete = torch.from_numpy(drawn.complete)
-    return torch.where(complete.reshape(-1, *[1] * (groups.ndim - 1)), groups, torch.zeros_like(groups))
+    return zeros_where_incomplete(groups, torch.from_numpy(drawn.complete))
 
 
 def _as_given(leaves: Sequence[Tensor]) -> GroupInputs:

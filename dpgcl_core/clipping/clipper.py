@@ -185,7 +185,7 @@ class GroupClipper:
         isolated = model if self.isolated else None
         if isolated is not None or size == 1 or not _goes_in_one_pass(model, objective, inputs):
             return _gradients_in_a_loop(parameters, objective, inputs, isolated)
-        size, found = _groups_that_fit(size, model), []
+        size, found = _equal_shares(size, num_trainable(model)), []
         for start in range(0, _num_groups(inputs), size):
             some = _groups(inputs, start, min(start + size, _num_groups(inputs)))
             try:
@@ -222,7 +222,7 @@ class GroupClipper:
         if basis is None:
             size = _groups_of_a_pass(wanted, model, parameters, objective, inputs)
         else:
-            size = _groups_that_fit(wanted, model)
+            size = _equal_shares(wanted, num_trainable(model))
         reports = []
         for start in range(0, _num_groups(inputs), size):
             stop = min(start + size, _num_groups(inputs))
@@ -644,13 +644,12 @@ def _groups_of_a_pass(
         except NotSeparableError:
             return 1
         numbers = _gradient_numbers[model][_shape(inputs)]
-    fits = max(1, _MAX_GRADIENT_NUMBERS // max(1, numbers))
-    return math.ceil(wanted / math.ceil(wanted / fits))
+    return _equal_shares(wanted, numbers)
 
 
-def _groups_that_fit(wanted: int, model: nn.Module) -> int:
-    """As `_groups_of_a_pass`, of passes that keep every group's whole gradient."""
-    fits = max(1, _MAX_GRADIENT_NUMBERS // num_trainable(model))
+def _equal_shares(wanted: int, numbers_per_group: int) -> int:
+    """How many groups go at once where each holds so many numbers of gradients."""
+    fits = max(1, _MAX_GRADIENT_NUMBERS // max(1, numbers_per_group))
     return math.ceil(wanted / math.ceil(wanted / fits))
 
 

@@ -52,6 +52,19 @@ def num_trainable(model: nn.Module) -> int:
     return sum(p.numel() for p in trainable_parameters(model))
 
 
+def zeros_where_incomplete(leaf: Tensor, complete: Tensor) -> Tensor:
+    """Return inputs `[groups, ...]` with zeros for the groups that count nothing: all go the same way.
+
+    Whether there are any is a secret, so nothing is left out where there are none.
+
+    Args:
+      leaf: of the inputs.
+      complete: bool `[groups]`.
+    """
+    mask = complete.to(leaf.device).reshape(-1, *[1] * (leaf.ndim - 1))
+    return torch.where(mask, leaf, torch.zeros_like(leaf))
+
+
 def no_sum(model: nn.Module) -> Tensor:
     """Return a clipped sum of nothing, float64 `[num_trainable(model)]`, where the model is.
 

@@ -184,16 +184,13 @@ class Method:
         """
         if sampling not in (RECORDS, GROUPS):
             raise ConfigError(unknown_choice("sampling", sampling, (RECORDS, GROUPS)))
-        if sampling not in self.samplings:
+        chosen = tuple(each for each in self.samplings if each == sampling)
+        if not chosen:
             raise ConfigError(
                 f"{self.name} samples {self.samplings[0]}, for its terms see more than one group; "
                 f'got sampling = "{sampling}"'
             )
-        return (
-            self
-            if self.samplings == (sampling,)
-            else replace(self, samplings=(GROUPS if sampling == GROUPS else RECORDS,))
-        )
+        return self if self.samplings == chosen else replace(self, samplings=chosen)
 
     @property
     def neighboring_relation(self) -> str:

@@ -97,8 +97,8 @@ class SampledGroups:
         """
         if num_records > self.capacity:
             raise ConfigError(more_records_than_slots(self.capacity))
-        num_blocks = self.capacity // self.group_size
-        num_kept = int(np.count_nonzero(sampling.random(num_blocks) < self.sampling_prob))
+        bits = sampling.random(num_blocks(self.capacity, self.group_size)) < self.sampling_prob
+        num_kept = int(np.count_nonzero(bits))
         slots = distinct(num_kept * self.group_size, self.capacity, permutation)
         groups = slots.reshape(num_kept, self.group_size)
         filled = groups < num_records

@@ -231,3 +231,15 @@ class TwoTowers(nn.Module):
         logits = torch.einsum("gid,gjd->gij", first, second) * self.logit_scale.exp()
         positives = torch.diagonal(logits, dim1=1, dim2=2)
         return (torch.logsumexp(logits, 2) + torch.logsumexp(logits, 1) - 2 * positives).sum(1)
+
+
+def built(kind: type[nn.Module]) -> nn.Module:
+    """The same weights at every call."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return kind()
+
+
+def random_views(groups: int, seed: int = 0) -> Tensor:
+    """Views of groups of two records, `[groups, 2, 3, 3, 8, 8]`."""
+    return torch.randn(groups, 2, 3, 3, 8, 8, generator=torch.Generator().manual_seed(seed))

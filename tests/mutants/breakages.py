@@ -233,22 +233,22 @@ BREAKAGES = (
     Breakage(
         name="number of blocks follows the records that are there",
         file="dpgcl_core/sampling/slots.py",
-        before="num_blocks = self.capacity // self.group_size\n        num_kept",
-        after="num_blocks = num_records // self.group_size\n        num_kept",
+        before="num_blocks(self.capacity, self.group_size)) <",
+        after="num_blocks(num_records, self.group_size)) <",
         tests=("tests/dpgcl_core/sampling/test_slots.py::test_drawn_groups_have_the_enumerated_law",),
     ),
     Breakage(
         name="number of kept blocks is fixed",
         file="dpgcl_core/sampling/slots.py",
-        before="int(np.count_nonzero(sampling.random(num_blocks) < self.sampling_prob))",
-        after="round(num_blocks * self.sampling_prob)",
+        before="int(np.count_nonzero(bits))",
+        after="round(len(bits) * self.sampling_prob)",
         tests=("tests/dpgcl_core/sampling/test_slots.py::test_empty_steps_are_as_frequent_as_said",),
     ),
     Breakage(
         name="blocks are kept with half the probability",
         file="dpgcl_core/sampling/slots.py",
-        before="< self.sampling_prob))",
-        after="< self.sampling_prob / 2))",
+        before="< self.sampling_prob\n",
+        after="< self.sampling_prob / 2\n",
         tests=("tests/dpgcl_core/sampling/test_slots.py::test_empty_steps_are_as_frequent_as_said",),
     ),
     Breakage(
@@ -324,8 +324,8 @@ BREAKAGES = (
     Breakage(
         name="methods whose terms see the whole batch may sample groups",
         file="dpgcl_core/mechanism/method.py",
-        before="if sampling not in self.samplings:",
-        after="if not self.samplings:",
+        before="chosen = tuple(each for each in self.samplings if each == sampling)",
+        after="chosen = (sampling,) if self.samplings else ()",
         tests=(
             "tests/dpgcl_core/methods/test_methods.py"
             "::test_groups_are_sampled_only_where_a_term_sees_one_group",
@@ -344,8 +344,8 @@ BREAKAGES = (
     Breakage(
         name="row that stands for an empty slot reaches an own loop's inputs",
         file="dpgcl_core/private_training.py",
-        before="complete = torch.from_numpy(drawn.complete)\n",
-        after="complete = torch.ones(len(groups), dtype=torch.bool)\n",
+        before="torch.from_numpy(drawn.complete))",
+        after="torch.ones(len(groups), dtype=torch.bool))",
         tests=(
             "tests/dpgcl_core/test_private_training.py"
             "::test_group_with_an_empty_slot_is_of_zeros_and_contributes_nothing",

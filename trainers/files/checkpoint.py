@@ -126,7 +126,7 @@ class CheckpointFolder:
           LedgerError: the grant was taken back; what has been drawn is saved.
           StorageError: more than T + R steps would be drawn, for somebody else counts here, too.
         """
-        with _replacing(self.folder / "checkpoint.pt") as file:
+        with replacing(self.folder / "checkpoint.pt") as file:
             torch.save(vars(checkpoint), file)
         self._check_grant(self._num_steps_possible)
         if not (more := self._steps_until_saved(checkpoint.step)):
@@ -347,7 +347,7 @@ def write_drawn(count_file: Path, drawn: Drawn) -> None:
     if not count_file.parent.is_dir():
         count_file.parent.mkdir(parents=True, exist_ok=True)
         sync_folder(count_file.parent.parent)
-    with _replacing(count_file) as file:
+    with replacing(count_file) as file:
         file.write(json.dumps(vars(drawn)).encode())
 
 
@@ -382,15 +382,15 @@ def read_grant(folder: Path) -> Grant | None:
 def write_grant(folder: Path, grant: Grant) -> None:
     """Note a grant durably, in place of an earlier one."""
     folder.mkdir(parents=True, exist_ok=True)
-    with _replacing(folder / "grant.json") as file:
+    with replacing(folder / "grant.json") as file:
         file.write(json.dumps(vars(grant)).encode())
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file that replaces `path` at the end, durably and at once."""
+def replacing(path: Path, *, mode: int = 0o666) -> Iterator[IO[bytes]]:
+    """Yield a file that replaces `path` at the end, durably and at once; `mode` is as of `os.open`."""
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
         yield file
         file.flush()
         os.fsync(file.fileno())

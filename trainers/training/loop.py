@@ -21,7 +21,13 @@ from torch import Tensor, nn
 
 from dpgcl_core.clipping.isolation import refuse_changed_state, whole_state
 from dpgcl_core.clipping.subspace import lifted
-from dpgcl_core.clipping.types import GroupInputs, GroupReport, num_trainable, trainable_parameters
+from dpgcl_core.clipping.types import (
+    GroupInputs,
+    GroupReport,
+    num_trainable,
+    trainable_parameters,
+    zeros_where_incomplete,
+)
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.passes import groups_of_a_pass
 from dpgcl_core.noise.gaussian import GaussianNoise
@@ -287,7 +293,10 @@ def _add_clipped_sum(
     def make(start: int) -> GroupInputs:
         rows = groups.rows[start : start + at_once]
         complete = torch.from_numpy(groups.complete[start : start + at_once])
-        return _zeros_where_incomplete(_inputs(run, rows, num_augmentations), complete)
+        inputs = _inputs(run, rows, num_augmentations)
+        if isinstance(inputs, Tensor):
+            return zeros_where_incomplete(inputs, complete)
+        return tuple(zeros_where_incomplete(leaf, complete) for leaf in inputs)
 
     made = in_turn(make, starts, beside)
     return [
@@ -296,21 +305,6 @@ def _add_clipped_sum(
         )
         for some, inputs in zip(microbatches, made, strict=True)
     ]
-
-
-def _zeros_where_incomplete(inputs: GroupInputs, complete: Tensor) -> GroupInputs:
-    """Return inputs whose groups that count nothing are zeros: no record decides how they go.
-
-    Whether there are any is a secret, so nothing is left out where there are none.
-    """
-    each = (inputs,) if isinstance(inputs, Tensor) else inputs
-    zeroed = tuple(
-        torch.where(
-            complete.to(leaf.device).reshape(-1, *[1] * (leaf.ndim - 1)), leaf, torch.zeros_like(leaf)
-        )
-        for leaf in each
-    )
-    return zeroed[0] if isinstance(inputs, Tensor) else zeroed
 
 
 def _inputs(run: _Run, groups: NDArray[np.int64], num_augmentations: int) -> GroupInputs:

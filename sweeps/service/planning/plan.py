@@ -304,22 +304,20 @@ def _configs(
     """Return the checked training of every point that may be run on these data."""
     found: list[tuple[Point, TrainingConfig]] = []
     device, held_out = _device(options), options.evaluation.score_on_held_out
+    declared = options.mechanism.num_records_public
+    the_same = (
+        ("score_on_held_out", held_out, "a record to be trained on by all or scored by all"),
+        ("num_records_public", declared, "one promise to hold for them together"),
+    )
     private, is_open = options.data.are_private, options.release.is_open
     restart_steps = num_restart_steps(options)
     for point in points:
-        if point.changes.get("score_on_held_out", held_out) != held_out:
-            raise ConfigError(
-                "score_on_held_out must be the same in all trials of a sweep, for a record to be trained on "
-                f"by all or scored by all; got {held_out} and, at the point {point.label}, "
-                f"{point.changes['score_on_held_out']}"
-            )
-        declared = options.mechanism.num_records_public
-        if point.changes.get("num_records_public", declared) != declared:
-            raise ConfigError(
-                "num_records_public must be the same in all trials of a sweep, for one promise to hold for "
-                f"them together; got {declared} and, at the point {point.label}, "
-                f"{point.changes['num_records_public']}"
-            )
+        for name, given, why in the_same:
+            if point.changes.get(name, given) != given:
+                raise ConfigError(
+                    f"{name} must be the same in all trials of a sweep, for {why}; got {given} and, at the "
+                    f"point {point.label}, {point.changes[name]}"
+                )
         restarts = {"restart_steps": restart_steps}  # one number, for one note and one word of them
         here = changed(options.training(), **{**point.changes, **restarts, "device": device})
         method = method_named(here.mechanism.method)

@@ -20,6 +20,7 @@ from dpgcl_core.noise.chacha20 import SecureGenerator
 from dpgcl_core.sampling.records import Ids
 from dpgcl_core.sampling.slot_table import SlotTable
 from sweeps.service.options.data import DataOptions, data_path
+from trainers.files.checkpoint import replacing
 
 SLOTS = ".dpgcl-slots"
 _FOLDER = "slot-tables"
@@ -88,7 +89,8 @@ class SlotFiles:
             with FileLock(f"{path}.lock"):
                 if _content(path) != self._found[table.capacity]:
                     raise StorageError(f"another sweep wrote {path} meanwhile: start this one again")
-                _write(path, table.to_bytes())
+                with replacing(path, mode=0o600) as file:
+                    file.write(table.to_bytes())
         except OSError as error:
             raise StorageError(f"the slot table {path} cannot be written ({type(error).__name__})") from error
 
@@ -100,12 +102,3 @@ def _content(path: Path) -> bytes | None:
         return None
     except OSError as error:
         raise StorageError(f"{path} is no slot table that can be read: restore it") from error
-
-
-def _write(path: Path, content: bytes) -> None:
-    made = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(made, path)

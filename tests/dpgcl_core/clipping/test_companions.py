@@ -11,19 +11,17 @@ from dpgcl_core.clipping.clipper import GroupClipper
 from dpgcl_core.clipping.types import GroupReport, num_trainable
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.passes import groups_of_a_pass
-from tests.dpgcl_core.models import Routed, SequenceFirst, SharedLayer, TinyEncoder, group_losses_of
+from tests.dpgcl_core.models import (
+    Routed,
+    SequenceFirst,
+    SharedLayer,
+    TinyEncoder,
+    built,
+    group_losses_of,
+    random_views,
+)
 
 CLIP = 0.1
-
-
-def _built(kind: type[nn.Module]) -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        return kind()
-
-
-def _views(groups: int, seed: int = 0) -> Tensor:
-    return torch.randn(groups, 2, 3, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
 
 
 def _sum(
@@ -49,10 +47,10 @@ def test_companions_and_their_number_change_no_bit_of_a_contribution(
     kind: type[nn.Module], precision: str
 ) -> None:
     """The first group's contribution, with whatever other groups: alone it took another path once."""
-    model, views = _built(kind), _views(9)
+    model, views = built(kind), random_views(9)
     alone, report = _sum(model, views[:1], precision)
     for count in (2, 3, 4, 5, 9):
-        for others in (views[1:count], 50 * _views(count - 1, seed=7)):
+        for others in (views[1:count], 50 * random_views(count - 1, seed=7)):
             groups = torch.cat([views[:1], others])
             only = torch.arange(count) == 0
             total, found = _sum(model, groups, precision, only)
@@ -67,7 +65,7 @@ def test_companions_and_their_number_change_no_bit_of_a_contribution(
 def test_place_in_a_pass_moves_a_contribution_by_no_more_than_the_margin(
     precision: str, margin: float
 ) -> None:
-    model, views = _built(TinyEncoder), _views(4)
+    model, views = built(TinyEncoder), random_views(4)
     first, _ = _sum(model, views, precision, torch.arange(4) == 0)
     for place in (1, 2, 3):
         moved, _ = _sum(model, views.roll(place, 0), precision, torch.arange(4) == place)
@@ -76,7 +74,7 @@ def test_place_in_a_pass_moves_a_contribution_by_no_more_than_the_margin(
 
 def test_arrival_moves_the_sum_by_its_own_contribution_alone() -> None:
     """One group more crossed from the loop to one pass, and its companion moved by 1.7e-3 C in bfloat16."""
-    model, views = _built(TinyEncoder), _views(2)
+    model, views = built(TinyEncoder), random_views(2)
     before, _ = _sum(model, views[:1], "bfloat16")
     after, _ = _sum(model, views, "bfloat16")
     arrived, _ = _sum(model, views, "bfloat16", torch.tensor([False, True]))
@@ -99,7 +97,7 @@ def test_group_that_takes_another_way_leaves_its_companions_theirs(monkeypatch: 
                 out[unusual] = out[unusual] / 1e3
             return nn.functional.normalize(out, dim=-1)
 
-    model, views = _built(Sometimes), _views(3)
+    model, views = built(Sometimes), random_views(3)
     unusual = torch.cat([views[:2], 1e6 * views[2:]])
     usual, _ = _sum(model, views, "float32", torch.tensor([True, True, False]))
     looped = []
@@ -118,7 +116,7 @@ def test_group_that_takes_another_way_leaves_its_companions_theirs(monkeypatch: 
 
 def test_path_is_the_shapes_choice_and_not_the_counts() -> None:
     for kind in (TinyEncoder, Routed):
-        paths = [_sum(_built(kind), _views(count), "float32")[1].paths for count in (1, 2, 5)]
+        paths = [_sum(built(kind), random_views(count), "float32")[1].paths for count in (1, 2, 5)]
         assert paths[0] == paths[1] == paths[2]
 
 

@@ -17,20 +17,10 @@ from dpgcl_core.clipping.types import GroupReport, num_trainable, trainable_para
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.sources import SecretRandomness
-from tests.dpgcl_core.models import SharedLayer, TinyEncoder, group_losses_of
+from tests.dpgcl_core.models import SharedLayer, TinyEncoder, built, group_losses_of, random_views
 
 CLIP, DIM = 0.05, 5
 KINDS = [TinyEncoder, SharedLayer]
-
-
-def _built(kind: type[nn.Module]) -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        return kind()
-
-
-def _views(groups: int, seed: int = 0) -> Tensor:
-    return torch.randn(groups, 2, 3, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
 
 
 def _gradients(model: nn.Module, views: Tensor) -> Tensor:
@@ -41,7 +31,7 @@ def _gradients(model: nn.Module, views: Tensor) -> Tensor:
 
 
 def _basis(model: nn.Module, dim: int = DIM, seed: int = 11) -> Tensor:
-    return leading_directions(_gradients(model, _views(2 * dim, seed)), dim)
+    return leading_directions(_gradients(model, random_views(2 * dim, seed)), dim)
 
 
 def _sum(
@@ -64,7 +54,7 @@ def _expected(model: nn.Module, views: Tensor, basis: Tensor, gamma: float | Non
 
 
 def test_directions_are_orthonormal_to_the_last_digit_of_float32() -> None:
-    basis = _basis(_built(TinyEncoder), 12).double()
+    basis = _basis(built(TinyEncoder), 12).double()
     assert float((basis @ basis.T - torch.eye(12)).abs().max()) < 1e-6
 
 
@@ -101,7 +91,7 @@ def test_more_directions_than_can_be_are_refused(dim: int) -> None:
 @pytest.mark.parametrize("way", ["one pass", "loop", "isolated"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_sum_is_that_of_the_dense_computation(kind: type[nn.Module], way: str, gamma: float | None) -> None:
-    model, views = _built(kind), _views(6)
+    model, views = built(kind), random_views(6)
     basis, how = (
         _basis(model),
         {"one pass": {}, "loop": {"groups_at_once": 1}, "isolated": {"isolated": True}},
@@ -115,7 +105,7 @@ def test_sum_is_that_of_the_dense_computation(kind: type[nn.Module], way: str, g
 
 def test_no_subspace_of_all_dimensions_loses_anything() -> None:
     """Q square: the sum in coordinates is the plain clipped sum, turned."""
-    model, views = nn.Sequential(nn.Flatten(), nn.Linear(192, 2)), _views(3)
+    model, views = nn.Sequential(nn.Flatten(), nn.Linear(192, 2)), random_views(3)
     number = num_trainable(model)
     basis = torch.linalg.qr(torch.randn(number, number, dtype=torch.float64)).Q.float()
     turned, _ = _sum(model, views, basis)
@@ -131,7 +121,7 @@ def test_contribution_is_never_longer_than_c_whatever_the_basis(
     kind: type[nn.Module], way: str, stretch: float
 ) -> None:
     """A skewed basis costs utility, and no privacy: coordinates are clipped, not gradients."""
-    model, views = _built(kind), 1e3 * _views(5)
+    model, views = built(kind), 1e3 * random_views(5)
     skewed = _basis(model)
     skewed[1] += 0.3 * skewed[0]
     basis, one = stretch * skewed, {"groups_at_once": 1} if way == "loop" else {}
@@ -141,10 +131,10 @@ def test_contribution_is_never_longer_than_c_whatever_the_basis(
 
 
 def test_companions_change_no_bit_of_a_contribution_in_a_subspace() -> None:
-    model, views = _built(TinyEncoder), _views(6)
+    model, views = built(TinyEncoder), random_views(6)
     basis, only = _basis(model), torch.arange(4) == 0
     one, _ = _sum(model, views[:4], basis, only)
-    other, _ = _sum(model, torch.cat([views[:1], 50 * _views(3, seed=7)]), basis, only)
+    other, _ = _sum(model, torch.cat([views[:1], 50 * random_views(3, seed=7)]), basis, only)
     alone, _ = _sum(model, views[:1], basis)
     assert float(one.norm()) > 0
     assert torch.equal(one, other)
@@ -153,7 +143,7 @@ def test_companions_change_no_bit_of_a_contribution_in_a_subspace() -> None:
 
 @pytest.mark.parametrize("way", ["one pass", "loop"])
 def test_group_that_is_not_finite_contributes_nothing_to_a_subspace(way: str) -> None:
-    model, views = _built(TinyEncoder), _views(4)
+    model, views = built(TinyEncoder), random_views(4)
     basis, one = _basis(model), {"groups_at_once": 1} if way == "loop" else {}
     poisoned = views.clone()
     poisoned[2] = math.inf
@@ -164,7 +154,7 @@ def test_group_that_is_not_finite_contributes_nothing_to_a_subspace(way: str) ->
 
 
 def test_sum_without_a_bound_is_the_plain_gradient_in_the_subspace() -> None:
-    model, views = _built(TinyEncoder), _views(3)
+    model, views = built(TinyEncoder), random_views(3)
     basis = _basis(model)
     actual, _ = _sum(model, views, basis, l2_clip_norm=math.inf)
     expected = _gradients(model, views).double().sum(0) @ basis.double().T
@@ -172,7 +162,7 @@ def test_sum_without_a_bound_is_the_plain_gradient_in_the_subspace() -> None:
 
 
 def test_passes_of_whole_gradients_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, views, sizes = _built(TinyEncoder), _views(6), []
+    model, views, sizes = built(TinyEncoder), random_views(6), []
     basis, right = _basis(model), clipping._one_pass
     whole, _ = _sum(model, views, basis, groups_at_once=6)
 
@@ -198,7 +188,7 @@ def test_parts_and_subspace_exclude_each_other() -> None:
 @pytest.mark.parametrize("way", ["one pass", "loop", "isolated"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_bounded_gradients_are_those_of_each_group(kind: type[nn.Module], way: str) -> None:
-    model, views = _built(kind), _views(5)
+    model, views = built(kind), random_views(5)
     how = {"one pass": {"groups_at_once": 2}, "loop": {"groups_at_once": 1}, "isolated": {"isolated": True}}
     clipper = GroupClipper(l2_clip_norm=CLIP, **how[way])  # type: ignore[arg-type]
     found = clipper.bounded_gradients(model, group_losses_of(model), views)
@@ -208,7 +198,7 @@ def test_bounded_gradients_are_those_of_each_group(kind: type[nn.Module], way: s
 
 
 def test_public_group_that_is_not_finite_has_a_gradient_of_zeros() -> None:
-    model, views = _built(TinyEncoder), _views(3)
+    model, views = built(TinyEncoder), random_views(3)
     views[1] = math.nan
     for bound in (CLIP, math.inf):
         clipper = GroupClipper(l2_clip_norm=bound, groups_at_once=3)
