@@ -52,8 +52,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Chooses the slice of the long tests; files that take long come first, to keep all processes busy."""
     num_long = config.getoption("--long-slice")
     if num_long is not None:
-        long = [item.nodeid for item in items if item.get_closest_marker("long")]
-        chosen = {*long_slice(long, num_long, commit()), *(i.nodeid for i in items if i.nodeid not in long)}
+        long = [item for item in items if item.get_closest_marker("long")]
+        fit = [item.nodeid for item in long if not item.get_closest_marker("whole")]
+        others = {item.nodeid for item in items} - {item.nodeid for item in long}
+        chosen = {*long_slice(fit, num_long, commit()), *others}
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
         items[:] = [item for item in items if item.nodeid in chosen]
     heavy = {item.path for item in items if any(item.get_closest_marker(name) for name in ("ray", *WHEN))}

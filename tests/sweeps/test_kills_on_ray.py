@@ -243,9 +243,11 @@ def _end_process(pid: int) -> None:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(({"open": 3}, 3), marks=pytest.mark.ci, id="few"),
+        pytest.param(({"open": 3}, 3), marks=pytest.mark.long, id="few"),
         pytest.param(
-            (dict(zip(KINDS, (8, 6, 3, 3, 5, 5), strict=True)), 30), marks=pytest.mark.long, id="many"
+            (dict(zip(KINDS, (8, 6, 3, 3, 5, 5), strict=True)), 30),
+            marks=[pytest.mark.long, pytest.mark.whole],
+            id="many",
         ),
     ],
 )

@@ -212,6 +212,7 @@ def test_workers_of_a_job_by_script_path_import_the_copy_of_the_driver(head, sto
     assert all(expected in copy for copy in copies), copies
 
 
+@pytest.mark.long
 def test_bare_job_from_another_folder_trains_with_the_copy_of_its_driver(head):
     script = f"cd / && {head.copy / SCRIPT} {' '.join(FAST)}"  # Ray puts the driver's folder on the path
     job = head.wait_until_ended(head.submit("--", "bash", "-c", script))
@@ -220,6 +221,7 @@ def test_bare_job_from_another_folder_trains_with_the_copy_of_its_driver(head):
     assert [str(head.copy) in copy for copy in copies] == [True]
 
 
+@pytest.mark.long
 def test_plain_python_does_not_join_a_head_it_could_discover(head):
     before = head.drivers()
     head.run("python", "-c", "import ray; ray.init()")
