@@ -38,6 +38,8 @@ class GroupSizeOptions(SweepOptions):
     """Also run every point without noise and clipping (ε = ∞); public data only."""
     num_augmentations_grid: tuple[int, ...] = ()
     """Values of N_a; the one of --num-augmentations unless given."""
+    epsilon_grid: tuple[float, ...] = ()
+    """Values of the target ε; the one of --epsilon unless given."""
     sampling_grid: tuple[str, ...] = ()
     """Values of --sampling to compare, groups and records; the one of --sampling unless given."""
 
@@ -58,7 +60,13 @@ def points(options: GroupSizeOptions) -> list[Point]:
     for size in dict.fromkeys(options.group_sizes):
         for count in dict.fromkeys(options.num_augmentations_grid or (options.objective.num_augmentations,)):
             label, changes = f"S{size}-Na{count}", {"group_size": size, "num_augmentations": count}
-            found += at(options.mechanism, label, changes, non_private=options.non_private)
+            found += at(
+                options.mechanism,
+                label,
+                changes,
+                non_private=options.non_private,
+                epsilons=options.epsilon_grid,
+            )
     return of_samplings(found, options.sampling_grid)
 
 

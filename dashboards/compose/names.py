@@ -164,12 +164,17 @@ def dataset_title(name: str) -> str:
 
     >>> [dataset_title(name) for name in ("cifar10", "shapes:400", "shapes:400:7", "npz:/data/scans.npz")]
     ['CIFAR-10', 'Shapes (400)', 'Shapes (400, seed 7)', 'scans.npz']
+    >>> dataset_title("shapes:400:7:common")
+    'Shapes (400, seed 7, common words)'
     >>> dataset_title("csv:mine.csv")
     'mine.csv'
     """
     kind, _, numbers = name.partition(":")
     if kind == "shapes" and numbers:
-        return f"{DATASET_NAMES[kind]} ({numbers.replace(':', ', seed ')})"
+        num_records, *others = numbers.split(":")
+        given = ("seed {}", "{} words")
+        words = [word.format(other) for word, other in zip(given, others, strict=False)]
+        return f"{DATASET_NAMES[kind]} ({', '.join([num_records, *words])})"
     last = name.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1].removeprefix(f"{kind}:")
     return DATASET_NAMES.get(last, last)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,6 +43,18 @@ def test_published_scheme_is_an_option_at_the_same_epsilon_and_twice_the_noise(m
     assert records.config.epsilon() == groups.config.epsilon()
     assert records.config.mechanism.noise().std == 2 * groups.config.mechanism.noise().std
     assert (groups.params["sampling"], records.params["sampling"]) == ("Poisson, of groups", "Poisson")
+
+
+def test_group_sizes_are_swept_at_several_epsilons_and_without_noise_once(make_plan: Plan) -> None:
+    grids = ("--epsilon-grid", "1", "3", "--sampling-grid", "groups", "records")
+    given = ("--tiny", "--group-sizes", "4", "batch", *grids)
+    found = {trial.name.removesuffix("-r0"): trial.params for trial in make_plan(*given).trials}
+    assert {label: (params["sampled"], params["target_epsilon"]) for label, params in found.items()} == {
+        **{f"S4-Na1-eps{eps}-{way}": (way, eps) for eps in (1, 3) for way in (GROUPS, RECORDS)},
+        **{f"Sbatch-Na1-eps{eps}-records": (RECORDS, eps) for eps in (1, 3)},
+        "S4-Na1-eps-inf-groups": (GROUPS, math.inf),
+        "Sbatch-Na1-eps-inf-records": (RECORDS, math.inf),
+    }
 
 
 def test_dp_clip_of_sampled_groups_has_one_block_of_the_batch_on_average() -> None:

@@ -24,7 +24,7 @@ from trainers.data.image_text import PairOptions, has_captions, load_csv_pairs, 
 from trainers.data.own import NamedSplits, load_folder, load_npz, load_parquet
 from trainers.data.pairs import ImageTextRecords, LoadedPairs
 from trainers.data.records import Records
-from trainers.data.shapes import SHAPE_NAMES, load_shapes, shape_numbers
+from trainers.data.shapes import SHAPE_NAMES, load_shapes, shapes_name
 from trainers.data.sources import SOURCES, load_builtin
 from trainers.data.webdataset import load_webdataset
 
@@ -84,7 +84,7 @@ webdataset:PATH
     scheme, _, path = name.partition(":")
     if is_builtin_name(name):
         if scheme == "shapes":
-            shape_numbers(name)
+            shapes_name(name)
     elif not (path and scheme in {*_OWN, *_OWN_PAIRS}):
         schemes = (f"{own}:PATH" for own in {*_OWN, *_OWN_PAIRS})
         shown = masked(name) if set("/@=") & set(name) else name
@@ -130,7 +130,7 @@ def load_dataset(
     """Return a data set with its images in memory; those of `webdataset:PATH` stay in their shards.
 
     Args:
-      name: one of `BUILTIN_DATASETS`, `shapes:NUM` or `shapes:NUM:SEED`; or your own: `npz:PATH` and
+      name: one of `BUILTIN_DATASETS` or `shapes:NUM[:SEED[:common]]`; or your own: `npz:PATH` and
         `folder:PATH` of images, `csv:PATH` and `webdataset:PATH` of images with captions, `parquet:PATH` of
         either, by whether it has a caption column.
       image_size: resize every image to this many pixels square; None keeps the images' own size

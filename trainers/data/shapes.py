@@ -11,9 +11,12 @@ one column) of a 3 × 3 grid; the groups of a picture lie in different rows (col
     place   := one of nine cells, or "in the top / middle / bottom row", "in the left / middle / right column"
     ground  := black | brown | grey | navy
 
-Pair i is a function of (seed, i) alone: every choice is a keyed hash of i. So the first thousand of sixty
-thousand pairs are the thousand pairs, and the data are the same on every machine. Where things stand in
-their cells, how bright they are and the tint of the ground vary without being told, so hardly any two
+The vocabulary `common` has the first half of the colours, shapes and grounds alone: a public start made of
+such pairs has not seen the rest, neither the words nor what they look like.
+
+Pair i is a function of (vocabulary, seed, i) alone: every choice is a keyed hash of i. So the first thousand
+of sixty thousand pairs are the thousand pairs, and the data are the same on every machine. Where things stand
+in their cells, how bright they are and the tint of the ground vary without being told, so hardly any two
 pictures of a million are quite the same.
 """
 
@@ -21,11 +24,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.sampling.records import Ids, ids_from_names, keyed_uniform
 from trainers.data.pairs import ImageTextRecords
 
@@ -51,6 +56,7 @@ SHAPE_COLOURS = {
 SHAPE_NAMES = ("circle", "square", "triangle", "diamond", "cross", "ring")
 SHAPE_GROUNDS = {"black": (0, 0, 0), "brown": (90, 60, 30), "grey": (110, 110, 110), "navy": (15, 20, 80)}
 SHAPE_SIZES = ("small", "large")
+SHAPE_VOCABULARIES = ("all", "common")
 
 _COUNTS = ("a", "two", "three")
 _ROWS, _COLUMNS = ("top", "middle", "bottom"), ("left", "middle", "right")
@@ -61,7 +67,7 @@ _CELLS = tuple(
 )
 # A group's things along its row or column: one thing in one of three places, or two, or three.
 _ARRANGEMENTS = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 1], [1, 1, 1]], dtype=bool)
-_NAME = re.compile(r"shapes(?::([0-9]{1,9})(?::([0-9]{1,9}))?)?")
+_NAME = re.compile(r"shapes(?::([0-9]{1,9})(?::([0-9]{1,9})(?::(common))?)?)?")
 _IMAGE_SIZE = 32
 _NUM_TINTS = 13  # of each channel: too little to see, and enough to tell pictures apart
 _GRID, _SHIFTS, _OVERSAMPLING, _AT_ONCE = 3, 3, 4, 2048
@@ -92,8 +98,22 @@ class ShapeScenes:
     size: Numbers
 
 
+class ShapesName(NamedTuple):
+    """What the name of a set of shapes says."""
+
+    num_records: int
+    seed: int
+    vocabulary: str
+
+
 def make_shape_pairs(
-    num_records: int, *, seed: int, image_size: int = 32, captions_per_image: int = 1, first: int = 0
+    num_records: int,
+    *,
+    seed: int,
+    image_size: int = 32,
+    captions_per_image: int = 1,
+    first: int = 0,
+    vocabulary: str = "all",
 ) -> ImageTextRecords:
     """Return the generated pairs from number `first` on, images uint8 `[n, 3, image_size, image_size]`.
 
@@ -103,6 +123,7 @@ def make_shape_pairs(
       image_size: 32 to 256, in pixels.
       captions_per_image: 1 to `MAX_SHAPE_CAPTIONS`, each in a wording of its own.
       first: number of the first pair, so that test pairs can be others than the training pairs.
+      vocabulary: one of `SHAPE_VOCABULARIES`.
 
     Labels are the shape of the first thing in reading order, for k-NN and the probe.
 
@@ -123,55 +144,61 @@ def make_shape_pairs(
     ):
         if type(value) is not int or not low <= value <= high:
             raise ConfigError(f"{name} of the shapes must be an integer from {low} to {high}; got {value!r}")
+    if vocabulary not in SHAPE_VOCABULARIES:
+        raise ConfigError(unknown_choice("vocabulary", vocabulary, SHAPE_VOCABULARIES))
     numbers = np.arange(first, first + num_records, dtype=np.uint64)
-    scenes = draw_scenes(numbers, seed=seed)
+    scenes = draw_scenes(numbers, seed=seed, vocabulary=vocabulary)
     wording = _draw(numbers, seed, "wording", MAX_SHAPE_CAPTIONS)
+    kind = "shapes" if vocabulary == "all" else f"shapes of {vocabulary} words"
     return ImageTextRecords(
         images=_render(scenes, numbers, seed, image_size),
         captions=tuple(
             tuple(describe_scene(scenes, row, (start + k) % 4) for k in range(captions_per_image))
             for row, start in enumerate(wording.tolist())
         ),
-        ids=ids_from_names(f"shapes/{seed}/{number}" for number in numbers.tolist()),
+        ids=ids_from_names(f"{kind}/{seed}/{number}" for number in numbers.tolist()),
         labels=_first_shape(scenes),
     )
 
 
 def load_shapes(name: str, image_size: int | None = None) -> tuple[ImageTextRecords, ImageTextRecords]:
-    """Return the training and the test pairs of `shapes`, `shapes:NUM` or `shapes:NUM:SEED`.
+    """Return the training and the test pairs of `shapes`, `shapes:NUM[:SEED]` or `shapes:NUM:SEED:common`.
 
     The test pairs have numbers that no training set can have, so they are others than those of any `NUM`.
 
     Args:
-      name: NUM training pairs, 30,000 unless given, of the public SEED, 0 unless given.
+      name: NUM training pairs, 30,000 unless given, of the public SEED, 0 unless given, with the whole
+        vocabulary unless `common` is given.
       image_size: in pixels; 32 unless given.
 
     Raises:
       ConfigError: a number lies outside its range.
     """
-    num_records, seed = shape_numbers(name)
+    num_records, seed, vocabulary = shapes_name(name)
     size = _IMAGE_SIZE if image_size is None else image_size
-    train = make_shape_pairs(num_records, seed=seed, image_size=size)
-    return train, make_shape_pairs(NUM_TEST_SHAPES, seed=seed, image_size=size, first=MAX_SHAPE_PAIRS)
+    pairs = partial(make_shape_pairs, seed=seed, image_size=size, vocabulary=vocabulary)
+    return pairs(num_records), pairs(NUM_TEST_SHAPES, first=MAX_SHAPE_PAIRS)
 
 
-def shape_numbers(name: str) -> tuple[int, int]:
-    """Return the number of training pairs and the seed that the name of a data set says.
+def shapes_name(name: str) -> ShapesName:
+    """Return what the name of a data set of shapes says.
 
     Raises:
       ConfigError: it is no such name.
 
-    >>> shape_numbers("shapes"), shape_numbers("shapes:500:7")
-    ((30000, 0), (500, 7))
+    >>> shapes_name("shapes")
+    ShapesName(num_records=30000, seed=0, vocabulary='all')
+    >>> shapes_name("shapes:500:7:common")
+    ShapesName(num_records=500, seed=7, vocabulary='common')
     """
     found = _NAME.fullmatch(name)
     num_records = int(found[1] or NUM_TRAIN_SHAPES) if found else 0
     if found is None or not 1 <= num_records <= MAX_SHAPE_PAIRS:
         raise ConfigError(
             f"shapes:NUM:SEED must have 1 to {MAX_SHAPE_PAIRS} training pairs and a seed of at most 9 "
-            f"digits; got {name!r}"
+            f"digits, and may end in :common; got {name!r}"
         )
-    return num_records, int(found[2] or 0)
+    return ShapesName(num_records, int(found[2] or 0), found[3] or "all")
 
 
 def _draw(numbers: Ids, seed: int, name: str, num_choices: int) -> Numbers:
@@ -179,24 +206,25 @@ def _draw(numbers: Ids, seed: int, name: str, num_choices: int) -> Numbers:
     return np.minimum((uniform * num_choices).astype(np.int64), num_choices - 1)
 
 
-def draw_scenes(numbers: Ids, *, seed: int) -> ShapeScenes:
-    """Return what the pictures of these numbers show, each by its own number and the seed alone."""
+def draw_scenes(numbers: Ids, *, seed: int, vocabulary: str = "all") -> ShapeScenes:
+    """Return what the pictures of these numbers show, each by its own number, the seed and the vocabulary."""
+    share = 1 if vocabulary == "all" else 2
 
     def pair(name: str, num_choices: int) -> Numbers:
         return np.stack([_draw(numbers, seed, f"{name} {g}", num_choices) for g in range(2)], axis=1)
 
     line = _draw(numbers, seed, "line", _GRID)
     other = (line + 1 + _draw(numbers, seed, "other line", _GRID - 1)) % _GRID
-    size, colour, shape = pair("size", 2), pair("colour", len(SHAPE_COLOURS)), pair("shape", len(SHAPE_NAMES))
+    colour, shape = pair("colour", len(SHAPE_COLOURS) // share), pair("shape", len(SHAPE_NAMES) // share)
     return ShapeScenes(
-        ground=_draw(numbers, seed, "ground", len(SHAPE_GROUNDS)),
+        ground=_draw(numbers, seed, "ground", len(SHAPE_GROUNDS) // share),
         has_columns=_draw(numbers, seed, "columns", 2) == 1,
         num_groups=1 + _draw(numbers, seed, "groups", 2),
         line=np.stack([line, other], axis=1),
         arrangement=pair("arrangement", len(_ARRANGEMENTS)),
         colour=colour,
         shape=shape,
-        size=size,
+        size=pair("size", len(SHAPE_SIZES)),
     )
 
 

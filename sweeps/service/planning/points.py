@@ -51,6 +51,7 @@ def at(
     params: Mapping[str, Any] | None = None,
     *,
     non_private: bool = False,
+    epsilons: Sequence[float] = (),
 ) -> list[Point]:
     """Return the points of one setting: private, and where asked for without noise and clipping.
 
@@ -60,15 +61,22 @@ def at(
       changes: option values of the setting.
       params: what MLflow shows of it besides.
       non_private: also without noise and clipping.
+      epsilons: target ε of one private point each, in place of the sweep's one.
 
     >>> [point.label for point in at(MechanismOptions(), "ViT/B", {"network": "ViT/B"}, non_private=True)]
     ['ViT-B-private', 'ViT-B-eps-inf']
+    >>> [point.label for point in at(MechanismOptions(), "S4", {"group_size": 4}, epsilons=(1, 3))]
+    ['S4-eps1', 'S4-eps3']
     """
     label, params = fit_for_name(label), params or {}
-    found = []
-    if mechanism.epsilon != math.inf:
+    found = [
+        Point(label=f"{label}-eps{epsilon:g}", changes={**changes, "epsilon": epsilon}, params=params)
+        for epsilon in dict.fromkeys(epsilons)
+        if epsilon != math.inf
+    ]
+    if mechanism.epsilon != math.inf and not epsilons:
         found.append(Point(label=f"{label}-private", changes=changes, params=params))
-    if non_private or mechanism.epsilon == math.inf:
+    if non_private or math.inf in (mechanism.epsilon, *epsilons):
         changes = {**changes, "epsilon": math.inf}
         found.append(Point(label=f"{label}-eps-inf", changes=changes, params=params))
     return found
@@ -77,7 +85,8 @@ def at(
 def of_samplings(points: Sequence[Point], samplings: Sequence[str]) -> list[Point]:
     """Return the points under each way of sampling; as they are where none is given.
 
-    The whole Poisson batch as one group samples records whatever is asked for, so it stays one point.
+    The whole Poisson batch as one group samples records whatever is asked for, so it stays one point. So does
+    a point without noise, of the first way: what tells them apart is the noise.
 
     Args:
       points: of a sweep.
@@ -89,8 +98,12 @@ def of_samplings(points: Sequence[Point], samplings: Sequence[str]) -> list[Poin
     """
     found = []
     for point in points:
-        whole = point.changes.get("group_size") == BATCH
-        for sampling in dict.fromkeys(samplings if not whole else [RECORDS] if samplings else ()):
+        each = dict.fromkeys(samplings)
+        if samplings and point.changes.get("group_size") == BATCH:
+            each = {RECORDS: None}
+        elif point.changes.get("epsilon") == math.inf:
+            each = dict.fromkeys(samplings[:1])
+        for sampling in each:
             changes, params = {**point.changes, "sampling": sampling}, {**point.params, "sampled": sampling}
             found.append(Point(label=f"{point.label}-{sampling}", changes=changes, params=params))
     return found or list(points)

@@ -25,7 +25,7 @@ from trainers.data.loading import (
 )
 from trainers.data.probes import load_probes
 from trainers.data.public import PROCEDURAL, ProceduralImages, PublicPool, load_public_records
-from trainers.data.shapes import shape_numbers
+from trainers.data.shapes import shapes_name
 from trainers.failures import describe_error
 
 _IMAGES_AT_ONCE = 1024
@@ -296,9 +296,9 @@ def _some_at_a_time(records: AnyRecords) -> Iterator[NDArray[np.uint8]]:
 def _same_source(one: str, other: str) -> bool:
     """Whether two names lead to the same records, or to parts of them."""
 
-    def place(name: str) -> Path | str | int:
+    def place(name: str) -> Path | str | tuple[int, str]:
         if name.startswith("shapes"):
-            return shape_numbers(name)[1]  # of one seed the fewer pairs are among the more
+            return shapes_name(name)[1:]  # of one seed and vocabulary the fewer pairs are among the more
         path = data_path(name)
         return name if path is None else path.resolve()
 

@@ -226,7 +226,17 @@ def test_image_size_of_shapes_is_drawn():
 
 
 @pytest.mark.parametrize(
-    "name", ["shapes:", "shapes:0", "shapes:60001", "shapes:5:", "shapes:x", "shapes:5:-1", "shapes:5:1:2"]
+    "name",
+    [
+        "shapes:",
+        "shapes:0",
+        "shapes:60001",
+        "shapes:5:",
+        "shapes:x",
+        "shapes:5:-1",
+        "shapes:5:1:2",
+        "shapes:5:common",
+    ],
 )
 def test_shapes_of_another_form_are_refused(name):
     with pytest.raises(ConfigError, match="shapes:NUM:SEED must have 1 to 60000 training pairs"):

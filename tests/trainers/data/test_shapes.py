@@ -111,6 +111,26 @@ def test_scenes_use_every_value_about_equally_often():
         assert np.abs(counts - expected).max() < 5 * expected**0.5, name
 
 
+def test_common_vocabulary_is_the_first_half_of_colours_shapes_and_grounds():
+    scenes = draw_scenes(np.arange(2_000, dtype=np.uint64), seed=0, vocabulary="common")
+    for name, num_values in (("colour", 4), ("shape", 3), ("ground", 2), ("size", 2), ("line", 3)):
+        assert set(getattr(scenes, name).ravel().tolist()) == set(range(num_values)), name
+    captions = " ".join(c for (c,) in make_shape_pairs(500, seed=0, vocabulary="common").captions).lower()
+    rest = (*list(shapes.SHAPE_COLOURS)[4:], *shapes.SHAPE_NAMES[3:], *list(shapes.SHAPE_GROUNDS)[2:])
+    assert "triangle" in captions
+    assert not [word for word in rest if word in captions]
+
+
+def test_pairs_of_another_vocabulary_have_other_ids():
+    every, common = (make_shape_pairs(50, seed=0, vocabulary=each) for each in shapes.SHAPE_VOCABULARIES)
+    assert not set(every.ids.tolist()) & set(common.ids.tolist())
+
+
+def test_unknown_vocabulary_is_refused():
+    with pytest.raises(ConfigError, match="unknown vocabulary 'comon'; did you mean 'common'"):
+        make_shape_pairs(3, seed=0, vocabulary="comon")
+
+
 def test_groups_of_a_picture_lie_in_different_lines():
     line = draw_scenes(np.arange(5000, dtype=np.uint64), seed=0).line
     assert (line[:, 0] != line[:, 1]).all()
