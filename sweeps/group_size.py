@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
+from dashboards.figures import draw
 from dpgcl_core.errors import exit_on_bad_input
 from dpgcl_core.sampling.groups import GroupSize
 from sweeps.service.options.command_line import parse_options
@@ -60,28 +62,16 @@ def points(options: GroupSizeOptions) -> list[Point]:
     for size in dict.fromkeys(options.group_sizes):
         for count in dict.fromkeys(options.num_augmentations_grid or (options.objective.num_augmentations,)):
             label, changes = f"S{size}-Na{count}", {"group_size": size, "num_augmentations": count}
-            found += at(
-                options.mechanism,
-                label,
-                changes,
-                non_private=options.non_private,
-                epsilons=options.epsilon_grid,
-            )
+            free, epsilons = options.non_private, options.epsilon_grid
+            found += at(options.mechanism, label, changes, non_private=free, epsilons=epsilons)
     return of_samplings(found, options.sampling_grid)
-
-
-def figure(tracking_uri: str, sweep: str, folder: Path) -> list[Path]:
-    """Draw the figure and its tables from MLflow alone."""
-    from dashboards.figures import draw
-
-    return draw("group-size", tracking_uri, sweep, folder)
 
 
 def main() -> int:
     """Run the sweep."""
     options = parse_options(GroupSizeOptions, description=__doc__)
     check_groups(options.mechanism.method)
-    return run_sweep("group-size", options, points(options), figure)
+    return run_sweep("group-size", options, points(options), partial(draw, "group-size"))
 
 
 if __name__ == "__main__":

@@ -263,7 +263,7 @@ def test_help_shows_the_axes_and_what_most_people_need_first(capsys: pytest.Capt
     with pytest.raises(SystemExit), contextlib.redirect_stderr(sys.stdout):
         options("--help")
     shown = set(re.findall(r"^\W*--([a-z][a-z0-9-]+)", capsys.readouterr().out, re.MULTILINE))
-    axes = {"group-sizes", "non-private", "num-augmentations-grid", "sampling-grid"}
+    axes = {"group-sizes", "non-private", "num-augmentations-grid", "epsilon-grid", "sampling-grid"}
     assert len(FIRST) == 10
     assert shown - {"help", "help-all"} == axes | {name.replace("_", "-") for name in FIRST}
 
