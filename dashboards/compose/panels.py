@@ -9,7 +9,7 @@ import pandas as pd
 
 from dashboards.compose.axes import Ticks, ticks_of
 from dashboards.compose.content import Panel
-from dashboards.compose.curves import curve, split
+from dashboards.compose.curves import MARKERS, curve, split
 from dashboards.compose.names import (
     DURING,
     SNR,
@@ -116,12 +116,21 @@ def _snr_panel(shown: pd.DataFrame, question: Question, ticks: Ticks) -> Panel |
     splits = [name for name in question.splits if name != "num_augmentations"]
     alone = dataclasses.replace(question, splits=splits)
     groups = split(noised, alone) if len(noised) else []
+    # What dashes tell apart in the scores, ways of sampling for instance, markers tell apart here.
+    dashes = list(dict.fromkeys(style.dash for style, _ in groups))
     curves = []
     for style, rows in groups:
         prefix = f"{style.label}, " if len(groups) > 1 else ""
-        for label, metric, dash, part in _with_and_without(rows):
-            hollow = metric == SNR_PLAIN
-            looks = dataclasses.replace(style, label=prefix + label, dash=dash, hollow=hollow or style.hollow)
+        marker = MARKERS[dashes.index(style.dash) % len(MARKERS)] if len(dashes) > 1 else style.marker
+        parts = _with_and_without(rows)
+        for label, metric, dash, part in parts:
+            looks = dataclasses.replace(
+                style,
+                label=prefix + label,
+                dash=dash if len(parts) > 1 else style.dash,
+                marker=marker,
+                hollow=metric == SNR_PLAIN or style.hollow,
+            )
             curves.append(curve(part, metric, ticks, looks, scale=1, dense=False))
     if not curves:
         return None

@@ -93,6 +93,15 @@ def test_figure_of_private_data_has_no_curve_without_noise(make_trials):
     )
 
 
+@pytest.mark.parametrize("augmentations", [(0,), (1,)])
+def test_figure_tells_the_snr_of_both_samplings_apart(make_trials, augmentations):
+    trials = make_trials(augmentations=augmentations)
+    both = pd.concat([trials.assign(sampled=name) for name in ("groups", "records")], ignore_index=True)
+    curves = snr_panel(group_size_content(both)).curves
+    looks = {(c.style.colour, c.style.marker, c.style.dash, c.style.hollow) for c in curves}
+    assert len(looks) == len(curves) >= 2
+
+
 def test_figure_of_private_data_has_no_snr(make_trials):
     assert snr_panel(group_size_content(make_trials(data_is="private"))) is None
 
