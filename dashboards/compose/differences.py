@@ -16,7 +16,8 @@ from dashboards.compose.axes import Ticks, ticks_of
 from dashboards.compose.names import panel_scores, score_names, value_text
 from dashboards.compose.questions import Question
 from dashboards.compose.references import start_of
-from dashboards.compose.selection import ORDER, cell_columns, shown_trials
+from dashboards.compose.selection import ORDER, SAMPLED, cell_columns, shown_trials
+from dpgcl_core.mechanism.numbers import GROUPS, RECORDS
 
 RESOLVED_AT = 2.0
 
@@ -25,6 +26,9 @@ def differences_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     """Return the paired difference of every point to its start, each reference and the best.
 
     The start is the network before training: its public start, or the untrained network where it has none.
+
+    Where both ways of sampling are there, sampled groups are also compared with the published sampled
+    records, at the same point, and with the references that exist under these alone: the whole batch.
 
     Of the scores that have a panel: the recalls at 1, 5 and 10 of a pair of towers tell nearly the same.
     Where scores along the axis are not to be compared, to the start alone.
@@ -47,11 +51,14 @@ def differences_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     rows = []
     for score in panel_scores(score_names(shown)):
         for key, cell in shown.groupby(by):
-            wide = cell.pivot_table(index="repeat", columns=ORDER, values=score)
-            references = _references(cell, wide, score, question, ticks)
+            wide = _wide(cell, score)
+            published = _of_sampled_records(cell, shown, by, score)
+            references = _references(wide, published, question, ticks)
             for order in _orders(wide):
-                start = _start(cell, score, question, order)
-                for name, (own, reference) in (start | references).items():
+                others = _start(cell, score, question, order) | references
+                if order in published:
+                    others["records sampled"] = None, published[order]
+                for name, (own, reference) in others.items():
                     if own != order:
                         point = dict(zip(by, key, strict=True)) | {column: values[order]}
                         difference = paired(wide[order] - reference)
@@ -59,16 +66,33 @@ def differences_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def _wide(cell: pd.DataFrame, score: str) -> pd.DataFrame:
+    """Return a score with a row per repeat and a column per place on the axis."""
+    return cell.pivot_table(index="repeat", columns=ORDER, values=score)
+
+
+def _of_sampled_records(cell: pd.DataFrame, shown: pd.DataFrame, by: list[str], score: str) -> pd.DataFrame:
+    """Return the scores of the same curve with records sampled; none unless its own groups were."""
+    first = cell.iloc[0]
+    if SAMPLED not in by or first[SAMPLED] != GROUPS:
+        return pd.DataFrame()
+    same = shown[shown[SAMPLED] == RECORDS]
+    for name in by:
+        same = same if name == SAMPLED else same[same[name] == first[name]]
+    return _wide(same, score) if len(same) else pd.DataFrame()
+
+
 def _references(
-    cell: pd.DataFrame, wide: pd.DataFrame, score: str, question: Question, ticks: Ticks
+    wide: pd.DataFrame, published: pd.DataFrame, question: Question, ticks: Ticks
 ) -> dict[str, tuple[float | None, pd.Series]]:
     """Return what every point of a curve is compared with, by name, with its own place on the axis."""
     found: dict[str, tuple[float | None, pd.Series]] = {}
     if not question.compared:
         return found
-    for order in _orders(wide):
-        if ticks.names[order] in map(value_text, question.references):
-            found[ticks.names[order]] = order, wide[order]
+    for scores in (published, wide):
+        for order in _orders(scores):
+            if ticks.names[order] in map(value_text, question.references):
+                found[ticks.names[order]] = order, scores[order]
     attached = [order for order in _orders(wide) if not question.axis.is_detached(order)]
     if len(attached) > 1:
         best = max(attached, key=lambda order: wide[order].mean())

@@ -18,7 +18,7 @@ import pandas as pd
 from dashboards.compose.differences import is_resolved, paired
 from dashboards.compose.questions import Question
 from dashboards.compose.references import start_of
-from dashboards.compose.selection import ORDER, PROVEN
+from dashboards.compose.selection import ORDER, PROVEN, SAMPLED
 
 NON_PRIVATE = "non_private"
 # Where ε = ∞ is a place on the axis, or a row of its own: it is held against every other one.
@@ -115,7 +115,7 @@ def _without_privacy(rows: pd.DataFrame, shown: pd.DataFrame, question: Question
         free = free[trained & (free["num_steps"] > 0)] if "num_steps" in free else free[trained]
     first = rows.iloc[0]
     same = [name for name in question.curve_columns if name in shown]
-    same = [name for name in same if name not in ("method", "target_epsilon")]
+    same = [name for name in same if name not in ("method", "target_epsilon", SAMPLED)]
     if question.axis.column not in _NON_PRIVATE_APART:
         same.append(ORDER)
     for name in same:

@@ -13,6 +13,7 @@ from dpgcl_core.release.metrics import Release, find_metric
 
 PROVEN, AS_PUBLISHED, NO_GUARANTEE = "proven", "as-published", "none"
 ORDER = "axis_order"
+SAMPLED = "sampled"
 # Settings that must not differ among the trials that are averaged as repeats.
 _FIXED_IN_CELL = (
     *("dataset", "num_records_public", "sampling_prob", "num_steps", "target_delta", "l2_clip_norm"),

@@ -57,6 +57,19 @@ def test_worse_group_size_is_lower() -> None:
     assert _row(differences_table(worse), 4, "untrained")["verdict"] == "lower"
 
 
+def test_sampled_groups_are_held_against_sampled_records_and_the_whole_batch() -> None:
+    groups = _trials({4: [0.75, 0.86, 0.94]}, [0.5, 0.6, 0.7]).assign(sampled="groups")
+    table = differences_table(pd.concat([groups, TRIALS.assign(sampled="records")], ignore_index=True))
+    ours, theirs = (table[table["sampled"] == name] for name in ("groups", "records"))
+    assert _row(ours, 4, "records sampled")["difference"] == pytest.approx(0.05)
+    assert _row(ours, 4, "records sampled")["verdict"] == "higher"
+    assert _row(ours, 4, "batch")["difference"] == pytest.approx(0.15)
+    assert "records sampled" not in set(theirs["minus"])
+    at_another_epsilon = TRIALS.assign(sampled="records", target_epsilon=1.0)
+    table = differences_table(pd.concat([groups, at_another_epsilon], ignore_index=True))
+    assert set(table.loc[table["sampled"] == "groups", "minus"]) == {"untrained"}
+
+
 def test_one_repeat_resolves_nothing() -> None:
     table = differences_table(TRIALS[TRIALS["repeat"] == 0])
     assert set(table["verdict"]) == {"not resolved"}

@@ -125,6 +125,20 @@ def test_share_is_of_the_trials_without_privacy_at_the_same_place_of_the_axis(ma
     assert private["knn_accuracy_private_gain_share"].to_dict() == pytest.approx({4: 0.5, 8: 0.25}, abs=1e-3)
 
 
+def test_share_is_of_the_trials_without_privacy_whichever_way_they_were_sampled(make_trials) -> None:
+    trials = make_trials(augmentations=(1,))
+    private = trials[trials["target_epsilon"] < math.inf]
+    both = pd.concat([trials.assign(sampled="groups"), private.assign(sampled="records")], ignore_index=True)
+    asked = find_question("group-size")
+    shown = shown_trials(both, asked)
+    here = shown[(shown["group_size"] == shown["group_size"].iloc[0]) & (shown["target_epsilon"] < math.inf)]
+    gains = [
+        gain_of(here[here["sampled"] == way], "knn_accuracy", shown, asked) for way in ("groups", "records")
+    ]
+    assert None not in gains
+    assert gains[0].share == gains[1].share > 0
+
+
 def test_references_are_rows_below_every_table_and_never_bold(trials: pd.DataFrame, tmp_path) -> None:
     table = content_of(trials, "methods").tables[0][1]
     assert [row[:2] for row in table.rows[4:]] == [
