@@ -2,7 +2,8 @@
 
 Sweeps of every kind, on one worker and on two, are killed again and again: the driver, a training's process,
 the raylet, or all at once, each after a random number of draws. The draws are counted by journals
-(`tests.sweeps.killed`), which know nothing of the ledger. DPGCL_TEST_SEED chooses the places.
+(`tests.sweeps.killed`), which know nothing of the ledger. `.ci/run` kills three times;
+DPGCL_TEST_SEED chooses the places.
 """
 
 from __future__ import annotations
@@ -242,7 +243,7 @@ def _end_process(pid: int) -> None:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(({"open": 3}, 3), marks=pytest.mark.long, id="few"),
+        pytest.param(({"open": 3}, 3), marks=pytest.mark.ci, id="few"),
         pytest.param(
             (dict(zip(KINDS, (8, 6, 3, 3, 5, 5), strict=True)), 30),
             marks=[pytest.mark.long, pytest.mark.whole],
