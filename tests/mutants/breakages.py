@@ -656,9 +656,9 @@ BREAKAGES = (
     ),
     Breakage(
         name="clipped sums are float32",
-        file="dpgcl_core/clipping/types.py",
-        before="dtype=torch.float64, device=device",
-        after="device=device",
+        file="trainers/training/subspace.py",
+        before="dtype=torch.float64, device=next(encoder",
+        after="device=next(encoder",
         tests=(
             "tests/trainers/training/test_precision.py"
             "::test_low_precision_training_keeps_weights_in_float32_and_the_sum_in_float64",
@@ -1093,8 +1093,8 @@ BREAKAGES = (
     Breakage(
         name="images are decoded before their size is known",
         file="trainers/data/decoding.py",
-        before="if image.width * image.height > max_pixels or",
-        after="if",
+        before="if image.width * image.height > max_pixels or _pixels_of_tile(image) > max_pixels:",
+        after="if False:",
         tests=(
             "tests/trainers/data/test_large_images.py"
             "::test_file_that_declares_too_many_pixels_is_refused_undecoded",
