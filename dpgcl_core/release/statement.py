@@ -193,8 +193,7 @@ class PrivacyStatement:
         if cost.rdp_epsilon is not None and math.isfinite(cost.rdp_epsilon):
             found.append(("The same by RDP, as a cross-check", epsilon_text(cost.rdp_epsilon)))
         if cost.law is not None:
-            law = ", ".join(f"{name} = {_short(value)}" for name, value in cost.law.items())
-            found.append(("Law of the number of trials", law))
+            found.append(("Law of the number of trials", _law_text(cost.law)))
         if budget is not None and budget.tuned_epsilon is not None:
             found.append(
                 ("Budget set in advance", f"ε = {epsilon_text(budget.tuned_epsilon)}{self._trials_text()}")
@@ -403,6 +402,35 @@ def _adding(relation: str) -> str:
     for verb, noun in verbs.items():
         relation = relation.replace(f"{verb} one", f"{noun} one")
     return relation
+
+
+_LAWS = {"tnb": "truncated negative binomial", "poisson": "Poisson"}
+_OF_LAWS = {
+    **{"eta": "η = {}", "gamma": "γ = {}", "prob": "p = {}", "mean": "mean {}"},
+    **{"max_trials": "at most {}", "halting_prob": "with probability {}", "max_mean": "mean at most {}"},
+}
+_UNCAPPED = "uncapped_"
+
+
+def _law_text(law: Mapping[str, str | float]) -> str:
+    """Return a law of the number of trials in words.
+
+    >>> _law_text({"name": "tnb", "eta": 1.0, "gamma": 0.2, "mean": 5.0})
+    'truncated negative binomial, η = 1, γ = 0.2, mean 5'
+    >>> _law_text({"name": "truncated poisson", "uncapped_mean": 5.0, "max_trials": 12, "mean": 4.9})
+    'Poisson, mean 5; cut off: at most 12, mean 4.9'
+    """
+    name = str(law["name"]).removeprefix("truncated ")
+
+    def words(uncapped: bool) -> str:
+        prefix = _UNCAPPED if uncapped else ""
+        values = {key.removeprefix(prefix): law[key] for key in law if key.startswith(_UNCAPPED) == uncapped}
+        return ", ".join(_OF_LAWS[key].format(_short(values[key])) for key in values if key != "name")
+
+    found = _LAWS.get(name, name)
+    if capped := words(uncapped=True):
+        return f"{found}, {capped}; cut off: {words(uncapped=False)}"
+    return f"{found}, {words(uncapped=False)}"
 
 
 def _short(value: str | float) -> str:

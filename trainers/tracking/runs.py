@@ -210,9 +210,10 @@ class Tracker:
         """
         with server_errors(self.uri, f"publishing the sweep {name!r}"):
             for earlier in self._search({ROLE_TAG: SEALED_ROLE, SWEEP_TAG: name}):
-                if earlier.info.status == "FINISHED":
-                    return str(earlier.info.run_id)
-                self.client.delete_run(earlier.info.run_id)
+                if earlier.info.status != "FINISHED":
+                    self.client.delete_run(earlier.info.run_id)
+                elif earlier.data.params == _strings(params) and earlier.data.metrics == dict(metrics):
+                    return str(earlier.info.run_id)  # another result is another sweep's, of the same name
             own = {SWEEP_TAG: name, ROLE_TAG: SEALED_ROLE, NOTE_TAG: _note(name, params, tags, description)}
             run = self.client.create_run(
                 self.experiment_id,

@@ -11,7 +11,13 @@ import pytest
 
 from dpgcl_core.accounting.filters import StepClass
 from dpgcl_core.accounting.tuning.cost import TrialClass, not_accounted, open_cost, sealed_cost
-from dpgcl_core.accounting.tuning.laws import TruncatedNegativeBinomial
+from dpgcl_core.accounting.tuning.laws import (
+    BinomialTrials,
+    PoissonTrials,
+    TrialCountLaw,
+    TruncatedNegativeBinomial,
+    TruncatedTrials,
+)
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.ledger.account import PlannedTraining
 from dpgcl_core.ledger.cap import Cap
@@ -131,8 +137,26 @@ def test_sealed_statement_refuses_numbers_of_trials() -> None:
 
 def test_sealed_statement_names_law_parameters_and_theorem() -> None:
     lines = dict(SEALED_STATEMENT.lines())
-    assert lines["Law of the number of trials"] == "name = tnb, eta = 1, gamma = 0.2, mean = 5"
+    assert lines["Law of the number of trials"] == "truncated negative binomial, η = 1, γ = 0.2, mean 5"
     assert lines["Theorem"] == SEALED.theorem
+
+
+@pytest.mark.parametrize("max_trials", [None, 12])
+@pytest.mark.parametrize(
+    "law",
+    [
+        TruncatedNegativeBinomial(eta=1.0, gamma=0.2),
+        PoissonTrials(mean_trials=5.0),
+        BinomialTrials(max_trials=9, prob=0.5),
+    ],
+)
+def test_every_law_is_told_in_words(law: TrialCountLaw, max_trials: int | None) -> None:
+    given = law if max_trials is None else TruncatedTrials(law=law, max_trials=max_trials)
+    text = dict(replace(SEALED_STATEMENT, cost=replace(SEALED, law=given.parameters())).lines())[
+        "Law of the number of trials"
+    ]
+    assert "_" not in text
+    assert ("cut off: at most 12, mean" in text) == (max_trials is not None)
 
 
 def test_statement_names_sampling_grouping_sensitivity_and_software() -> None:

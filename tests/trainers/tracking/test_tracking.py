@@ -123,6 +123,14 @@ def test_sealed_run_name_is_that_of_the_sweep(tracker):
     assert tracker.client.get_run(run_id).info.run_name == "hidden"
 
 
+def test_sealed_run_is_written_once_and_another_sweep_of_that_name_has_its_own(tracker):
+    first = tracker.log_sealed("hidden", PARAMS, METRICS, {})
+    assert tracker.log_sealed("hidden", PARAMS, METRICS, {}) == first
+    other = tracker.log_sealed("hidden", PARAMS, METRICS | {"knn_accuracy": 0.7}, {})
+    assert other != first
+    assert tracker.client.get_run(other).data.metrics["knn_accuracy"] == 0.7
+
+
 def test_trial_keeps_params_metrics_and_series(tracker):
     parent = tracker.start_sweep("s", {}, {})
     run_id = log(tracker, parent)
