@@ -5,7 +5,8 @@
     ray job submit --working-dir . -- python sweeps/ablation.py --dataset fashion-mnist --epsilon 3
 
 Ends in accuracy for every option, and its paired difference to none. `--ema-decay` and the like say with
-which value an option is tried; a warm start is tried where --warm-start names public weights.
+which value an option is tried. A warm start is tried where --warm-start names public weights, public
+negatives and a public subspace where --public-records names public data.
 """
 
 from __future__ import annotations
@@ -14,20 +15,18 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dashboards.figures import draw
-from dpgcl_core.errors import ConfigError, exit_on_bad_input, unknown_choice
+from dpgcl_core.errors import exit_on_bad_input
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.planning.free_options import free_options
 from sweeps.service.planning.trials import Point
 from sweeps.service.running.sweep import run_sweep
 from trainers.config.tree import changed
-
-PLAIN = {"ema_decay": 0.0, "num_view_draws": 1, "warmup_steps": 0, "learning_rate_decay": "none"}
-PLAIN |= {"clipping": "flat", "warm_start": None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +34,10 @@ class AblationOptions(SweepOptions):
     """The axes of this sweep."""
 
     options: tuple[str, ...] = ()
-    """Of plain, ema, view-draws, schedule, automatic-clipping, warm-start, all; each of them unless given."""
+    """Of plain, ema, view-draws, schedule, automatic-clipping, noise-sgd, warm-start, public-negatives,
+    public-subspace, all; each of them unless given."""
+    learning_rates: tuple[str, ...] = ()
+    """OPTION=RATE, such as noise-sgd=0.03: options with another learning rate than --learning-rate."""
 
     def tiny(self) -> Self:
         return changed(super().tiny(), options=("plain", "all"))
@@ -43,28 +45,8 @@ class AblationOptions(SweepOptions):
 
 def points(options: AblationOptions) -> list[Point]:
     """Return one point per option; none of them costs any ε."""
-    optimizer, draws = options.optimizer, options.objective.num_view_draws
-    decay, start = optimizer.learning_rate_decay, options.network.warm_start
-    found: dict[str, dict[str, Any]] = {
-        "plain": {},
-        "ema": {"ema_decay": optimizer.ema_decay or 0.95},
-        "view-draws": {"num_view_draws": max(2, draws)},
-        "schedule": {
-            "warmup_steps": optimizer.warmup_steps or options.mechanism.num_steps // 10,
-            "learning_rate_decay": "cosine" if decay == "none" else decay,
-        },
-        "automatic-clipping": {"clipping": "automatic"},
-    }
-    if start is not None:
-        found["warm-start"] = {"warm_start": start}
-    elif "warm-start" in options.options:
-        raise ConfigError("the option warm-start needs public weights: give --warm-start")
-    found["all"] = {name: value for changes in found.values() for name, value in changes.items()}
-    for name in options.options:
-        if name not in found:
-            raise ConfigError(unknown_choice("option", name, found))
-    names = dict.fromkeys(options.options or found)
-    return [Point(label=name, changes=PLAIN | found[name], params={"option": name}) for name in names]
+    found = free_options(options, options.options, options.learning_rates)
+    return [Point(label=name, changes=found[name], params={"option": name}) for name in found]
 
 
 def main() -> int:
