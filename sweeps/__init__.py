@@ -12,6 +12,8 @@ for.
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,6 +39,17 @@ def __getattr__(name: str) -> Any:
     if name not in _FOUND_AT:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.service.{_FOUND_AT[name]}"), name)
+
+
+class _Package(ModuleType):
+    """Keeps `search` the function: an import of the script of that name puts its module in the place."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _FOUND_AT or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:

@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-import sweeps
 from dpgcl_core.mechanism import registry
 from dpgcl_core.mechanism.method import LossSettings
 from dpgcl_core.mechanism.registry import METHODS, method_named
@@ -105,7 +104,6 @@ def test_sweep_from_python_returns_trials_the_best_setting_and_both_epsilons(
 ) -> None:
     if where == "here":
         train_here(monkeypatch)
-        monkeypatch.delitem(vars(sweeps), "search", raising=False)  # the script of that name, once imported
         monkeypatch.setattr(sys, "argv", ["python_sweep.py", str(tmp_path)])
         runpy.run_path(str(EXAMPLES / "python_sweep.py"), run_name="__main__")
         said = capsys.readouterr().out

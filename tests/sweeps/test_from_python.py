@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+import sweeps
 from dpgcl_core.errors import ConfigError
 from sweeps import Between, Point, SweepOptions, run, search
 from sweeps.service.planning.space import SearchOptions, space_of
@@ -21,6 +24,16 @@ from trainers.config.tree import changed
 
 def careful(metrics: Mapping[str, float]) -> float:
     return min(metrics["knn_accuracy"], metrics["linear_probe_accuracy"])
+
+
+def test_search_stays_the_function_where_the_script_of_that_name_is_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "sweeps.search", raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    script = importlib.import_module("sweeps.search")
+    assert isinstance(script, ModuleType)
+    assert sweeps.search is search
 
 
 def test_space_holds_lists_in_their_order_and_ranges() -> None:
