@@ -6,7 +6,7 @@
 
 Ends in accuracy for every option, and its paired difference to none. `--ema-decay` and the like say with
 which value an option is tried. A warm start is tried where --warm-start names public weights, public
-negatives and a public subspace where --public-records names public data.
+negatives and a public subspace where --num-public-negatives and --subspace-dim are given.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class AblationOptions(SweepOptions):
     """Of plain, ema, view-draws, schedule, automatic-clipping, noise-sgd, warm-start, public-negatives,
     public-subspace, all; each of them unless given."""
     learning_rates: tuple[str, ...] = ()
-    """OPTION=RATE, such as noise-sgd=0.03: options with another learning rate than --learning-rate."""
+    """OPTION=RATE, such as noise-sgd=0.03: another learning rate than --learning-rate for that option."""
 
     def tiny(self) -> Self:
         return changed(super().tiny(), options=("plain", "all"))

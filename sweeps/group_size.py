@@ -41,7 +41,7 @@ class GroupSizeOptions(SweepOptions):
     num_augmentations_grid: tuple[int, ...] = ()
     """Values of N_a; the one of --num-augmentations unless given."""
     epsilon_grid: tuple[float, ...] = ()
-    """Values of the target ε; the one of --epsilon unless given."""
+    """Values of the target ε instead of the one of --epsilon."""
     sampling_grid: tuple[str, ...] = ()
     """Values of --sampling to compare, groups and records; the one of --sampling unless given."""
 

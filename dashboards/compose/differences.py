@@ -31,7 +31,7 @@ def differences_table(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     records, at the same point, and with the references that exist under these alone: the whole batch.
 
     Of the scores that have a panel: the recalls at 1, 5 and 10 of a pair of towers tell nearly the same.
-    Where scores along the axis are not to be compared, to the start alone.
+    Where scores along the axis are not to be compared, to the start and to sampled records alone.
 
     Columns: the score, what tells the curve apart, the point on the axis, what is subtracted (`minus`), the
     mean difference, its standard error, the number of repeats, and `verdict`: "higher", "lower" or "not

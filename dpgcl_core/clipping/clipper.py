@@ -648,7 +648,7 @@ def _groups_of_a_pass(
 
 
 def _equal_shares(wanted: int, numbers_per_group: int) -> int:
-    """How many groups go at once where each holds so many numbers of gradients."""
+    """Return how many groups go in one pass, of passes of equal size, given each one's gradient numbers."""
     fits = max(1, _MAX_GRADIENT_NUMBERS // max(1, numbers_per_group))
     return math.ceil(wanted / math.ceil(wanted / fits))
 

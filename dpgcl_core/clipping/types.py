@@ -53,12 +53,12 @@ def num_trainable(model: nn.Module) -> int:
 
 
 def zeros_where_incomplete(leaf: Tensor, complete: Tensor) -> Tensor:
-    """Return inputs `[groups, ...]` with zeros for the groups that count nothing: all go the same way.
+    """Return inputs `[groups, ...]` with zeros for the incomplete groups, so that all take the same path.
 
-    Whether there are any is a secret, so nothing is left out where there are none.
+    Whether there are any is a secret, so nothing is skipped where there are none.
 
     Args:
-      leaf: of the inputs.
+      leaf: one tensor of the inputs.
       complete: bool `[groups]`.
     """
     mask = complete.to(leaf.device).reshape(-1, *[1] * (leaf.ndim - 1))

@@ -425,7 +425,9 @@ def _law_text(law: Mapping[str, str | float]) -> str:
     def words(uncapped: bool) -> str:
         prefix = _UNCAPPED if uncapped else ""
         values = {key.removeprefix(prefix): law[key] for key in law if key.startswith(_UNCAPPED) == uncapped}
-        return ", ".join(_OF_LAWS[key].format(_short(values[key])) for key in values if key != "name")
+        return ", ".join(
+            _OF_LAWS.get(key, f"{key} = {{}}").format(_short(values[key])) for key in values if key != "name"
+        )
 
     found = _LAWS.get(name, name)
     if capped := words(uncapped=True):

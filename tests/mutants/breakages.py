@@ -656,9 +656,9 @@ BREAKAGES = (
     ),
     Breakage(
         name="clipped sums are float32",
-        file="trainers/training/subspace.py",
-        before="dtype=torch.float64, device=next(encoder",
-        after="device=next(encoder",
+        file="dpgcl_core/clipping/types.py",
+        before="dtype=torch.float64, device=device",
+        after="device=device",
         tests=(
             "tests/trainers/training/test_precision.py"
             "::test_low_precision_training_keeps_weights_in_float32_and_the_sum_in_float64",

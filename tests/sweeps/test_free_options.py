@@ -12,9 +12,9 @@ from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.free_options import ALL, free_options
 from sweeps.service.planning.trials import Point
 from tests.sweeps.support import options, plan_of
-from trainers.config.tree import changed
 
-GIVEN = ("--tiny", "--noise-multiplier", "1", "--public-records", "procedural", "--num-public-negatives", "8")
+QUICK = ("--tiny", "--epsilon", "8")
+GIVEN = (*QUICK, "--public-records", "procedural", "--num-public-negatives", "8", "--subspace-dim", "4")
 
 
 def _changes(*more: str, **arguments: Any) -> dict[str, dict[str, Any]]:
@@ -53,19 +53,27 @@ def test_every_option_costs_what_none_costs() -> None:
 def test_options_have_the_learning_rate_of_the_sweep_or_their_own() -> None:
     found = _changes("--learning-rate", "0.01", learning_rates=("noise-sgd=0.3",))
     rates = {name: changes.pop("learning_rate") for name, changes in found.items()}
-    assert rates.pop("noise-sgd") == 0.3
+    assert (rates.pop("noise-sgd"), rates.pop(ALL)) == (0.3, 0.3)
     assert set(rates.values()) == {0.01}
 
 
+def test_all_has_the_learning_rate_of_noise_sgd_unless_it_is_given_one() -> None:
+    rates = ("noise-sgd=0.3",), ("noise-sgd=0.3", "all=0.1")
+    assert [_changes(learning_rates=given)[ALL]["learning_rate"] for given in rates] == [0.3, 0.1]
+
+
 def test_options_without_what_they_need_are_left_out() -> None:
-    chosen = changed(options(*GIVEN), public_records=None, num_public_negatives=0)
-    assert not {"warm-start", "public-negatives", "public-subspace"} & set(free_options(chosen))
+    left = set(free_options(options("--tiny", "--epsilon", "inf")))
+    assert left == {"plain", "ema", "view-draws", "schedule", "automatic-clipping", ALL}
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ({"names": ("warm-start",)}, "warm-start needs public weights: give --warm-start"),
+        ({"learning_rates": ("warm-start=1",)}, "warm-start needs public weights: give --warm-start"),
+        ({"names": ("plain",), "learning_rates": ("ema=1",)}, "unknown option 'ema'. Valid: plain"),
+        ({"learning_rates": ("ema=1", "ema=2")}, "one learning rate; got two of ema"),
         ({"names": ("emu",)}, "unknown option 'emu'; did you mean 'ema'"),
         ({"learning_rates": ("emu=1",)}, "unknown option 'emu'; did you mean 'ema'"),
         ({"learning_rates": ("ema=x",)}, "OPTION=RATE, such as noise-sgd=0.03; got 'ema=x'"),
@@ -75,3 +83,21 @@ def test_options_without_what_they_need_are_left_out() -> None:
 def test_options_that_cannot_be_are_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         _changes(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("noise-sgd", "needs noise: give a finite --epsilon"),
+        ("public-negatives", "needs public records: give --public-records and --num-public-negatives"),
+        ("public-subspace", "needs public records: give --public-records and --subspace-dim"),
+    ],
+)
+def test_options_that_need_something_say_what(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        free_options(options("--tiny", "--epsilon", "inf"), (name,))
+
+
+def test_optimizer_of_all_options_is_not_one_of_them() -> None:
+    with pytest.raises(ConfigError, match="noise_sgd is tried as the option noise-sgd"):
+        _changes("--optimizer", "noise_sgd")

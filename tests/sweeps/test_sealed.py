@@ -150,6 +150,7 @@ def everything_readable(root: Path, ledger: Path, capsys: pytest.CaptureFixture[
     ledger_command(["show", "--ledger", str(ledger)])
     text = json.dumps([runs, files, release.stat().st_mtime, capsys.readouterr().out], ensure_ascii=False)
     text = re.sub(r"public_seed\W+\d+", "public_seed", text)
+    text = re.sub(r'"dpgcl\.sweep_id", "[0-9a-f]{12}"', "sweep_id", text)  # random
     return re.sub(r"\b[0-9a-f]{16,64}\b", "hash", text)
 
 
@@ -326,7 +327,7 @@ def test_sealed_sweep_that_lost_its_plan_draws_no_other_number(
 def test_released_files_tell_no_time_where_mlflow_fails(
     ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise TrackingError("MLflow does not answer")
 
     drawn(monkeypatch, 1)

@@ -196,7 +196,7 @@ def shapes_name(name: str) -> ShapesName:
     if found is None or not 1 <= num_records <= MAX_SHAPE_PAIRS:
         raise ConfigError(
             f"shapes:NUM:SEED must have 1 to {MAX_SHAPE_PAIRS} training pairs and a seed of at most 9 "
-            f"digits, and may end in :common; got {name!r}"
+            f"digits, and may go on as shapes:NUM:SEED:common; got {name!r}"
         )
     return ShapesName(num_records, int(found[2] or 0), found[3] or "all")
 

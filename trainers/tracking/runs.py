@@ -29,6 +29,7 @@ TRIAL_TAG = "dpgcl.trial"
 ROLE_TAG = "dpgcl.role"
 SWEEP_ROLE, TRIAL_ROLE, SEALED_ROLE = "sweep", "trial", "sealed"
 CHANGED_TAG = "dpgcl.changed_on_resume"
+SWEEP_ID_TAG = "dpgcl.sweep_id"
 PARENT_TAG = "mlflow.parentRunId"
 NOTE_TAG = "mlflow.note.content"
 TUNING_COST_TAG = "tuning_cost"
@@ -194,6 +195,7 @@ class Tracker:
         tags: Mapping[str, Any],
         texts: Mapping[str, str] | None = None,
         *,
+        sweep_id: str,
         description: str = "",
     ) -> str:
         """Return the one run of a sealed sweep, written unless it is already there.
@@ -203,18 +205,19 @@ class Tracker:
 
         Args:
           name, params, metrics, tags, description: as of `log_trial` and `start_sweep`.
+          sweep_id: tells sweeps of one name apart; random.
           texts: documents by name, as tags of the run; a long one in several, `NAME`, `NAME.2`, ….
 
         Raises:
           TrackingError: the server failed; call again.
         """
         with server_errors(self.uri, f"publishing the sweep {name!r}"):
-            for earlier in self._search({ROLE_TAG: SEALED_ROLE, SWEEP_TAG: name}):
-                if earlier.info.status != "FINISHED":
-                    self.client.delete_run(earlier.info.run_id)
-                elif earlier.data.params == _strings(params) and earlier.data.metrics == dict(metrics):
-                    return str(earlier.info.run_id)  # another result is another sweep's, of the same name
-            own = {SWEEP_TAG: name, ROLE_TAG: SEALED_ROLE, NOTE_TAG: _note(name, params, tags, description)}
+            own = {ROLE_TAG: SEALED_ROLE, SWEEP_TAG: name, SWEEP_ID_TAG: sweep_id}
+            for earlier in self._search(own):
+                if earlier.info.status == "FINISHED":
+                    return str(earlier.info.run_id)
+                self.client.delete_run(earlier.info.run_id)
+            own[NOTE_TAG] = _note(name, params, tags, description)
             run = self.client.create_run(
                 self.experiment_id,
                 start_time=SEALED_TIME_MS,

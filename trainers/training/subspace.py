@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dpgcl_core.clipping.subspace import leading_directions
-from dpgcl_core.clipping.types import num_trainable
+from dpgcl_core.clipping.types import no_sum, num_trainable
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.method import GradientRule, GroupRule
 from trainers.config.training import TrainingConfig
@@ -37,8 +37,8 @@ def check_subspace(config: TrainingConfig, encoder: AnyEncoder) -> None:
 
 def empty_sum(config: TrainingConfig, encoder: AnyEncoder) -> Tensor:
     """Return a clipped sum of nothing, float64, where the network is: of all weights, or of the subspace."""
-    length = config.public.subspace_dim or num_trainable(encoder)
-    return torch.zeros(length, dtype=torch.float64, device=next(encoder.parameters()).device)
+    total = no_sum(encoder)
+    return total.new_zeros(config.public.subspace_dim) if config.public.subspace_dim else total
 
 
 def is_renewed_at(config: TrainingConfig, step: int) -> bool:

@@ -56,12 +56,12 @@ def at(
     """Return the points of one setting: private, and where asked for without noise and clipping.
 
     Args:
-      mechanism: the sweep's; with ε = ∞ there is no private point.
+      mechanism: the sweep's; at ε = ∞ it has a point without noise and clipping, and no private one.
       label: short name of the setting, made fit for a file name.
       changes: option values of the setting.
       params: what MLflow shows of it besides.
       non_private: also without noise and clipping.
-      epsilons: target ε of one private point each, in place of the sweep's one.
+      epsilons: target ε of one private point each, instead of the sweep's own.
 
     >>> [point.label for point in at(MechanismOptions(), "ViT/B", {"network": "ViT/B"}, non_private=True)]
     ['ViT-B-private', 'ViT-B-eps-inf']
@@ -86,7 +86,7 @@ def of_samplings(points: Sequence[Point], samplings: Sequence[str]) -> list[Poin
     """Return the points under each way of sampling; as they are where none is given.
 
     The whole Poisson batch as one group samples records whatever is asked for, so it stays one point. So does
-    a point without noise, of the first way: what tells them apart is the noise.
+    a point without noise, under the first way given: without noise the two differ by little.
 
     Args:
       points: of a sweep.

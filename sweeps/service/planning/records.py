@@ -296,9 +296,9 @@ def _some_at_a_time(records: AnyRecords) -> Iterator[NDArray[np.uint8]]:
 def _same_source(one: str, other: str) -> bool:
     """Whether two names lead to the same records, or to parts of them."""
 
-    def place(name: str) -> Path | str | tuple[int, str]:
-        if name.startswith("shapes"):
-            return shapes_name(name)[1:]  # of one seed and vocabulary the fewer pairs are among the more
+    def place(name: str) -> Path | str | int:
+        if name.startswith("shapes"):  # of one seed the fewer pairs are among the more,
+            return shapes_name(name).seed  # and a few pairs of both vocabularies are equal
         path = data_path(name)
         return name if path is None else path.resolve()
 

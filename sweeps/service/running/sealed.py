@@ -439,7 +439,8 @@ class SealedSweep:
         statement = prepared.statement
         tags = self._plan.tags() | {"outcome": prepared.outcome, "guarantee_label": statement.guarantee_label}
         texts = {STATEMENT: statement.to_json(), f"{STATEMENT}_page": statement.to_markdown()}
-        tracker.log_sealed(self._name, prepared.params, prepared.metrics, tags, texts)
+        sweep_id = (self._folder.folder.read_plan() or {})["sweep_id"]
+        tracker.log_sealed(self._name, prepared.params, prepared.metrics, tags, texts, sweep_id=str(sweep_id))
         say(statement_text(statement))
         say(f"published: {prepared.outcome} in {release}")
 

@@ -102,7 +102,7 @@ def with_sealed(tmp_path):
     tracker = open_tracker(tmp_path)
     tracker.start_sweep("visible", {}, {})
     tags = {"release_mode": "sealed", "tuned_epsilon": "2.87"}
-    tracker.log_sealed("hidden", {}, {"knn_accuracy": 0.8}, tags)
+    tracker.log_sealed("hidden", {}, {"knn_accuracy": 0.8}, tags, sweep_id="1")
     return f"sqlite:///{tmp_path}/mlflow.db"
 
 

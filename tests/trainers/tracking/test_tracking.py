@@ -119,16 +119,21 @@ def test_trial_run_name_without_settings_is_the_trials_own(tracker):
 
 
 def test_sealed_run_name_is_that_of_the_sweep(tracker):
-    run_id = tracker.log_sealed("hidden", PARAMS, METRICS, {})
+    run_id = tracker.log_sealed("hidden", PARAMS, METRICS, {}, sweep_id="1")
     assert tracker.client.get_run(run_id).info.run_name == "hidden"
 
 
 def test_sealed_run_is_written_once_and_another_sweep_of_that_name_has_its_own(tracker):
-    first = tracker.log_sealed("hidden", PARAMS, METRICS, {})
-    assert tracker.log_sealed("hidden", PARAMS, METRICS, {}) == first
-    other = tracker.log_sealed("hidden", PARAMS, METRICS | {"knn_accuracy": 0.7}, {})
-    assert other != first
-    assert tracker.client.get_run(other).data.metrics["knn_accuracy"] == 0.7
+    statements = {"1": "ε = 1", "2": "ε = 2"}  # of neither a model was published
+
+    def log_all():
+        given = {sweep: {"statement": text} for sweep, text in statements.items()}
+        return [tracker.log_sealed("hidden", {}, {}, {}, given[sweep], sweep_id=sweep) for sweep in given]
+
+    runs = log_all()
+    assert log_all() == runs
+    found = {run: tracker.client.get_run(run).data.tags["statement"] for run in runs}
+    assert list(found.values()) == ["ε = 1", "ε = 2"]
 
 
 def test_trial_keeps_params_metrics_and_series(tracker):

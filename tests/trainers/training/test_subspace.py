@@ -96,9 +96,10 @@ def test_subspace_is_spanned_by_the_gradients_of_public_groups() -> None:
     gradients = _group_gradients(run, inputs)
     gradients *= (0.05 / gradients.norm(dim=1)).clamp_max(1)[:, None]
     leading = torch.linalg.svd(gradients, full_matrices=False)[2][:DIM]
-    # The distance of the two projections, whose norm is √k each, from the k × k overlap alone.
-    overlap = float((run.basis.double() @ leading.T).square().sum())
-    assert math.sqrt(abs(2 * DIM - 2 * overlap) / DIM) < 0.01
+    # The distance of QᵀQ from the projection, which has norm √k, from k × k products alone.
+    basis = run.basis.double()
+    gram, overlap = (basis @ basis.T).square().sum(), (basis @ leading.T).square().sum()
+    assert math.sqrt(abs(float(gram + DIM - 2 * overlap)) / DIM) < 0.01
 
 
 def test_subspace_does_not_follow_the_private_records() -> None:
