@@ -51,6 +51,7 @@ def test_package_says_that_it_is_typed(package: str) -> None:
     assert (ROOT / package / "py.typed").is_file()
 
 
+@pytest.mark.ci
 def test_import_of_every_name_loads_no_service() -> None:
     """One interpreter for all packages. It writes no line of its own, and leaves MLflow's telemetry off."""
     code = _CODE.format(heavy=_NAMES, also=_ALSO)

@@ -31,7 +31,8 @@ class Gain:
 
     Attributes:
       mean, standard_error, num_repeats: over repeats; the error of one is NaN.
-      share: of the gain without privacy; NaN where that is not resolved or not positive, or this not private.
+      share: of the gain without privacy; NaN where that is not resolved, where either is not positive, or
+        where this one is not private.
       is_private: the trials have a proven guarantee.
     """
 
@@ -85,7 +86,7 @@ def gain_of(rows: pd.DataFrame, score: str, shown: pd.DataFrame, question: Quest
     peers = _without_privacy(rows, shown, question)
     best = None if peers is None else _paired_gain(peers, score)
     private = bool((rows["guarantee"] == PROVEN).all())
-    positive = private and best is not None and best["verdict"] == "higher"
+    positive = private and own["difference"] > 0 and best is not None and best["verdict"] == "higher"
     return Gain(
         mean=own["difference"],
         standard_error=own["standard_error"],

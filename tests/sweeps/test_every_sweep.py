@@ -22,7 +22,10 @@ from trainers.config.settings import MechanismOptions
 from trainers.training.loop import TrainingData
 
 SCRIPTS = sorted(path.stem for path in (ROOT / "sweeps").glob("*.py") if path.stem != "__init__")
-OF_CI = {"ablation", "architectures", "augmentations", "convergence", "lora_layers", "methods"}
+OF_CI = {
+    *("ablation", "architectures", "augmentations", "convergence", "lora_layers", "methods", "search"),
+    "transfer",
+}
 """The sweeps whose tiny mode still trains or plans for ten seconds."""
 
 each_script = pytest.mark.parametrize("name", SCRIPTS)

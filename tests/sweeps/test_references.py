@@ -69,6 +69,7 @@ def test_references_are_scored_once_and_kept_with_the_parent_run(
     assert run("--resume") == first
 
 
+@pytest.mark.ci
 def test_references_are_there_before_the_figure_is_drawn(run: Run, tmp_path: Path) -> None:
     drawn = []
 
@@ -84,6 +85,7 @@ def test_references_are_left_out_where_asked(run: Run) -> None:
     assert run("--no-references") == {}
 
 
+@pytest.mark.ci
 def test_references_of_private_records_are_never_scored(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainers.evaluation.references._described", lambda *_: pytest.fail("seen"))
     assert run("--data-is", "private", "--no-ledger", "--num-records-public", "1797") == {}

@@ -114,6 +114,14 @@ def test_private_gain_has_no_share_of_a_gain_that_is_not_resolved(trials: pd.Dat
     assert math.isnan(_gain(trials, "dp_gcl").share)
 
 
+def test_private_loss_has_no_share(trials: pd.DataFrame) -> None:
+    lost = trials.assign(knn_accuracy=trials["knn_accuracy"] - 0.04 * (trials["method"] == "dp_gcl"))
+    gain = _gain(lost, "dp_gcl")
+    assert gain.is_resolved
+    assert gain.mean < 0
+    assert math.isnan(gain.share)
+
+
 def test_share_is_of_the_trials_without_privacy_at_the_same_place_of_the_axis(make_trials) -> None:
     found = make_trials(sizes=(4, 8), epsilons=(10.0, math.inf), snr=False, method="dp_gcl")
     gains = {(4, 10.0): 0.1, (4, math.inf): 0.2, (8, 10.0): 0.1, (8, math.inf): 0.4}

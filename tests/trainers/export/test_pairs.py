@@ -29,6 +29,8 @@ from trainers.models.clip.published import ClipConfig, build_clip, find_clip
 from trainers.models.networks import AnyEncoder
 from trainers.models.torchvision_import import ensure_torchvision_import
 
+pytestmark = pytest.mark.ci  # three sweeps of pairs; exported encoders of images are tested by test_export
+
 PRIVATE = "S4-Na1-private-r0"
 WITH_LORA = ("--lora-rank", "2", "--lora-alpha", "4")
 WEIGHTS = "open_clip_model.safetensors"
