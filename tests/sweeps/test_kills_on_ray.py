@@ -297,9 +297,10 @@ def test_finished_training_reports_no_fewer_steps_than_it_drew(killed: list[Kill
 
 
 def test_killed_open_sweeps_repeated_steps(killed: list[Killed]) -> None:
-    """Otherwise nothing above could have failed."""
+    """Otherwise nothing above could have failed; three kills may all come between a checkpoint and a draw."""
     drawn = [number for sweep in killed if not sweep.kind.sealed for number in sweep.journals().values()]
-    assert max(drawn) > NUM_STEPS
+    many = sum(len(sweep.victims) for sweep in killed) >= 10
+    assert max(drawn) >= NUM_STEPS + many
 
 
 def test_sealed_trials_repeat_no_step_and_are_charged_once(killed: list[Killed]) -> None:
