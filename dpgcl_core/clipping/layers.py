@@ -85,10 +85,13 @@ def _rows(x: Tensor, num_groups: int, width: int) -> Tensor:
 
 
 def _norms(of_inputs: Tensor, of_outputs: Tensor) -> GhostNorms:
-    """Return ‖Xᵀ Y‖² and Σ_m ‖x_m‖·‖y_m‖, given the Gram matrices `[groups, M, M]` of X and Y."""
+    """Return ‖Xᵀ Y‖² and Σ_m ‖x_m‖·‖y_m‖, given the Gram matrices `[groups, M, M]` of X and Y.
+
+    Where a gradient's terms cancel, the sum of products can round to less than zero; no square is.
+    """
     diagonals = (matrix.diagonal(dim1=1, dim2=2) for matrix in (of_inputs, of_outputs))
     lengths = [diagonal.clamp_min(0).sqrt() for diagonal in diagonals]
-    return (of_inputs * of_outputs).sum((1, 2)), (lengths[0] * lengths[1]).sum(1)
+    return (of_inputs * of_outputs).sum((1, 2)).clamp_min(0), (lengths[0] * lengths[1]).sum(1)
 
 
 def _ghost_norm(x: Tensor, grad: Tensor) -> GhostNorms:
