@@ -12,6 +12,8 @@ OPTIONS ?=
 # One process more than cores: where Ray and servers start, a test waits.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile
 PYTEST_OPTIONS ?=
+# The tests start many processes, which would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALLED := $(VENV)/installed
 
 .PHONY: sweep test test-ci test-long mutants mutants-slice lint docs clean

@@ -40,6 +40,7 @@ def _run(example: str, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.ci
 def test_own_loop_is_short_and_meets_its_target() -> None:
     text = (EXAMPLES / "own_loop.py").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 30

@@ -267,7 +267,8 @@ def test_nothing_is_planted_where_it_would_stay() -> None:
     assert all(now is then for now, then in zip(_places(), before, strict=True))
 
 
-@pytest.mark.parametrize("data_are", ["private", pytest.param("public", marks=pytest.mark.ci)])
+@pytest.mark.ci
+@pytest.mark.parametrize("data_are", ["private", "public"])
 def test_sweep_in_this_process_leaves_secrets_of_public_data_alone(
     data_are: str, planting: None, tmp_path: Path, empty_database: Path
 ) -> None:

@@ -58,6 +58,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return ran
 
 
+@pytest.mark.ci
 def test_references_are_scored_once_and_kept_with_the_parent_run(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -191,6 +191,7 @@ def test_open_cost_of_noised_trials_is_that_of_the_composed_event(
     assert epsilons[larger] > epsilon_pld(steps(plan, 1.0, 20), delta) + 0.1  # the SNR is not free
 
 
+@pytest.mark.ci
 def test_cost_of_one_noised_trial_is_its_own_epsilon(make_plan: Plan, private: tuple[str, str]) -> None:
     for given in (("--snr-noise-multiplier", "2"), (*HELD_OUT, "0.5")):
         plan = make_plan(*NOISED, *private, *given)
@@ -327,6 +328,7 @@ def private_sweep(
     return start
 
 
+@pytest.mark.ci
 def test_private_sweep_releases_noised_numbers_and_no_others(
     private_sweep: Callable[..., InPlace], tmp_path: Path
 ) -> None:

@@ -510,6 +510,7 @@ def charged(start: Callable[..., int], tmp_path: Path) -> Callable[..., int]:
     return run
 
 
+@pytest.mark.ci
 def test_ledger_reserves_every_trial_at_the_least_noise_before_the_first_one(
     ray: Ray, charged: Callable[..., int], tmp_path: Path
 ) -> None:

@@ -73,7 +73,9 @@ def _own(**changes: Any) -> InGroups:
     return InGroups(**given | changes)
 
 
-@pytest.mark.parametrize("defined_in", ["the script", "a module beside it"])
+@pytest.mark.parametrize(
+    "defined_in", [pytest.param("the script", marks=pytest.mark.ci), "a module beside it"]
+)
 def test_method_reaches_a_process_that_lacks_its_code(tmp_path: Path, defined_in: str) -> None:
     beside, packed, away = tmp_path / "beside", tmp_path / "packed", tmp_path / "unpack.py"
     beside.mkdir()

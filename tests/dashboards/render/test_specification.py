@@ -249,7 +249,13 @@ def test_panels_of_names_and_numbers_keep_their_words_apart(make_sweep):
     check_words_stay_apart(content)
 
 
-@pytest.mark.parametrize("question", ["group-size", "lora-layers", "convergence", "search"])
+@pytest.mark.parametrize(
+    "question",
+    [
+        "group-size",
+        *(pytest.param(q, marks=pytest.mark.ci) for q in ("lora-layers", "convergence", "search")),
+    ],
+)
 def test_specification_follows_the_schema_of_vega_lite(make_sweep, make_trials, question):
     """A misspelt property is ignored in silence by what draws."""
     asked = QUESTIONS[question]

@@ -266,6 +266,7 @@ def test_two_gaussians_at_sigma_cost_one_at_sigma_over_root_two() -> None:
     assert _fixed((2.0, 2.0)).epsilon(1e-5) == pytest.approx(one, rel=1e-9)
 
 
+@pytest.mark.ci
 def test_calibrated_fixed_size_meets_its_target_in_the_given_proportion() -> None:
     shares = (1.0, 1.0, 2.0)
     found = calibrate_fixed_size(

@@ -101,6 +101,7 @@ def test_reference_scores_need_labels() -> None:
     assert reference_scores(data, CONFIG, seed=0) == {}
 
 
+@pytest.mark.ci
 def test_reference_scores_of_pairs_are_of_labelled_images_alone() -> None:
     pairs = make_shape_pairs(30, seed=0, image_size=32)
     data = TrainingData(

@@ -313,6 +313,7 @@ def test_number_of_heads_must_divide_the_width() -> None:
         SeparateAttention(10, 3)
 
 
+@pytest.mark.ci
 def test_both_towers_of_clip_keep_their_outputs() -> None:
     ensure_torchvision_import()
     import open_clip

@@ -121,6 +121,7 @@ def test_repair_lets_other_errors_through(monkeypatch: pytest.MonkeyPatch, error
 # --- adapters ---
 
 
+@pytest.mark.ci
 def test_adapters_leave_the_outputs_as_they_were() -> None:
     plain, images = _open_clip_tower(), _images(3, *SMALL)
     assert torch.allclose(_tower()(images), plain(images), rtol=0, atol=1e-5)
@@ -339,6 +340,7 @@ def test_other_image_shapes_are_refused(shape: tuple[int, int, int], reason: str
 # --- ViT-B-32 itself ---
 
 
+@pytest.mark.ci
 def test_vit_b_32_trains_the_published_number_of_weights() -> None:
     encoder = build_encoder(NetworkConfig(name="vit_b_32_lora"), LARGE, seed=0)
     assert num_trainable(encoder.backbone) == 589_824

@@ -73,6 +73,7 @@ def test_scores_on_the_way_change_no_weight() -> None:
     assert losses[0] == losses[1]
 
 
+@pytest.mark.ci
 def test_seeded_resume_has_the_scores_of_the_uninterrupted_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
