@@ -170,6 +170,7 @@ def test_workers_compares_two_arrangements(
     assert row["time_ratio"] == pytest.approx(row["many_workers_seconds"] / row["one_worker_seconds"])
 
 
+@pytest.mark.ci
 def test_logit_dp_prints_both_tables(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -248,6 +249,7 @@ def test_our_step_is_exact(group_size: int) -> None:
     assert max(check.max_relative_error, check.max_parameter_error) < 1e-5
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("group_size", [2, 16])
 @pytest.mark.parametrize("num_augmentations", [0, 1])
 def test_our_step_of_pairs_is_exact(group_size: int, num_augmentations: int) -> None:

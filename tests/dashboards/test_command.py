@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dashboards.__main__ import main
 
 
@@ -32,6 +34,7 @@ def test_command_error_is_one_line_and_exit_code_2(tmp_path, capsys):
     assert error.count("\n") == 1
 
 
+@pytest.mark.ci
 def test_command_draws_a_question_by_name(tracking, tmp_path):
     arguments = ["--question", "privacy-budget", "--tracking-uri", tracking[0], "--output", str(tmp_path)]
     assert main(["figure", *arguments]) == 2  # the sweep has several group sizes

@@ -49,6 +49,7 @@ def test_own_loop_is_short_and_meets_its_target() -> None:
     assert 7.9 < float(epsilon) <= 8.0
 
 
+@pytest.mark.ci
 def test_accounting_prints_what_the_accountants_say() -> None:
     said = _run("accounting.py")
     assert "one training: ε = 3.065 at δ = 1.5e-06\nnoise on the sum: 1.94, sensitivity: 1\n" in said

@@ -186,6 +186,7 @@ def test_search_finds_nothing_where_nothing_is(tmp_path: Path) -> None:
 COUNT = 961473.125
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("noise_is_left_out", [False, True])
 def test_search_finds_private_scores_only_where_their_noise_is_left_out(
     noise_is_left_out: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -337,6 +337,7 @@ def test_statement_of_the_tuning_says_that_a_comparison_follows(done: Done) -> N
     assert "A comparison follows, of 6 trials more" in page
 
 
+@pytest.mark.ci
 def test_ledger_that_holds_the_tuning_alone_starts_nothing(
     ray: Ray, tuned: Tuned, tmp_path: Path, empty_database: Path
 ) -> None:

@@ -62,6 +62,7 @@ def planned(options: SweepOptions, points: list[Point]) -> SweepPlan:
 # Adapted layers
 
 
+@pytest.mark.ci
 def test_layers_of_a_plan_are_those_that_get_adapters() -> None:
     chosen = layers(*QUICK, "--layers", "K", "Q+V")
     found = {}
@@ -97,6 +98,7 @@ def test_layers_refuse_what_has_none(arguments: tuple[str, ...], words: str) -> 
 # Architectures
 
 
+@pytest.mark.ci
 def test_architectures_of_pairs_are_small_clip_models_unless_given() -> None:
     chosen = networks(*QUICK)
     plan = planned(chosen, architectures.points(chosen))

@@ -142,6 +142,7 @@ def test_private_data_have_no_scores_of_their_own(make_plan: Plan, private: str)
     assert any(note.startswith("No scores: give --evaluate-on a public data set") for note in plan.notes)
 
 
+@pytest.mark.ci
 def test_noise_of_scores_is_said_in_advance(make_plan: Plan, private: str) -> None:
     held_out = ("--evaluate-on", "digits", "--score-on-held-out", "0.2", "--score-noise-multiplier", "9")
     plan = make_plan(*QUICK, "--dataset", private, *held_out)
@@ -401,6 +402,7 @@ def test_fingerprint_changes_with_what_decides_the_results(
     assert fingerprint(*QUICK, *given) != fingerprint(*QUICK)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("option", WITH_OTHERS)
 def test_fingerprint_changes_with_options_that_need_others(
     option: str, fingerprint: Fingerprint, own: str
@@ -505,6 +507,7 @@ def test_cross_checks_are_of_the_steps_charged(make_plan: Plan) -> None:
     assert charged["epsilon_prv"] > planned["epsilon_prv"]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("noise", ["snr", pytest.param("score", marks=pytest.mark.ci)])
 def test_cross_checks_hold_the_noised_releases_or_are_left_out(
     noise: str, make_plan: Plan, private: str
@@ -528,6 +531,7 @@ def test_held_out_records_are_scored_and_not_trained_on(make_plan: Plan, private
     assert sorted([*data.train.ids, *data.scored.ids]) == sorted(whole.ids)
 
 
+@pytest.mark.ci
 def test_held_out_records_count_among_the_public_number(make_plan: Plan, private: str) -> None:
     given = (*QUICK, *SMALL, "--dataset", private, *HELD_OUT, "5")
     for more, total in (((), 90), (("--num-records-public", "93"), 93)):
@@ -553,6 +557,7 @@ def one_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "_fresh_slots", slots_for)
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("one_table")
 @pytest.mark.parametrize(
     ("unit", "name", "capacity"),

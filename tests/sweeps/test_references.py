@@ -82,6 +82,7 @@ def test_references_are_there_before_the_figure_is_drawn(run: Run, tmp_path: Pat
     assert drawn == [True]
 
 
+@pytest.mark.ci
 def test_references_are_left_out_where_asked(run: Run) -> None:
     assert run("--no-references") == {}
 

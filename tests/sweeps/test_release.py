@@ -157,6 +157,7 @@ def tuned(plan: SweepPlan) -> float:
     return plan.cost.tuned_epsilon
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("score_noise", "larger"), [("20", "training"), pytest.param("0.5", "scoring", marks=pytest.mark.ci)]
 )
@@ -217,6 +218,7 @@ def test_planned_cost_lists_all_that_is_charged(make_plan: Plan, private: tuple[
     assert planned["score_noise_multiplier"] == 20
 
 
+@pytest.mark.ci
 def test_first_steps_that_restarts_repeat_are_charged_with_their_release(
     make_plan: Plan, private: tuple[str, str]
 ) -> None:
@@ -244,6 +246,7 @@ def test_restart_that_may_repeat_the_first_step_raises_the_cost(
     assert both.tuned_epsilon > steps_alone.tuned_epsilon + 0.05  # type: ignore[operator]
 
 
+@pytest.mark.ci
 def test_scores_drawn_twice_raise_the_cost(make_plan: Plan, private: tuple[str, str]) -> None:
     plan = make_plan(*NOISED, *private, *HELD_OUT, "0.5")
     twice = cost_of(plan.release, plan.trials, {plan.trials[0].name: Charged(num_steps=10, num_scorings=2)})
@@ -347,6 +350,7 @@ def test_private_sweep_releases_noised_numbers_and_no_others(
     assert statement["cost"]["tuned_epsilon"] > max(logged["epsilon"])
 
 
+@pytest.mark.ci
 def test_private_sweep_with_a_ledger_is_charged_for_its_noised_numbers(
     private_sweep: Callable[..., InPlace], tmp_path: Path
 ) -> None:

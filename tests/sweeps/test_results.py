@@ -128,6 +128,7 @@ def test_results_are_kept_when_mlflow_fails_midway(
     assert len(sent(tmp_path)) == 1
 
 
+@pytest.mark.ci
 def test_results_that_were_kept_are_sent_by_resume_without_training(
     ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -139,6 +140,7 @@ def test_results_that_were_kept_are_sent_by_resume_without_training(
     assert sent(tmp_path) == ALL_SENT
 
 
+@pytest.mark.ci
 def test_results_are_sent_once_however_often_a_sweep_is_resumed(
     ray: Ray, sweep: Callable[..., int], tmp_path: Path
 ) -> None:
@@ -146,6 +148,7 @@ def test_results_are_sent_once_however_often_a_sweep_is_resumed(
     assert sent(tmp_path) == ALL_SENT
 
 
+@pytest.mark.ci
 def test_results_of_a_short_failure_are_sent_at_the_end(
     ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -182,6 +185,7 @@ def test_failure_before_the_first_trial_leaves_no_sweep(
     assert not (tmp_path / "sweeps").exists()
 
 
+@pytest.mark.ci
 def test_failure_before_a_resume_loses_nothing(
     ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -193,6 +197,7 @@ def test_failure_before_a_resume_loses_nothing(
     assert kept(tmp_path) == before
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("method", ["finish_sweep", "log_artifact"])
 def test_failure_at_the_end_loses_nothing(
     method: str, ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -207,6 +212,7 @@ def test_failure_at_the_end_loses_nothing(
     assert sent(tmp_path) == ALL_SENT
 
 
+@pytest.mark.ci
 def test_figure_that_cannot_be_drawn_loses_nothing(
     ray: Ray, sweep: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -255,6 +261,7 @@ def test_resume_of_another_configuration_trains_nothing(ray: Ray, sweep: Callabl
     assert ray.trained == []
 
 
+@pytest.mark.ci
 def test_resume_may_change_performance(ray: Ray, sweep: Callable[..., int]) -> None:
     sweep()
     assert sweep("--resume", "--max-views-per-microbatch", "64", "--max-concurrent-trials", "1") == 0
@@ -311,6 +318,7 @@ def test_resume_of_a_trial_with_another_noise_is_refused(
         sweep("--no-non-private", "--noise-multiplier", "2")
 
 
+@pytest.mark.ci
 def test_statement_of_a_sweep_names_the_ledgers_head(
     ray: Ray, sweep: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

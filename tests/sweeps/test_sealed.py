@@ -179,6 +179,7 @@ def seen_from_outside(root: Path) -> list[Any]:
     return [times, folder.stat().st_mtime_ns, len(published(root))]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("mode", [(), ("--release", "sealed-threshold", "--min-score", "0.7")])
 def test_moment_of_publication_depends_on_neither_the_number_nor_the_length_of_trials(
     mode: tuple[str, ...],
@@ -425,6 +426,7 @@ def test_first_trial_above_the_threshold_is_chosen(planned: SweepPlan) -> None:
     assert chosen(planned, [0.4, 0.4, None], min_score=0.5) is None
 
 
+@pytest.mark.ci
 def test_curve_for_the_ledger_meets_the_published_bound(make_plan: Callable[..., SweepPlan]) -> None:
     """Converted at its best order, the curve is the Papernot-Steinke ε of the statement."""
     import math

@@ -57,6 +57,7 @@ def test_secret_audit_of_the_step_trains_on_private_records() -> None:
     assert result.noise_as_claimed
 
 
+@pytest.mark.ci
 def test_command_prints_every_row(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["--only", "empty-steps", "--runs", "400", "--seed", "1", "--json"])
     rows = json.loads(capsys.readouterr().out)

@@ -132,6 +132,7 @@ def test_repeated_images_count_once(tmp_path: Path) -> None:
     assert [len(part) for part in _members_and_others(options)] == [40, 110]
 
 
+@pytest.mark.ci
 def test_command_attacks_all_three_encoders(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--num-steps", "2", "--num-views", "2", "--json"]) == 0
     attacks = json.loads(capsys.readouterr().out)["attacks"]

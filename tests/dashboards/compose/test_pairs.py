@@ -112,6 +112,7 @@ def test_pairs_on_the_way_have_panels_of_recall_at_ten_alone(store):
     np.testing.assert_allclose(curve.mean, [100 * (value + 0.01) for value in STEPS.values()])
 
 
+@pytest.mark.ci
 def test_files_of_pairs_are_drawn_from_mlflow_alone(store, tmp_path):
     paths = draw("group-size", store, "pairs", tmp_path)
     assert all(path.stat().st_size > 0 for path in paths)

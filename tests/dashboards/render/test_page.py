@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
+
 from dashboards.compose.figure import content_of
 from dashboards.figures import write_figure
 from dashboards.render.page import page_of
@@ -12,6 +14,7 @@ from dashboards.render.specification import page_specification
 from tests.dashboards.conftest import TUNING_COST, by_hand
 
 
+@pytest.mark.ci
 def test_html_contains_numbers_notes_and_needs_no_network(make_trials, tmp_path):
     trials = make_trials()
     *_, page = write_figure(trials, tmp_path, "group-size")

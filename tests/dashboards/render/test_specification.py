@@ -130,6 +130,7 @@ def test_figure_of_one_repeat_has_no_error_bars_and_says_so(make_trials):
     assert "One repeat: no error bars" in said(content)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "shape",
     [

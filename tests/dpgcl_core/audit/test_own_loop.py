@@ -77,6 +77,7 @@ def test_step_of_ones_own_loop_keeps_its_claim(runs: int) -> None:
     assert _audited(runs).as_expected
 
 
+@pytest.mark.ci
 def test_step_of_ones_own_loop_without_noise_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     right = GaussianNoise.draw
     monkeypatch.setattr(GaussianNoise, "draw", lambda self, *given: 0.0 * right(self, *given))

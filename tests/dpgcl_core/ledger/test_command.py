@@ -254,6 +254,7 @@ def test_refusal_after_a_loss_tells_to_raise_the_cap(url: str, put_back: Path) -
         Ledger.open(url).would_admit("scans", [training])
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("unbuffered", ["", pytest.param("1", marks=pytest.mark.ci)])
 def test_output_that_nobody_reads_is_no_traceback(url: str, unbuffered: str) -> None:
     shown = [sys.executable, "-m", "dpgcl_core.ledger", "show", "--ledger", url, "--no-pld"]

@@ -226,6 +226,7 @@ def test_kill_at_any_point_leaves_the_charge_at_least_as_large_as_the_spend(
     ledger.verify()
 
 
+@pytest.mark.ci
 def test_kill_at_a_random_moment_leaves_the_charge_at_least_as_large_as_the_spend(
     sqlite_ledger: Ledger, tmp_path: Path
 ) -> None:

@@ -176,6 +176,7 @@ def test_probes_obey_the_cap_on_queries() -> None:
     assert {metrics[name] for name in SCORES} <= {0.0, 1.0}
 
 
+@pytest.mark.ci
 def test_probes_change_nothing_of_the_training() -> None:
     config = make_config(num_steps=2, seeded_non_private=True)
     with_probes, without = train(config, _data()), train(config, make_data())
@@ -183,6 +184,7 @@ def test_probes_change_nothing_of_the_training() -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.ci
 def test_probes_are_not_scored_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     data, scored = _data(), []
 

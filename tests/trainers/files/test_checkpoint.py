@@ -86,6 +86,7 @@ def test_checkpoint_holds_no_random_state(tmp_path: Path) -> None:
     assert set(saved) == {"step", "model", "optimizer", "average", "basis", "series", "final"}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("crash_step", "repeated"), [(0, 2), (1, 2), (3, 2), (5, 2)])
 def test_restart_is_charged_for_every_step_it_may_repeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash_step: int, repeated: int
@@ -121,6 +122,7 @@ def test_charge_follows_the_crashed_attempts_own_checkpoint_interval(
     assert metrics["num_steps_charged"] >= 5 + 6
 
 
+@pytest.mark.ci
 def test_two_crashes_after_one_checkpoint_are_both_charged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +174,7 @@ def test_lost_checkpoint_is_charged_and_visible(tmp_path: Path, monkeypatch: pyt
     assert metrics["num_steps_charged"] >= 5 + 6
 
 
+@pytest.mark.ci
 def test_finished_training_is_not_trained_again(tmp_path: Path) -> None:
     first = train(make_config(), make_data(), checkpoints=_folder(tmp_path))
     second = train(make_config(), make_data(), checkpoints=_folder(tmp_path))
@@ -281,6 +284,7 @@ def _step_without_gradients(run) -> None:  # type: ignore[no-untyped-def]
     loop._draw_groups(run)
 
 
+@pytest.mark.ci
 def test_kill_at_any_place_leaves_no_draw_uncounted(tmp_path: Path, journal: _Journal) -> None:
     """At each place between count, draw and checkpoint; then again at each place of the resumed training."""
     whole = journal.train(tmp_path / "whole")

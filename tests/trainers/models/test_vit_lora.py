@@ -127,6 +127,7 @@ def test_adapters_leave_the_outputs_as_they_were() -> None:
     assert torch.allclose(_tower()(images), plain(images), rtol=0, atol=1e-5)
 
 
+@pytest.mark.ci
 def test_adapters_alone_train() -> None:
     trainable = {name for name, p in _tower().named_parameters() if p.requires_grad}
     assert trainable == {

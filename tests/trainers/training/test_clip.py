@@ -120,6 +120,7 @@ def test_packed_views_are_read_back_exactly(views: int) -> None:
     assert torch.equal(seen[1], tokens)
 
 
+@pytest.mark.ci
 def test_packed_views_hold_every_token_of_clip() -> None:
     spec = find_clip(ClipConfig(model="ViT-B-32"))
     encoder = SimpleNamespace(spec=spec, view_size=3 * 224 * 224)

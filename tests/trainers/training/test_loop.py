@@ -94,6 +94,7 @@ def test_microbatch_size_changes_nothing() -> None:
         assert float((other - results[0]).norm() / results[0].norm()) < 1e-5
 
 
+@pytest.mark.ci
 def test_prefetched_views_change_no_bit() -> None:
     results = []
     for prefetch in (False, True):

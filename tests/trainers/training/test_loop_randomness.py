@@ -67,6 +67,7 @@ def _noised() -> tuple[TrainingConfig, TrainingData]:
     return make_config(evaluation=evaluation, num_steps=2, num_records_public=42), data
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("private", "asked", "source", "num_summed"),
     [

@@ -81,6 +81,7 @@ def test_one_group_goes_through_however_little_memory_there_is(monkeypatch: pyte
     assert train(config, make_data()).metrics["num_steps_done"] == 6
 
 
+@pytest.mark.ci
 def test_microbatch_that_is_chosen_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for num_bytes in (0, 2**21, 2**40):

@@ -267,6 +267,7 @@ def test_step_is_taken_at_its_own_learning_rate(name: str) -> None:
     assert torch.allclose(moved[0], 2 * moved[1], rtol=1e-4)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_training_follows_the_schedule(name: str) -> None:
     optimizer = OptimizerConfig(name=name, warmup_steps=2, learning_rate_decay="linear")
@@ -277,6 +278,7 @@ def test_training_follows_the_schedule(name: str) -> None:
         assert run.optimizer.param_groups[0]["lr"] == learning_rate_at(optimizer, step, 6)
 
 
+@pytest.mark.ci
 def test_seeded_resume_continues_the_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = OptimizerConfig(warmup_steps=3, learning_rate_decay="cosine")
     config = {"seeded_non_private": True, "optimizer": optimizer}

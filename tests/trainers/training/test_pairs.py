@@ -208,6 +208,7 @@ def test_per_tower_clipping_gives_each_tower_its_share(per_tower: bool) -> None:
 # --- trainings ---
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("method", OF_PAIRS)
 def test_every_method_for_pairs_trains(method: str) -> None:
     changes: dict[str, Any] = {"method": method}
@@ -236,6 +237,7 @@ def test_learned_temperature_moves_and_stays_within_its_public_bounds() -> None:
     assert scale != pytest.approx(-math.log(config.temperature), abs=1e-6)
 
 
+@pytest.mark.ci
 def test_resumed_training_of_pairs_is_the_uninterrupted_one(tmp_path: Path) -> None:
     config = config_of(seeded_non_private=True)
     whole = train(config, data_of(pairs())).encoder.state_dict()

@@ -226,6 +226,7 @@ def test_public_pairs_are_embedded_as_image_and_caption(draws: int) -> None:
     loop._step(run)
 
 
+@pytest.mark.ci
 def test_training_with_public_negatives_resumes_where_it_would_have_been(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -85,6 +85,7 @@ def test_a_start_has_learned_what_its_loss_asks_for() -> None:
     assert _loss(pretrained(recipe)) < _loss(_untrained()) - 0.15
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("network", "channels"), [("tiny_cnn", 1), ("small_cnn", 3), ("wide_cnn", 1), ("resnet18", 3)]
 )

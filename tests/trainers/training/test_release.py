@@ -225,6 +225,7 @@ def test_noised_scores_are_drawn_once_whatever_the_restarts(tmp_path: Path) -> N
         assert first[name] == second[name]
 
 
+@pytest.mark.ci
 def test_scores_drawn_again_after_a_lost_checkpoint_are_charged_again(tmp_path: Path) -> None:
     config, data = _config(), _data()
     found = []

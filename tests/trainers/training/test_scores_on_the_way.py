@@ -35,6 +35,7 @@ def _trained(every: int) -> TrainingResult:
     return train(_config(every, seeded_non_private=True), make_data())
 
 
+@pytest.mark.ci
 def test_scores_are_taken_before_training_and_every_so_many_steps() -> None:
     series = _trained(2).series
     for name in DURING:
@@ -68,6 +69,7 @@ def test_scores_on_the_way_of_private_records_need_public_evaluation(evaluation_
     assert set(series) == (set(DURING) if evaluation_is_public else set())
 
 
+@pytest.mark.ci
 def test_scores_on_the_way_change_no_weight() -> None:
     losses = [_trained(every).series["train_loss"] for every in (0, 1)]
     assert losses[0] == losses[1]

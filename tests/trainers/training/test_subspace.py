@@ -174,6 +174,7 @@ def test_subspace_is_renewed_on_its_schedule(
     assert steps == renewed
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("every", [1, 4])
 def test_training_in_a_subspace_resumes_where_it_would_have_been(
     every: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -222,6 +222,7 @@ def test_plan_refuses_weights_that_do_not_fit(public: Path) -> None:
         support.plan(*SMALL, "--network", "small_cnn", "--warm-start", str(public))
 
 
+@pytest.mark.ci
 def test_checkpoint_wins_over_the_warm_start(
     public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

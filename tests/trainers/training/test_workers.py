@@ -50,6 +50,7 @@ def _train_and_save(rank: int, folder: Path, group_size: object) -> None:
     )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("count", "group_size"), [(2, 4), (4, 4), (2, "batch")])
 def test_workers_have_the_law_of_one(count: int, group_size: object, tmp_path: Path) -> None:
     """With the same draws (seeded, labelled non-private) W workers end where one does: one sample, one
