@@ -61,6 +61,7 @@ from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.sources import Draws, DrawSource
 from dpgcl_core.sampling.stage import DrawnGroups, GroupStage
 from trainers.config.training import (
+    AnyNetworkConfig,
     EvaluationConfig,
     NetworkConfig,
     OptimizerConfig,
@@ -70,7 +71,6 @@ from trainers.config.training import (
 from trainers.data.dataset import AnyRecords, TrainingData
 from trainers.data.records import Records
 from trainers.models.encoder import ImageShape
-from trainers.models.precision import AnyNetworkConfig
 from trainers.tasks.task import Task, register
 from trainers.training.loop import train
 from trainers.training.workers import DistributedWorkers, SingleWorker, Workers

@@ -141,7 +141,9 @@ class Method:
       takes_public_keys: whether embeddings of public records have a place in the loss of a group, and the
         sensitivity holds with them.
       needs_cap: whether the sensitivity needs a public cap on the batch.
-      takes_group_size: whether S has a meaning; otherwise the batch is one group.
+      takes_group_size: whether S has a meaning; otherwise the batch is one group, or each record is.
+      one_record_groups: whether each record is a group of its own, S = 1 whatever is asked for.
+      task: the only task whose objective it is for (`trainers.tasks`); empty for any that fits.
       plain_event: whether a step is the Poisson-subsampled Gaussian of (q, σ) for adding or removing one
         record and nothing more, as ledger, sealed sweeps and noised releases take for granted.
       trains: whether there are steps at all.
@@ -166,6 +168,8 @@ class Method:
     takes_public_keys: bool = False
     needs_cap: bool = False
     takes_group_size: bool = True
+    one_record_groups: bool = False
+    task: str = ""
     plain_event: bool = True
     trains: bool = True
     small_batches: bool = False
@@ -205,6 +209,8 @@ class Method:
     @property
     def grouping(self) -> str:
         """How the sample becomes groups, for the statement."""
+        if self.one_record_groups:
+            return "each record is a group of its own"
         if self.samplings[0] == GROUPS:
             return (
                 "records stand at random in N slots, which are cut into blocks of S; a sampled block is a "

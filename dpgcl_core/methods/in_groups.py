@@ -35,10 +35,11 @@ class ClippedGroups(Method):
     proof: str = field(init=False)
 
     def __post_init__(self) -> None:
-        of_groups = self.samplings[0] == GROUPS
+        of_groups = self.samplings[0] == GROUPS or self.one_record_groups
         of_records = "2C (C for groups of one)" if self.takes_group_size else "2C"
         object.__setattr__(self, "sensitivity_formula", "C" if of_groups else of_records)
-        object.__setattr__(self, "proof", f"dpgcl_core/sampling/{'slots' if of_groups else 'groups'}.py")
+        where = "slots" if self.samplings[0] == GROUPS else "groups"
+        object.__setattr__(self, "proof", f"dpgcl_core/sampling/{where}.py")
 
     def check(self, numbers: PublicNumbers) -> None:
         super().check(numbers)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 from dpgcl_core.errors import ConfigError, unknown_choice
 from trainers.config.tree import option
@@ -91,7 +91,8 @@ class AnyNetwork:
 
     name: str = field(default="small_cnn", metadata=option("network"))
     """tiny_cnn, small_cnn, wide_cnn, resnet18, or package.module:factory for your own; of pairs a CLIP
-    model: clip-tiny, open_clip's name (ViT-B-32), or a file with open_clip's configuration."""
+    model: clip-tiny, open_clip's name (ViT-B-32), or a file with open_clip's configuration; of dp_mae
+    mae-toy, mae-nano, mae-tiny, mae-small, mae-base or mae-large."""
     precision: str = "float32"
     """Of the network: float32, bfloat16 or float16; norms, clipping and noise are never less than float32."""
     loss_scale: float = 1024.0
@@ -121,7 +122,34 @@ class ImageNetwork(AnyNetwork):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClipNetwork(AnyNetwork):
+class TransformerNetwork(AnyNetwork):
+    """What the transformers of this package have besides."""
+
+    gradient_checkpointing: bool = False
+    """Transformers: recompute activations; groups are then taken one at a time, in less memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedNetwork(TransformerNetwork):
+    """What a masked auto-encoder has besides."""
+
+    patch_size: int | None = None
+    """Auto-encoder: side of a patch in pixels, which divides the image; 4, or 16 from mae-nano on, unless
+    given."""
+    mask_ratio: float = 0.75
+    """Auto-encoder: the share of an image's patches that is hidden, and rebuilt from the others."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.patch_size is None or self.patch_size >= 1,
+            f"patch_size must be at least 1 pixel; got {self.patch_size}",
+        )
+        require(0 < self.mask_ratio < 1, f"mask_ratio must be in (0, 1); got {self.mask_ratio}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipNetwork(TransformerNetwork):
     """What a CLIP model has besides, and which of its weights train."""
 
     pretrained: str = "random"
@@ -136,8 +164,6 @@ class ClipNetwork(AnyNetwork):
     """CLIP: towers with adapters: image, text."""
     learn_temperature: bool = False
     """CLIP: train the temperature, too, inside the group norm."""
-    gradient_checkpointing: bool = False
-    """CLIP: recompute activations; groups are then taken one at a time, in less memory."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -145,7 +171,7 @@ class ClipNetwork(AnyNetwork):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkOptions(ImageNetwork, ClipNetwork):
+class NetworkOptions(ImageNetwork, MaskedNetwork, ClipNetwork):
     """The network, and the weights that it starts from."""
 
     warm_start: Path | None = None
@@ -212,6 +238,22 @@ class ClipNetworkConfig(ClipNetwork):
     is_foreign: ClassVar[bool] = False
     predictor: ClassVar[bool] = False
     task: ClassVar[str] = "pairs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedNetworkConfig(MaskedNetwork):
+    """A masked auto-encoder: a transformer of visible patches, and one that rebuilds the others (stage 5)."""
+
+    name: str = "mae-toy"
+    mixes_no_records: ClassVar[bool] = False
+    is_foreign: ClassVar[bool] = False
+    predictor: ClassVar[bool] = False
+    learn_temperature: ClassVar[bool] = False
+    task: ClassVar[str] = "masked-images"
+
+
+AnyNetworkConfig: TypeAlias = NetworkConfig | ClipNetworkConfig | MaskedNetworkConfig
+"""The network of one training."""
 
 
 @dataclass(frozen=True, kw_only=True)

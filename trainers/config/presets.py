@@ -9,6 +9,7 @@ from dpgcl_core.errors import ConfigError, unknown_choice
 from trainers.config.settings import MechanismOptions, TrainingOptions
 from trainers.config.training import (
     EvaluationConfig,
+    MaskedNetworkConfig,
     NetworkOptions,
     ObjectiveConfig,
     OptimizerConfig,
@@ -56,6 +57,9 @@ PAPER_PAIRS = changed(
     l2_clip_norm=0.01,
     flip_prob=0.0,
 )
+
+OWN_NETWORKS = {MaskedNetworkConfig.task: MaskedNetworkConfig().name}
+"""The network that a task trains unless another is given, where no setting's network fits."""
 
 SETTINGS: dict[str, TrainingOptions] = {
     "cpu": CPU,

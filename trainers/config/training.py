@@ -27,7 +27,9 @@ from dpgcl_core.release import noised_counts
 from dpgcl_core.sampling.groups import BATCH
 from trainers.config.networks import (
     PRECISIONS,
+    AnyNetworkConfig,
     ClipNetworkConfig,
+    MaskedNetworkConfig,
     NetworkConfig,
     NetworkOptions,
     TextViewConfig,
@@ -42,8 +44,10 @@ TOWERS = ClippingParts(prefixes=("clip.visual.",))
 
 __all__ = [
     "PRECISIONS",
+    "AnyNetworkConfig",
     "ClipNetworkConfig",
     "EvaluationConfig",
+    "MaskedNetworkConfig",
     "NetworkConfig",
     "NetworkOptions",
     "ObjectiveConfig",
@@ -278,7 +282,7 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
 
     mechanism: Mechanism
     views: ViewConfig = field(default_factory=ViewConfig)
-    network: NetworkConfig | ClipNetworkConfig = field(default_factory=NetworkConfig)
+    network: AnyNetworkConfig = field(default_factory=NetworkConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     public: PublicRecordsConfig = field(default_factory=PublicRecordsConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

@@ -55,10 +55,11 @@ from trainers.embed.pairs import (
 from trainers.evaluation.features import embed_features
 from trainers.evaluation.linear_probe import Features
 from trainers.evaluation.pairs import PAIRS_AT_ONCE
-from trainers.export.description import CLIP, IMAGE_ENCODER, ModelDescription, read_description
+from trainers.export.description import CLIP, ModelDescription, read_description
 from trainers.export.folder import load_clip, load_encoder
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.models.encoder import NORM_FLOOR, Encoder, ImageShape, device_named, to_fast_layout
+from trainers.models.masked import MaskedAutoEncoder
 
 BACKBONE, PROJECTION = "backbone", "projection"
 _IMAGES_AT_ONCE = 512
@@ -118,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         image=options.csv_img_key, caption=options.csv_caption_key, separator=options.csv_separator
     )
     description = read_description(options.model)
-    run = {IMAGE_ENCODER: _images_alone, CLIP: _both_towers}[description.kind]
+    run = _both_towers if description.kind == CLIP else _images_alone
     run(options, description, pairs)
     print(f"the model: {description.promise}")
     print(f"note: {NOTE}")
@@ -303,7 +304,7 @@ def _parquet_ids(path: Path) -> list[Any] | None:
 
 
 def embed_images(
-    encoder: Encoder,
+    encoder: Encoder | MaskedAutoEncoder,
     images: NDArray[np.uint8],
     *,
     features: str = BACKBONE,
@@ -318,12 +319,21 @@ def embed_images(
       features: `backbone`, the features; or `projection`, the unit embeddings of the projection head.
       batch_size: images passed at once; changes nothing beyond rounding.
       device: where to compute.
+
+    Raises:
+      ConfigError: the projection of a network without one.
     """
     device = torch.device(device)
-    to_fast_layout(encoder, device, images.shape[1:])
+    if isinstance(encoder, Encoder):
+        to_fast_layout(encoder, device, images.shape[1:])
+    encoder.to(device)
     found = embed_features(encoder, images, batch_size=batch_size, device=device)
     if features == BACKBONE:
         return found
+    if not isinstance(encoder, Encoder):
+        raise ConfigError(
+            f"a masked auto-encoder has no projection head: leave --features out; got {features}"
+        )
     rows = [np.zeros((0, encoder.embedding_dim), dtype=np.float32)]
     with torch.no_grad():
         for start in range(0, len(found), batch_size):

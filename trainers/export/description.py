@@ -19,9 +19,9 @@ from trainers.models.clip.published import WEIGHTS_FILE, Colours
 from trainers.models.encoder import ImageShape
 from trainers.views.images import PIXEL_MEAN, PIXEL_STD
 
-IMAGE_ENCODER, CLIP = "image_encoder", "clip"
+IMAGE_ENCODER, CLIP, MASKED = "image_encoder", "clip", "masked_auto_encoder"
 """Kinds of models: see `trainers.export.kinds`."""
-WEIGHTS_FILES = {IMAGE_ENCODER: "model.safetensors", CLIP: WEIGHTS_FILE}
+WEIGHTS_FILES = {IMAGE_ENCODER: "model.safetensors", CLIP: WEIGHTS_FILE, MASKED: "model.safetensors"}
 """The file with the weights, by kind of model."""
 FORMAT = 1
 DESCRIPTION, WEIGHTS = "model.json", WEIGHTS_FILES[IMAGE_ENCODER]
@@ -63,6 +63,19 @@ class ClipDescription:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MaskedDescription:
+    """What `model.json` says of a masked auto-encoder besides.
+
+    Attributes:
+      patch_size: side of a patch in pixels.
+      mask_ratio: the share of an image's patches that was hidden.
+    """
+
+    patch_size: int
+    mask_ratio: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelDescription:
     """What `model.json` says.
 
@@ -74,6 +87,7 @@ class ModelDescription:
       pixel_mean, pixel_std: pixels in [0, 1] are normalised by (pixel − mean) / std; None of a CLIP model,
         whose are per colour.
       clip: of a CLIP model; None of others.
+      masked: of a masked auto-encoder; None of others.
       sha256: of the weights' file.
       sweep, trial: where it comes from; a sealed sweep's model has no trial.
       chosen: how it was chosen, in words.
@@ -101,6 +115,7 @@ class ModelDescription:
     pixel_mean: float | None = PIXEL_MEAN
     pixel_std: float | None = PIXEL_STD
     clip: ClipDescription | None = None
+    masked: MaskedDescription | None = None
     sha256: str = ""
     sweep: str
     trial: str | None
@@ -159,7 +174,9 @@ def read_description(folder: Path) -> ModelDescription:
         raise StorageError(unknown_choice(f"kind of model in {path}", str(values.get("kind")), WEIGHTS_FILES))
     try:
         clip = _clip_description(values["clip"]) if values["kind"] == CLIP else None
-        found = ModelDescription(**values | {"image_shape": tuple(values["image_shape"]), "clip": clip})
+        masked = MaskedDescription(**values["masked"]) if values["kind"] == MASKED else None
+        of_kinds = {"clip": clip, "masked": masked}
+        found = ModelDescription(**values | {"image_shape": tuple(values["image_shape"])} | of_kinds)
     except (TypeError, KeyError, ValueError) as error:
         raise StorageError(f"{path} is damaged; export the model again") from error
     if clip is None and (found.pixel_mean, found.pixel_std) != (PIXEL_MEAN, PIXEL_STD):

@@ -31,9 +31,10 @@ from torch import Tensor
 
 from dpgcl_core.errors import ConfigError, StorageError
 from trainers.export.description import ModelDescription, read_description, write_description
-from trainers.export.kinds import CLIP_MODELS, IMAGE_ENCODERS, KINDS
+from trainers.export.kinds import CLIP_MODELS, KINDS
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.models.encoder import Encoder
+from trainers.models.masked import MaskedAutoEncoder
 
 STATEMENT = "privacy_statement"
 
@@ -90,8 +91,10 @@ def _as_json(values: Mapping[str, Any]) -> str:
     return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
 
 
-def load_encoder(folder: Path, *, own_network: str | None = None) -> tuple[Encoder, ModelDescription]:
-    """Return an exported image encoder on the CPU, in evaluation mode, and what it is.
+def load_encoder(
+    folder: Path, *, own_network: str | None = None
+) -> tuple[Encoder | MaskedAutoEncoder, ModelDescription]:
+    """Return an exported encoder of images on the CPU, in evaluation mode, and what it is.
 
     Args:
       folder: as `python -m trainers.export` wrote it.
@@ -104,12 +107,12 @@ def load_encoder(folder: Path, *, own_network: str | None = None) -> tuple[Encod
         cannot be built.
     """
     description = read_description(folder)
-    if description.kind != IMAGE_ENCODERS.name:
+    if description.kind == CLIP_MODELS.name:
         raise ConfigError(
             f"the model in {folder} must be an encoder of images; got a CLIP model, which "
             "trainers.export.folder.load_clip loads"
         )
-    return IMAGE_ENCODERS.open(folder, description, own_network=own_network), description
+    return KINDS[description.kind].open(folder, description, own_network=own_network), description
 
 
 def load_clip(folder: Path) -> tuple[ImageTextEncoder, ModelDescription]:

@@ -15,12 +15,14 @@ from typing import Any, ClassVar, Generic, TypeVar
 from torch import Tensor, nn
 
 from dpgcl_core.errors import ConfigError, StorageError
-from trainers.config.training import ClipNetworkConfig, NetworkConfig
+from trainers.config.training import ClipNetworkConfig, MaskedNetworkConfig, NetworkConfig
 from trainers.export.description import (
     CLIP,
     IMAGE_ENCODER,
+    MASKED,
     WEIGHTS_FILES,
     ClipDescription,
+    MaskedDescription,
     ModelDescription,
     read_model_weights,
 )
@@ -35,6 +37,7 @@ from trainers.models.clip.files import (
 )
 from trainers.models.clip.published import ClipSpec, build_clip
 from trainers.models.encoder import NETWORKS, Encoder, build_encoder
+from trainers.models.masked import MaskedAutoEncoder, build_masked
 
 ADAPTER = "adapter"
 """Folder of a CLIP model's adapters, beside its weights."""
@@ -184,14 +187,55 @@ class ClipKind(ModelKind[ImageTextEncoder]):
         ]
 
 
+class MaskedKind(ModelKind[MaskedAutoEncoder]):
+    """A masked auto-encoder with its decoder, so that another training can start from it."""
+
+    name: ClassVar[str] = MASKED
+
+    def describe(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        channels, height, width = params["image_shape"]
+        shape = channels, height, width
+        config = MaskedNetworkConfig(
+            name=params["network_name"], patch_size=params["patch_size"], mask_ratio=params["mask_ratio"]
+        )
+        network = build_masked(config, shape, seed=0)
+        about = MaskedDescription(patch_size=network.patch_size, mask_ratio=config.mask_ratio)
+        return {
+            "kind": self.name,
+            "embedding_dim": network.feature_dim,
+            "image_shape": shape,
+            "masked": about,
+        }
+
+    def write_weights(
+        self, folder: Path, description: ModelDescription, state: Mapping[str, Tensor], note: str
+    ) -> ModelDescription:
+        sha256 = write_weights(folder / WEIGHTS_FILES[self.name], state, note=note)
+        return dataclasses.replace(description, sha256=sha256)
+
+    def open(
+        self, folder: Path, description: ModelDescription, *, own_network: str | None = None
+    ) -> MaskedAutoEncoder:
+        assert description.masked is not None  # `read_description` sees to it
+        config = MaskedNetworkConfig(name=description.network, **dataclasses.asdict(description.masked))
+        network = build_masked(config, description.image_shape, seed=0)
+        _load(network, folder, description)
+        return network.eval()
+
+    def usage(self, folder: Path, description: ModelDescription) -> list[str]:
+        return IMAGE_ENCODERS.usage(folder, description)
+
+
 AnyKind = ModelKind[Any]
-IMAGE_ENCODERS, CLIP_MODELS = ImageEncoderKind(), ClipKind()
-KINDS: Mapping[str, AnyKind] = {kind.name: kind for kind in (IMAGE_ENCODERS, CLIP_MODELS)}
+IMAGE_ENCODERS, CLIP_MODELS, MASKED_ENCODERS = ImageEncoderKind(), ClipKind(), MaskedKind()
+KINDS: Mapping[str, AnyKind] = {kind.name: kind for kind in (IMAGE_ENCODERS, CLIP_MODELS, MASKED_ENCODERS)}
 """All kinds by name."""
 
 
 def kind_of(params: Mapping[str, Any]) -> AnyKind:
     """Return the kind of model that a trial with these params has trained."""
+    if "mask_ratio" in params:
+        return MASKED_ENCODERS
     return CLIP_MODELS if "lora_rank" in params else IMAGE_ENCODERS
 
 

@@ -6,5 +6,6 @@ from typing import TypeAlias
 
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.models.encoder import Encoder
+from trainers.models.masked import MaskedAutoEncoder
 
-AnyEncoder: TypeAlias = Encoder | ImageTextEncoder
+AnyEncoder: TypeAlias = Encoder | ImageTextEncoder | MaskedAutoEncoder

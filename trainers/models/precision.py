@@ -14,9 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainers.config.training import ClipNetworkConfig, NetworkConfig
-
-AnyNetworkConfig = NetworkConfig | ClipNetworkConfig
+from trainers.config.training import AnyNetworkConfig
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 

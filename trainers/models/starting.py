@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpgcl_core.errors import ConfigError
 from trainers.config.networks import WarmStart
@@ -39,13 +39,22 @@ def load_given(encoder: Encoder, start: WarmStart, tensors: Mapping[str, Tensor]
     fresh = (_PREDICTOR,) if start.embedding_dim == encoder.embedding_dim else (_PREDICTOR, _HEAD)
     given = {name: value for name, value in given.items() if not name.startswith(fresh)}
     given |= {name: value for name, value in own.items() if name.startswith(fresh)}
-    difference = misfits(given, own)
+    load_whole(encoder, start, given)
+
+
+def load_whole(network: nn.Module, start: WarmStart, tensors: Mapping[str, Tensor]) -> None:
+    """Give a network all tensors of a warm start.
+
+    Raises:
+      ConfigError: they are those of another network, or not finite.
+    """
+    difference = misfits(tensors, network.state_dict())
     if difference is not None:
         raise ConfigError(
             f"the warm start must be of the same network, and {start.path} is not: {difference}; give the "
             "--network and image size that it was made with"
         )
-    for name, value in given.items():
+    for name, value in tensors.items():
         if not torch.isfinite(value).all():
             raise ConfigError(f"a warm start must be finite, and {name} in {start.path} is not; give another")
-    encoder.load_state_dict(given)
+    network.load_state_dict(dict(tensors))

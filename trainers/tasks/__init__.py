@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from trainers.tasks.images import IMAGES
+from trainers.tasks.masked_images import MASKED_IMAGES
 from trainers.tasks.pairs import PAIRS
 from trainers.tasks.task import register
 
-for _task in (IMAGES, PAIRS):
+for _task in (IMAGES, PAIRS, MASKED_IMAGES):
     register(_task)

@@ -10,9 +10,8 @@ import torch
 from dpgcl_core.clipping.types import Embed, GroupInputs
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.objective import EmbeddingObjective
-from trainers.config.training import TrainingConfig
+from trainers.config.training import AnyNetworkConfig, TrainingConfig
 from trainers.data.dataset import AnyRecords
-from trainers.models.precision import AnyNetworkConfig
 from trainers.tasks.task import NetworkT, Task
 
 

@@ -16,14 +16,20 @@ from dpgcl_core.clipping.types import Embed, Objective
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from dpgcl_core.losses.objective import EmbeddingObjective
-from trainers.config.training import EvaluationConfig, NetworkConfig, TrainingConfig, ViewConfig
+from trainers.config.training import (
+    AnyNetworkConfig,
+    EvaluationConfig,
+    NetworkConfig,
+    TrainingConfig,
+    ViewConfig,
+)
 from trainers.data.dataset import AnyRecords
 from trainers.data.pairs import ImageTextRecords
 from trainers.data.records import Records
 from trainers.evaluation import features
 from trainers.evaluation.readout import check_readout
 from trainers.models.encoder import Encoder, ImageShape, build_encoder, to_fast_layout
-from trainers.models.precision import AnyNetworkConfig, pass_in, scale_gradient
+from trainers.models.precision import pass_in, scale_gradient
 from trainers.models.starting import load_given
 from trainers.tasks.contrastive import ContrastiveTask
 from trainers.views.images import make_views
@@ -98,8 +104,7 @@ class ContrastiveImages(ContrastiveTask[Encoder]):
         return torch.zeros(groups, group_size, num_views, *image_shape, device=device)
 
     def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> Records:
-        images = np.random.default_rng(0).integers(0, 256, (count, *image_shape), dtype=np.uint8)
-        return Records(images=images, ids=np.arange(count, dtype=np.uint64))
+        return synthetic_images(count, image_shape)
 
     def embed(
         self, network: Encoder, precision: AnyNetworkConfig | None = None, target: Encoder | None = None
@@ -158,6 +163,12 @@ def group_losses_of(
     """Return stages 5 and 6 of DP-GCL: views `[groups, group_size, views, C, H, W]` to `[groups]`."""
     loss = partial(two_view_group_loss, temperature=temperature)
     return EmbeddingObjective(embed=IMAGES.embed(encoder, precision), loss=loss)
+
+
+def synthetic_images(count: int, image_shape: tuple[int, ...]) -> Records:
+    """Return images of noise."""
+    images = np.random.default_rng(0).integers(0, 256, (count, *image_shape), dtype=np.uint8)
+    return Records(images=images, ids=np.arange(count, dtype=np.uint64))
 
 
 def _shape(image_shape: tuple[int, ...]) -> ImageShape:

@@ -14,6 +14,7 @@ from dpgcl_core.clipping.types import Embed
 from dpgcl_core.errors import ConfigError
 from trainers.config.training import (
     TOWERS,
+    AnyNetworkConfig,
     ClipNetworkConfig,
     EvaluationConfig,
     NetworkConfig,
@@ -32,7 +33,7 @@ from trainers.models.clip.encoder import (
 )
 from trainers.models.clip.starting import published_note, starting_clip
 from trainers.models.encoder import ImageShape
-from trainers.models.precision import AnyNetworkConfig, pass_in, scale_gradient
+from trainers.models.precision import pass_in, scale_gradient
 from trainers.tasks.contrastive import ContrastiveTask
 from trainers.views.captions import make_text_views
 from trainers.views.images import make_views

@@ -21,10 +21,9 @@ from torch import Tensor, nn
 
 from dpgcl_core.clipping.types import GroupInputs, Objective
 from dpgcl_core.errors import ConfigError, unknown_choice
-from trainers.config.training import EvaluationConfig, TrainingConfig, ViewConfig
+from trainers.config.training import AnyNetworkConfig, EvaluationConfig, TrainingConfig, ViewConfig
 from trainers.data.dataset import AnyRecords
 from trainers.models.encoder import ImageShape
-from trainers.models.precision import AnyNetworkConfig
 
 NetworkT = TypeVar("NetworkT", bound=nn.Module)
 
@@ -51,6 +50,11 @@ class Task(ABC, Generic[NetworkT]):
           ConfigError: names both.
         """
         method = config.mechanism.rules
+        if method.task and method.task != self.name:
+            raise ConfigError(
+                f"{method.name} has the objective of the task {method.task}, and {config.network.name} is a "
+                f"network for the task {self.name}: give --network one of its own"
+            )
         if method.needs_embeddings and not self.embeds:
             raise ConfigError(
                 f"{method.name} compares unit embeddings, and the task {self.name} has none: use a method "

@@ -25,9 +25,8 @@ from dpgcl_core.mechanism.method import GradientRule, GroupRule
 from dpgcl_core.methods.view_draws import objective_over_view_draws
 from dpgcl_core.noise.sources import Draws
 from dpgcl_core.sampling.groups import BATCH
-from trainers.config.training import TrainingConfig
+from trainers.config.training import AnyNetworkConfig, TrainingConfig
 from trainers.models.networks import AnyEncoder
-from trainers.models.precision import AnyNetworkConfig
 from trainers.tasks.task import task_of
 from trainers.training.averaging import target_of
 from trainers.training.public_keys import with_public_keys

@@ -1,9 +1,10 @@
-"""Weights to start from that no record made: an encoder pre-trained on procedural images, without privacy.
+"""Weights to start from that no record made: a network pre-trained on procedural images, without privacy.
 
-`--warm-start synthetic:STEPS` takes STEPS contrastive steps (SimCLR, Chen et al. 2020) on two views of each
-image of `trainers.data.procedural`, which are made on the way and never seen twice. It costs no ε: the
-weights are a function of the network, the image shape, the steps and a public seed, so they are the same for
-all neighbouring data sets, and a mechanism may start from any such weights.
+`--warm-start synthetic:STEPS` takes STEPS steps on images of `trainers.data.procedural`, which are made on
+the way and never seen twice: CNNs compare two views of each (SimCLR, Chen et al. 2020), masked auto-encoders
+rebuild hidden patches, as ViP does (Yu et al. 2023). It costs no ε: the weights are a function of the
+network, the image shape, the steps and a public seed, so they are the same for all neighbouring data sets,
+and a mechanism may start from any such weights.
 
 The weights are made once and kept in the cache folder of the data sets, under a name that is the hash of all
 that decides them; the file is read back as any warm start is (`trainers.training.warm_start`). They are made
@@ -19,7 +20,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,18 +31,26 @@ import numpy as np
 import torch
 from filelock import FileLock
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpgcl_core.errors import ConfigError, StorageError, unknown_choice
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from dpgcl_core.release.statement import RESEARCH
-from trainers.config.networks import SYNTHETIC, NetworkConfig, ViewConfig
+from trainers.config.networks import (
+    SYNTHETIC,
+    AnyNetworkConfig,
+    MaskedNetworkConfig,
+    NetworkConfig,
+    ViewConfig,
+)
 from trainers.config.training import OptimizerConfig
 from trainers.data import procedural
 from trainers.data.download import cache_folder
 from trainers.data.procedural import procedural_images
 from trainers.files.weights import SAFETENSORS, read_note, read_weights, write_weights
 from trainers.models.encoder import Encoder, ImageShape, build_encoder, to_fast_layout
+from trainers.models.masked import SIZES, MaskedAutoEncoder, build_masked
+from trainers.tasks.masked_images import masked_losses, patch_orders
 from trainers.training.microbatch import in_turn
 from trainers.training.optimizers import build_optimizer, learning_rate_at
 from trainers.views.images import make_views
@@ -49,8 +58,11 @@ from trainers.views.images import make_views
 VERSION = 1
 """Of the pre-training: raised whenever other weights come of the same recipe."""
 
-NETWORKS = ("tiny_cnn", "small_cnn", "wide_cnn", "resnet18")
+NETWORKS = ("tiny_cnn", "small_cnn", "wide_cnn", "resnet18", *SIZES)
 """Networks that are pre-trained here; others have weights of their own, or none."""
+
+_CONTRASTIVE = OptimizerConfig(learning_rate=4e-3, warmup_steps=10, learning_rate_decay="cosine")
+_MASKED = OptimizerConfig(name="adamw", learning_rate=2e-3, warmup_steps=10, learning_rate_decay="cosine")
 
 _TIMED_STEPS = range(2, 5)
 _FOLDER = "starts"
@@ -61,35 +73,29 @@ class Recipe:
     """All that decides the weights, besides the versions of this module and of the images.
 
     Attributes:
-      network: of `NETWORKS`.
-      embedding_dim: width of the projection head.
+      network: of `NETWORKS`; what of its configuration decides no weight is left at its default.
       image_shape: (channels, height, width).
       num_steps: steps taken.
       seed: public, of weights, images and views.
       batch_size: images per step; each is compared with all others of its step.
-      temperature: τ of the loss.
+      temperature: τ of the contrastive loss.
       optimizer: of the steps.
       views: augmentation.
     """
 
-    network: str
-    embedding_dim: int
+    network: NetworkConfig | MaskedNetworkConfig
     image_shape: ImageShape
     num_steps: int
     seed: int
     batch_size: int = 256
     temperature: float = 0.1
-    optimizer: OptimizerConfig = field(
-        default_factory=lambda: OptimizerConfig(
-            learning_rate=4e-3, warmup_steps=10, learning_rate_decay="cosine"
-        )
-    )
+    optimizer: OptimizerConfig = _CONTRASTIVE
     views: ViewConfig = field(default_factory=lambda: ViewConfig(min_crop_area=0.2, saturation=0.4, hue=0.1))
 
     def __post_init__(self) -> None:
-        if self.network not in NETWORKS:
-            known = unknown_choice("network", self.network, NETWORKS)
-            raise ConfigError(f"{SYNTHETIC}STEPS pre-trains a CNN of this package: {known}")
+        if self.network.name not in NETWORKS:
+            known = unknown_choice("network", self.network.name, NETWORKS)
+            raise ConfigError(f"{SYNTHETIC}STEPS pre-trains a network of this package: {known}")
         if self.num_steps <= self.optimizer.warmup_steps:
             raise ConfigError(
                 f"{SYNTHETIC}STEPS takes more steps than the {self.optimizer.warmup_steps} in which its "
@@ -105,8 +111,38 @@ class Recipe:
     def content(self) -> Mapping[str, Any]:
         """All that decides the weights, as JSON holds it."""
         values = dataclasses.asdict(self) | {"versions": [VERSION, procedural.VERSION]}
+        values["task"] = self.network.task
         found: Mapping[str, Any] = json.loads(json.dumps(values))
         return found
+
+
+def recipe_of(network: AnyNetworkConfig, image_shape: ImageShape, *, num_steps: int, seed: int) -> Recipe:
+    """Return the recipe for the network of a training, whatever else the training is.
+
+    Args:
+      network: of the training.
+      image_shape: (channels, height, width) of its records.
+      num_steps: of the pre-training.
+      seed: public.
+
+    Raises:
+      ConfigError: the network is not pre-trained here, or takes more steps.
+    """
+    recipe_for = partial(Recipe, image_shape=image_shape, num_steps=num_steps, seed=seed)
+    if isinstance(network, MaskedNetworkConfig):
+        same = MaskedNetworkConfig(**_of(network, "name", "patch_size", "mask_ratio"))
+        views = ViewConfig(min_crop_area=0.2, brightness=0.0, contrast=0.0)
+        return recipe_for(network=same, optimizer=_MASKED, views=views)
+    if isinstance(network, NetworkConfig):
+        return recipe_for(network=NetworkConfig(**_of(network, "name", "embedding_dim")))
+    raise ConfigError(
+        f"{SYNTHETIC}{num_steps} pre-trains a network of images, and {network.name} is a CLIP model: give it "
+        "published or exported weights"
+    )
+
+
+def _of(network: AnyNetworkConfig, *names: str) -> dict[str, Any]:
+    return {name: getattr(network, name) for name in names}
 
 
 def public_start(recipe: Recipe) -> Path:
@@ -119,7 +155,7 @@ def public_start(recipe: Recipe) -> Path:
       ConfigError: the images are too small.
       StorageError: the cache cannot be written.
     """
-    path = cache_folder() / _FOLDER / f"{recipe.network}-{recipe.key[:24]}{SAFETENSORS}"
+    path = cache_folder() / _FOLDER / f"{recipe.network.name}-{recipe.key[:24]}{SAFETENSORS}"
     if _holds(path, recipe):
         return path
     with _alone(path):
@@ -137,7 +173,7 @@ def _holds(path: Path, recipe: Recipe) -> bool:
     return bool(note.get("recipe") == recipe.content and note.get("digest") == _digest(tensors))
 
 
-def _keep(path: Path, encoder: Encoder, recipe: Recipe) -> None:
+def _keep(path: Path, encoder: nn.Module, recipe: Recipe) -> None:
     tensors = encoder.state_dict()
     note = {"data": RESEARCH, "recipe": recipe.content, "digest": _digest(tensors)}
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -177,8 +213,8 @@ def _cache_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def pretrained(recipe: Recipe) -> Encoder:
-    """Return an encoder trained by a recipe, on the CPU, and say so on stderr with how long it takes.
+def pretrained(recipe: Recipe) -> Encoder | MaskedAutoEncoder:
+    """Return a network trained by a recipe, on the CPU, and say so on stderr with how long it takes.
 
     Raises:
       ConfigError: the images are too small.
@@ -191,19 +227,51 @@ def pretrained(recipe: Recipe) -> Encoder:
         torch.set_num_threads(threads)
 
 
-def _pretrained(recipe: Recipe) -> Encoder:
-    network = NetworkConfig(name=recipe.network, embedding_dim=recipe.embedding_dim)
-    encoder = build_encoder(network, recipe.image_shape, recipe.seed)
-    to_fast_layout(encoder, torch.device("cpu"), recipe.image_shape)
-    optimizer = build_optimizer(recipe.optimizer, encoder.parameters())
+def _pretrained(recipe: Recipe) -> Encoder | MaskedAutoEncoder:
+    network, loss = _untrained(recipe)
+    optimizer = build_optimizer(recipe.optimizer, network.parameters())
     make, times = partial(_images, recipe), []
     with ThreadPoolExecutor(1) as beside:
         for step, images in enumerate(in_turn(make, range(recipe.num_steps), beside)):
             times.append(time.perf_counter())
             if step == _TIMED_STEPS.stop - 1:
                 _tell(recipe, (times[-1] - times[_TIMED_STEPS.start]) / (len(_TIMED_STEPS) - 1))
-            _step(recipe, encoder, optimizer, step, images)
-    return encoder
+            optimizer.zero_grad()
+            loss(step, torch.from_numpy(images)).backward()
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate_at(recipe.optimizer, step, recipe.num_steps)
+            optimizer.step()
+    return network
+
+
+def _untrained(recipe: Recipe) -> tuple[Encoder | MaskedAutoEncoder, Callable[[int, Tensor], Tensor]]:
+    """The network at random weights, and the loss of a step on images."""
+    if isinstance(recipe.network, MaskedNetworkConfig):
+        masked = build_masked(recipe.network, recipe.image_shape, recipe.seed)
+        return masked, partial(_masked_loss, recipe, masked)
+    encoder = build_encoder(recipe.network, recipe.image_shape, recipe.seed)
+    to_fast_layout(encoder, torch.device("cpu"), recipe.image_shape)
+    return encoder, partial(_contrastive_loss, recipe, encoder)
+
+
+def _contrastive_loss(recipe: Recipe, encoder: Encoder, step: int, images: Tensor) -> Tensor:
+    """The mean contrastive loss in both directions."""
+    embeddings = encoder.embed_views(_views(recipe, step, images, num_views=2)[None])
+    both = torch.cat([embeddings, embeddings.flip(2)])
+    return two_view_group_loss(both, temperature=recipe.temperature).sum() / (2 * recipe.batch_size)
+
+
+def _masked_loss(recipe: Recipe, network: MaskedAutoEncoder, step: int, images: Tensor) -> Tensor:
+    """The mean error of the hidden patches."""
+    ids = _ids(recipe, step)
+    orders = patch_orders(ids, network.num_patches, seed=recipe.seed, step=step, num_views=1)
+    inputs = _views(recipe, step, images, num_views=1)[:, None], orders[:, None]
+    return masked_losses(network)(inputs).mean()
+
+
+def _views(recipe: Recipe, step: int, images: Tensor, *, num_views: int) -> Tensor:
+    ids = _ids(recipe, step)
+    return make_views(images, ids, config=recipe.views, seed=recipe.seed, step=step, num_views=num_views)
 
 
 def _ids(recipe: Recipe, step: int) -> NDArray[np.uint64]:
@@ -214,37 +282,11 @@ def _images(recipe: Recipe, step: int) -> NDArray[np.uint8]:
     return procedural_images(_ids(recipe, step), recipe.image_shape, seed=recipe.seed)
 
 
-def _step(
-    recipe: Recipe,
-    encoder: Encoder,
-    optimizer: torch.optim.Optimizer,
-    step: int,
-    images: NDArray[np.uint8],
-) -> None:
-    """One step of the mean contrastive loss in both directions."""
-    views = make_views(
-        torch.from_numpy(images),
-        _ids(recipe, step),
-        config=recipe.views,
-        seed=recipe.seed,
-        step=step,
-        num_views=2,
-    )
-    embeddings = encoder.embed_views(views[None])
-    both = torch.cat([embeddings, embeddings.flip(2)])
-    loss = two_view_group_loss(both, temperature=recipe.temperature).sum() / (2 * recipe.batch_size)
-    optimizer.zero_grad()
-    loss.backward()
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate_at(recipe.optimizer, step, recipe.num_steps)
-    optimizer.step()
-
-
 def _tell(recipe: Recipe, seconds_per_step: float) -> None:
     seconds = recipe.num_steps * seconds_per_step
     print(
-        f"note: making a public start of {recipe.network}: {recipe.num_steps} steps on procedural images, "
-        f"about {max(1, round(seconds))} s, once: it is kept in {cache_folder() / _FOLDER}",
+        f"note: making a public start of {recipe.network.name}: {recipe.num_steps} steps on procedural "
+        f"images, about {max(1, round(seconds))} s, once: it is kept in {cache_folder() / _FOLDER}",
         file=sys.stderr,
         flush=True,
     )

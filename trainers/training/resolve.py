@@ -18,7 +18,9 @@ from dpgcl_core.sampling.groups import BATCH, GroupSize, expected_dropped_share
 from trainers.config.networks import synthetic_steps
 from trainers.config.settings import MechanismOptions, TrainingOptions
 from trainers.config.training import (
+    AnyNetworkConfig,
     ClipNetworkConfig,
+    MaskedNetworkConfig,
     NetworkConfig,
     NetworkOptions,
     TrainingConfig,
@@ -26,8 +28,10 @@ from trainers.config.training import (
 )
 from trainers.data.dataset import Modality
 from trainers.models.encoder import ImageShape
-from trainers.training.public_start import Recipe
+from trainers.training.public_start import recipe_of
 from trainers.training.warm_start import made_warm_start, read_warm_start
+
+_CLIP_ALONE = ("pretrained", "learn_temperature")
 
 
 def training_config(
@@ -75,7 +79,7 @@ def training_config(
 
 def _warm_start(
     given: Path | None,
-    network: NetworkConfig | ClipNetworkConfig,
+    network: AnyNetworkConfig,
     image_shape: ImageShape | None,
     public_seed: int,
 ) -> WarmStart | None:
@@ -84,40 +88,36 @@ def _warm_start(
     num_steps = synthetic_steps(given)
     if num_steps is None:
         return read_warm_start(given)
-    if isinstance(network, ClipNetworkConfig):
-        raise ConfigError(
-            f"{given} pre-trains a network of images, and {network.name} is a CLIP model: give it published "
-            "or exported weights"
-        )
     if image_shape is None:
         raise ConfigError(
             f"{given} is made for images of one shape: give training_config the image_shape (channels, "
             "height, width) of the records"
         )
-    recipe = Recipe(
-        network=network.name,
-        embedding_dim=network.embedding_dim,
-        image_shape=image_shape,
-        num_steps=num_steps,
-        seed=public_seed,
-    )
+    recipe = recipe_of(network, image_shape, num_steps=num_steps, seed=public_seed)
     return made_warm_start(recipe)
 
 
-def _network(
-    options: NetworkOptions, mechanism: Mechanism, modality: Modality
-) -> NetworkConfig | ClipNetworkConfig:
+def _network(options: NetworkOptions, mechanism: Mechanism, modality: Modality) -> AnyNetworkConfig:
     if modality == "image-text":
         return ClipNetworkConfig(**_fields_of(ClipNetworkConfig, options))
-    default = NetworkOptions()
-    for name in ("pretrained", "learn_temperature", "gradient_checkpointing"):
-        if getattr(options, name) != getattr(default, name):
-            raise ConfigError(f"{name} is for CLIP models, which pairs of images and texts train")
+    _refuse_given(options, "is for CLIP models, which pairs of images and texts train", *_CLIP_ALONE)
+    if mechanism.rules.task == MaskedNetworkConfig.task:
+        return MaskedNetworkConfig(**_fields_of(MaskedNetworkConfig, options))
+    _refuse_given(
+        options, "is for transformers, which CLIP models and dp_mae train", "gradient_checkpointing"
+    )
     shared = _fields_of(NetworkConfig, options)
     return NetworkConfig(**shared, predictor=mechanism.rules.needs_target)
 
 
-def _fields_of(kind: type[NetworkConfig | ClipNetworkConfig], options: NetworkOptions) -> dict[str, Any]:
+def _refuse_given(options: NetworkOptions, reason: str, *names: str) -> None:
+    default = NetworkOptions()
+    for name in names:
+        if getattr(options, name) != getattr(default, name):
+            raise ConfigError(f"{name} {reason}")
+
+
+def _fields_of(kind: type[AnyNetworkConfig], options: NetworkOptions) -> dict[str, Any]:
     return {f.name: getattr(options, f.name) for f in dataclasses.fields(kind) if hasattr(options, f.name)}
 
 
@@ -183,6 +183,8 @@ def _group_size(given: MechanismOptions, method: Method, expected_batch_size: fl
     """S, of methods of one group "batch" or, where groups are sampled, B."""
     if given.sampling is not None:
         method.with_sampling(given.sampling)  # of which a whole batch has no say
+    if method.one_record_groups:
+        return 1
     if method.takes_group_size:
         return given.group_size
     return max(1, round(expected_batch_size)) if given.sampling == GROUPS else BATCH

@@ -13,7 +13,7 @@ from sweeps.service.options.file import OptionsFile, read_options
 from sweeps.service.options.help import marked, show_help
 from sweeps.service.options.start import Start
 from sweeps.service.options.sweep import SweepOptions, varied_by
-from trainers.config.presets import named_setting
+from trainers.config.presets import OWN_NETWORKS, named_setting
 from trainers.config.settings import TrainingOptions
 from trainers.config.tree import changed, leaves
 from trainers.data.loading import PairOptions, check_dataset_name, modality_of_name
@@ -95,9 +95,11 @@ def _starting_point(
     names = {*given, *told}
     if given.get("warm_start") is not None:  # in place of the weights that the setting names
         options = changed(options, pretrained=TrainingOptions().network.pretrained)
-    method = given.get("method", options.mechanism.method)
-    if "num_augmentations" not in names and not method_named(method).takes_augmented_keys:
+    method = method_named(given.get("method", options.mechanism.method))
+    if "num_augmentations" not in names and not method.takes_augmented_keys:
         options = changed(options, num_augmentations=0)
+    if "network" not in names and method.task:
+        options = changed(options, network=OWN_NETWORKS[method.task])
     return options
 
 

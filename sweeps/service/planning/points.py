@@ -13,6 +13,7 @@ from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.sampling.groups import BATCH, GroupSize
 from sweeps.service.planning.trials import Point
 from sweeps.service.storage.folder import fit_for_name
+from trainers.config.presets import OWN_NETWORKS
 from trainers.config.settings import MechanismOptions
 
 _NO_NOISE = "epsinf", {"epsilon": math.inf}
@@ -112,13 +113,15 @@ def of_samplings(points: Sequence[Point], samplings: Sequence[str]) -> list[Poin
 def changes_for(method: Method) -> dict[str, Any]:
     """Return the options with which a method is trained beside others.
 
-    No augmented keys where it has no place for them; groups of one where they may be.
+    No augmented keys where it has no place for them; groups of one where they may be; a network of its task.
     """
     changes: dict[str, Any] = {"method": method.name}
     if not method.takes_augmented_keys:
         changes["num_augmentations"] = 0
     if method.min_group_size == 1:
         changes["group_size"] = 1
+    if method.task:
+        changes["network"] = OWN_NETWORKS[method.task]
     return changes
 
 

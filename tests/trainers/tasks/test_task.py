@@ -23,10 +23,10 @@ from dpgcl_core.mechanism.registry import METHODS
 from dpgcl_core.methods.in_groups import ClippedGroups
 from tests.trainers.conftest import make_config, make_data, make_records
 from tests.trainers.training.test_pairs import config_of, pairs
-from trainers.config.training import NetworkConfig, TrainingConfig
+from trainers.config.training import AnyNetworkConfig, NetworkConfig, TrainingConfig
 from trainers.data.records import Records
 from trainers.files.checkpoint import CheckpointFolder
-from trainers.models.precision import AnyNetworkConfig, gradient_scale, pass_in, scale_gradient
+from trainers.models.precision import gradient_scale, pass_in, scale_gradient
 from trainers.tasks import IMAGES, PAIRS
 from trainers.tasks import task as tasks
 from trainers.tasks.task import Task, task_named, task_of

@@ -1,0 +1,54 @@
+"""Methods that clip each record's own gradient: masked auto-encoding (ViP) and captioning (DP-Cap).
+
+Their losses see one record: no other record of the step is its negative, its target or its normaliser. So
+each record is a group of its own, and the clipped sum of a step is f(B) = Σ_{i∈B} g_i with ‖g_i‖ ≤ C, where
+g_i is a function of record i, the iterate and public randomness alone.
+
+**Proposition.** One record more, or one less, moves f by at most C.
+
+*Proof.* Let D' have record r besides those of D. Each record joins the sample by a coin of its own, so the
+samples of D and D' can be coupled to agree but for r. Given the coupling, f(B') − f(B) is g_r where r was
+sampled and 0 where it was not; no other term moves, for none looks at r. ∎
+
+The step is then the Poisson-subsampled Gaussian of (q, σ) with sensitivity C for adding or removing one
+record (docs/theory/groups.md). Where groups are sampled, a slot is a group, and one that is empty contributes
+zero: the same bound by `dpgcl_core.sampling.slots`. What breaks it: a mask or a padded token that is chosen
+by what other records were drawn, a loss that is averaged over the tokens of the whole batch, statistics
+across records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.mechanism.numbers import GROUPS, RECORDS, PublicNumbers, Sampled
+from dpgcl_core.methods.in_groups import ClippedGroups
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerRecord(ClippedGroups):
+    """Each record's gradient clipped to C, by the objective of one task."""
+
+    samplings: tuple[Sampled, ...] = (RECORDS, GROUPS)
+    takes_group_size: bool = False
+    one_record_groups: bool = True
+    min_group_size: int = 1
+    takes_augmented_keys: bool = False
+
+    def check(self, numbers: PublicNumbers) -> None:
+        super().check(numbers)
+        if numbers.group_size != 1:
+            raise ConfigError(
+                f"{self.name} clips each record by itself: give group_size = 1; got {numbers.group_size}"
+            )
+
+
+DP_MAE = PerRecord(
+    name="dp_mae",
+    title="Masked auto-encoder",
+    source="ViP (Yu et al. 2023)",
+    clip_unit="record",
+    task="masked-images",
+    takes_pairs=False,
+)

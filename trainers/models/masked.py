@@ -1,0 +1,187 @@
+"""Masked auto-encoders (He et al. 2022): a transformer of some patches, and one that rebuilds the others.
+
+The sizes are those of ViP (Yu et al. 2023, table 4): an encoder of 12 or 24 blocks, a decoder of 4 blocks of
+width 512. The features that are scored and exported are the mean of the encoder's tokens of all patches; the
+decoder serves the loss alone. There is no class token, and the token of hidden patches is an embedding layer
+of one row: no parameter is used outside of a layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dpgcl_core.errors import ConfigError, unknown_choice
+from trainers.config.networks import MaskedNetworkConfig
+from trainers.models.transformer import Blocks, grid_positions, initialise_, num_heads_of
+
+ImageShape = tuple[int, int, int]
+
+_VARIANCE_FLOOR = 1e-6
+"""Added to a patch's variance before it is divided by its root, as published."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """Depth and width of both transformers, and the side of a patch unless one is given."""
+
+    depth: int
+    width: int
+    decoder_depth: int = 4
+    decoder_width: int = 512
+    patch_size: int = 16
+
+
+SIZES = {
+    "mae-toy": Size(depth=4, width=64, decoder_depth=1, decoder_width=32, patch_size=4),
+    "mae-nano": Size(depth=12, width=192),
+    "mae-tiny": Size(depth=12, width=384),
+    "mae-small": Size(depth=12, width=576),
+    "mae-base": Size(depth=12, width=768),
+    "mae-large": Size(depth=24, width=1024),
+}
+"""By name; the toy is for a CPU and small images, the others are those of ViP. At 224 × 224 pixels they have
+the numbers of weights of its table 4, but for the last: depth 24 and width 1,024 make 316.6 million, not
+233.3."""
+
+
+class MaskedAutoEncoder(nn.Module):
+    """An encoder of the visible patches and a decoder of all.
+
+    Args:
+      size: of both.
+      image_shape: (channels, height, width) of the images.
+      patch_size: side of a patch in pixels.
+      mask_ratio: the share of patches that is hidden.
+      recomputes: see `Blocks`.
+
+    Attributes:
+      image_shape: of the images.
+      feature_dim: width of the features.
+      patch_size: side of a patch in pixels.
+      num_patches: of an image.
+      num_hidden: of these.
+
+    Raises:
+      ConfigError: the patch size does not divide the image, or no patch is hidden, or none is left.
+    """
+
+    encoder_positions: Tensor
+    decoder_positions: Tensor
+
+    def __init__(
+        self,
+        size: Size,
+        image_shape: ImageShape,
+        *,
+        patch_size: int,
+        mask_ratio: float,
+        recomputes: bool = False,
+    ) -> None:
+        super().__init__()
+        channels, height, width = image_shape
+        if height % patch_size or width % patch_size:
+            raise ConfigError(
+                f"patch_size must divide the image, {height} × {width} pixels; got {patch_size}: give "
+                "another --patch-size or --image-size"
+            )
+        rows, columns = height // patch_size, width // patch_size
+        self.image_shape, self.feature_dim = image_shape, size.width
+        self.num_patches = rows * columns
+        self.num_hidden = round(mask_ratio * self.num_patches)
+        if not 0 < self.num_hidden < self.num_patches:
+            raise ConfigError(
+                f"mask_ratio must hide a patch and leave one: {mask_ratio} of {self.num_patches} patches "
+                f"hides {self.num_hidden}; give another --mask-ratio, or a smaller --patch-size"
+            )
+        self.patch_size = patch_size
+        numbers = channels * patch_size**2
+        self.embed = nn.Linear(numbers, size.width)
+        self.encoder = Blocks(size.depth, size.width, num_heads_of(size.width), recomputes=recomputes)
+        self.norm = nn.LayerNorm(size.width)
+        self.to_decoder = nn.Linear(size.width, size.decoder_width)
+        self.hidden = nn.Embedding(1, size.decoder_width)
+        self.decoder = Blocks(
+            size.decoder_depth, size.decoder_width, num_heads_of(size.decoder_width), recomputes=recomputes
+        )
+        self.decoder_norm = nn.LayerNorm(size.decoder_width)
+        self.rebuild = nn.Linear(size.decoder_width, numbers)
+        grid = (rows, columns)
+        self.register_buffer("encoder_positions", grid_positions(size.width, *grid), persistent=False)
+        self.register_buffer("decoder_positions", grid_positions(size.decoder_width, *grid), persistent=False)
+        initialise_(self)
+        nn.init.normal_(self.hidden.weight, std=0.02)
+
+    def patches(self, images: Tensor) -> Tensor:
+        """Return the patches `[n, patches, channels·side²]` of images `[n, C, H, W]`, row by row."""
+        side = self.patch_size
+        # [n, C, rows, side, columns, side]
+        cells: Tensor = images.unflatten(3, (-1, side)).unflatten(2, (-1, side))
+        return cells.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return features `[n, feature_dim]` of normalised images `[n, C, H, W]`: nothing is hidden."""
+        return self._encoded(self.embed(self.patches(images)) + self.encoder_positions).mean(1)
+
+    def forward(self, images: Tensor, order: Tensor) -> Tensor:
+        """Return what is made of the hidden patches, `[n, num_hidden, channels·side²]`.
+
+        Args:
+          images: normalised `[n, C, H, W]`.
+          order: int64 `[n, patches]`, a permutation of each image's patches: the last `num_hidden` are
+            hidden, and rebuilt in that order.
+        """
+        shown, hidden = order.split([self.num_patches - self.num_hidden, self.num_hidden], dim=1)
+        tokens = self.embed(_chosen(self.patches(images), shown)) + self.encoder_positions[shown]
+        known = self.to_decoder(self._encoded(tokens)) + self.decoder_positions[shown]
+        asked = self.hidden(torch.zeros_like(hidden)) + self.decoder_positions[hidden]
+        decoded = self.decoder_norm(self.decoder(torch.cat([known, asked], dim=1)))
+        rebuilt: Tensor = self.rebuild(decoded[:, shown.shape[1] :])
+        return rebuilt
+
+    def targets(self, images: Tensor, order: Tensor) -> Tensor:
+        """Return what the hidden patches are, each of mean 0 and variance 1, as `forward` has them."""
+        patches = _chosen(self.patches(images), order[:, -self.num_hidden :])
+        centred = patches - patches.mean(-1, keepdim=True)
+        variance = patches.var(-1, keepdim=True)  # of one pixel in one channel it is not defined
+        normalised: Tensor = centred / (variance.nan_to_num() + _VARIANCE_FLOOR).sqrt()
+        return normalised
+
+    def _encoded(self, tokens: Tensor) -> Tensor:
+        encoded: Tensor = self.norm(self.encoder(tokens))
+        return encoded
+
+
+def _chosen(patches: Tensor, places: Tensor) -> Tensor:
+    return patches.gather(1, places[..., None].expand(-1, -1, patches.shape[-1]))
+
+
+def build_masked(config: MaskedNetworkConfig, image_shape: ImageShape, seed: int) -> MaskedAutoEncoder:
+    """Return a freshly initialised auto-encoder on the CPU, a function of its configuration and the seed.
+
+    Args:
+      config: which network.
+      image_shape: (channels, height, width).
+      seed: public seed.
+
+    Raises:
+      ConfigError: an unknown size, or one that does not go with the images.
+
+    >>> network = build_masked(MaskedNetworkConfig(name="mae-toy"), (1, 28, 28), seed=0)
+    >>> network.num_patches, network.num_hidden, network.features(torch.zeros(2, 1, 28, 28)).shape
+    (49, 37, torch.Size([2, 64]))
+    """
+    if config.name not in SIZES:
+        raise ConfigError(unknown_choice("network of dp_mae", config.name, SIZES))
+    size = SIZES[config.name]
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return MaskedAutoEncoder(
+            size,
+            image_shape,
+            patch_size=config.patch_size or size.patch_size,
+            mask_ratio=config.mask_ratio,
+            recomputes=config.gradient_checkpointing,
+        )

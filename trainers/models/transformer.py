@@ -1,0 +1,147 @@
+"""Blocks of transformers whose every parameter the clipping engine separates by record.
+
+Plain layers alone: linear layers, layer norms and attention with separate projections. So each record's
+gradient comes out of one pass (`dpgcl_core.clipping.layers`), and none falls back to a loop.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from dpgcl_core.clipping.direct_uses import NotSeparableError
+from trainers.models.attention import SeparateAttention
+
+HEAD_WIDTH = 64
+"""Of the published sizes; narrower networks have two heads at least."""
+
+_MLP_RATIO = 4
+
+
+class Block(nn.Module):
+    """Attention and a two-layer perceptron, each behind a layer norm and beside a skip connection.
+
+    Args:
+      width: of the tokens.
+      num_heads: of the attention.
+      context_width: of the tokens that a second attention looks at; None without one.
+
+    >>> Block(16, num_heads=2)(torch.zeros(3, 5, 16)).shape
+    torch.Size([3, 5, 16])
+    """
+
+    def __init__(self, width: int, num_heads: int, *, context_width: int | None = None) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.attention = SeparateAttention(width, num_heads, batch_first=True)
+        self.cross_norm, self.cross_attention = None, None
+        if context_width is not None:
+            self.cross_norm = nn.LayerNorm(width)
+            self.cross_attention = SeparateAttention(
+                width, num_heads, kdim=context_width, vdim=context_width, batch_first=True
+            )
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, _MLP_RATIO * width), nn.GELU(), nn.Linear(_MLP_RATIO * width, width)
+        )
+
+    def forward(self, tokens: Tensor, context: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        """Return tokens `[n, length, width]`.
+
+        Args:
+          tokens: `[n, length, width]`.
+          context: `[n, places, context_width]`, for a block that looks at one.
+          mask: bool `[length, length]`, True where a token may not look.
+        """
+        x = self.norm(tokens)
+        tokens = tokens + self.attention(x, x, x, need_weights=False, attn_mask=mask)[0]
+        if self.cross_attention is not None and self.cross_norm is not None:
+            x = self.cross_norm(tokens)
+            tokens = tokens + self.cross_attention(x, context, context, need_weights=False)[0]
+        found: Tensor = tokens + self.mlp(self.mlp_norm(tokens))
+        return found
+
+
+class Blocks(nn.ModuleList):
+    """Blocks in a row, which keep their activations or recompute them.
+
+    The one-pass clipping needs what the forward pass saw. A recomputed block, which it does not see, would be
+    another graph than the recorded one, so with `recomputes` the clipper is sent to its loop over groups.
+
+    Args:
+      depth: blocks.
+      width: of the tokens.
+      num_heads: of each attention.
+      context_width: see `Block`.
+      recomputes: whether activations are recomputed in the backward pass.
+    """
+
+    def __init__(
+        self,
+        depth: int,
+        width: int,
+        num_heads: int,
+        *,
+        context_width: int | None = None,
+        recomputes: bool = False,
+    ) -> None:
+        super().__init__(Block(width, num_heads, context_width=context_width) for _ in range(depth))
+        self._recomputes = recomputes
+
+    def forward(self, tokens: Tensor, context: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        """Return tokens `[n, length, width]`; arguments as of `Block`.
+
+        Raises:
+          NotSeparableError: one-pass clipping while activations are recomputed.
+        """
+        recomputes = self._recomputes and self.training and torch.is_grad_enabled()
+        if recomputes and not any(p.requires_grad for p in self.parameters()):
+            raise NotSeparableError("gradient checkpointing keeps no input of a layer")
+        for block in self:
+            if recomputes:
+                tokens = checkpoint(block, tokens, context, mask, use_reentrant=False)
+            else:
+                tokens = block(tokens, context, mask)
+        return tokens
+
+
+def num_heads_of(width: int) -> int:
+    """Return the heads of an attention: of 64 numbers each, and two at least.
+
+    >>> num_heads_of(768), num_heads_of(96)
+    (12, 2)
+    """
+    return max(2, width // HEAD_WIDTH)
+
+
+def initialise_(network: nn.Module) -> None:
+    """Draw linear layers by Glorot and Bengio (2010), as masked auto-encoders do; layer norms are as made."""
+    for module in network.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+def grid_positions(width: int, rows: int, columns: int) -> Tensor:
+    """Return fixed sine and cosine positions of a grid's cells, `[rows·columns, width]`, row by row.
+
+    Half of the numbers tell the row and half the column (He et al. 2022, after Vaswani et al. 2017).
+
+    >>> grid_positions(8, 2, 3).shape
+    torch.Size([6, 8])
+    """
+    of_rows = sequence_positions(width // 2, rows)
+    of_columns = sequence_positions(width - width // 2, columns)
+    both = [of_rows[:, None].expand(-1, columns, -1), of_columns[None].expand(rows, -1, -1)]
+    return torch.cat(both, dim=-1).reshape(rows * columns, width)
+
+
+def sequence_positions(width: int, length: int) -> Tensor:
+    """Return fixed sine and cosine positions of a sequence, `[length, width]` (Vaswani et al. 2017)."""
+    frequencies = torch.exp(-math.log(10_000.0) * torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angles = torch.arange(length, dtype=torch.float64)[:, None] * frequencies
+    return torch.cat([angles.sin(), angles.cos()], dim=1)[:, :width].float()

@@ -1,0 +1,224 @@
+"""Masked images: a network rebuilds the hidden patches of an image from the others (ViP, Yu et al. 2023).
+
+The loss of a record is the mean squared error of its hidden patches, each normalised by its own mean and
+variance (He et al. 2022, equation in section 3; ViP, equation 4). It sees one image. Which patches are hidden
+is a keyed hash of (record, public seed, step, view, patch), as every other random parameter of a view is: no
+other record and no place in the batch has a say in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dpgcl_core.clipping.cross_record import refuse_batch_statistics, refuse_mixed_groups
+from dpgcl_core.clipping.types import GroupInputs, Objective
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.sampling.records import Ids, keyed_uniform
+from trainers.config.training import (
+    POOLED,
+    AnyNetworkConfig,
+    EvaluationConfig,
+    MaskedNetworkConfig,
+    TrainingConfig,
+    ViewConfig,
+)
+from trainers.data.dataset import AnyRecords
+from trainers.data.pairs import ImageTextRecords
+from trainers.data.records import Records
+from trainers.evaluation import features
+from trainers.models.encoder import ImageShape
+from trainers.models.masked import MaskedAutoEncoder, build_masked
+from trainers.models.precision import pass_in, scale_gradient
+from trainers.models.starting import load_whole
+from trainers.tasks.images import synthetic_images
+from trainers.tasks.task import Task
+from trainers.views.images import make_views
+
+_CPU_VIEWS_AT_ONCE = 32
+"""Few images make small matrices; see `trainers.tasks.pairs`."""
+
+_NUM_PROBES = 4
+
+
+class MaskedImages(Task[MaskedAutoEncoder]):
+    """An auto-encoder learns from images alone, each by itself."""
+
+    name: ClassVar[str] = MaskedNetworkConfig.task
+    embeds: ClassVar[bool] = False
+    cpu_views_at_once: ClassVar[int] = _CPU_VIEWS_AT_ONCE
+
+    def check_records(self, config: TrainingConfig, records: AnyRecords) -> None:
+        if isinstance(records, ImageTextRecords):
+            raise ConfigError(
+                f"{config.mechanism.method} rebuilds images, and the data are pairs of images and texts: use "
+                "a method for pairs, or load the images alone"
+            )
+
+    def build(
+        self, config: TrainingConfig, image_shape: ImageShape, given: Mapping[str, Tensor] | None
+    ) -> MaskedAutoEncoder:
+        network = build_masked(_network(config), image_shape, config.public_seed)
+        if config.warm_start is not None and given is not None:
+            load_whole(network, config.warm_start, given)
+        return network
+
+    def check_network(
+        self, config: TrainingConfig, network: MaskedAutoEncoder, image_shape: tuple[int, ...]
+    ) -> None:
+        if config.evaluation.readout != POOLED:
+            raise ConfigError(
+                f"readout {config.evaluation.readout} is for CNNs of images, and {config.network.name} is an "
+                f"auto-encoder: give readout {POOLED}"
+            )
+        refuse_batch_statistics(network)
+        probes = [self._made_up(network, seed) for seed in (0, 1)]
+        refuse_mixed_groups(network, self.objective(config, network), *probes)
+
+    def start_note(self, config: TrainingConfig) -> str:
+        return ""
+
+    def fresh_parts(self, config: TrainingConfig) -> str:
+        return ""
+
+    def num_views(self, config: TrainingConfig, num_augmentations: int) -> int:
+        return config.num_view_draws
+
+    def inputs(
+        self,
+        config: TrainingConfig,
+        network: MaskedAutoEncoder,
+        records: Records,
+        groups: NDArray[np.int64],
+        *,
+        step: int,
+        num_augmentations: int,
+    ) -> GroupInputs:
+        rows, seed = groups.reshape(-1), config.public_seed
+        pixels = records.images_at(rows, seed=seed, step=step)
+        device, num_views = next(network.parameters()).device, config.num_view_draws
+        views = make_views(
+            torch.from_numpy(pixels).to(device),
+            records.ids[rows],
+            config=config.views,
+            seed=seed,
+            step=step,
+            num_views=num_views,
+        )
+        orders = patch_orders(
+            records.ids[rows], network.num_patches, seed=seed, step=step, num_views=num_views
+        )
+        shape = groups.shape
+        return views.reshape(*shape, *views.shape[1:]), orders.reshape(*shape, *orders.shape[1:]).to(device)
+
+    def blank_inputs(
+        self,
+        network: MaskedAutoEncoder,
+        image_shape: tuple[int, ...],
+        *,
+        groups: int,
+        group_size: int,
+        num_views: int,
+    ) -> GroupInputs:
+        device, shape = next(network.parameters()).device, (groups, group_size, num_views)
+        orders = torch.arange(network.num_patches, device=device).expand(*shape, -1)
+        return torch.zeros(*shape, *image_shape, device=device), orders.contiguous()
+
+    def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> Records:
+        return synthetic_images(count, image_shape)
+
+    def run(self, network: MaskedAutoEncoder, inputs: GroupInputs) -> None:
+        images, orders = inputs
+        with torch.no_grad():
+            network(images.flatten(0, 2), orders.flatten(0, 2))
+
+    def objective(
+        self,
+        config: TrainingConfig,
+        network: MaskedAutoEncoder,
+        precision: AnyNetworkConfig | None = None,
+        target: MaskedAutoEncoder | None = None,
+    ) -> Objective:
+        return masked_losses(network, precision)
+
+    def evaluate(
+        self,
+        network: MaskedAutoEncoder,
+        index: AnyRecords | None,
+        queries: AnyRecords,
+        config: EvaluationConfig,
+        *,
+        view_config: ViewConfig,
+        seed: int,
+        device: torch.device | str,
+        class_names: Sequence[str] = (),
+        batch_size: int = 512,
+    ) -> dict[str, float]:
+        if index is None:
+            return {}
+        return features.evaluate(
+            network,
+            index,
+            queries,
+            config,
+            view_config=view_config,
+            seed=seed,
+            device=device,
+            batch_size=batch_size,
+        )
+
+    def _made_up(self, network: MaskedAutoEncoder, seed: int) -> tuple[Tensor, Tensor]:
+        """Inputs of as many groups of one as a probe of mixing needs."""
+        generator = torch.Generator().manual_seed(seed)
+        images = torch.randn(_NUM_PROBES, 1, 1, *network.image_shape, generator=generator)
+        noise = torch.rand(_NUM_PROBES, 1, 1, network.num_patches, generator=generator)
+        device = next(network.parameters()).device
+        return images.to(device), noise.argsort(-1).to(device)
+
+
+MASKED_IMAGES = MaskedImages()
+
+
+def masked_losses(network: MaskedAutoEncoder, precision: AnyNetworkConfig | None = None) -> Objective:
+    """Return the mean loss of a group's views, `[groups]`, of images and the orders of their patches.
+
+    Args:
+      network: that rebuilds.
+      precision: of its pass; float32 unless given.
+    """
+    how = precision or MaskedNetworkConfig()
+
+    def losses(inputs: GroupInputs) -> Tensor:
+        images, orders = (each.flatten(0, 2) for each in inputs)
+        found = pass_in(how, lambda each: network(each, orders), images)
+        errors = scale_gradient(how, found) - network.targets(images, orders)
+        return errors.square().mean((1, 2)).reshape(len(inputs[0]), -1).mean(1)
+
+    return losses
+
+
+def patch_orders(ids: Ids, num_patches: int, *, seed: int, step: int, num_views: int) -> Tensor:
+    """Return a uniformly random order of each view's patches, int64 `[n, num_views, num_patches]`.
+
+    A function of (id, public seed, step, view) and nothing else: a record sampled again gets a fresh mask.
+
+    >>> ids = np.arange(3, dtype=np.uint64)
+    >>> all_three = patch_orders(ids, 5, seed=0, step=1, num_views=2)
+    >>> torch.equal(all_three[2:], patch_orders(ids[2:], 5, seed=0, step=1, num_views=2))
+    True
+    """
+    draws = []
+    for view in range(num_views):
+        of_patches = [keyed_uniform(ids, "mask", seed, step, view, patch) for patch in range(num_patches)]
+        draws.append(np.stack(of_patches, axis=1))
+    return torch.from_numpy(np.stack(draws, axis=1).argsort(axis=-1, kind="stable"))
+
+
+def _network(config: TrainingConfig) -> MaskedNetworkConfig:
+    assert isinstance(config.network, MaskedNetworkConfig)
+    return config.network
