@@ -152,6 +152,7 @@ class Method:
       needs_target: whether embeddings are `[groups, group_size, views, 2·dim]`, those of a target network
         beside the trained one's.
       takes_pairs: whether it has a loss for pairs of an image and a text.
+      takes_images: whether it has one for images without texts.
       needs_embeddings: whether its loss, or its rule, is one of unit embeddings; otherwise it takes the
         objective of any task.
       samplings: what its steps can sample, records or groups; its own way first. `with_sampling` leaves one.
@@ -176,6 +177,7 @@ class Method:
     min_group_size: int = 2
     needs_target: bool = False
     takes_pairs: bool = True
+    takes_images: bool = True
     needs_embeddings: bool = True
     samplings: tuple[Sampled, ...] = (RECORDS,)
     proof: str = "dpgcl_core/sampling/groups.py"

@@ -52,3 +52,11 @@ DP_MAE = PerRecord(
     task="masked-images",
     takes_pairs=False,
 )
+DP_CAP = PerRecord(
+    name="dp_cap",
+    title="Captioner",
+    source="DP-Cap (Sander et al. 2024), Eq. 3",
+    clip_unit="record",
+    task="captions",
+    takes_images=False,
+)

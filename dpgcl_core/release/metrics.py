@@ -48,10 +48,17 @@ _PAIR_SCORES = {
         for way, what in _WAYS.items()
         for k in (1, 5, 10)
     },
-    "zero_shot_accuracy": "images nearest to the text of their own class",
+    "zero_shot_accuracy": "images nearest to the text of their own class, or for which it is likeliest",
 }
 """Scores of networks with an image and a text tower. No recall may be noised: one more record is a candidate
 for every query and can change the hit of each, so one record can move the count by more than one."""
+
+_CAPTION_SCORES = {
+    "caption_token_probability": "geometric mean of the probabilities of captions' tokens",
+    "next_token_accuracy": "tokens of captions that are the likeliest after those before them",
+    "word_order_accuracy": "captions likelier than their words in another order, pair by pair",
+}
+"""Scores of captioners. None may be noised: a caption counts by its length, and by the orders of its words."""
 
 _LABEL_SCORES = ("knn_accuracy", "linear_probe_accuracy")
 _SCORES = {
@@ -60,6 +67,7 @@ _SCORES = {
     "view_retrieval_top1": "a record's other view found first among all",
     "view_retrieval_top10": "a record's other view found among the first ten",
     **_PAIR_SCORES,
+    **_CAPTION_SCORES,
 }
 _BEFORE_TRAINING = {
     "untrained_": "of the network at random weights",

@@ -87,16 +87,25 @@ class TextViewConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AnyNetwork:
-    """What networks of images and CLIP models share."""
+    """What all networks share.
+
+    Attributes:
+      takes_pairs: whether its records are pairs of an image and a text.
+      has_towers: whether images and texts have a part of its weights each, and nothing else has one.
+    """
 
     name: str = field(default="small_cnn", metadata=option("network"))
     """tiny_cnn, small_cnn, wide_cnn, resnet18, or package.module:factory for your own; of pairs a CLIP
     model: clip-tiny, open_clip's name (ViT-B-32), or a file with open_clip's configuration; of dp_mae
-    mae-toy, mae-nano, mae-tiny, mae-small, mae-base or mae-large."""
+    mae-toy, mae-nano, mae-tiny, mae-small, mae-base or mae-large; of dp_cap cap-toy, cap-tiny, cap-small,
+    cap-base or cap-large."""
     precision: str = "float32"
     """Of the network: float32, bfloat16 or float16; norms, clipping and noise are never less than float32."""
     loss_scale: float = 1024.0
     """Public constant of float16 gradients, a power of two; never adapted, for that would leak."""
+
+    takes_pairs: ClassVar[bool] = False
+    has_towers: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -130,14 +139,12 @@ class TransformerNetwork(AnyNetwork):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedNetwork(TransformerNetwork):
-    """What a masked auto-encoder has besides."""
+class PatchNetwork(TransformerNetwork):
+    """What transformers of an image's patches have besides."""
 
     patch_size: int | None = None
-    """Auto-encoder: side of a patch in pixels, which divides the image; 4, or 16 from mae-nano on, unless
-    given."""
-    mask_ratio: float = 0.75
-    """Auto-encoder: the share of an image's patches that is hidden, and rebuilt from the others."""
+    """Auto-encoder and captioner: side of a patch in pixels, which divides the image; 16 unless given, of
+    mae-toy 4 and of cap-toy 8."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -145,7 +152,26 @@ class MaskedNetwork(TransformerNetwork):
             self.patch_size is None or self.patch_size >= 1,
             f"patch_size must be at least 1 pixel; got {self.patch_size}",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedNetwork(PatchNetwork):
+    """What a masked auto-encoder has besides."""
+
+    mask_ratio: float = 0.75
+    """Auto-encoder: the share of an image's patches that is hidden, and rebuilt from the others."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         require(0 < self.mask_ratio < 1, f"mask_ratio must be in (0, 1); got {self.mask_ratio}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptioningNetwork(PatchNetwork):
+    """What a captioner has besides."""
+
+    tie_embeddings: bool = False
+    """Captioner: one table for the tokens that are read and for those that are predicted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,12 +197,12 @@ class ClipNetwork(TransformerNetwork):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkOptions(ImageNetwork, MaskedNetwork, ClipNetwork):
+class NetworkOptions(ImageNetwork, MaskedNetwork, CaptioningNetwork, ClipNetwork):
     """The network, and the weights that it starts from."""
 
     warm_start: Path | None = None
     """Start from public weights: an exported model's folder, a file with a state dict of the network, or
-    synthetic:STEPS to make them first, without privacy, in so many steps on procedural images."""
+    synthetic:STEPS to make them first, without privacy, in so many steps on generated records."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -237,6 +263,8 @@ class ClipNetworkConfig(ClipNetwork):
     mixes_no_records: ClassVar[bool] = False
     is_foreign: ClassVar[bool] = False
     predictor: ClassVar[bool] = False
+    takes_pairs: ClassVar[bool] = True
+    has_towers: ClassVar[bool] = True
     task: ClassVar[str] = "pairs"
 
 
@@ -252,7 +280,20 @@ class MaskedNetworkConfig(MaskedNetwork):
     task: ClassVar[str] = "masked-images"
 
 
-AnyNetworkConfig: TypeAlias = NetworkConfig | ClipNetworkConfig | MaskedNetworkConfig
+@dataclass(frozen=True, kw_only=True)
+class CaptionerConfig(CaptioningNetwork):
+    """A captioner: a transformer of an image's patches, and one that predicts its caption (stage 5)."""
+
+    name: str = "cap-toy"
+    mixes_no_records: ClassVar[bool] = False
+    is_foreign: ClassVar[bool] = False
+    predictor: ClassVar[bool] = False
+    learn_temperature: ClassVar[bool] = False
+    takes_pairs: ClassVar[bool] = True
+    task: ClassVar[str] = "captions"
+
+
+AnyNetworkConfig: TypeAlias = NetworkConfig | ClipNetworkConfig | MaskedNetworkConfig | CaptionerConfig
 """The network of one training."""
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 from dpgcl_core.errors import ConfigError, unknown_choice
 from trainers.config.settings import MechanismOptions, TrainingOptions
 from trainers.config.training import (
+    CaptionerConfig,
     EvaluationConfig,
     MaskedNetworkConfig,
     NetworkOptions,
@@ -58,7 +59,7 @@ PAPER_PAIRS = changed(
     flip_prob=0.0,
 )
 
-OWN_NETWORKS = {MaskedNetworkConfig.task: MaskedNetworkConfig().name}
+OWN_NETWORKS = {config.task: config().name for config in (MaskedNetworkConfig, CaptionerConfig)}
 """The network that a task trains unless another is given, where no setting's network fits."""
 
 SETTINGS: dict[str, TrainingOptions] = {

@@ -28,6 +28,7 @@ from dpgcl_core.sampling.groups import BATCH
 from trainers.config.networks import (
     PRECISIONS,
     AnyNetworkConfig,
+    CaptionerConfig,
     ClipNetworkConfig,
     MaskedNetworkConfig,
     NetworkConfig,
@@ -45,6 +46,7 @@ TOWERS = ClippingParts(prefixes=("clip.visual.",))
 __all__ = [
     "PRECISIONS",
     "AnyNetworkConfig",
+    "CaptionerConfig",
     "ClipNetworkConfig",
     "EvaluationConfig",
     "MaskedNetworkConfig",
@@ -337,19 +339,25 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
         method, learns = self.mechanism.rules, self.learns_temperature
         require(
             (self.text_views is not None) == self.trains_pairs,
-            "text_views belong to the training of a CLIP model: give both or neither",
+            "text_views belong to a network of pairs, such as a CLIP model: give both or neither",
         )
         if self.trains_pairs and not method.takes_pairs:
             raise ConfigError(
                 f"{method.name} has no loss for pairs of images and texts; "
                 f"{', '.join(each.name for each in METHODS.values() if each.takes_pairs)} have"
             )
-        if self.trains_pairs and self.evaluation.readout != POOLED:
+        if not self.trains_pairs and not method.takes_images:
             raise ConfigError(
-                f"readout {self.evaluation.readout} is for CNNs of images, and {self.network.name} is a CLIP "
-                f"model: give readout {POOLED}"
+                f"{method.name} learns from captions, and the data are images without any: give pairs of "
+                "images and texts, such as --dataset shapes"
             )
-        if self.per_tower_clipping and not (self.trains_pairs and isinstance(self.rule(), GroupRule)):
+        if self.trains_pairs and self.evaluation.readout != POOLED:
+            kind = "a CLIP model" if self.network.has_towers else "a transformer"
+            raise ConfigError(
+                f"readout {self.evaluation.readout} is for CNNs of images, and {self.network.name} is {kind}: "
+                f"give readout {POOLED}"
+            )
+        if self.per_tower_clipping and not (self.network.has_towers and isinstance(self.rule(), GroupRule)):
             raise ConfigError(
                 "per_tower_clipping is for the two towers of a CLIP model and methods that clip groups; "
                 f"got {method.name} of {self.network.name}"
@@ -440,7 +448,7 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
     @property
     def trains_pairs(self) -> bool:
         """Whether records are pairs of images and texts."""
-        return self.task == ClipNetworkConfig.task
+        return self.network.takes_pairs
 
     @property
     def task(self) -> str:

@@ -15,9 +15,15 @@ from torch import Tensor, nn
 
 from dpgcl_core.errors import ConfigError, unknown_choice
 from trainers.config.networks import MaskedNetworkConfig
-from trainers.models.transformer import Blocks, grid_positions, initialise_, num_heads_of
-
-ImageShape = tuple[int, int, int]
+from trainers.models.transformer import (
+    Blocks,
+    ImageShape,
+    cut_patches,
+    grid_positions,
+    initialise_,
+    num_heads_of,
+    patch_grid,
+)
 
 _VARIANCE_FLOOR = 1e-6
 """Added to a patch's variance before it is divided by its root, as published."""
@@ -81,13 +87,7 @@ class MaskedAutoEncoder(nn.Module):
         recomputes: bool = False,
     ) -> None:
         super().__init__()
-        channels, height, width = image_shape
-        if height % patch_size or width % patch_size:
-            raise ConfigError(
-                f"patch_size must divide the image, {height} × {width} pixels; got {patch_size}: give "
-                "another --patch-size or --image-size"
-            )
-        rows, columns = height // patch_size, width // patch_size
+        rows, columns = patch_grid(image_shape, patch_size)
         self.image_shape, self.feature_dim = image_shape, size.width
         self.num_patches = rows * columns
         self.num_hidden = round(mask_ratio * self.num_patches)
@@ -97,7 +97,7 @@ class MaskedAutoEncoder(nn.Module):
                 f"hides {self.num_hidden}; give another --mask-ratio, or a smaller --patch-size"
             )
         self.patch_size = patch_size
-        numbers = channels * patch_size**2
+        numbers = image_shape[0] * patch_size**2
         self.embed = nn.Linear(numbers, size.width)
         self.encoder = Blocks(size.depth, size.width, num_heads_of(size.width), recomputes=recomputes)
         self.norm = nn.LayerNorm(size.width)
@@ -116,10 +116,7 @@ class MaskedAutoEncoder(nn.Module):
 
     def patches(self, images: Tensor) -> Tensor:
         """Return the patches `[n, patches, channels·side²]` of images `[n, C, H, W]`, row by row."""
-        side = self.patch_size
-        # [n, C, rows, side, columns, side]
-        cells: Tensor = images.unflatten(3, (-1, side)).unflatten(2, (-1, side))
-        return cells.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+        return cut_patches(images, self.patch_size)
 
     def features(self, images: Tensor) -> Tensor:
         """Return features `[n, feature_dim]` of normalised images `[n, C, H, W]`: nothing is hidden."""

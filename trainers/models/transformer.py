@@ -13,12 +13,16 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dpgcl_core.clipping.direct_uses import NotSeparableError
+from dpgcl_core.errors import ConfigError
 from trainers.models.attention import SeparateAttention
 
 HEAD_WIDTH = 64
 """Of the published sizes; narrower networks have two heads at least."""
 
 _MLP_RATIO = 4
+
+
+ImageShape = tuple[int, int, int]
 
 
 class Block(nn.Module):
@@ -124,6 +128,28 @@ def initialise_(network: nn.Module) -> None:
             nn.init.xavier_uniform_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+
+
+def patch_grid(image_shape: ImageShape, patch_size: int) -> tuple[int, int]:
+    """Return the rows and columns of an image's patches.
+
+    Raises:
+      ConfigError: the patch size does not divide the image.
+    """
+    _, height, width = image_shape
+    if height % patch_size or width % patch_size:
+        raise ConfigError(
+            f"patch_size must divide the image, {height} × {width} pixels; got {patch_size}: give "
+            "another --patch-size or --image-size"
+        )
+    return height // patch_size, width // patch_size
+
+
+def cut_patches(images: Tensor, side: int) -> Tensor:
+    """Return the patches `[n, patches, channels·side²]` of images `[n, C, H, W]`, row by row."""
+    # [n, C, rows, side, columns, side]
+    cells: Tensor = images.unflatten(3, (-1, side)).unflatten(2, (-1, side))
+    return cells.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
 def grid_positions(width: int, rows: int, columns: int) -> Tensor:

@@ -19,6 +19,7 @@ from trainers.config.networks import synthetic_steps
 from trainers.config.settings import MechanismOptions, TrainingOptions
 from trainers.config.training import (
     AnyNetworkConfig,
+    CaptionerConfig,
     ClipNetworkConfig,
     MaskedNetworkConfig,
     NetworkConfig,
@@ -98,13 +99,16 @@ def _warm_start(
 
 
 def _network(options: NetworkOptions, mechanism: Mechanism, modality: Modality) -> AnyNetworkConfig:
-    if modality == "image-text":
+    captions = mechanism.rules.task == CaptionerConfig.task
+    if modality == "image-text" and not captions:
         return ClipNetworkConfig(**_fields_of(ClipNetworkConfig, options))
-    _refuse_given(options, "is for CLIP models, which pairs of images and texts train", *_CLIP_ALONE)
+    _refuse_given(options, "is for CLIP models, which contrastive methods train on pairs", *_CLIP_ALONE)
+    if modality == "image-text":
+        return CaptionerConfig(**_fields_of(CaptionerConfig, options))
     if mechanism.rules.task == MaskedNetworkConfig.task:
         return MaskedNetworkConfig(**_fields_of(MaskedNetworkConfig, options))
     _refuse_given(
-        options, "is for transformers, which CLIP models and dp_mae train", "gradient_checkpointing"
+        options, "is for transformers: CLIP models, and the networks of dp_mae and dp_cap", "gradient_checkpointing"
     )
     shared = _fields_of(NetworkConfig, options)
     return NetworkConfig(**shared, predictor=mechanism.rules.needs_target)

@@ -147,10 +147,28 @@ def _swap_words(text: str, happens: list[bool]) -> str:
             order[k], order[k + 1] = order[k + 1], order[k]
             k += 1
         k += 1
+    return with_words(text, [words[other].group() for other in order])
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a text, without what stands between them.
+
+    >>> words_of("A well-lit ring, isn't it?")
+    ['A', 'well-lit', 'ring', "isn't", 'it']
+    """
+    return _WORD.findall(text)
+
+
+def with_words(text: str, words: Sequence[str]) -> str:
+    """Return a text with other words in the places of its own; what stands between them stays.
+
+    >>> with_words("One ring, two.", ["two", "One", "ring"])
+    'two One, ring.'
+    """
     pieces, end = [], 0
-    for word, other in zip(words, order, strict=True):
-        pieces += [text[end : word.start()], words[other].group()]
-        end = word.end()
+    for place, word in zip(_WORD.finditer(text), words, strict=True):
+        pieces += [text[end : place.start()], word]
+        end = place.end()
     return "".join([*pieces, text[end:]])
 
 

@@ -100,6 +100,8 @@ def _starting_point(
         options = changed(options, num_augmentations=0)
     if "network" not in names and method.task:
         options = changed(options, network=OWN_NETWORKS[method.task])
+        if "pretrained" not in names:  # what the setting names are another network's weights
+            options = changed(options, pretrained=TrainingOptions().network.pretrained)
     return options
 
 

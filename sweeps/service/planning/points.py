@@ -13,6 +13,7 @@ from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.sampling.groups import BATCH, GroupSize
 from sweeps.service.planning.trials import Point
 from sweeps.service.storage.folder import fit_for_name
+from trainers.config.networks import NetworkOptions
 from trainers.config.presets import OWN_NETWORKS
 from trainers.config.settings import MechanismOptions
 
@@ -122,6 +123,8 @@ def changes_for(method: Method) -> dict[str, Any]:
         changes["group_size"] = 1
     if method.task:
         changes["network"] = OWN_NETWORKS[method.task]
+        if method.takes_pairs:  # weights that a setting names are of another network
+            changes["pretrained"] = NetworkOptions().pretrained
     return changes
 
 

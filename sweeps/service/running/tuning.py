@@ -125,12 +125,12 @@ def compared(names: Sequence[str], data: DataOptions) -> list[Method]:
 
 def _fitting(data: DataOptions) -> list[Method]:
     """All methods that can be trained on records of the sweep's modality."""
-    found = list(METHODS.values())
-    if data.modality == "image":
-        return found
-    left = ", ".join(method.name for method in found if not method.takes_pairs)
-    say(f"note: left out, for they have no loss for pairs of images and texts: {left}")
-    return [method for method in found if method.takes_pairs]
+    of_images = data.modality == "image"
+    kind = "images without texts" if of_images else "pairs of images and texts"
+    found = [m for m in METHODS.values() if (m.takes_images if of_images else m.takes_pairs)]
+    left = ", ".join(method.name for method in METHODS.values() if method not in found)
+    say(f"note: left out, for they have no loss for {kind}: {left}")
+    return found
 
 
 def _check_name(options: StorageOptions) -> None:

@@ -8,8 +8,9 @@ vocabulary follows no record.
 from __future__ import annotations
 
 import gzip
+import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ class ClipTokenizer:
 
     def __init__(self, spec: ClipSpec) -> None:
         self.context_length = spec.context_length
-        self._tokenize = _tokenizer(spec)
+        self._tokenizer = _tokenizer(spec)
         self._known: dict[str, tuple[Tensor, bool]] = {}
 
     def __call__(self, captions: Sequence[str]) -> Tokens:
@@ -81,10 +82,20 @@ class ClipTokenizer:
             num_truncated=sum(cut for _, cut in found),
         )
 
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text that tokens spell, in lower case as CLIP's vocabulary has it.
+
+        >>> from trainers.models.clip.published import ClipConfig, find_clip
+        >>> tokenizer = ClipTokenizer(find_clip(ClipConfig()))
+        >>> tokenizer.text(tokenizer(["A red square."]).tokens[0, 1:5].tolist())
+        'a red square.'
+        """
+        return re.sub(r" (?=[.,;:!?])", "", self._tokenizer.decode(list(tokens)).strip())
+
     def _batch(self, captions: list[str]) -> list[tuple[Tensor, bool]]:
         """One place more shows which captions go on: it is no padding, or moves the end token."""
-        tokens = self._tokenize(captions, self.context_length)
-        longer = self._tokenize(["", *captions], self.context_length + 1)
+        tokens: Tensor = self._tokenizer(captions, context_length=self.context_length)
+        longer: Tensor = self._tokenizer(["", *captions], context_length=self.context_length + 1)
         padding, longer = longer[0, -1], longer[1:]
         cut = (longer[:, :-1] != tokens).any(1) | (longer[:, -1] != padding)
         return list(zip(tokens.int(), cut.tolist(), strict=True))
@@ -114,28 +125,21 @@ def write_merges(path: Path, vocabulary: int) -> None:
     path.write_bytes(gzip.compress("\n".join(lines).encode(), mtime=0))
 
 
-def _tokenizer(spec: ClipSpec) -> Callable[[list[str], int], Tensor]:
+def _tokenizer(spec: ClipSpec) -> Any:
+    """open_clip's tokeniser: texts to tokens when it is called, and back with `decode`."""
     ensure_torchvision_import()
     import open_clip
 
     text = spec.architecture["text_cfg"]
     if text.get("hf_tokenizer_name") or "siglip" in spec.name.lower():
-        tokenizer = _of_open_clip(spec.name)
-    else:
-        vocabulary = min(int(text.get("vocab_size", CLIP_VOCABULARY)), CLIP_VOCABULARY)
-        if vocabulary == CLIP_VOCABULARY:
-            tokenizer = open_clip.SimpleTokenizer(**text.get("tokenizer_kwargs", {}))
-        else:
-            with tempfile.TemporaryDirectory() as folder:
-                merges = Path(folder) / "merges.txt.gz"
-                write_merges(merges, vocabulary)
-                tokenizer = open_clip.SimpleTokenizer(bpe_path=str(merges))
-
-    def tokenize(captions: list[str], context_length: int) -> Tensor:
-        tokens: Tensor = tokenizer(captions, context_length=context_length)
-        return tokens
-
-    return tokenize
+        return _of_open_clip(spec.name)
+    vocabulary = min(int(text.get("vocab_size", CLIP_VOCABULARY)), CLIP_VOCABULARY)
+    if vocabulary == CLIP_VOCABULARY:
+        return open_clip.SimpleTokenizer(**text.get("tokenizer_kwargs", {}))
+    with tempfile.TemporaryDirectory() as folder:
+        merges = Path(folder) / "merges.txt.gz"
+        write_merges(merges, vocabulary)
+        return open_clip.SimpleTokenizer(bpe_path=str(merges))
 
 
 def _of_open_clip(name: str) -> Any:

@@ -1,0 +1,329 @@
+"""Scores of captioners: likelihood of captions, zero-shot classification and the order of words.
+
+A captioner gives every text a likelihood, given an image. From it come
+
+- `caption_token_probability`: exp of the mean log-likelihood of the captions' tokens, which is the geometric
+  mean of their probabilities, and the reciprocal of their perplexity; and `next_token_accuracy`: the share of
+  tokens that are the likeliest after those before them;
+- `zero_shot_accuracy`: images whose own class has the likeliest texts (Sander et al. 2024, A.3.1);
+- `word_order_accuracy`: how often a caption is likelier than the same words in another order (after the order
+  tests of ARO, Yuksekgonul et al. 2022). A network that looks at words alone, and not at their order, scores
+  one half.
+
+An image is encoded once for all of these. The orders are four per caption, each a function of the caption
+and the public seed: words of content permuted, the others permuted, words permuted within triples, and triples
+permuted; places and punctuation stay. An order whose tokens are the caption's own is left out.
+
+A network that diverged gives poor scores and no error: what is not finite counts as impossible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dpgcl_core.errors import DataError
+from dpgcl_core.sampling.records import ids_from_names, keyed_uniform
+from trainers.config.training import EvaluationConfig, ViewConfig
+from trainers.data.dataset import AnyRecords, captions_of
+from trainers.evaluation.features import (
+    check_some,
+    finite_features,
+    first_records,
+    frozen,
+    is_labelled,
+    label_scores,
+    read_images,
+    view_retrieval,
+)
+from trainers.evaluation.pairs import PAIRS_AT_ONCE, ZERO_SHOT_TEMPLATES
+from trainers.models.captioner import Captioner
+from trainers.views.captions import NON_ESSENTIAL_WORDS, with_words, words_of
+from trainers.views.images import normalise
+
+TIE_TOLERANCE = 1e-3
+"""Log-likelihoods of texts that are closer are ties: sums of some sixty float32 numbers round by less."""
+
+_LOGITS_AT_ONCE = 2**25
+_TRIPLE = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """Texts whose likelihood is asked for, each given one image.
+
+    Attributes:
+      tokens: int64 `[n, max_tokens]`.
+      images: int64 `[n]`, rows of the images, in ascending order.
+    """
+
+    tokens: Tensor
+    images: NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Likelihoods:
+    """What a captioner makes of texts.
+
+    Attributes:
+      log_likelihoods: float64 `[n]`, of each whole text.
+      num_tokens: int64 `[n]`, real ones.
+      num_right: int64 `[n]`, real ones that are the likeliest after those before them.
+    """
+
+    log_likelihoods: Tensor
+    num_tokens: Tensor
+    num_right: Tensor
+
+
+def evaluate(
+    network: Captioner,
+    index: AnyRecords | None,
+    queries: AnyRecords,
+    config: EvaluationConfig,
+    *,
+    view_config: ViewConfig,
+    seed: int,
+    device: torch.device | str,
+    class_names: Sequence[str] = (),
+    batch_size: int = PAIRS_AT_ONCE,
+) -> dict[str, float]:
+    """Return the scores of a frozen captioner by metric name, each in [0, 1].
+
+    What `caption_scores` returns and, with labels, k-NN and linear probe on the encoder's features. Of images
+    that have neither captions nor labels the view retrieval.
+
+    Args:
+      network: already on `device`; its train/eval modes are restored.
+      index: k-NN index and training records of the probe; None where there are none.
+      queries: records scored, with or without captions.
+      config: subset sizes and k.
+      view_config: augmentation, for view retrieval.
+      seed: public seed of the subsets, the orders and the views.
+      device: where the network is.
+      class_names: of the queries' labels 0, 1, …, for the zero-shot score.
+      batch_size: images passed at once, at most `PAIRS_AT_ONCE`; changes no score beyond rounding.
+
+    Raises:
+      DataError: there is nothing to score, or a label has no name though others have.
+    """
+    check_some(index, queries)
+    batch_size = min(batch_size, PAIRS_AT_ONCE)
+    queries = first_records(queries, config.max_query_records, seed)
+    labelled = index is not None and is_labelled(index, queries)
+    if captions_of(queries) is None and not labelled:
+        return view_retrieval(
+            network, queries, view_config=view_config, seed=seed, device=device, batch_size=batch_size
+        )
+    with frozen(network):
+        scores, features = caption_scores(
+            network, queries, seed=seed, device=device, class_names=class_names, batch_size=batch_size
+        )
+    if index is not None and labelled:
+        asked = finite_features(features)
+        scores |= label_scores(
+            network, index, asked, queries, config, seed=seed, batch_size=batch_size, device=device
+        )
+    return scores
+
+
+@torch.no_grad()
+def caption_scores(
+    network: Captioner,
+    records: AnyRecords,
+    *,
+    seed: int,
+    device: torch.device | str,
+    class_names: Sequence[str] = (),
+    batch_size: int = PAIRS_AT_ONCE,
+) -> tuple[dict[str, float], Tensor]:
+    """Return the scores of likelihood of all images of `records`, and their features `[n, feature_dim]`.
+
+    Of pairs `caption_token_probability` and `next_token_accuracy` of all their captions, and
+    `word_order_accuracy` where a caption has two orders; with labels and class names `zero_shot_accuracy`, of
+    images without captions, too.
+
+    Args:
+      network: on `device` and in evaluation mode.
+      records: at least one.
+      seed: public seed of the orders.
+      device: where the network is.
+      class_names: one for every label 0, 1, …; none: no zero-shot score.
+      batch_size: images passed at once; changes no score beyond rounding.
+
+    Raises:
+      DataError: a label has no class name.
+    """
+    num_images, asked = records.images.shape[0], dict[str, Texts]()
+    owned = captions_of(records)
+    if owned is not None:
+        texts, owners = owned
+        asked["captions"] = Texts(tokens=network.tokenizer(texts).tokens, images=owners)
+        orders, caption_of_order = _other_orders(network, texts, asked["captions"].tokens, seed)
+        asked["orders"] = Texts(tokens=orders, images=owners[caption_of_order])
+    if class_names and records.labels is not None:
+        _check_labels(records.labels, len(class_names))
+        per_image = _class_tokens(network, class_names)
+        every = np.repeat(np.arange(num_images), len(per_image))
+        asked["classes"] = Texts(tokens=per_image.repeat(num_images, 1), images=every)
+    features, parts = list[Tensor](), {name: list[Likelihoods]() for name in asked}
+    for start in range(0, num_images, batch_size):
+        rows = slice(start, min(start + batch_size, num_images))
+        encoded = network.encode(normalise(read_images(records.images, rows).to(device)))
+        features.append(encoded.mean(1))
+        for name, each in asked.items():
+            parts[name].append(_likelihoods(network, encoded, each, rows))
+    found = {name: _joined(each) for name, each in parts.items()}
+    scores = dict[str, float]()
+    if owned is not None:
+        true = found["captions"]
+        scores["caption_token_probability"] = token_probability(true)
+        scores["next_token_accuracy"] = float(true.num_right.sum() / true.num_tokens.sum())
+        if len(caption_of_order):
+            own = true.log_likelihoods[torch.from_numpy(caption_of_order)]
+            scores["word_order_accuracy"] = order_accuracy(own, found["orders"].log_likelihoods)
+    if "classes" in found:
+        assert records.labels is not None
+        of_texts = found["classes"].log_likelihoods
+        of_classes = of_texts.view(num_images, len(class_names), -1).mean(2)
+        scores["zero_shot_accuracy"] = likeliest_class_accuracy(of_classes, records.labels)
+    return scores, torch.cat(features)
+
+
+def token_probability(texts: Likelihoods) -> float:
+    """Return the geometric mean of the probabilities of all texts' tokens: exp of the mean log-likelihood."""
+    return float((texts.log_likelihoods.sum() / texts.num_tokens.sum()).exp())
+
+
+def order_accuracy(own: Tensor, others: Tensor) -> float:
+    """Return how often a caption is likelier than its words in another order; a tie counts half.
+
+    Args:
+      own: log-likelihoods `[n]` of the captions.
+      others: `[n]`, of the same words in another order.
+
+    >>> order_accuracy(torch.tensor([-3.0, -3.0, -3.0]), torch.tensor([-4.0, -3.0, -2.0]))
+    0.5
+    """
+    tied = (own == others) | ((own - others).abs() <= TIE_TOLERANCE)
+    return float(torch.where(tied, 0.5, (own > others).double()).mean())
+
+
+def likeliest_class_accuracy(log_likelihoods: Tensor, labels: NDArray[np.int64]) -> float:
+    """Return the share of images whose own class has likelier texts than any other; ties are misses.
+
+    Args:
+      log_likelihoods: `[n, num_classes]`, of each image's texts for each class.
+      labels: `[n]`.
+
+    >>> likeliest_class_accuracy(torch.tensor([[-1.0, -2.0], [-2.0, -2.0]]), np.array([0, 1]))
+    0.5
+    """
+    rows = torch.from_numpy(labels)[:, None].to(log_likelihoods.device)
+    own = log_likelihoods.gather(1, rows)
+    others = log_likelihoods.scatter(1, rows, -torch.inf)
+    return float((own > others + TIE_TOLERANCE).all(1).double().mean())
+
+
+def other_orders(text: str, *, seed: int) -> list[str]:
+    """Return the words of a text in four other orders, each a function of the text and the public seed.
+
+    >>> other_orders("A small red ring at the top left and two large blue squares.", seed=0)[3]
+    'two large blue at the top left and A small red ring squares.'
+    """
+    words = words_of(text)
+    places = np.arange(len(words))
+    is_content = np.array([word.lower() not in NON_ESSENTIAL_WORDS for word in words], dtype=bool)
+    whole = len(words) // _TRIPLE * _TRIPLE
+    triples = places[:whole].reshape(-1, _TRIPLE)
+    orders = [
+        _among(places, is_content, _uniform(text, seed, "content", len(words))),
+        _among(places, ~is_content, _uniform(text, seed, "other", len(words))),
+        places[np.lexsort((_uniform(text, seed, "within", len(words)), places // _TRIPLE))],
+        np.concatenate([*triples[_uniform(text, seed, "triples", len(triples)).argsort()], places[whole:]]),
+    ]
+    return [with_words(text, [words[place] for place in order.tolist()]) for order in orders]
+
+
+def _among(
+    places: NDArray[np.int64], chosen: NDArray[np.bool_], uniform: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """The places with those that are chosen permuted among themselves."""
+    order = places.copy()
+    order[chosen] = places[chosen][uniform[chosen].argsort()]
+    return order
+
+
+def _uniform(text: str, seed: int, kind: str, count: int) -> NDArray[np.float64]:
+    name = text.encode("utf-8", "surrogatepass").decode("utf-8", "backslashreplace")
+    ids = ids_from_names([name]) + np.arange(count, dtype=np.uint64)
+    return keyed_uniform(ids, "word order", int(seed), kind)
+
+
+def _other_orders(
+    network: Captioner, texts: Sequence[str], tokens: Tensor, seed: int
+) -> tuple[Tensor, NDArray[np.int64]]:
+    """Tokens of the texts' words in other orders, and the text that each belongs to, in ascending order."""
+    orders = [other_orders(text, seed=seed) for text in texts]
+    owners = np.repeat(np.arange(len(texts)), [len(each) for each in orders])
+    found = network.tokenizer([order for each in orders for order in each]).tokens
+    differs = (found != tokens[torch.from_numpy(owners)]).any(1)
+    return found[differs], owners[differs.numpy()]
+
+
+def _class_tokens(network: Captioner, class_names: Sequence[str]) -> Tensor:
+    """Tokens `[classes · templates, max_tokens]`, class by class."""
+    names = [name.replace("_", " ") for name in class_names]  # of folders: golden_retriever
+    texts = [template.replace("{}", name) for name in names for template in ZERO_SHOT_TEMPLATES]
+    return network.tokenizer(texts).tokens
+
+
+def _check_labels(labels: NDArray[np.int64], num_classes: int) -> None:
+    if labels.min() < 0 or labels.max() >= num_classes:
+        raise DataError(
+            f"labels must be 0 to {num_classes - 1}, rows of the class names; got {labels.min()} to "
+            f"{labels.max()}. Name every class"
+        )
+
+
+def _likelihoods(network: Captioner, encoded: Tensor, texts: Texts, rows: slice) -> Likelihoods:
+    """Of the texts of some images, whose `encoded` are given."""
+    first, last = np.searchsorted(texts.images, [rows.start, rows.stop]).tolist()
+    tokens = texts.tokens[first:last].to(encoded.device)
+    images = torch.from_numpy(texts.images[first:last] - rows.start).to(encoded.device)
+    parts = [_of_some(network, encoded[images[part]], tokens[part]) for part in _parts(network, tokens)]
+    return _joined(parts)
+
+
+def _parts(network: Captioner, tokens: Tensor) -> Iterator[slice]:
+    at_once = max(1, _LOGITS_AT_ONCE // (network.max_tokens * network.vocabulary))
+    for start in range(0, len(tokens), at_once):
+        yield slice(start, start + at_once)
+
+
+def _of_some(network: Captioner, encoded: Tensor, tokens: Tensor) -> Likelihoods:
+    longest = int((tokens == network.end_token).int().argmax(1).max()) + 1  # padding has no likelihood
+    tokens = tokens[:, : longest if longest > 1 else None]
+    logits = network.decode(encoded, tokens[:, :-1]).float()
+    found = network.next_tokens(logits, tokens)
+    impossible = torch.nan_to_num(found.log_likelihoods.double(), nan=-torch.inf, neginf=-torch.inf)
+    right = (logits.argmax(2) == tokens[:, 1:]) & found.counts & found.log_likelihoods.isfinite()
+    return Likelihoods(
+        log_likelihoods=impossible.sum(1).cpu(),
+        num_tokens=found.counts.sum(1).cpu(),
+        num_right=right.sum(1).cpu(),
+    )
+
+
+def _joined(parts: Sequence[Likelihoods]) -> Likelihoods:
+    empty = torch.zeros(0, dtype=torch.int64)
+    return Likelihoods(
+        log_likelihoods=torch.cat([empty.double(), *(each.log_likelihoods for each in parts)]),
+        num_tokens=torch.cat([empty, *(each.num_tokens for each in parts)]),
+        num_right=torch.cat([empty, *(each.num_right for each in parts)]),
+    )

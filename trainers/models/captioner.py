@@ -1,0 +1,273 @@
+"""Captioners (DP-Cap, Sander et al. 2024): a transformer of an image, and one that predicts its caption.
+
+The encoder is a transformer of the image's patches; the decoder looks back at the caption's tokens, by causal
+self-attention, and at all of the encoder's tokens, by cross-attention. The sizes are those of the paper's
+table 6. The features that are scored and exported are the mean of the encoder's tokens; the decoder serves
+the loss, likelihoods and generated captions.
+
+Tokens are those of open_clip's tokeniser, cut at `max_tokens`: a start token, the caption's, an end token and
+padding up to that length. Padding counts nowhere. It stands behind every real token, where causal attention
+does not look; the loss leaves it out; and the length is public and the same for every record, so no record's
+arithmetic follows the length of another one's caption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpgcl_core.errors import ConfigError, unknown_choice
+from trainers.config.networks import CaptionerConfig
+from trainers.models.clip.published import ClipSpec
+from trainers.models.clip.tokens import ClipTokenizer
+from trainers.models.transformer import (
+    Blocks,
+    ImageShape,
+    cut_patches,
+    grid_positions,
+    initialise_,
+    num_heads_of,
+    patch_grid,
+    sequence_positions,
+)
+
+_HALF = (0.5, 0.5, 0.5)
+_TOKEN_STD = 0.02
+"""Of the embeddings' first values, as is usual; the fixed positions beside them are of order one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """Depth and width of both transformers, the tokens they know, and the side of a patch unless one is given.
+
+    Attributes:
+      vocabulary: tokens that are known, the first of open_clip's.
+      max_tokens: of a caption, with its start and end.
+    """
+
+    depth: int
+    width: int
+    decoder_depth: int = 6
+    decoder_width: int
+    patch_size: int = 16
+    vocabulary: int = 32_000
+    max_tokens: int = 40
+
+
+SIZES = {
+    "cap-toy": Size(
+        depth=2,
+        width=64,
+        decoder_depth=2,
+        decoder_width=64,
+        patch_size=8,
+        vocabulary=1024,
+        max_tokens=64,
+    ),
+    "cap-tiny": Size(depth=12, width=384, decoder_width=384),
+    "cap-small": Size(depth=12, width=576, decoder_width=576),
+    "cap-base": Size(depth=12, width=768, decoder_width=768),
+    "cap-large": Size(depth=24, width=1024, decoder_width=768),
+}
+"""By name; the toy is for a CPU and the generated pairs, the others are those of DP-Cap. With its 32,000 tokens
+they have the numbers of weights of its table 6. A small vocabulary writes every caption, in more tokens: the
+toy knows 1,024, and its 64 hold every caption of `shapes`."""
+
+
+class NextTokens(NamedTuple):
+    """What a captioner makes of the tokens that follow.
+
+    Attributes:
+      log_likelihoods: float32 `[n, length − 1]`, of each next token; 0 where it does not count.
+      counts: bool `[n, length − 1]`, whether it is a real one: of the caption, or its end.
+    """
+
+    log_likelihoods: Tensor
+    counts: Tensor
+
+    def per_token(self) -> Tensor:
+        """Return the mean over each caption's own real tokens, `[n]`."""
+        return self.log_likelihoods.sum(1) / self.counts.sum(1).clamp_min(1)
+
+
+class Captioner(nn.Module):
+    """An encoder of images and a decoder of captions.
+
+    Args:
+      size: of both.
+      image_shape: (channels, height, width) of the images.
+      patch_size: side of a patch in pixels.
+      tie_embeddings: whether one table serves the tokens that are read and those that are predicted; both
+        uses of it are layers, whose gradients are added up before they are clipped.
+      recomputes: see `Blocks`.
+
+    Attributes:
+      image_shape: of the images.
+      feature_dim: width of the features.
+      patch_size: side of a patch in pixels.
+      num_patches: of an image.
+      max_tokens: of a caption, with its start and end.
+      vocabulary: tokens that are known.
+
+    Raises:
+      ConfigError: the patch size does not divide the image.
+    """
+
+    image_positions: Tensor
+    token_positions: Tensor
+
+    def __init__(
+        self,
+        size: Size,
+        image_shape: ImageShape,
+        *,
+        patch_size: int,
+        tie_embeddings: bool = False,
+        recomputes: bool = False,
+    ) -> None:
+        super().__init__()
+        grid = patch_grid(image_shape, patch_size)
+        self.image_shape, self.feature_dim = image_shape, size.width
+        self.patch_size, self.num_patches = patch_size, grid[0] * grid[1]
+        self.max_tokens, self.vocabulary = size.max_tokens, size.vocabulary
+        width = size.decoder_width
+        self.embed = nn.Linear(image_shape[0] * patch_size**2, size.width)
+        self.encoder = Blocks(size.depth, size.width, num_heads_of(size.width), recomputes=recomputes)
+        self.norm = nn.LayerNorm(size.width)
+        self.embed_tokens = nn.Embedding(size.vocabulary, width)
+        self.decoder = Blocks(
+            size.decoder_depth,
+            width,
+            num_heads_of(width),
+            context_width=size.width,
+            recomputes=recomputes,
+        )
+        self.decoder_norm = nn.LayerNorm(width)
+        self.predict = nn.Linear(width, size.vocabulary, bias=False)
+        self.register_buffer("image_positions", grid_positions(size.width, *grid), persistent=False)
+        self.register_buffer(
+            "token_positions", sequence_positions(width, size.max_tokens - 1), persistent=False
+        )
+        initialise_(self)
+        nn.init.normal_(self.embed_tokens.weight, std=_TOKEN_STD)
+        if tie_embeddings:
+            self.predict.weight = self.embed_tokens.weight
+
+    @property
+    def start_token(self) -> int:
+        """What stands before every caption."""
+        return self.vocabulary - 2
+
+    @property
+    def end_token(self) -> int:
+        """What stands behind every caption, before its padding."""
+        return self.vocabulary - 1
+
+    @cached_property
+    def tokenizer(self) -> ClipTokenizer:
+        """The tokeniser of the vocabulary, which gives `max_tokens` of each caption."""
+        text = {"context_length": self.max_tokens, "vocab_size": self.vocabulary}
+        return ClipTokenizer(
+            ClipSpec(name="captioner", architecture={"text_cfg": text}, mean=_HALF, std=_HALF)
+        )
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Return the tokens `[n, patches, feature_dim]` of normalised images `[n, C, H, W]`."""
+        patches = cut_patches(images, self.patch_size)
+        encoded: Tensor = self.norm(self.encoder(self.embed(patches) + self.image_positions))
+        return encoded
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return features `[n, feature_dim]` of normalised images `[n, C, H, W]`."""
+        return self.encode(images).mean(1)
+
+    def decode(self, encoded: Tensor, tokens: Tensor) -> Tensor:
+        """Return the logits of every next token, `[n, length, vocabulary]`.
+
+        Args:
+          encoded: `[n, patches, feature_dim]`, of `encode`.
+          tokens: int64 `[n, length]`, a caption's first ones, at most `max_tokens − 1`.
+        """
+        length = tokens.shape[1]
+        ahead = torch.ones(length, length, dtype=torch.bool, device=tokens.device).triu(1)
+        embedded = self.embed_tokens(tokens) + self.token_positions[:length]
+        logits: Tensor = self.predict(self.decoder_norm(self.decoder(embedded, encoded, ahead)))
+        return logits
+
+    def forward(self, images: Tensor, tokens: Tensor) -> Tensor:
+        """Return the logits of the tokens behind the first, `[n, length − 1, vocabulary]`.
+
+        Args:
+          images: normalised `[n, C, H, W]`.
+          tokens: int64 `[n, length]`, whole captions as the tokeniser gives them.
+        """
+        return self.decode(self.encode(images), tokens[:, :-1])
+
+    def next_tokens(self, logits: Tensor, tokens: Tensor) -> NextTokens:
+        """Return the likelihoods of the tokens behind the first, and which of them count.
+
+        Args:
+          logits: `[n, length − 1, vocabulary]`, of `forward`.
+          tokens: int64 `[n, length]`, those given to it.
+        """
+        counts = (tokens[:, :-1] == self.end_token).cumsum(1) == 0
+        losses = F.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none")
+        return NextTokens(torch.where(counts, -losses, 0.0), counts)
+
+    @torch.no_grad()
+    def generate(self, images: Tensor) -> list[str]:
+        """Return a caption of each image, whose every token is the likeliest after those before it.
+
+        Args:
+          images: normalised `[n, C, H, W]`.
+        """
+        encoded = self.encode(images)
+        tokens = torch.full((len(images), 1), self.start_token, device=images.device)
+        ended = torch.zeros(len(images), dtype=torch.bool, device=images.device)
+        while tokens.shape[1] < self.max_tokens and not bool(ended.all()):
+            logits = self.decode(encoded, tokens)[:, -1]
+            logits[:, self.start_token] = -torch.inf
+            following = torch.where(ended, self.end_token, logits.argmax(1))
+            ended = ended | (following == self.end_token)
+            tokens = torch.cat([tokens, following[:, None]], dim=1)
+        return [self._text(row) for row in tokens[:, 1:].tolist()]
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        end = tokens.index(self.end_token) if self.end_token in tokens else len(tokens)
+        return self.tokenizer.text(tokens[:end])
+
+
+def build_captioner(config: CaptionerConfig, image_shape: ImageShape, seed: int) -> Captioner:
+    """Return a freshly initialised captioner on the CPU, a function of its configuration and the seed.
+
+    Args:
+      config: which network.
+      image_shape: (channels, height, width).
+      seed: public seed.
+
+    Raises:
+      ConfigError: an unknown size, or one that does not go with the images.
+
+    >>> network = build_captioner(CaptionerConfig(name="cap-toy"), (3, 32, 32), seed=0)
+    >>> images, tokens = torch.zeros(2, 3, 32, 32), network.tokenizer(["a red ring", "a cross"]).tokens
+    >>> network.features(images).shape, network(images, tokens).shape
+    (torch.Size([2, 64]), torch.Size([2, 63, 1024]))
+    """
+    if config.name not in SIZES:
+        raise ConfigError(unknown_choice("network of dp_cap", config.name, SIZES))
+    size = SIZES[config.name]
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return Captioner(
+            size,
+            image_shape,
+            patch_size=config.patch_size or size.patch_size,
+            tie_embeddings=config.tie_embeddings,
+            recomputes=config.gradient_checkpointing,
+        )

@@ -1,0 +1,212 @@
+"""Captions: a network predicts an image's caption token by token (DP-Cap, Sander et al. 2024).
+
+The loss of a record is the cross-entropy of the next token, the mean over the tokens of its own caption and
+the end of it (equation 3):
+
+    L(image, z_1 … z_T) = 1/T · Σ_{t=0}^{T−1} CE(z_{t+1}, φ(ψ(image), z_1 … z_t))
+
+T is the record's own: nothing is divided by the tokens of a batch, which another record's caption would move.
+Padding is no token of it (`trainers.models.captioner`), and every caption is padded to one public length, not
+to the longest that was drawn. Which of a record's captions is read, how its words are augmented and how its
+image is are keyed hashes of (record, public seed, step, view). So the gradient that is clipped is a function
+of one record, and one record more moves the clipped sum by at most C (`dpgcl_core.methods.per_record`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dpgcl_core.clipping.cross_record import refuse_batch_statistics, refuse_mixed_groups
+from dpgcl_core.clipping.types import GroupInputs, Objective
+from dpgcl_core.errors import ConfigError
+from trainers.config.training import (
+    AnyNetworkConfig,
+    CaptionerConfig,
+    EvaluationConfig,
+    TrainingConfig,
+    ViewConfig,
+)
+from trainers.data.dataset import AnyRecords
+from trainers.data.pairs import ImageTextRecords
+from trainers.data.shapes import make_shape_pairs
+from trainers.evaluation import captions
+from trainers.models.captioner import Captioner, build_captioner
+from trainers.models.encoder import ImageShape
+from trainers.models.precision import pass_in, scale_gradient
+from trainers.models.starting import load_whole
+from trainers.tasks.task import Task
+from trainers.views.captions import make_text_views
+from trainers.views.images import make_views
+
+_CPU_VIEWS_AT_ONCE = 32
+"""Few images make small matrices; see `trainers.tasks.pairs`."""
+
+_PROBES = 4
+
+
+class Captions(Task[Captioner]):
+    """A captioner learns from pairs of an image and a text, each by itself."""
+
+    name: ClassVar[str] = CaptionerConfig.task
+    embeds: ClassVar[bool] = False
+    cpu_views_at_once: ClassVar[int] = _CPU_VIEWS_AT_ONCE
+
+    def check_records(self, config: TrainingConfig, records: AnyRecords) -> None:
+        if not isinstance(records, ImageTextRecords):
+            raise ConfigError(
+                f"{config.mechanism.method} learns from captions, and the data are images without any: give "
+                "pairs of images and texts"
+            )
+
+    def build(
+        self, config: TrainingConfig, image_shape: ImageShape, given: Mapping[str, Tensor] | None
+    ) -> Captioner:
+        network = build_captioner(_network(config), image_shape, config.public_seed)
+        if config.warm_start is not None and given is not None:
+            load_whole(network, config.warm_start, given)
+        return network
+
+    def check_network(
+        self, config: TrainingConfig, network: Captioner, image_shape: tuple[int, ...]
+    ) -> None:
+        refuse_batch_statistics(network)
+        probes = [self._made_up(network, seed) for seed in (0, 1)]
+        refuse_mixed_groups(network, self.objective(config, network), *probes)
+
+    def start_note(self, config: TrainingConfig) -> str:
+        return ""
+
+    def fresh_parts(self, config: TrainingConfig) -> str:
+        return ""
+
+    def num_views(self, config: TrainingConfig, num_augmentations: int) -> int:
+        return config.num_view_draws
+
+    def inputs(
+        self,
+        config: TrainingConfig,
+        network: Captioner,
+        records: ImageTextRecords,
+        groups: NDArray[np.int64],
+        *,
+        step: int,
+        num_augmentations: int,
+    ) -> GroupInputs:
+        assert config.text_views is not None
+        rows, seed, num_views = groups.reshape(-1), config.public_seed, config.num_view_draws
+        pixels, texts = records.pairs_at(rows, seed=seed, step=step)
+        device, ids = next(network.parameters()).device, records.ids[rows]
+        images = make_views(
+            torch.from_numpy(pixels).to(device),
+            ids,
+            config=config.views,
+            seed=seed,
+            step=step,
+            num_views=num_views,
+        )
+        views = make_text_views(
+            texts, ids, config=config.text_views, seed=seed, step=step, num_views=num_views
+        )
+        tokens = network.tokenizer([text for each in views for text in each]).tokens.to(device)
+        shape = (*groups.shape, num_views)
+        return images.reshape(*shape, *images.shape[2:]), tokens.reshape(*shape, -1)
+
+    def blank_inputs(
+        self,
+        network: Captioner,
+        image_shape: tuple[int, ...],
+        *,
+        groups: int,
+        group_size: int,
+        num_views: int,
+    ) -> GroupInputs:
+        device, shape = next(network.parameters()).device, (groups, group_size, num_views)
+        images = torch.zeros(*shape, *image_shape, device=device)
+        return images, torch.zeros(*shape, network.max_tokens, dtype=torch.int64, device=device)
+
+    def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> ImageTextRecords:
+        return make_shape_pairs(count, seed=0, image_size=image_shape[1])
+
+    def run(self, network: Captioner, inputs: GroupInputs) -> None:
+        images, tokens = inputs
+        with torch.no_grad():
+            network(images.flatten(0, 2), tokens.flatten(0, 2))
+
+    def objective(
+        self,
+        config: TrainingConfig,
+        network: Captioner,
+        precision: AnyNetworkConfig | None = None,
+        target: Captioner | None = None,
+    ) -> Objective:
+        return caption_losses(network, precision)
+
+    def evaluate(
+        self,
+        network: Captioner,
+        index: AnyRecords | None,
+        queries: AnyRecords,
+        config: EvaluationConfig,
+        *,
+        view_config: ViewConfig,
+        seed: int,
+        device: torch.device | str,
+        class_names: Sequence[str] = (),
+        batch_size: int = 512,
+    ) -> dict[str, float]:
+        if index is None and not isinstance(queries, ImageTextRecords):
+            return {}
+        return captions.evaluate(
+            network,
+            index,
+            queries,
+            config,
+            view_config=view_config,
+            seed=seed,
+            device=device,
+            class_names=class_names,
+            batch_size=batch_size,
+        )
+
+    def _made_up(self, network: Captioner, seed: int) -> tuple[Tensor, Tensor]:
+        """Inputs of as many groups of one as a probe of mixing needs, with captions of several lengths."""
+        generator = torch.Generator().manual_seed(seed)
+        images = torch.randn(_PROBES, 1, 1, *network.image_shape, generator=generator)
+        words = torch.randint(network.start_token, (_PROBES, network.max_tokens), generator=generator)
+        lengths = torch.randint(1, network.max_tokens, (_PROBES, 1), generator=generator)
+        places = torch.arange(network.max_tokens)
+        tokens = torch.where(places < lengths, words, 0).masked_fill(places == lengths, network.end_token)
+        tokens[:, 0] = network.start_token
+        device = next(network.parameters()).device
+        return images.to(device), tokens[:, None, None].to(device)
+
+
+CAPTIONS = Captions()
+
+
+def caption_losses(network: Captioner, precision: AnyNetworkConfig | None = None) -> Objective:
+    """Return the mean loss of a group's views, `[groups]`, of images and their captions' tokens.
+
+    Args:
+      network: that predicts.
+      precision: of its pass; float32 unless given.
+    """
+    how = precision or CaptionerConfig()
+
+    def losses(inputs: GroupInputs) -> Tensor:
+        images, tokens = (each.flatten(0, 2) for each in inputs)
+        logits = scale_gradient(how, pass_in(how, lambda each: network(each, tokens), images))
+        return -network.next_tokens(logits, tokens).per_token().reshape(len(inputs[0]), -1).mean(1)
+
+    return losses
+
+
+def _network(config: TrainingConfig) -> CaptionerConfig:
+    assert isinstance(config.network, CaptionerConfig)
+    return config.network
