@@ -21,7 +21,12 @@ RECALLS = {
     for way, title in (("image_to_text", "Image → text"), ("text_to_image", "Text → image"))
     for k in (1, 5, 10)
 }
-PAIR_SCORES = RECALLS | {"zero_shot_accuracy": "Zero-shot accuracy"}
+CAPTION_SCORES = {
+    "caption_token_probability": "Probability of a caption's token",
+    "next_token_accuracy": "Next-token accuracy",
+    "word_order_accuracy": "Word-order accuracy",
+}
+PAIR_SCORES = RECALLS | {"zero_shot_accuracy": "Zero-shot accuracy"} | CAPTION_SCORES
 DRAWN_RECALLS = ("image_to_text_recall_at_10", "text_to_image_recall_at_10")
 """Of image-text trainings these have panels; all other scores stand in the tables."""
 NOISED_SCORES = {
@@ -58,6 +63,7 @@ METHOD_NAMES = {
     "dpcl_barlow": "DPCL, Barlow Twins",
     "dpcl_simclr_rigorous": "DPCL, SimCLR, at 4|B|C",
     "dpcl_barlow_rigorous": "DPCL, Barlow Twins, at 4|B|C",
+    "dp_cap": "Captioner",
     "non_private": "Non-private",
     "base": "Base, not trained",
 }

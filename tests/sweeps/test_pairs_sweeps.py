@@ -216,15 +216,15 @@ def test_sealed_plan_refuses_a_score_that_its_data_do_not_give() -> None:
 def test_pairs_have_recalls_and_with_labels_those_of_labels() -> None:
     chosen = layers(*QUICK)
     data = planned(chosen, [Point(label="one", changes={})]).data
-    assert visible_scores(data)[0] == RECALL
-    assert "knn_accuracy" in visible_scores(data)
-    assert "view_retrieval_top1" not in visible_scores(data)
+    assert visible_scores(data, "dp_gcl")[0] == RECALL
+    assert "knn_accuracy" in visible_scores(data, "dp_gcl")
+    assert "view_retrieval_top1" not in visible_scores(data, "dp_gcl")
     assert data.index is not None
     unlabelled = dataclasses.replace(data, index=dataclasses.replace(data.index, labels=None))
-    assert "knn_accuracy" not in visible_scores(unlabelled)
+    assert "knn_accuracy" not in visible_scores(unlabelled, "dp_gcl")
     for names in ((), ("circle", "square", "triangle", "diamond", "cross", "ring")):
         named = dataclasses.replace(data, class_names=names)
-        assert ("zero_shot_accuracy" in visible_scores(named)) == bool(names)
+        assert ("zero_shot_accuracy" in visible_scores(named, "dp_gcl")) == bool(names)
 
 
 def test_search_of_pairs_raises_their_recall_unless_told_otherwise(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from trainers.config.tree import option
 PRECISIONS = ("float32", "bfloat16", "float16")
 
 SYNTHETIC = "synthetic:"
-"""Before a number of steps: a warm start that is made here, of procedural images."""
+"""Before a number of steps: a warm start that is made here, of generated records."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -211,7 +211,7 @@ class NetworkOptions(ImageNetwork, MaskedNetwork, CaptioningNetwork, ClipNetwork
 
 
 def synthetic_steps(warm_start: Path) -> int | None:
-    """Return the steps of a warm start that is to be made of procedural images; None for weights of a file.
+    """Return the steps of a warm start that is to be made of generated records; None for weights of a file.
 
     Raises:
       ConfigError: they are no positive whole number.
@@ -306,7 +306,7 @@ class WarmStart:
       sha256: of the file: what decides the result.
       embedding_dim: width of the projection head in it; None without one.
       origin: where it comes from, in words.
-      from_records: whether data made it; no procedural images do.
+      from_records: whether data made it; no generated records do.
     """
 
     path: str

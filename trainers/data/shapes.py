@@ -34,14 +34,23 @@ from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.sampling.records import Ids, ids_from_names, keyed_uniform
 from trainers.data.pairs import ImageTextRecords
 
+VERSION = 1
+"""Of the pairs: raised whenever the same numbers give others."""
+
 MAX_SHAPE_PAIRS = 60_000
 """Most pairs at once."""
 
 NUM_TRAIN_SHAPES, NUM_TEST_SHAPES = 30_000, 2_000
 """Pairs of the built-in data set `shapes`."""
 
+FIRST_UNUSED_SHAPE = 2**20
+"""No data set of shapes holds a pair with this number or a higher one, whatever its seed."""
+
 MAX_SHAPE_CAPTIONS = 4
 """Wordings there are: most captions per picture."""
+
+SHAPE_IMAGE_SIZES = (32, 256)
+"""The smallest and the largest side of a picture, in pixels."""
 
 SHAPE_COLOURS = {
     "red": (220, 40, 40),
@@ -138,7 +147,7 @@ def make_shape_pairs(
     """
     for name, value, low, high in (
         ("num_records", num_records, 1, MAX_SHAPE_PAIRS),
-        ("image_size", image_size, 32, 256),
+        ("image_size", image_size, *SHAPE_IMAGE_SIZES),
         ("captions_per_image", captions_per_image, 1, MAX_SHAPE_CAPTIONS),
         ("first", first, 0, 2**40),
     ):

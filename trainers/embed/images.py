@@ -56,10 +56,9 @@ from trainers.evaluation.features import embed_features
 from trainers.evaluation.linear_probe import Features
 from trainers.evaluation.pairs import PAIRS_AT_ONCE
 from trainers.export.description import CLIP, ModelDescription, read_description
-from trainers.export.folder import load_clip, load_encoder
+from trainers.export.folder import ImageNetwork, load_clip, load_encoder
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.models.encoder import NORM_FLOOR, Encoder, ImageShape, device_named, to_fast_layout
-from trainers.models.masked import MaskedAutoEncoder
 
 BACKBONE, PROJECTION = "backbone", "projection"
 _IMAGES_AT_ONCE = 512
@@ -139,7 +138,7 @@ def _images_alone(options: EmbedOptions, description: ModelDescription, pairs: P
         images,
         features=features,
         batch_size=options.batch_size or _IMAGES_AT_ONCE,
-        device=_device(options.device),
+        device=chosen_device(options.device),
     )
     arrays = {"ids": names, "embeddings": embeddings}
     rows = [{"id": names, "embedding": embeddings}]
@@ -155,7 +154,7 @@ def _both_towers(options: EmbedOptions, _: ModelDescription, pairs: PairOptions)
             f"{options.features}: leave it out"
         )
     encoder, description = load_clip(options.model)
-    device, batch_size = _device(options.device), options.batch_size or PAIRS_AT_ONCE
+    device, batch_size = chosen_device(options.device), options.batch_size or PAIRS_AT_ONCE
     found = _embed_both(options, encoder, pairs, device, batch_size)
     write_embeddings(options.to, found.arrays(), found.rows(), model=description, features="unit embeddings")
     sides = {"images": found.images, "texts": found.texts}
@@ -304,7 +303,7 @@ def _parquet_ids(path: Path) -> list[Any] | None:
 
 
 def embed_images(
-    encoder: Encoder | MaskedAutoEncoder,
+    encoder: ImageNetwork,
     images: NDArray[np.uint8],
     *,
     features: str = BACKBONE,
@@ -332,7 +331,7 @@ def embed_images(
         return found
     if not isinstance(encoder, Encoder):
         raise ConfigError(
-            f"a masked auto-encoder has no projection head: leave --features out; got {features}"
+            f"only networks of contrastive methods have a projection head: leave --features out; got {features}"
         )
     rows = [np.zeros((0, encoder.embedding_dim), dtype=np.float32)]
     with torch.no_grad():
@@ -342,7 +341,12 @@ def embed_images(
     return np.nan_to_num(np.concatenate(rows), posinf=0.0, neginf=0.0)
 
 
-def _device(name: str) -> torch.device:
+def chosen_device(name: str) -> torch.device:
+    """Return the device of this name.
+
+    Raises:
+      ConfigError: it has no GPU, and one is asked for.
+    """
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device cuda needs a GPU that torch sees; got none: give --device cpu")
     return device_named(name)

@@ -307,14 +307,14 @@ def _parts(network: Captioner, tokens: Tensor) -> Iterator[slice]:
 
 
 def _of_some(network: Captioner, encoded: Tensor, tokens: Tensor) -> Likelihoods:
-    longest = int((tokens == network.end_token).int().argmax(1).max()) + 1  # padding has no likelihood
-    tokens = tokens[:, : longest if longest > 1 else None]
+    ends = (tokens == network.end_token).int().argmax(1)
+    tokens = tokens[:, : int(ends.max()) + 1]  # what is padding in every text has no likelihood
     logits = network.decode(encoded, tokens[:, :-1]).float()
     found = network.next_tokens(logits, tokens)
-    impossible = torch.nan_to_num(found.log_likelihoods.double(), nan=-torch.inf, neginf=-torch.inf)
+    likelihoods = torch.nan_to_num(found.log_likelihoods.double(), nan=-torch.inf, neginf=-torch.inf)
     right = (logits.argmax(2) == tokens[:, 1:]) & found.counts & found.log_likelihoods.isfinite()
     return Likelihoods(
-        log_likelihoods=impossible.sum(1).cpu(),
+        log_likelihoods=likelihoods.sum(1).cpu(),
         num_tokens=found.counts.sum(1).cpu(),
         num_right=right.sum(1).cpu(),
     )

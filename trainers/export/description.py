@@ -19,9 +19,14 @@ from trainers.models.clip.published import WEIGHTS_FILE, Colours
 from trainers.models.encoder import ImageShape
 from trainers.views.images import PIXEL_MEAN, PIXEL_STD
 
-IMAGE_ENCODER, CLIP, MASKED = "image_encoder", "clip", "masked_auto_encoder"
+IMAGE_ENCODER, CLIP, MASKED, CAPTIONER = "image_encoder", "clip", "masked_auto_encoder", "captioner"
 """Kinds of models: see `trainers.export.kinds`."""
-WEIGHTS_FILES = {IMAGE_ENCODER: "model.safetensors", CLIP: WEIGHTS_FILE, MASKED: "model.safetensors"}
+WEIGHTS_FILES = {
+    IMAGE_ENCODER: "model.safetensors",
+    CLIP: WEIGHTS_FILE,
+    MASKED: "model.safetensors",
+    CAPTIONER: "model.safetensors",
+}
 """The file with the weights, by kind of model."""
 FORMAT = 1
 DESCRIPTION, WEIGHTS = "model.json", WEIGHTS_FILES[IMAGE_ENCODER]
@@ -76,6 +81,19 @@ class MaskedDescription:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CaptionerDescription:
+    """What `model.json` says of a captioner besides; its tokeniser is that of its size.
+
+    Attributes:
+      patch_size: side of a patch in pixels.
+      tie_embeddings: whether one table serves the tokens that are read and those that are predicted.
+    """
+
+    patch_size: int
+    tie_embeddings: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelDescription:
     """What `model.json` says.
 
@@ -88,6 +106,7 @@ class ModelDescription:
         whose are per colour.
       clip: of a CLIP model; None of others.
       masked: of a masked auto-encoder; None of others.
+      captioner: of a captioner; None of others.
       sha256: of the weights' file.
       sweep, trial: where it comes from; a sealed sweep's model has no trial.
       chosen: how it was chosen, in words.
@@ -116,6 +135,7 @@ class ModelDescription:
     pixel_std: float | None = PIXEL_STD
     clip: ClipDescription | None = None
     masked: MaskedDescription | None = None
+    captioner: CaptionerDescription | None = None
     sha256: str = ""
     sweep: str
     trial: str | None
@@ -175,7 +195,8 @@ def read_description(folder: Path) -> ModelDescription:
     try:
         clip = _clip_description(values["clip"]) if values["kind"] == CLIP else None
         masked = MaskedDescription(**values["masked"]) if values["kind"] == MASKED else None
-        of_kinds = {"clip": clip, "masked": masked}
+        captioner = CaptionerDescription(**values["captioner"]) if values["kind"] == CAPTIONER else None
+        of_kinds = {"clip": clip, "masked": masked, "captioner": captioner}
         found = ModelDescription(**values | {"image_shape": tuple(values["image_shape"])} | of_kinds)
     except (TypeError, KeyError, ValueError) as error:
         raise StorageError(f"{path} is damaged; export the model again") from error

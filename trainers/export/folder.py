@@ -25,18 +25,22 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
 from dpgcl_core.errors import ConfigError, StorageError
 from trainers.export.description import ModelDescription, read_description, write_description
-from trainers.export.kinds import CLIP_MODELS, KINDS
+from trainers.export.kinds import CAPTIONERS, CLIP_MODELS, KINDS
+from trainers.models.captioner import Captioner
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.models.encoder import Encoder
 from trainers.models.masked import MaskedAutoEncoder
 
 STATEMENT = "privacy_statement"
+
+ImageNetwork: TypeAlias = Encoder | MaskedAutoEncoder | Captioner
+"""What makes features of images alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +97,7 @@ def _as_json(values: Mapping[str, Any]) -> str:
 
 def load_encoder(
     folder: Path, *, own_network: str | None = None
-) -> tuple[Encoder | MaskedAutoEncoder, ModelDescription]:
+) -> tuple[ImageNetwork, ModelDescription]:
     """Return an exported encoder of images on the CPU, in evaluation mode, and what it is.
 
     Args:
@@ -129,3 +133,22 @@ def load_clip(folder: Path) -> tuple[ImageTextEncoder, ModelDescription]:
     if description.kind != CLIP_MODELS.name:
         raise ConfigError(f"the model in {folder} must be a CLIP model; got an encoder of images")
     return CLIP_MODELS.open(folder, description), description
+
+
+def load_captioner(folder: Path) -> tuple[Captioner, ModelDescription]:
+    """Return an exported captioner on the CPU, in evaluation mode, and what it is.
+
+    Args:
+      folder: as `python -m trainers.export` wrote it.
+
+    Raises:
+      StorageError: the folder is none, damaged, or its weights do not fit its network.
+      ConfigError: it holds a model of another kind.
+    """
+    description = read_description(folder)
+    if description.kind != CAPTIONERS.name:
+        raise ConfigError(
+            f"the model in {folder} must be a captioner, which dp_cap trains; got one of kind "
+            f"{description.kind}"
+        )
+    return CAPTIONERS.open(folder, description), description

@@ -15,18 +15,21 @@ from typing import Any, ClassVar, Generic, TypeVar
 from torch import Tensor, nn
 
 from dpgcl_core.errors import ConfigError, StorageError
-from trainers.config.training import ClipNetworkConfig, MaskedNetworkConfig, NetworkConfig
+from trainers.config.training import CaptionerConfig, ClipNetworkConfig, MaskedNetworkConfig, NetworkConfig
 from trainers.export.description import (
+    CAPTIONER,
     CLIP,
     IMAGE_ENCODER,
     MASKED,
     WEIGHTS_FILES,
+    CaptionerDescription,
     ClipDescription,
     MaskedDescription,
     ModelDescription,
     read_model_weights,
 )
 from trainers.files.weights import misfits, write_weights
+from trainers.models.captioner import Captioner, build_captioner
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.models.clip.files import (
     MERGES_FILE,
@@ -226,9 +229,56 @@ class MaskedKind(ModelKind[MaskedAutoEncoder]):
         return IMAGE_ENCODERS.usage(folder, description)
 
 
+class CaptionerKind(ModelKind[Captioner]):
+    """A captioner with its decoder, which writes captions and gives texts a likelihood."""
+
+    name: ClassVar[str] = CAPTIONER
+
+    def describe(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        channels, height, width = params["image_shape"]
+        shape = channels, height, width
+        config = CaptionerConfig(
+            name=params["network_name"],
+            patch_size=params["patch_size"],
+            tie_embeddings=params["tie_embeddings"],
+        )
+        network = build_captioner(config, shape, seed=0)
+        about = CaptionerDescription(patch_size=network.patch_size, tie_embeddings=config.tie_embeddings)
+        return {
+            "kind": self.name,
+            "embedding_dim": network.feature_dim,
+            "image_shape": shape,
+            "captioner": about,
+        }
+
+    def write_weights(
+        self, folder: Path, description: ModelDescription, state: Mapping[str, Tensor], note: str
+    ) -> ModelDescription:
+        sha256 = write_weights(folder / WEIGHTS_FILES[self.name], state, note=note)
+        return dataclasses.replace(description, sha256=sha256)
+
+    def open(
+        self, folder: Path, description: ModelDescription, *, own_network: str | None = None
+    ) -> Captioner:
+        assert description.captioner is not None  # `read_description` sees to it
+        config = CaptionerConfig(name=description.network, **dataclasses.asdict(description.captioner))
+        network = build_captioner(config, description.image_shape, seed=0)
+        _load(network, folder, description)
+        return network.eval()
+
+    def usage(self, folder: Path, description: ModelDescription) -> list[str]:
+        return [
+            *IMAGE_ENCODERS.usage(folder, description),
+            f"write captions with it: python -m trainers.caption --model {folder} --images folder:PATH",
+        ]
+
+
 AnyKind = ModelKind[Any]
 IMAGE_ENCODERS, CLIP_MODELS, MASKED_ENCODERS = ImageEncoderKind(), ClipKind(), MaskedKind()
-KINDS: Mapping[str, AnyKind] = {kind.name: kind for kind in (IMAGE_ENCODERS, CLIP_MODELS, MASKED_ENCODERS)}
+CAPTIONERS = CaptionerKind()
+KINDS: Mapping[str, AnyKind] = {
+    kind.name: kind for kind in (IMAGE_ENCODERS, CLIP_MODELS, MASKED_ENCODERS, CAPTIONERS)
+}
 """All kinds by name."""
 
 
@@ -236,6 +286,8 @@ def kind_of(params: Mapping[str, Any]) -> AnyKind:
     """Return the kind of model that a trial with these params has trained."""
     if "mask_ratio" in params:
         return MASKED_ENCODERS
+    if "tie_embeddings" in params:
+        return CAPTIONERS
     return CLIP_MODELS if "lora_rank" in params else IMAGE_ENCODERS
 
 

@@ -38,8 +38,9 @@ from trainers.models.transformer import (
 )
 
 _HALF = (0.5, 0.5, 0.5)
-_TOKEN_STD = 0.02
-"""Of the embeddings' first values, as is usual; the fixed positions beside them are of order one."""
+_TOKEN_STD = 0.5
+"""Of the embeddings' first values: of the size of the fixed positions that are added to them. At the usual 0.02
+a layer norm behind both shows the positions alone, and the toy's loss fell a third as fast."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,8 +157,10 @@ class Captioner(nn.Module):
         )
         initialise_(self)
         nn.init.normal_(self.embed_tokens.weight, std=_TOKEN_STD)
+        self._scale = 1.0
         if tie_embeddings:
             self.predict.weight = self.embed_tokens.weight
+            self._scale = width**-0.5  # for logits of order one of embeddings of order one
 
     @property
     def start_token(self) -> int:
@@ -197,7 +200,8 @@ class Captioner(nn.Module):
         length = tokens.shape[1]
         ahead = torch.ones(length, length, dtype=torch.bool, device=tokens.device).triu(1)
         embedded = self.embed_tokens(tokens) + self.token_positions[:length]
-        logits: Tensor = self.predict(self.decoder_norm(self.decoder(embedded, encoded, ahead)))
+        decoded = self.decoder_norm(self.decoder(embedded, encoded, ahead))
+        logits: Tensor = self.predict(self._scale * decoded)
         return logits
 
     def forward(self, images: Tensor, tokens: Tensor) -> Tensor:

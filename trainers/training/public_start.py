@@ -1,10 +1,12 @@
-"""Weights to start from that no record made: a network pre-trained on procedural images, without privacy.
+"""Weights to start from that no record made: a network pre-trained on generated records, without privacy.
 
-`--warm-start synthetic:STEPS` takes STEPS steps on images of `trainers.data.procedural`, which are made on
-the way and never seen twice: CNNs compare two views of each (SimCLR, Chen et al. 2020), masked auto-encoders
-rebuild hidden patches, as ViP does (Yu et al. 2023). It costs no ε: the weights are a function of the
-network, the image shape, the steps and a public seed, so they are the same for all neighbouring data sets,
-and a mechanism may start from any such weights.
+`--warm-start synthetic:STEPS` takes STEPS steps on records that are made on the way and never seen twice. On
+images of `trainers.data.procedural` CNNs compare two views of each (SimCLR, Chen et al. 2020), and masked
+auto-encoders rebuild hidden patches, as ViP does (Yu et al. 2023). Captioners learn the captions of generated
+pairs (`trainers.data.shapes`, half of their words, and numbers that no data set has), for an image without a
+text says nothing to a decoder of texts; DP-Cap pre-trains on textures, with patches in place of tokens. It
+costs no ε: the weights are a function of the network, the image shape, the steps and a public seed, so they
+are the same for all neighbouring data sets, and a mechanism may start from any such weights.
 
 The weights are made once and kept in the cache folder of the data sets, under a name that is the hash of all
 that decides them; the file is read back as any warm start is (`trainers.training.warm_start`). They are made
@@ -39,30 +41,39 @@ from dpgcl_core.release.statement import RESEARCH
 from trainers.config.networks import (
     SYNTHETIC,
     AnyNetworkConfig,
+    CaptionerConfig,
     MaskedNetworkConfig,
     NetworkConfig,
+    TextViewConfig,
     ViewConfig,
 )
 from trainers.config.training import OptimizerConfig
-from trainers.data import procedural
+from trainers.data import procedural, shapes
 from trainers.data.download import cache_folder
+from trainers.data.pairs import ImageTextRecords
 from trainers.data.procedural import procedural_images
 from trainers.files.weights import SAFETENSORS, read_note, read_weights, write_weights
+from trainers.models import captioner, masked
+from trainers.models.captioner import Captioner, build_captioner
 from trainers.models.encoder import Encoder, ImageShape, build_encoder, to_fast_layout
-from trainers.models.masked import SIZES, MaskedAutoEncoder, build_masked
+from trainers.models.masked import MaskedAutoEncoder, build_masked
+from trainers.tasks.captions import caption_losses
 from trainers.tasks.masked_images import masked_losses, patch_orders
 from trainers.training.microbatch import in_turn
 from trainers.training.optimizers import build_optimizer, learning_rate_at
+from trainers.views.captions import make_text_views
 from trainers.views.images import make_views
 
 VERSION = 1
 """Of the pre-training: raised whenever other weights come of the same recipe."""
 
-NETWORKS = ("tiny_cnn", "small_cnn", "wide_cnn", "resnet18", *SIZES)
+NETWORKS = ("tiny_cnn", "small_cnn", "wide_cnn", "resnet18", *masked.SIZES, *captioner.SIZES)
 """Networks that are pre-trained here; others have weights of their own, or none."""
 
 _CONTRASTIVE = OptimizerConfig(learning_rate=4e-3, warmup_steps=10, learning_rate_decay="cosine")
-_MASKED = OptimizerConfig(name="adamw", learning_rate=2e-3, warmup_steps=10, learning_rate_decay="cosine")
+_TRANSFORMER = OptimizerConfig(
+    name="adamw", learning_rate=2e-3, warmup_steps=10, learning_rate_decay="cosine"
+)
 
 _TIMED_STEPS = range(2, 5)
 _FOLDER = "starts"
@@ -70,20 +81,20 @@ _FOLDER = "starts"
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """All that decides the weights, besides the versions of this module and of the images.
+    """All that decides the weights, besides the versions of this module and of the records.
 
     Attributes:
       network: of `NETWORKS`; what of its configuration decides no weight is left at its default.
       image_shape: (channels, height, width).
       num_steps: steps taken.
       seed: public, of weights, images and views.
-      batch_size: images per step; each is compared with all others of its step.
+      batch_size: records per step; of CNNs each is compared with all others of its step.
       temperature: τ of the contrastive loss.
       optimizer: of the steps.
       views: augmentation.
     """
 
-    network: NetworkConfig | MaskedNetworkConfig
+    network: NetworkConfig | MaskedNetworkConfig | CaptionerConfig
     image_shape: ImageShape
     num_steps: int
     seed: int
@@ -110,10 +121,17 @@ class Recipe:
     @property
     def content(self) -> Mapping[str, Any]:
         """All that decides the weights, as JSON holds it."""
-        values = dataclasses.asdict(self) | {"versions": [VERSION, procedural.VERSION]}
+        records = shapes.VERSION if self.network.takes_pairs else procedural.VERSION
+        values = dataclasses.asdict(self) | {"versions": [VERSION, records]}
         values["task"] = self.network.task
         found: Mapping[str, Any] = json.loads(json.dumps(values))
         return found
+
+
+    @property
+    def made_of(self) -> str:
+        """What the network is trained on, in words."""
+        return "generated pairs" if self.network.takes_pairs else "procedural images"
 
 
 def recipe_of(network: AnyNetworkConfig, image_shape: ImageShape, *, num_steps: int, seed: int) -> Recipe:
@@ -132,13 +150,28 @@ def recipe_of(network: AnyNetworkConfig, image_shape: ImageShape, *, num_steps: 
     if isinstance(network, MaskedNetworkConfig):
         same = MaskedNetworkConfig(**_of(network, "name", "patch_size", "mask_ratio"))
         views = ViewConfig(min_crop_area=0.2, brightness=0.0, contrast=0.0)
-        return recipe_for(network=same, optimizer=_MASKED, views=views)
+        return recipe_for(network=same, optimizer=_TRANSFORMER, views=views)
+    if isinstance(network, CaptionerConfig):
+        _check_size_of_pairs(image_shape)
+        captions = CaptionerConfig(**_of(network, "name", "patch_size", "tie_embeddings"))
+        views = ViewConfig(min_crop_area=0.8, flip_prob=0.0, brightness=0.0, contrast=0.0)
+        return recipe_for(network=captions, optimizer=_TRANSFORMER, views=views)
     if isinstance(network, NetworkConfig):
         return recipe_for(network=NetworkConfig(**_of(network, "name", "embedding_dim")))
     raise ConfigError(
         f"{SYNTHETIC}{num_steps} pre-trains a network of images, and {network.name} is a CLIP model: give it "
         "published or exported weights"
     )
+
+
+def _check_size_of_pairs(image_shape: ImageShape) -> None:
+    channels, height, width = image_shape
+    smallest, largest = shapes.SHAPE_IMAGE_SIZES
+    if channels != 3 or height != width or not smallest <= height <= largest:
+        raise ConfigError(
+            f"{SYNTHETIC}STEPS makes pairs with squares in colour, of {smallest} to {largest} pixels; the data "
+            f"have {height} × {width} pixels in {channels} channels: give --image-size, or weights of a file"
+        )
 
 
 def _of(network: AnyNetworkConfig, *names: str) -> dict[str, Any]:
@@ -213,7 +246,7 @@ def _cache_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def pretrained(recipe: Recipe) -> Encoder | MaskedAutoEncoder:
+def pretrained(recipe: Recipe) -> Encoder | MaskedAutoEncoder | Captioner:
     """Return a network trained by a recipe, on the CPU, and say so on stderr with how long it takes.
 
     Raises:
@@ -227,41 +260,49 @@ def pretrained(recipe: Recipe) -> Encoder | MaskedAutoEncoder:
         torch.set_num_threads(threads)
 
 
-def _pretrained(recipe: Recipe) -> Encoder | MaskedAutoEncoder:
-    network, loss = _untrained(recipe)
+def _pretrained(recipe: Recipe) -> Encoder | MaskedAutoEncoder | Captioner:
+    network, make, loss = _untrained(recipe)
     optimizer = build_optimizer(recipe.optimizer, network.parameters())
-    make, times = partial(_images, recipe), []
+    times = []
     with ThreadPoolExecutor(1) as beside:
-        for step, images in enumerate(in_turn(make, range(recipe.num_steps), beside)):
+        for step, records in enumerate(in_turn(make, range(recipe.num_steps), beside)):
             times.append(time.perf_counter())
             if step == _TIMED_STEPS.stop - 1:
                 _tell(recipe, (times[-1] - times[_TIMED_STEPS.start]) / (len(_TIMED_STEPS) - 1))
             optimizer.zero_grad()
-            loss(step, torch.from_numpy(images)).backward()
+            loss(step, records).backward()
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate_at(recipe.optimizer, step, recipe.num_steps)
             optimizer.step()
     return network
 
 
-def _untrained(recipe: Recipe) -> tuple[Encoder | MaskedAutoEncoder, Callable[[int, Tensor], Tensor]]:
-    """The network at random weights, and the loss of a step on images."""
-    if isinstance(recipe.network, MaskedNetworkConfig):
-        masked = build_masked(recipe.network, recipe.image_shape, recipe.seed)
-        return masked, partial(_masked_loss, recipe, masked)
-    encoder = build_encoder(recipe.network, recipe.image_shape, recipe.seed)
-    to_fast_layout(encoder, torch.device("cpu"), recipe.image_shape)
-    return encoder, partial(_contrastive_loss, recipe, encoder)
+def _untrained(
+    recipe: Recipe,
+) -> tuple[Encoder | MaskedAutoEncoder | Captioner, Callable[[int], Any], Callable[[int, Any], Tensor]]:
+    """The network at random weights, what makes a step's records, and the loss of a step on them."""
+    config, shape, seed = recipe.network, recipe.image_shape, recipe.seed
+    if isinstance(config, CaptionerConfig):
+        captions = build_captioner(config, shape, seed)
+        return captions, partial(_pairs, recipe), partial(_caption_loss, recipe, captions)
+    if isinstance(config, MaskedNetworkConfig):
+        rebuilds = build_masked(config, shape, seed)
+        return rebuilds, partial(_images, recipe), partial(_masked_loss, recipe, rebuilds)
+    encoder = build_encoder(config, shape, seed)
+    to_fast_layout(encoder, torch.device("cpu"), shape)
+    return encoder, partial(_images, recipe), partial(_contrastive_loss, recipe, encoder)
 
 
-def _contrastive_loss(recipe: Recipe, encoder: Encoder, step: int, images: Tensor) -> Tensor:
+def _contrastive_loss(recipe: Recipe, encoder: Encoder, step: int, images: NDArray[np.uint8]) -> Tensor:
     """The mean contrastive loss in both directions."""
     embeddings = encoder.embed_views(_views(recipe, step, images, num_views=2)[None])
     both = torch.cat([embeddings, embeddings.flip(2)])
     return two_view_group_loss(both, temperature=recipe.temperature).sum() / (2 * recipe.batch_size)
 
 
-def _masked_loss(recipe: Recipe, network: MaskedAutoEncoder, step: int, images: Tensor) -> Tensor:
+def _masked_loss(
+    recipe: Recipe, network: MaskedAutoEncoder, step: int, images: NDArray[np.uint8]
+) -> Tensor:
     """The mean error of the hidden patches."""
     ids = _ids(recipe, step)
     orders = patch_orders(ids, network.num_patches, seed=recipe.seed, step=step, num_views=1)
@@ -269,9 +310,27 @@ def _masked_loss(recipe: Recipe, network: MaskedAutoEncoder, step: int, images: 
     return masked_losses(network)(inputs).mean()
 
 
-def _views(recipe: Recipe, step: int, images: Tensor, *, num_views: int) -> Tensor:
-    ids = _ids(recipe, step)
-    return make_views(images, ids, config=recipe.views, seed=recipe.seed, step=step, num_views=num_views)
+def _caption_loss(recipe: Recipe, network: Captioner, step: int, pairs: ImageTextRecords) -> Tensor:
+    """The mean error of the next tokens."""
+    given = [each for each, *_ in pairs.captions]
+    texts = make_text_views(
+        given, pairs.ids, config=TextViewConfig(), seed=recipe.seed, step=step, num_views=1
+    )
+    tokens = network.tokenizer([text for (text,) in texts]).tokens
+    images = torch.from_numpy(np.asarray(pairs.images))
+    views = make_views(images, pairs.ids, config=recipe.views, seed=recipe.seed, step=step, num_views=1)
+    return caption_losses(network)((views[:, None], tokens[:, None, None])).mean()
+
+
+def _views(recipe: Recipe, step: int, images: NDArray[np.uint8], *, num_views: int) -> Tensor:
+    return make_views(
+        torch.from_numpy(images),
+        _ids(recipe, step),
+        config=recipe.views,
+        seed=recipe.seed,
+        step=step,
+        num_views=num_views,
+    )
 
 
 def _ids(recipe: Recipe, step: int) -> NDArray[np.uint64]:
@@ -282,11 +341,21 @@ def _images(recipe: Recipe, step: int) -> NDArray[np.uint8]:
     return procedural_images(_ids(recipe, step), recipe.image_shape, seed=recipe.seed)
 
 
+def _pairs(recipe: Recipe, step: int) -> ImageTextRecords:
+    return shapes.make_shape_pairs(
+        recipe.batch_size,
+        seed=recipe.seed,
+        image_size=recipe.image_shape[1],
+        first=shapes.FIRST_UNUSED_SHAPE + step * recipe.batch_size,
+        vocabulary="common",
+    )
+
+
 def _tell(recipe: Recipe, seconds_per_step: float) -> None:
     seconds = recipe.num_steps * seconds_per_step
     print(
-        f"note: making a public start of {recipe.network.name}: {recipe.num_steps} steps on procedural "
-        f"images, about {max(1, round(seconds))} s, once: it is kept in {cache_folder() / _FOLDER}",
+        f"note: making a public start of {recipe.network.name}: {recipe.num_steps} steps on {recipe.made_of}, "
+        f"about {max(1, round(seconds))} s, once: it is kept in {cache_folder() / _FOLDER}",
         file=sys.stderr,
         flush=True,
     )

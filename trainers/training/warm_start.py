@@ -9,7 +9,7 @@ is the same. It says nothing of the data that the first weights were made from. 
 - A model that was exported from public or synthetic data is accepted.
 - A file that does not say what it was made from is taken to be public on the user's word, and the privacy
   statement says so.
-- Weights that were made here of procedural images (`trainers.training.public_start`) come from no record.
+- Weights that were made here of generated records (`trainers.training.public_start`) come from no record.
 
 A file that `trainers.export.trial` wrote says whose data it comes from even when it is copied elsewhere, and
 so does a privacy statement that lies beside it.
@@ -93,7 +93,7 @@ def made_warm_start(recipe: Recipe) -> WarmStart:
       ConfigError: they cannot be made for these images.
       StorageError: the cache cannot be written.
     """
-    origin = f"{recipe.num_steps} steps without privacy on procedural images"
+    origin = f"{recipe.num_steps} steps without privacy on {recipe.made_of}"
     return dataclasses.replace(read_warm_start(public_start(recipe)), origin=origin, from_records=False)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.release.metrics import METRICS, Release, is_reference
+from trainers.config.networks import CaptionerConfig
 from trainers.data.dataset import Modality, TrainingData, modality_of
 
 NOISED_SCORES = ("noised_knn_accuracy", "noised_linear_probe_accuracy")
@@ -11,16 +13,28 @@ _VIEWS = ("view_retrieval_top1", "view_retrieval_top10")
 _RECALLS = tuple(
     f"{way}_recall_at_{k}" for k in (10, 5, 1) for way in ("image_to_text", "text_to_image")
 )  # the default first
+_CAPTIONS = ("caption_token_probability", "next_token_accuracy", "word_order_accuracy")
 _DEFAULT: dict[Modality, str] = {"image": _LABELS[0], "image-text": _RECALLS[0]}
+_OF_TASKS = {CaptionerConfig.task: _CAPTIONS[0]}
 
 
-def default_score(modality: Modality) -> str:
+def default_score(modality: Modality, method: str) -> str:
     """Return the score that counts where none is named.
 
-    >>> default_score("image"), default_score("image-text")
-    ('knn_accuracy', 'image_to_text_recall_at_10')
+    Args:
+      modality: of the records.
+      method: that is trained; some have networks that are scored by other means. "" where it is open.
+
+    >>> [default_score(*each) for each in (("image", "dp_gcl"), ("image-text", "dp_gcl"))]
+    ['knn_accuracy', 'image_to_text_recall_at_10']
+    >>> default_score("image-text", "dp_cap")
+    'caption_token_probability'
     """
-    return _DEFAULT[modality]
+    return _OF_TASKS.get(_task(method), _DEFAULT[modality])
+
+
+def _task(method: str) -> str:
+    return method_named(method).task if method else ""
 
 
 def final_scores() -> list[str]:
@@ -36,15 +50,16 @@ def final_scores() -> list[str]:
     return [*bare, *NOISED_SCORES]
 
 
-def visible_scores(data: TrainingData) -> list[str]:
-    """Return the scores that may be chosen by on these data: of public records, or noised."""
+def visible_scores(data: TrainingData, method: str) -> list[str]:
+    """Return the scores that a method may be chosen by on these data: of public records, or noised."""
     found: list[str] = []
     index, queries = data.index, data.queries
     if index is not None and queries is not None and (data.evaluation_is_public or data.train_is_public):
         labelled = index.labels is not None and queries.labels is not None
         if modality_of(data.train) == "image-text":
             named = queries.labels is not None and data.class_names
-            found += [*_RECALLS, *(("zero_shot_accuracy",) if named else ()), *(_LABELS if labelled else ())]
+            found += _CAPTIONS if _task(method) == CaptionerConfig.task else _RECALLS
+            found += [*(("zero_shot_accuracy",) if named else ()), *(_LABELS if labelled else ())]
         else:
             found += _LABELS if labelled else _VIEWS
     return found + (list(NOISED_SCORES) if data.scored is not None else [])
@@ -57,5 +72,6 @@ def shown_scores(metrics: dict[str, float]) -> list[str]:
     ['image_to_text_recall_at_10']
     """
     of_images = (*_LABELS, _VIEWS[0])
-    names = _RECALLS[:2] if _RECALLS[0] in metrics else of_images
+    of_pairs = [names for names in (_RECALLS[:2], _CAPTIONS) if names[0] in metrics]
+    names = of_pairs[0] if of_pairs else of_images
     return [name for name in (*names, *NOISED_SCORES) if name in metrics]

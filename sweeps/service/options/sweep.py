@@ -57,7 +57,7 @@ class SweepOptions(TrainingOptions):
 
     def __post_init__(self) -> None:
         if self.release.select_by == "auto" and not self.release.is_open:
-            score = default_score(self.data.modality)
+            score = default_score(self.data.modality, self.mechanism.method)
             object.__setattr__(self, "release", dataclasses.replace(self.release, select_by=score))
         check_release(
             self.release,

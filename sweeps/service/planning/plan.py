@@ -268,7 +268,8 @@ def _check_sealed_plan(plan: SweepPlan) -> None:
             "private records would release them through the choice; give --evaluate-on a public labelled "
             "data set"
         )
-    if plan.release.select_by not in (found := visible_scores(plan.data)):
+    found = visible_scores(plan.data, plan.trials[0].config.mechanism.method)
+    if plan.release.select_by not in found:
         raise ConfigError(
             f"no trial on these data has the score to select by, {plan.release.select_by!r}; they have "
             f"{', '.join(found)}"

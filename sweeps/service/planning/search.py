@@ -150,7 +150,7 @@ def check_objectives(
             "objectives must be one or more different scores, and epsilon beside them for a Pareto front; "
             f"got {' '.join(given) or 'none'}"
         )
-    possible = [*visible_scores(data), *own_scores, EPSILON]
+    possible = [*visible_scores(data, options.mechanism.method), *own_scores, EPSILON]
     for name in given:
         if name not in possible:
             raise ConfigError(unknown_choice("objective", name, possible))

@@ -108,7 +108,8 @@ class SearchOptions(SweepOptions):
         """
         options = self
         if not options.objectives:
-            options = dataclasses.replace(options, objectives=(default_score(options.data.modality),))
+            score = default_score(options.data.modality, options.mechanism.method)
+            options = dataclasses.replace(options, objectives=(score,))
         if any(getattr(options, name) for name in (*_CHOICES, *(f"{name}_range" for name in _RANGES))):
             return options
         free = {

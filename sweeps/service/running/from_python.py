@@ -93,7 +93,8 @@ def run(
         for point in points
         for repeat in range(options.service.repeats)
     }
-    return _result(outcome, score or default_score(options.data.modality), settings)
+    default = default_score(options.data.modality, options.mechanism.method)
+    return _result(outcome, score or default, settings)
 
 
 def search(

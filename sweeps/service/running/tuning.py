@@ -75,8 +75,9 @@ def run_tuned_sweep(
         )
     if options.data.are_private and options.data.evaluate_on is None:
         raise ConfigError(
-            f"settings are chosen by {default_score(options.data.modality)} on public data: give "
-            "--evaluate-on a public data set"
+            "settings are chosen by a score on public data, such as "
+            f"{default_score(options.data.modality, options.mechanism.method)}: give --evaluate-on a public "
+            "data set"
         )
     if options.data.are_private:
         candidates = [each for each in candidates if each.changes.get("epsilon") != math.inf]
@@ -160,7 +161,7 @@ def _points(candidate: Candidate, grid: Sequence[Mapping[str, Any]]) -> list[Poi
 
 def _best(points: Sequence[Point], tuning: Outcome, candidate: Candidate) -> Point:
     """The setting of the highest score; of equal ones the first, and no score counts as the lowest."""
-    name = default_score(tuning.plan.source.modality)
+    name = default_score(tuning.plan.source.modality, candidate.changes.get("method", ""))
 
     def score(point: Point) -> float:
         value = tuning.results[f"{point.label}-r0"]["metrics"].get(name, -math.inf)

@@ -1,0 +1,132 @@
+"""Writes captions of images with an exported captioner.
+
+    python -m trainers.caption --model FOLDER --images folder:/data/scans --to captions.csv
+
+Every token of a caption is the likeliest after those before it. Images are read as `python -m trainers.embed`
+reads them; captions that they may have are left aside. The file has the columns `id` and `caption`, a row per
+image.
+
+Captions of private images tell of them, and are private data themselves. The model's guarantee is about the
+records that it was trained on; it covers the model, and nothing that the model is applied to.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpgcl_core.command_line import run_command
+from dpgcl_core.errors import ConfigError, StorageError, exit_on_bad_input
+from trainers.data.decoding import MAX_IMAGE_PIXELS
+from trainers.data.loading import PairOptions
+from trainers.embed.images import chosen_device, read_images
+from trainers.evaluation.features import frozen
+from trainers.evaluation.pairs import PAIRS_AT_ONCE
+from trainers.export.folder import load_captioner
+from trainers.models.captioner import Captioner
+from trainers.views.images import normalise
+
+CSV = ".csv"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptionOptions:
+    """What to describe, with which model, and where to.
+
+    Attributes:
+      model: folder of an exported captioner.
+      images: folder:, npz:, parquet:, csv: or webdataset:PATH, or the name of a built-in data set.
+      to: new file, .csv.
+      batch_size: images at once.
+      device: where to compute.
+      max_image_pixels: of one image as stored; a larger one is refused before it is decoded.
+      csv_separator: character between the columns of a csv file.
+      csv_img_key: column of csv or parquet with images; filepath or image unless given.
+      csv_caption_key: column of csv or parquet with captions; title or caption unless given.
+    """
+
+    model: Path
+    images: str
+    to: Path = Path("captions.csv")
+    batch_size: int = PAIRS_AT_ONCE
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    max_image_pixels: int = MAX_IMAGE_PIXELS
+    csv_separator: str = "\t"
+    csv_img_key: str | None = None
+    csv_caption_key: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1; got {self.batch_size}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return 0.
+
+    Raises:
+      ConfigError, DataError, StorageError: an option, the images or the model are unusable.
+    """
+    options: CaptionOptions = run_command(
+        CaptionOptions, prog="python -m trainers.caption", description=__doc__, arguments=arguments
+    )
+    if options.to.suffix != CSV:
+        raise ConfigError(f"captions are written to a {CSV} file; got --to {options.to}")
+    if options.to.exists():
+        raise StorageError(f"{options.to} exists and is not overwritten: give another --to")
+    pairs = PairOptions(
+        image=options.csv_img_key, caption=options.csv_caption_key, separator=options.csv_separator
+    )
+    network, description = load_captioner(options.model)
+    names, images = read_images(options.images, description.image_shape, pairs, options.max_image_pixels)
+    device = chosen_device(options.device)
+    captions = generated(network, images, batch_size=options.batch_size, device=device)
+    try:
+        options.to.parent.mkdir(parents=True, exist_ok=True)
+        with options.to.open("w", encoding="utf-8", newline="") as file:
+            rows = csv.writer(file, lineterminator="\n")
+            rows.writerow(("id", "caption"))
+            rows.writerows(zip(names.tolist(), captions, strict=True))
+    except OSError as error:
+        raise StorageError(f"{options.to} cannot be written: {error.strerror}") from error
+    print(f"written: {options.to}, {len(captions)} captions")
+    print(f"the model: {description.promise}")
+    print(
+        "note: Captions of private images are private data themselves: the guarantee covers the model, not "
+        "what it is applied to."
+    )
+    return 0
+
+
+def generated(
+    network: Captioner,
+    images: NDArray[np.uint8],
+    *,
+    batch_size: int = PAIRS_AT_ONCE,
+    device: torch.device | str = "cpu",
+) -> list[str]:
+    """Return a caption of each image, in their order.
+
+    Args:
+      network: an exported one; it is moved to `device`.
+      images: uint8 `[num_images, channels, height, width]`, not normalised.
+      batch_size: images passed at once.
+      device: where to compute.
+    """
+    network.to(device)
+    found = list[str]()
+    with frozen(network):
+        for start in range(0, len(images), batch_size):
+            batch = torch.from_numpy(images[start : start + batch_size]).to(device)
+            found += network.generate(normalise(batch))
+    return found
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)
