@@ -156,11 +156,11 @@ class Captioner(nn.Module):
             "token_positions", sequence_positions(width, size.max_tokens - 1), persistent=False
         )
         initialise_(self)
-        nn.init.normal_(self.embed_tokens.weight, std=_TOKEN_STD)
-        self._scale = 1.0
+        # A table that predicts, too, holds smaller numbers, scaled where they are read (Vaswani et al. 2017).
+        self._scale = width**0.5 if tie_embeddings else 1.0
+        nn.init.normal_(self.embed_tokens.weight, std=_TOKEN_STD / self._scale)
         if tie_embeddings:
             self.predict.weight = self.embed_tokens.weight
-            self._scale = width**-0.5  # for logits of order one of embeddings of order one
 
     @property
     def start_token(self) -> int:
@@ -199,9 +199,8 @@ class Captioner(nn.Module):
         """
         length = tokens.shape[1]
         ahead = torch.ones(length, length, dtype=torch.bool, device=tokens.device).triu(1)
-        embedded = self.embed_tokens(tokens) + self.token_positions[:length]
-        decoded = self.decoder_norm(self.decoder(embedded, encoded, ahead))
-        logits: Tensor = self.predict(self._scale * decoded)
+        embedded = self._scale * self.embed_tokens(tokens) + self.token_positions[:length]
+        logits: Tensor = self.predict(self.decoder_norm(self.decoder(embedded, encoded, ahead)))
         return logits
 
     def forward(self, images: Tensor, tokens: Tensor) -> Tensor:

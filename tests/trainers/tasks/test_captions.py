@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from dpgcl_core.clipping.types import GroupInputs, Objective, num_trainable
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.release.statement import RESEARCH
 from tests.sweeps import support
-from tests.trainers.conftest import make_data, make_records
+from tests.trainers.conftest import make_records
 from trainers.caption import main as write_captions
 from trainers.config.networks import AnyNetworkConfig, CaptionerConfig
 from trainers.config.presets import PAIRS_CPU
@@ -273,7 +274,7 @@ def test_public_start_is_of_pairs_that_no_data_set_holds(
         return make_shape_pairs(*args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr("trainers.data.shapes.make_shape_pairs", watched)
-    monkeypatch.setattr("trainers.training.public_start.partial", _small_batches)
+    monkeypatch.setattr("trainers.training.public_start.Recipe", partial(Recipe, batch_size=16))
     config = config_of(warm_start=Path("synthetic:12"))
     assert config.warm_start is not None
     assert not config.warm_start.from_records
@@ -286,14 +287,6 @@ def test_public_start_is_of_pairs_that_no_data_set_holds(
     with torch.no_grad():
         before, after = (caption_losses(network)(inputs).mean() for network in (fresh, started))
     assert float(after) < 0.9 * float(before)
-
-
-def _small_batches(function: object, **options: object) -> object:
-    """`functools.partial`, with few records in a step of a recipe."""
-    from functools import partial
-
-    more = {"batch_size": 16} if function is Recipe else {}
-    return partial(function, **options, **more)  # type: ignore[operator]
 
 
 # --- exported ---
@@ -359,7 +352,7 @@ def test_exported_model_has_the_same_features_and_captions(
 def test_images_without_captions_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="dp_cap learns from captions, and the data are images without any"):
         training_config(OPTIONS, num_records=40, public_seed=0)
-    images = make_data(make_records(40))
+    images = dataclasses.replace(data_of(), train=make_records(40))
     with pytest.raises(ConfigError, match="dp_cap learns from captions, and the data are images without any"):
         train(config_of(), images)
 
@@ -416,6 +409,7 @@ def test_public_start_of_pairs_refuses_images_that_are_not_made() -> None:
 
 def test_sweep_takes_the_network_of_the_method_unless_another_is_given() -> None:
     given = ("--method", "dp_cap", "--group-sizes", "4", "--repeats", "1", "--no-non-private")
+    given += ("--expected-batch-size", "50", "--num-steps", "2")
     for setting in ((), ("--setting", "paper")):
         (trial,) = support.plan("--dataset", "shapes:200", *given, "--tie-embeddings", *setting).trials
         network = trial.config.network
