@@ -9,9 +9,17 @@ from typing import Any
 
 import pandas as pd
 
-from dpgcl_core.release.metrics import REFERENCE_PREFIXES
+from dpgcl_core.release.metrics import FEW_SHOTS, REFERENCE_PREFIXES
 
-LABEL_SCORES = {"knn_accuracy": "k-NN accuracy", "linear_probe_accuracy": "Linear probe accuracy"}
+FEW_SHOT_SCORES = {
+    f"few_shot_{count}_accuracy": f"Probe of {count} per class, accuracy" for count in FEW_SHOTS
+}
+"""They stand in the tables, and have panels only where a sweep has no other score."""
+LABEL_SCORES = {
+    "knn_accuracy": "k-NN accuracy",
+    "linear_probe_accuracy": "Linear probe accuracy",
+    **FEW_SHOT_SCORES,
+}
 VIEW_SCORES = {
     "view_retrieval_top1": "View retrieval, top 1",
     "view_retrieval_top10": "View retrieval, top 10",
@@ -143,9 +151,12 @@ def panel_scores(names: Iterable[str]) -> list[str]:
     ['knn_accuracy', 'linear_probe_accuracy']
     >>> panel_scores(["image_to_text_recall_at_1", "image_to_text_recall_at_10", "knn_accuracy"])
     ['image_to_text_recall_at_10']
+    >>> panel_scores(["knn_accuracy", "few_shot_5_accuracy"])
+    ['knn_accuracy']
     """
     names = list(names)
-    return [name for name in names if name.removesuffix(DURING) in DRAWN_RECALLS] or names
+    recalls = [name for name in names if name.removesuffix(DURING) in DRAWN_RECALLS]
+    return recalls or [name for name in names if name.removesuffix(DURING) not in FEW_SHOT_SCORES] or names
 
 
 def column_title(column: str) -> str:
