@@ -62,6 +62,7 @@ METHOD_NAMES = {
     "logit_dp_spread_out": "Logit-DP, spread-out loss",
     "siglip_groups": "SigLIP in groups",
     "byol_groups": "BYOL in groups",
+    "dp_mae": "Masked auto-encoder",
     "dpcl_simclr": "DPCL, SimCLR",
     "dpcl_barlow": "DPCL, Barlow Twins",
     "dpcl_simclr_rigorous": "DPCL, SimCLR, at 4|B|C",
