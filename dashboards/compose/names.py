@@ -78,6 +78,7 @@ _COLUMN_NAMES = {
     "noise_multiplier": "Noise multiplier σ",
     "target_epsilon": "Target ε",
     "temperature": "Temperature τ",
+    "tan_factor": "B and σ divided by k",
     "sampling_prob": "Sampling probability q",
     "sampled": "Sampled",
     "num_steps": "Steps T",
@@ -109,6 +110,7 @@ _SYMBOLS = {
     "noise_multiplier": "σ",
     "target_epsilon": "ε",
     "temperature": "τ",
+    "tan_factor": "k",
     "num_steps": "T",
 }
 

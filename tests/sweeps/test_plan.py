@@ -353,6 +353,7 @@ WITH_OTHERS: dict[str, tuple[tuple[str, ...], str]] = {
         "5",
     ),
     "--batch-cap": (("--method", "dp_sgd"), "90"),
+    "--tan-factor": ((), "2"),
     "--patch-size": (("--method", "dp_mae"), "2"),
     "--mask-ratio": (("--method", "dp_mae"), "0.5"),
     "--unit-column": (
