@@ -9,9 +9,17 @@ from typing import Any
 
 import pandas as pd
 
-from dpgcl_core.release.metrics import REFERENCE_PREFIXES
+from dpgcl_core.release.metrics import FEW_SHOTS, REFERENCE_PREFIXES
 
-LABEL_SCORES = {"knn_accuracy": "k-NN accuracy", "linear_probe_accuracy": "Linear probe accuracy"}
+FEW_SHOT_SCORES = {
+    f"few_shot_{count}_accuracy": f"Probe of {count} per class, accuracy" for count in FEW_SHOTS
+}
+"""They stand in the tables, and have panels only where a sweep has no other score."""
+LABEL_SCORES = {
+    "knn_accuracy": "k-NN accuracy",
+    "linear_probe_accuracy": "Linear probe accuracy",
+    **FEW_SHOT_SCORES,
+}
 VIEW_SCORES = {
     "view_retrieval_top1": "View retrieval, top 1",
     "view_retrieval_top10": "View retrieval, top 10",
@@ -59,6 +67,7 @@ METHOD_NAMES = {
     "logit_dp_spread_out": "Logit-DP, spread-out loss",
     "siglip_groups": "SigLIP in groups",
     "byol_groups": "BYOL in groups",
+    "dp_mae": "Masked auto-encoder",
     "dpcl_simclr": "DPCL, SimCLR",
     "dpcl_barlow": "DPCL, Barlow Twins",
     "dpcl_simclr_rigorous": "DPCL, SimCLR, at 4|B|C",
@@ -75,6 +84,7 @@ _COLUMN_NAMES = {
     "noise_multiplier": "Noise multiplier σ",
     "target_epsilon": "Target ε",
     "temperature": "Temperature τ",
+    "tan_factor": "B and σ divided by k",
     "sampling_prob": "Sampling probability q",
     "sampled": "Sampled",
     "num_steps": "Steps T",
@@ -106,6 +116,7 @@ _SYMBOLS = {
     "noise_multiplier": "σ",
     "target_epsilon": "ε",
     "temperature": "τ",
+    "tan_factor": "k",
     "num_steps": "T",
 }
 
@@ -149,9 +160,12 @@ def panel_scores(names: Iterable[str]) -> list[str]:
     ['knn_accuracy', 'linear_probe_accuracy']
     >>> panel_scores(["image_to_text_recall_at_1", "image_to_text_recall_at_10", "knn_accuracy"])
     ['image_to_text_recall_at_10']
+    >>> panel_scores(["knn_accuracy", "few_shot_5_accuracy"])
+    ['knn_accuracy']
     """
     names = list(names)
-    return [name for name in names if name.removesuffix(DURING) in DRAWN_RECALLS] or names
+    recalls = [name for name in names if name.removesuffix(DURING) in DRAWN_RECALLS]
+    return recalls or [name for name in names if name.removesuffix(DURING) not in FEW_SHOT_SCORES] or names
 
 
 def column_title(column: str) -> str:

@@ -99,6 +99,14 @@ _ASKED = (
         axis=_axis("noise_multiplier", "log"),
         splits=("method", "num_augmentations"),
     ),
+    # Each factor has an ε of its own, which must not split the curve.
+    Question(
+        name="tan",
+        heading="TAN",
+        axis=_axis("tan_factor", "log2"),
+        splits=("method", "num_augmentations", "group_size"),
+        references=("1",),
+    ),
     Question(name="privacy-budget", heading="privacy budget", axis=_axis("target_epsilon", "log")),
     Question(name="temperature", heading="temperature", axis=_axis("temperature", "log")),
     Question(

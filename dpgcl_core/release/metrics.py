@@ -60,10 +60,18 @@ _CAPTION_SCORES = {
 }
 """Scores of captioners. None may be noised: a caption counts by its length, and by the orders of its words."""
 
-_LABEL_SCORES = ("knn_accuracy", "linear_probe_accuracy")
+FEW_SHOTS = (1, 2, 5, 10)
+"""Labelled records per class that a few-shot probe may be fitted on."""
+
+_FEW_SHOT_SCORES = {
+    f"few_shot_{count}_accuracy": f"accuracy of a linear probe fitted on {count} of each class"
+    for count in FEW_SHOTS
+}
+_LABEL_SCORES = ("knn_accuracy", "linear_probe_accuracy", *_FEW_SHOT_SCORES)
 _SCORES = {
     "knn_accuracy": "k-NN accuracy (k = 3, cosine) on frozen features",
     "linear_probe_accuracy": "linear probe accuracy on frozen features",
+    **_FEW_SHOT_SCORES,
     "view_retrieval_top1": "a record's other view found first among all",
     "view_retrieval_top10": "a record's other view found among the first ten",
     **_PAIR_SCORES,
@@ -124,6 +132,7 @@ _TRANSFER = {
     "transfer_knn_accuracy": "k-NN accuracy on a probing data set",
     "transfer_linear_probe_accuracy": "linear probe accuracy on a probing data set",
     "transfer_zero_shot_accuracy": "images of one nearest to their class's text",
+    **{f"transfer_{name}": f"{what}, on a probing data set" for name, what in _FEW_SHOT_SCORES.items()},
 }
 _DECLARED_PER_DATASET = (
     *(Metric(name, Release.SCORE, what) for name, what in _TRANSFER.items()),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dpgcl_core.clipping.clipper import GAMMA
-from dpgcl_core.clipping.types import Embed, num_trainable, trainable_parameters
+from dpgcl_core.clipping.types import Embed, Objective, num_trainable, trainable_parameters
 from dpgcl_core.losses.objective import EmbeddingObjective
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import LossSettings
@@ -26,6 +26,8 @@ from tests.dpgcl_core.logit_oracle import coefficients
 from tests.oracles import group_info_nce
 
 TAU, BIAS, NOISE = 0.3, -1.0, 1.5
+OF_ONE_RECORD = 0.5
+"""What the embeddings of a task of one record are to become, in place of what its own network rebuilds."""
 SETTINGS = LossSettings(temperature=TAU, bias=BIAS)
 MARGIN = 1 - 1e-4
 NUM_RECORDS, DELTA = 1000, 1e-4
@@ -132,6 +134,16 @@ def _byol(step: Step) -> Iterator[Term]:
         yield Term(step.gradient(loss))
 
 
+def _of_one_record(step: Step) -> Iterator[Term]:
+    """A loss that sees one record, as those of methods that clip each by itself do."""
+    for record in step.records:
+        loss = torch.zeros((), dtype=record.dtype)
+        for z in step.embed(record[None])[0]:
+            for number in z:
+                loss = loss + (number - OF_ONE_RECORD) ** 2
+        yield Term(step.gradient(loss))
+
+
 def _own_paths(step: Step) -> Iterator[Term]:
     others = _without_weights(step)
     for own in range(len(step.records)):
@@ -233,6 +245,8 @@ CASES: dict[str, Case] = {
     "dpcl_barlow_rigorous": Case(terms=_barlow, shape=(1, 4, 2), fields=_ALL),
     "siglip_groups": Case(terms=_sigmoid, fields=_IN_GROUPS),
     "byol_groups": Case(terms=_byol, shape=(3, 1, 2), fields={"group_size": 1}),
+    "dp_mae": Case(terms=_of_one_record, shape=(3, 1, 2), fields={"group_size": 1}),
+    "dp_cap": Case(terms=_of_one_record, shape=(3, 1, 2), fields={"group_size": 1}),
     "non_private": Case(
         terms=_info_nce,
         shape=(1, 4, 3),
@@ -281,6 +295,8 @@ def rule_sum(
         assert target is not None
         own, beside = embed_of(model), embed_of(target)
         embed = lambda x: torch.cat([own(x), beside(x).detach()], dim=-1)  # noqa: E731
-    objective = EmbeddingObjective(embed=embed, loss=mechanism.loss(SETTINGS))
+    objective: Objective = EmbeddingObjective(embed=embed, loss=mechanism.loss(SETTINGS))
+    if mechanism.rules.task:
+        objective = lambda x: (embed(x) - OF_ONE_RECORD).square().sum((1, 2, 3))  # noqa: E731
     mechanism.rule(SETTINGS).add_clipped_sum(total, model, objective, views, GivenNormals(*normals))
     return total.double()

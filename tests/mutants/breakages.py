@@ -1134,4 +1134,41 @@ BREAKAGES = (
             "test_reference_scores_of_private_records_are_not_even_computed",
         ),
     ),
+    # Objectives of one record
+    Breakage(
+        name="masks follow the place in the batch",
+        file="trainers/tasks/masked_images.py",
+        before="records.ids[rows], network.num_patches, seed=seed",
+        after="np.arange(len(rows), dtype=np.uint64), network.num_patches, seed=seed",
+        tests=(
+            "tests/trainers/tasks/test_masked_images.py::"
+            "test_mask_of_a_record_follows_neither_its_companions_nor_its_place",
+        ),
+    ),
+    Breakage(
+        name="hidden patches reach the encoder",
+        file="trainers/models/masked.py",
+        before="shown, hidden = order.split([self.num_patches - self.num_hidden, self.num_hidden], dim=1)",
+        after="shown, hidden = order, order[:, -self.num_hidden :]",
+        tests=(
+            "tests/trainers/models/test_masked.py::test_hidden_patches_do_not_reach_what_is_made_of_them",
+        ),
+    ),
+    Breakage(
+        name="methods of single records take groups of several",
+        file="dpgcl_core/methods/per_record.py",
+        before="if numbers.group_size != 1:",
+        after="if False:",
+        tests=("tests/dpgcl_core/methods/test_methods.py::test_method_refuses_numbers_it_cannot_use",),
+    ),
+    Breakage(
+        name="a group's squared norm may round to less than zero",
+        file="dpgcl_core/clipping/layers.py",
+        before="(of_inputs * of_outputs).sum((1, 2)).clamp_min(0)",
+        after="(of_inputs * of_outputs).sum((1, 2))",
+        tests=(
+            "tests/dpgcl_core/clipping/test_parts.py::"
+            "test_rounding_of_terms_that_cancel_stays_within_their_own_part",
+        ),
+    ),
 )

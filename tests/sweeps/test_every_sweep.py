@@ -24,7 +24,7 @@ from trainers.training.loop import TrainingData
 SCRIPTS = sorted(path.stem for path in (ROOT / "sweeps").glob("*.py") if path.stem != "__init__")
 OF_CI = {
     *("ablation", "architectures", "augmentations", "clip_norm", "convergence", "lora_layers", "methods"),
-    *("noise_multiplier", "num_augmentations", "search", "temperature", "transfer"),
+    *("noise_multiplier", "num_augmentations", "search", "tan", "temperature", "transfer"),
 }
 """All but three, for their tiny modes train or plan for seconds each."""
 

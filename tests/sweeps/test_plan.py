@@ -298,6 +298,7 @@ CHANGES = {
     "--max-query-records": "400",
     "--num-neighbors": "5",
     "--readout": "grid4",
+    "--few-shot": "5",
     "--record-every-steps": "3",
     "--score-every-steps": "5",
     "--test-fraction": "0.3",
@@ -352,6 +353,10 @@ WITH_OTHERS: dict[str, tuple[tuple[str, ...], str]] = {
         "5",
     ),
     "--batch-cap": (("--method", "dp_sgd"), "90"),
+    "--tan-factor": ((), "2"),
+    "--patch-size": (("--method", "dp_mae"), "2"),
+    "--mask-ratio": (("--method", "dp_mae"), "0.5"),
+    "--tie-embeddings": (("--dataset", "shapes:400", "--method", "dp_cap"), ""),
     "--unit-column": (
         ("--dataset", "{own}", "--num-records-public", "200", "--sampling", "records"),
         "person",

@@ -51,6 +51,8 @@ class MechanismOptions:
     """q, in place of an expected batch size."""
     num_steps: int = 100
     """T, training steps."""
+    tan_factor: float = 1.0
+    """k of TAN: after σ was found for B, train at B/k and σ/k, which costs 1/k of the time and a larger ε."""
     restart_steps: int | None = None
     """R, steps that restarts may repeat, in ε in advance; one checkpoint interval for private data without a
     ledger, else 0."""

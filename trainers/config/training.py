@@ -24,6 +24,7 @@ from dpgcl_core.methods.view_draws import over_view_draws
 from dpgcl_core.noise.chacha20 import choose_randomness
 from dpgcl_core.noise.sources import DrawSource
 from dpgcl_core.release import noised_counts
+from dpgcl_core.release.metrics import FEW_SHOTS
 from dpgcl_core.sampling.groups import BATCH
 from trainers.config.networks import (
     PRECISIONS,
@@ -197,6 +198,8 @@ class EvaluationConfig:
     """Score so many test records, likewise; else all."""
     num_neighbors: int = 3
     """k of k-NN."""
+    few_shot: tuple[int, ...] = ()
+    """Score probes of so few labelled records per class, too: 1, 2, 5 or 10; each the mean of five draws."""
     readout: str = POOLED
     """What k-NN and probe read: pooled (the features), or grid4 (a CNN's feature map averaged to 4×4)."""
     also_untrained: bool = True
@@ -216,6 +219,9 @@ class EvaluationConfig:
         for name in ("max_index_records", "max_query_records", "num_neighbors"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"{name} must be at least 1; got {value}")
+        for count in self.few_shot:
+            if count not in FEW_SHOTS:
+                raise ConfigError(f"few_shot takes {', '.join(map(str, FEW_SHOTS))} per class; got {count}")
         if self.readout not in READOUTS:
             raise ConfigError(unknown_choice("readout", self.readout, READOUTS))
         for name in ("record_every_steps", "score_every_steps"):

@@ -34,6 +34,7 @@ Rule = Callable[[Features], Labels]
 RETRIEVAL_STEP = -1
 """The step in the views' key: no training step has it, so these views were never trained on."""
 
+_FEW_SHOT_DRAWS = 5
 _RETRIEVAL_ROWS = 1024
 _SIMILARITY_BYTES = 2**26
 _BLOCK = 256
@@ -129,12 +130,20 @@ def label_scores(
 def feature_scores(
     known: Features, known_labels: Labels, asked: Features, asked_labels: Labels, config: EvaluationConfig
 ) -> dict[str, float]:
-    """Return k-NN and linear probe by metric name, fitted on `known` features and asked of `asked` ones."""
+    """Return the probes by metric name, fitted on `known` features and asked of `asked` ones.
+
+    Few-shot probes take the first rows of each class, so these must stand in a random order.
+    """
     neighbors = config.num_neighbors
-    return {
+    found = {
         "knn_accuracy": knn_accuracy(known, known_labels, asked, asked_labels, num_neighbors=neighbors),
         "linear_probe_accuracy": linear_probe_accuracy(known, known_labels, asked, asked_labels),
     }
+    for count in dict.fromkeys(config.few_shot):
+        found[f"few_shot_{count}_accuracy"] = few_shot_accuracy(
+            known, known_labels, asked, asked_labels, per_class=count
+        )
+    return found
 
 
 def first_records(records: AnyRecords, max_records: int | None, seed: int) -> AnyRecords:
@@ -312,6 +321,52 @@ def linear_probe_rule(index_features: Features, index_labels: Labels) -> Rule:
     if len(np.unique(index_labels)) == 1:
         return lambda query_features: np.full(len(query_features), index_labels[0])
     return fit_linear_probe(index_features, index_labels).predict
+
+
+def few_shot_accuracy(
+    index_features: Features,
+    index_labels: Labels,
+    query_features: Features,
+    query_labels: Labels,
+    *,
+    per_class: int,
+) -> float:
+    """Return the mean accuracy of linear probes, each fitted on a few labelled records of every class.
+
+    The probe is that of `linear_probe_accuracy`. There are five draws without a record in common, as far as
+    the classes reach: of each class the first `per_class` rows, the next ones, and so on. A class of fewer
+    records gives what it has, and a draw that lacks a class altogether is not made after the first.
+
+    Args:
+      index_features: `[num_index, feature_dim]`, in an order that has nothing to do with them.
+      index_labels: `[num_index]`.
+      query_features: `[num_queries, feature_dim]`.
+      query_labels: `[num_queries]`.
+      per_class: labelled records of each class.
+
+    >>> index, labels = np.float32([[0.0], [0.1], [1.0], [1.1]]), np.array([0, 0, 1, 1])
+    >>> few_shot_accuracy(index, labels, index, labels, per_class=1)
+    1.0
+    """
+    accuracies = []
+    for rows in few_shot_rows(index_labels, per_class):
+        chosen = index_features[rows], index_labels[rows]
+        accuracies.append(linear_probe_accuracy(*chosen, query_features, query_labels))
+    return float(np.mean(accuracies))
+
+
+def few_shot_rows(labels: Labels, per_class: int) -> list[NDArray[np.int64]]:
+    """Return the rows of each draw of `few_shot_accuracy`.
+
+    >>> [rows.tolist() for rows in few_shot_rows(np.array([7, 8, 7, 7, 8]), per_class=1)]
+    [[0, 1], [2, 4]]
+    """
+    of_classes = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    num_draws = max(1, min(_FEW_SHOT_DRAWS, min(len(rows) for rows in of_classes) // per_class))
+    return [
+        np.concatenate([rows[draw * per_class : (draw + 1) * per_class] for rows in of_classes])
+        for draw in range(num_draws)
+    ]
 
 
 def view_retrieval(

@@ -159,16 +159,58 @@ def _mechanism(options: TrainingOptions, num_records: int, calibration_folder: P
         target_delta=default_delta(n) if given.delta is None else given.delta,
     )
     check_delta(mechanism.target_delta, n)  # those held out are scored: the promise is to them, too
-    if target is None or without_privacy:
+    if target is not None and not without_privacy:
+        mechanism = noised_counts.calibrated(
+            mechanism,
+            target,
+            score_noise_multiplier=evaluation.score_noise_multiplier,
+            num_scores=evaluation.num_noised_scores,
+            snr_noise_multiplier=evaluation.snr_noise_multiplier,
+            cache_folder=calibration_folder,
+        )
+    return scaled_down(mechanism, given.tan_factor)
+
+
+def scaled_down(mechanism: Mechanism, factor: float) -> Mechanism:
+    """Return the mechanism at B/k and σ/k, and the same T: TAN (Sander, Stock and Sablayrolles 2023).
+
+    The noise of the mean gradient is σΔ/B as before, so the training is expected to go as the large one
+    does, in 1/k of the time. Its ε is its own and much larger; nothing is promised at the large one's.
+
+    Args:
+      mechanism: of the large training.
+      factor: k; 1 for the mechanism as it is.
+
+    Raises:
+      ConfigError: k is below 1, or the method's sensitivity or group would follow the batch.
+
+    >>> large = Mechanism(num_records_public=60_000, sampling_prob=0.016, group_size=8, l2_clip_norm=1.0,
+    ...     noise_multiplier=1.2, num_steps=100, target_delta=1e-6)
+    >>> small = scaled_down(large, 4)
+    >>> small.expected_batch_size, small.noise_multiplier, small.num_steps
+    (240.0, 0.3, 100)
+    >>> round(large.noise().std / large.divisor, 9) == round(small.noise().std / small.divisor, 9)
+    True
+    """
+    if factor == 1:
         return mechanism
-    return noised_counts.calibrated(
+    if not 1 <= factor < math.inf:
+        raise ConfigError(f"tan_factor must be at least 1; got {factor:g}")
+    method = mechanism.rules
+    if method.needs_cap or not method.plain_event or (mechanism.sampling == GROUPS and _is_whole(method)):
+        raise ConfigError(
+            f"tan_factor keeps noise over batch by scaling both, and the noise of {method.name} follows its "
+            "batch by itself: use a method that clips groups or records"
+        )
+    return dataclasses.replace(
         mechanism,
-        target,
-        score_noise_multiplier=evaluation.score_noise_multiplier,
-        num_scores=evaluation.num_noised_scores,
-        snr_noise_multiplier=evaluation.snr_noise_multiplier,
-        cache_folder=calibration_folder,
+        sampling_prob=mechanism.sampling_prob / factor,
+        noise_multiplier=mechanism.noise_multiplier / factor,
     )
+
+
+def _is_whole(method: Method) -> bool:
+    return not (method.takes_group_size or method.one_record_groups)
 
 
 def _sampling_prob(given: float | None, expected_batch_size: float, num_records_public: int) -> float:

@@ -27,6 +27,7 @@ from sweeps.service.options.data import DataOptions
 from sweeps.service.options.release import ReleaseOptions
 from sweeps.service.options.restarts import num_restart_steps
 from sweeps.service.options.scores import visible_scores
+from sweeps.service.options.service import ledger_url
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.cost import cost_of, cost_tags
 from sweeps.service.planning.publication import Publication
@@ -331,6 +332,11 @@ def _configs(
                 f"{method.name} is as-published: its guarantee does not hold, and it is refused with "
                 "private data; `python -m dpgcl_core.methods` lists what is proven"
             )
+        if private and here.mechanism.tan_factor > 1 and ledger_url(options.data, options.ledger) is None:
+            raise ConfigError(
+                "tan_factor trains at an ε of its own that is far above the target, so on private data it "
+                "must be charged: give --ledger, which reserves it, or search on public data"
+            )
         config = training_config(
             here,
             num_records=num_records(data),
@@ -430,7 +436,9 @@ def _params(config: TrainingConfig, options: SweepOptions, point: Point, repeat:
         if options.mechanism.num_records_public is not None
         else "size of the data set, then public",
     }
-    if target is None:
+    if here.mechanism.tan_factor > 1:
+        params["tan_factor"] = here.mechanism.tan_factor
+    if target is None or here.mechanism.tan_factor > 1:
         params["target_epsilon"] = round(config.epsilon(), 4)
     return params | dict(point.params)
 

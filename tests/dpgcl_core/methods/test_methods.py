@@ -24,13 +24,15 @@ from trainers.training.resolve import training_config
 REPLACE_ONE = "replace one record"
 DPCL = [name for name in METHODS if name.startswith("dpcl_")]
 SAMPLES_BOTH = ("dp_gcl", "dp_clip", "siglip_groups", "byol_groups")
+ONE_RECORD = ("dp_mae", "dp_cap")
+"""They clip each record by itself, however it is sampled."""
 
 
 def test_table_lists_every_method_with_its_label_and_sensitivity(capsys: pytest.CaptureFixture[str]) -> None:
     main()
     printed = capsys.readouterr().out.splitlines()
     ways = [m.with_sampling(sampling) for m in METHODS.values() for sampling in m.samplings]
-    assert len(ways) == len(METHODS) + len(SAMPLES_BOTH)
+    assert len(ways) == len(METHODS) + len(SAMPLES_BOTH) + len(ONE_RECORD)
     for line, method in zip(printed[1:], ways, strict=True):
         assert line.split()[:2] == [method.name, method.label]
         assert f"  {method.sensitivity_formula}  " in line
@@ -71,7 +73,7 @@ def test_number_of_records_from_the_data_makes_adding_one_zeroing_one_out(name: 
 @pytest.mark.parametrize("name", list(METHODS))
 def test_groups_are_sampled_only_where_a_term_sees_one_group(name: str) -> None:
     method = METHODS[name]
-    if name in SAMPLES_BOTH:
+    if name in (*SAMPLES_BOTH, *ONE_RECORD):
         assert set(method.samplings) == {GROUPS, RECORDS}
         return
     assert method.samplings == (RECORDS,)
@@ -91,6 +93,17 @@ def test_what_is_said_of_a_method_follows_what_it_samples(name: str) -> None:
     assert "contributes zero" not in records.grouping
 
 
+@pytest.mark.parametrize("name", ONE_RECORD)
+def test_method_of_single_records_says_so_whatever_it_samples(name: str) -> None:
+    for sampling in (GROUPS, RECORDS):
+        method = METHODS[name].with_sampling(sampling)
+        assert method.sensitivity_formula == "C"
+        assert method.grouping == "each record is a group of its own"
+        mechanism = _changed(name, sampling=sampling, l2_clip_norm=_C)
+        assert mechanism.sensitivity == _C
+        assert mechanism.noise().std == pytest.approx(1.5 * _C, rel=1e-12)
+
+
 def test_unknown_sampling_lists_the_two() -> None:
     with pytest.raises(ConfigError, match=r"unknown sampling 'group'.*groups"):
         METHODS["dp_gcl"].with_sampling("group")
@@ -104,6 +117,8 @@ _SENSITIVITIES = {
     "dp_clip": 2 * _C,
     "siglip_groups": 2 * _C,
     "byol_groups": _C,  # groups of one record
+    "dp_mae": _C,
+    "dp_cap": _C,
     "dp_sgd": 2 * _CAP * _C,
     "group_clip": 2 * (_CAP // 2) * _C,
     "logit_dp": _LOGIT,
@@ -186,6 +201,8 @@ def test_cap_that_the_method_does_not_need_is_refused(name: str) -> None:
     ("name", "changes", "message"),
     [
         ("dp_clip", {"group_size": 2}, 'give group_size = "batch"; got 2'),
+        ("dp_mae", {"group_size": 2}, "clips each record by itself: give group_size = 1; got 2"),
+        ("dp_cap", {"group_size": 2}, "clips each record by itself: give group_size = 1; got 2"),
         ("group_clip", {"group_size": "batch"}, 'with "batch" use dp_clip'),
         ("logit_dp", {"temperature": None}, "depends on the temperature: give one"),
         ("logit_dp", {"batch_cap": 10}, "is reached so often"),

@@ -1,0 +1,60 @@
+#!/usr/bin/env python
+"""Do cheap trainings tell what the full one scores? Trains at B/k and σ/k for the same T (TAN).
+
+    python sweeps/tan.py --dataset fashion-mnist --epsilon 1
+    ray job submit --working-dir . -- python sweeps/tan.py --dataset fashion-mnist --epsilon 1
+
+Ends in the score at every k against that of the full training, k = 1. With the noise over the batch held
+fixed a training is expected to go the same way (Sander, Stock and Sablayrolles 2023), so settings may be
+searched at a large k. Each k has an ε of its own, much larger than the target: search on public data.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
+
+from dashboards.figures import draw
+from dpgcl_core.errors import ConfigError, exit_on_bad_input
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.options.sweep import SweepOptions, varies
+from sweeps.service.planning.trials import Point
+from sweeps.service.running.sweep import run_sweep
+from trainers.config.tree import changed
+
+
+@dataclass(frozen=True, kw_only=True)
+class TanOptions(SweepOptions):
+    """The axes of this sweep."""
+
+    tan_factors: tuple[float, ...] = field(default=(1.0, 2.0, 4.0, 8.0), metadata=varies("tan_factor"))
+    """Values of k; 1 is the full training."""
+
+    def tiny(self) -> Self:
+        return changed(super().tiny(), tan_factors=(1.0, 2.0))
+
+
+def points(options: TanOptions) -> list[Point]:
+    """Return one point per factor."""
+    factors = dict.fromkeys(options.tan_factors)
+    if any(factor < 1 for factor in factors):
+        raise ConfigError(f"tan_factors must be at least 1; got {min(factors):g}")
+    return [
+        Point(label=f"k{factor:g}", changes={"tan_factor": factor}, params={"tan_factor": factor})
+        for factor in factors
+    ]
+
+
+def main() -> int:
+    """Run the sweep."""
+    options = parse_options(TanOptions, description=__doc__)
+    return run_sweep("tan", options, points(options), partial(draw, "tan"))
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)
