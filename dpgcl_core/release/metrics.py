@@ -58,7 +58,7 @@ _CAPTION_SCORES = {
     "next_token_accuracy": "tokens of captions that are the likeliest after those before them",
     "word_order_accuracy": "captions likelier than their words in another order, pair by pair",
 }
-"""Scores of captioners. None may be noised: a caption counts by its length, and by the orders of its words."""
+"""Scores of captioners. None may be noised: a caption counts by its length, and by its words' orders."""
 
 FEW_SHOTS = (1, 2, 5, 10)
 """Labelled records per class that a few-shot probe may be fitted on."""

@@ -1171,4 +1171,64 @@ BREAKAGES = (
             "test_rounding_of_terms_that_cancel_stays_within_their_own_part",
         ),
     ),
+    Breakage(
+        name="captions are divided by the tokens of the batch",
+        file="trainers/models/captioner.py",
+        before="self.log_likelihoods.sum(1) / self.counts.sum(1).clamp_min(1)",
+        after="self.log_likelihoods.sum(1) / self.counts.float().sum(1).mean()",
+        tests=(
+            "tests/trainers/tasks/test_captions.py::"
+            "test_clipped_sum_equals_oracle_with_every_layer_in_the_fast_path[0.02-False]",
+            "tests/trainers/tasks/test_captions.py::test_private_training_has_the_epsilon_of_its_steps_and_scores",
+        ),
+    ),
+    Breakage(
+        name="padding counts as tokens of a caption",
+        file="trainers/models/captioner.py",
+        before="counts = (tokens[:, :-1] == self.end_token).cumsum(1) == 0",
+        after="counts = torch.ones_like(tokens[:, 1:], dtype=torch.bool)",
+        tests=(
+            "tests/trainers/models/test_captioner.py::"
+            "test_what_stands_in_the_place_of_padding_moves_neither_loss_nor_gradient",
+        ),
+    ),
+    Breakage(
+        name="a token looks at those behind it",
+        file="trainers/models/captioner.py",
+        before="dtype=torch.bool, device=tokens.device).triu(1)",
+        after="dtype=torch.bool, device=tokens.device).triu(2)",
+        tests=("tests/trainers/models/test_captioner.py::test_a_token_is_predicted_from_those_before_it",),
+    ),
+    Breakage(
+        name="captions are padded to the longest of the batch",
+        file="trainers/tasks/captions.py",
+        before="return images.reshape(*shape, *images.shape[2:]), tokens.reshape(*shape, -1)",
+        after=(
+            "tokens = tokens[:, : int((tokens == network.end_token).int().argmax(1).max()) + 1]\n"
+            "        return images.reshape(*shape, *images.shape[2:]), tokens.reshape(*shape, -1)"
+        ),
+        tests=(
+            "tests/trainers/tasks/test_captions.py::"
+            "test_tokens_are_padded_to_the_same_length_however_short_the_captions_are",
+        ),
+    ),
+    Breakage(
+        name="views of captions follow the place in the batch",
+        file="trainers/tasks/captions.py",
+        before="texts, ids, config=config.text_views",
+        after="texts, np.arange(len(rows), dtype=np.uint64), config=config.text_views",
+        tests=(
+            "tests/trainers/tasks/test_captions.py::"
+            "test_inputs_of_a_record_follow_neither_its_companions_nor_its_place",
+        ),
+    ),
+    Breakage(
+        name="a public start is made of the data set's own pairs",
+        file="trainers/training/public_start.py",
+        before="first=shapes.FIRST_UNUSED_SHAPE + step * recipe.batch_size",
+        after="first=step * recipe.batch_size",
+        tests=(
+            "tests/trainers/tasks/test_captions.py::test_public_start_is_of_pairs_that_no_data_set_holds",
+        ),
+    ),
 )

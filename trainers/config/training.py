@@ -360,8 +360,8 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
         if self.trains_pairs and self.evaluation.readout != POOLED:
             kind = "a CLIP model" if self.network.has_towers else "a transformer"
             raise ConfigError(
-                f"readout {self.evaluation.readout} is for CNNs of images, and {self.network.name} is {kind}: "
-                f"give readout {POOLED}"
+                f"readout {self.evaluation.readout} is for CNNs of images, and {self.network.name} is "
+                f"{kind}: give readout {POOLED}"
             )
         if self.per_tower_clipping and not (self.network.has_towers and isinstance(self.rule(), GroupRule)):
             raise ConfigError(

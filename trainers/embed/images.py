@@ -331,7 +331,7 @@ def embed_images(
         return found
     if not isinstance(encoder, Encoder):
         raise ConfigError(
-            f"only networks of contrastive methods have a projection head: leave --features out; got {features}"
+            f"a network of no contrastive method has no projection head: leave --features out; got {features}"
         )
     rows = [np.zeros((0, encoder.embedding_dim), dtype=np.float32)]
     with torch.no_grad():

@@ -11,8 +11,8 @@ A captioner gives every text a likelihood, given an image. From it come
   one half.
 
 An image is encoded once for all of these. The orders are four per caption, each a function of the caption
-and the public seed: words of content permuted, the others permuted, words permuted within triples, and triples
-permuted; places and punctuation stay. An order whose tokens are the caption's own is left out.
+and the public seed: words of content permuted, the others permuted, words permuted within triples, and
+triples permuted; places and punctuation stay. An order whose tokens are the caption's own is left out.
 
 A network that diverged gives poor scores and no error: what is not finite counts as impossible.
 """
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -241,11 +242,14 @@ def other_orders(text: str, *, seed: int) -> list[str]:
     is_content = np.array([word.lower() not in NON_ESSENTIAL_WORDS for word in words], dtype=bool)
     whole = len(words) // _TRIPLE * _TRIPLE
     triples = places[:whole].reshape(-1, _TRIPLE)
+    # What must be hashed need not be valid Unicode in a caption.
+    name = text.encode("utf-8", "surrogatepass").decode("utf-8", "backslashreplace")
+    draw = partial(keyed_uniform, ids_from_names(f"{place} {name}" for place in places), "word order", seed)
     orders = [
-        _among(places, is_content, _uniform(text, seed, "content", len(words))),
-        _among(places, ~is_content, _uniform(text, seed, "other", len(words))),
-        places[np.lexsort((_uniform(text, seed, "within", len(words)), places // _TRIPLE))],
-        np.concatenate([*triples[_uniform(text, seed, "triples", len(triples)).argsort()], places[whole:]]),
+        _among(places, is_content, draw("content")),
+        _among(places, ~is_content, draw("other")),
+        places[np.lexsort((draw("within"), places // _TRIPLE))],
+        np.concatenate([*triples[draw("triples")[: len(triples)].argsort()], places[whole:]]),
     ]
     return [with_words(text, [words[place] for place in order.tolist()]) for order in orders]
 
@@ -257,12 +261,6 @@ def _among(
     order = places.copy()
     order[chosen] = places[chosen][uniform[chosen].argsort()]
     return order
-
-
-def _uniform(text: str, seed: int, kind: str, count: int) -> NDArray[np.float64]:
-    name = text.encode("utf-8", "surrogatepass").decode("utf-8", "backslashreplace")
-    ids = ids_from_names([name]) + np.arange(count, dtype=np.uint64)
-    return keyed_uniform(ids, "word order", int(seed), kind)
 
 
 def _other_orders(

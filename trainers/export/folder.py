@@ -95,9 +95,7 @@ def _as_json(values: Mapping[str, Any]) -> str:
     return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
 
 
-def load_encoder(
-    folder: Path, *, own_network: str | None = None
-) -> tuple[ImageNetwork, ModelDescription]:
+def load_encoder(folder: Path, *, own_network: str | None = None) -> tuple[ImageNetwork, ModelDescription]:
     """Return an exported encoder of images on the CPU, in evaluation mode, and what it is.
 
     Args:

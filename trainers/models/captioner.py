@@ -39,13 +39,13 @@ from trainers.models.transformer import (
 
 _HALF = (0.5, 0.5, 0.5)
 _TOKEN_STD = 0.5
-"""Of the embeddings' first values: of the size of the fixed positions that are added to them. At the usual 0.02
-a layer norm behind both shows the positions alone, and the toy's loss fell a third as fast."""
+"""Of the embeddings' first values: of the size of the fixed positions that are added to them. At the usual
+0.02 a layer norm behind both shows the positions alone; after 80 steps the toy's loss was 2.6 in place of 0.8."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """Depth and width of both transformers, the tokens they know, and the side of a patch unless one is given.
+    """Depth and width of both transformers, their tokens, and the side of a patch unless one is given.
 
     Attributes:
       vocabulary: tokens that are known, the first of open_clip's.
@@ -76,7 +76,7 @@ SIZES = {
     "cap-base": Size(depth=12, width=768, decoder_width=768),
     "cap-large": Size(depth=24, width=1024, decoder_width=768),
 }
-"""By name; the toy is for a CPU and the generated pairs, the others are those of DP-Cap. With its 32,000 tokens
+"""By name; the toy is for a CPU and generated pairs, the others are those of DP-Cap. With its 32,000 tokens
 they have the numbers of weights of its table 6. A small vocabulary writes every caption, in more tokens: the
 toy knows 1,024, and its 64 hold every caption of `shapes`."""
 

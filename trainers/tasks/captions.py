@@ -72,9 +72,7 @@ class Captions(Task[Captioner]):
             load_whole(network, config.warm_start, given)
         return network
 
-    def check_network(
-        self, config: TrainingConfig, network: Captioner, image_shape: tuple[int, ...]
-    ) -> None:
+    def check_network(self, config: TrainingConfig, network: Captioner, image_shape: tuple[int, ...]) -> None:
         refuse_batch_statistics(network)
         probes = [self._made_up(network, seed) for seed in (0, 1)]
         refuse_mixed_groups(network, self.objective(config, network), *probes)

@@ -127,7 +127,6 @@ class Recipe:
         found: Mapping[str, Any] = json.loads(json.dumps(values))
         return found
 
-
     @property
     def made_of(self) -> str:
         """What the network is trained on, in words."""
@@ -169,8 +168,9 @@ def _check_size_of_pairs(image_shape: ImageShape) -> None:
     smallest, largest = shapes.SHAPE_IMAGE_SIZES
     if channels != 3 or height != width or not smallest <= height <= largest:
         raise ConfigError(
-            f"{SYNTHETIC}STEPS makes pairs with squares in colour, of {smallest} to {largest} pixels; the data "
-            f"have {height} × {width} pixels in {channels} channels: give --image-size, or weights of a file"
+            f"{SYNTHETIC}STEPS makes pairs with squares in colour, of {smallest} to {largest} pixels; the "
+            f"data have {height} × {width} pixels in {channels} channels: give --image-size, or weights of a "
+            "file"
         )
 
 
@@ -300,9 +300,7 @@ def _contrastive_loss(recipe: Recipe, encoder: Encoder, step: int, images: NDArr
     return two_view_group_loss(both, temperature=recipe.temperature).sum() / (2 * recipe.batch_size)
 
 
-def _masked_loss(
-    recipe: Recipe, network: MaskedAutoEncoder, step: int, images: NDArray[np.uint8]
-) -> Tensor:
+def _masked_loss(recipe: Recipe, network: MaskedAutoEncoder, step: int, images: NDArray[np.uint8]) -> Tensor:
     """The mean error of the hidden patches."""
     ids = _ids(recipe, step)
     orders = patch_orders(ids, network.num_patches, seed=recipe.seed, step=step, num_views=1)
@@ -354,8 +352,8 @@ def _pairs(recipe: Recipe, step: int) -> ImageTextRecords:
 def _tell(recipe: Recipe, seconds_per_step: float) -> None:
     seconds = recipe.num_steps * seconds_per_step
     print(
-        f"note: making a public start of {recipe.network.name}: {recipe.num_steps} steps on {recipe.made_of}, "
-        f"about {max(1, round(seconds))} s, once: it is kept in {cache_folder() / _FOLDER}",
+        f"note: making a public start of {recipe.network.name}: {recipe.num_steps} steps on "
+        f"{recipe.made_of}, about {max(1, round(seconds))} s, once: it is kept in {cache_folder() / _FOLDER}",
         file=sys.stderr,
         flush=True,
     )

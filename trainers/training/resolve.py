@@ -108,7 +108,9 @@ def _network(options: NetworkOptions, mechanism: Mechanism, modality: Modality) 
     if mechanism.rules.task == MaskedNetworkConfig.task:
         return MaskedNetworkConfig(**_fields_of(MaskedNetworkConfig, options))
     _refuse_given(
-        options, "is for transformers: CLIP models, and the networks of dp_mae and dp_cap", "gradient_checkpointing"
+        options,
+        "is for transformers: CLIP models, and the networks of dp_mae and dp_cap",
+        "gradient_checkpointing",
     )
     shared = _fields_of(NetworkConfig, options)
     return NetworkConfig(**shared, predictor=mechanism.rules.needs_target)

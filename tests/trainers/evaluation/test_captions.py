@@ -1,4 +1,4 @@
-"""Scores of captioners: likelihoods against a slow oracle, orders of words, ties, and networks that diverged."""
+"""Scores of captioners: likelihoods against a slow oracle, orders of words, ties, diverged networks."""
 
 from __future__ import annotations
 

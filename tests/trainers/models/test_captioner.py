@@ -1,4 +1,4 @@
-"""Captioners: what a token may look at, padding, likelihoods, generated captions, sizes, and what is refused."""
+"""Captioners: what a token may look at, padding, likelihoods, generated captions, sizes, refusals."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from trainers.config.networks import CaptionerConfig
 from trainers.data.shapes import make_shape_pairs
 from trainers.models.captioner import SIZES, Captioner, Size, build_captioner
 
-SMALL = Size(
-    depth=1, width=16, decoder_depth=2, decoder_width=8, patch_size=2, vocabulary=514, max_tokens=12
-)
+SMALL = Size(depth=1, width=16, decoder_depth=2, decoder_width=8, patch_size=2, vocabulary=514, max_tokens=12)
 SHAPE = (3, 4, 6)
 
 
@@ -22,9 +20,7 @@ def small(*, tie_embeddings: bool = False, recomputes: bool = False) -> Captione
     """At weights that make every part matter."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        network = Captioner(
-            SMALL, SHAPE, patch_size=2, tie_embeddings=tie_embeddings, recomputes=recomputes
-        )
+        network = Captioner(SMALL, SHAPE, patch_size=2, tie_embeddings=tie_embeddings, recomputes=recomputes)
         with torch.no_grad():
             for parameter in network.parameters():
                 parameter.add_(0.1 * torch.randn(parameter.shape))
@@ -148,7 +144,7 @@ def test_tokens_spell_the_caption_and_the_toy_cuts_none_of_the_shapes() -> None:
     ("name", "millions"), [("cap-tiny", 59), ("cap-small", 115), ("cap-base", 190), ("cap-large", 407)]
 )
 def test_published_sizes_have_the_published_numbers_of_weights(name: str, millions: float) -> None:
-    """DP-Cap, table 6; class tokens and learned positions, which ours have not, are below one in a hundred."""
+    """DP-Cap, table 6, which counts class tokens and positions, too; that is below one in a hundred."""
     with torch.device("meta"):
         network = Captioner(SIZES[name], (3, 224, 224), patch_size=16)
     assert abs(num_trainable(network) / 1e6 / millions - 1) < 0.025

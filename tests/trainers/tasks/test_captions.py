@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import math
 from functools import partial
@@ -16,10 +15,8 @@ from torch import Tensor
 from dpgcl_core.clipping.clipper import ONE_BY_ONE, GroupClipper
 from dpgcl_core.clipping.types import GroupInputs, Objective, num_trainable
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.release.statement import RESEARCH
 from tests.sweeps import support
 from tests.trainers.conftest import make_records
-from trainers.caption import main as write_captions
 from trainers.config.networks import AnyNetworkConfig, CaptionerConfig
 from trainers.config.presets import PAIRS_CPU
 from trainers.config.training import TrainingConfig
@@ -27,10 +24,6 @@ from trainers.config.tree import changed
 from trainers.data.dataset import TrainingData
 from trainers.data.pairs import ImageTextRecords
 from trainers.data.shapes import FIRST_UNUSED_SHAPE, SHAPE_NAMES, make_shape_pairs
-from trainers.embed.images import embed_images
-from trainers.export.description import ModelDescription
-from trainers.export.folder import Statement, load_captioner, load_clip, load_encoder, write_model
-from trainers.export.kinds import CAPTIONERS, kind_of
 from trainers.files.checkpoint import CheckpointFolder
 from trainers.files.weights import read_weights
 from trainers.models.captioner import Captioner
@@ -39,7 +32,6 @@ from trainers.tasks.captions import caption_losses
 from trainers.training.loop import train
 from trainers.training.public_start import Recipe, recipe_of
 from trainers.training.resolve import training_config
-from trainers.views.images import normalise
 
 SHAPE = (3, 32, 32)
 OPTIONS = changed(
@@ -93,7 +85,7 @@ def inputs_of(
 
 
 def oracle(network: Captioner, inputs: tuple[Tensor, ...], l2_clip_norm: float) -> Tensor:
-    """Each caption's loss token by token, without its padding, each record's gradient by itself, in float64."""
+    """Each caption's loss token by token, without padding, each record's gradient by itself, in float64."""
     total = torch.zeros(num_trainable(network), dtype=torch.float64)
     for images, tokens in zip(*inputs, strict=True):
         text = tokens[0, 0].tolist()
@@ -289,63 +281,6 @@ def test_public_start_is_of_pairs_that_no_data_set_holds(
     assert float(after) < 0.9 * float(before)
 
 
-# --- exported ---
-
-
-@pytest.mark.parametrize("tie_embeddings", [False, True])
-def test_exported_model_has_the_same_features_and_captions(
-    tmp_path: Path, tie_embeddings: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = config_of(tie_embeddings=tie_embeddings)
-    network = network_of(config).eval()
-    params = {
-        "network_name": "cap-toy",
-        "patch_size": 16,
-        "tie_embeddings": tie_embeddings,
-        "image_shape": list(SHAPE),
-    }
-    assert kind_of(params) is CAPTIONERS
-    folder = tmp_path / "model"
-    description = ModelDescription(
-        promise="of a test",
-        network="cap-toy",
-        sweep="s",
-        trial="t",
-        chosen="by hand",
-        method="dp_cap",
-        dataset="shapes",
-        data=RESEARCH,
-        guarantee_label="proven",
-        neighboring_relation="add-or-remove-one",
-        epsilon=1.0,
-        delta=1e-5,
-        sweep_epsilon=None,
-        sweep_delta=None,
-        num_steps=1,
-        **CAPTIONERS.describe(params),
-    )
-    write_model(folder, description, network.state_dict(), Statement(values={}, page=""))
-    loaded, _ = load_captioner(folder)
-    images = np.asarray(RECORDS.images)[:6]
-    expected = network.features(normalise(torch.from_numpy(images))).detach().numpy()
-    assert np.allclose(embed_images(loaded, images), expected, atol=1e-5)
-    assert np.allclose(embed_images(load_encoder(folder)[0], images), expected, atol=1e-5)
-    assert (loaded.predict.weight is loaded.embed_tokens.weight) == tie_embeddings
-    np.savez(tmp_path / "six.npz", images=images)
-    arguments = ["--model", str(folder), "--images", f"npz:{tmp_path / 'six.npz'}"]
-    assert write_captions([*arguments, "--to", str(tmp_path / "found.csv"), "--batch-size", "4"]) == 0
-    assert "6 captions" in capsys.readouterr().out
-    with (tmp_path / "found.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.reader(file))
-    assert rows[0] == ["id", "caption"]
-    captions = network.generate(normalise(torch.from_numpy(images)))
-    assert [caption for _, caption in rows[1:]] == captions
-    with pytest.raises(ConfigError, match="must be a CLIP model"):
-        load_clip(folder)
-    with pytest.raises(ConfigError, match=r"written to a \.csv file"):
-        write_captions([*arguments, "--to", str(tmp_path / "found.txt")])
-
-
 # --- refused ---
 
 
@@ -388,7 +323,9 @@ def test_warm_start_of_another_task_names_the_first_mismatch(tmp_path: Path) -> 
 
 
 def test_options_of_clip_models_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"per_tower_clipping is for the two towers of a CLIP model.*cap-toy"):
+    with pytest.raises(
+        ConfigError, match=r"per_tower_clipping is for the two towers of a CLIP model.*cap-toy"
+    ):
         config_of(per_tower_clipping=True)
     for changes in ({"learn_temperature": True}, {"pretrained": "laion2b_s34b_b79k"}):
         with pytest.raises(ConfigError, match="is for CLIP models"):
