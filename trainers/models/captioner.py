@@ -40,7 +40,7 @@ from trainers.models.transformer import (
 _HALF = (0.5, 0.5, 0.5)
 _TOKEN_STD = 0.5
 """Of the embeddings' first values: of the size of the fixed positions that are added to them. At the usual
-0.02 a layer norm behind both shows the positions alone: after 80 steps the toy's loss was 2.6, and not 0.8."""
+0.02 a layer norm behind both shows the positions alone: the toy's loss was 2.6 after 80 steps, not 0.8."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +77,8 @@ SIZES = {
     "cap-large": Size(depth=24, width=1024, decoder_width=768),
 }
 """By name; the toy is for a CPU and generated pairs, the others are those of DP-Cap. With 32,000 tokens
-they have the numbers of weights of its table 6, and 0.8 to 2.3 % more. A small vocabulary writes every caption, in more tokens: the
-toy knows 1,024, and its 64 hold every caption of `shapes`."""
+they have the numbers of weights of its table 6, and 0.8 to 2.3 % more. A small vocabulary writes every
+caption, in more tokens: the toy knows 1,024, and its 64 hold every caption of `shapes`."""
 
 
 class NextTokens(NamedTuple):

@@ -2,9 +2,9 @@
 
 `--warm-start synthetic:STEPS` takes STEPS steps on records that are made on the way and never seen twice. On
 images of `trainers.data.procedural` CNNs compare two views of each (SimCLR, Chen et al. 2020), and masked
-auto-encoders rebuild hidden patches, as ViP does (Yu et al. 2023). Captioners learn the captions of generated
-pairs (`trainers.data.shapes`, half of their words, and numbers that no data set has), for an image without a
-text says nothing to a decoder of texts; DP-Cap pre-trains on textures, with patches in place of tokens. It
+auto-encoders rebuild hidden patches, as ViP does (Yu et al. 2023). On generated pairs (`trainers.data.shapes`,
+half of their words, and numbers that no data set has) small CLIP models compare images and captions, and
+captioners learn the captions; DP-Cap pre-trains on textures, with patches in place of tokens. It
 costs no ε: the weights are a function of the network, the image shape, the steps and a public seed, so they
 are the same for all neighbouring data sets, and a mechanism may start from any such weights.
 
@@ -36,12 +36,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpgcl_core.errors import ConfigError, StorageError, unknown_choice
+from dpgcl_core.losses.image_text import image_text_group_loss
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from dpgcl_core.release.statement import RESEARCH
 from trainers.config.networks import (
     SYNTHETIC,
     AnyNetworkConfig,
     CaptionerConfig,
+    ClipNetworkConfig,
     MaskedNetworkConfig,
     NetworkConfig,
     TextViewConfig,
@@ -55,6 +57,8 @@ from trainers.data.procedural import procedural_images
 from trainers.files.weights import SAFETENSORS, read_note, read_weights, write_weights
 from trainers.models import captioner, masked
 from trainers.models.captioner import Captioner, build_captioner
+from trainers.models.clip.encoder import ImageTextEncoder
+from trainers.models.clip.published import SMALL_MODELS, ClipConfig, build_clip, find_clip
 from trainers.models.encoder import Encoder, ImageShape, build_encoder, to_fast_layout
 from trainers.models.masked import MaskedAutoEncoder, build_masked
 from trainers.tasks.captions import caption_losses
@@ -67,13 +71,14 @@ from trainers.views.images import make_views
 VERSION = 1
 """Of the pre-training: raised whenever other weights come of the same recipe."""
 
-NETWORKS = ("tiny_cnn", "small_cnn", "wide_cnn", "resnet18", *masked.SIZES, *captioner.SIZES)
+NETWORKS = ("tiny_cnn", "small_cnn", "wide_cnn", "resnet18", *masked.SIZES, *captioner.SIZES, *SMALL_MODELS)
 """Networks that are pre-trained here; others have weights of their own, or none."""
 
 _CONTRASTIVE = OptimizerConfig(learning_rate=4e-3, warmup_steps=10, learning_rate_decay="cosine")
 _TRANSFORMER = OptimizerConfig(
     name="adamw", learning_rate=2e-3, warmup_steps=10, learning_rate_decay="cosine"
 )
+_OF_PAIRS = ViewConfig(min_crop_area=0.8, flip_prob=0.0, brightness=0.0, contrast=0.0)
 
 _TIMED_STEPS = range(2, 5)
 _FOLDER = "starts"
@@ -88,13 +93,13 @@ class Recipe:
       image_shape: (channels, height, width).
       num_steps: steps taken.
       seed: public, of weights, images and views.
-      batch_size: records per step; of CNNs each is compared with all others of its step.
+      batch_size: records per step; a contrastive loss compares each with all others of its step.
       temperature: τ of the contrastive loss.
       optimizer: of the steps.
       views: augmentation.
     """
 
-    network: NetworkConfig | MaskedNetworkConfig | CaptionerConfig
+    network: AnyNetworkConfig
     image_shape: ImageShape
     num_steps: int
     seed: int
@@ -153,14 +158,17 @@ def recipe_of(network: AnyNetworkConfig, image_shape: ImageShape, *, num_steps: 
     if isinstance(network, CaptionerConfig):
         _check_size_of_pairs(image_shape)
         captions = CaptionerConfig(**_of(network, "name", "patch_size", "tie_embeddings"))
-        views = ViewConfig(min_crop_area=0.8, flip_prob=0.0, brightness=0.0, contrast=0.0)
-        return recipe_for(network=captions, optimizer=_TRANSFORMER, views=views)
+        return recipe_for(network=captions, optimizer=_TRANSFORMER, views=_OF_PAIRS)
     if isinstance(network, NetworkConfig):
         return recipe_for(network=NetworkConfig(**_of(network, "name", "embedding_dim")))
-    raise ConfigError(
-        f"{SYNTHETIC}{num_steps} pre-trains a network of images, and {network.name} is a CLIP model: give it "
-        "published or exported weights"
-    )
+    if network.name not in SMALL_MODELS:
+        raise ConfigError(
+            f"{SYNTHETIC}{num_steps} pre-trains small CLIP models, {', '.join(SMALL_MODELS)}; give "
+            f"{network.name} published or exported weights"
+        )
+    towers = ClipNetworkConfig(name=network.name)
+    own_shape = (3, *find_clip(ClipConfig(model=network.name)).image_size)  # grey is shown to it in colour
+    return recipe_for(network=towers, image_shape=own_shape, optimizer=_TRANSFORMER, views=_OF_PAIRS)
 
 
 def _check_size_of_pairs(image_shape: ImageShape) -> None:
@@ -246,8 +254,10 @@ def _cache_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def pretrained(recipe: Recipe) -> Encoder | MaskedAutoEncoder | Captioner:
+def pretrained(recipe: Recipe) -> nn.Module:
     """Return a network trained by a recipe, on the CPU, and say so on stderr with how long it takes.
+
+    A CLIP model is open_clip's, whose weights are what a training of both towers starts from.
 
     Raises:
       ConfigError: the images are too small.
@@ -260,7 +270,7 @@ def pretrained(recipe: Recipe) -> Encoder | MaskedAutoEncoder | Captioner:
         torch.set_num_threads(threads)
 
 
-def _pretrained(recipe: Recipe) -> Encoder | MaskedAutoEncoder | Captioner:
+def _pretrained(recipe: Recipe) -> nn.Module:
     network, make, loss = _untrained(recipe)
     optimizer = build_optimizer(recipe.optimizer, network.parameters())
     times = []
@@ -279,12 +289,17 @@ def _pretrained(recipe: Recipe) -> Encoder | MaskedAutoEncoder | Captioner:
 
 def _untrained(
     recipe: Recipe,
-) -> tuple[Encoder | MaskedAutoEncoder | Captioner, Callable[[int], Any], Callable[[int, Any], Tensor]]:
+) -> tuple[nn.Module, Callable[[int], Any], Callable[[int, Any], Tensor]]:
     """The network at random weights, what makes a step's records, and the loss of a step on them."""
     config, shape, seed = recipe.network, recipe.image_shape, recipe.seed
     if isinstance(config, CaptionerConfig):
         captions = build_captioner(config, shape, seed)
         return captions, partial(_pairs, recipe), partial(_caption_loss, recipe, captions)
+    if isinstance(config, ClipNetworkConfig):
+        spec = find_clip(ClipConfig(model=config.name))
+        clip = build_clip(spec, seed)
+        towers = ImageTextEncoder(clip, spec)
+        return clip, partial(_pairs, recipe), partial(_towers_loss, recipe, towers)
     if isinstance(config, MaskedNetworkConfig):
         rebuilds = build_masked(config, shape, seed)
         return rebuilds, partial(_images, recipe), partial(_masked_loss, recipe, rebuilds)
@@ -310,14 +325,26 @@ def _masked_loss(recipe: Recipe, network: MaskedAutoEncoder, step: int, images: 
 
 def _caption_loss(recipe: Recipe, network: Captioner, step: int, pairs: ImageTextRecords) -> Tensor:
     """The mean error of the next tokens."""
-    given = [each for each, *_ in pairs.captions]
-    texts = make_text_views(
-        given, pairs.ids, config=TextViewConfig(), seed=recipe.seed, step=step, num_views=1
-    )
-    tokens = network.tokenizer([text for (text,) in texts]).tokens
+    images, texts = _views_of_pairs(recipe, step, pairs)
+    tokens = network.tokenizer(texts).tokens
+    return caption_losses(network)((images[:, None, None], tokens[:, None, None])).mean()
+
+
+def _towers_loss(recipe: Recipe, network: ImageTextEncoder, step: int, pairs: ImageTextRecords) -> Tensor:
+    """The mean contrastive loss from images to texts and back."""
+    images, texts = _views_of_pairs(recipe, step, pairs)
+    both = network.embed_images(images), network.embed_texts(network.tokenizer(texts).tokens)
+    embeddings = torch.stack(both, dim=1)[None]
+    return image_text_group_loss(embeddings, temperature=recipe.temperature).sum() / (2 * recipe.batch_size)
+
+
+def _views_of_pairs(recipe: Recipe, step: int, pairs: ImageTextRecords) -> tuple[Tensor, list[str]]:
+    """One view of each pair: images `[n, C, H, W]` and texts `[n]`."""
+    how, given = {"seed": recipe.seed, "step": step, "num_views": 1}, [each for each, *_ in pairs.captions]
     images = torch.from_numpy(np.asarray(pairs.images))
-    views = make_views(images, pairs.ids, config=recipe.views, seed=recipe.seed, step=step, num_views=1)
-    return caption_losses(network)((views[:, None], tokens[:, None, None])).mean()
+    views = make_views(images, pairs.ids, config=recipe.views, **how)
+    texts = make_text_views(given, pairs.ids, config=TextViewConfig(), **how)
+    return views[:, 0], [text for (text,) in texts]
 
 
 def _views(recipe: Recipe, step: int, images: NDArray[np.uint8], *, num_views: int) -> Tensor:
