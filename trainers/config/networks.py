@@ -97,8 +97,7 @@ class AnyNetwork:
     name: str = field(default="small_cnn", metadata=option("network"))
     """tiny_cnn, small_cnn, wide_cnn, resnet18, or package.module:factory for your own; of pairs a CLIP
     model: clip-tiny, open_clip's name (ViT-B-32), or a file with open_clip's configuration; of dp_mae
-    mae-toy, mae-nano, mae-tiny, mae-small, mae-base or mae-large; of dp_cap cap-toy, cap-tiny, cap-small,
-    cap-base or cap-large."""
+    mae-toy, -nano, -tiny, -small, -base or -large; of dp_cap cap-toy, -tiny, -small, -base or -large."""
     precision: str = "float32"
     """Of the network: float32, bfloat16 or float16; norms, clipping and noise are never less than float32."""
     loss_scale: float = 1024.0

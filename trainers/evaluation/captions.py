@@ -235,7 +235,7 @@ def other_orders(text: str, *, seed: int) -> list[str]:
     """Return the words of a text in four other orders, each a function of the text and the public seed.
 
     >>> other_orders("A small red ring at the top left and two large blue squares.", seed=0)[3]
-    'two large blue at the top left and A small red ring squares.'
+    'ring at the top left and A small red two large blue squares.'
     """
     words = words_of(text)
     places = np.arange(len(words))

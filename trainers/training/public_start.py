@@ -2,11 +2,11 @@
 
 `--warm-start synthetic:STEPS` takes STEPS steps on records that are made on the way and never seen twice. On
 images of `trainers.data.procedural` CNNs compare two views of each (SimCLR, Chen et al. 2020), and masked
-auto-encoders rebuild hidden patches, as ViP does (Yu et al. 2023). On generated pairs (`trainers.data.shapes`,
-half of their words, and numbers that no data set has) small CLIP models compare images and captions, and
-captioners learn the captions; DP-Cap pre-trains on textures, with patches in place of tokens. It
-costs no ε: the weights are a function of the network, the image shape, the steps and a public seed, so they
-are the same for all neighbouring data sets, and a mechanism may start from any such weights.
+auto-encoders rebuild hidden patches, as ViP does (Yu et al. 2023). On generated pairs of
+`trainers.data.shapes`, half of their words, and numbers that no data set has, small CLIP models compare
+images and captions, and captioners learn the captions; DP-Cap pre-trains on textures, with patches in place
+of tokens. It costs no ε: the weights are a function of the network, the image shape, the steps and a public
+seed, so they are the same for all neighbouring data sets, and a mechanism may start from any such weights.
 
 The weights are made once and kept in the cache folder of the data sets, under a name that is the hash of all
 that decides them; the file is read back as any warm start is (`trainers.training.warm_start`). They are made

@@ -7,7 +7,7 @@ import pytest
 
 from dashboards.compose.differences import differences_table
 from dashboards.compose.figure import content_of, numbers_of
-from dashboards.compose.names import DRAWN_RECALLS, PAIR_SCORES, RECALLS
+from dashboards.compose.names import CAPTION_SCORES, DRAWN_RECALLS, PAIR_SCORES, RECALLS
 from dashboards.compose.questions import QUESTIONS
 from dashboards.compose.search import objective
 from dashboards.errors import DashboardError
@@ -54,7 +54,8 @@ def test_pairs_have_every_score_in_the_table(trials):
     assert [title for title in heading if "(%)" in title] == [
         *(f"Image → text recall at {k} (%)" for k in (1, 5, 10)),
         *(f"Text → image recall at {k} (%)" for k in (1, 5, 10)),
-        *("Zero-shot accuracy (%)", "k-NN accuracy (%)", "Linear probe accuracy (%)"),
+        *("Zero-shot accuracy (%)", *(f"{title} (%)" for title in CAPTION_SCORES.values())),
+        *("k-NN accuracy (%)", "Linear probe accuracy (%)"),
     ]
 
 
@@ -138,7 +139,8 @@ def test_transfer_of_pairs_without_labels_has_no_place_without_scores(make_trial
 
 def test_scores_of_pairs_have_titles_wherever_they_are_declared():
     declared = {name for name, metric in METRICS.items() if metric.release is Release.SCORE}
-    of_pairs = {name for name in declared if "_recall_at_" in name or "zero_shot" in name}
+    words = ("_recall_at_", "zero_shot", "caption_", "next_token", "word_order")
+    of_pairs = {name for name in declared if any(word in name for word in words)}
     every = (("", ""), ("untrained_", ""), ("public_start_", ""), ("", "_during"))
     assert of_pairs == {f"{before}{name}{behind}" for name in PAIR_SCORES for before, behind in every}
 

@@ -225,7 +225,7 @@ def test_every_method_for_pairs_trains(method: str) -> None:
 
 
 def test_methods_for_pairs_are_those_that_say_so() -> None:
-    assert {name for name, method in METHODS.items() if method.takes_pairs} == {*OF_PAIRS, "base"}
+    assert {name for name, method in METHODS.items() if method.takes_pairs} == {*OF_PAIRS, "dp_cap", "base"}
 
 
 def test_learned_temperature_moves_and_stays_within_its_public_bounds() -> None:

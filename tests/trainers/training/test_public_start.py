@@ -362,7 +362,7 @@ def test_pairs_of_a_start_are_in_no_data_set_of_shapes() -> None:
 
 
 def test_large_clip_models_are_refused_with_those_that_are_pretrained() -> None:
-    with pytest.raises(ConfigError, match="small CLIP models, clip-tiny, .*; give ViT-B-32 published"):
+    with pytest.raises(ConfigError, match=r"small CLIP models, clip-tiny, .*; give ViT-B-32 published"):
         _of_pairs(network="ViT-B-32")
 
 
