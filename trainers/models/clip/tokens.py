@@ -87,7 +87,7 @@ class ClipTokenizer:
 
         >>> from trainers.models.clip.published import ClipConfig, find_clip
         >>> tokenizer = ClipTokenizer(find_clip(ClipConfig()))
-        >>> tokenizer.text(tokenizer(["A red ring."]).tokens[0, 1:5].tolist())
+        >>> tokenizer.text(tokenizer(["A red ring."]).tokens[0, 1:6].tolist())
         'a red ring.'
         """
         return re.sub(r" (?=[.,;:!?])", "", self._tokenizer.decode(list(tokens)).strip())
