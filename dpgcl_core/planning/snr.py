@@ -50,7 +50,7 @@ ENOUGH_TRAINING_SNR = 2.2
 """From it on noise need not decide S: that of S = 16 in the group-size table, the largest S which no score
 resolves below the best row."""
 _GRIDS_IN_EPSILON = 300
-_MOST_GRID, _LEAST_SCALE = 0.01, 0.01
+_MOST_GRID, _LEAST_SCALE = 0.003, 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
