@@ -4,9 +4,10 @@
     python benchmarks/alignment.py            # one line per row, one per table, and the constant
     python benchmarks/alignment.py --json
 
-Nothing is trained. A table with first-step SNRs holds one row of the whole batch as one group, whose alignment
-is 1: its SNR is C/(σΔ√d). What another row of the same table has in place of it, over its K = B/S groups and at
-its own sensitivity, is that row's alignment, whatever σ and d; and S₀ follows (`dpgcl_core.planning.snr`).
+Nothing is trained. A table with first-step SNRs holds one row of the whole batch as one group, whose
+alignment is 1: its SNR is C/(σΔ√d). What another row of the same table has in place of it, over its K = B/S
+groups and at its own sensitivity, is that row's alignment, whatever σ and d; and S₀ follows
+(`dpgcl_core.planning.snr`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What is feasible? Lists (B, σ, T, S) for a budget of privacy and compute, and recommends one; spends nothing.
+"""What is feasible? Lists (B, σ, T, S) within budgets of privacy and compute; spends nothing.
 
     python sweeps/plan.py --num-records-public 60000 --epsilon 1 --dataset fashion-mnist --core-hours 1
     python sweeps/plan.py --published

@@ -1,4 +1,4 @@
-"""The curves of a plan as a figure: ε against N, and the epochs within ε against B (DP-Cap's Figures 5 and 6)."""
+"""The curves of a plan as a figure, after DP-Cap's Figures 5 and 6: ε against N, and epochs against B."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def curves_content(points: Sequence[Point], *, title: str, subtitle: str) -> Con
     """
     table = numbers_of_curves(points)
     panels = [
-        _panel(table[table["figure"] == "epsilon"], _RECORDS, "epsilon", "ε by PLD", "B, σ and T of the plan"),
+        _panel(
+            table[table["figure"] == "epsilon"], _RECORDS, "epsilon", "ε by PLD", "B, σ and T of the plan"
+        ),
         _panel(table[table["figure"] == "epochs"], _BATCH, "num_epochs", "Epochs within ε", "σ held"),
     ]
     shown = table.drop(columns="figure")
@@ -82,6 +84,4 @@ def _panel(rows: pd.DataFrame, axis: Axis, column: str, label: str, legend: str)
                 num_repeats=[1] * len(found),
             )
         )
-    return Panel(
-        legend=legend, y_label=label, axis=ticks, axis_symbol=axis.symbol, curves=curves, log_y=True
-    )
+    return Panel(legend=legend, y_label=label, axis=ticks, axis_symbol=axis.symbol, curves=curves, log_y=True)

@@ -1,12 +1,12 @@
-"""What a training can be before anything is spent: feasible (B, σ, T, S), the expected SNR, published trainings.
+"""What a training can be before anything is spent: feasible (B, σ, T, S), expected SNR, published ones.
 
     from dpgcl_core.planning import Wanted, feasible
 
     answer = feasible(Wanted(num_records_public=60_000, target_epsilon=1.0, num_weights=8_280))
     print(answer.recommended)
 
-Everything here follows from public numbers. `sweeps/plan.py` is the command line; every sweep's plan takes its
-warning that n and ε are too small from `too_small`.
+Everything here follows from public numbers. `sweeps/plan.py` is the command line; every sweep's plan takes
+its warning that n and ε are too small from `too_small`.
 """
 
 from dpgcl_core.planning.curves import epochs_by_batch, epsilon_by_records

@@ -1,7 +1,7 @@
 """Which (B, σ, T, S) a budget of privacy, time and memory allows, and which of them to take.
 
-For every batch size and number of steps of a grid σ follows from ε, by PLD; groups follow from S; hours follow
-from the records and the throughput. Nothing is drawn and nothing spent: all numbers are public.
+For every batch size and number of steps of a grid σ follows from ε, by PLD; groups follow from S; hours
+follow from the records and the throughput. Nothing is drawn and nothing spent: all numbers are public.
 
 *Which one.* At a fixed ε a larger batch needs more noise, and where noise is large the SNR over the training
 tends to one limit whatever B and T are. So among the plans whose SNR over the training is within
@@ -23,16 +23,16 @@ from pathlib import Path
 from dpgcl_core.accounting.composition import MIN_NOISE_MULTIPLIER, check_target
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.mechanism.numbers import RECORDS, default_delta
+from dpgcl_core.mechanism.numbers import RECORDS, check_delta, default_delta
 from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.planning.snr import (
     ALIGNMENT_SIZE,
     ENOUGH_TRAINING_SNR,
     LEAST_TRAINING_SNR,
     ExpectedSnr,
+    clips_groups,
     coarse_epsilon,
     expected_snr,
-    is_modelled,
 )
 from dpgcl_core.planning.solving import solve
 from dpgcl_core.sampling.groups import BATCH, GroupSize
@@ -102,11 +102,12 @@ class Wanted:
                 raise ConfigError(f"{name} must be positive and finite; got {list(getattr(self, name))}")
         if self.most_hours is not None and self.records_per_second is None:
             raise ConfigError("a budget of hours needs a throughput: give records_per_second")
-        if not is_modelled(self.mechanism(10.0, 1, 1.0, smallest_group(self.method))):
+        if not clips_groups(self.method):
             raise ConfigError(
                 "plans are made for methods that clip one gradient per disjoint group (dp_gcl, dp_clip, "
                 f"siglip_groups, byol_groups); got {self.method}"
             )
+        check_delta(self.delta, self.num_records_public)
 
     @property
     def delta(self) -> float:
@@ -257,9 +258,7 @@ def _batches_and_steps(wanted: Wanted, refused: Counter[str]) -> list[tuple[floa
     return found
 
 
-def _noise(
-    wanted: Wanted, batch: float, num_steps: int, start: float, refused: Counter[str]
-) -> float | None:
+def _noise(wanted: Wanted, batch: float, num_steps: int, start: float, refused: Counter[str]) -> float | None:
     """σ of (B, T) on a coarse grid, from the safe side."""
     mechanism = wanted.mechanism(batch, num_steps, 1.0, smallest_group(wanted.method))
     try:
@@ -339,22 +338,24 @@ def _what_to_relax(wanted: Wanted) -> tuple[str, ...]:
         steps = math.floor(num_steps / times)
         less = f", or T = {steps}" if steps >= _FEWEST_STEPS else ""
         found.append(
-            f"time: the smallest plan, B = {batch:g} and T = {num_steps}, takes {hours:.3g} hours, {times:.3g} "
-            f"times the budget of {wanted.most_hours:g}: give {hours:.3g} hours, {times:.3g} times the "
-            f"throughput{less}"
+            f"time: the smallest plan, B = {batch:g} and T = {num_steps}, takes {hours:.3g} hours, "
+            f"{times:.3g} times the budget of {wanted.most_hours:g}: give {hours:.3g} hours, "
+            f"{times:.3g} times the throughput{less}"
         )
     needed = [wanted.memory_bytes[size] for size in wanted.sizes if size in wanted.memory_bytes]
     if needed and wanted.most_bytes is not None and min(needed) > wanted.most_bytes:
         found.append(
             f"memory: a worker takes at least {min(needed) / 2**30:.3g} GiB, "
-            f"{min(needed) / wanted.most_bytes:.3g} times what it has: give that, or a smaller group or network"
+            f"{min(needed) / wanted.most_bytes:.3g} times what it has: give that, or a smaller group "
+            "or network"
         )
     sizes = [size for size in wanted.sizes if size != BATCH]
     most = max(batches) / _groups_per_batch(wanted)
     if sizes and min(map(int, sizes)) > most:
         found.append(
             f"groups: the smallest S is {min(map(int, sizes))}, and B = {max(batches):g} allows at most "
-            f"{most:g}: give a group_size of at most that, or B = {min(map(int, sizes)) * _groups_per_batch(wanted)}"
+            f"{most:g}: give a group_size of at most that, or "
+            f"B = {min(map(int, sizes)) * _groups_per_batch(wanted)}"
         )
     return tuple(found) or (_privacy_to_relax(wanted, batch, num_steps),)
 

@@ -1,23 +1,24 @@
 """The expected signal-to-noise ratio (SNR) of a training, from public numbers, and when it is too small.
 
 *One step.* The noise on d trained weights has norm σ·Δ·√d, with Δ = C where groups are sampled and 2C where
-records are. The clean sum of K groups' clipped gradients has norm at most K·C, so the SNR of a step is at most
-K·C/(σΔ√d). What it is depends on how far the groups agree. Let all K gradients have norm C and every two of
-them the cosine ρ: their sum has the squared norm K + K(K − 1)ρ times C², so
+records are. The clean sum of K groups' clipped gradients has norm at most K·C, so the SNR of a step is at
+most K·C/(σΔ√d). What it is depends on how far the groups agree. Let all K gradients have norm C and every two
+of them the cosine ρ: their sum has the squared norm K + K(K − 1)ρ times C², so
 
     SNR = a · K·C/(σΔ√d),    a² = (1 + (K − 1)ρ)/K,
 
-exact at K = 1 and for ρ = 1. A group's gradient is a sum over its S records. With a common part and independent
-rest in each record, as in a gradient estimated from S samples, the cosine is
+exact at K = 1 and for ρ = 1. A group's gradient is a sum over its S records. With a common part and
+independent rest in each record, as in a gradient estimated from S samples, the cosine is
 
     ρ = S/(S + S₀),
 
-S₀ being the group size at which the common part is half of the squared norm: `ALIGNMENT_SIZE`. It is measured,
-on data sets and networks that are not the user's; `alignment_size_of` takes a first-step SNR that is.
+S₀ being the group size at which the common part is half of the squared norm: `ALIGNMENT_SIZE`. It is
+measured, on data sets and networks that are not the user's; `alignment_size_of` takes a first-step SNR that
+is.
 
-*A training.* Only what the groups have in common, √ρ of each, adds up from step to step: over T aligned steps to
-T times that of one, independent noise to √T times. So the SNR over the training is √T·√ρ·K·C/(σΔ√d). This is a
-model, too: a gradient that turns, as it does near an optimum, adds up to less.
+*A training.* Only what the groups have in common, √ρ of each, adds up from step to step: over T aligned steps
+to T times that of one, independent noise to √T times. So the SNR over the training is √T·√ρ·K·C/(σΔ√d). This
+is a model, too: a gradient that turns, as it does near an optimum, adds up to less.
 
 The numbers of this module are those of the first steps, when groups agree most. They are made by
 
@@ -32,19 +33,20 @@ from dataclasses import dataclass
 from dpgcl_core.accounting.composition import MIN_NOISE_MULTIPLIER, epsilon_of_steps
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
+from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.methods.in_groups import ClippedGroups
 from dpgcl_core.sampling.groups import BATCH
 
 ALIGNMENT_SIZE = 138.0
 """S₀: the geometric mean over the committed tables that have first-step SNRs (65 to 594 in single ones).
 
-Against the rows themselves the expected SNR is then off by a factor of 0.7 to 2."""
+Against the rows themselves the expected SNR is then off by a factor of 0.66 to 2."""
 LEAST_TRAINING_SNR = 0.3
 """Expected SNR over the training below which no gain is to be expected.
 
 Of the rows of the committed tables with first-step SNRs, those up to 0.10 have no resolved gain in their main
-score, k-NN accuracy or recall at 10, and those from 0.98 on all have one. None lies between; this is the middle
-on a logarithmic scale.
+score, k-NN accuracy or recall at 10, and those from 0.98 on all have one. None lies between; this is the
+middle on a logarithmic scale.
 """
 ENOUGH_TRAINING_SNR = 2.2
 """From it on noise need not decide S: that of S = 16 in the group-size table, the largest S which no score
@@ -106,7 +108,8 @@ def alignment_size_of(alignment: float, num_groups: float, group_size: float) ->
     """
     if not num_groups > 1:
         raise ConfigError(
-            f"an alignment is measured with more than one group, for one agrees with itself; got {num_groups:g}"
+            f"an alignment is measured with more than one group, for one agrees with itself; got "
+            f"{num_groups:g}"
         )
     cosine = (num_groups * alignment**2 - 1) / (num_groups - 1)
     if not 0 < cosine <= 1:
@@ -119,7 +122,16 @@ def alignment_size_of(alignment: float, num_groups: float, group_size: float) ->
 
 def is_modelled(mechanism: Mechanism) -> bool:
     """Whether the model holds: one clipped gradient per disjoint group, with noise."""
-    return mechanism.is_private and isinstance(mechanism.rules, ClippedGroups)
+    return mechanism.is_private and clips_groups(mechanism.method)
+
+
+def clips_groups(method: str) -> bool:
+    """Whether a method clips one gradient per disjoint group.
+
+    >>> clips_groups("dp_gcl"), clips_groups("logit_dp")
+    (True, False)
+    """
+    return isinstance(method_named(method), ClippedGroups)
 
 
 def expected_snr(
@@ -143,8 +155,8 @@ def expected_snr(
     """
     if not is_modelled(mechanism):
         raise ConfigError(
-            "an SNR is expected of private methods that clip one gradient per disjoint group (dp_gcl, dp_clip, "
-            f"siglip_groups, byol_groups); got {mechanism.method} with noise_multiplier = "
+            "an SNR is expected of private methods that clip one gradient per disjoint group (dp_gcl, "
+            f"dp_clip, siglip_groups, byol_groups); got {mechanism.method} with noise_multiplier = "
             f"{mechanism.noise_multiplier:g}"
         )
     if num_weights < 1:

@@ -1,4 +1,4 @@
-"""Find where a function of one positive number reaches a value: by secants of logarithms, which ε nearly obeys."""
+"""Find where a function of one positive number reaches a value, by secants of the logarithms."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def solve(
             continue
         if (x <= least or x >= most) and _leads_out(x, value > high, slope, least):
             raise ConfigError(
-                f"no value from {least:g} to {most:g} gives at most {high:g}, or comes near it: at {x:g} it is "
-                f"{value:.4g}"
+                f"no value from {least:g} to {most:g} gives at most {high:g}, or comes near it: at {x:g} it "
+                f"is {value:.4g}"
             )
         moved = here[0] + (target - here[1]) / slope
         x = min(max(math.exp(min(max(moved, here[0] - _LONGEST), here[0] + _LONGEST)), least), most)

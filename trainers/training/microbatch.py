@@ -66,7 +66,7 @@ def max_views(
 
 
 def pass_bytes(config: TrainingConfig, encoder: AnyEncoder, image_shape: tuple[int, ...]) -> int:
-    """Return the bytes that one pass may take beside the weights: of `max_views`, or of one group if that is more.
+    """Return the bytes that one pass may take beside the weights: of `max_views`, or of one larger group.
 
     Activations, their gradients and what separating the groups holds, each at most `_COPIES` times, and one
     gradient per group.

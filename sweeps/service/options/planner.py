@@ -1,4 +1,4 @@
-"""The options of the planner: those of a sweep, a grid in place of one setting, and what a training may take."""
+"""The options of the planner: those of a sweep, grids for some, and what a training may take."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PlannerOptions(SweepOptions):
     gpu_hours: float | None = None
     """Budget of one training in hours of a GPU, with --records-per-second of one; any unless given."""
     records_per_second: float | None = None
-    """Records that one core (with --gpu-hours, one GPU) trains on in a second; measured on this core unless given."""
+    """Records that one core (or GPU, with --gpu-hours) trains on in a second; measured here unless given."""
     memory_gib: float | None = None
     """Memory of one worker, in GiB; any unless given."""
     num_weights: int | None = None
@@ -35,7 +35,7 @@ class PlannerOptions(SweepOptions):
     image_shape: tuple[int, int, int] | None = None
     """Channels, height and width of the images; those of the named public data set unless given."""
     measured_snr: tuple[float, int, int, float] | None = None
-    """A first-step SNR of a training of this network on such data, then its B, S and σ; else that of the tables."""
+    """A first-step SNR of this network on such data, then its B, S and σ; that of the tables unless given."""
     num_trials: int = 10
     """m, trainings among which the settings are chosen, for the cost of tuning."""
     published: bool = False
@@ -73,8 +73,8 @@ class PlannerOptions(SweepOptions):
             )
         if self.mechanism.noise_multiplier is not None or self.mechanism.sampling_prob is not None:
             raise ConfigError(
-                "the planner finds noise_multiplier and sampling_prob from epsilon and the batch sizes: leave "
-                "them out, and give --epsilon"
+                "the planner finds noise_multiplier and sampling_prob from epsilon and the batch sizes: "
+                "leave them out, and give --epsilon"
             )
         if self.mechanism.epsilon == math.inf:
             raise ConfigError("a plan needs a finite epsilon; got inf")

@@ -335,7 +335,7 @@ def _configs(
     calibration_folder: Path | None,
     num_weights: NumWeights | None = None,
 ) -> list[tuple[Point, TrainingConfig]]:
-    """Return the checked training of every point that may be run on these data; note their networks' weights."""
+    """Return the checked training of every point that may be run on these data; note networks' weights."""
     built = {} if num_weights is None else num_weights
     found: list[tuple[Point, TrainingConfig]] = []
     device, held_out = _device(options), options.evaluation.score_on_held_out

@@ -1,4 +1,4 @@
-"""What a training of the options takes, before any record is read: weights, throughput, memory of a worker."""
+"""What a training of the options takes, before any record is read: weights, throughput, memory."""
 
 from __future__ import annotations
 
@@ -168,5 +168,3 @@ def _memory_bytes(config: TrainingConfig, encoder: AnyEncoder, shape: ImageShape
     weights, trained = sum(each.numel() for each in encoder.parameters()), num_trainable(encoder)
     kept = _STATES.get(config.optimizer.name, 1)
     return 4 * weights + (8 + 8 + 4 * (1 + kept)) * trained + pass_bytes(config, encoder, shape)
-
-

@@ -61,7 +61,9 @@ def run_plan(options: PlannerOptions) -> int:
     if options.output is not None:
         points = [*epsilon_by_records(wanted, chosen.mechanism), *epochs_by_batch(wanted, chosen.mechanism)]
         title = f"What N, B and σ allow: {wanted.method}, N = {wanted.num_records_public}"
-        subtitle = f"ε = {wanted.target_epsilon:g}, δ = {wanted.delta:.3g}; the plan has {_point_text(chosen)}"
+        subtitle = (
+            f"ε = {wanted.target_epsilon:g}, δ = {wanted.delta:.3g}; the plan has {_point_text(chosen)}"
+        )
         paths = write_curves(points, options.output, title=title, subtitle=subtitle)
         if not options.json:
             for path in paths:
@@ -138,8 +140,8 @@ def _show(
     how = "measured here on synthetic images" if resources.is_measured else "as stated"
     say(
         f"N = {wanted.num_records_public}, ε = {wanted.target_epsilon:g}, δ = {rounded_up(wanted.delta, 4)}, "
-        f"{wanted.method} on {wanted.num_weights} weights, {resources.records_per_second:.4g} records a second "
-        f"({how})"
+        f"{wanted.method} on {wanted.num_weights} weights, "
+        f"{resources.records_per_second:.4g} records a second ({how})"
     )
     for reason, number in answer.refused.items():
         say(f"left out: {count(number, 'point')}, {reason}")
@@ -151,8 +153,8 @@ def _show(
     for plan in _shown(answer, chosen):
         say(f"{'*' if plan is chosen else ' '} {_row(plan)}")
     say(
-        f"recommended: {_point_text(chosen)}, ε = {rounded_up(chosen.mechanism.epsilon(), 4)} by PLD; its σ is "
-        "calibrated on the grid of record, that of the others is up to some two per cent too large"
+        f"recommended: {_point_text(chosen)}, ε = {rounded_up(chosen.mechanism.epsilon(), 4)} by PLD; its "
+        "σ is calibrated on the grid of record, that of the others is up to some two per cent too large"
     )
     source = "as in the committed tables" if options.measured_snr is None else "as measured"
     say(
@@ -252,7 +254,7 @@ def _show_published(found: Sequence[Reproduced], *, as_json: bool) -> None:
         row = each.published
         say(
             f"{row.name:<22} {row.num_records:>10} {row.expected_batch_size:>8g} {row.num_steps:>5} "
-            f"{row.noise_multiplier:>6g} {row.epsilon:>10g} {each.rdp_epsilon:>9.2f} {each.pld_epsilon:>9.2f} "
-            f"{each.pld_noise_multiplier:>9.3f}"
+            f"{row.noise_multiplier:>6g} {row.epsilon:>10g} {each.rdp_epsilon:>9.2f} "
+            f"{each.pld_epsilon:>9.2f} {each.pld_noise_multiplier:>9.3f}"
         )
         say(f"    {each.difference} ({row.source}; δ = {row.delta:.3g})")
