@@ -27,6 +27,7 @@ The numbers of this module are those of the first steps, when groups agree most.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -35,6 +36,7 @@ from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.methods.in_groups import ClippedGroups
+from dpgcl_core.planning.solving import solve
 from dpgcl_core.sampling.groups import BATCH
 
 ALIGNMENT_SIZE = 138.0
@@ -52,6 +54,7 @@ ENOUGH_TRAINING_SNR = 2.2
 """From it on noise need not decide S: that of S = 16 in the group-size table, the largest S which no score
 resolves below the best row."""
 _GRIDS_IN_EPSILON = 300
+_LARGE_SHARE, _MANY_STEPS = 0.125, 400
 _MOST_GRID, _LEAST_SCALE = 0.003, 0.01
 
 
@@ -198,16 +201,56 @@ def coarse_epsilon(mechanism: Mechanism, noise_multiplier: float, scale: float) 
     )
 
 
-def too_small(mechanism: Mechanism, num_weights: int, alignment_size: float = ALIGNMENT_SIZE) -> str | None:
-    """Return the warning that n and ε are too small for a gain, with what would do; None where they are not.
+def with_larger_steps(mechanism: Mechanism) -> Mechanism | None:
+    """Return the training with the batch and the steps that n and ε hardly limit, at the same ε.
 
-    It is a sentence from public numbers alone, and nothing is said of methods that are not modelled.
+    An eighth of the records a step and at least 400 steps: from there on the SNR over the training grows by
+    little, for noise grows with both. None where it has both already, or no σ gives the ε.
+    """
+    prob = max(mechanism.sampling_prob, _LARGE_SHARE)
+    steps = max(mechanism.num_steps, _MANY_STEPS)
+    if (prob, steps) == (mechanism.sampling_prob, mechanism.num_steps):
+        return None
+    target = mechanism.epsilon()
+    larger = dataclasses.replace(mechanism, sampling_prob=prob, num_steps=steps)
+    try:
+        noise = solve(
+            lambda noise: coarse_epsilon(larger, noise, target),
+            high=target,
+            share=0.01,
+            start=mechanism.noise_multiplier,
+            slope=-1.2,
+            least=MIN_NOISE_MULTIPLIER,
+            most=1e4,
+        )
+    except ConfigError:
+        return None
+    return dataclasses.replace(larger, noise_multiplier=noise)
+
+
+def too_small(mechanism: Mechanism, num_weights: int, alignment_size: float = ALIGNMENT_SIZE) -> str | None:
+    """Return the warning that no gain is to be expected, with what would do; None where one is.
+
+    It says whether n and ε are too small, or only this training's B and T for them. It is a sentence from
+    public numbers alone, and nothing is said of methods that are not modelled.
     """
     if not is_modelled(mechanism):
         return None
     found = expected_snr(mechanism, num_weights, alignment_size)
     if not found.is_too_small:
         return None
+    told = (
+        f"the signal of T = {mechanism.num_steps} steps of {mechanism.expected_batch_size:g} records in "
+        f"groups of {mechanism.group_size} is {found.over_training:.2g} of their noise on {num_weights} weights, "
+        f"and below {LEAST_TRAINING_SNR:g} no measured training gained"
+    )
+    given = f"n = {mechanism.num_records_public} and ε = {mechanism.epsilon():.2g}"
+    larger = with_larger_steps(mechanism)
+    if larger is not None and not (there := expected_snr(larger, num_weights, alignment_size)).is_too_small:
+        return (
+            f"B and T are too small for a gain to be expected with {given}: {told}; at the same ε "
+            f"B = {larger.expected_batch_size:.0f} and T = {larger.num_steps} have {there.over_training:.2g}."
+        )
     epsilon = enough_epsilon(mechanism, found)
     with_more = (
         "no ε with noise that protects would do"
@@ -216,9 +259,6 @@ def too_small(mechanism: Mechanism, num_weights: int, alignment_size: float = AL
     )
     fewer = num_weights * (found.over_training / LEAST_TRAINING_SNR) ** 2
     return (
-        f"n and ε are too small for a gain to be expected: with n = {mechanism.num_records_public} and "
-        f"ε = {mechanism.epsilon():.2g} the signal of T = {mechanism.num_steps} steps of "
-        f"{mechanism.expected_batch_size:g} records in groups of {mechanism.group_size} is "
-        f"{found.over_training:.2g} of their noise on {num_weights} weights, and below "
-        f"{LEAST_TRAINING_SNR:g} no measured training gained; {with_more}, or at most {fewer:.0f} weights."
+        f"n and ε are too small for a gain to be expected: with {given} {told}; {with_more}, or at most "
+        f"{fewer:.0f} weights."
     )

@@ -198,7 +198,7 @@ SMALL = ("--tiny", "--dataset", "digits", "--group-sizes", "8", "--no-non-privat
 
 
 def test_sweep_says_that_n_and_epsilon_are_too_small_as_the_planner_does() -> None:
-    """Of 20 steps on 1,437 records under ε = 0.1 nothing can be learned."""
+    """Of ten steps on 1,445 records under ε = 0.1 nothing can be learned."""
     plan = sweep_plan(*SMALL, "--epsilon", "0.1")
     (note,) = [note for note in plan.notes if "n and ε are too small" in note]
     (trial,) = plan.trials
@@ -209,13 +209,20 @@ def test_sweep_says_that_n_and_epsilon_are_too_small_as_the_planner_does() -> No
 
 
 def test_sweep_with_enough_signal_says_nothing() -> None:
+    plan = sweep_plan(*SMALL, "--noise-multiplier", "0.3", "--num-steps", "400")
+    assert not [note for note in plan.notes if "too small" in note]
+
+
+def test_sweep_whose_steps_alone_are_too_few_is_told_so() -> None:
+    """The tiny mode is no fault of n and ε."""
     plan = sweep_plan(*SMALL, "--noise-multiplier", "0.3")
-    assert not [note for note in plan.notes if "n and ε are too small" in note]
+    (note,) = [note for note in plan.notes if "too small" in note]
+    assert "B and T are too small for a gain to be expected with n = " in note
 
 
 def test_planner_warns_and_says_how_many_records_would_do(capsys: Said) -> None:
     told = ("--num-records-public", "1500", "--records-per-second", "1000", "--num-weights", "8280")
-    grid = ("--batch-sizes", "64", "--num-steps-grid", "100", "--group-sizes", "4")
+    grid = ("--batch-sizes", "64", "--num-steps-grid", "400", "--group-sizes", "4")
     warning = answer(capsys, *told, *grid, "--epsilon", "0.5")["warning"]
     assert warning.startswith("n and ε are too small for a gain")
     assert "ε = " in warning

@@ -307,7 +307,7 @@ NumWeights = dict[NetworkConfig | ClipNetworkConfig, int]
 
 
 def _too_small_notes(configs: Sequence[tuple[Point, TrainingConfig]], num_weights: NumWeights) -> list[str]:
-    """Say of which points n and ε are too small for a gain: one sentence, of the best of them.
+    """Say that no gain is to be expected of points, and what would do: one sentence, of the best of them.
 
     A training within a public subspace is left out: how much of the gradient lies in it, no model here tells.
     """

@@ -174,7 +174,7 @@ def _warning(wanted: Wanted, plan: Plan) -> str | None:
     found = too_small(plan.mechanism, wanted.num_weights, wanted.alignment_size)
     if found is None:
         return None
-    number = enough_records(wanted, plan)
+    number = enough_records(wanted, plan) if found.startswith("n and ε") else None
     return found if number is None else f"{found} At this B, T and S, n = {number} would do at the same ε."
 
 

@@ -145,7 +145,7 @@ def test_other_methods_have_no_expected_snr_and_no_warning(method: str) -> None:
 
 
 def test_warning_comes_below_the_least_snr_alone() -> None:
-    told = mechanism()
+    told = mechanism(sampling_prob=0.125, num_steps=400, noise_multiplier=4.0)
     at_one = int(10_000 * (expected_snr(told, 10_000).over_training / snr.LEAST_TRAINING_SNR) ** 2)
     assert too_small(told, at_one) is None
     warning = too_small(told, int(1.05 * at_one))
@@ -184,3 +184,22 @@ def test_clip_norm_changes_no_snr() -> None:
     told = mechanism()
     found = expected_snr(dataclasses.replace(told, l2_clip_norm=0.01), 5000)
     assert found.over_training == pytest.approx(expected_snr(told, 5000).over_training)
+
+
+def test_warning_tells_the_batch_and_the_steps_from_n_and_epsilon() -> None:
+    """At the same n and ε more records and steps would do, up to so many weights."""
+    told, weights = mechanism(num_steps=2), 20_000
+    warning = too_small(told, weights)
+    assert warning is not None
+    assert warning.startswith("B and T are too small")
+    larger = snr.with_larger_steps(told)
+    assert larger is not None
+    assert 0.9 * told.epsilon() < larger.epsilon() <= told.epsilon()
+    assert f"B = {larger.expected_batch_size:.0f} and T = {larger.num_steps} have" in warning
+    more = too_small(told, 100 * weights)
+    assert more is not None
+    assert more.startswith("n and ε are too small")
+
+
+def test_large_steps_are_left_as_they_are() -> None:
+    assert snr.with_larger_steps(mechanism(sampling_prob=0.125, num_steps=400)) is None
