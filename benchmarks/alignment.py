@@ -13,12 +13,12 @@ groups and at its own sensitivity, is that row's alignment, whatever σ and d; a
 from __future__ import annotations
 
 import csv
-import json
 import re
 import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from json import dumps
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -98,18 +98,18 @@ def size_of_table(rows: Sequence[Measured]) -> float:
     return statistics.geometric_mean(row.alignment_size for row in rows)
 
 
-def show(as_json: bool = False) -> int:
+def show(json: bool = False) -> int:
     """Print what the tables say of S₀.
 
     Args:
-      as_json: print one JSON object.
+      json: print one JSON object.
     """
     tables = {name: measured(name) for name in TABLES}
     sizes = {name: size_of_table(rows) for name, rows in tables.items()}
     mean = statistics.geometric_mean(sizes.values())
-    if as_json:
+    if json:
         rows = [asdict(row) for found in tables.values() for row in found]
-        print(json.dumps({"rows": rows, "tables": sizes, "alignment_size": mean}))
+        print(dumps({"rows": rows, "tables": sizes, "alignment_size": mean}))
         return 0
     for name, found in tables.items():
         for row in found:

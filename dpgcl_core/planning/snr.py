@@ -241,8 +241,8 @@ def too_small(mechanism: Mechanism, num_weights: int, alignment_size: float = AL
         return None
     told = (
         f"the signal of T = {mechanism.num_steps} steps of {mechanism.expected_batch_size:g} records in "
-        f"groups of {mechanism.group_size} is {found.over_training:.2g} of their noise on {num_weights} weights, "
-        f"and below {LEAST_TRAINING_SNR:g} no measured training gained"
+        f"groups of {mechanism.group_size} is {found.over_training:.2g} of their noise on {num_weights} "
+        f"weights, and below {LEAST_TRAINING_SNR:g} no measured training gained"
     )
     given = f"n = {mechanism.num_records_public} and ε = {mechanism.epsilon():.2g}"
     larger = with_larger_steps(mechanism)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 import statistics
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import alignment
 from benchmarks.alignment import RESULTS, TABLES, measured, size_of_table
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
@@ -203,3 +205,10 @@ def test_warning_tells_the_batch_and_the_steps_from_n_and_epsilon() -> None:
 
 def test_large_steps_are_left_as_they_are() -> None:
     assert snr.with_larger_steps(mechanism(sampling_prob=0.125, num_steps=400)) is None
+
+
+def test_command_that_the_constant_comes_from_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert alignment.show(json=True) == 0
+    assert json.loads(capsys.readouterr().out)["alignment_size"] == pytest.approx(138, abs=0.5)
+    assert alignment.show() == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("S0 = 138")
