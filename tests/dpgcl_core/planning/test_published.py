@@ -50,6 +50,8 @@ def test_table_9_counts_the_validation_split_among_the_records(name: str) -> Non
     number = row.num_records + row.num_validation
     assert rdp_epsilon(row, number, default_delta(number)) == pytest.approx(10, rel=0.01)
     assert rdp_epsilon(row, row.num_records, row.delta) > 10.5
+    told = rdp_epsilon(row, number, default_delta(number))
+    assert f"N = {number}, it gives {told:.4g}." in reproduced(row).difference
 
 
 def test_table_9_of_imagenet_has_noise_to_spare() -> None:
