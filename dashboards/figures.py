@@ -8,17 +8,21 @@ draws them again.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
+from dashboards.compose.content import Content
 from dashboards.compose.figure import PAIRED, content_of, numbers_of
+from dashboards.compose.planning import curves_content, numbers_of_curves
 from dashboards.compose.questions import Question, find_question
 from dashboards.errors import DashboardError
 from dashboards.query.trials import load_series, load_trials
 from dashboards.render.page import page_of
 from dashboards.render.pictures import pictures_of
 from dashboards.render.tables import to_markdown
+from dpgcl_core.planning.curves import Point
 from dpgcl_core.release.markdown import escaped
 
 # What spreadsheets take for the start of a formula, unless it is a number.
@@ -53,10 +57,31 @@ def write_figure(trials: pd.DataFrame, folder: Path, question: Question | str) -
       OSError: the folder cannot be written.
     """
     asked = find_question(question)
-    content = content_of(trials, asked)
-    files = pictures_of(content) | {".html": page_of(content, asked.name).encode()}
+    return _write_content(content_of(trials, asked), folder, asked.stem, asked.name)
+
+
+def write_curves(points: Sequence[Point], folder: Path, *, title: str, subtitle: str) -> list[Path]:
+    """Write the curves of a plan (`planning.png`, `.svg`, `.pdf`, `.html`) and their numbers (`.csv`).
+
+    Args:
+      points: of `dpgcl_core.planning.curves`, for these come from no sweep.
+      folder: created if missing.
+      title, subtitle: of the figure.
+
+    Raises:
+      OSError: the folder cannot be written.
+    """
+    content = curves_content(points, title=title, subtitle=subtitle)
+    paths = _write_content(content, folder, "planning", "planning")
+    table = folder / "planning.csv"
+    numbers_of_curves(points).to_csv(table, index=False)
+    return [*paths, table]
+
+
+def _write_content(content: Content, folder: Path, stem: str, name: str) -> list[Path]:
+    files = pictures_of(content) | {".html": page_of(content, name).encode()}
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{asked.stem}{ending}" for ending in files]
+    paths = [folder / f"{stem}{ending}" for ending in files]
     for path, written in zip(paths, files.values(), strict=True):
         path.write_bytes(written)
     return paths

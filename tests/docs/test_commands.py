@@ -41,7 +41,7 @@ def _parse(monkeypatch: pytest.MonkeyPatch, program: str, arguments: tuple[str, 
     path = list(sys.path)
     sweep: ModuleType = importlib.import_module(name)
     sys.path[:] = path  # a sweep puts its own copy of the code first
-    for run in ("run_sweep", "run_tuned_sweep", "execute"):
+    for run in ("run_sweep", "run_tuned_sweep", "execute", "run_plan"):
         if hasattr(sweep, run):
             monkeypatch.setattr(sweep, run, _stop)
     monkeypatch.setattr(sys, "argv", [program, *arguments])

@@ -21,7 +21,10 @@ from trainers import ray_worker
 from trainers.config.settings import MechanismOptions
 from trainers.training.loop import TrainingData
 
-SCRIPTS = sorted(path.stem for path in (ROOT / "sweeps").glob("*.py") if path.stem != "__init__")
+SCRIPTS = sorted(
+    path.stem for path in (ROOT / "sweeps").glob("*.py") if path.stem not in ("__init__", "plan")
+)
+"""All but the planner, which trains nothing: `test_planner`."""
 OF_CI = {
     *("ablation", "architectures", "augmentations", "clip_norm", "convergence", "lora_layers", "methods"),
     *("noise_multiplier", "num_augmentations", "search", "tan", "temperature", "transfer"),

@@ -217,6 +217,8 @@ def test_pairs_have_recalls_and_with_labels_those_of_labels() -> None:
     chosen = layers(*QUICK)
     data = planned(chosen, [Point(label="one", changes={})]).data
     assert visible_scores(data, "dp_gcl")[0] == RECALL
+    assert visible_scores(data, "dp_cap")[0] == "caption_token_probability"
+    assert RECALL not in visible_scores(data, "dp_cap")
     assert "knn_accuracy" in visible_scores(data, "dp_gcl")
     assert "view_retrieval_top1" not in visible_scores(data, "dp_gcl")
     assert data.index is not None

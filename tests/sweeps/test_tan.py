@@ -15,6 +15,7 @@ from trainers.config.settings import TrainingOptions
 from trainers.config.tree import changed
 from trainers.training.resolve import training_config
 
+NOISE = ("--noise-multiplier", "4")
 SMALL = ("--dataset", "digits", "--repeats", "1", "--expected-batch-size", "64", "--num-steps", "20")
 
 
@@ -24,7 +25,7 @@ def plan(*arguments: str) -> SweepPlan:
 
 
 def test_batch_and_noise_are_divided_and_the_noise_of_the_mean_gradient_stays() -> None:
-    full, *others = (trial.config.mechanism for trial in plan("--tan-factors", "1", "2", "4").trials)
+    full, *others = (trial.config.mechanism for trial in plan("--tan-factors", "1", "2", "4", *NOISE).trials)
     for factor, small in zip((2, 4), others, strict=True):
         assert small.expected_batch_size == pytest.approx(full.expected_batch_size / factor)
         assert small.noise_multiplier == pytest.approx(full.noise_multiplier / factor)
@@ -45,7 +46,7 @@ def test_target_is_that_of_the_full_training_and_every_factor_tells_its_own() ->
 
 def test_private_data_are_refused_without_a_ledger(tmp_path: Path) -> None:
     private = ("--dataset", write_npz(tmp_path / "scans.npz", 200), "--evaluate-on", "digits")
-    sizes = ("--expected-batch-size", "32", "--group-size", "4", "--num-steps", "4")
+    sizes = ("--expected-batch-size", "32", "--group-size", "4", "--num-steps", "4", *NOISE)
     assert len(plan(*private, *sizes, "--tan-factors", "1", "--no-ledger").trials) == 1
     with pytest.raises(ConfigError, match=r"ε of its own that is far above the target.*give --ledger"):
         plan(*private, *sizes, "--tan-factors", "2", "--no-ledger")
@@ -53,7 +54,7 @@ def test_private_data_are_refused_without_a_ledger(tmp_path: Path) -> None:
 
 def test_factor_below_one_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"tan_factors must be at least 1; got 0\.5"):
-        plan("--tan-factors", "0.5")
+        plan("--tan-factors", "0.5", *NOISE)
     setting = changed(TrainingOptions(), noise_multiplier=1.0, tan_factor=0.5)
     with pytest.raises(ConfigError, match=r"tan_factor must be at least 1; got 0\.5"):
         training_config(setting, num_records=2000, public_seed=0)

@@ -65,6 +65,20 @@ def max_views(
     return max(1, min(fits, _GPU_MAX_VIEWS))
 
 
+def pass_bytes(config: TrainingConfig, encoder: AnyEncoder, image_shape: tuple[int, ...]) -> int:
+    """Return the bytes that one pass may take beside the weights: of `max_views`, or of one larger group.
+
+    Activations, their gradients and what separating the groups holds, each at most `_COPIES` times, and one
+    gradient per group.
+    """
+    task, size = task_of(config), config.mechanism.group_size
+    records = round(config.mechanism.expected_batch_size) if size == BATCH else int(size)
+    of_a_group = records * task.num_views(config, config.num_augmentations)
+    views = max(max_views(config, encoder, image_shape), of_a_group)
+    gradients = 4 * num_trainable(encoder) * max(1, views // of_a_group)
+    return views * _COPIES * activation_bytes(task, encoder, image_shape) + gradients
+
+
 def in_turn(
     make: Callable[[_T], _Made], parts: Sequence[_T], beside: Executor | None = None
 ) -> Iterator[_Made]:

@@ -52,7 +52,7 @@ def seconds_of_trials(plan: SweepPlan) -> list[float]:
             trial.config.public,
         )
         if mechanism.num_steps and key not in rates:
-            rates[key] = _seconds_per_record(trial, shape)
+            rates[key] = seconds_per_record(trial, shape)
         num_records = mechanism.expected_batch_size + _num_subspace_records(trial.config)
         training = rates.get(key, 0.0) * num_records * mechanism.num_steps
         num_public = trial.config.public.num_public_negatives * mechanism.num_steps
@@ -82,8 +82,8 @@ def _num_embedded(plan: SweepPlan, trial: Trial) -> int:
     return num_records * (1 + evaluation.also_untrained + on_the_way)
 
 
-def _seconds_per_record(trial: Trial, shape: ImageShape) -> float:
-    """Time one microbatch of whole groups, the second of two."""
+def seconds_per_record(trial: Trial, shape: ImageShape) -> float:
+    """Return the seconds of one record in a step: of a microbatch of whole groups, the second of two."""
     config = trial.config
     torch.set_num_threads(config.performance.threads_per_worker)
     task, num_views = task_of(config), _num_views(config)

@@ -18,9 +18,11 @@ from dpgcl_core.accounting.composition import epsilon_prv, epsilon_rdp
 from dpgcl_core.accounting.filters import composed_event
 from dpgcl_core.accounting.tuning.cost import TrialClass, TuningCost
 from dpgcl_core.accounting.tuning.trials import cases_of
+from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.errors import ConfigError, DpgclError
 from dpgcl_core.mechanism.numbers import GROUPS, default_delta
 from dpgcl_core.mechanism.registry import method_named
+from dpgcl_core.planning.snr import expected_snr, is_modelled, too_small
 from dpgcl_core.release.noised_counts import split_public
 from dpgcl_core.sampling.slots import empty_step_prob, most_empty, share_lost
 from sweeps.service.options.data import DataOptions
@@ -33,7 +35,7 @@ from sweeps.service.planning.cost import cost_of, cost_tags
 from sweeps.service.planning.publication import Publication
 from sweeps.service.planning.trials import Charged, Point, Trial, is_proven
 from sweeps.service.storage.folder import config_hash
-from trainers.config.training import TrainingConfig
+from trainers.config.training import AnyNetworkConfig, TrainingConfig
 from trainers.config.tree import changed
 from trainers.data.dataset import TrainingData, image_shape_of, modality_of
 from trainers.data.decoding import MAX_IMAGE_PIXELS
@@ -198,7 +200,8 @@ def build_plan(
         told.insert(0, _TAKEN_FROM_DATA)
     if (delta := options.mechanism.delta or default_delta(n)) > _WEAK_DELTA:
         told.append(f"With so few records δ = {delta:.2g}, which is too large to promise much.")
-    configs = _configs(options, points, data, calibration_folder)
+    num_weights: NumWeights = {}
+    configs = _configs(options, points, data, calibration_folder, num_weights)
     if not configs:
         raise ConfigError(
             "no trial is left: with private data, and in sealed sweeps, trials with epsilon = inf are not "
@@ -219,6 +222,7 @@ def build_plan(
             params["image_shape"] = list(data.train.images.shape[1:])
             trials.append(Trial(name=f"{point.label}-r{repeat}", config=config, params=params))
     told += _sampling_notes([config for _, config in configs])
+    told += _too_small_notes(configs, num_weights)
     told += _noised_notes(trials[0].config, n) + _unit_notes(source, data)
     told += dict.fromkeys(note for _, config in configs if (note := warm_start_note(config)))
     told += dict.fromkeys(note for _, config in configs if (note := foreign_note(config)))
@@ -300,10 +304,41 @@ def _noise_of_scores(configs: Sequence[TrainingConfig]) -> list[str]:
     return [f"A noised accuracy has noise of standard deviation {error:.2g} in it{warning}."]
 
 
+NumWeights = dict[AnyNetworkConfig, int]
+"""The trained weights of every network that was built."""
+
+
+def _too_small_notes(configs: Sequence[tuple[Point, TrainingConfig]], num_weights: NumWeights) -> list[str]:
+    """Say that no gain is to be expected of points, and what would do: one sentence, of the best of them.
+
+    A training within a public subspace is left out: how much of the gradient lies in it, no model here tells.
+    """
+    found = {}
+    for point, config in configs:
+        weights = num_weights[config.network]
+        if is_modelled(config.mechanism) and not config.public.subspace_dim:
+            found[point.label] = expected_snr(config.mechanism, weights).over_training, config, weights
+    notes = {
+        label: note
+        for label, (_, config, weights) in found.items()
+        if (note := too_small(config.mechanism, weights)) is not None
+    }
+    if not notes:
+        return []
+    best = max(notes, key=lambda label: found[label][0])
+    others = "" if len(notes) == 1 else f" (the best of {len(notes)} such points)"
+    return [f"At {best}{others}, {notes[best]}"]
+
+
 def _configs(
-    options: SweepOptions, points: Sequence[Point], data: TrainingData, calibration_folder: Path | None
+    options: SweepOptions,
+    points: Sequence[Point],
+    data: TrainingData,
+    calibration_folder: Path | None,
+    num_weights: NumWeights | None = None,
 ) -> list[tuple[Point, TrainingConfig]]:
-    """Return the checked training of every point that may be run on these data."""
+    """Return the checked training of every point that may be run on these data; note networks' weights."""
+    built = {} if num_weights is None else num_weights
     found: list[tuple[Point, TrainingConfig]] = []
     device, held_out = _device(options), options.evaluation.score_on_held_out
     declared = options.mechanism.num_records_public
@@ -354,7 +389,7 @@ def _configs(
             and config.public == c.public
             for _, c in found
         ):
-            _check_network(config, data)
+            built[config.network] = _check_network(config, data)
         found.append((point, config))
     _check_words([config for _, config in found], data)
     return found
@@ -368,14 +403,19 @@ def _device(options: SweepOptions) -> str:
     return ("cuda" if gpus else "cpu") if device == "auto" else device
 
 
-def _check_network(config: TrainingConfig, data: TrainingData) -> None:
-    """Build the network once, so that no worker finds it or the optimizer unknown, or mixing records."""
+def _check_network(config: TrainingConfig, data: TrainingData) -> int:
+    """Build the network once, so that no worker finds it or the optimizer unknown, or mixing records.
+
+    Returns:
+      Its trained weights.
+    """
     torch.set_num_threads(config.performance.threads_per_worker)  # one per core would wait for each other
     shape = image_shape_of(data.train)
     encoder = starting_encoder(config, shape)
     task_of(config).check_network(config, encoder, shape)
     check_subspace(config, encoder)
     check_optimizer(config.optimizer.name)  # not built: torch's optimizers load its compiler, a second
+    return num_trainable(encoder)
 
 
 def _check_words(configs: Sequence[TrainingConfig], data: TrainingData) -> None:

@@ -1,0 +1,87 @@
+"""The curves of a plan as a figure, after DP-Cap's Figures 5 and 6: ε against N, and epochs against B."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pandas as pd
+
+from dashboards.compose.axes import Axis, ticks_of
+from dashboards.compose.content import Content, Curve, Panel, Style, Table
+from dpgcl_core.planning.curves import Point
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
+_MARKERS = ("circle", "square", "diamond", "triangle", "cross")
+_RECORDS = Axis(column="num_records", label="Records N", symbol="N", scale="log2")
+_BATCH = Axis(column="expected_batch_size", label="Expected batch size B", symbol="B", scale="log2")
+
+
+def curves_content(points: Sequence[Point], *, title: str, subtitle: str) -> Content:
+    """Return the figure of a plan's curves.
+
+    Args:
+      points: of both figures.
+      title, subtitle: what the plan is for.
+    """
+    table = numbers_of_curves(points)
+    panels = [
+        _panel(
+            table[table["figure"] == "epsilon"], _RECORDS, "epsilon", "ε by PLD", "B, σ and T of the plan"
+        ),
+        _panel(table[table["figure"] == "epochs"], _BATCH, "num_epochs", "Epochs within ε", "σ held"),
+    ]
+    shown = table.drop(columns="figure")
+    cells = Table(
+        heading=list(shown.columns),
+        rows=[[f"{value:.6g}" for value in row] for row in shown.itertuples(index=False)],
+    )
+    notes = [
+        "Left: more records at the same B, σ and T, hence the same number of steps (DP-Cap, Figure 5).",
+        "Right: the epochs that ε allows fall with B at a given σ (DP-Cap, Figure 6).",
+        "By PLD on a coarse grid, from the safe side: ε is not above what is drawn, epochs not below.",
+    ]
+    drawn = [panel for panel in panels if panel.curves]
+    return Content(
+        title=title, subtitle=subtitle, rows=[drawn], facts=cells, tables=[("", cells)], notes=notes
+    )
+
+
+def numbers_of_curves(points: Sequence[Point]) -> pd.DataFrame:
+    """Return the points of the curves, one row each."""
+    rows = [
+        {
+            "figure": point.figure,
+            "num_records": point.num_records,
+            "expected_batch_size": point.expected_batch_size,
+            "noise_multiplier": point.noise_multiplier,
+            "num_steps": point.num_steps,
+            "num_epochs": point.num_epochs,
+            "epsilon": point.epsilon,
+        }
+        for point in points
+    ]
+    return pd.DataFrame(rows)
+
+
+def _panel(rows: pd.DataFrame, axis: Axis, column: str, label: str, legend: str) -> Panel:
+    ticks = ticks_of(axis, rows[axis.column])
+    curves = []
+    for index, (noise, found) in enumerate(rows.groupby("noise_multiplier")):
+        orders = axis.orders(found[axis.column])
+        style = Style(
+            label=f"σ = {noise:.3g}",
+            colour=_COLOURS[index % len(_COLOURS)],
+            marker=_MARKERS[index % len(_MARKERS)],
+        )
+        curves.append(
+            Curve(
+                style=style,
+                names=[ticks.names[order] for order in orders],
+                x=[ticks.positions[order] for order in orders],
+                mean=found[column].astype(float).tolist(),
+                standard_error=[math.nan] * len(found),
+                num_repeats=[1] * len(found),
+            )
+        )
+    return Panel(legend=legend, y_label=label, axis=ticks, axis_symbol=axis.symbol, curves=curves, log_y=True)

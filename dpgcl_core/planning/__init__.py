@@ -1,0 +1,31 @@
+"""What a training can be before anything is spent: feasible (B, σ, T, S), expected SNR, published ones.
+
+    from dpgcl_core.planning import Wanted, feasible
+
+    answer = feasible(Wanted(num_records_public=60_000, target_epsilon=1.0, num_weights=8_280))
+    print(answer.recommended)
+
+Everything here follows from public numbers. `sweeps/plan.py` is the command line; every sweep's plan takes
+its warning that n and ε are too small from `too_small`.
+"""
+
+from dpgcl_core.planning.curves import epochs_by_batch, epsilon_by_records
+from dpgcl_core.planning.feasible import Answer, Plan, Wanted, enough_records, feasible, verified
+from dpgcl_core.planning.published import PUBLISHED, reproduced
+from dpgcl_core.planning.snr import ExpectedSnr, expected_snr, too_small
+
+__all__ = [
+    "PUBLISHED",
+    "Answer",
+    "ExpectedSnr",
+    "Plan",
+    "Wanted",
+    "enough_records",
+    "epochs_by_batch",
+    "epsilon_by_records",
+    "expected_snr",
+    "feasible",
+    "reproduced",
+    "too_small",
+    "verified",
+]

@@ -1,0 +1,412 @@
+"""Which (B, σ, T, S) a budget of privacy, time and memory allows, and which of them to take.
+
+For every batch size and number of steps of a grid σ follows from ε, by PLD; groups follow from S; hours
+follow from the records and the throughput. Nothing is drawn and nothing spent: all numbers are public.
+
+*Which one.* At a fixed ε a larger batch needs more noise, and where noise is large the SNR over the training
+tends to one limit whatever B and T are. So among the plans whose SNR over the training is within
+`WORTH_MORE_STEPS` of the best, the one with the most steps is taken, for an optimizer needs steps; then the
+smallest batch. S is the largest whose SNR over the training is at least `ENOUGH_TRAINING_SNR`, for larger
+groups have more negatives; where none has, the S of the best SNR.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from dpgcl_core.accounting.composition import MIN_NOISE_MULTIPLIER, check_target
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.mechanism.mechanism import Mechanism
+from dpgcl_core.mechanism.numbers import RECORDS, check_delta, default_delta
+from dpgcl_core.mechanism.registry import method_named
+from dpgcl_core.planning.snr import (
+    ALIGNMENT_SIZE,
+    ENOUGH_TRAINING_SNR,
+    LEAST_TRAINING_SNR,
+    ExpectedSnr,
+    clips_groups,
+    coarse_epsilon,
+    expected_snr,
+)
+from dpgcl_core.planning.solving import solve
+from dpgcl_core.sampling.groups import BATCH, GroupSize
+
+WORTH_MORE_STEPS = 0.1
+NUM_STEPS = (50, 100, 200, 400, 800, 1600)
+GROUP_SIZES = (4, 8, 16, 32)
+_NUM_BATCH_SIZES = 7
+_LARGEST_SHARE = 0.125
+_TOLERANCE = 0.01
+_MOST_NOISE = 1e4
+_FEWEST_STEPS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What is asked for: privacy, what may be varied, and what it may take.
+
+    Attributes:
+      num_records_public: N, declared public.
+      target_epsilon: ε of one training.
+      num_weights: d, the weights that are trained.
+      target_delta: δ; 1/(N ln N) unless given.
+      method: that clips one gradient per disjoint group.
+      sampling: "groups" or "records"; the method's own way unless given.
+      batch_sizes: expected batch sizes B; `batch_sizes_for` N unless given.
+      num_steps: values of T.
+      group_sizes: values of S; of a method without groups the whole batch is one.
+      alignment_size: S₀ of the expected SNR.
+      records_per_second: of one core or GPU; None where no time is asked for.
+      most_hours: core- or GPU-hours of one training; None for any.
+      memory_bytes: of one worker, by S; empty where it is not known.
+      most_bytes: of one worker; None for any.
+
+    Raises:
+      ConfigError: a number is out of range, or the method clips something else.
+    """
+
+    num_records_public: int
+    target_epsilon: float
+    num_weights: int
+    target_delta: float | None = None
+    method: str = "dp_gcl"
+    sampling: str | None = None
+    batch_sizes: Sequence[float] = ()
+    num_steps: Sequence[int] = NUM_STEPS
+    group_sizes: Sequence[GroupSize] = GROUP_SIZES
+    alignment_size: float = ALIGNMENT_SIZE
+    records_per_second: float | None = None
+    most_hours: float | None = None
+    memory_bytes: Mapping[GroupSize, float] = field(default_factory=dict)
+    most_bytes: float | None = None
+
+    def __post_init__(self) -> None:
+        check_target(self.target_epsilon)
+        method_named(self.method)
+        for name in ("records_per_second", "most_hours", "most_bytes"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be positive and finite; got {value}")
+        if self.num_records_public < 3:
+            raise ConfigError(f"num_records_public must be at least 3; got {self.num_records_public}")
+        if self.num_weights < 1:
+            raise ConfigError(f"num_weights must be at least 1; got {self.num_weights}")
+        for name in ("batch_sizes", "num_steps"):
+            if any(not 0 < value < math.inf for value in getattr(self, name)):
+                raise ConfigError(f"{name} must be positive and finite; got {list(getattr(self, name))}")
+        if self.most_hours is not None and self.records_per_second is None:
+            raise ConfigError("a budget of hours needs a throughput: give records_per_second")
+        if not clips_groups(self.method):
+            raise ConfigError(
+                "plans are made for methods that clip one gradient per disjoint group (dp_gcl, dp_clip, "
+                f"siglip_groups, byol_groups); got {self.method}"
+            )
+        check_delta(self.delta, self.num_records_public)
+
+    @property
+    def delta(self) -> float:
+        """δ of every plan."""
+        return default_delta(self.num_records_public) if self.target_delta is None else self.target_delta
+
+    @property
+    def sizes(self) -> tuple[GroupSize, ...]:
+        """Values of S that mean something for the method, each once."""
+        if not method_named(self.method).takes_group_size:
+            return (BATCH,)
+        return tuple(dict.fromkeys(self.group_sizes))
+
+    def mechanism(self, batch: float, num_steps: int, noise: float, size: GroupSize) -> Mechanism:
+        """Return the mechanism of one point.
+
+        Raises:
+          ConfigError: the numbers do not fit each other.
+        """
+        if not method_named(self.method).takes_group_size and self.sampling not in (None, RECORDS):
+            size = max(1, round(batch))
+        return Mechanism(
+            method=self.method,
+            num_records_public=self.num_records_public,
+            sampling_prob=min(1.0, batch / self.num_records_public),
+            sampling=None if size == BATCH else self.sampling,
+            group_size=size,
+            l2_clip_norm=1.0,
+            noise_multiplier=noise,
+            num_steps=num_steps,
+            target_delta=self.delta,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One feasible plan.
+
+    Attributes:
+      mechanism: with B = q·N, σ, T and S; at C = 1, which no other number depends on.
+      snr: expected.
+      hours: core- or GPU-hours of one training; None without a throughput.
+      memory_bytes: of one worker; None where it is not known.
+      is_verified: whether σ was calibrated on the grid of record; otherwise it is at most some two per cent
+        larger than need be, never smaller.
+    """
+
+    mechanism: Mechanism
+    snr: ExpectedSnr
+    hours: float | None
+    memory_bytes: float | None
+    is_verified: bool = False
+
+    @property
+    def num_epochs(self) -> float:
+        """T·q: how often a record is drawn, on average."""
+        return self.mechanism.num_steps * self.mechanism.sampling_prob
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a planner found.
+
+    Attributes:
+      plans: all that are feasible, those of the recommended S first, each S by SNR over the training.
+      recommended: one of them; None where there is none.
+      relax: what to relax and by how much, one sentence each, where no plan is feasible.
+      refused: how many points of the grid each rule excludes.
+    """
+
+    plans: tuple[Plan, ...]
+    recommended: Plan | None
+    relax: tuple[str, ...] = ()
+    refused: Mapping[str, int] = field(default_factory=dict)
+
+
+def batch_sizes_for(num_records_public: int) -> tuple[int, ...]:
+    """Return powers of two up to an eighth of N.
+
+    >>> batch_sizes_for(60_000)
+    (64, 128, 256, 512, 1024, 2048, 4096)
+    """
+    largest = max(1, math.floor(math.log2(max(2.0, num_records_public * _LARGEST_SHARE))))
+    return tuple(2**power for power in range(max(1, largest - _NUM_BATCH_SIZES + 1), largest + 1))
+
+
+def smallest_group(method: str) -> GroupSize:
+    """Return the smallest S that a method can have; the whole batch where it has none."""
+    found = method_named(method)
+    return max(1, found.min_group_size) if found.takes_group_size else BATCH
+
+
+def feasible(wanted: Wanted) -> Answer:
+    """List the feasible plans and recommend one.
+
+    Every σ of the list is by PLD on a coarse grid, hence never too small; `verified` gives that of record.
+    """
+    refused: Counter[str] = Counter()
+    plans: list[Plan] = []
+    start = 1.0  # the next point's noise is near the last one's
+    for batch, num_steps in _batches_and_steps(wanted, refused):
+        noise = _noise(wanted, batch, num_steps, start, refused)
+        if noise is None:
+            continue
+        start = noise
+        for size in wanted.sizes:
+            plan = _plan(wanted, batch, num_steps, noise, size, refused)
+            if plan is not None:
+                plans.append(plan)
+    if not plans:
+        return Answer(plans=(), recommended=None, relax=_what_to_relax(wanted), refused=dict(refused))
+    chosen = _recommended(plans)
+    first = chosen.mechanism.group_size
+
+    def rank(plan: Plan) -> tuple[bool, str, float]:
+        size = plan.mechanism.group_size
+        return size != first, f"{size!s:>9}", -plan.snr.over_training
+
+    return Answer(plans=tuple(sorted(plans, key=rank)), recommended=chosen, refused=dict(refused))
+
+
+def verified(wanted: Wanted, plan: Plan, cache_folder: Path | None = None) -> Plan:
+    """Return the plan with its σ calibrated on the grid of record, as a training's is."""
+    mechanism = plan.mechanism.calibrated(wanted.target_epsilon, cache_folder=cache_folder)
+    snr = expected_snr(mechanism, wanted.num_weights, wanted.alignment_size)
+    return dataclasses.replace(plan, mechanism=mechanism, snr=snr, is_verified=True)
+
+
+def hours_of(wanted: Wanted, batch: float, num_steps: float) -> float | None:
+    """Return the core- or GPU-hours of one training."""
+    if wanted.records_per_second is None:
+        return None
+    return batch * num_steps / wanted.records_per_second / 3600
+
+
+def _batches_and_steps(wanted: Wanted, refused: Counter[str]) -> list[tuple[float, int]]:
+    """The points of the grid within the budget of time."""
+    found = []
+    for batch in dict.fromkeys(wanted.batch_sizes or batch_sizes_for(wanted.num_records_public)):
+        for num_steps in dict.fromkeys(wanted.num_steps):
+            hours = hours_of(wanted, batch, num_steps)
+            if batch > wanted.num_records_public:
+                refused["B is above N"] += len(wanted.sizes)
+            elif hours is not None and wanted.most_hours is not None and hours > wanted.most_hours:
+                refused["takes more hours than the budget"] += len(wanted.sizes)
+            else:
+                found.append((batch, num_steps))
+    return found
+
+
+def _noise(wanted: Wanted, batch: float, num_steps: int, start: float, refused: Counter[str]) -> float | None:
+    """σ of (B, T) on a coarse grid, from the safe side."""
+    mechanism = wanted.mechanism(batch, num_steps, 1.0, smallest_group(wanted.method))
+    try:
+        return solve(
+            partial(coarse_epsilon, mechanism, scale=wanted.target_epsilon),
+            high=wanted.target_epsilon,
+            share=_TOLERANCE,
+            start=start,
+            slope=-1.2,
+            least=MIN_NOISE_MULTIPLIER,
+            most=_MOST_NOISE,
+        )
+    except ConfigError:
+        refused[f"no σ from {MIN_NOISE_MULTIPLIER} to {_MOST_NOISE:g} meets ε"] += len(wanted.sizes)
+        return None
+
+
+def _plan(
+    wanted: Wanted, batch: float, num_steps: int, noise: float, size: GroupSize, refused: Counter[str]
+) -> Plan | None:
+    memory = wanted.memory_bytes.get(size)
+    if memory is not None and wanted.most_bytes is not None and memory > wanted.most_bytes:
+        refused["takes more memory than a worker has"] += 1
+        return None
+    if size != BATCH and size > batch / _groups_per_batch(wanted):
+        refused["S is too large for B"] += 1
+        return None
+    try:
+        mechanism = wanted.mechanism(batch, num_steps, noise, size)
+    except ConfigError as error:
+        refused[str(error).partition(";")[0]] += 1
+        return None
+    return Plan(
+        mechanism=mechanism,
+        snr=expected_snr(mechanism, wanted.num_weights, wanted.alignment_size),
+        hours=hours_of(wanted, batch, num_steps),
+        memory_bytes=memory,
+    )
+
+
+def _groups_per_batch(wanted: Wanted) -> int:
+    """The groups that a batch must hold; of sampled records a remainder is dropped, so it holds four."""
+    own = method_named(wanted.method).samplings[0]
+    return 4 if (wanted.sampling or own) == RECORDS else 1
+
+
+def _recommended(plans: Sequence[Plan]) -> Plan:
+    def size_of(plan: Plan) -> float:
+        size = plan.mechanism.group_size
+        return math.inf if size == BATCH else float(size)
+
+    enough = [plan for plan in plans if plan.snr.over_training >= ENOUGH_TRAINING_SNR]
+    best = max(plans, key=lambda plan: plan.snr.over_training)
+    size = max(map(size_of, enough)) if enough else size_of(best)
+    of_size = [plan for plan in plans if size_of(plan) == size]
+    most = max(plan.snr.over_training for plan in of_size)
+    near = [plan for plan in of_size if plan.snr.over_training >= (1 - WORTH_MORE_STEPS) * most]
+    if enough:
+        near = [plan for plan in near if plan.snr.over_training >= ENOUGH_TRAINING_SNR]
+    return max(near, key=lambda plan: (plan.mechanism.num_steps, -plan.mechanism.sampling_prob))
+
+
+def _what_to_relax(wanted: Wanted) -> tuple[str, ...]:
+    """What would make some point of the grid feasible: time, memory, group size, ε."""
+    batches = [
+        batch
+        for batch in wanted.batch_sizes or batch_sizes_for(wanted.num_records_public)
+        if batch <= wanted.num_records_public
+    ]
+    if not batches:
+        return (f"every B of the grid is above N = {wanted.num_records_public}: give a smaller one",)
+    found = []
+    batch, num_steps = min(batches), min(wanted.num_steps)
+    hours = hours_of(wanted, batch, num_steps)
+    if hours is not None and wanted.most_hours is not None and hours > wanted.most_hours:
+        times = hours / wanted.most_hours
+        steps = math.floor(num_steps / times)
+        less = f", or T = {steps}" if steps >= _FEWEST_STEPS else ""
+        found.append(
+            f"time: the smallest plan, B = {batch:g} and T = {num_steps}, takes {hours:.3g} hours, "
+            f"{times:.3g} times the budget of {wanted.most_hours:g}: give {hours:.3g} hours, "
+            f"{times:.3g} times the throughput{less}"
+        )
+    needed = [wanted.memory_bytes[size] for size in wanted.sizes if size in wanted.memory_bytes]
+    if needed and wanted.most_bytes is not None and min(needed) > wanted.most_bytes:
+        found.append(
+            f"memory: a worker takes at least {min(needed) / 2**30:.3g} GiB, "
+            f"{min(needed) / wanted.most_bytes:.3g} times what it has: give that, or a smaller group "
+            "or network"
+        )
+    sizes = [size for size in wanted.sizes if size != BATCH]
+    most = max(batches) / _groups_per_batch(wanted)
+    if sizes and min(map(int, sizes)) > most:
+        found.append(
+            f"groups: the smallest S is {min(map(int, sizes))}, and B = {max(batches):g} allows at most "
+            f"{most:g}: give a group_size of at most that, or "
+            f"B = {min(map(int, sizes)) * _groups_per_batch(wanted)}"
+        )
+    return tuple(found) or (_privacy_to_relax(wanted, batch, num_steps),)
+
+
+def _privacy_to_relax(wanted: Wanted, batch: float, num_steps: int) -> str:
+    """The ε of the smallest plan with the least and the most noise, for there is none in between."""
+    mechanism = wanted.mechanism(batch, num_steps, 1.0, smallest_group(wanted.method))
+    largest = coarse_epsilon(mechanism, MIN_NOISE_MULTIPLIER, 1.0)
+    if largest <= wanted.target_epsilon:
+        return (
+            f"privacy: ε = {wanted.target_epsilon:g} is met by σ = {MIN_NOISE_MULTIPLIER}, which protects "
+            f"nothing: give at most ε = {largest:.3g}, or a larger B or T"
+        )
+    smallest = coarse_epsilon(mechanism, _MOST_NOISE, wanted.target_epsilon)
+    return (
+        f"privacy: ε = {wanted.target_epsilon:g} is met by no σ up to {_MOST_NOISE:g}: give at least "
+        f"ε = {smallest:.3g}, fewer steps or a smaller B"
+    )
+
+
+def enough_records(wanted: Wanted, plan: Plan) -> int | None:
+    """Return the N at which this plan's B, T and S would have an SNR of `LEAST_TRAINING_SNR` at the same ε.
+
+    None where no N up to a million times as large does.
+    """
+    noise = plan.mechanism.noise_multiplier * plan.snr.over_training / LEAST_TRAINING_SNR
+    if noise < MIN_NOISE_MULTIPLIER:
+        return None
+    batch, steps = plan.mechanism.expected_batch_size, plan.mechanism.num_steps
+    size = plan.mechanism.group_size
+
+    def epsilon(num_records: float) -> float:
+        larger = dataclasses.replace(
+            wanted,
+            num_records_public=math.ceil(num_records),
+            target_delta=wanted.target_delta,
+        )
+        return coarse_epsilon(larger.mechanism(batch, steps, noise, size), noise, wanted.target_epsilon)
+
+    own = float(wanted.num_records_public)
+    try:
+        return math.ceil(
+            solve(
+                epsilon,
+                high=wanted.target_epsilon,
+                share=0.02,
+                start=own,
+                slope=-1.0,
+                least=own,
+                most=1e6 * own,
+            )
+        )
+    except ConfigError:
+        return None

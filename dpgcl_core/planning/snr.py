@@ -1,0 +1,265 @@
+"""The expected signal-to-noise ratio (SNR) of a training, from public numbers, and when it is too small.
+
+*One step.* The noise on d trained weights has norm σ·Δ·√d, with Δ = C where groups are sampled and 2C where
+records are. The clean sum of K groups' clipped gradients has norm at most K·C, so the SNR of a step is at
+most K·C/(σΔ√d). What it is depends on how far the groups agree. Let all K gradients have norm C and every two
+of them the cosine ρ: their sum has the squared norm K + K(K − 1)ρ times C², so
+
+    SNR = a · K·C/(σΔ√d),    a² = (1 + (K − 1)ρ)/K,
+
+exact at K = 1 and for ρ = 1. A group's gradient is a sum over its S records. With a common part and
+independent rest in each record, as in a gradient estimated from S samples, the cosine is
+
+    ρ = S/(S + S₀),
+
+S₀ being the group size at which the common part is half of the squared norm: `ALIGNMENT_SIZE`. It is
+measured, on data sets and networks that are not the user's; `alignment_size_of` takes a first-step SNR that
+is.
+
+*A training.* Only what the groups have in common, √ρ of each, adds up from step to step: over T aligned steps
+to T times that of one, independent noise to √T times. So the SNR over the training is √T·√ρ·K·C/(σΔ√d). This
+is a model, too: a gradient that turns, as it does near an optimum, adds up to less.
+
+The numbers of this module are those of the first steps, when groups agree most. They are made by
+
+    python benchmarks/alignment.py
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from dpgcl_core.accounting.composition import MIN_NOISE_MULTIPLIER, epsilon_of_steps
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.mechanism.mechanism import Mechanism
+from dpgcl_core.mechanism.registry import method_named
+from dpgcl_core.methods.in_groups import ClippedGroups
+from dpgcl_core.planning.solving import solve
+from dpgcl_core.sampling.groups import BATCH
+
+ALIGNMENT_SIZE = 138.0
+"""S₀: the geometric mean over the committed tables that have first-step SNRs (65 to 594 in single ones).
+
+Against the rows themselves the expected SNR is then off by a factor of 0.66 to 2."""
+LEAST_TRAINING_SNR = 0.3
+"""Expected SNR over the training below which no gain is to be expected.
+
+Of the rows of the committed tables with first-step SNRs, those up to 0.10 have no resolved gain in their main
+score, k-NN accuracy or recall at 10, and those from 0.98 on all have one. None lies between; this is the
+middle on a logarithmic scale.
+"""
+ENOUGH_TRAINING_SNR = 2.2
+"""From it on noise need not decide S: that of S = 16 in the group-size table, the largest S which no score
+resolves below the best row."""
+_GRIDS_IN_EPSILON = 300
+_LARGE_SHARE, _MANY_STEPS = 0.125, 400
+_MOST_GRID, _LEAST_SCALE = 0.003, 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedSnr:
+    """What a training may expect.
+
+    Attributes:
+      bound: of one step, for groups that agree fully.
+      per_step: of one step.
+      over_training: of what the groups have in common, over all T steps.
+    """
+
+    bound: float
+    per_step: float
+    over_training: float
+
+    @property
+    def is_too_small(self) -> bool:
+        """Whether no gain is to be expected."""
+        return self.over_training < LEAST_TRAINING_SNR
+
+
+def common_share(group_size: float, alignment_size: float = ALIGNMENT_SIZE) -> float:
+    """Return ρ = S/(S + S₀), the cosine of two groups' gradients.
+
+    >>> common_share(138), round(common_share(16), 2)
+    (0.5, 0.1)
+    """
+    return group_size / (group_size + alignment_size)
+
+
+def group_alignment(num_groups: float, group_size: float, alignment_size: float = ALIGNMENT_SIZE) -> float:
+    """Return a = ‖mean of the clipped gradients‖/C, in [0, 1].
+
+    >>> group_alignment(1, 1024)
+    1.0
+    >>> round(group_alignment(64, 16), 2), round(group_alignment(1e9, 16), 2)
+    (0.34, 0.32)
+    """
+    cosine = common_share(group_size, alignment_size)
+    groups = max(num_groups, 1.0)
+    return math.sqrt((1 + (groups - 1) * cosine) / groups)
+
+
+def alignment_size_of(alignment: float, num_groups: float, group_size: float) -> float:
+    """Return S₀ from a measured alignment of K groups of S: the inverse of `group_alignment`.
+
+    >>> round(alignment_size_of(group_alignment(64, 16, 100.0), 64, 16), 6)
+    100.0
+
+    Raises:
+      ConfigError: K is one, where the alignment is 1 whatever the groups, or no two groups agree.
+    """
+    if not num_groups > 1:
+        raise ConfigError(
+            f"an alignment is measured with more than one group, for one agrees with itself; got "
+            f"{num_groups:g}"
+        )
+    cosine = (num_groups * alignment**2 - 1) / (num_groups - 1)
+    if not 0 < cosine <= 1:
+        raise ConfigError(
+            f"the alignment of {num_groups:g} groups must be above {math.sqrt(1 / num_groups):.3g}, that of "
+            f"groups with nothing in common, and at most 1; got {alignment:.3g}"
+        )
+    return group_size * (1 - cosine) / cosine
+
+
+def is_modelled(mechanism: Mechanism) -> bool:
+    """Whether the model holds: one clipped gradient per disjoint group, with noise."""
+    return mechanism.is_private and clips_groups(mechanism.method)
+
+
+def clips_groups(method: str) -> bool:
+    """Whether a method clips one gradient per disjoint group of contrasted records, which S₀ was measured on.
+
+    >>> clips_groups("dp_gcl"), clips_groups("logit_dp"), clips_groups("dp_mae")
+    (True, False, False)
+    """
+    rules = method_named(method)
+    return isinstance(rules, ClippedGroups) and not rules.task
+
+
+def expected_snr(
+    mechanism: Mechanism, num_weights: int, alignment_size: float = ALIGNMENT_SIZE
+) -> ExpectedSnr:
+    """Return the expected SNR of a training.
+
+    Args:
+      mechanism: of a method that clips disjoint groups.
+      num_weights: d, the weights that are trained.
+      alignment_size: S₀.
+
+    Raises:
+      ConfigError: the method clips something else, the training has no noise, or a number is not positive.
+
+    >>> mechanism = Mechanism(num_records_public=60_000, sampling_prob=2048 / 60_000, group_size=16,
+    ...     l2_clip_norm=1.0, noise_multiplier=1.39, num_steps=40, target_delta=1.5e-6)
+    >>> found = expected_snr(mechanism, 9216)
+    >>> round(found.bound, 2), round(found.per_step, 2), round(found.over_training, 1)
+    (0.96, 0.32, 2.0)
+    """
+    if not is_modelled(mechanism):
+        raise ConfigError(
+            "an SNR is expected of private methods that clip one gradient per disjoint group (dp_gcl, "
+            f"dp_clip, siglip_groups, byol_groups); got {mechanism.method} with noise_multiplier = "
+            f"{mechanism.noise_multiplier:g}"
+        )
+    if num_weights < 1:
+        raise ConfigError(f"num_weights must be at least 1; got {num_weights}")
+    if not (alignment_size > 0 and math.isfinite(alignment_size)):
+        raise ConfigError(f"alignment_size must be positive and finite; got {alignment_size}")
+    groups = mechanism.divisor
+    size = mechanism.expected_batch_size if mechanism.group_size == BATCH else int(mechanism.group_size)
+    noise = mechanism.noise_multiplier * mechanism.sensitivity * math.sqrt(num_weights)
+    bound = groups * mechanism.l2_clip_norm / noise
+    per_step = group_alignment(groups, size, alignment_size) * bound
+    common = math.sqrt(mechanism.num_steps * common_share(size, alignment_size)) * bound
+    return ExpectedSnr(bound=bound, per_step=per_step, over_training=common)
+
+
+def enough_epsilon(mechanism: Mechanism, found: ExpectedSnr) -> float | None:
+    """Return the ε with which this training would have an SNR of `LEAST_TRAINING_SNR`, by PLD.
+
+    None where less noise than the library adds at all would be needed.
+    """
+    noise = mechanism.noise_multiplier * found.over_training / LEAST_TRAINING_SNR
+    if noise < MIN_NOISE_MULTIPLIER:
+        return None
+    rough = coarse_epsilon(mechanism, noise, 10.0)
+    return coarse_epsilon(mechanism, noise, rough)
+
+
+def coarse_epsilon(mechanism: Mechanism, noise_multiplier: float, scale: float) -> float:
+    """Return an upper bound on ε with another σ, by PLD on a grid that is a small share of `scale`.
+
+    For an ε near `scale` it is some two per cent above that of the grid of record, in a fraction of its time.
+    """
+    return epsilon_of_steps(
+        sampling_prob=mechanism.sampling_prob,
+        noise_multiplier=noise_multiplier,
+        num_steps=mechanism.num_steps_charged,
+        delta=mechanism.target_delta,
+        grid=min(_MOST_GRID, max(scale, _LEAST_SCALE) / _GRIDS_IN_EPSILON),
+    )
+
+
+def with_larger_steps(mechanism: Mechanism) -> Mechanism | None:
+    """Return the training with the batch and the steps that n and ε hardly limit, at the same ε.
+
+    An eighth of the records a step and at least 400 steps: from there on the SNR over the training grows by
+    little, for noise grows with both. None where it has both already, or no σ gives the ε.
+    """
+    prob = max(mechanism.sampling_prob, _LARGE_SHARE)
+    steps = max(mechanism.num_steps, _MANY_STEPS)
+    if (prob, steps) == (mechanism.sampling_prob, mechanism.num_steps):
+        return None
+    target = mechanism.epsilon()
+    larger = dataclasses.replace(mechanism, sampling_prob=prob, num_steps=steps)
+    try:
+        noise = solve(
+            lambda noise: coarse_epsilon(larger, noise, target),
+            high=target,
+            share=0.01,
+            start=mechanism.noise_multiplier,
+            slope=-1.2,
+            least=MIN_NOISE_MULTIPLIER,
+            most=1e4,
+        )
+    except ConfigError:
+        return None
+    return dataclasses.replace(larger, noise_multiplier=noise)
+
+
+def too_small(mechanism: Mechanism, num_weights: int, alignment_size: float = ALIGNMENT_SIZE) -> str | None:
+    """Return the warning that no gain is to be expected, with what would do; None where one is.
+
+    It says whether n and ε are too small, or only this training's B and T for them. It is a sentence from
+    public numbers alone, and nothing is said of methods that are not modelled.
+    """
+    if not is_modelled(mechanism):
+        return None
+    found = expected_snr(mechanism, num_weights, alignment_size)
+    if not found.is_too_small:
+        return None
+    told = (
+        f"the signal of T = {mechanism.num_steps} steps of {mechanism.expected_batch_size:g} records in "
+        f"groups of {mechanism.group_size} is {found.over_training:.2g} of their noise on {num_weights} "
+        f"weights, and below {LEAST_TRAINING_SNR:g} no measured training gained"
+    )
+    given = f"n = {mechanism.num_records_public} and ε = {mechanism.epsilon():.2g}"
+    larger = with_larger_steps(mechanism)
+    if larger is not None and not (there := expected_snr(larger, num_weights, alignment_size)).is_too_small:
+        return (
+            f"B and T are too small for a gain to be expected with {given}: {told}; at the same ε "
+            f"B = {larger.expected_batch_size:.0f} and T = {larger.num_steps} have {there.over_training:.2g}."
+        )
+    epsilon = enough_epsilon(mechanism, found)
+    with_more = (
+        "no ε with noise that protects would do"
+        if epsilon is None
+        else f"ε = {epsilon:.3g} would do, or n·ε larger by as much"
+    )
+    fewer = num_weights * (found.over_training / LEAST_TRAINING_SNR) ** 2
+    return (
+        f"n and ε are too small for a gain to be expected: with {given} {told}; {with_more}, or at most "
+        f"{fewer:.0f} weights."
+    )

@@ -1,0 +1,78 @@
+"""Find where a function of one positive number reaches a value, by secants of the logarithms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from dpgcl_core.errors import ConfigError
+
+_MOST_TRIES = 60
+_NARROW = 1e-6
+_FROM_THE_ENDS = 0.1
+_LONGEST = 0.7  # of a step, so that no far too small noise is accounted for, which is slow
+
+
+def solve(
+    function: Callable[[float], float],
+    *,
+    high: float,
+    share: float,
+    start: float,
+    slope: float,
+    least: float,
+    most: float,
+) -> float:
+    """Return x with `(1 - share)·high ≤ function(x) ≤ high`, for a monotone function.
+
+    Where the function jumps over this range, the x at the jump on the side below `high`.
+
+    Args:
+      function: of x > 0, positive.
+      high: what it must not exceed.
+      share: how far below it may stay.
+      start: the first x.
+      slope: a guess of d ln function/d ln x; its sign tells whether the function rises.
+      least, most: ends of the search.
+
+    Raises:
+      ConfigError: `function` stays above or below the range on all of [least, most].
+
+    >>> x = solve(lambda x: 8 / x, high=2.0, share=0.01, start=1.0, slope=-1.0, least=0.1, most=100.0)
+    >>> 4.0 <= x <= 8 / (0.99 * 2)
+    True
+    """
+    target, below, above = math.log(high) + math.log1p(-share) / 2, None, None
+    x = min(max(start, least), most)
+    for _ in range(_MOST_TRIES):
+        value = function(x)
+        if (1 - share) * high <= value <= high:
+            return x
+        here = math.log(x), math.log(max(value, 1e-12))
+        if value > high:
+            above = here
+        else:
+            below = here
+        if below is not None and above is not None:
+            if abs(below[0] - above[0]) < _NARROW:
+                break
+            guess = below[0] + (target - below[1]) * (above[0] - below[0]) / (above[1] - below[1])
+            margin = _FROM_THE_ENDS * abs(above[0] - below[0])
+            low_end, high_end = sorted((below[0], above[0]))
+            x = math.exp(min(max(guess, low_end + margin), high_end - margin))
+            continue
+        if (x <= least or x >= most) and _leads_out(x, value > high, slope, least):
+            raise ConfigError(
+                f"no value from {least:g} to {most:g} gives at most {high:g}, or comes near it: at {x:g} it "
+                f"is {value:.4g}"
+            )
+        moved = here[0] + (target - here[1]) / slope
+        x = min(max(math.exp(min(max(moved, here[0] - _LONGEST), here[0] + _LONGEST)), least), most)
+    assert below is not None
+    return math.exp(below[0])
+
+
+def _leads_out(x: float, too_high: bool, slope: float, least: float) -> bool:
+    """Whether the next step would leave the range by the end at which x is."""
+    rises = (slope > 0) != too_high  # towards larger x
+    return rises != (x <= least)

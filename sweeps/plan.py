@@ -1,0 +1,30 @@
+#!/usr/bin/env python
+"""What is feasible? Lists (B, σ, T, S) within budgets of privacy and compute; spends nothing.
+
+    python sweeps/plan.py --num-records-public 60000 --epsilon 1 --dataset fashion-mnist --core-hours 1
+    python sweeps/plan.py --published
+    ray job submit --working-dir . -- python sweeps/plan.py --num-records-public 60000
+
+Ends in a table, or with `--json` in one JSON object; `--output` draws ε against N and epochs against B.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
+
+from dpgcl_core.errors import exit_on_bad_input
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.options.planner import PlannerOptions
+from sweeps.service.running.planner import run_plan
+
+
+def main() -> int:
+    """Plan."""
+    return run_plan(parse_options(PlannerOptions, description=__doc__))
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)

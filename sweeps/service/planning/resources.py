@@ -1,0 +1,170 @@
+"""What a training of the options takes, before any record is read: weights, throughput, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from dpgcl_core.clipping.types import num_trainable
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.mechanism.registry import method_named
+from dpgcl_core.planning.snr import ALIGNMENT_SIZE, alignment_size_of
+from dpgcl_core.sampling.groups import BATCH, GroupSize
+from sweeps.service.options.planner import PlannerOptions
+from sweeps.service.planning.duration import seconds_per_record
+from sweeps.service.planning.trials import Trial
+from trainers.config.training import TrainingConfig
+from trainers.config.tree import changed
+from trainers.models.encoder import ImageShape
+from trainers.models.networks import AnyEncoder
+from trainers.training.microbatch import pass_bytes
+from trainers.training.resolve import training_config
+from trainers.training.warm_start import starting_encoder
+
+IMAGE_SHAPES = {
+    "digits": (1, 8, 8),
+    "fashion-mnist": (1, 28, 28),
+    "cifar10": (3, 32, 32),
+    "eurosat": (3, 32, 32),
+    "shapes": (3, 32, 32),
+}
+"""(channels, height, width) of the public data sets, as they are loaded."""
+_BATCH = 512
+_STATES = {"adam": 2, "adamw": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What one training takes.
+
+    Attributes:
+      num_weights: d, trained weights.
+      records_per_second: of one core or GPU.
+      is_measured: whether that was measured here; otherwise it was stated.
+      memory_bytes: of one worker, by S: weights, the sum of the groups and the noise in float64, what the
+        optimizer keeps, and one pass (`trainers.training.microbatch.pass_bytes`). Libraries and the records,
+        which all processes of a machine share, are not counted. Empty where the weights were stated.
+    """
+
+    num_weights: int
+    records_per_second: float
+    is_measured: bool
+    memory_bytes: Mapping[GroupSize, float] = field(default_factory=dict)
+
+
+def resources_of(options: PlannerOptions) -> Resources:
+    """Return what a training takes; the network is built unless its weights and the throughput are stated.
+
+    Raises:
+      ConfigError: the shape of the images is not known, or an option breaks a rule.
+    """
+    stated = options.records_per_second
+    if options.num_weights is not None and stated is not None:
+        return Resources(num_weights=options.num_weights, records_per_second=stated, is_measured=False)
+    sizes = _sizes(options)
+    shape, config = image_shape_of(options), _config(options, sizes[len(sizes) // 2])
+    torch.set_num_threads(config.performance.threads_per_worker)
+    encoder = starting_encoder(config, shape)
+    rate = stated
+    if rate is None:
+        rate = 1 / seconds_per_record(Trial(name="planned", config=config, params={}), shape)
+        rate /= config.performance.threads_per_worker
+    if options.num_weights is not None:
+        return Resources(num_weights=options.num_weights, records_per_second=rate, is_measured=stated is None)
+    memory = {size: _memory_bytes(_config(options, size), encoder, shape) for size in sizes}
+    return Resources(
+        num_weights=num_trainable(encoder),
+        records_per_second=rate,
+        is_measured=stated is None,
+        memory_bytes=memory,
+    )
+
+
+def image_shape_of(options: PlannerOptions) -> ImageShape:
+    """Return (channels, height, width) of the images to plan for.
+
+    Raises:
+      ConfigError: neither the options nor the data set's name tell.
+    """
+    if options.image_shape is not None:
+        return options.image_shape
+    known = IMAGE_SHAPES.get(options.data.dataset.partition(":")[0])
+    if known is None:
+        raise ConfigError(
+            f"image_shape must be told for data of your own, which the planner does not read; got "
+            f"{options.data.dataset}: give --image-shape CHANNELS HEIGHT WIDTH"
+        )
+    size = options.data.image_size
+    return known if size is None else (known[0], size, size)
+
+
+def alignment_size(options: PlannerOptions) -> float:
+    """Return S₀: from a measured first-step SNR where one is given, else that of the committed tables.
+
+    Args:
+      options: `measured_snr` is of the method and sampling of the options.
+
+    Raises:
+      ConfigError: no groups can have the SNR that is given.
+    """
+    if options.measured_snr is None:
+        return ALIGNMENT_SIZE
+    snr, batch, size, noise = options.measured_snr
+    if not (snr > 0 and batch >= size >= 1 and noise > 0):
+        raise ConfigError(
+            "measured_snr must be a positive SNR, B of at least S, S of at least 1 and a positive σ; got "
+            f"{list(options.measured_snr)}"
+        )
+    config = _config(options, size)
+    weights = options.num_weights
+    if weights is None:
+        weights = num_trainable(starting_encoder(config, image_shape_of(options)))
+    mechanism = config.mechanism
+    unit = noise * mechanism.sensitivity / mechanism.l2_clip_norm * weights**0.5
+    return alignment_size_of(snr * unit * size / batch, batch / size, size)
+
+
+def num_records_of(options: PlannerOptions) -> int:
+    """Return N, which must be told: the planner reads no records.
+
+    Raises:
+      ConfigError: it is not.
+    """
+    if options.mechanism.num_records_public is None:
+        raise ConfigError("the planner reads no records: give their number, --num-records-public")
+    return options.mechanism.num_records_public
+
+
+def _sizes(options: PlannerOptions) -> tuple[GroupSize, ...]:
+    takes = method_named(options.mechanism.method).takes_group_size
+    return tuple(dict.fromkeys(options.group_sizes)) if takes else (BATCH,)
+
+
+def _config(options: PlannerOptions, size: GroupSize) -> TrainingConfig:
+    """A training of this group size, with a noise and a batch that stand in for those of the plan."""
+    number = num_records_of(options)
+    batch = min(number, max(_BATCH, 4 * int(size)) if size != BATCH else _BATCH)
+    here = changed(
+        options.training(),
+        group_size=size if method_named(options.mechanism.method).takes_group_size else BATCH,
+        expected_batch_size=batch,
+        num_steps=max(options.num_steps_grid),
+        epsilon=None,
+        noise_multiplier=1.0,
+        device="cpu",
+    )
+    return training_config(
+        here,
+        num_records=number,
+        public_seed=options.service.seed,
+        modality=options.data.modality,
+        image_shape=image_shape_of(options),
+    )
+
+
+def _memory_bytes(config: TrainingConfig, encoder: AnyEncoder, shape: ImageShape) -> float:
+    weights, trained = sum(each.numel() for each in encoder.parameters()), num_trainable(encoder)
+    kept = _STATES.get(config.optimizer.name, 1)
+    return 4 * weights + (8 + 8 + 4 * (1 + kept)) * trained + pass_bytes(config, encoder, shape)

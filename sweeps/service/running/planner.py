@@ -1,0 +1,260 @@
+"""The planner: from options to a table of feasible plans, one recommended, and what its tuning costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from dashboards.figures import write_curves
+from dpgcl_core.accounting.tuning.cost import (
+    OPEN,
+    SEALED,
+    SEALED_THRESHOLD,
+    TrialClass,
+    TuningCost,
+    open_cost,
+    sealed_cost,
+    sealed_threshold_cost,
+)
+from dpgcl_core.accounting.tuning.laws import TruncatedNegativeBinomial
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.planning.curves import epochs_by_batch, epsilon_by_records
+from dpgcl_core.planning.feasible import Answer, Plan, Wanted, enough_records, feasible, verified
+from dpgcl_core.planning.published import PUBLISHED, Reproduced, reproduced
+from dpgcl_core.planning.snr import too_small
+from dpgcl_core.release.statement import rounded_up
+from sweeps.service.options.planner import PlannerOptions
+from sweeps.service.planning.resources import Resources, alignment_size, num_records_of, resources_of
+from sweeps.service.running.terminal import count, say
+from trainers.config.settings import DEFAULT_EPSILON
+
+_SHOWN = 8
+
+
+def run_plan(options: PlannerOptions) -> int:
+    """Print what is feasible within the options, and write its curves where asked for; spend nothing.
+
+    Returns:
+      0.
+
+    Raises:
+      ConfigError: bad input, or no plan is feasible: then what to relax and by how much.
+    """
+    if options.published:
+        _show_published([reproduced(row) for row in PUBLISHED], as_json=options.json)
+        return 0
+    num_records_of(options)
+    resources = resources_of(options)
+    wanted = wanted_of(options, resources)
+    answer = feasible(wanted)
+    if answer.recommended is None:
+        raise ConfigError(f"no plan is feasible. {'. '.join(answer.relax)}")
+    chosen = verified(wanted, answer.recommended)
+    costs = tuning_costs(options, chosen)
+    if options.json:
+        say(json.dumps(_as_dict(options, wanted, resources, answer, chosen, costs), allow_nan=False))
+    else:
+        _show(options, wanted, resources, answer, chosen, costs)
+    if options.output is not None:
+        points = [*epsilon_by_records(wanted, chosen.mechanism), *epochs_by_batch(wanted, chosen.mechanism)]
+        title = f"What N, B and σ allow: {wanted.method}, N = {wanted.num_records_public}"
+        subtitle = (
+            f"ε = {wanted.target_epsilon:g}, δ = {wanted.delta:.3g}; the plan has {_point_text(chosen)}"
+        )
+        paths = write_curves(points, options.output, title=title, subtitle=subtitle)
+        if not options.json:
+            for path in paths:
+                say(f"written: {path}")
+    return 0
+
+
+def wanted_of(options: PlannerOptions, resources: Resources) -> Wanted:
+    """Return what the options ask for, in the words of the library."""
+    given = options.mechanism
+    return Wanted(
+        num_records_public=num_records_of(options),
+        target_epsilon=given.target_epsilon() or DEFAULT_EPSILON,
+        target_delta=given.delta,
+        method=given.method,
+        sampling=given.sampling,
+        num_weights=resources.num_weights,
+        batch_sizes=options.batch_sizes,
+        num_steps=options.num_steps_grid,
+        group_sizes=options.group_sizes,
+        alignment_size=alignment_size(options),
+        records_per_second=resources.records_per_second,
+        most_hours=options.hours,
+        memory_bytes=resources.memory_bytes,
+        most_bytes=None if options.memory_gib is None else options.memory_gib * 2**30,
+    )
+
+
+def tuning_costs(options: PlannerOptions, plan: Plan) -> dict[str, TuningCost]:
+    """Return what choosing among m trainings of a plan costs in each release mode.
+
+    Sealed: m is the mean of the secret number of trials, by the law and the bound of the options; with a
+    threshold it is its mean where no trial reaches it. One training has no secret number.
+    """
+    mechanism, number = plan.mechanism, options.num_trials
+    trial = TrialClass(
+        sampling_prob=mechanism.sampling_prob,
+        noise_multiplier=mechanism.noise_multiplier,
+        num_steps=mechanism.num_steps_charged,
+    )
+    delta = mechanism.target_delta
+    found = {OPEN: open_cost([dataclasses.replace(trial, count=number)], delta=delta)}
+    if number > 1:
+        law = TruncatedNegativeBinomial.from_mean(float(number), eta=options.release.eta)
+        found[SEALED] = sealed_cost([trial], law=law, delta=delta, bound=options.release.bound)
+        found[SEALED_THRESHOLD] = sealed_threshold_cost([trial], halting_prob=1 / number, delta=delta)
+    return found
+
+
+def _shown(answer: Answer, chosen: Plan) -> list[Plan]:
+    """The recommended plan, others of its S, and the best of every other S."""
+    first = chosen.mechanism.group_size
+    own = [plan for plan in answer.plans if plan.mechanism.group_size == first]
+    found = [chosen, *[plan for plan in own if not _same(plan, chosen)][: _SHOWN - 1]]
+    for size in dict.fromkeys(plan.mechanism.group_size for plan in answer.plans):
+        if size != first:
+            found.append(next(plan for plan in answer.plans if plan.mechanism.group_size == size))
+    return found
+
+
+def _same(one: Plan, other: Plan) -> bool:
+    numbers = (one.mechanism, other.mechanism)
+    return len({(m.sampling_prob, m.num_steps, m.group_size) for m in numbers}) == 1
+
+
+def _show(
+    options: PlannerOptions,
+    wanted: Wanted,
+    resources: Resources,
+    answer: Answer,
+    chosen: Plan,
+    costs: dict[str, TuningCost],
+) -> None:
+    how = "measured here on synthetic images" if resources.is_measured else "as stated"
+    say(
+        f"N = {wanted.num_records_public}, ε = {wanted.target_epsilon:g}, δ = {rounded_up(wanted.delta, 4)}, "
+        f"{wanted.method} on {wanted.num_weights} weights, "
+        f"{resources.records_per_second:.4g} records a second ({how})"
+    )
+    for reason, number in answer.refused.items():
+        say(f"left out: {count(number, 'point')}, {reason}")
+    say(f"{count(len(answer.plans), 'feasible plan')}; * is recommended, then by SNR over the training:")
+    say(
+        f"  {'B':>9} {'T':>6} {'S':>6} {'σ':>8} {'epochs':>8} {options.unit:>11} {'GiB':>6} "
+        f"{'SNR a step':>11} {'at most':>8} {'over all':>9}"
+    )
+    for plan in _shown(answer, chosen):
+        say(f"{'*' if plan is chosen else ' '} {_row(plan)}")
+    say(
+        f"recommended: {_point_text(chosen)}, ε = {rounded_up(chosen.mechanism.epsilon(), 4)} by PLD; its "
+        "σ is calibrated on the grid of record, that of the others is up to some two per cent too large"
+    )
+    source = "as in the committed tables" if options.measured_snr is None else "as measured"
+    say(
+        f"expected SNR: groups agree {source}, half of the squared norm in common at "
+        f"S = {wanted.alignment_size:.3g}; at most: if they agreed fully"
+    )
+    if (warning := _warning(wanted, chosen)) is not None:
+        say(f"note: {warning}")
+    hours = options.num_trials * chosen.hours if chosen.hours is not None else math.nan
+    say(f"tuning among {count(options.num_trials, 'training')}, {hours:.3g} {options.unit}:")
+    for mode, cost in costs.items():
+        assert cost.tuned_epsilon is not None
+        say(f"  {mode:<17} ε = {rounded_up(cost.tuned_epsilon, 4):<9} {cost.theorem}")
+
+
+def _warning(wanted: Wanted, plan: Plan) -> str | None:
+    found = too_small(plan.mechanism, wanted.num_weights, wanted.alignment_size)
+    if found is None:
+        return None
+    number = enough_records(wanted, plan) if found.startswith("n and ε") else None
+    return found if number is None else f"{found} At this B, T and S, n = {number} would do at the same ε."
+
+
+def _row(plan: Plan) -> str:
+    mechanism, snr = plan.mechanism, plan.snr
+    hours = "-" if plan.hours is None else f"{plan.hours:.3g}"
+    memory = "-" if plan.memory_bytes is None else f"{plan.memory_bytes / 2**30:.2g}"
+    return (
+        f"{mechanism.expected_batch_size:>9g} {mechanism.num_steps:>6} {mechanism.group_size!s:>6} "
+        f"{mechanism.noise_multiplier:>8.4g} {plan.num_epochs:>8.3g} {hours:>11} {memory:>6} "
+        f"{snr.per_step:>11.3g} {snr.bound:>8.3g} {snr.over_training:>9.3g}"
+    )
+
+
+def _point_text(plan: Plan) -> str:
+    mechanism = plan.mechanism
+    return (
+        f"B = {mechanism.expected_batch_size:g}, T = {mechanism.num_steps}, S = {mechanism.group_size}, "
+        f"σ = {mechanism.noise_multiplier:.4g}"
+    )
+
+
+def _as_dict(
+    options: PlannerOptions,
+    wanted: Wanted,
+    resources: Resources,
+    answer: Answer,
+    chosen: Plan,
+    costs: dict[str, TuningCost],
+) -> dict[str, Any]:
+    return {
+        "num_records_public": wanted.num_records_public,
+        "target_epsilon": wanted.target_epsilon,
+        "target_delta": wanted.delta,
+        "method": wanted.method,
+        "num_weights": wanted.num_weights,
+        "records_per_second": resources.records_per_second,
+        "records_per_second_is_measured": resources.is_measured,
+        "alignment_size": wanted.alignment_size,
+        "hours_are": options.unit,
+        "recommended": plan_dict(chosen),
+        "plans": [plan_dict(plan) for plan in answer.plans],
+        "refused": dict(answer.refused),
+        "warning": _warning(wanted, chosen),
+        "tuning": {mode: cost.as_dict() for mode, cost in costs.items()},
+    }
+
+
+def plan_dict(plan: Plan) -> dict[str, Any]:
+    """Return a plan as plain values."""
+    mechanism = plan.mechanism
+    return {
+        "expected_batch_size": mechanism.expected_batch_size,
+        "sampling_prob": mechanism.sampling_prob,
+        "num_steps": mechanism.num_steps,
+        "group_size": mechanism.group_size,
+        "noise_multiplier": mechanism.noise_multiplier,
+        "noise_multiplier_is_verified": plan.is_verified,
+        "num_epochs": plan.num_epochs,
+        "hours": plan.hours,
+        "memory_bytes": plan.memory_bytes,
+        "snr_bound": plan.snr.bound,
+        "snr_per_step": plan.snr.per_step,
+        "snr_over_training": plan.snr.over_training,
+    }
+
+
+def _show_published(found: Sequence[Reproduced], *, as_json: bool) -> None:
+    if as_json:
+        say(json.dumps([dataclasses.asdict(each) for each in found], allow_nan=False))
+        return
+    say(
+        f"{'training':<22} {'N':>10} {'B':>8} {'T':>5} {'σ':>6} {'ε claimed':>10} {'ε by RDP':>9} "
+        f"{'ε by PLD':>9} {'σ by PLD':>9}"
+    )
+    for each in found:
+        row = each.published
+        say(
+            f"{row.name:<22} {row.num_records:>10} {row.expected_batch_size:>8g} {row.num_steps:>5} "
+            f"{row.noise_multiplier:>6g} {row.epsilon:>10g} {each.rdp_epsilon:>9.2f} "
+            f"{each.pld_epsilon:>9.2f} {each.pld_noise_multiplier:>9.3f}"
+        )
+        say(f"    {each.difference} ({row.source}; δ = {row.delta:.3g})")

@@ -1,0 +1,231 @@
+"""`sweeps/plan.py`: what it prints and refuses, what it measures, and that sweeps warn as it does."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpgcl_core.accounting.tuning.cost import TrialClass, open_cost
+from dpgcl_core.clipping.types import num_trainable
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.mechanism.mechanism import Mechanism
+from dpgcl_core.planning.snr import ALIGNMENT_SIZE, expected_snr, too_small
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.options.planner import PlannerOptions
+from sweeps.service.planning.resources import IMAGE_SHAPES, alignment_size, resources_of
+from sweeps.service.running.planner import run_plan
+from tests.sweeps.support import plan as sweep_plan
+from tests.sweeps.support import run_script
+from trainers.data.loading import load_dataset
+from trainers.models.encoder import build_encoder
+
+GRID = ("--batch-sizes", "256", "1024", "--num-steps-grid", "50", "200", "--group-sizes", "4", "16")
+STATED = ("--num-records-public", "60000", "--records-per-second", "1000", "--num-weights", "8280")
+QUICK = (*STATED, *GRID, "--epsilon", "8")
+Said = pytest.CaptureFixture[str]
+
+
+def options(*arguments: str) -> PlannerOptions:
+    return parse_options(PlannerOptions, description="", arguments=arguments)
+
+
+def answer(capsys: Said, *arguments: str) -> dict[str, Any]:
+    """What the planner prints as JSON."""
+    assert run_plan(options(*arguments, "--json")) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """The JSON object of a quick plan."""
+    code, out, err = run_script("plan", *QUICK, "--json", "--num-trials", "4")
+    assert (code, err) == (0, "")
+    read: dict[str, Any] = json.loads(out)
+    return read
+
+
+def test_table_marks_the_recommended_plan(capsys: Said, found: dict[str, Any]) -> None:
+    assert run_plan(options(*QUICK)) == 0
+    shown = capsys.readouterr().out
+    (marked,) = [line for line in shown.splitlines() if line.startswith("*")]
+    chosen = found["recommended"]
+    assert marked.split()[1:4] == [
+        f"{chosen['expected_batch_size']:g}",
+        str(chosen["num_steps"]),
+        str(chosen["group_size"]),
+    ]
+    assert "8 feasible plans" in shown
+    for mode in ("open", "sealed", "sealed-threshold"):
+        assert f"\n  {mode} " in shown
+
+
+def test_recommended_noise_is_that_of_a_training(found: dict[str, Any]) -> None:
+    chosen = found["recommended"]
+    told = Mechanism(
+        num_records_public=60_000,
+        l2_clip_norm=1.0,
+        target_delta=found["target_delta"],
+        **{name: chosen[name] for name in ("sampling_prob", "group_size", "noise_multiplier", "num_steps")},
+    )
+    assert 8 * 0.995 <= told.epsilon() <= 8
+    assert chosen["noise_multiplier_is_verified"]
+    assert chosen["snr_over_training"] == pytest.approx(expected_snr(told, 8280).over_training)
+
+
+def test_tuning_costs_what_the_calculator_says(found: dict[str, Any]) -> None:
+    chosen = found["recommended"]
+    names = ("sampling_prob", "noise_multiplier", "num_steps")
+    trials = [TrialClass(**{name: chosen[name] for name in names}, count=4)]
+    expected = open_cost(trials, delta=found["target_delta"]).tuned_epsilon
+    tuned = {mode: cost["tuned_epsilon"] for mode, cost in found["tuning"].items()}
+    assert tuned["open"] == pytest.approx(expected)
+    assert 8 < tuned["sealed-threshold"] < tuned["sealed"] < tuned["open"]
+    assert found["tuning"]["sealed"]["law"]["mean"] == pytest.approx(4)
+
+
+def test_one_training_has_no_secret_number(capsys: Said) -> None:
+    assert list(answer(capsys, *QUICK, "--num-trials", "1")["tuning"]) == ["open"]
+
+
+@pytest.mark.ci
+def test_curves_are_written(capsys: Said, tmp_path: Path) -> None:
+    assert run_plan(options(*QUICK, "--output", str(tmp_path / "curves"))) == 0
+    for ending in (".png", ".svg", ".pdf", ".html", ".csv"):
+        path = tmp_path / "curves" / f"planning{ending}"
+        assert f"written: {path}" in capsys.readouterr().out or path.stat().st_size > 100
+    rows = list(csv.DictReader((tmp_path / "curves" / "planning.csv").open()))
+    assert {row["figure"] for row in rows} == {"epsilon", "epochs"}
+    assert len({row["noise_multiplier"] for row in rows if row["figure"] == "epochs"}) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((*QUICK, "--core-hours", "0.0001"), "no plan is feasible. time: the smallest plan, B = 256"),
+        ((*STATED, *GRID[:6], "--group-sizes", "5000"), "allows at most 1024"),
+        (GRID, "give their number, --num-records-public"),
+        ((*QUICK, "--core-hours", "1", "--gpu-hours", "1"), "core_hours or gpu_hours, not both"),
+        (("--num-records-public", "60000", "--gpu-hours", "1"), "gpu_hours needs --records-per-second"),
+        ((*QUICK, "--core-hours", "-1"), "core_hours must be positive and finite"),
+        ((*QUICK, "--records-per-second", "nan"), "records_per_second must be positive"),
+        ((*QUICK, "--num-trials", "0"), "num_trials must be at least 1"),
+        ((*QUICK, "--batch-sizes", "0"), "batch_sizes must be at least 1"),
+        ((*QUICK, "--memory-gib", "inf"), "memory_gib must be positive and finite"),
+        ((*STATED, "--noise-multiplier", "1"), "the planner finds noise_multiplier"),
+        ((*STATED, "--epsilon", "inf"), "finite epsilon"),
+        ((*STATED, "--epsilon", "-1"), "epsilon must be positive"),
+        ((*STATED, "--method", "logit_dp"), "clip one gradient per disjoint group"),
+        (
+            (*STATED, "--expected-batch-size", "9"),
+            "this sweep varies expected_batch_size: give --batch-sizes",
+        ),
+        ((*STATED, "--delta", "0.1"), "target_delta must be at most"),
+        ((*QUICK, "--measured-snr", "0.01", "1024", "16", "1"), "must be above 0.125"),
+        ((*QUICK, "--measured-snr", "1", "8", "16", "1"), "measured_snr must be"),
+        (("--num-records-public", "90", "--dataset", "npz:own.npz"), "give --image-shape"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], words: str) -> None:
+    code, out, err = run_script("plan", *arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_memory_that_no_worker_has_is_told(capsys: Said) -> None:
+    told = ("--num-records-public", "60000", "--records-per-second", "1000", "--memory-gib", "0.00001")
+    with pytest.raises(ConfigError, match="memory: a worker takes at least"):
+        run_plan(options(*told, *GRID))
+
+
+def test_throughput_weights_and_memory_are_those_of_the_network() -> None:
+    chosen = options("--num-records-public", "1500", "--dataset", "digits", *GRID)
+    told = resources_of(chosen)
+    encoder = build_encoder(_network(chosen), (1, 8, 8), 0)
+    assert told.num_weights == num_trainable(encoder)
+    assert told.is_measured
+    assert told.records_per_second > 1
+    assert set(told.memory_bytes) == {4, 16}
+    assert min(told.memory_bytes.values()) > 4 * told.num_weights
+
+
+def _network(chosen: PlannerOptions) -> Any:
+    from trainers.config.training import NetworkConfig
+
+    return NetworkConfig(name=chosen.network.name, embedding_dim=chosen.network.embedding_dim)
+
+
+def test_image_shapes_are_those_of_the_data_sets() -> None:
+    assert load_dataset("digits").image_shape == IMAGE_SHAPES["digits"]
+    assert load_dataset("shapes:20").image_shape == IMAGE_SHAPES["shapes"]
+
+
+def test_measured_snr_gives_back_the_alignment_that_it_was_made_with() -> None:
+    told = Mechanism(
+        num_records_public=60_000,
+        sampling_prob=1024 / 60_000,
+        group_size=16,
+        l2_clip_norm=1.0,
+        noise_multiplier=0.7,
+        num_steps=10,
+        target_delta=1e-6,
+    )
+    measured = expected_snr(told, 8280, 55.0).per_step
+    chosen = options(*STATED, "--measured-snr", str(measured), "1024", "16", "0.7")
+    assert alignment_size(chosen) == pytest.approx(55.0)
+    assert alignment_size(options(*STATED)) == ALIGNMENT_SIZE
+
+
+def test_published_trainings_are_told_with_the_claims(capsys: Said) -> None:
+    assert run_plan(options("--published")) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in shown if not line.startswith(" ")][:3] == [
+        "training",
+        "ViP",
+        "DP-Cap",
+    ]
+    (vip,) = [line.split() for line in shown if line.startswith("ViP ")]
+    assert vip[5:8] == ["8", "8.00", "6.83"]
+    assert sum("validation split counted" in line for line in shown) == 8
+
+
+SMALL = ("--tiny", "--dataset", "digits", "--group-sizes", "8", "--no-non-private")
+
+
+def test_sweep_says_that_n_and_epsilon_are_too_small_as_the_planner_does() -> None:
+    """Of ten steps on 1,445 records under ε = 0.1 nothing can be learned."""
+    plan = sweep_plan(*SMALL, "--epsilon", "0.1")
+    (note,) = [note for note in plan.notes if "n and ε are too small" in note]
+    (trial,) = plan.trials
+    shape = plan.data.train.images.shape[1:]
+    weights = num_trainable(build_encoder(trial.config.network, tuple(shape), 0))  # type: ignore[arg-type]
+    assert note == f"At {trial.name.removesuffix('-r0')}, {too_small(trial.config.mechanism, weights)}"
+    assert not math.isinf(trial.config.epsilon())
+
+
+def test_sweep_with_enough_signal_says_nothing() -> None:
+    plan = sweep_plan(*SMALL, "--noise-multiplier", "0.3", "--num-steps", "400")
+    assert not [note for note in plan.notes if "too small" in note]
+
+
+def test_sweep_whose_steps_alone_are_too_few_is_told_so() -> None:
+    """The tiny mode is no fault of n and ε."""
+    plan = sweep_plan(*SMALL, "--noise-multiplier", "0.3")
+    (note,) = [note for note in plan.notes if "too small" in note]
+    assert "B and T are too small for a gain to be expected with n = " in note
+
+
+def test_planner_warns_and_says_how_many_records_would_do(capsys: Said) -> None:
+    told = ("--num-records-public", "1500", "--records-per-second", "1000", "--num-weights", "8280")
+    grid = ("--batch-sizes", "64", "--num-steps-grid", "400", "--group-sizes", "4")
+    warning = answer(capsys, *told, *grid, "--epsilon", "0.5")["warning"]
+    assert warning.startswith("n and ε are too small for a gain")
+    assert "ε = " in warning
+    assert "At this B, T and S, n = " in warning
+    assert answer(capsys, *QUICK)["warning"] is None
