@@ -8,7 +8,7 @@ A captioner gives every text a likelihood, given an image. From it come
 - `zero_shot_accuracy`: images whose own class has the likeliest texts (Sander et al. 2024, A.3.1);
 - `word_order_accuracy`: how often a caption is likelier than the same words in another order (after the order
   tests of ARO, Yuksekgonul et al. 2022). A network that looks at words alone, and not at their order, scores
-  one half.
+  one half; one that knows the language and looks at no image may score near one.
 
 An image is encoded once for all of these. The orders are four per caption, each a function of the caption
 and the public seed: words of content permuted, the others permuted, words permuted within triples, and

@@ -124,6 +124,7 @@ def test_clipped_sum_equals_oracle_with_every_layer_in_the_fast_path(
     assert matrices == report.paths.keys()
 
 
+@pytest.mark.ci
 def test_recomputing_network_takes_the_exact_loop() -> None:
     plain, config = network_of(config_of()), config_of(gradient_checkpointing=True)
     network = network_of(config)
