@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dashboards.compose.axes import Axis, Scale
-from dashboards.compose.names import DURING, METHOD_NAMES, PAIR_SCORES, column_title, symbol
+from dashboards.compose.names import (
+    DURING,
+    FEW_SHOT_SCORES,
+    METHOD_NAMES,
+    PAIR_SCORES,
+    column_title,
+    symbol,
+)
 from dashboards.compose.transfer import PROBE
 from dashboards.errors import DashboardError
 from dpgcl_core.errors import unknown_choice
@@ -127,6 +134,7 @@ _ASKED = (
         series=(
             "knn_accuracy_during",
             "linear_probe_accuracy_during",
+            *(f"{name}{DURING}" for name in FEW_SHOT_SCORES),
             "view_retrieval_top1_during",
             *(f"{name}{DURING}" for name in PAIR_SCORES),
             "train_loss",

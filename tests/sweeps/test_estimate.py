@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sweeps.group_size import points
+from sweeps.service.planning import duration
 from sweeps.service.planning.duration import _num_embedded, estimate_seconds
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.running import sweep as run
@@ -26,15 +27,23 @@ def test_estimate_is_positive(make_plan: Plan) -> None:
     assert estimate_seconds(make_plan(*QUICK)) > 0
 
 
-def test_estimate_grows_with_the_steps(make_plan: Plan) -> None:
-    few = estimate_seconds(make_plan(*QUICK, "--num-steps", "10"))
-    many = estimate_seconds(make_plan(*QUICK, "--num-steps", "1000"))
-    assert many > 5 * few
+@pytest.fixture
+def a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every record of a step takes a second, and an embedding a hundredth, whatever the machine does."""
+    monkeypatch.setattr(duration, "seconds_per_record", lambda *_: 1.0)
+    monkeypatch.setattr(duration, "_seconds_per_embedding", lambda *_: 0.01)
 
 
-def test_estimate_grows_with_the_repeats(make_plan: Plan) -> None:
+def test_estimate_grows_with_the_steps(make_plan: Plan, a_second: None) -> None:
+    few, many = (make_plan(*QUICK, "--num-steps", count) for count in ("10", "1000"))
+    records = few.trials[0].config.mechanism.expected_batch_size
+    grown = estimate_seconds(many) - estimate_seconds(few)
+    assert grown == pytest.approx(len(few.trials) * records * 990)
+
+
+def test_estimate_grows_with_the_repeats(make_plan: Plan, a_second: None) -> None:
     once = estimate_seconds(make_plan(*QUICK))
-    assert estimate_seconds(make_plan(*QUICK, "--repeats", "10")) > 3 * once
+    assert estimate_seconds(make_plan(*QUICK, "--repeats", "10")) == pytest.approx(10 * once)
 
 
 def test_estimate_counts_the_scores_on_the_way(make_plan: Plan) -> None:

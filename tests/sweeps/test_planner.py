@@ -201,7 +201,7 @@ SMALL = ("--tiny", "--dataset", "digits", "--group-sizes", "8", "--no-non-privat
 def test_sweep_says_that_n_and_epsilon_are_too_small_as_the_planner_does() -> None:
     """Of ten steps on 1,445 records under ε = 0.1 nothing can be learned."""
     plan = sweep_plan(*SMALL, "--epsilon", "0.1")
-    (note,) = [note for note in plan.notes if "n and ε are too small" in note]
+    (note,) = [note for note in plan.advice if "n and ε are too small" in note]
     (trial,) = plan.trials
     shape = plan.data.train.images.shape[1:]
     weights = num_trainable(build_encoder(trial.config.network, tuple(shape), 0))  # type: ignore[arg-type]
@@ -211,13 +211,13 @@ def test_sweep_says_that_n_and_epsilon_are_too_small_as_the_planner_does() -> No
 
 def test_sweep_with_enough_signal_says_nothing() -> None:
     plan = sweep_plan(*SMALL, "--noise-multiplier", "0.3", "--num-steps", "400")
-    assert not [note for note in plan.notes if "too small" in note]
+    assert not [note for note in plan.advice if "too small" in note]
 
 
 def test_sweep_whose_steps_alone_are_too_few_is_told_so() -> None:
     """The tiny mode is no fault of n and ε."""
     plan = sweep_plan(*SMALL, "--noise-multiplier", "0.3")
-    (note,) = [note for note in plan.notes if "too small" in note]
+    (note,) = [note for note in plan.advice if "too small" in note]
     assert "B and T are too small for a gain to be expected with n = " in note
 
 

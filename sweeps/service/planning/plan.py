@@ -89,6 +89,7 @@ class SweepPlan:
       data: the records.
       trials: in the order they are started; of a sealed sweep, the candidates that it draws from.
       notes: sentences for terminal, figure and reports.
+      advice: sentences for the terminal alone, before anything is spent: they promise nothing.
       earlier: the sweep that chose the settings, whose cost is part of this one's.
       later: trials of a sweep that will follow this one, to be told and held against a ledger in advance.
       publication: when a sealed sweep is published, and the cap on its trials; None before that is fixed.
@@ -102,6 +103,7 @@ class SweepPlan:
     data: TrainingData
     trials: tuple[Trial, ...]
     notes: tuple[str, ...]
+    advice: tuple[str, ...] = ()
     earlier: Earlier | None = None
     later: tuple[Trial, ...] = ()
     publication: Publication | None = None
@@ -222,7 +224,6 @@ def build_plan(
             params["image_shape"] = list(data.train.images.shape[1:])
             trials.append(Trial(name=f"{point.label}-r{repeat}", config=config, params=params))
     told += _sampling_notes([config for _, config in configs])
-    told += _too_small_notes(configs, num_weights)
     told += _noised_notes(trials[0].config, n) + _unit_notes(source, data)
     told += dict.fromkeys(note for _, config in configs if (note := warm_start_note(config)))
     told += dict.fromkeys(note for _, config in configs if (note := foreign_note(config)))
@@ -241,6 +242,7 @@ def build_plan(
         data=data,
         trials=tuple(trials),
         notes=tuple(told),
+        advice=tuple(_too_small_notes(configs, num_weights)),
         earlier=earlier,
     )
     if not release.is_open:

@@ -187,7 +187,7 @@ def read_suggestions(folder: SweepFolder) -> list[dict[str, Any]]:
 
 def print_search(plan: SearchPlan) -> None:
     """Print what is searched, by what, and what it costs at most."""
-    for note in plan.notes:
+    for note in (*plan.notes, *plan.advice):
         say(f"note: {note}")
     config, options = plan.trials[0].config, plan.options
     mechanism = config.mechanism

@@ -29,7 +29,7 @@ def say(text: str) -> None:
 
 def print_plan(plan: SweepPlan) -> None:
     """Print notes, numbers and every point of a plan."""
-    for note in plan.notes:
+    for note in (*plan.notes, *plan.advice):
         say(f"note: {note}")
     mechanism = plan.trials[0].config.mechanism
     relations = sorted({trial.config.mechanism.neighboring_relation for trial in plan.trials})
