@@ -9,8 +9,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 OPTIONS ?=
-# One process more than cores: where Ray and servers start, a test waits.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile
+PYTEST := $(BIN)/python -m pytest --dist loadfile
+# Where Ray and servers start a test waits: so many processes suit two cores.
+CI_PROCESSES := -n 3
 PYTEST_OPTIONS ?=
 # The tests start many processes, which would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -22,13 +23,13 @@ sweep: $(INSTALLED)
 	$(BIN)/python sweeps/group_size.py $(OPTIONS)
 
 test: $(INSTALLED)
-	$(PYTEST) -m "not ci and not long and not gpu" $(PYTEST_OPTIONS)
+	$(PYTEST) -n auto --maxprocesses 8 -m "not ci and not long and not gpu" $(PYTEST_OPTIONS)
 
 test-ci: $(INSTALLED)
-	$(PYTEST) -m "not gpu" --long-slice=3 $(PYTEST_OPTIONS)
+	$(PYTEST) $(CI_PROCESSES) -m "not gpu" --long-slice=3 $(PYTEST_OPTIONS)
 
 test-long: $(INSTALLED) mutants
-	$(PYTEST) -m "long and not gpu" $(PYTEST_OPTIONS)
+	$(PYTEST) $(CI_PROCESSES) -m "long and not gpu" $(PYTEST_OPTIONS)
 
 # Deliberate breakages, which the tests must notice; the slice is of five, chosen by the commit.
 mutants: $(INSTALLED)

@@ -26,6 +26,8 @@ from dashboards.compose.references import lines_across, points_along
 SCORES, GRADIENT_SNR = "Scores", "Gradient SNR"
 RELATIVE_LOSS = "relative_loss"
 _PANELS_IN_A_ROW = 2
+_FEW_CURVES = 3
+"""Up to so many SNRs are drawn with and without augmentation; of more the pairs would hide each other."""
 
 
 def axis_rows(shown: pd.DataFrame, question: Question) -> list[list[Panel]]:
@@ -123,10 +125,13 @@ def _snr_panel(shown: pd.DataFrame, question: Question, ticks: Ticks) -> Panel |
         prefix = f"{style.label}, " if len(groups) > 1 else ""
         marker = MARKERS[dashes.index(style.dash) % len(MARKERS)] if len(dashes) > 1 else style.marker
         parts = _with_and_without(rows)
+        if len(groups) > _FEW_CURVES:  # the table has those without augmentation
+            parts = [each for each in parts if each[1] == SNR] or parts
+        alone_in_group = len(groups) > _FEW_CURVES and len(parts) == 1
         for label, metric, dash, part in parts:
             looks = dataclasses.replace(
                 style,
-                label=prefix + label,
+                label=style.label if alone_in_group else prefix + label,
                 dash=dash if len(parts) > 1 else style.dash,
                 marker=marker,
                 hollow=metric == SNR_PLAIN or style.hollow,

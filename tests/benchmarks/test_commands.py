@@ -35,6 +35,8 @@ from sweeps.service.storage.folder import SweepFolder
 from trainers.tasks import PAIRS
 from trainers.tasks.images import group_losses_of
 
+pytestmark = pytest.mark.ci  # trainings and sweeps of seconds each
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -68,7 +70,6 @@ def _json_of(script: str, *arguments: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.ci
 def test_clipping_command_prints_one_row() -> None:
     """The names that readers of the row rely on."""
     row = _json_of(
@@ -84,7 +85,6 @@ def test_clipping_command_prints_one_row() -> None:
     assert set(row["sides"]) == {"ours", "non_private"}
 
 
-@pytest.mark.ci
 def test_clipping_row_has_the_other_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those asked for are measured or say why not; ratios are over non-private."""
     monkeypatch.setattr(clipping, "peak_bytes", lambda engine, *_, **__: 300 if engine == "loop" else 100)
@@ -118,7 +118,6 @@ def test_clip_step_command_measures_time_and_memory() -> None:
     assert {"device", "torch", "threads", "command"} <= set(result)
 
 
-@pytest.mark.ci
 def test_clip_step_covers_every_setting(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -158,7 +157,6 @@ def test_growth_prints_both_axes(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert len(result["by_group_size"]) == 1
 
 
-@pytest.mark.ci
 def test_workers_compares_two_arrangements(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,7 +168,6 @@ def test_workers_compares_two_arrangements(
     assert row["time_ratio"] == pytest.approx(row["many_workers_seconds"] / row["one_worker_seconds"])
 
 
-@pytest.mark.ci
 def test_logit_dp_prints_both_tables(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -249,7 +246,6 @@ def test_our_step_is_exact(group_size: int) -> None:
     assert max(check.max_relative_error, check.max_parameter_error) < 1e-5
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("group_size", [2, 16])
 @pytest.mark.parametrize("num_augmentations", [0, 1])
 def test_our_step_of_pairs_is_exact(group_size: int, num_augmentations: int) -> None:

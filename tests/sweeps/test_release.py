@@ -36,6 +36,8 @@ from trainers.config.tree import changed
 from trainers.training.loop import train
 from trainers.training.resolve import training_config
 
+pytestmark = pytest.mark.ci  # trainings and sweeps of seconds each
+
 Plan = Callable[..., SweepPlan]
 SEALED = ("--tiny", "--noise-multiplier", "1", "--release", "sealed")
 THRESHOLD = ("--tiny", "--noise-multiplier", "1", "--release", "sealed-threshold", "--min-score", "0.5")
@@ -157,7 +159,6 @@ def tuned(plan: SweepPlan) -> float:
     return plan.cost.tuned_epsilon
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("score_noise", "larger"), [("20", "training"), pytest.param("0.5", "scoring", marks=pytest.mark.ci)]
 )
@@ -192,7 +193,6 @@ def test_open_cost_of_noised_trials_is_that_of_the_composed_event(
     assert epsilons[larger] > epsilon_pld(steps(plan, 1.0, 20), delta) + 0.1  # the SNR is not free
 
 
-@pytest.mark.ci
 def test_cost_of_one_noised_trial_is_its_own_epsilon(make_plan: Plan, private: tuple[str, str]) -> None:
     for given in (("--snr-noise-multiplier", "2"), (*HELD_OUT, "0.5")):
         plan = make_plan(*NOISED, *private, *given)
@@ -218,7 +218,6 @@ def test_planned_cost_lists_all_that_is_charged(make_plan: Plan, private: tuple[
     assert planned["score_noise_multiplier"] == 20
 
 
-@pytest.mark.ci
 def test_first_steps_that_restarts_repeat_are_charged_with_their_release(
     make_plan: Plan, private: tuple[str, str]
 ) -> None:
@@ -231,7 +230,6 @@ def test_first_steps_that_restarts_repeat_are_charged_with_their_release(
     }
 
 
-@pytest.mark.ci
 def test_restart_that_may_repeat_the_first_step_raises_the_cost(
     make_plan: Plan, private: tuple[str, str]
 ) -> None:
@@ -246,7 +244,6 @@ def test_restart_that_may_repeat_the_first_step_raises_the_cost(
     assert both.tuned_epsilon > steps_alone.tuned_epsilon + 0.05  # type: ignore[operator]
 
 
-@pytest.mark.ci
 def test_scores_drawn_twice_raise_the_cost(make_plan: Plan, private: tuple[str, str]) -> None:
     plan = make_plan(*NOISED, *private, *HELD_OUT, "0.5")
     twice = cost_of(plan.release, plan.trials, {plan.trials[0].name: Charged(num_steps=10, num_scorings=2)})
@@ -331,7 +328,6 @@ def private_sweep(
     return start
 
 
-@pytest.mark.ci
 def test_private_sweep_releases_noised_numbers_and_no_others(
     private_sweep: Callable[..., InPlace], tmp_path: Path
 ) -> None:
@@ -350,7 +346,6 @@ def test_private_sweep_releases_noised_numbers_and_no_others(
     assert statement["cost"]["tuned_epsilon"] > max(logged["epsilon"])
 
 
-@pytest.mark.ci
 def test_private_sweep_with_a_ledger_is_charged_for_its_noised_numbers(
     private_sweep: Callable[..., InPlace], tmp_path: Path
 ) -> None:

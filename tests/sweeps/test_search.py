@@ -33,6 +33,8 @@ from sweeps.service.running.tune import Stopped
 from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import loaded, write_npz
 
+pytestmark = pytest.mark.ci  # trainings and sweeps of seconds each
+
 SIGMA = ("--noise-multiplier-range", "1", "4")
 
 
@@ -378,7 +380,6 @@ def test_settings_are_written_down_before_a_trial_starts(ray: Ray, start: Callab
     assert written == list(ray.settings().values())
 
 
-@pytest.mark.ci
 def test_search_stopped_and_resumed_repeats_no_trial_and_keeps_its_settings(
     ray: Ray, start: Callable[..., int]
 ) -> None:
@@ -391,7 +392,6 @@ def test_search_stopped_and_resumed_repeats_no_trial_and_keeps_its_settings(
     assert (begun["group_size"], begun["learning_rate"]) == resumed
 
 
-@pytest.mark.ci
 def test_search_goes_on_without_a_trial_that_may_not_be_restarted(
     ray: Ray, start: Callable[..., int], tmp_path: Path
 ) -> None:
@@ -409,7 +409,6 @@ def test_search_goes_on_without_a_trial_that_may_not_be_restarted(
     assert [each["num_steps"] for each in statement["cost"]["planned"]] == [10 + 4]
 
 
-@pytest.mark.ci
 def test_search_stopped_and_resumed_is_the_one_never_stopped(
     ray: Ray, start: Callable[..., int], tmp_path: Path
 ) -> None:
@@ -424,7 +423,6 @@ def test_search_stopped_and_resumed_is_the_one_never_stopped(
     assert ray.settings() == resumed
 
 
-@pytest.mark.ci
 def test_finished_search_trains_nothing_when_resumed(
     ray: Ray, start: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -435,7 +433,6 @@ def test_finished_search_trains_nothing_when_resumed(
     assert "best by knn_accuracy:" in capsys.readouterr().out
 
 
-@pytest.mark.ci
 def test_failed_trial_is_tried_again_by_a_resume_alone(ray: Ray, start: Callable[..., int]) -> None:
     ray.failing = {"trial-2"}
     assert start() == 1
@@ -472,7 +469,6 @@ def test_best_setting_is_said(
     )
 
 
-@pytest.mark.ci
 def test_statement_of_a_search_has_its_budget_and_its_mechanisms(
     ray: Ray, start: Callable[..., int], tmp_path: Path
 ) -> None:
@@ -516,7 +512,6 @@ def charged(start: Callable[..., int], tmp_path: Path) -> Callable[..., int]:
     return run
 
 
-@pytest.mark.ci
 def test_ledger_reserves_every_trial_at_the_least_noise_before_the_first_one(
     ray: Ray, charged: Callable[..., int], tmp_path: Path
 ) -> None:
@@ -535,7 +530,6 @@ def label(folder: Path, number: int) -> str:
     return f"one-{sweep_id}/trial-{number}"
 
 
-@pytest.mark.ci
 def test_ledger_with_one_step_too_few_starts_no_trial(ray: Ray, charged: Callable[..., int]) -> None:
     with pytest.raises(BudgetExceeded):
         charged(39)

@@ -11,6 +11,8 @@ from dpgcl_core.errors import ConfigError
 from trainers import audit
 from trainers.audit import StepCase, audit_steps, main, standard_cases
 
+pytestmark = pytest.mark.ci  # trainings and sweeps of seconds each
+
 _CASES = standard_cases()
 _ONE = [case for case in _CASES if case.num_workers == 1]
 _TWO = [case for case in _CASES if case.num_workers == 2]
@@ -57,7 +59,6 @@ def test_secret_audit_of_the_step_trains_on_private_records() -> None:
     assert result.noise_as_claimed
 
 
-@pytest.mark.ci
 def test_command_prints_every_row(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["--only", "empty-steps", "--runs", "400", "--seed", "1", "--json"])
     rows = json.loads(capsys.readouterr().out)

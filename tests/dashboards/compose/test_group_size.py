@@ -102,6 +102,24 @@ def test_figure_tells_the_snr_of_both_samplings_apart(make_trials, augmentations
     assert len(looks) == len(curves) >= 2
 
 
+def test_figure_of_many_snrs_leaves_those_without_augmentation_to_the_table(make_trials):
+    trials = make_trials(augmentations=(1,))
+    many = pd.concat(
+        [
+            trials.assign(sampled=name, target_epsilon=trials["target_epsilon"].where(finite, epsilon))
+            for name in ("groups", "records")
+            for epsilon in (1.0, 3.0)
+            for finite in [trials["target_epsilon"] == float("inf")]
+        ],
+        ignore_index=True,
+    )
+    labels = [curve.style.label for curve in snr_panel(group_size_content(many)).curves]
+    assert len(labels) == len(set(labels)) == 4
+    assert not any("augmentation" in label for label in labels)
+    few = snr_panel(group_size_content(trials)).curves
+    assert any("without augmentation" in curve.style.label for curve in few)
+
+
 def test_figure_of_private_data_has_no_snr(make_trials):
     assert snr_panel(group_size_content(make_trials(data_is="private"))) is None
 

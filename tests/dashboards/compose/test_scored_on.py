@@ -10,6 +10,8 @@ from tests.dashboards.conftest import log_trials
 from tests.dashboards.render import drawn
 from tests.trainers.databases import open_tracker
 
+pytestmark = pytest.mark.ci  # trainings and sweeps of seconds each
+
 OWN = "csv:/secret/place/mine.csv"
 
 
@@ -30,7 +32,6 @@ def test_note_is_left_out_where_the_data_set_itself_was_scored_on(make_trials):
     assert said(make_trials(scored_on="fashion_mnist")) == []
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("scored_on", [{}, {"scored_on": None}])
 def test_trials_that_record_no_scored_data_are_drawn_without_the_note(make_trials, scored_on):
     content = content_of(make_trials(**scored_on), "group-size")
@@ -66,7 +67,6 @@ def test_note_stands_on_figures_of_every_kind(make_sweep, question):
     assert said(trials, question) == ["Scored on Digits."]
 
 
-@pytest.mark.ci
 def test_figure_page_and_table_from_mlflow_say_what_was_scored_on(make_trials, tmp_path):
     tracker = open_tracker(tmp_path)
     parent = tracker.start_sweep("one", {"dataset": OWN}, {"data_is": "public"})

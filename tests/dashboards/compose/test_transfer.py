@@ -15,6 +15,8 @@ from dashboards.compose.transfer import by_probe
 from dashboards.errors import DashboardError
 from dashboards.figures import write_figure, write_table
 
+pytestmark = pytest.mark.ci  # trainings and sweeps of seconds each
+
 SCORES = ("knn_accuracy", "linear_probe_accuracy")
 
 

@@ -28,6 +28,8 @@ from trainers.evaluation import features as evaluation
 from trainers.models.encoder import Encoder
 from trainers.training.loop import train
 
+pytestmark = pytest.mark.ci  # trainings and sweeps of seconds each
+
 SCORES = ("transfer_knn_accuracy/other", "transfer_linear_probe_accuracy/other")
 
 
@@ -176,7 +178,6 @@ def test_probes_obey_the_cap_on_queries() -> None:
     assert {metrics[name] for name in SCORES} <= {0.0, 1.0}
 
 
-@pytest.mark.ci
 def test_probes_change_nothing_of_the_training() -> None:
     config = make_config(num_steps=2, seeded_non_private=True)
     with_probes, without = train(config, _data()), train(config, make_data())
@@ -184,7 +185,6 @@ def test_probes_change_nothing_of_the_training() -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.ci
 def test_probes_are_not_scored_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     data, scored = _data(), []
 

@@ -21,6 +21,8 @@ from trainers.models.captioner import Captioner
 from trainers.training.warm_start import read_warm_start
 from trainers.views.images import normalise
 
+pytestmark = pytest.mark.ci  # trainings and sweeps of seconds each
+
 CAPTIONS = ("--dataset", "shapes:200", "--method", "dp_cap", "--network", "cap-toy", "--patch-size", "16")
 CAPTIONS += ("--tie-embeddings", "--group-sizes", "4", "--learning-rate", "0.01", "--no-non-private")
 IMAGES = np.asarray(make_shape_pairs(6, seed=1).images)

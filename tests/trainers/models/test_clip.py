@@ -232,7 +232,7 @@ def test_cut_captions_are_counted_where_padding_is_the_end_token(monkeypatch: py
         return torch.tensor([row + [1] * (context_length - len(row)) for row in rows])
 
     tokenizer = ClipTokenizer(TINY)
-    monkeypatch.setattr(tokenizer, "_tokenize", by_letters)
+    monkeypatch.setattr(tokenizer, "_tokenizer", by_letters)
     assert tokenizer(["a" * 55, "a" * 56, "a" * 99]).num_truncated == 2
 
 

@@ -18,6 +18,8 @@ from trainers.training.averaging import WeightAverage, released_state
 from trainers.training.loop import train
 from trainers.training.workers import SingleWorker
 
+pytestmark = pytest.mark.ci  # trainings and sweeps of seconds each
+
 AVERAGED = OptimizerConfig(ema_decay=0.7)
 BYOL = {
     "method": "byol_groups",
@@ -122,7 +124,6 @@ def test_target_alone_is_not_what_is_returned() -> None:
     assert run.released is run.encoder
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("changes", [{}, BYOL], ids=["averaged", "target"])
 def test_seeded_resume_has_the_average_of_the_uninterrupted_run(
     changes: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -134,7 +135,6 @@ def test_seeded_resume_has_the_average_of_the_uninterrupted_run(
     assert torch.equal(_weights(whole.encoder), _weights(resumed.encoder))
 
 
-@pytest.mark.ci
 def test_checkpoint_without_an_average_serves_a_training_without_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,8 @@ from trainers.training.resolve import training_config
 from trainers.training.warm_start import starting_encoder, warm_start_note
 from trainers.views.images import make_views, normalise
 
+pytestmark = pytest.mark.ci  # trainings and sweeps of seconds each
+
 SHAPE = (1, 8, 8)
 RECIPE = Recipe(
     network=NetworkConfig(name="tiny_cnn", embedding_dim=8),
@@ -101,7 +103,6 @@ def test_a_start_has_learned_what_its_loss_asks_for() -> None:
     assert _loss(pretrained(recipe)) < _loss(_untrained()) - 0.15
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("network", "channels"), [("tiny_cnn", 1), ("small_cnn", 3), ("wide_cnn", 1), ("resnet18", 3)]
 )
@@ -328,7 +329,6 @@ def _of_pairs(**changes: object) -> TrainingConfig:
     )
 
 
-@pytest.mark.ci
 def test_clip_model_starts_from_generated_pairs_that_no_data_set_holds(
     monkeypatch: pytest.MonkeyPatch, trainings: list[Recipe]
 ) -> None:

@@ -16,6 +16,8 @@ from trainers.config.training import EvaluationConfig, TrainingConfig
 from trainers.data.dataset import TrainingData
 from trainers.training.loop import TrainingResult, train
 
+pytestmark = pytest.mark.ci  # trainings and sweeps of seconds each
+
 DURING = ("knn_accuracy_during", "linear_probe_accuracy_during")
 
 
@@ -35,7 +37,6 @@ def _trained(every: int) -> TrainingResult:
     return train(_config(every, seeded_non_private=True), make_data())
 
 
-@pytest.mark.ci
 def test_scores_are_taken_before_training_and_every_so_many_steps() -> None:
     series = _trained(2).series
     for name in DURING:
@@ -69,13 +70,11 @@ def test_scores_on_the_way_of_private_records_need_public_evaluation(evaluation_
     assert set(series) == (set(DURING) if evaluation_is_public else set())
 
 
-@pytest.mark.ci
 def test_scores_on_the_way_change_no_weight() -> None:
     losses = [_trained(every).series["train_loss"] for every in (0, 1)]
     assert losses[0] == losses[1]
 
 
-@pytest.mark.ci
 def test_seeded_resume_has_the_scores_of_the_uninterrupted_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
