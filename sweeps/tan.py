@@ -32,8 +32,8 @@ from trainers.config.tree import changed
 class TanOptions(SweepOptions):
     """The axes of this sweep."""
 
-    tan_factors: tuple[float, ...] = field(default=(1.0, 2.0, 4.0, 8.0), metadata=varies("tan_factor"))
-    """Values of k; 1 is the full training."""
+    tan_factors: tuple[float, ...] = field(default=(1.0, 2.0, 4.0), metadata=varies("tan_factor"))
+    """Values of k; 1 is the full training. A large σ, of a small ε, allows larger ones."""
 
     def tiny(self) -> Self:
         return changed(super().tiny(), tan_factors=(1.0, 2.0))

@@ -33,6 +33,7 @@ from dpgcl_core.planning.snr import (
     clips_groups,
     coarse_epsilon,
     expected_snr,
+    names_of_modelled,
 )
 from dpgcl_core.planning.solving import solve
 from dpgcl_core.sampling.groups import BATCH, GroupSize
@@ -104,8 +105,8 @@ class Wanted:
             raise ConfigError("a budget of hours needs a throughput: give records_per_second")
         if not clips_groups(self.method):
             raise ConfigError(
-                "plans are made for methods that clip one gradient per disjoint group (dp_gcl, dp_clip, "
-                f"siglip_groups, byol_groups); got {self.method}"
+                "plans are made for methods that clip one gradient per disjoint group "
+                f"({names_of_modelled()}); got {self.method}"
             )
         check_delta(self.delta, self.num_records_public)
 

@@ -161,18 +161,21 @@ def test_budgeted_noise_is_the_given_end_and_not_a_rounded_one() -> None:
     assert found.trials[0].config.mechanism.noise_multiplier == 1.236
 
 
+@pytest.mark.parametrize("factor", [1, 2, 3])  # of TAN, which must not divide the budgeted noise again
 def test_trial_takes_no_less_noise_than_budgeted_where_its_calibration_finds_less(
-    monkeypatch: pytest.MonkeyPatch,
+    factor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def sloppy(*, target_epsilon: float, **_: Any) -> SimpleNamespace:
         return SimpleNamespace(noise_multiplier=2.0 if target_epsilon == 10 else 1.9)
 
     monkeypatch.setattr(composition, "calibrate_noise_multiplier", sloppy)
-    found = plan("--epsilon-range", "1", "10")
+    found = plan("--epsilon-range", "1", "10", "--tan-factor", str(factor))
     trial = searched_trial(
         found, 1, {"epsilon": 9.9, "group_size": 2, "learning_rate": 1e-3}, Path("/nonexistent")
     )
-    assert trial.config.mechanism.noise_multiplier == 2.0
+    budgeted = found.trials[0].config.mechanism.noise_multiplier
+    assert budgeted == pytest.approx(2.0 / factor)
+    assert budgeted <= trial.config.mechanism.noise_multiplier < budgeted * (1 + 1e-12)
 
 
 def test_trials_share_what_their_cost_depends_on_besides_noise() -> None:

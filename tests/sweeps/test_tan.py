@@ -65,13 +65,28 @@ def test_methods_whose_noise_follows_the_batch_are_refused(method: str) -> None:
     setting = changed(
         TrainingOptions(), method=method, noise_multiplier=1.0, tan_factor=2.0, num_augmentations=0
     )
-    with pytest.raises(ConfigError, match=f"the noise of {method} follows its batch by itself"):
+    with pytest.raises(ConfigError, match=f"the noise of {method} with group_size = .* follows its batch"):
         training_config(setting, num_records=2000, public_seed=0)
 
 
-def test_block_of_the_whole_batch_is_refused() -> None:
-    setting = changed(
-        TrainingOptions(), method="dp_clip", sampling="groups", noise_multiplier=1.0, tan_factor=2.0
-    )
-    with pytest.raises(ConfigError, match="the noise of dp_clip follows its batch"):
+@pytest.mark.parametrize(
+    "whole",
+    [
+        {"method": "dp_clip", "sampling": "groups"},
+        {"method": "dp_clip", "sampling": "records"},
+        {"group_size": "batch"},
+    ],
+)
+def test_whole_batch_as_one_group_is_refused(whole: dict[str, str]) -> None:
+    """Its sum is one clipped vector whatever B is, so dividing σ would divide the noise of the mean."""
+    setting = changed(TrainingOptions(), **whole, noise_multiplier=1.0, tan_factor=2.0)
+    with pytest.raises(
+        ConfigError, match=r"the noise of dp_(clip|gcl) with group_size = .* follows its batch"
+    ):
+        training_config(setting, num_records=2000, public_seed=0)
+
+
+def test_factor_that_leaves_too_little_noise_is_refused_with_the_largest() -> None:
+    setting = changed(TrainingOptions(), noise_multiplier=0.5, tan_factor=8.0)
+    with pytest.raises(ConfigError, match=r"tan_factor = 8 leaves .*0\.0625.*: at most 5 here"):
         training_config(setting, num_records=2000, public_seed=0)

@@ -79,6 +79,10 @@ class MaskedDescription:
     patch_size: int
     mask_ratio: float
 
+    def __post_init__(self) -> None:
+        if type(self.patch_size) is not int or type(self.mask_ratio) is not float:
+            raise ValueError("patch_size must be a whole number, mask_ratio a number")
+
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionerDescription:
@@ -91,6 +95,10 @@ class CaptionerDescription:
 
     patch_size: int
     tie_embeddings: bool
+
+    def __post_init__(self) -> None:
+        if type(self.patch_size) is not int or type(self.tie_embeddings) is not bool:
+            raise ValueError("patch_size must be a whole number, tie_embeddings true or false")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from dpgcl_core.accounting.composition import MIN_NOISE_MULTIPLIER
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import Method
@@ -176,8 +177,8 @@ def _mechanism(options: TrainingOptions, num_records: int, calibration_folder: P
 def scaled_down(mechanism: Mechanism, factor: float) -> Mechanism:
     """Return the mechanism at B/k and σ/k, and the same T: TAN (Sander, Stock and Sablayrolles 2023).
 
-    The noise of the mean gradient is σΔ/B as before, so the training is expected to go as the large one
-    does, in 1/k of the time. Its ε is its own and much larger; nothing is promised at the large one's.
+    The noise of the mean gradient is σΔ/B as before (nearly, where records are sampled and the remainder is
+    dropped), so the training is expected to go as the large one does, in 1/k of the time. Its ε is its own and much larger; nothing is promised at the large one's.
 
     Args:
       mechanism: of the large training.
@@ -199,15 +200,21 @@ def scaled_down(mechanism: Mechanism, factor: float) -> Mechanism:
     if not 1 <= factor < math.inf:
         raise ConfigError(f"tan_factor must be at least 1; got {factor:g}")
     method = mechanism.rules
-    if method.needs_cap or not method.plain_event or (mechanism.sampling == GROUPS and _is_whole(method)):
+    if method.needs_cap or not method.plain_event or mechanism.group_size == BATCH or _is_whole(method):
         raise ConfigError(
-            f"tan_factor keeps noise over batch by scaling both, and the noise of {method.name} follows its "
-            "batch by itself: use a method that clips groups or records"
+            f"tan_factor keeps noise over batch by scaling both, and the noise of {method.name} with "
+            f"group_size = {mechanism.group_size} follows its batch by itself: use a method that clips "
+            "groups of a fixed size, or records"
+        )
+    noise = mechanism.noise_multiplier / factor
+    if mechanism.is_private and noise < MIN_NOISE_MULTIPLIER:
+        raise ConfigError(
+            f"tan_factor = {factor:g} leaves a noise_multiplier of {noise:.3g}, of which the least that is "
+            f"accounted for is {MIN_NOISE_MULTIPLIER:g}: at most "
+            f"{mechanism.noise_multiplier / MIN_NOISE_MULTIPLIER:.3g} here; give a smaller factor or epsilon"
         )
     return dataclasses.replace(
-        mechanism,
-        sampling_prob=mechanism.sampling_prob / factor,
-        noise_multiplier=mechanism.noise_multiplier / factor,
+        mechanism, sampling_prob=mechanism.sampling_prob / factor, noise_multiplier=noise
     )
 
 

@@ -76,6 +76,11 @@ class PlannerOptions(SweepOptions):
                 "the planner finds noise_multiplier and sampling_prob from epsilon and the batch sizes: "
                 "leave them out, and give --epsilon"
             )
+        if self.mechanism.tan_factor != 1:
+            raise ConfigError(
+                "a plan is of the full training: leave --tan-factor out, which sweeps take; got "
+                f"{self.mechanism.tan_factor:g}"
+            )
         if self.mechanism.epsilon == math.inf:
             raise ConfigError("a plan needs a finite epsilon; got inf")
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,6 +177,24 @@ def searched_trial(
     point = Point(label=f"trial-{number}", changes=changes, params=params)
     trial = trial_at(plan.options, point, plan.data, calibration_folder)
     if trial.config.mechanism.noise_multiplier < least:
-        point = dataclasses.replace(point, changes={**changes, EPSILON: None, "noise_multiplier": least})
+        given = _before_division(least, plan.options.mechanism.tan_factor)
+        point = dataclasses.replace(point, changes={**changes, EPSILON: None, "noise_multiplier": given})
         trial = trial_at(plan.options, point, plan.data, calibration_folder)
+    if trial.config.mechanism.noise_multiplier < least:
+        raise ConfigError(
+            f"every trial must have the budgeted noise_multiplier {least:.6g} at least; trial {number} would "
+            f"have {trial.config.mechanism.noise_multiplier:.6g}: nothing was trained of it"
+        )
     return trial
+
+
+def _before_division(noise_multiplier: float, factor: float) -> float:
+    """Return the σ that, divided by k, is this one or more by a rounding.
+
+    >>> _before_division(0.3, 3.0) / 3.0 >= 0.3
+    True
+    """
+    given = noise_multiplier * factor
+    while given / factor < noise_multiplier:
+        given = math.nextafter(given, math.inf)
+    return given
