@@ -118,6 +118,7 @@ def test_curves_are_written(capsys: Said, tmp_path: Path) -> None:
         ((*QUICK, "--batch-sizes", "0"), "batch_sizes must be at least 1"),
         ((*QUICK, "--memory-gib", "inf"), "memory_gib must be positive and finite"),
         ((*STATED, "--noise-multiplier", "1"), "the planner finds noise_multiplier"),
+        ((*STATED, "--tan-factor", "2"), "a plan is of the full training: leave --tan-factor out"),
         ((*STATED, "--epsilon", "inf"), "finite epsilon"),
         ((*STATED, "--epsilon", "-1"), "epsilon must be positive"),
         ((*STATED, "--method", "logit_dp"), "clip one gradient per disjoint group"),

@@ -178,7 +178,8 @@ def scaled_down(mechanism: Mechanism, factor: float) -> Mechanism:
     """Return the mechanism at B/k and σ/k, and the same T: TAN (Sander, Stock and Sablayrolles 2023).
 
     The noise of the mean gradient is σΔ/B as before (nearly, where records are sampled and the remainder is
-    dropped), so the training is expected to go as the large one does, in 1/k of the time. Its ε is its own and much larger; nothing is promised at the large one's.
+    dropped), so the training is expected to go as the large one does, in 1/k of the time. Its ε is its own
+    and much larger; nothing is promised at the large one's.
 
     Args:
       mechanism: of the large training.

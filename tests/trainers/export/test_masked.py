@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, StorageError
 from tests.sweeps.support import write_npz
 from tests.trainers.exporting import run_small_sweep, same_weights
 from trainers.embed.images import embed_images
@@ -69,3 +71,15 @@ def test_another_training_starts_from_it_whole(exported: tuple[Path, MaskedAutoE
     start = read_warm_start(folder)
     assert start.from_records
     assert "the exported model of sweep masked" in start.origin
+
+
+@pytest.mark.parametrize(("name", "value"), [("patch_size", "2"), ("patch_size", 2.0), ("mask_ratio", "x")])
+def test_description_of_another_kind_of_number_is_damaged(
+    name: str, value: object, exported: tuple[Path, MaskedAutoEncoder], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(exported[0], tmp_path / "m"))
+    values = json.loads((folder / "model.json").read_text())
+    values["masked"][name] = value
+    (folder / "model.json").write_text(json.dumps(values))
+    with pytest.raises(StorageError, match="is damaged; export the model again"):
+        load_encoder(folder)
