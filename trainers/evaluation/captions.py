@@ -28,7 +28,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.records import ids_from_names, keyed_uniform
 from trainers.config.training import EvaluationConfig, ViewConfig
 from trainers.data.dataset import AnyRecords, captions_of
@@ -43,6 +42,7 @@ from trainers.evaluation.features import (
     view_retrieval,
 )
 from trainers.evaluation.pairs import PAIRS_AT_ONCE, ZERO_SHOT_TEMPLATES
+from trainers.evaluation.retrieval import check_labels
 from trainers.models.captioner import Captioner
 from trainers.views.captions import NON_ESSENTIAL_WORDS, with_words, words_of
 from trainers.views.images import normalise
@@ -168,7 +168,7 @@ def caption_scores(
         orders, caption_of_order = _other_orders(network, texts, asked["captions"].tokens, seed)
         asked["orders"] = Texts(tokens=orders, images=owners[caption_of_order])
     if class_names and records.labels is not None:
-        _check_labels(records.labels, len(class_names))
+        check_labels(records.labels, len(class_names))
         per_image = _class_tokens(network, class_names)
         every = np.repeat(np.arange(num_images), len(per_image))
         asked["classes"] = Texts(tokens=per_image.repeat(num_images, 1), images=every)
@@ -279,14 +279,6 @@ def _class_tokens(network: Captioner, class_names: Sequence[str]) -> Tensor:
     names = [name.replace("_", " ") for name in class_names]  # of folders: golden_retriever
     texts = [template.replace("{}", name) for name in names for template in ZERO_SHOT_TEMPLATES]
     return network.tokenizer(texts).tokens
-
-
-def _check_labels(labels: NDArray[np.int64], num_classes: int) -> None:
-    if labels.min() < 0 or labels.max() >= num_classes:
-        raise DataError(
-            f"labels must be 0 to {num_classes - 1}, rows of the class names; got {labels.min()} to "
-            f"{labels.max()}. Name every class"
-        )
 
 
 def _likelihoods(network: Captioner, encoded: Tensor, texts: Texts, rows: slice) -> Likelihoods:

@@ -185,6 +185,19 @@ def class_embeddings(
     return unit_rows(embedded.view(len(class_names), len(templates), -1).mean(dim=1))
 
 
+def check_labels(labels: NDArray[np.int64], num_classes: int) -> None:
+    """Refuse labels `[n]`, of one record at least, without a class.
+
+    Raises:
+      DataError: says which labels there may be.
+    """
+    if labels.min() < 0 or labels.max() >= num_classes:
+        raise DataError(
+            f"labels must be 0 to {num_classes - 1}, rows of the class names; got {labels.min()} to "
+            f"{labels.max()}. Name every class"
+        )
+
+
 def zero_shot_accuracy(images: Tensor, labels: Rows, classes: Tensor, *, max_bytes: int = MAX_BYTES) -> float:
     """Return the share of images nearer to their own class than to any other; ties are misses.
 
@@ -202,11 +215,7 @@ def zero_shot_accuracy(images: Tensor, labels: Rows, classes: Tensor, *, max_byt
             "zero-shot accuracy needs at least one image and a label for each; got "
             f"{len(images)} images and {len(labels)} labels"
         )
-    if labels.min() < 0 or labels.max() >= len(classes):
-        raise DataError(
-            f"labels must be 0 to {len(classes) - 1}, rows of the class names; got "
-            f"{labels.min()} to {labels.max()}. Name every class"
-        )
+    check_labels(labels, len(classes))
     every = np.arange(len(classes))
     own_class_only = list(every[:, None])
     hits = _hits(

@@ -65,11 +65,10 @@ class ModelKind(ABC, Generic[NetworkT]):
           ConfigError: the model is unknown here.
         """
 
-    @abstractmethod
     def write_weights(
         self, folder: Path, description: ModelDescription, state: Mapping[str, Tensor], note: str
     ) -> ModelDescription:
-        """Write the weights and return the description with their hashes.
+        """Write the weights, all as they are, and return the description with their hashes.
 
         Args:
           folder: of the model.
@@ -81,6 +80,8 @@ class ModelKind(ABC, Generic[NetworkT]):
           StorageError: the weights are of another model.
           ConfigError: the model cannot be built here.
         """
+        sha256 = write_weights(folder / WEIGHTS_FILES[self.name], state, note=note)
+        return dataclasses.replace(description, sha256=sha256)
 
     @abstractmethod
     def open(
@@ -111,12 +112,6 @@ class ImageEncoderKind(ModelKind[Encoder]):
     def describe(self, params: Mapping[str, Any]) -> dict[str, Any]:
         channels, height, width = params["image_shape"]
         return {"embedding_dim": params["embedding_dim"], "image_shape": (channels, height, width)}
-
-    def write_weights(
-        self, folder: Path, description: ModelDescription, state: Mapping[str, Tensor], note: str
-    ) -> ModelDescription:
-        sha256 = write_weights(folder / WEIGHTS_FILES[self.name], state, note=note)
-        return dataclasses.replace(description, sha256=sha256)
 
     def open(self, folder: Path, description: ModelDescription, *, own_network: str | None = None) -> Encoder:
         if description.network not in NETWORKS and description.network != own_network:
@@ -210,12 +205,6 @@ class MaskedKind(ModelKind[MaskedAutoEncoder]):
             "masked": about,
         }
 
-    def write_weights(
-        self, folder: Path, description: ModelDescription, state: Mapping[str, Tensor], note: str
-    ) -> ModelDescription:
-        sha256 = write_weights(folder / WEIGHTS_FILES[self.name], state, note=note)
-        return dataclasses.replace(description, sha256=sha256)
-
     def open(
         self, folder: Path, description: ModelDescription, *, own_network: str | None = None
     ) -> MaskedAutoEncoder:
@@ -250,12 +239,6 @@ class CaptionerKind(ModelKind[Captioner]):
             "image_shape": shape,
             "captioner": about,
         }
-
-    def write_weights(
-        self, folder: Path, description: ModelDescription, state: Mapping[str, Tensor], note: str
-    ) -> ModelDescription:
-        sha256 = write_weights(folder / WEIGHTS_FILES[self.name], state, note=note)
-        return dataclasses.replace(description, sha256=sha256)
 
     def open(
         self, folder: Path, description: ModelDescription, *, own_network: str | None = None

@@ -14,7 +14,7 @@ of one record, and one record more moves the clipped sum by at most C (`dpgcl_co
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -22,7 +22,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpgcl_core.clipping.cross_record import refuse_batch_statistics, refuse_mixed_groups
 from dpgcl_core.clipping.types import GroupInputs, Objective
 from dpgcl_core.errors import ConfigError
 from trainers.config.training import (
@@ -39,23 +38,15 @@ from trainers.evaluation import captions
 from trainers.models.captioner import Captioner, build_captioner
 from trainers.models.encoder import ImageShape
 from trainers.models.precision import pass_in, scale_gradient
-from trainers.models.starting import load_whole
-from trainers.tasks.task import Task
+from trainers.tasks.per_record import NUM_PROBES, PerRecordTask
 from trainers.views.captions import make_text_views
 from trainers.views.images import make_views
 
-_CPU_VIEWS_AT_ONCE = 32
-"""Few images make small matrices; see `trainers.tasks.pairs`."""
 
-_PROBES = 4
-
-
-class Captions(Task[Captioner]):
+class Captions(PerRecordTask[Captioner]):
     """A captioner learns from pairs of an image and a text, each by itself."""
 
     name: ClassVar[str] = CaptionerConfig.task
-    embeds: ClassVar[bool] = False
-    cpu_views_at_once: ClassVar[int] = _CPU_VIEWS_AT_ONCE
 
     def check_records(self, config: TrainingConfig, records: AnyRecords) -> None:
         if not isinstance(records, ImageTextRecords):
@@ -64,27 +55,8 @@ class Captions(Task[Captioner]):
                 "pairs of images and texts"
             )
 
-    def build(
-        self, config: TrainingConfig, image_shape: ImageShape, given: Mapping[str, Tensor] | None
-    ) -> Captioner:
-        network = build_captioner(_network(config), image_shape, config.public_seed)
-        if config.warm_start is not None and given is not None:
-            load_whole(network, config.warm_start, given)
-        return network
-
-    def check_network(self, config: TrainingConfig, network: Captioner, image_shape: tuple[int, ...]) -> None:
-        refuse_batch_statistics(network)
-        probes = [self._made_up(network, seed) for seed in (0, 1)]
-        refuse_mixed_groups(network, self.objective(config, network), *probes)
-
-    def start_note(self, config: TrainingConfig) -> str:
-        return ""
-
-    def fresh_parts(self, config: TrainingConfig) -> str:
-        return ""
-
-    def num_views(self, config: TrainingConfig, num_augmentations: int) -> int:
-        return config.num_view_draws
+    def fresh(self, config: TrainingConfig, image_shape: ImageShape) -> Captioner:
+        return build_captioner(_network(config), image_shape, config.public_seed)
 
     def inputs(
         self,
@@ -131,11 +103,6 @@ class Captions(Task[Captioner]):
     def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> ImageTextRecords:
         return make_shape_pairs(count, seed=0, image_size=image_shape[1])
 
-    def run(self, network: Captioner, inputs: GroupInputs) -> None:
-        images, tokens = inputs
-        with torch.no_grad():
-            network(images.flatten(0, 2), tokens.flatten(0, 2))
-
     def objective(
         self,
         config: TrainingConfig,
@@ -172,12 +139,12 @@ class Captions(Task[Captioner]):
             batch_size=batch_size,
         )
 
-    def _made_up(self, network: Captioner, seed: int) -> tuple[Tensor, Tensor]:
+    def made_up(self, network: Captioner, seed: int) -> tuple[Tensor, Tensor]:
         """Inputs of as many groups of one as a probe of mixing needs, with captions of several lengths."""
         generator = torch.Generator().manual_seed(seed)
-        images = torch.randn(_PROBES, 1, 1, *network.image_shape, generator=generator)
-        words = torch.randint(network.start_token, (_PROBES, network.max_tokens), generator=generator)
-        lengths = torch.randint(1, network.max_tokens, (_PROBES, 1), generator=generator)
+        images = torch.randn(NUM_PROBES, 1, 1, *network.image_shape, generator=generator)
+        words = torch.randint(network.start_token, (NUM_PROBES, network.max_tokens), generator=generator)
+        lengths = torch.randint(1, network.max_tokens, (NUM_PROBES, 1), generator=generator)
         places = torch.arange(network.max_tokens)
         tokens = torch.where(places < lengths, words, 0).masked_fill(places == lengths, network.end_token)
         tokens[:, 0] = network.start_token

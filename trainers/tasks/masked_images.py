@@ -8,7 +8,7 @@ other record and no place in the batch has a say in it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpgcl_core.clipping.cross_record import refuse_batch_statistics, refuse_mixed_groups
 from dpgcl_core.clipping.types import GroupInputs, Objective
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.sampling.records import Ids, keyed_uniform
@@ -35,23 +34,15 @@ from trainers.evaluation import features
 from trainers.models.encoder import ImageShape
 from trainers.models.masked import MaskedAutoEncoder, build_masked
 from trainers.models.precision import pass_in, scale_gradient
-from trainers.models.starting import load_whole
 from trainers.tasks.images import synthetic_images
-from trainers.tasks.task import Task
+from trainers.tasks.per_record import NUM_PROBES, PerRecordTask
 from trainers.views.images import make_views
 
-_CPU_VIEWS_AT_ONCE = 32
-"""Few images make small matrices; see `trainers.tasks.pairs`."""
 
-_NUM_PROBES = 4
-
-
-class MaskedImages(Task[MaskedAutoEncoder]):
+class MaskedImages(PerRecordTask[MaskedAutoEncoder]):
     """An auto-encoder learns from images alone, each by itself."""
 
     name: ClassVar[str] = MaskedNetworkConfig.task
-    embeds: ClassVar[bool] = False
-    cpu_views_at_once: ClassVar[int] = _CPU_VIEWS_AT_ONCE
 
     def check_records(self, config: TrainingConfig, records: AnyRecords) -> None:
         if isinstance(records, ImageTextRecords):
@@ -60,13 +51,8 @@ class MaskedImages(Task[MaskedAutoEncoder]):
                 "a method for pairs, or load the images alone"
             )
 
-    def build(
-        self, config: TrainingConfig, image_shape: ImageShape, given: Mapping[str, Tensor] | None
-    ) -> MaskedAutoEncoder:
-        network = build_masked(_network(config), image_shape, config.public_seed)
-        if config.warm_start is not None and given is not None:
-            load_whole(network, config.warm_start, given)
-        return network
+    def fresh(self, config: TrainingConfig, image_shape: ImageShape) -> MaskedAutoEncoder:
+        return build_masked(_network(config), image_shape, config.public_seed)
 
     def check_network(
         self, config: TrainingConfig, network: MaskedAutoEncoder, image_shape: tuple[int, ...]
@@ -76,18 +62,7 @@ class MaskedImages(Task[MaskedAutoEncoder]):
                 f"readout {config.evaluation.readout} is for CNNs of images, and {config.network.name} is an "
                 f"auto-encoder: give readout {POOLED}"
             )
-        refuse_batch_statistics(network)
-        probes = [self._made_up(network, seed) for seed in (0, 1)]
-        refuse_mixed_groups(network, self.objective(config, network), *probes)
-
-    def start_note(self, config: TrainingConfig) -> str:
-        return ""
-
-    def fresh_parts(self, config: TrainingConfig) -> str:
-        return ""
-
-    def num_views(self, config: TrainingConfig, num_augmentations: int) -> int:
-        return config.num_view_draws
+        super().check_network(config, network, image_shape)
 
     def inputs(
         self,
@@ -132,11 +107,6 @@ class MaskedImages(Task[MaskedAutoEncoder]):
     def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> Records:
         return synthetic_images(count, image_shape)
 
-    def run(self, network: MaskedAutoEncoder, inputs: GroupInputs) -> None:
-        images, orders = inputs
-        with torch.no_grad():
-            network(images.flatten(0, 2), orders.flatten(0, 2))
-
     def objective(
         self,
         config: TrainingConfig,
@@ -172,11 +142,11 @@ class MaskedImages(Task[MaskedAutoEncoder]):
             batch_size=batch_size,
         )
 
-    def _made_up(self, network: MaskedAutoEncoder, seed: int) -> tuple[Tensor, Tensor]:
+    def made_up(self, network: MaskedAutoEncoder, seed: int) -> tuple[Tensor, Tensor]:
         """Inputs of as many groups of one as a probe of mixing needs."""
         generator = torch.Generator().manual_seed(seed)
-        images = torch.randn(_NUM_PROBES, 1, 1, *network.image_shape, generator=generator)
-        noise = torch.rand(_NUM_PROBES, 1, 1, network.num_patches, generator=generator)
+        images = torch.randn(NUM_PROBES, 1, 1, *network.image_shape, generator=generator)
+        noise = torch.rand(NUM_PROBES, 1, 1, network.num_patches, generator=generator)
         device = next(network.parameters()).device
         return images.to(device), noise.argsort(-1).to(device)
 

@@ -315,21 +315,18 @@ def _too_small_notes(configs: Sequence[tuple[Point, TrainingConfig]], num_weight
 
     A training within a public subspace is left out: how much of the gradient lies in it, no model here tells.
     """
-    found = {}
+    small = {}
     for point, config in configs:
-        weights = num_weights[config.network]
         if is_modelled(config.mechanism) and not config.public.subspace_dim:
-            found[point.label] = expected_snr(config.mechanism, weights).over_training, config, weights
-    notes = {
-        label: note
-        for label, (_, config, weights) in found.items()
-        if (note := too_small(config.mechanism, weights)) is not None
-    }
-    if not notes:
+            found = expected_snr(config.mechanism, num_weights[config.network])
+            if found.is_too_small:
+                small[point.label] = found.over_training, config
+    if not small:
         return []
-    best = max(notes, key=lambda label: found[label][0])
-    others = "" if len(notes) == 1 else f" (the best of {len(notes)} such points)"
-    return [f"At {best}{others}, {notes[best]}"]
+    best = max(small, key=lambda label: small[label][0])
+    config = small[best][1]
+    others = "" if len(small) == 1 else f" (the best of {len(small)} such points)"
+    return [f"At {best}{others}, {too_small(config.mechanism, num_weights[config.network])}"]
 
 
 def _configs(
