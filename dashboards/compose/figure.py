@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pandas as pd
 
 from dashboards.compose import captions
 from dashboards.compose.content import Content, Table
 from dashboards.compose.differences import RESOLVED_AT, differences_table
 from dashboards.compose.methods import gain_table, guarantee_table, score_table
+from dashboards.compose.names import common_scores, score_names
 from dashboards.compose.panels import axis_rows, series_rows, with_relative_loss
 from dashboards.compose.questions import Question, find_question
-from dashboards.compose.references import reference_rows
+from dashboards.compose.references import NETWORK, reference_rows
 from dashboards.compose.search import number_trials, search_rows, trials_table
 from dashboards.compose.selection import data_are_private, shown_trials
 from dashboards.compose.tables import differences_for_readers, for_readers, summary_table, with_references
@@ -34,7 +37,7 @@ def content_of(trials: pd.DataFrame, question: Question | str) -> Content:
     Raises:
       DashboardError: the trials do not make one figure, see `dashboards.compose.selection.shown_trials`.
     """
-    asked = find_question(question)
+    asked = _asked(question, trials)
     trials = _prepared(trials, asked)
     shown = shown_trials(trials, asked)
     draw = {"search": search_rows, "convergence": series_rows}.get(asked.kind, axis_rows)
@@ -64,7 +67,7 @@ def numbers_of(trials: pd.DataFrame, question: Question | str) -> pd.DataFrame:
     Raises:
       DashboardError: as `content_of`.
     """
-    asked = find_question(question)
+    asked = _asked(question, trials)
     trials = _prepared(trials, asked)
     if asked.kind == "search":
         return shown_trials(trials, asked).drop(columns="axis_order")
@@ -80,14 +83,33 @@ def _prepared(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     return with_relative_loss(trials) if question.kind == "convergence" else trials
 
 
+def _method_tables(shown: pd.DataFrame, question: Question) -> list[tuple[str, Table]]:
+    """The tables of scores and gains: of what all methods have first, then of what some have."""
+    common = common_scores(shown)
+    others = [name for name in score_names(shown) if name not in common]
+    found = []
+    for scores, whose in ((common, ""), (others, "Of some methods alone. ")):
+        if scores:
+            table = score_table(shown, question, scores)
+            found.append((f"{whose}Scores; bold: the best private one of each column", table))
+        if (gains := gain_table(shown, question, scores)) is not None:
+            found.append((whose + GAINS, gains))
+    return found
+
+
+def _asked(question: Question | str, trials: pd.DataFrame) -> Question:
+    """The question; starts differ along its axis where networks do."""
+    asked = find_question(question)
+    networks = trials[NETWORK].nunique() if NETWORK in trials else 1
+    return dataclasses.replace(asked, untrained_along=asked.untrained_along or networks > 1)
+
+
 def _tables(trials: pd.DataFrame, shown: pd.DataFrame, question: Question) -> list[tuple[str, Table]]:
     if question.kind == "search":
         return [("Trials, the best first", trials_table(shown))]
     found, references = [], reference_rows(shown, question)
     if question.kind == "methods":
-        found.append(("Scores; bold: the best private one of each column", score_table(shown, question)))
-        if (gains := gain_table(shown, question)) is not None:
-            found.append((GAINS, gains))
+        found += _method_tables(shown, question)
         found.append(("What each guarantee rests on", guarantee_table(shown, question)))
     elif question.kind == "convergence":
         numbers = summary_table(trials, question)

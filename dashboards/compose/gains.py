@@ -17,7 +17,7 @@ import pandas as pd
 
 from dashboards.compose.differences import is_resolved, paired
 from dashboards.compose.questions import Question
-from dashboards.compose.references import start_of
+from dashboards.compose.references import NETWORK, start_of
 from dashboards.compose.selection import ORDER, PROVEN, SAMPLED
 
 NON_PRIVATE = "non_private"
@@ -111,10 +111,14 @@ def _paired_gain(rows: pd.DataFrame, score: str) -> dict[str, Any] | None:
 def _without_privacy(rows: pd.DataFrame, shown: pd.DataFrame, question: Question) -> pd.DataFrame | None:
     """Return the trials without privacy at the same point, or those that stand apart from the axis."""
     free = shown[shown["target_epsilon"] == math.inf]
-    if "method" in shown:
-        trained = free["method"].isin([NON_PRIVATE, *rows["method"]])
-        free = free[trained & (free["num_steps"] > 0)] if "num_steps" in free else free[trained]
     first = rows.iloc[0]
+    if "num_steps" in free:
+        free = free[free["num_steps"] > 0]
+    if "method" in shown:
+        own = free["method"] == first["method"]
+        free = free[own if own.any() else free["method"] == NON_PRIVATE]
+    if NETWORK in shown:  # another network's start is another one
+        free = free[free[NETWORK] == first[NETWORK]]
     same = [name for name in question.curve_columns if name in shown]
     same = [name for name in same if name not in ("method", "target_epsilon", SAMPLED)]
     if question.axis.column not in _NON_PRIVATE_APART:

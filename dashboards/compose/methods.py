@@ -7,13 +7,13 @@ or has no guarantee, never is, however good.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
 from dashboards.compose.content import Table
 from dashboards.compose.gains import gain_of, has_gains
-from dashboards.compose.names import has_values, score_names, score_title, value_text
+from dashboards.compose.names import has_values, score_title, value_text
 from dashboards.compose.questions import Question
 from dashboards.compose.references import REFERENCE, reference_rows
 from dashboards.compose.repeats import mean_and_error
@@ -32,14 +32,15 @@ _SETTINGS = (
 _GRID_SIZE = "tuning_grid_size"
 
 
-def score_table(shown: pd.DataFrame, question: Question) -> Table:
+def score_table(shown: pd.DataFrame, question: Question, scores: Sequence[str]) -> Table:
     """Return one row per method, or other category, and guarantee; each score at each ε; references below.
 
     Args:
       shown: from `dashboards.compose.selection.shown_trials`.
       question: with a categorical axis.
+      scores: that the table has columns for.
     """
-    columns = _columns(shown)
+    columns = _columns(shown, scores)
     heading = [question.axis.label, "Guarantee", *(f"{_column_title(*each)} (%)" for each in columns)]
     rows, best = [], dict[int, tuple[float, set[int]]]()
     for number, (row, cell) in enumerate(_cells(shown, question)):
@@ -53,14 +54,15 @@ def score_table(shown: pd.DataFrame, question: Question) -> Table:
         rows.append(row)
     for reference in reference_rows(shown, question):
         known = [mean_text(*reference.scores.get(score, NO_SCORE), scale=100) for _, score in columns]
-        rows.append([reference.label, REFERENCE, *known])
+        if any(text != "–" for text in known):
+            rows.append([reference.label, REFERENCE, *known])
     bold = frozenset((number, place) for place, (_, numbers) in best.items() for number in numbers)
     return Table(heading=heading, rows=rows, bold=bold)
 
 
-def gain_table(shown: pd.DataFrame, question: Question) -> Table | None:
+def gain_table(shown: pd.DataFrame, question: Question, scores: Sequence[str]) -> Table | None:
     """Return the private gain of each cell of `score_table`; None without repeats or starts."""
-    columns = [(epsilon, score) for epsilon, score in _columns(shown) if has_gains(shown, score)]
+    columns = [(epsilon, score) for epsilon, score in _columns(shown, scores) if has_gains(shown, score)]
     if not columns:
         return None
     titles = (f"Private gain, {_column_title(*each)} (points)" for each in columns)
@@ -74,10 +76,10 @@ def gain_table(shown: pd.DataFrame, question: Question) -> Table | None:
     return Table(heading=[question.axis.label, "Guarantee", *titles], rows=rows)
 
 
-def _columns(shown: pd.DataFrame) -> list[tuple[float, str]]:
+def _columns(shown: pd.DataFrame, scores: Sequence[str]) -> list[tuple[float, str]]:
     """Return the columns of a table, ε and score."""
     epsilons = sorted(shown["target_epsilon"].unique())
-    return [(epsilon, score) for epsilon in epsilons for score in score_names(shown)]
+    return [(epsilon, score) for epsilon in epsilons for score in scores]
 
 
 def _column_title(epsilon: float, score: str) -> str:

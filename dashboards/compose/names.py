@@ -153,6 +153,16 @@ def score_names(trials: pd.DataFrame) -> dict[str, str]:
     return others or found
 
 
+def common_scores(trials: pd.DataFrame) -> list[str]:
+    """Return the final scores that every trial has, for methods of different kinds; all where none is such.
+
+    >>> common_scores(pd.DataFrame({"zero_shot_accuracy": [0.1, None], "knn_accuracy": [0.5, 0.6]}))
+    ['knn_accuracy']
+    """
+    names = list(score_names(trials))
+    return [name for name in names if trials[name].notna().all()] or names
+
+
 def panel_scores(names: Iterable[str]) -> list[str]:
     """Return which of these scores, final or on the way, have a panel.
 

@@ -14,9 +14,9 @@ from dashboards.compose.names import (
     DURING,
     SNR,
     SNR_PLAIN,
+    common_scores,
     has_values,
     panel_scores,
-    score_names,
     score_title,
     value_text,
 )
@@ -33,7 +33,7 @@ _FEW_CURVES = 3
 def axis_rows(shown: pd.DataFrame, question: Question) -> list[list[Panel]]:
     """Return the panels of scores against the axis, then that of the SNR where asked for."""
     ticks = ticks_of(question.axis, shown[question.axis.column])
-    scores = [_score_panel(shown, name, question, ticks) for name in panel_scores(score_names(shown))]
+    scores = [_score_panel(shown, name, question, ticks) for name in panel_scores(common_scores(shown))]
     rows = in_rows(scores)
     if question.snr and (snr := _snr_panel(shown, question, ticks)):
         rows.append([snr])

@@ -19,6 +19,7 @@ from dashboards.compose.repeats import mean_and_error
 from dashboards.compose.selection import ORDER
 
 PUBLIC_START = "public_start"
+NETWORK = "network_name"
 REFERENCE = "reference"
 """What tables say of its guarantee: nothing of it was trained on the data."""
 
@@ -120,8 +121,10 @@ def reference_rows(shown: pd.DataFrame, question: Question) -> list[ReferenceRow
         columns = {score: column for score, column in columns.items() if has_values(shown, column)}
         parts = [("", shown)]
         if any(_along(shown, column, each, question) for column in columns.values()):
-            axis = question.axis.column
-            parts = [(f", {value_text(cell[axis].iloc[0])}", cell) for _, cell in shown.groupby(ORDER)]
+            by, name = ORDER, question.axis.column
+            if question.kind == "methods" and has_values(shown, NETWORK):
+                by = name = NETWORK
+            parts = [(f", {value_text(cell[name].iloc[0])}", cell) for _, cell in shown.groupby(by)]
         for place, cell in parts:
             known = {score: _statistics(cell, name, each) for score, name in columns.items()}
             known = {score: numbers for score, numbers in known.items() if numbers[2]}

@@ -50,7 +50,6 @@ DP_MAE = PerRecord(
     source="ViP (Yu et al. 2023)",
     clip_unit="record",
     task="masked-images",
-    takes_pairs=False,
 )
 DP_CAP = PerRecord(
     name="dp_cap",

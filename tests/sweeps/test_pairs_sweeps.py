@@ -16,7 +16,7 @@ from dpgcl_core.mechanism.registry import METHODS
 from sweeps import architectures, augmentations, lora_layers
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.data import DataOptions
-from sweeps.service.options.scores import final_scores, visible_scores
+from sweeps.service.options.scores import final_scores, scores_to_compare, visible_scores
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.augmentations import combinations
 from sweeps.service.planning.plan import SweepPlan
@@ -229,6 +229,18 @@ def test_pairs_have_recalls_and_with_labels_those_of_labels() -> None:
         assert ("zero_shot_accuracy" in visible_scores(named, "dp_gcl")) == bool(names)
 
 
+def test_methods_of_several_kinds_are_tuned_by_a_score_that_all_have() -> None:
+    chosen = layers(*QUICK)
+    data = planned(chosen, [Point(label="one", changes={})]).data
+    assert set(scores_to_compare(data, ["dp_gcl", "dp_clip"]).values()) == {RECALL}
+    assert set(scores_to_compare(data, ["dp_gcl", "dp_cap", "dp_mae"]).values()) == {"knn_accuracy"}
+    assert data.index is not None
+    unlabelled = dataclasses.replace(data, index=dataclasses.replace(data.index, labels=None), class_names=())
+    found = scores_to_compare(unlabelled, ["dp_gcl", "dp_cap", "dp_mae"])
+    own = {"dp_gcl": RECALL, "dp_cap": "caption_token_probability", "dp_mae": "view_retrieval_top1"}
+    assert found == own
+
+
 def test_search_of_pairs_raises_their_recall_unless_told_otherwise(tmp_path: Path) -> None:
     arguments = (*QUICK[:4], "--num-steps", "2", "--noise-multiplier", "1")
     chosen = given(SearchOptions, *arguments)
@@ -239,14 +251,14 @@ def test_search_of_pairs_raises_their_recall_unless_told_otherwise(tmp_path: Pat
     )
 
 
-def test_tuning_of_pairs_takes_the_setting_of_the_best_recall() -> None:
+def test_tuning_takes_the_setting_of_the_best_score() -> None:
     settings = [Point(label=f"s{k}", changes={"learning_rate": rate}) for k, rate in enumerate((0.1, 0.2))]
     scores = [{RECALL: 0.5, "knn_accuracy": 0.1}, {RECALL: 0.4, "knn_accuracy": 0.9}]
     results = {f"s{k}-r0": {"metrics": each} for k, each in enumerate(scores)}
-    for dataset, rate in (("shapes:200", 0.1), ("digits", 0.2)):
-        plan = SimpleNamespace(source=DataOptions(dataset=dataset))
-        tuning: Any = SimpleNamespace(plan=plan, results=results)
-        assert _best(settings, tuning, Candidate(label="c", changes={})).changes["learning_rate"] == rate
+    tuning: Any = SimpleNamespace(results=results)
+    for score, rate in ((RECALL, 0.1), ("knn_accuracy", 0.2)):
+        best = _best(settings, tuning, Candidate(label="c", changes={}), score)
+        assert best.changes["learning_rate"] == rate
 
 
 def test_line_of_a_trial_of_pairs_shows_recalls() -> None:

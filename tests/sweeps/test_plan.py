@@ -356,6 +356,7 @@ WITH_OTHERS: dict[str, tuple[tuple[str, ...], str]] = {
     "--tan-factor": ((), "2"),
     "--patch-size": (("--method", "dp_mae"), "2"),
     "--mask-ratio": (("--method", "dp_mae"), "0.5"),
+    "--class-captions": (("--dataset", "digits", "--image-size", "32"), "a {}"),
     "--tie-embeddings": (("--dataset", "shapes:400", "--method", "dp_cap"), ""),
     "--unit-column": (
         ("--dataset", "{own}", "--num-records-public", "200", "--sampling", "records"),

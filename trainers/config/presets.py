@@ -81,8 +81,7 @@ def named_setting(
       ConfigError: there is no such setting.
     """
     if name == "auto":
-        default = PAIRS_CPU if modality == "image-text" else CPU
-        return SETTINGS.get(f"{dataset}-cpu", default)
+        return PAIRS_CPU if modality == "image-text" else SETTINGS.get(f"{dataset}-cpu", CPU)
     if name == "paper" and modality == "image-text":
         return PAPER_PAIRS
     if name not in SETTINGS:

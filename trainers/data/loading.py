@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from dpgcl_core.errors import ConfigError, DataError, unknown_choice
 from dpgcl_core.release.noised_counts import split_public
 from dpgcl_core.sampling.records import held_out
 from dpgcl_core.sampling.slot_table import SlotTable
+from trainers.data.class_captions import with_class_captions
 from trainers.data.classes import BUILTIN_CLASS_NAMES
 from trainers.data.dataset import AnyRecords, Dataset, Modality, TrainingData
 from trainers.data.decoding import MAX_IMAGE_PIXELS, MOST_IMAGE_PIXELS
 from trainers.data.faults import RecordsError
-from trainers.data.image_text import PairOptions, has_captions, load_csv_pairs, load_parquet_pairs
+from trainers.data.image_text import has_captions, load_csv_pairs, load_parquet_pairs
 from trainers.data.own import NamedSplits, load_folder, load_npz, load_parquet
+from trainers.data.pair_options import CLASS_CAPTIONS, PairOptions
 from trainers.data.pairs import ImageTextRecords, LoadedPairs
 from trainers.data.records import Records
 from trainers.data.shapes import SHAPE_NAMES, load_shapes, shapes_name
@@ -113,10 +116,16 @@ def modality_of_name(name: str, pairs: PairOptions | None = None) -> Modality:
     >>> modality_of_name("shapes"), modality_of_name("digits")
     ('image-text', 'image')
     """
+    captioned = pairs is not None and pairs.fitting(name).class_captions is not None
+    return "image-text" if captioned or _holds_pairs(name, pairs) else "image"
+
+
+def _holds_pairs(name: str, pairs: PairOptions | None) -> bool:
+    """Whether the data have captions of their own."""
     scheme, _, path = name.partition(":")
     if scheme == "parquet" and path:
-        return "image-text" if has_captions(Path(path).expanduser(), pairs) else "image"
-    return "image-text" if scheme in ("shapes", "csv", "webdataset") else "image"
+        return has_captions(Path(path).expanduser(), pairs)
+    return scheme in ("shapes", "csv", "webdataset")
 
 
 def load_dataset(
@@ -138,7 +147,8 @@ def load_dataset(
       unit_column: the column (npz: array, webdataset: json field) that names the privacy unit: all rows of
         one person, say, are one record. None protects one row, or one image with all its captions; a person
         with k of them then has group privacy only.
-      pairs: how images with captions are read; None: as open_clip does.
+      pairs: how images with captions are read, or how images get captions of their classes; None: as
+        open_clip does.
       max_image_pixels: of one image as stored; a larger one is never decoded, and refused like a damaged one.
 
     Raises:
@@ -155,7 +165,7 @@ def load_dataset(
     _check_unit_column(name, unit_column)
     pairs = pairs or PairOptions()
     scheme, _, rest = name.partition(":")
-    has_pairs = scheme in _OWN_PAIRS and modality_of_name(name, pairs) == "image-text"
+    has_pairs = scheme in _OWN_PAIRS and _holds_pairs(name, pairs)
     _check_pair_options(name, pairs, has_pairs)
     if has_pairs:
         loaded = _load_pairs(
@@ -182,6 +192,11 @@ def load_dataset(
         more: dict[str, Any] = {} if unit_column is None else {"unit_column": unit_column}
         more["max_pixels"] = max_image_pixels
         train, test, class_names = _OWN[scheme](Path(rest).expanduser(), image_size, **more)
+    if pairs.class_captions is not None:
+        caption = partial(with_class_captions, class_names=class_names, template=pairs.class_captions)
+        assert isinstance(train, Records)
+        assert not isinstance(test, ImageTextRecords)
+        train, test = caption(train), None if test is None else caption(test)
     return Dataset(
         name=name, train=train, test=test, is_builtin=is_builtin_name(name), class_names=class_names
     )
@@ -231,8 +246,14 @@ def _check_unit_column(name: str, unit_column: str | None) -> None:
 
 
 def _check_pair_options(name: str, pairs: PairOptions, has_pairs: bool) -> None:
-    meant = pairs.fitting(name).given if has_pairs else ()
+    fitting = pairs.fitting(name).given
+    meant = [field for field in fitting if has_pairs != (field == CLASS_CAPTIONS)]
     unused = [field for field in pairs.given if field not in meant]
+    if CLASS_CAPTIONS in unused:
+        raise ConfigError(
+            "class_captions are for labelled images without captions, and these data have captions of their "
+            "own: leave it out"
+        )
     if unused:
         scheme = name.partition(":")[0]
         raise ConfigError(

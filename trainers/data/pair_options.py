@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 from dpgcl_core.errors import ConfigError, DataError
 from trainers.config.tree import option
+from trainers.data.classes import BUILTIN_CLASS_NAMES
 
+CLASS_CAPTIONS = "class_captions"
 IMAGE_COLUMNS, CAPTION_COLUMNS = ("filepath", "image"), ("title", "caption")
 
 
@@ -28,6 +30,8 @@ class PairOptions:
     """Column of csv or parquet that says train or test; without it all rows are training rows."""
     label: str | None = field(default=None, metadata=option("csv_label_key"))
     """Column of csv or parquet with captions that holds the images' classes, for scores by label."""
+    class_captions: str | None = field(default=None, metadata=option(None))
+    """Text with {} for the class's name, which labelled images without captions get as theirs."""
     skip_corrupt: bool = False
     """Drop image-text rows without a readable image or a caption, instead of refusing the data."""
 
@@ -38,6 +42,11 @@ class PairOptions:
             raise ConfigError(
                 "the csv separator must be one character, no quote and no line end; "
                 f"got {self.separator!r}. A tab is the default"
+            )
+        if self.class_captions is not None and "{}" not in self.class_captions:
+            raise ConfigError(
+                f"class_captions must say by {{}} where the class's name goes; got {self.class_captions!r}. "
+                'Write it as "a photo of a {}."'
             )
         columns = (self.image, self.caption, self.unit, self.split, self.label)
         named = [name for name in columns if name is not None]
@@ -61,8 +70,9 @@ class PairOptions:
 
 _MEANT_BY_SCHEME = {
     "csv": ("image", "caption", "separator", "unit", "split", "label", "skip_corrupt"),
-    "parquet": ("image", "caption", "unit", "split", "label", "skip_corrupt"),
+    "parquet": ("image", "caption", "unit", "split", "label", CLASS_CAPTIONS, "skip_corrupt"),
     "webdataset": ("unit", "skip_corrupt"),
+    **dict.fromkeys(("npz", "folder", *BUILTIN_CLASS_NAMES), (CLASS_CAPTIONS,)),
 }
 
 

@@ -119,6 +119,10 @@ class ImageTextRecords:
             chosen.append(captions[min(int(u * len(captions)), len(captions) - 1)])
         return self.images[rows], chosen
 
+    def images_at(self, records: NDArray[np.int64], *, seed: int, step: int) -> NDArray[np.uint8]:
+        """Return the images of `pairs_at` alone."""
+        return self.images[row_of_each(self.row_starts, self.ids, records, seed=seed, step=step)]
+
     def flat_captions(self) -> tuple[list[str], NDArray[np.int64]]:
         """Return all captions, `[num_captions]`, and the row each belongs to, for retrieval scores."""
         owners = np.repeat(np.arange(len(self.captions)), [len(row) for row in self.captions])

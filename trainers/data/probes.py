@@ -8,17 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError
+from trainers.data.channels import with_channels
 from trainers.data.dataset import AnyRecords, Dataset, Probe
 from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.data.loading import PairOptions, load_dataset, split_train_test
 from trainers.data.records import Records
-
-# Of ITU-R BT.601, in 65,536ths: what Pillow, and so a grey data set read from colour files, takes.
-_LUMA = np.array([19595, 38470, 7471], dtype=np.uint32)
-_HALF, _BITS = 1 << 15, 16
 
 
 def load_probes(
@@ -101,30 +97,6 @@ def probe_name(dataset: str) -> str:
     """
     scheme, _, path = dataset.partition(":")
     return f"{scheme}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', Path(path).stem)}" if path else dataset
-
-
-def with_channels(images: NDArray[np.uint8], channels: int) -> NDArray[np.uint8]:
-    """Return images as grey (one channel) or colour (three).
-
-    A grey image becomes colour by repeating its channel; a colour image becomes grey by its luma,
-    0.299 R + 0.587 G + 0.114 B, rounded.
-
-    Args:
-      images: uint8 `[n, 1 or 3, height, width]`.
-      channels: 1 or 3.
-
-    >>> red = np.array([255, 0, 0], dtype=np.uint8).reshape(1, 3, 1, 1)
-    >>> with_channels(red, 1).tolist(), with_channels(with_channels(red, 1), 3).ravel().tolist()
-    ([[[[76]]]], [76, 76, 76])
-    """
-    if images.shape[1] == channels:
-        return images
-    if channels == 3:
-        return np.repeat(images, 3, axis=1)
-    grey = np.zeros(images[:, :1].shape, dtype=np.uint32)
-    for channel, weight in enumerate(_LUMA):
-        grey += images[:, channel : channel + 1] * weight
-    return ((grey + _HALF) >> _BITS).astype(np.uint8)
 
 
 def _images(records: AnyRecords, channels: int) -> Records:

@@ -14,10 +14,10 @@ from typing import ClassVar
 import numpy as np
 
 from dpgcl_core.errors import ConfigError
+from trainers.data.channels import with_channels
 from trainers.data.dataset import AnyRecords, Dataset, Modality, image_shape_of
 from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.data.loading import PairOptions, check_dataset_name, load_dataset, modality_of_name
-from trainers.data.probes import with_channels
 from trainers.data.procedural import procedural_images
 from trainers.data.records import Records
 
@@ -85,7 +85,8 @@ def load_public_records(
 
     By the name `PROCEDURAL`, images that are made as they are needed.
 
-    Images are resized to the square of `dataset` and get its channels (`trainers.data.probes.with_channels`).
+    Images are resized to the square of `dataset` and get its channels
+    (`trainers.data.channels.with_channels`).
 
     Args:
       name: `PROCEDURAL`, or as for `trainers.data.load_dataset`.

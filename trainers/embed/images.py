@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, DataError
 from dpgcl_core.sampling.records import ids_from_names
+from trainers.data.channels import with_channels
 from trainers.data.dataset import Dataset
 from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.data.loading import PairOptions, load_dataset
@@ -62,7 +63,6 @@ from trainers.models.encoder import NORM_FLOOR, Encoder, ImageShape, device_name
 
 BACKBONE, PROJECTION = "backbone", "projection"
 _IMAGES_AT_ONCE = 512
-_LUMA = np.array([19595, 38470, 7471], dtype=np.uint32)  # ITU-R 601 in 16 bits: how Pillow makes grey images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,23 +227,8 @@ def read_images(
             f"the model reads images of {height}×{width} pixels, and only squares are resized to; got "
             f"{dataset.image_shape[1]}×{dataset.image_shape[2]}: resize them beforehand"
         )
-    images = np.concatenate([to_channels(images_of(part), channels) for part in parts_of(dataset)])
+    images = np.concatenate([with_channels(images_of(part), channels) for part in parts_of(dataset)])
     return _names(dataset, pairs), images
-
-
-def to_channels(images: NDArray[np.uint8], channels: int) -> NDArray[np.uint8]:
-    """Return images with 1 or 3 channels from those with 1 or 3: grey is repeated, colour becomes its luma.
-
-    >>> to_channels(np.full((1, 3, 1, 1), 200, dtype=np.uint8), 1).tolist()
-    [[[[200]]]]
-    """
-    found = images.shape[1]
-    if found == channels:
-        return images
-    if channels == 3:
-        return np.repeat(images, 3, axis=1)
-    luma = np.tensordot(images.astype(np.uint32), _LUMA, axes=([1], [0]))
-    return ((luma + 0x8000) >> 16).astype(np.uint8)[:, None]
 
 
 def _names(dataset: Dataset, pairs: PairOptions) -> Names:

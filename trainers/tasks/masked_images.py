@@ -28,7 +28,6 @@ from trainers.config.training import (
     ViewConfig,
 )
 from trainers.data.dataset import AnyRecords
-from trainers.data.pairs import ImageTextRecords
 from trainers.data.records import Records
 from trainers.evaluation import features
 from trainers.models.encoder import ImageShape
@@ -40,16 +39,12 @@ from trainers.views.images import make_views
 
 
 class MaskedImages(PerRecordTask[MaskedAutoEncoder]):
-    """An auto-encoder learns from images alone, each by itself."""
+    """An auto-encoder learns from images, each by itself; of pairs it sees no text."""
 
     name: ClassVar[str] = MaskedNetworkConfig.task
 
     def check_records(self, config: TrainingConfig, records: AnyRecords) -> None:
-        if isinstance(records, ImageTextRecords):
-            raise ConfigError(
-                f"{config.mechanism.method} rebuilds images, and the data are pairs of images and texts: use "
-                "a method for pairs, or load the images alone"
-            )
+        """All records have images."""
 
     def fresh(self, config: TrainingConfig, image_shape: ImageShape) -> MaskedAutoEncoder:
         return build_masked(_network(config), image_shape, config.public_seed)
@@ -68,7 +63,7 @@ class MaskedImages(PerRecordTask[MaskedAutoEncoder]):
         self,
         config: TrainingConfig,
         network: MaskedAutoEncoder,
-        records: Records,
+        records: AnyRecords,
         groups: NDArray[np.int64],
         *,
         step: int,

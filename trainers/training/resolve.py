@@ -68,7 +68,7 @@ def training_config(
         **vars(options.objective),
         **vars(options.randomness),
         views=options.views,
-        text_views=options.text_views if modality == "image-text" else None,
+        text_views=options.text_views if network.takes_pairs else None,
         network=network,
         optimizer=options.optimizer,
         public=options.public,
@@ -100,14 +100,14 @@ def _warm_start(
 
 
 def _network(options: NetworkOptions, mechanism: Mechanism, modality: Modality) -> AnyNetworkConfig:
-    captions = mechanism.rules.task == CaptionerConfig.task
-    if modality == "image-text" and not captions:
+    task = mechanism.rules.task
+    if modality == "image-text" and not task:
         return ClipNetworkConfig(**_fields_of(ClipNetworkConfig, options))
     _refuse_given(options, "is for CLIP models, which contrastive methods train on pairs", *_CLIP_ALONE)
+    if task == MaskedNetworkConfig.task:
+        return MaskedNetworkConfig(**_fields_of(MaskedNetworkConfig, options))
     if modality == "image-text":
         return CaptionerConfig(**_fields_of(CaptionerConfig, options))
-    if mechanism.rules.task == MaskedNetworkConfig.task:
-        return MaskedNetworkConfig(**_fields_of(MaskedNetworkConfig, options))
     _refuse_given(
         options,
         "is for transformers: CLIP models, and the networks of dp_mae and dp_cap",

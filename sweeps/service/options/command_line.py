@@ -131,7 +131,11 @@ def _setting(
         name = "paper"
     if name is None and file is not None:
         return None
-    pairs = PairOptions(image=given.get("csv_img_key"), caption=given.get("csv_caption_key"))
+    pairs = PairOptions(
+        image=given.get("csv_img_key"),
+        caption=given.get("csv_caption_key"),
+        class_captions=given.get("class_captions"),
+    )
     modality = modality_of_name(dataset, pairs.fitting(dataset))
     return named_setting(name or "auto", dataset=dataset, modality=modality)
 

@@ -39,6 +39,9 @@ class DataOptions:
     unit_column: str | None = None
     """Column of your own data that names the privacy unit: all rows of one are one record."""
     pairs: PairOptions = field(default_factory=PairOptions)
+    class_captions: str | None = None
+    """Caption labelled images by their class, for methods of pairs: a text with {} for its name, such as
+    "a photo of a {}."; the class then is a part of the record."""
     image_size: int | None = None
     """Resize images to this square, in pixels."""
     max_image_pixels: int = MAX_IMAGE_PIXELS
@@ -53,6 +56,11 @@ class DataOptions:
             check_public_records_name(self.public_records)
         _check_pair_options(self)
         check_max_image_pixels(self.max_image_pixels)
+        if self.class_captions != self.pairs_of(self.dataset).class_captions:
+            raise ConfigError(
+                "class_captions are for labelled images without captions, and "
+                f"{self.dataset.partition(':')[0]} has captions of its own: leave it out"
+            )
         if not 0 < self.test_fraction < 1:
             raise ConfigError(f"test_fraction must be in (0, 1); got {self.test_fraction}")
 
@@ -64,12 +72,16 @@ class DataOptions:
     @property
     def modality(self) -> Modality:
         """What a record is, as far as it shows before the data are loaded."""
-        return modality_of_name(self.dataset, self.pairs.fitting(self.dataset))
+        return modality_of_name(self.dataset, self.pairs_of(self.dataset))
+
+    def pairs_of(self, name: str) -> PairOptions:
+        """How the training data, or others of their kind, are read as images with captions."""
+        return dataclasses.replace(self.pairs, class_captions=self.class_captions).fitting(name)
 
     @property
     def pairs_of_training(self) -> PairOptions:
         """How images with captions are read of the training data: labels only where these are scored, too."""
-        fitting = self.pairs.fitting(self.dataset)
+        fitting = self.pairs_of(self.dataset)
         scored = self.evaluate_on is None and not self.are_private
         return fitting if scored else dataclasses.replace(fitting, label=None)
 

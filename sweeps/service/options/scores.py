@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.release.metrics import METRICS, Release, is_reference
-from trainers.config.networks import CaptionerConfig
+from trainers.config.networks import CaptionerConfig, MaskedNetworkConfig
 from trainers.data.dataset import Modality, TrainingData, modality_of
 
 NOISED_SCORES = ("noised_knn_accuracy", "noised_linear_probe_accuracy")
@@ -15,7 +17,7 @@ _RECALLS = tuple(
 )  # the default first
 _CAPTIONS = ("caption_token_probability", "next_token_accuracy", "word_order_accuracy")
 _DEFAULT: dict[Modality, str] = {"image": _LABELS[0], "image-text": _RECALLS[0]}
-_OF_TASKS = {CaptionerConfig.task: _CAPTIONS[0]}
+_OF_TASKS = {CaptionerConfig.task: _CAPTIONS[0], MaskedNetworkConfig.task: _LABELS[0]}
 
 
 def default_score(modality: Modality, method: str) -> str:
@@ -56,13 +58,27 @@ def visible_scores(data: TrainingData, method: str) -> list[str]:
     index, queries = data.index, data.queries
     if index is not None and queries is not None and (data.evaluation_is_public or data.train_is_public):
         labelled = index.labels is not None and queries.labels is not None
-        if modality_of(data.train) == "image-text":
+        if modality_of(data.train) == "image-text" and _task(method) != MaskedNetworkConfig.task:
             named = queries.labels is not None and data.class_names
             found += _CAPTIONS if _task(method) == CaptionerConfig.task else _RECALLS
             found += [*(("zero_shot_accuracy",) if named else ()), *(_LABELS if labelled else ())]
         else:
             found += _LABELS if labelled else _VIEWS
     return found + (list(NOISED_SCORES) if data.scored is not None else [])
+
+
+def scores_to_compare(data: TrainingData, methods: Sequence[str]) -> dict[str, str]:
+    """Return by which score each of several methods is tuned: the first that all have, else its own first.
+
+    A method without any score on these data has none here.
+    """
+    possible = {method: visible_scores(data, method) for method in methods}
+    common = [
+        name
+        for name in next(iter(possible.values()), [])
+        if all(name in names for names in possible.values())
+    ]
+    return {method: (common or names)[0] for method, names in possible.items() if names}
 
 
 def shown_scores(metrics: dict[str, float]) -> list[str]:

@@ -128,10 +128,11 @@ class SweepPlan:
         pairs = {name: getattr(source.pairs, name) for name in source.pairs.given}
         limit = [] if source.max_image_pixels == MAX_IMAGE_PIXELS else [source.max_image_pixels]
         is_secure = source.are_private or any(trial.config.secure_noise for trial in self.trials)
-        public = [] if source.public_records is None else [source.public_records]
+        given = (source.public_records, source.class_captions)
+        others = [each for each in given if each is not None]
         content = {
             "trials": [[trial.name, config_hash(trial.config)] for trial in self.trials],
-            "data": [source.dataset, source.image_size, source.unit_column, pairs, *limit, *public],
+            "data": [source.dataset, source.image_size, source.unit_column, pairs, *limit, *others],
             "scored": [source.evaluate_on, source.test_fraction, source.probe_datasets],
             "private": source.are_private,
             "num_records": len(self.data.train) if self.data.train_is_public else None,

@@ -113,7 +113,7 @@ def _load(
         other = load_dataset(
             options.evaluate_on,
             image_size=options.image_size,
-            pairs=options.pairs.fitting(options.evaluate_on),
+            pairs=options.pairs_of(options.evaluate_on),
             max_image_pixels=options.max_image_pixels,
         )
         _check_alike(dataset, other)
@@ -166,7 +166,10 @@ def _load_public(options: DataOptions, dataset: Dataset) -> PublicPool | Procedu
     if options.public_records is None:
         return None
     return load_public_records(
-        options.public_records, dataset, pairs=options.pairs, max_image_pixels=options.max_image_pixels
+        options.public_records,
+        dataset,
+        pairs=options.pairs_of(options.public_records),
+        max_image_pixels=options.max_image_pixels,
     )
 
 

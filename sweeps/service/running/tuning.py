@@ -19,7 +19,7 @@ from dpgcl_core.errors import ConfigError, StorageError
 from dpgcl_core.mechanism.method import Method
 from dpgcl_core.mechanism.registry import METHODS, method_named
 from sweeps.service.options.data import DataOptions
-from sweeps.service.options.scores import default_score
+from sweeps.service.options.scores import default_score, scores_to_compare
 from sweeps.service.options.service import StorageOptions
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.plan import Earlier, SweepPlan, build_plan
@@ -98,7 +98,12 @@ def run_tuned_sweep(
     )
     if tuning.code or options.service.dry_run:
         return tuning.code
-    chosen = [_best(settings[candidate.label], tuning, candidate) for candidate in candidates]
+    methods = [candidate.changes.get("method", options.mechanism.method) for candidate in candidates]
+    scores = scores_to_compare(tuning.plan.data, methods)
+    chosen = [
+        _best(settings[candidate.label], tuning, candidate, scores.get(method, ""))
+        for candidate, method in zip(candidates, methods, strict=True)
+    ]
     assert tuning.folder is not None
     name = name or tuning.folder.name.replace("-tuning", "", 1)
     begun = (tuning.folder.path.parent / name / "plan.json").is_file()
@@ -159,9 +164,8 @@ def _points(candidate: Candidate, grid: Sequence[Mapping[str, Any]]) -> list[Poi
     ]
 
 
-def _best(points: Sequence[Point], tuning: Outcome, candidate: Candidate) -> Point:
-    """The setting of the highest score; of equal ones the first, and no score counts as the lowest."""
-    name = default_score(tuning.plan.source.modality, candidate.changes.get("method", ""))
+def _best(points: Sequence[Point], tuning: Outcome, candidate: Candidate, name: str) -> Point:
+    """The setting of the highest score `name`; of equal ones the first, and no score counts as the lowest."""
 
     def score(point: Point) -> float:
         value = tuning.results[f"{point.label}-r0"]["metrics"].get(name, -math.inf)

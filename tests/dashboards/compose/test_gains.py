@@ -182,3 +182,41 @@ def test_differences_are_to_the_public_start(trials: pd.DataFrame) -> None:
     row = differences[(differences["method"] == "dp_gcl") & (differences["minus"] == "public start")]
     assert row["difference"].item() == pytest.approx(np.mean(GAINS))
     assert "untrained" not in set(differences["minus"])
+
+
+def of_networks(trials: pd.DataFrame) -> pd.DataFrame:
+    """The same beside an auto-encoder, with and without noise, whose start is another one."""
+    rows = []
+    for repeat in range(3):
+        for epsilon, gain in ((1.0, 0.01), (math.inf, 0.04)):
+            row = _row("dp_mae", repeat, epsilon, gain + 0.001 * repeat)
+            rows.append(row | {"public_start_knn_accuracy": 0.4, "knn_accuracy": 0.4 + gain + 0.001 * repeat})
+    mine = pd.DataFrame(rows).assign(network_name="mae-toy")
+    return pd.concat([trials.assign(network_name="tiny_cnn", zero_shot_accuracy=0.5), mine])
+
+
+def test_share_is_of_what_the_same_network_gains_without_privacy(trials: pd.DataFrame) -> None:
+    found = of_networks(trials)
+    shown = shown_trials(found, find_question("methods"))
+    private = shown[(shown["method"] == "dp_mae") & (shown["target_epsilon"] == 1)]
+    gain = gain_of(private, "knn_accuracy", shown, find_question("methods"))
+    assert gain is not None
+    assert gain.share == pytest.approx(0.011 / 0.041)
+
+
+def test_each_network_has_its_own_start_in_the_table(trials: pd.DataFrame) -> None:
+    table = _table(of_networks(trials), "Scores")
+    column = "ε = 1: k-NN accuracy (%)"
+    assert _cell(table, "public start alone, mae-toy", column) == "40.00 ± 0.00"
+    assert _cell(table, "public start alone, tiny_cnn", column).startswith("60.00")
+    assert _cell(_table(trials, "Scores"), "public start alone", column).startswith("60.00")
+
+
+def test_methods_are_shown_by_the_scores_that_all_of_them_have(trials: pd.DataFrame) -> None:
+    found = of_networks(trials)
+    content = content_of(found, "methods")
+    assert [panel.y_label for panel in content.panels] == ["k-NN accuracy (%)"]
+    assert not any("Zero-shot" in title for title in _table(found, "Scores").heading)
+    others = _table(found, "Of some methods alone. Scores")
+    assert _cell(others, "DP-GCL", "ε = 1: Zero-shot accuracy (%)").startswith("50.00")
+    assert _cell(others, "Masked auto-encoder", "ε = 1: Zero-shot accuracy (%)") == "–"

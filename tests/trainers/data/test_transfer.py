@@ -18,10 +18,11 @@ from dpgcl_core.errors import ConfigError, DataError
 from dpgcl_core.release.metrics import METRICS_PER_DATASET, Release, find_metric, visible
 from tests.trainers.conftest import make_config, make_data, make_records
 from trainers.config.training import EvaluationConfig
+from trainers.data.channels import with_channels
 from trainers.data.classes import BUILTIN_CLASS_NAMES
 from trainers.data.dataset import Probe, TrainingData
 from trainers.data.loading import load_dataset
-from trainers.data.probes import load_probe, load_probes, with_channels
+from trainers.data.probes import load_probe, load_probes
 from trainers.data.records import Records
 from trainers.data.shapes import SHAPE_NAMES
 from trainers.evaluation import features as evaluation

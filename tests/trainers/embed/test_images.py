@@ -16,7 +16,8 @@ from PIL import Image
 
 from dpgcl_core.errors import ConfigError, DataError, StorageError
 from tests.trainers.exporting import write_small_model
-from trainers.embed.images import embed_images, main, read_images, to_channels
+from trainers.data.channels import with_channels
+from trainers.embed.images import embed_images, main, read_images
 from trainers.evaluation.features import embed_features
 from trainers.export.folder import load_encoder
 from trainers.models.encoder import to_fast_layout
@@ -118,12 +119,12 @@ def test_images_without_names_are_numbered(tmp_path: Path) -> None:
 def test_colour_becomes_grey_as_when_grey_images_are_loaded() -> None:
     colour = _pixels(0, 16, 16, 3)
     expected = np.asarray(Image.fromarray(colour).convert("L"))
-    assert np.array_equal(to_channels(colour.transpose(2, 0, 1)[None], 1)[0, 0], expected)
+    assert np.array_equal(with_channels(colour.transpose(2, 0, 1)[None], 1)[0, 0], expected)
 
 
 def test_grey_is_repeated_for_a_model_of_colour_images() -> None:
     grey = _pixels(0, 2, 1, 4, 4)
-    found = to_channels(grey, 3)
+    found = with_channels(grey, 3)
     assert all(np.array_equal(found[:, channel], grey[:, 0]) for channel in range(3))
 
 

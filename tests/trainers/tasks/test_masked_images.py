@@ -19,6 +19,7 @@ from trainers.config.settings import TrainingOptions
 from trainers.config.training import TrainingConfig
 from trainers.config.tree import changed
 from trainers.data.dataset import TrainingData
+from trainers.data.pairs import ImageTextRecords
 from trainers.data.procedural import procedural_images
 from trainers.data.records import Records
 from trainers.files.checkpoint import CheckpointFolder
@@ -247,6 +248,23 @@ def test_public_start_is_of_the_same_task(tmp_path: Path, monkeypatch: pytest.Mo
     with torch.no_grad():
         before, after = (masked_losses(network)(views).mean() for network in (fresh, started))
     assert float(after) < 0.98 * float(before)
+
+
+def test_of_pairs_the_images_alone_are_seen() -> None:
+    records, config = records_of(), config_of()
+    pairs = ImageTextRecords(images=records.images, captions=(("a", "b"),) * len(records), ids=records.ids)
+    MASKED_IMAGES.check(config, pairs)
+    network, groups = network_of(config), np.arange(6)[:, None]
+    of_pairs = MASKED_IMAGES.inputs(config, network, pairs, groups, step=2, num_augmentations=0)
+    for found, expected in zip(of_pairs, inputs_of(config, network, list(range(6))), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_sweep_on_pairs_trains_the_auto_encoder() -> None:
+    given = ("--method", "dp_mae", "--group-sizes", "4", "--repeats", "1", "--no-non-private")
+    (trial,) = support.plan("--dataset", "shapes:400", "--expected-batch-size", "64", *given).trials
+    assert isinstance(trial.config.network, MaskedNetworkConfig)
+    assert trial.config.text_views is None
 
 
 # --- refused ---

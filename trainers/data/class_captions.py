@@ -1,0 +1,48 @@
+"""Captions made of classes: what a method for pairs learns from where images have labels and no texts.
+
+A record's caption is a function of its own label and a public template, so its pair moves with no other
+record. The label then enters the training: what the guarantee protects is the image with its class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dpgcl_core.errors import ConfigError, DataError
+from trainers.data.channels import with_channels
+from trainers.data.pairs import ImageTextRecords
+from trainers.data.records import Records
+
+
+def with_class_captions(records: Records, class_names: Sequence[str], template: str) -> ImageTextRecords:
+    """Return the records with a caption of its class for every image, in colour, as towers take them.
+
+    Args:
+      records: images with labels.
+      class_names: one for every label 0, 1, …
+      template: text with `{}` where the class's name goes.
+
+    Raises:
+      ConfigError: there are no labels, or classes have no names.
+      DataError: a label has no name.
+
+    >>> records = Records(images=np.zeros((2, 1, 8, 8), dtype=np.uint8), ids=np.arange(2, dtype=np.uint64),
+    ...     labels=np.array([1, 0]))
+    >>> with_class_captions(records, ("cat", "dog"), "a photo of a {}.").captions
+    (('a photo of a dog.',), ('a photo of a cat.',))
+    """
+    if records.labels is None or not class_names:
+        raise ConfigError(
+            "class_captions are made of the names of classes, and these images have none: give labels that "
+            "are text, or data with captions"
+        )
+    if len(records.labels) and int(records.labels.max()) >= len(class_names):
+        raise DataError("every label must have a class name for class_captions; some have none")
+    texts = [(template.replace("{}", name),) for name in class_names]
+    return ImageTextRecords(
+        images=with_channels(records.images, 3),
+        captions=tuple(texts[label] for label in records.labels.tolist()),
+        ids=records.ids,
+        row_starts=records.row_starts,
+        labels=records.labels,
+    )
