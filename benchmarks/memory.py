@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Peak memory of one engine's step, in a process of its own.
 
-    python -m benchmarks.memory '{"engine": "ours", "views_per_microbatch": 192, "pairs": false, "task": {…}}'
+    python -m benchmarks.memory '{"engine": "ours", "views_per_microbatch": 192, "kind": "Task", "task": {…}}'
 
 On a CPU: the peak resident memory (VmHWM) of two whole steps, less the memory resident (VmRSS) once
 everything is imported, the images exist and the same engine has taken a step of a tiny network. So
@@ -21,8 +21,9 @@ import sys
 
 import torch
 
-from benchmarks import engines, harness, pair_steps
+from benchmarks import engines, harness, pair_steps, record_steps
 from benchmarks.pair_steps import PairTask
+from benchmarks.record_steps import RecordTask
 from benchmarks.steps import GroupTask, Step, Task
 
 NUM_STEPS = 2
@@ -40,7 +41,7 @@ def peak_bytes(
         "engine": engine,
         "views_per_microbatch": views_per_microbatch,
         "channels_last": channels_last,
-        "pairs": isinstance(task, PairTask),
+        "kind": type(task).__name__,
         "task": dataclasses.asdict(task),
     }
     return harness.number_of_fresh_process("benchmarks.memory", order, of=engine)
@@ -69,6 +70,8 @@ def _measure(engine: str, task: GroupTask, views_per_microbatch: int, channels_l
 def _build(engine: str, task: GroupTask, views_per_microbatch: int, channels_last: bool) -> Step:
     if isinstance(task, PairTask):
         return pair_steps.build_step(engine, task, views_per_microbatch)
+    if isinstance(task, RecordTask):
+        return record_steps.build_step(engine, task, views_per_microbatch)
     assert isinstance(task, Task)
     return engines.build_step(engine, task, views_per_microbatch, channels_last=channels_last)
 
@@ -94,5 +97,6 @@ def _take_tiny_step(engine: str, task: GroupTask) -> None:
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    given["task"] = (PairTask if given.pop("pairs") else Task)(**given["task"])
+    kinds = {kind.__name__: kind for kind in (Task, PairTask, RecordTask)}
+    given["task"] = kinds[given.pop("kind")](**given["task"])
     print(_measure(**given))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpgcl_core.clipping import clipper as clipping
-from dpgcl_core.clipping.types import Objective, trainable_parameters
+from dpgcl_core.clipping.types import GroupInputs, Objective, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from dpgcl_core.mechanism.mechanism import Mechanism
@@ -236,7 +236,6 @@ class OurStep:
             views = self.run.task.inputs(
                 config, encoder, self.records, groups, step=draw, num_augmentations=config.num_augmentations
             )
-            assert isinstance(views, Tensor)
             actual = torch.zeros_like(self.run.total)
             report = add_clipped_sum(rule, actual, encoder, objective, views, scale, None)
             exact = exact_clipped_sum(encoder, in_full, views, config.mechanism.l2_clip_norm)
@@ -262,13 +261,15 @@ class Check:
 
 
 def exact_clipped_sum(
-    encoder: nn.Module, group_losses: Objective, views: Tensor, l2_clip_norm: float
+    encoder: nn.Module, group_losses: Objective, views: GroupInputs, l2_clip_norm: float
 ) -> Tensor:
     """Σ Clip_C(∇L_G) with one exact backward pass per group; norms and the sum in float64."""
     parameters = trainable_parameters(encoder)
-    total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64, device=views.device)
-    for group in views:
-        gradients = torch.autograd.grad(group_losses(group[None]).sum(), parameters, allow_unused=True)
+    leaves, is_one = ([views], True) if isinstance(views, Tensor) else (list(views), False)
+    total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64, device=leaves[0].device)
+    for group in zip(*leaves, strict=True):
+        inputs = group[0][None] if is_one else tuple(leaf[None] for leaf in group)
+        gradients = torch.autograd.grad(group_losses(inputs).sum(), parameters, allow_unused=True)
         flat = torch.cat(
             [
                 torch.zeros_like(p).double().flatten() if g is None else g.double().flatten()

@@ -18,6 +18,7 @@ import torch
 from benchmarks import clip_step, clipping, growth, harness, logit_dp, scoring, sweep_overhead, workers
 from benchmarks.engines import ENGINES, PER_VIEW, EngineStep
 from benchmarks.pair_steps import IN_GROUPS, ORDINARY, WHOLE_BATCH, OrdinaryPairStep, PairTask, build_step
+from benchmarks.record_steps import OrdinaryRecordStep, RecordTask
 from benchmarks.steps import (
     OrdinaryStep,
     OurStep,
@@ -142,6 +143,32 @@ def test_clip_step_ratio_is_the_median_of_the_rounds() -> None:
     assert found["time_over_whole_batch"] == pytest.approx(1.2)
     assert found["time_over_whole_batch_range"] == pytest.approx([1.2, 4.5])
     assert found["memory_over_in_groups"] == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize("model", ["mae-toy", "cap-toy"])
+def test_record_step_command_measures_time_and_memory(model: str) -> None:
+    result = _json_of(
+        "record_step.py", "--models", model, "--expected-batch-size", "6", "--microbatches", "2", "4",
+        "--threads", "1", "--repeats", "1",
+    )  # fmt: skip
+    (row,) = result["rows"]
+    ours, plain = row["sides"]["ours"], row["sides"]["non_private"]
+    assert row["time_ratio"] == pytest.approx(ours["seconds"] / plain["seconds"])
+    assert row["memory_ratio"] == pytest.approx(ours["memory_bytes"] / plain["memory_bytes"])
+    assert row["max_relative_error"] < 1e-5
+    assert "exact loop" not in row["num_layers_by_path"]
+
+
+def test_ordinary_step_of_records_takes_the_mean_loss() -> None:
+    """Both microbatches add up to the gradient of one pass."""
+    task = RecordTask(model="mae-toy", expected_batch_size=4, threads=1)
+    groups, found = task.groups(np.random.default_rng(0)), []
+    for size in (4, 2):
+        step = OrdinaryRecordStep(task, size)
+        step.accumulate(groups, step=1)
+        found.append(torch.cat([p.grad.flatten() for p in step.network.parameters() if p.grad is not None]))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-6)
+    assert float(found[0].norm()) > 0
 
 
 def test_growth_prints_both_axes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
