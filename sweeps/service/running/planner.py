@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from dashboards.figures import write_curves
@@ -34,6 +35,27 @@ from trainers.config.settings import DEFAULT_EPSILON
 _SHOWN = 8
 
 
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What was asked for, and what was found.
+
+    Attributes:
+      options: of the command.
+      wanted: the same in the words of the library.
+      resources: throughput and memory.
+      answer: the feasible plans.
+      chosen: the recommended one, its σ calibrated on the grid of record.
+      costs: of tuning, by release mode.
+    """
+
+    options: PlannerOptions
+    wanted: Wanted
+    resources: Resources
+    answer: Answer
+    chosen: Plan
+    costs: Mapping[str, TuningCost]
+
+
 def run_plan(options: PlannerOptions) -> int:
     """Print what is feasible within the options, and write its curves where asked for; spend nothing.
 
@@ -53,11 +75,18 @@ def run_plan(options: PlannerOptions) -> int:
     if answer.recommended is None:
         raise ConfigError(f"no plan is feasible. {'. '.join(answer.relax)}")
     chosen = verified(wanted, answer.recommended)
-    costs = tuning_costs(options, chosen)
+    planned = Planned(
+        options=options,
+        wanted=wanted,
+        resources=resources,
+        answer=answer,
+        chosen=chosen,
+        costs=tuning_costs(options, chosen),
+    )
     if options.json:
-        say(json.dumps(_as_dict(options, wanted, resources, answer, chosen, costs), allow_nan=False))
+        say(json.dumps(_as_dict(planned), allow_nan=False))
     else:
-        _show(options, wanted, resources, answer, chosen, costs)
+        _show(planned)
     if options.output is not None:
         points = [*epsilon_by_records(wanted, chosen.mechanism), *epochs_by_batch(wanted, chosen.mechanism)]
         title = f"What N, B and σ allow: {wanted.method}, N = {wanted.num_records_public}"
@@ -129,14 +158,9 @@ def _same(one: Plan, other: Plan) -> bool:
     return len({(m.sampling_prob, m.num_steps, m.group_size) for m in numbers}) == 1
 
 
-def _show(
-    options: PlannerOptions,
-    wanted: Wanted,
-    resources: Resources,
-    answer: Answer,
-    chosen: Plan,
-    costs: dict[str, TuningCost],
-) -> None:
+def _show(planned: Planned) -> None:
+    options, wanted, resources = planned.options, planned.wanted, planned.resources
+    answer, chosen = planned.answer, planned.chosen
     how = "measured here on synthetic images" if resources.is_measured else "as stated"
     say(
         f"N = {wanted.num_records_public}, ε = {wanted.target_epsilon:g}, δ = {rounded_up(wanted.delta, 4)}, "
@@ -165,7 +189,7 @@ def _show(
         say(f"note: {warning}")
     hours = options.num_trials * chosen.hours if chosen.hours is not None else math.nan
     say(f"tuning among {count(options.num_trials, 'training')}, {hours:.3g} {options.unit}:")
-    for mode, cost in costs.items():
+    for mode, cost in planned.costs.items():
         assert cost.tuned_epsilon is not None
         say(f"  {mode:<17} ε = {rounded_up(cost.tuned_epsilon, 4):<9} {cost.theorem}")
 
@@ -197,14 +221,8 @@ def _point_text(plan: Plan) -> str:
     )
 
 
-def _as_dict(
-    options: PlannerOptions,
-    wanted: Wanted,
-    resources: Resources,
-    answer: Answer,
-    chosen: Plan,
-    costs: dict[str, TuningCost],
-) -> dict[str, Any]:
+def _as_dict(planned: Planned) -> dict[str, Any]:
+    wanted, resources, chosen = planned.wanted, planned.resources, planned.chosen
     return {
         "num_records_public": wanted.num_records_public,
         "target_epsilon": wanted.target_epsilon,
@@ -214,12 +232,12 @@ def _as_dict(
         "records_per_second": resources.records_per_second,
         "records_per_second_is_measured": resources.is_measured,
         "alignment_size": wanted.alignment_size,
-        "hours_are": options.unit,
+        "hours_are": planned.options.unit,
         "recommended": plan_dict(chosen),
-        "plans": [plan_dict(plan) for plan in answer.plans],
-        "refused": dict(answer.refused),
+        "plans": [plan_dict(plan) for plan in planned.answer.plans],
+        "refused": dict(planned.answer.refused),
         "warning": _warning(wanted, chosen),
-        "tuning": {mode: cost.as_dict() for mode, cost in costs.items()},
+        "tuning": {mode: cost.as_dict() for mode, cost in planned.costs.items()},
     }
 
 
