@@ -182,6 +182,8 @@ class MeetInFile(TorchConfig):
 
 
 class _FileBackend(_TorchBackend):
+    share_cuda_visible_devices = False  # each sees its own GPU alone, and calls it `cuda`
+
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
         if len(set(worker_group.execute(_this_machine))) > 1:
             super().on_start(worker_group, backend_config)

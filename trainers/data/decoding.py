@@ -11,15 +11,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.records import Ids, ids_from_contents
 from trainers.data.faults import RecordsError, check_one_size
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 MAX_IMAGE_PIXELS = 50_000_000
 """Of one image as stored, unless an option says otherwise; decoded it takes three bytes for each, 150 MB."""
@@ -101,6 +103,8 @@ def decode_image(
     """
     if source is None or (isinstance(source, Path) and not source.is_file()):
         return "missing"
+    from PIL import Image  # here: generated images and arrays need no decoder
+
     try:
         with Image.open(
             io.BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS
@@ -127,6 +131,8 @@ def _pixels_of_tile(image: Image.Image) -> int:
 
 
 def _to_square(image: Image.Image, size: int) -> Image.Image:
+    from PIL import Image
+
     if image.size == (size, size):
         return image
     # A box filter averages exactly when it shrinks but only repeats pixels when it enlarges.
@@ -138,6 +144,7 @@ def resize_images(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     """Return `[num_records, channels, size, size]` from `[num_records, channels, height, width]`."""
     if images.shape[2:] == (size, size):
         return images
+    from PIL import Image
 
     def resize(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
         plain = Image.fromarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0).copy())

@@ -25,7 +25,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
-from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 Features = NDArray[np.float32]
@@ -43,6 +42,35 @@ _MEMORY = 20
 
 
 @dataclass(frozen=True, kw_only=True)
+class Standardization:
+    """Features less their mean, over their standard deviation.
+
+    Attributes:
+      mean: `[feature_dim]`.
+      deviation: `[feature_dim]`; 1 for a constant feature, which becomes 0.
+    """
+
+    mean: Features
+    deviation: Features
+
+    def __call__(self, features: Features) -> Tensor:
+        """Return standardised features, float32 of the same shape."""
+        rows: Features = features - self.mean
+        rows /= self.deviation
+        return torch.from_numpy(rows)
+
+
+def standardization_of(features: Features) -> Standardization:
+    """Return the standardization by the features' own mean and deviation, `[n, feature_dim]`."""
+    mean, variance = features.mean(axis=0, dtype=np.float64), features.var(axis=0, dtype=np.float64)
+    # A constant feature has no variance but that of rounding its sum, of at most n digits of the mean.
+    rounding = len(features) * np.finfo(np.float64).eps
+    is_constant = variance <= rounding * variance + (rounding * mean) ** 2
+    deviation = np.where(is_constant, 1.0, np.sqrt(variance))
+    return Standardization(mean=mean.astype(np.float32), deviation=deviation.astype(np.float32))
+
+
+@dataclass(frozen=True, kw_only=True)
 class LinearProbe:
     """A fitted probe.
 
@@ -55,14 +83,14 @@ class LinearProbe:
     """
 
     classes: Labels
-    scaler: StandardScaler
+    scaler: Standardization
     weight: Tensor
     bias: Tensor
     num_iterations: int
 
     def predict(self, features: Features) -> Labels:
         """Return the label of each row of features `[n, feature_dim]`, by itself; of equals the smallest."""
-        rows = torch.from_numpy(self.scaler.transform(features))
+        rows = self.scaler(features)
         found: Labels = self.classes[(rows @ self.weight.T + self.bias).argmax(dim=1).numpy()]
         return found
 
@@ -75,10 +103,8 @@ def fit_linear_probe(features: Features, labels: Labels) -> LinearProbe:
       labels: `[n]`.
     """
     classes, class_of_row = np.unique(labels, return_inverse=True)
-    scaler = StandardScaler().fit(features)
-    problem = _Problem(
-        torch.from_numpy(scaler.transform(features)), torch.from_numpy(class_of_row), len(classes)
-    )
+    scaler = standardization_of(features)
+    problem = _Problem(scaler(features), torch.from_numpy(class_of_row), len(classes))
     found = minimize(
         problem.loss_and_gradient,
         np.zeros(len(classes) * (features.shape[1] + 1)),

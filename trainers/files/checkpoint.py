@@ -149,7 +149,8 @@ class CheckpointFolder:
         if not path.is_file():
             return None
         try:
-            return Checkpoint(**torch.load(path, weights_only=True))
+            # A GPU's checkpoint is read by machines without one, too, and needs no second place on a GPU.
+            return Checkpoint(**torch.load(path, weights_only=True, map_location="cpu"))
         except Exception as error:
             raise StorageError(
                 f"checkpoint {path} cannot be read ({type(error).__name__}): "

@@ -6,6 +6,7 @@ and noise for all, whole groups are dealt out, and the others only add their gro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -72,10 +73,17 @@ class DistributedWorkers:
         return DrawnGroups(rows=found[:, :-1], complete=found[:, -1].astype(np.bool_), batch_size=size)
 
     def sum_at_first(self, values: Tensor) -> None:
-        dist.reduce(values, dst=0)
+        self._in_place(values, dist.reduce, dst=0)
 
     def share(self, values: Tensor) -> None:
-        dist.broadcast(values, src=0)
+        self._in_place(values, dist.broadcast, src=0)
+
+    def _in_place(self, values: Tensor, operation: Callable[..., object], **where: int) -> None:
+        """Take part in a collective operation where the backend computes: NCCL takes no CPU tensors."""
+        there = values.to(self._device)
+        operation(there, **where)
+        if there is not values:
+            values.copy_(there)
 
 
 def current_workers() -> Workers:

@@ -27,7 +27,7 @@ from trainers.evaluation.features import (
     linear_probe_accuracy,
     view_retrieval,
 )
-from trainers.evaluation.linear_probe import PENALTY, fit_linear_probe
+from trainers.evaluation.linear_probe import PENALTY, fit_linear_probe, standardization_of
 from trainers.models.encoder import Encoder, build_encoder
 from trainers.views.images import make_views, normalise
 
@@ -317,6 +317,13 @@ def test_probe_is_the_optimum_that_scikit_learn_finds(num_classes: int) -> None:
     found = weight[1:] - weight[:1] if num_classes == 2 else weight
     np.testing.assert_allclose(found, oracle.coef_, atol=0.03 * np.abs(oracle.coef_).max())
     np.testing.assert_array_equal(probe.predict(features), oracle.predict(scaled))
+
+
+def test_features_are_standardised_as_scikit_learn_does() -> None:
+    features, _ = _collinear(600, 4)
+    features[:, 2], features[:, 5] = 7.3, 0.0  # a constant one is no reason to divide by its rounding
+    expected = StandardScaler().fit_transform(features)
+    np.testing.assert_allclose(standardization_of(features)(features).numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_probe_reaches_its_optimum_in_few_steps_though_features_are_collinear() -> None:
