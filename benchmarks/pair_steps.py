@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.steps import GroupTask, OurStep, Step
+from benchmarks.steps import GroupTask, OurStep, Step, Task
 from dpgcl_core.clipping.types import trainable_parameters
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.losses.info_nce import symmetric_group_info_nce
@@ -94,8 +94,8 @@ def _generated(num_records: int, image_size: int) -> ImageTextRecords:
     return make_shape_pairs(num_records, seed=0, image_size=image_size)
 
 
-def usual_microbatch(task: PairTask) -> int:
-    """Return the views, of both kinds, that a training on this machine takes at once."""
+def usual_microbatch(task: Task | PairTask) -> int:
+    """Return the views that a training on this machine takes at once; of pairs those of both kinds."""
     config = task.config(None)
     encoder = starting_encoder(config, task.image_shape).to(task.device)
     return max_views(config, encoder, task.image_shape)

@@ -30,7 +30,6 @@ from typing import NoReturn
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError
@@ -78,6 +77,8 @@ class SecureGenerator:
         key = secrets.token_bytes(_KEY_BYTES) if fixed_key_for_tests is None else fixed_key_for_tests
         if len(key) != _KEY_BYTES:
             raise ConfigError(f"a key must have {_KEY_BYTES} bytes; got {len(key)}")
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms  # here: public data need none
+
         self._stream = Cipher(algorithms.ChaCha20(key, _FROM_ZERO), mode=None).encryptor()
         self._num_words_left = _MAX_WORDS
 

@@ -254,10 +254,15 @@ def _cache_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def pretrained(recipe: Recipe) -> nn.Module:
-    """Return a network trained by a recipe, on the CPU, and say so on stderr with how long it takes.
+def pretrained(recipe: Recipe, device: str = "cpu") -> nn.Module:
+    """Return a network trained by a recipe, and say so on stderr with how long it takes.
 
     A CLIP model is open_clip's, whose weights are what a training of both towers starts from.
+
+    Args:
+      recipe: all that decides the weights on one CPU thread.
+      device: where to train and to leave the network. A GPU rounds otherwise, so its weights are others: they are
+        no recipe's, and `public_start` does not keep them.
 
     Raises:
       ConfigError: the images are too small.
@@ -265,13 +270,13 @@ def pretrained(recipe: Recipe) -> nn.Module:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _pretrained(recipe)
+        return _pretrained(recipe, device)
     finally:
         torch.set_num_threads(threads)
 
 
-def _pretrained(recipe: Recipe) -> nn.Module:
-    network, make, loss = _untrained(recipe)
+def _pretrained(recipe: Recipe, device: str) -> nn.Module:
+    network, make, loss = _untrained(recipe, torch.device(device))
     optimizer = build_optimizer(recipe.optimizer, network.parameters())
     times = []
     with ThreadPoolExecutor(1) as beside:
@@ -288,29 +293,29 @@ def _pretrained(recipe: Recipe) -> nn.Module:
 
 
 def _untrained(
-    recipe: Recipe,
+    recipe: Recipe, device: torch.device
 ) -> tuple[nn.Module, Callable[[int], Any], Callable[[int, Any], Tensor]]:
     """The network at random weights, what makes a step's records, and the loss of a step on them."""
     config, shape, seed = recipe.network, recipe.image_shape, recipe.seed
     if isinstance(config, CaptionerConfig):
-        captions = build_captioner(config, shape, seed)
+        captions = build_captioner(config, shape, seed).to(device)
         return captions, partial(_pairs, recipe), partial(_caption_loss, recipe, captions)
     if isinstance(config, ClipNetworkConfig):
         spec = find_clip(ClipConfig(model=config.name))
         clip = build_clip(spec, seed)
-        towers = ImageTextEncoder(clip, spec)
+        towers = ImageTextEncoder(clip, spec).to(device)
         return clip, partial(_pairs, recipe), partial(_towers_loss, recipe, towers)
     if isinstance(config, MaskedNetworkConfig):
-        rebuilds = build_masked(config, shape, seed)
+        rebuilds = build_masked(config, shape, seed).to(device)
         return rebuilds, partial(_images, recipe), partial(_masked_loss, recipe, rebuilds)
     encoder = build_encoder(config, shape, seed)
-    to_fast_layout(encoder, torch.device("cpu"), shape)
+    to_fast_layout(encoder, device, shape)
     return encoder, partial(_images, recipe), partial(_contrastive_loss, recipe, encoder)
 
 
 def _contrastive_loss(recipe: Recipe, encoder: Encoder, step: int, images: NDArray[np.uint8]) -> Tensor:
     """The mean contrastive loss in both directions."""
-    embeddings = encoder.embed_views(_views(recipe, step, images, num_views=2)[None])
+    embeddings = encoder.embed_views(_views(recipe, step, images, num_views=2)[None].to(_device_of(encoder)))
     both = torch.cat([embeddings, embeddings.flip(2)])
     return two_view_group_loss(both, temperature=recipe.temperature).sum() / (2 * recipe.batch_size)
 
@@ -320,22 +325,27 @@ def _masked_loss(recipe: Recipe, network: MaskedAutoEncoder, step: int, images: 
     ids = _ids(recipe, step)
     orders = patch_orders(ids, network.num_patches, seed=recipe.seed, step=step, num_views=1)
     inputs = _views(recipe, step, images, num_views=1)[:, None], orders[:, None]
-    return masked_losses(network)(inputs).mean()
+    return masked_losses(network)(tuple(each.to(_device_of(network)) for each in inputs)).mean()
 
 
 def _caption_loss(recipe: Recipe, network: Captioner, step: int, pairs: ImageTextRecords) -> Tensor:
     """The mean error of the next tokens."""
     images, texts = _views_of_pairs(recipe, step, pairs)
-    tokens = network.tokenizer(texts).tokens
-    return caption_losses(network)((images[:, None, None], tokens[:, None, None])).mean()
+    inputs = images[:, None, None], network.tokenizer(texts).tokens[:, None, None]
+    return caption_losses(network)(tuple(each.to(_device_of(network)) for each in inputs)).mean()
 
 
 def _towers_loss(recipe: Recipe, network: ImageTextEncoder, step: int, pairs: ImageTextRecords) -> Tensor:
     """The mean contrastive loss from images to texts and back."""
     images, texts = _views_of_pairs(recipe, step, pairs)
-    both = network.embed_images(images), network.embed_texts(network.tokenizer(texts).tokens)
+    tokens, device = network.tokenizer(texts).tokens, _device_of(network)
+    both = network.embed_images(images.to(device)), network.embed_texts(tokens.to(device))
     embeddings = torch.stack(both, dim=1)[None]
     return image_text_group_loss(embeddings, temperature=recipe.temperature).sum() / (2 * recipe.batch_size)
+
+
+def _device_of(network: nn.Module) -> torch.device:
+    return next(network.parameters()).device
 
 
 def _views_of_pairs(recipe: Recipe, step: int, pairs: ImageTextRecords) -> tuple[Tensor, list[str]]:

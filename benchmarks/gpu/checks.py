@@ -1,0 +1,325 @@
+"""What must hold on a GPU as on a CPU: part a. Each check returns what it measured, or says what fails.
+
+The tests marked `gpu` are the same checks; on a CPU they run as well, where some of them are weak.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.gpu.slices import CheckError, Slice
+from benchmarks.harness import Row
+from benchmarks.steps import CLIP_NORM, OurStep, Task, exact_clipped_sum
+from dpgcl_core.clipping.full_precision import full_precision
+from dpgcl_core.clipping.types import trainable_parameters
+from dpgcl_core.mechanism.method import GroupRule
+from dpgcl_core.noise.gaussian import NUM_SUMMED, GaussianNoise
+from trainers.config.training import OptimizerConfig, TrainingConfig
+from trainers.data.dataset import TrainingData
+from trainers.files.checkpoint import CheckpointFolder
+from trainers.models.encoder import build_encoder
+from trainers.models.precision import gradient_scale
+from trainers.training import loop
+from trainers.training.optimizers import OPTIMIZERS, build_optimizer, load_optimizer, take_step
+from trainers.training.precision import add_clipped_sum, objective_of
+from trainers.training.workers import SingleWorker
+
+Numbers = dict[str, float]
+Check = Callable[[Task], Numbers]
+
+ERRORS = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+"""The largest relative error of a clipped sum against one backward pass per group in the same precision."""
+COMPANIONS = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2}
+"""How far what one group adds may change with the groups beside it: by the order of sums alone."""
+_SAME_TRAINING = 1e-3
+"""The largest relative distance of two trainings that differ in the order of sums alone."""
+_NUM_STEPS = 4
+
+
+def checks(tasks: list[Task]) -> list[Slice]:
+    """Return part a: every check of every task, in the precisions that a check goes through by itself."""
+    return [
+        Slice(part="a", name=f"{name}, {task.model}", run=_deferred(check, task), minutes=2.0)
+        for task in tasks
+        for name, check in CHECKS.items()
+    ]
+
+
+def _deferred(check: Check, task: Task) -> Callable[[object], Row]:
+    return lambda _: check(task)
+
+
+def at_most(what: str, value: float, bound: float) -> float:
+    """Return a value that is at most its bound; nan is not.
+
+    Raises:
+      CheckError: it is larger.
+    """
+    if not value <= bound:
+        raise CheckError(f"{what} must be at most {bound:g}; it is {value:g}")
+    return value
+
+
+# Trainings in the seeded mode, which two devices take alike
+
+
+def _seeded(task: Task, *, prefetch: bool = False, at_once: int = 2) -> TrainingConfig:
+    """Few steps of little noise, a few groups at once: what goes wrong in a sum is seen in the weights."""
+    config = task.config(at_once * task.group_size * task.num_views)
+    mechanism = dataclasses.replace(config.mechanism, num_steps=_NUM_STEPS, noise_multiplier=0.1)
+    performance = dataclasses.replace(config.performance, prefetch=prefetch)
+    optimizer = OptimizerConfig(name="sgd", learning_rate=1e-3)
+    return dataclasses.replace(
+        config, mechanism=mechanism, performance=performance, optimizer=optimizer, seeded_non_private=True
+    )
+
+
+def _prepared(config: TrainingConfig, task: Task) -> loop._Run:
+    data = TrainingData(
+        train=task.records(), index=None, queries=None, train_is_public=True, evaluation_is_public=True
+    )
+    return loop._prepare(config, data, SingleWorker())
+
+
+def _go_on(run: loop._Run, num_steps: int) -> loop._Run:
+    for _ in range(num_steps):
+        loop._step(run)
+        run.step += 1
+    return run
+
+
+def _moved(run: loop._Run) -> Tensor:
+    """How far a training has moved the weights, `[num_parameters]` on the CPU."""
+    config = run.config
+    start = build_encoder(config.network, run.data.train.images.shape[1:], config.public_seed)  # type: ignore[arg-type]
+    return _flat(run.encoder) - _flat(start)
+
+
+def _flat(network: nn.Module) -> Tensor:
+    return torch.cat([each.detach().cpu().flatten().double() for each in trainable_parameters(network)])
+
+
+def _distance(actual: Tensor, expected: Tensor) -> float:
+    return float((actual - expected).norm() / expected.norm())
+
+
+def views_made_in_a_thread(task: Task) -> Numbers:
+    """Views that a second thread makes are whole when they are used: the streams are in order."""
+    plain, beside = (
+        _moved(_go_on(_prepared(_seeded(task, prefetch=prefetch), task), _NUM_STEPS))
+        for prefetch in (False, True)
+    )
+    return {"distance": at_most("the distance of both trainings", _distance(beside, plain), _SAME_TRAINING)}
+
+
+def same_training_as_on_the_cpu(task: Task) -> Numbers:
+    """A seeded training ends where it does on the CPU, up to rounding."""
+    expected = dataclasses.replace(task, device="cpu")
+    ends = [_moved(_go_on(_prepared(_seeded(each), each), _NUM_STEPS)) for each in (task, expected)]
+    return {"distance": at_most("the distance to the CPU's training", _distance(*ends), _SAME_TRAINING)}
+
+
+def microbatches_change_nothing(task: Task) -> Numbers:
+    """All groups at once and two at a time are one and the same training."""
+    ends = [
+        _moved(_go_on(_prepared(_seeded(task, at_once=at_once), task), _NUM_STEPS)) for at_once in (1_000, 2)
+    ]
+    return {"distance": at_most("the distance of both trainings", _distance(*ends), _SAME_TRAINING)}
+
+
+def resume_goes_on(task: Task) -> Numbers:
+    """A training that is stopped half way and goes on from its checkpoint ends as one that is not stopped."""
+    config = _seeded(task)
+    whole = _moved(_go_on(_prepared(config, task), _NUM_STEPS))
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoints = CheckpointFolder(Path(folder) / "training", every_steps=_NUM_STEPS // 2)
+        first = _prepared(config, task)
+        loop._resume(first, checkpoints)
+        loop._save(_go_on(first, _NUM_STEPS // 2), checkpoints)
+        second = _prepared(config, task)
+        loop._resume(second, checkpoints)
+    resumed = _moved(_go_on(second, _NUM_STEPS - second.step))
+    return {"distance": at_most("the distance of both trainings", _distance(resumed, whole), _SAME_TRAINING)}
+
+
+# Clipped sums
+
+
+def clipped_sums_are_exact(task: Task) -> Numbers:
+    """In every precision the clipped sum is that of one pass per group, also where TF32 was allowed."""
+    found = {}
+    for precision, bound in ERRORS.items():
+        clipped = _Clipped(dataclasses.replace(task, precision=precision))
+        with _tf32_allowed():
+            actual = clipped.sum_of(clipped.views(0))
+        with full_precision(task.device):
+            expected = clipped.sum_by_groups(clipped.views(0))
+        found[precision] = at_most(f"the error in {precision}", _distance(actual, expected), bound)
+    return found
+
+
+@contextmanager
+def _tf32_allowed() -> Iterator[None]:
+    """Set the process to compute float32 products in less, as a caller may have done."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def contributions_keep_to_the_clip(task: Task) -> Numbers:
+    """In every precision no group adds more than C, by the norm of what it alone adds."""
+    found = {}
+    for precision in ERRORS:
+        clipped = _Clipped(dataclasses.replace(task, precision=precision))
+        views = clipped.views(0)
+        longest = max(float(clipped.sum_of(views, place).norm()) for place in range(4))
+        found[precision] = at_most(f"the longest contribution in {precision}", longest, CLIP_NORM)
+    return found
+
+
+def contributions_have_no_companions(task: Task) -> Numbers:
+    """What a group adds follows neither from the groups beside it nor from its place among them."""
+    found = {}
+    for precision, bound in COMPANIONS.items():
+        clipped = _Clipped(dataclasses.replace(task, precision=precision))
+        views, others = clipped.views(0), clipped.views(1)
+        others[3] = views[0]
+        distance = _distance(clipped.sum_of(others, 3), clipped.sum_of(views, 0))
+        found[precision] = at_most(f"the change of a contribution in {precision}", distance, bound)
+    return found
+
+
+class _Clipped:
+    """The clipped sums of a task, all of its groups in one pass."""
+
+    def __init__(self, task: Task) -> None:
+        self._step = OurStep(task, task.expected_batch_size * task.num_views)
+        self._groups = np.arange(task.expected_batch_size).reshape(-1, task.group_size)
+        self._run, self._config = self._step.run, self._step.run.config
+        self._objective = objective_of(self._config, self._run.encoder, self._config.network)
+        self._scale = gradient_scale(self._config.network)
+
+    def views(self, step: int) -> Tensor:
+        """Return the views of all groups at a step."""
+        config, run = self._config, self._run
+        given = (config, run.encoder, self._step.records, self._groups)
+        made = run.task.inputs(*given, step=step, num_augmentations=config.num_augmentations)
+        assert isinstance(made, Tensor)
+        return made
+
+    def sum_of(self, views: Tensor, place: int | None = None) -> Tensor:
+        """Return the sum, or what the group at a place adds to it, float64 on the CPU."""
+        rule, total = self._config.rule(), torch.zeros_like(self._run.total)
+        assert isinstance(rule, GroupRule)
+        complete = None if place is None else torch.arange(len(views)) == place
+        given = (self._run.encoder, self._objective, views, self._scale, None, complete)
+        add_clipped_sum(rule, total, *given)
+        return total.double().cpu()
+
+    def sum_by_groups(self, views: Tensor) -> Tensor:
+        """Return the sum by one backward pass per group, in the same precision."""
+        bound = CLIP_NORM * self._scale
+        total = exact_clipped_sum(self._run.encoder, self._objective, views, bound)
+        return (total / self._scale).cpu()
+
+
+# What comes after the sum
+
+
+def optimizers_step_as_on_the_cpu(task: Task) -> Numbers:
+    """Fused optimizers take the CPU's steps, also from a state that was saved half way."""
+    found = {}
+    for name in OPTIMIZERS:
+        try:
+            ends = [_optimized(name, device, resumed=device != "cpu") for device in ("cpu", task.device)]
+        except ImportError:
+            continue  # LARS is timm's
+        found[name] = at_most(f"the distance of {name}", _distance(ends[1], ends[0]), 1e-5)
+    return found
+
+
+def _optimized(name: str, device: str, *, resumed: bool) -> Tensor:
+    """Weights after steps along given gradients, one of them with the channels last in memory."""
+    generator = torch.Generator().manual_seed(0)
+    network = nn.Conv2d(8, 16, 3).requires_grad_()
+    gradients = [torch.randn(8 * 16 * 9 + 16, generator=generator) for _ in range(_NUM_STEPS)]
+    with torch.no_grad():
+        for weights in network.parameters():
+            weights.copy_(torch.randn(weights.shape, generator=generator))
+    network = network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    config = OptimizerConfig(name=name, weight_decay=0.01)
+    optimizer = build_optimizer(config, network.parameters())
+    for number, gradient in enumerate(gradients):
+        if resumed and number == _NUM_STEPS // 2:
+            state, optimizer = optimizer.state_dict(), build_optimizer(config, network.parameters())
+            load_optimizer(optimizer, _on_the_cpu(state))
+        take_step(optimizer, [*network.parameters()], gradient.to(device), learning_rate=0.01)
+    return _flat(network)
+
+
+def _on_the_cpu(state: dict[str, object]) -> dict[str, object]:
+    """A state as a checkpoint gives it back."""
+    with tempfile.TemporaryFile() as file:
+        torch.save(state, file)
+        file.seek(0)
+        found: dict[str, object] = torch.load(file, weights_only=True, map_location="cpu")
+        return found
+
+
+def noise_is_added_as_on_the_cpu(task: Task) -> Numbers:
+    """The noisy sum is that of the CPU bit for bit, and its noise has the mechanism's deviation."""
+    found, size = {}, 200_000
+    clean = torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for num_summed in (1, NUM_SUMMED):
+        law = GaussianNoise(std=1.5, num_summed=num_summed)
+        noise = law.draw(size, np.random.default_rng(0))
+        here, there = clean.clone(), clean.to(task.device, copy=True)
+        law.add_rounded_once(here, noise)
+        law.add_rounded_once(there, noise.to(task.device))
+        if not torch.equal(here, there.cpu()):
+            raise CheckError(f"the noisy sum of {num_summed} normals is another than the CPU's")
+        ratio = float((there.cpu() - clean).std()) / law.std
+        found[f"deviation over its own, {num_summed} summed"] = ratio
+        at_most("the relative error of the deviation", abs(ratio - 1), 5 / (2 * size) ** 0.5)
+    return found
+
+
+def random_state_is_left_alone(task: Task) -> Numbers:
+    """Neither a network's first weights nor a training draw from the device's global random state."""
+    before = _random_state(task.device)
+    _go_on(_prepared(_seeded(task), task), 1)
+    if not torch.equal(before, _random_state(task.device)):
+        raise CheckError("the device's random state has changed")
+    return {}
+
+
+def _random_state(device: str) -> Tensor:
+    return torch.cuda.get_rng_state() if device == "cuda" else torch.get_rng_state()
+
+
+CHECKS: dict[str, Check] = {
+    check.__name__.replace("_", " "): check
+    for check in (
+        views_made_in_a_thread,
+        same_training_as_on_the_cpu,
+        microbatches_change_nothing,
+        resume_goes_on,
+        optimizers_step_as_on_the_cpu,
+        clipped_sums_are_exact,
+        contributions_keep_to_the_clip,
+        contributions_have_no_companions,
+        noise_is_added_as_on_the_cpu,
+        random_state_is_left_alone,
+    )
+}
