@@ -17,7 +17,7 @@ PYTEST_OPTIONS ?=
 unexport PYTHONDONTWRITEBYTECODE
 INSTALLED := $(VENV)/installed
 
-.PHONY: sweep test test-ci test-long mutants mutants-slice lint docs clean
+.PHONY: sweep test test-ci test-long mutants mutants-slice lint docs gpu-bundle clean
 
 sweep: $(INSTALLED)
 	$(BIN)/python sweeps/group_size.py $(OPTIONS)
@@ -55,6 +55,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 # The site, in build/site: a warning, such as a dead link, is an error.
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# One folder, build/gpu-bundle, for a machine with torch and CUDA: docs/gpu.md. Another Python than this one's:
+# make gpu-bundle PYTHON_VERSION=3.12
+gpu-bundle: $(INSTALLED)
+	$(BIN)/python -m benchmarks.gpu bundle $(if $(PYTHON_VERSION),--python-version $(PYTHON_VERSION))
 
 clean:
 	rm -rf $(VENV) build *.egg-info

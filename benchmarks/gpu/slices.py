@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness import Row, say
-from dpgcl_core.errors import ConfigError, DpgclError
+from dpgcl_core.errors import ConfigError, DataError, DpgclError
 from trainers.models.torchvision_import import ensure_torchvision_import
 
 PARTS = {
@@ -183,6 +183,9 @@ def outcome(each: Slice, earlier: Mapping[str, Row]) -> Row:
     """Run one slice and return its row, with what it `found`, or why it was `skipped` or has `failed`.
 
     That a training does not fit into this GPU's memory, say, is a result; the next slice may fit.
+
+    Raises:
+      DataError: a data set is not on this machine.
     """
     row = {"part": each.part, "name": each.name, "torch": torch.__version__}
     missing = missing_libraries(each.libraries)
@@ -191,6 +194,8 @@ def outcome(each: Slice, earlier: Mapping[str, Row]) -> Row:
     started = time.perf_counter()
     try:
         return row | {"found": each.run(earlier), "seconds": time.perf_counter() - started}
+    except DataError:
+        raise  # what is not there yet is no result
     except DpgclError as error:
         return row | {"failed": str(error)}
     except Exception as error:

@@ -1,7 +1,7 @@
 """Time and peak memory of the private step over the non-private one: part b.
 
-Both sides take the microbatch that a training takes on this device, B records in every step, the same views and the
-same optimizer, and float32 products are computed in float32 on both, whatever the process allows.
+Both sides take the microbatch that a training takes on this device, B records in every step, the same views
+and the same optimizer, and float32 products are computed in float32 on both, whatever the process allows.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ class Where:
 
 def step_costs(where: Where) -> list[Slice]:
     """Return part b, from small to large."""
-    found = [_slice(task) for task in sorted(_tasks(where), key=lambda each: each.expected_batch_size)]
-    return found
+    return [_slice(task) for task in sorted(_tasks(where), key=lambda each: each.expected_batch_size)]
 
 
 def _tasks(where: Where) -> list[Task | PairTask]:
@@ -109,7 +108,8 @@ def sides_of(task: Task | PairTask) -> tuple[str, ...]:
 
 
 def _ratios(sides: Mapping[str, Row]) -> dict[str, Row]:
-    ours, found = sides[OURS], {}
+    ours = sides[OURS]
+    found: dict[str, Row] = {}
     for name in list(sides)[1:]:
         time, *ends = harness.ratio_of(ours["all_seconds"], sides[name]["all_seconds"])
         memory = harness.memory_ratio(ours, sides[name])

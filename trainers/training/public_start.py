@@ -261,8 +261,8 @@ def pretrained(recipe: Recipe, device: str = "cpu") -> nn.Module:
 
     Args:
       recipe: all that decides the weights on one CPU thread.
-      device: where to train and to leave the network. A GPU rounds otherwise, so its weights are others: they are
-        no recipe's, and `public_start` does not keep them.
+      device: where to train and to leave the network. A GPU rounds otherwise: its weights are no recipe's,
+        and `public_start` does not keep them.
 
     Raises:
       ConfigError: the images are too small.
