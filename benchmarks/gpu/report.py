@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tyro
+
 from benchmarks.gpu.slices import PARTS, read_heading, read_rows
 from benchmarks.harness import Row, markdown_table, ratio_text, say, side_text, with_spread
 from dpgcl_core.errors import ConfigError
@@ -39,7 +41,7 @@ _FACTS = {
 class Report:
     """Write the page and the figure of a folder of results."""
 
-    folder: Path
+    folder: tyro.conf.Positional[Path]
     """Where python -m benchmarks.gpu has kept them."""
 
 

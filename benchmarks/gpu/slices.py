@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import gc
 import importlib
+import importlib.util
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -127,10 +127,7 @@ def _file(folder: Path, part: str) -> Path:
 def _replace(path: Path, text: str) -> None:
     """Write a file whole: a process that is killed leaves the old one or the new one."""
     temporary = path.with_name(f".{path.name}.part")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    temporary.write_text(text)
     temporary.replace(path)
 
 
@@ -213,6 +210,8 @@ def missing_libraries(names: Sequence[str]) -> list[str]:
 
 
 def _imports(name: str) -> bool:
+    if importlib.util.find_spec(name) is None:
+        return False
     try:
         ensure_torchvision_import()
         importlib.import_module(name)
