@@ -199,8 +199,8 @@ def outcome(each: Slice, earlier: Mapping[str, Row]) -> Row:
         first = next(iter(str(error).splitlines()), "")
         return row | {"failed": f"{type(error).__name__}: {first}"}
     finally:
-        gc.collect()  # modules and hooks refer to each other
         if torch.cuda.is_available():
+            gc.collect()  # modules and hooks refer to each other
             torch.cuda.empty_cache()
 
 
