@@ -51,6 +51,7 @@ class Slice:
       run: what it does, given the rows of its part that are there, by name; returns what it found.
       libraries: without which it is skipped.
       minutes: that it takes at most.
+      like: what the slices of a part that take about as long have in common; empty for none.
     """
 
     part: str
@@ -58,6 +59,7 @@ class Slice:
     run: Callable[[Mapping[str, Row]], Row]
     libraries: tuple[str, ...] = ()
     minutes: float = 8.0
+    like: str = ""
 
 
 class Results:
@@ -163,7 +165,7 @@ def run_slices(slices: Sequence[Slice], results: Results, budget: Budget, *, aga
         found = results.rows(each.part).get(each.name, {})
         if "found" in found or ("failed" in found and not again):
             continue
-        if not budget.allows(each.minutes):
+        if not budget.allows(_expected_minutes(each, results.rows(each.part))):
             say(f"stopped in time before part {each.part}, {each.name}: {len(slices) - number} left at most")
             break
         say(f"part {each.part}, {each.name}")
@@ -176,6 +178,14 @@ def run_slices(slices: Sequence[Slice], results: Results, budget: Budget, *, aga
     return not any("failed" in row for part in PARTS for row in results.rows(part).values())
 
 
+def _expected_minutes(each: Slice, earlier: Mapping[str, Row]) -> float:
+    """Half as long again as the longest of its like, and no longer than a slice may take."""
+    finished = [row for row in earlier.values() if "found" in row and row["like"] == each.like]
+    if not each.like or not finished:
+        return each.minutes
+    return min(each.minutes, 1.5 * float(max(row["seconds"] for row in finished)) / 60)
+
+
 def outcome(each: Slice, earlier: Mapping[str, Row]) -> Row:
     """Run one slice and return its row, with what it `found`, or why it was `skipped` or has `failed`.
 
@@ -184,7 +194,7 @@ def outcome(each: Slice, earlier: Mapping[str, Row]) -> Row:
     Raises:
       DataError: a data set is not on this machine.
     """
-    row = {"part": each.part, "name": each.name, "torch": torch.__version__}
+    row = {"part": each.part, "name": each.name, "like": each.like, "torch": torch.__version__}
     missing = missing_libraries(each.libraries)
     if missing:
         return row | {"skipped": f"{' and '.join(missing)} cannot be imported here"}

@@ -31,6 +31,8 @@ _GRID = {
 }
 """B and S by network, the paper's and those of CLIP's image tower."""
 _PAIR_GRID = ((64, 1024), (2, 16))
+_MINUTES = {64: 1.0, 1024: 2.0, 8192: 4.0, 65536: 8.0}
+"""That a row takes at most, by the largest B."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +82,8 @@ def _slice(task: Task | PairTask) -> Slice:
     if isinstance(task, PairTask) or task.model.startswith("vit"):
         libraries = (OPEN_CLIP, PEFT)
     name = f"{task.model}, {task.precision}, B = {task.expected_batch_size}, S = {task.group_size}"
-    return Slice(part="b", name=name, run=lambda _: measure(task), libraries=libraries)
+    minutes = next(found for batch, found in _MINUTES.items() if task.expected_batch_size <= batch)
+    return Slice(part="b", name=name, run=lambda _: measure(task), libraries=libraries, minutes=minutes)
 
 
 def measure(task: Task | PairTask, rounds: int = 5) -> Row:

@@ -127,9 +127,13 @@ def training_slices(where: Where, minutes: float) -> list[Slice]:
         pace, work = f"{study.title}, {PACE}", _Work(study, where, minutes)
         found.append(made(name=pace, run=work.pace))
         found += [
-            made(name=f"{study.title}, {name}, seed {seed}", run=partial(work.train, name, seed, pace))
+            made(
+                name=f"{study.title}, {name}, seed {seed}",
+                run=partial(work.train, name, seed, pace),
+                like=f"{study.title}, {'random weights' if each.start is None else 'public start'}",
+            )
             for seed in SEEDS[: 1 if where.toy else None]
-            for name in study.candidates
+            for name, each in study.candidates.items()
         ]
     return found
 

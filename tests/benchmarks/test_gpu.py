@@ -89,6 +89,16 @@ def test_no_slice_begins_that_might_not_end_in_time(tmp_path: Path) -> None:
     assert ran == ["first", "second"]
 
 
+def test_slices_alike_are_expected_to_take_as_long(tmp_path: Path) -> None:
+    """After three minutes of nine another one of two minutes is begun, and none that may take eight."""
+    results, ran = _results(tmp_path), list[str]()
+    results.add("b", {"part": "b", "name": "first", "like": "a study", "found": {}, "seconds": 120.0})
+    budget = Budget(minutes=9, clock=lambda: 180.0)
+    run_slices([_slice("second", ran, like="a study")], results, budget, again=False)
+    run_slices([_slice("third", ran, like="another study")], results, budget, again=False)
+    assert ran == ["second"]
+
+
 def test_a_failed_slice_is_a_row_and_is_run_again_where_that_is_asked_for(tmp_path: Path) -> None:
     ran: list[str] = []
     work = [_slice("first", ran, _fails), _slice("second", ran)]
