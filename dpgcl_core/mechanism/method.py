@@ -153,6 +153,7 @@ class Method:
         beside the trained one's.
       takes_pairs: whether it has a loss for pairs of an image and a text.
       takes_images: whether it has one for images without texts.
+      takes_labels: whether its objective is about a record's own label: a record is then an image with it.
       needs_embeddings: whether its loss, or its rule, is one of unit embeddings; otherwise it takes the
         objective of any task.
       samplings: what its steps can sample, records or groups; its own way first. `with_sampling` leaves one.
@@ -178,6 +179,7 @@ class Method:
     needs_target: bool = False
     takes_pairs: bool = True
     takes_images: bool = True
+    takes_labels: bool = False
     needs_embeddings: bool = True
     samplings: tuple[Sampled, ...] = (RECORDS,)
     proof: str = "dpgcl_core/sampling/groups.py"

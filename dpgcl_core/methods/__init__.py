@@ -14,7 +14,7 @@ from dpgcl_core.methods.baselines.group_clip import GROUP_CLIP
 from dpgcl_core.methods.baselines.logit_dp.method import LOGIT_DP, LOGIT_DP_SPREAD_OUT
 from dpgcl_core.methods.in_groups import DP_CLIP, DP_GCL, SIGLIP_GROUPS
 from dpgcl_core.methods.non_contrastive import BYOL_GROUPS
-from dpgcl_core.methods.per_record import DP_CAP, DP_MAE
+from dpgcl_core.methods.per_record import DP_CAP, DP_CLASSIFIER, DP_MAE
 from dpgcl_core.methods.without_privacy import BASE, NON_PRIVATE
 
 for _method in (
@@ -32,6 +32,7 @@ for _method in (
     BYOL_GROUPS,
     DP_MAE,
     DP_CAP,
+    DP_CLASSIFIER,
     NON_PRIVATE,
     BASE,
 ):

@@ -1,4 +1,4 @@
-"""Methods that clip each record's own gradient: masked auto-encoding (ViP) and captioning (DP-Cap).
+"""Methods that clip each record's own gradient: masked auto-encoding, captioning, classification.
 
 Their losses see one record: no other record of the step is its negative, its target or its normaliser. So
 each record is a group of its own, and the clipped sum of a step is f(B) = Σ_{i∈B} g_i with ‖g_i‖ ≤ C, where
@@ -15,6 +15,11 @@ record (docs/theory/groups.md). Where groups are sampled, a slot is a group, and
 zero: the same bound by `dpgcl_core.sampling.slots`. What breaks it: a mask or a padded token that is chosen
 by what other records were drawn, a loss that is averaged over the tokens of the whole batch, statistics
 across records.
+
+A classifier's record is an image with its label, and g_i a function of both: adding or removing one adds or
+removes both, so C covers the label as it covers the image. What breaks it besides: labels that are numbered
+by their place among the classes of the private data, which one record more can shift for all others, and
+weights per class from the frequencies of the labels.
 """
 
 from __future__ import annotations
@@ -58,4 +63,13 @@ DP_CAP = PerRecord(
     clip_unit="record",
     task="captions",
     takes_images=False,
+)
+DP_CLASSIFIER = PerRecord(
+    name="dp_classifier",
+    title="Classifier",
+    source="DP-SGD (Abadi et al. 2016); De et al. 2022",
+    clip_unit="record",
+    task="classes",
+    takes_pairs=False,
+    takes_labels=True,
 )

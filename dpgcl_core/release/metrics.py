@@ -60,6 +60,9 @@ _CAPTION_SCORES = {
 }
 """Scores of captioners. None may be noised: a caption counts by its length, and by its words' orders."""
 
+CLASSIFIER_SCORE = "classifier_accuracy"
+"""Of a classifier alone, whose classes are those that it was trained on."""
+
 FEW_SHOTS = (1, 2, 5, 10)
 """Labelled records per class that a few-shot probe may be fitted on."""
 
@@ -76,6 +79,7 @@ _SCORES = {
     "view_retrieval_top10": "a record's other view found among the first ten",
     **_PAIR_SCORES,
     **_CAPTION_SCORES,
+    CLASSIFIER_SCORE: "images whose own class a classifier finds the likeliest",
 }
 _BEFORE_TRAINING = {
     "untrained_": "of the network at random weights",

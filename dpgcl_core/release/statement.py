@@ -73,6 +73,7 @@ class PrivacyStatement:
       scores: how scores were evaluated.
       unit_column: column whose equal values make rows one record; None where each row is one.
       row: what a row of the data is, in words.
+      starts: sweeps on the same records whose models this one starts from; their ε is in the ledger's alone.
       randomness: source of sampling, permutations and noise: `DrawSource.description`.
       versions: versions of the software.
       trials: of an open sweep.
@@ -97,6 +98,7 @@ class PrivacyStatement:
     mode: str = OPEN
     unit_column: str | None = None
     row: str = "row"
+    starts: Sequence[str] = ()
     versions: Mapping[str, str] = field(default_factory=lambda: software_versions())
     trials: OpenTrials | None = None
     ledger: LedgerStatement | None = None
@@ -151,8 +153,17 @@ class PrivacyStatement:
         if self.conditions:
             promise += f" among {' and '.join(self.conditions)}"
         if self.data_are_private:
-            return f"All that this sweep releases together is {promise}."
+            return f"All that this sweep releases together is {promise}{self._beside()}."
         return f"Research on public data: the numbers are those of a sweep that is {promise}."
+
+    def _beside(self) -> str:
+        """Return what else the records have paid for, where the sweep starts from models of theirs."""
+        if not self.starts:
+            return ""
+        return (
+            f", on top of what sweep {' and '.join(self.starts)} cost, from whose model it starts: the "
+            "ledger's (ε, δ) is of both"
+        )
 
     def lines(self) -> list[tuple[str, str]]:
         """Return (name, value) pairs in the order of the page."""

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import ClassVar, TypeAlias
 
 from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.ledger.chain import Head
 from trainers.config.tree import option
 
 PRECISIONS = ("float32", "bfloat16", "float16")
+HEAD, ALL_LAYERS = "head", "all"
+TRAINED_LAYERS = (HEAD, ALL_LAYERS)
 
 SYNTHETIC = "synthetic:"
 """Before a number of steps: a warm start that is made here, of generated records."""
@@ -97,7 +100,8 @@ class AnyNetwork:
     name: str = field(default="small_cnn", metadata=option("network"))
     """tiny_cnn, small_cnn, wide_cnn, resnet18, or package.module:factory for your own; of pairs a CLIP
     model: clip-tiny, open_clip's name (ViT-B-32), or a file with open_clip's configuration; of dp_mae
-    mae-toy, -nano, -tiny, -small, -base or -large; of dp_cap cap-toy, -tiny, -small, -base or -large."""
+    mae-toy, -nano, -tiny, -small, -base or -large; of dp_cap cap-toy, -tiny, -small, -base or -large; of
+    dp_classifier any of them."""
     precision: str = "float32"
     """Of the network: float32, bfloat16 or float16; norms, clipping and noise are never less than float32."""
     loss_scale: float = 1024.0
@@ -174,6 +178,25 @@ class CaptioningNetwork(PatchNetwork):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClassifyingNetwork(AnyNetwork):
+    """What a classifier has besides."""
+
+    num_classes: int | None = None
+    """Classifier: how many classes there are, a public number; those that public data show unless given."""
+    trained_layers: str = HEAD
+    """Classifier: what trains: head (a linear layer on frozen features), or all (the encoder, too)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.num_classes is None or self.num_classes >= 2,
+            f"num_classes must be at least 2; got {self.num_classes}",
+        )
+        if self.trained_layers not in TRAINED_LAYERS:
+            raise ConfigError(unknown_choice("trained_layers", self.trained_layers, TRAINED_LAYERS))
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClipNetwork(TransformerNetwork):
     """What a CLIP model has besides, and which of its weights train."""
 
@@ -196,12 +219,13 @@ class ClipNetwork(TransformerNetwork):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkOptions(ImageNetwork, MaskedNetwork, CaptioningNetwork, ClipNetwork):
+class NetworkOptions(ImageNetwork, MaskedNetwork, CaptioningNetwork, ClassifyingNetwork, ClipNetwork):
     """The network, and the weights that it starts from."""
 
     warm_start: Path | None = None
     """Start from public weights: an exported model's folder, a file with a state dict of the network, or
-    synthetic:STEPS to make them first, without privacy, in so many steps on generated records."""
+    synthetic:STEPS to make them first, without privacy, in so many steps on generated records; or from an
+    exported model of the same private data, charged to the same ledger."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -292,13 +316,58 @@ class CaptionerConfig(CaptioningNetwork):
     task: ClassVar[str] = "captions"
 
 
-AnyNetworkConfig: TypeAlias = NetworkConfig | ClipNetworkConfig | MaskedNetworkConfig | CaptionerConfig
+EncoderConfig: TypeAlias = NetworkConfig | ClipNetworkConfig | MaskedNetworkConfig | CaptionerConfig
+"""A network with an encoder of images."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierConfig(ClassifyingNetwork):
+    """An encoder of images with a linear layer that tells the classes (stage 5).
+
+    Attributes:
+      encoder: the network whose features are classified; of its own precision no use is made.
+      num_classes: K; labels are 0 to K − 1.
+    """
+
+    encoder: EncoderConfig = field(default_factory=lambda: NetworkConfig())
+    num_classes: int = field()
+    predictor: ClassVar[bool] = False
+    learn_temperature: ClassVar[bool] = False
+    task: ClassVar[str] = "classes"
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the encoder is from outside of this package."""
+        return self.encoder.is_foreign
+
+    @property
+    def mixes_no_records(self) -> bool:
+        """Whether the encoder's author gives his word for it."""
+        return self.encoder.mixes_no_records
+
+
+AnyNetworkConfig: TypeAlias = EncoderConfig | ClassifierConfig
 """The network of one training."""
 
 
 @dataclass(frozen=True, kw_only=True)
+class PrivateStart:
+    """A model that the training's own records made, at an ε that their ledger holds.
+
+    Attributes:
+      sweep: that trained it.
+      head: of the ledger, when the sweep had been charged.
+    """
+
+    sweep: str
+    head: Head
+
+
+@dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """Public weights that a training starts from; made by `trainers.training.warm_start.read_warm_start`.
+    """Weights that a training starts from, public or charged to the same ledger.
+
+    Made by `trainers.training.warm_start.read_warm_start`.
 
     Attributes:
       path: of the file; every worker reads it there.
@@ -306,6 +375,8 @@ class WarmStart:
       embedding_dim: width of the projection head in it; None without one.
       origin: where it comes from, in words.
       from_records: whether data made it; no generated records do.
+      classifies: whether it holds a classifier, with its head.
+      private: how weights that the same private records made are charged; None of public ones.
     """
 
     path: str
@@ -313,3 +384,5 @@ class WarmStart:
     embedding_dim: int | None
     origin: str
     from_records: bool = True
+    classifies: bool = False
+    private: PrivateStart | None = None

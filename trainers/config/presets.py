@@ -60,7 +60,8 @@ PAPER_PAIRS = changed(
 )
 
 OWN_NETWORKS = {config.task: config().name for config in (MaskedNetworkConfig, CaptionerConfig)}
-"""The network that a task trains unless another is given, where no setting's network fits."""
+"""The network that a task trains unless another is given, where no setting's network fits. A classifier has
+none: it stands on any."""
 
 SETTINGS: dict[str, TrainingOptions] = {
     "cpu": CPU,

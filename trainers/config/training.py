@@ -30,7 +30,9 @@ from trainers.config.networks import (
     PRECISIONS,
     AnyNetworkConfig,
     CaptionerConfig,
+    ClassifierConfig,
     ClipNetworkConfig,
+    EncoderConfig,
     MaskedNetworkConfig,
     NetworkConfig,
     NetworkOptions,
@@ -48,7 +50,9 @@ __all__ = [
     "PRECISIONS",
     "AnyNetworkConfig",
     "CaptionerConfig",
+    "ClassifierConfig",
     "ClipNetworkConfig",
+    "EncoderConfig",
     "EvaluationConfig",
     "MaskedNetworkConfig",
     "NetworkConfig",
@@ -444,8 +448,13 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
     @property
     def starts_at_random(self) -> bool:
         """Whether the first weights are a random draw alone, and not public weights that something made."""
-        published = isinstance(self.network, ClipNetworkConfig) and self.network.pretrained != "random"
+        published = isinstance(self.encoder, ClipNetworkConfig) and self.encoder.pretrained != "random"
         return self.warm_start is None and not published
+
+    @property
+    def encoder(self) -> EncoderConfig:
+        """The encoder of images: the network itself, or what a classifier stands on."""
+        return self.network.encoder if isinstance(self.network, ClassifierConfig) else self.network
 
     def group_loss(self, public_keys: Tensor | None = None) -> GroupLoss | None:
         """Return the loss of a group's embeddings; None where the rule has one of the whole batch."""
@@ -525,6 +534,7 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
             ("", self),
             ("", self.mechanism),
             ("", self.views),
+            ("network_", self.encoder),
             ("network_", self.network),
             ("optimizer_", self.optimizer),
             ("", self.public),

@@ -173,6 +173,17 @@ def captions_of(records: AnyRecords) -> tuple[list[str], NDArray[np.int64]] | No
     return None if isinstance(records, Records) else records.flat_captions()
 
 
+def num_public_classes(data: TrainingData) -> int | None:
+    """Return how many classes public training records have; None of private ones, and without labels.
+
+    That is the number of names where the classes have some, and else the largest label and one.
+    """
+    labels = data.train.labels
+    if not data.train_is_public or labels is None or not len(labels):
+        return None
+    return len(data.class_names) or int(labels.max()) + 1
+
+
 def check_class_names(class_names: Sequence[str], records: AnyRecords) -> None:
     """Refuse names that are not of all labels: those left out would count as wrong answers, unseen.
 

@@ -62,6 +62,16 @@ class Records:
         """Return the image that stands for each of `records` at `step`, `[n, channels, height, width]`."""
         return self.images[row_of_each(self.row_starts, self.ids, records, seed=seed, step=step)]
 
+    def labels_at(self, records: NDArray[np.int64], *, seed: int, step: int) -> NDArray[np.int64]:
+        """Return the labels of the images that `images_at` returns, `[n]`.
+
+        Raises:
+          DataError: the records have none.
+        """
+        if self.labels is None:
+            raise DataError("labels are asked for, and these records have none")
+        return self.labels[row_of_each(self.row_starts, self.ids, records, seed=seed, step=step)]
+
     def one_row_each(self) -> Records:
         """Return the same records with one row each, chosen by a keyed hash of the record's id."""
         if self.row_starts is None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dpgcl_core.errors import StorageError, unknown_choice
 from dpgcl_core.release.statement import RESEARCH
+from trainers.config.networks import TRAINED_LAYERS
 from trainers.files.weights import read_weights
 from trainers.models.clip.adapters import ClipLora
 from trainers.models.clip.published import WEIGHTS_FILE, Colours
@@ -20,12 +21,14 @@ from trainers.models.encoder import ImageShape
 from trainers.views.images import PIXEL_MEAN, PIXEL_STD
 
 IMAGE_ENCODER, CLIP, MASKED, CAPTIONER = "image_encoder", "clip", "masked_auto_encoder", "captioner"
+CLASSIFIER = "classifier"
 """Kinds of models: see `trainers.export.kinds`."""
 WEIGHTS_FILES = {
     IMAGE_ENCODER: "model.safetensors",
     CLIP: WEIGHTS_FILE,
     MASKED: "model.safetensors",
     CAPTIONER: "model.safetensors",
+    CLASSIFIER: "model.safetensors",
 }
 """The file with the weights, by kind of model."""
 FORMAT = 1
@@ -102,6 +105,29 @@ class CaptionerDescription:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClassifierDescription:
+    """What `model.json` says of a classifier besides.
+
+    Attributes:
+      encoder: the kind of its encoder; what is said of such a model is said of it.
+      num_classes: K; an answer is one of 0 to K − 1.
+      trained_layers: what the training moved, `head` or `all`.
+    """
+
+    encoder: str
+    num_classes: int
+    trained_layers: str
+
+    def __post_init__(self) -> None:
+        if self.encoder not in WEIGHTS_FILES or self.encoder == CLASSIFIER:
+            raise ValueError("encoder must be a kind of model with features")
+        if type(self.num_classes) is not int or self.num_classes < 2:
+            raise ValueError("num_classes must be a whole number of at least 2")
+        if self.trained_layers not in TRAINED_LAYERS:
+            raise ValueError("trained_layers must be head or all")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelDescription:
     """What `model.json` says.
 
@@ -115,6 +141,7 @@ class ModelDescription:
       clip: of a CLIP model; None of others.
       masked: of a masked auto-encoder; None of others.
       captioner: of a captioner; None of others.
+      classifier: of a classifier, beside what is said of its encoder; None of others.
       sha256: of the weights' file.
       sweep, trial: where it comes from; a sealed sweep's model has no trial.
       chosen: how it was chosen, in words.
@@ -144,6 +171,7 @@ class ModelDescription:
     clip: ClipDescription | None = None
     masked: MaskedDescription | None = None
     captioner: CaptionerDescription | None = None
+    classifier: ClassifierDescription | None = None
     sha256: str = ""
     sweep: str
     trial: str | None
@@ -201,10 +229,13 @@ def read_description(folder: Path) -> ModelDescription:
     if values.get("kind") not in WEIGHTS_FILES:
         raise StorageError(unknown_choice(f"kind of model in {path}", str(values.get("kind")), WEIGHTS_FILES))
     try:
-        clip = _clip_description(values["clip"]) if values["kind"] == CLIP else None
-        masked = MaskedDescription(**values["masked"]) if values["kind"] == MASKED else None
-        captioner = CaptionerDescription(**values["captioner"]) if values["kind"] == CAPTIONER else None
-        of_kinds = {"clip": clip, "masked": masked, "captioner": captioner}
+        is_classifier = values["kind"] == CLASSIFIER
+        classifier = ClassifierDescription(**values["classifier"]) if is_classifier else None
+        kind = classifier.encoder if classifier is not None else values["kind"]
+        clip = _clip_description(values["clip"]) if kind == CLIP else None
+        masked = MaskedDescription(**values["masked"]) if kind == MASKED else None
+        captioner = CaptionerDescription(**values["captioner"]) if kind == CAPTIONER else None
+        of_kinds = {"clip": clip, "masked": masked, "captioner": captioner, "classifier": classifier}
         found = ModelDescription(**values | {"image_shape": tuple(values["image_shape"])} | of_kinds)
     except (TypeError, KeyError, ValueError) as error:
         raise StorageError(f"{path} is damaged; export the model again") from error

@@ -31,15 +31,16 @@ from torch import Tensor
 
 from dpgcl_core.errors import ConfigError, StorageError
 from trainers.export.description import ModelDescription, read_description, write_description
-from trainers.export.kinds import CAPTIONERS, CLIP_MODELS, KINDS
+from trainers.export.kinds import CAPTIONERS, CLASSIFIERS, CLIP_MODELS, KINDS
 from trainers.models.captioner import Captioner
+from trainers.models.classifier import Classifier
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.models.encoder import Encoder
 from trainers.models.masked import MaskedAutoEncoder
 
 STATEMENT = "privacy_statement"
 
-ImageNetwork: TypeAlias = Encoder | MaskedAutoEncoder | Captioner
+ImageNetwork: TypeAlias = Encoder | MaskedAutoEncoder | Captioner | Classifier
 """What makes features of images alone."""
 
 
@@ -150,3 +151,23 @@ def load_captioner(folder: Path) -> tuple[Captioner, ModelDescription]:
             f"{description.kind}"
         )
     return CAPTIONERS.open(folder, description), description
+
+
+def load_classifier(folder: Path, *, own_network: str | None = None) -> tuple[Classifier, ModelDescription]:
+    """Return an exported classifier on the CPU, in evaluation mode, and what it is.
+
+    Args:
+      folder: as `python -m trainers.export` wrote it.
+      own_network: as of `load_encoder`.
+
+    Raises:
+      StorageError: the folder is none, damaged, or its weights do not fit its network.
+      ConfigError: it holds a model of another kind, or as `load_encoder`.
+    """
+    description = read_description(folder)
+    if description.kind != CLASSIFIERS.name:
+        raise ConfigError(
+            f"the model in {folder} must be a classifier, which dp_classifier trains; got one of kind "
+            f"{description.kind}"
+        )
+    return CLASSIFIERS.open(folder, description, own_network=own_network), description

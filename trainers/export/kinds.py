@@ -15,14 +15,17 @@ from typing import Any, ClassVar, Generic, TypeVar
 from torch import Tensor, nn
 
 from dpgcl_core.errors import ConfigError, StorageError
+from trainers.config.networks import HEAD
 from trainers.config.training import CaptionerConfig, ClipNetworkConfig, MaskedNetworkConfig, NetworkConfig
 from trainers.export.description import (
     CAPTIONER,
+    CLASSIFIER,
     CLIP,
     IMAGE_ENCODER,
     MASKED,
     WEIGHTS_FILES,
     CaptionerDescription,
+    ClassifierDescription,
     ClipDescription,
     MaskedDescription,
     ModelDescription,
@@ -30,6 +33,8 @@ from trainers.export.description import (
 )
 from trainers.files.weights import misfits, write_weights
 from trainers.models.captioner import Captioner, build_captioner
+from trainers.models.classifier import Classifier
+from trainers.models.clip.adapters import make_trainable
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.models.clip.files import (
     MERGES_FILE,
@@ -84,6 +89,13 @@ class ModelKind(ABC, Generic[NetworkT]):
         return dataclasses.replace(description, sha256=sha256)
 
     @abstractmethod
+    def build(self, description: ModelDescription) -> NetworkT:
+        """Return the network that is described, at weights of no meaning, on the CPU.
+
+        Raises:
+          ConfigError: it cannot be built.
+        """
+
     def open(
         self, folder: Path, description: ModelDescription, *, own_network: str | None = None
     ) -> NetworkT:
@@ -98,6 +110,9 @@ class ModelKind(ABC, Generic[NetworkT]):
           StorageError: the folder is damaged, or its weights do not fit its network.
           ConfigError: the network cannot be built, or is the user's own and was not given.
         """
+        network = self.build(description)
+        _load(network, folder, description)
+        return network.eval()
 
     @abstractmethod
     def usage(self, folder: Path, description: ModelDescription) -> list[str]:
@@ -113,16 +128,13 @@ class ImageEncoderKind(ModelKind[Encoder]):
         channels, height, width = params["image_shape"]
         return {"embedding_dim": params["embedding_dim"], "image_shape": (channels, height, width)}
 
-    def open(self, folder: Path, description: ModelDescription, *, own_network: str | None = None) -> Encoder:
-        if description.network not in NETWORKS and description.network != own_network:
-            raise ConfigError(
-                f"the model in {folder} is of a network of your own, {description.network}: give --network "
-                f"{description.network}, and have it on PYTHONPATH, if you trust it; got {own_network}"
-            )
+    def build(self, description: ModelDescription) -> Encoder:
         network = NetworkConfig(name=description.network, embedding_dim=description.embedding_dim)
-        encoder = build_encoder(network, description.image_shape, 0)
-        _load(encoder, folder, description)
-        return encoder.eval()
+        return build_encoder(network, description.image_shape, 0)
+
+    def open(self, folder: Path, description: ModelDescription, *, own_network: str | None = None) -> Encoder:
+        refuse_unknown_network(folder, description, own_network)
+        return super().open(folder, description)
 
     def usage(self, folder: Path, description: ModelDescription) -> list[str]:
         return [f"embed images with it: python -m trainers.embed --model {folder} --images folder:PATH"]
@@ -169,13 +181,16 @@ class ClipKind(ModelKind[ImageTextEncoder]):
             clip = dataclasses.replace(clip, adapter_sha256=adapter_sha256)
         return dataclasses.replace(description, sha256=sha256, clip=clip)
 
+    def build(self, description: ModelDescription) -> ImageTextEncoder:
+        spec = _spec(description)
+        return ImageTextEncoder(build_clip(spec, seed=0).requires_grad_(False), spec)
+
     def open(
         self, folder: Path, description: ModelDescription, *, own_network: str | None = None
     ) -> ImageTextEncoder:
-        spec = _spec(description)
-        clip = build_clip(spec, seed=0)
-        _load(clip, folder, description)
-        return ImageTextEncoder(clip.requires_grad_(False), spec).eval()
+        network = self.build(description)
+        _load(network.clip, folder, description)
+        return network.eval()
 
     def usage(self, folder: Path, description: ModelDescription) -> list[str]:
         return [
@@ -205,14 +220,10 @@ class MaskedKind(ModelKind[MaskedAutoEncoder]):
             "masked": about,
         }
 
-    def open(
-        self, folder: Path, description: ModelDescription, *, own_network: str | None = None
-    ) -> MaskedAutoEncoder:
+    def build(self, description: ModelDescription) -> MaskedAutoEncoder:
         assert description.masked is not None  # `read_description` sees to it
         config = MaskedNetworkConfig(name=description.network, **dataclasses.asdict(description.masked))
-        network = build_masked(config, description.image_shape, seed=0)
-        _load(network, folder, description)
-        return network.eval()
+        return build_masked(config, description.image_shape, seed=0)
 
     def usage(self, folder: Path, description: ModelDescription) -> list[str]:
         return IMAGE_ENCODERS.usage(folder, description)
@@ -240,14 +251,10 @@ class CaptionerKind(ModelKind[Captioner]):
             "captioner": about,
         }
 
-    def open(
-        self, folder: Path, description: ModelDescription, *, own_network: str | None = None
-    ) -> Captioner:
+    def build(self, description: ModelDescription) -> Captioner:
         assert description.captioner is not None  # `read_description` sees to it
         config = CaptionerConfig(name=description.network, **dataclasses.asdict(description.captioner))
-        network = build_captioner(config, description.image_shape, seed=0)
-        _load(network, folder, description)
-        return network.eval()
+        return build_captioner(config, description.image_shape, seed=0)
 
     def usage(self, folder: Path, description: ModelDescription) -> list[str]:
         return [
@@ -256,22 +263,80 @@ class CaptionerKind(ModelKind[Captioner]):
         ]
 
 
+class ClassifierKind(ModelKind[Classifier]):
+    """A classifier: an encoder of another kind, with a linear layer that tells the classes."""
+
+    name: ClassVar[str] = CLASSIFIER
+
+    def describe(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        of_encoder = encoder_kind_of(params)
+        found = of_encoder.describe(params)
+        about = ClassifierDescription(
+            encoder=of_encoder.name,
+            num_classes=params["num_classes"],
+            trained_layers=params["trained_layers"],
+        )
+        return found | {"kind": self.name, "classifier": about}
+
+    def build(self, description: ModelDescription) -> Classifier:
+        about = description.classifier
+        assert about is not None  # `read_description` sees to it
+        encoder = KINDS[about.encoder].build(description)
+        if isinstance(encoder, ImageTextEncoder):  # as it is trained: see `trained_encoder`
+            make_trainable(encoder.clip, None, seed=0, train_logit_scale=False)
+        return Classifier(
+            encoder, description.image_shape, num_classes=about.num_classes, trained_layers=HEAD
+        )
+
+    def open(
+        self, folder: Path, description: ModelDescription, *, own_network: str | None = None
+    ) -> Classifier:
+        assert description.classifier is not None
+        if description.classifier.encoder == IMAGE_ENCODER:
+            refuse_unknown_network(folder, description, own_network)
+        return super().open(folder, description)
+
+    def usage(self, folder: Path, description: ModelDescription) -> list[str]:
+        return [
+            *IMAGE_ENCODERS.usage(folder, description),
+            f"classify images with it: python -m trainers.classify --model {folder} --images folder:PATH",
+        ]
+
+
 AnyKind = ModelKind[Any]
 IMAGE_ENCODERS, CLIP_MODELS, MASKED_ENCODERS = ImageEncoderKind(), ClipKind(), MaskedKind()
-CAPTIONERS = CaptionerKind()
+CAPTIONERS, CLASSIFIERS = CaptionerKind(), ClassifierKind()
 KINDS: Mapping[str, AnyKind] = {
-    kind.name: kind for kind in (IMAGE_ENCODERS, CLIP_MODELS, MASKED_ENCODERS, CAPTIONERS)
+    kind.name: kind for kind in (IMAGE_ENCODERS, CLIP_MODELS, MASKED_ENCODERS, CAPTIONERS, CLASSIFIERS)
 }
 """All kinds by name."""
 
 
 def kind_of(params: Mapping[str, Any]) -> AnyKind:
     """Return the kind of model that a trial with these params has trained."""
+    return CLASSIFIERS if "num_classes" in params else encoder_kind_of(params)
+
+
+def encoder_kind_of(params: Mapping[str, Any]) -> AnyKind:
+    """Return the kind of the model, or of a classifier's encoder."""
     if "mask_ratio" in params:
         return MASKED_ENCODERS
     if "tie_embeddings" in params:
         return CAPTIONERS
     return CLIP_MODELS if "lora_rank" in params else IMAGE_ENCODERS
+
+
+def refuse_unknown_network(folder: Path, description: ModelDescription, own_network: str | None) -> None:
+    """Refuse to import what a folder names, without being told to.
+
+    Raises:
+      ConfigError: the network is the user's own, and was not given.
+    """
+    if description.network not in NETWORKS and description.network != own_network:
+        raise ConfigError(
+            f"the model in {folder} is of a network of your own, {description.network}: give --network "
+            f"{description.network}, and have it on PYTHONPATH, if you trust it; got {own_network}"
+        )
 
 
 def clip_of(description: ModelDescription) -> ClipDescription:

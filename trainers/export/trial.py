@@ -23,7 +23,7 @@ from typing import Any
 
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, unknown_choice
-from dpgcl_core.release.metrics import Release, find_metric, is_reference
+from dpgcl_core.release.metrics import CLASSIFIER_SCORE, Release, find_metric, is_reference
 from dpgcl_core.release.statement import PROVEN, epsilon_text, rounded_up, software_versions
 from trainers.export.description import ModelDescription
 from trainers.export.finished import FinishedSweep, FinishedTrial, read_sweep
@@ -31,7 +31,7 @@ from trainers.export.folder import write_model
 from trainers.export.kinds import kind_of
 from trainers.files.storage import storage_root
 
-DEFAULT_SCORES = ("image_to_text_recall_at_10", "knn_accuracy")
+DEFAULT_SCORES = ("image_to_text_recall_at_10", CLASSIFIER_SCORE, "knn_accuracy")
 """What the best trial is chosen by: the first of these that there is."""
 
 
@@ -62,7 +62,8 @@ def export_command(
       sweep: the sweep's name.
       storage: folder where it was run; $DPGCL_STORAGE or ~/dpgcl-results unless given.
       trial: export this trial's model.
-      best: export the best one by this score; knn_accuracy or image_to_text_recall_at_10 unless given.
+      best: export the best one by this score; classifier_accuracy, knn_accuracy or
+        image_to_text_recall_at_10 unless given.
       to: new folder; exported/SWEEP-TRIAL in the storage folder unless given.
 
     Raises:
@@ -217,7 +218,20 @@ def _promise(sweep: FinishedSweep, trial: FinishedTrial, figures: Mapping[str, A
     return (
         f"This model ({place}) was trained on {data}. "
         f"Its one training alone: {_pair(figures['epsilon'], figures['delta'])}. {together} "
-        f"Neighbouring data sets: {trial.params['neighboring_relation']}{_among(statement)}."
+        f"{_beside(statement)}Neighbouring data sets: {trial.params['neighboring_relation']}"
+        f"{_among(statement)}."
+    )
+
+
+def _beside(statement: Mapping[str, Any]) -> str:
+    """What else the same records paid for, where the training starts from a model of theirs."""
+    starts, ledger = statement.get("starts") or (), statement.get("ledger")
+    if not starts or ledger is None:
+        return ""
+    return (
+        f"It starts from the model of sweep {' and '.join(starts)}, which the same records made; both "
+        f"together, and all that is charged to {ledger['dataset_id']!r} in ledger "
+        f"{ledger['head']['ledger_id']}: {_pair(ledger['epsilon'], ledger['delta'])}. "
     )
 
 

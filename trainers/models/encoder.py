@@ -132,7 +132,7 @@ def device_named(name: str) -> torch.device:
     return torch.device(name)
 
 
-def to_fast_layout(encoder: Encoder, device: torch.device, image_shape: tuple[int, ...]) -> None:
+def to_fast_layout(encoder: nn.Module, device: torch.device, image_shape: tuple[int, ...]) -> None:
     """Move the network to the device, channels last where it runs so.
 
     On CPUs convolutions are faster by a quarter, and the clipping engine reads patches so. A network that

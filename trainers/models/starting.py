@@ -14,12 +14,18 @@ from trainers.models.encoder import Encoder
 
 _BACKBONE, _HEAD, _PREDICTOR = "backbone.", "head.", "predictor."
 _LAST_OF_HEAD = "head.2.weight"
+_CLASSES = "classify.weight"
 
 
 def head_width(tensors: Mapping[str, Tensor]) -> int | None:
     """Return the width of the projection head among the tensors; None where there is no head."""
     last = encoder_names(tensors).get(_LAST_OF_HEAD)
     return None if last is None or not last.ndim else len(last)
+
+
+def is_classifier(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether the tensors are those of a classifier, with its head."""
+    return _CLASSES in tensors
 
 
 def encoder_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

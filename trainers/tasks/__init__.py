@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from trainers.tasks.captions import CAPTIONS
+from trainers.tasks.classes import CLASSES
 from trainers.tasks.images import IMAGES
 from trainers.tasks.masked_images import MASKED_IMAGES
 from trainers.tasks.pairs import PAIRS
 from trainers.tasks.task import register
 
-for _task in (IMAGES, PAIRS, MASKED_IMAGES, CAPTIONS):
+for _task in (IMAGES, PAIRS, MASKED_IMAGES, CAPTIONS, CLASSES):
     register(_task)

@@ -30,6 +30,7 @@ from trainers.models.clip.encoder import (
     pack_views,
     prove_towers_train,
     refuse_mixed_pairs,
+    refuse_other_size,
 )
 from trainers.models.clip.starting import published_note, starting_clip
 from trainers.models.encoder import ImageShape
@@ -71,14 +72,7 @@ class ContrastivePairs(ContrastiveTask[ImageTextEncoder]):
     def check_network(
         self, config: TrainingConfig, network: ImageTextEncoder, image_shape: tuple[int, ...]
     ) -> None:
-        channels, *size = image_shape
-        if tuple(size) != network.spec.image_size or channels not in (1, 3):
-            height, width = network.spec.image_size
-            raise ConfigError(
-                f"CLIP model {network.spec.name} reads images of {height} × {width} pixels, grey or in "
-                f"colour; got {' × '.join(map(str, size))} with {channels} channels: give --image-size "
-                f"{height}"
-            )
+        refuse_other_size(network.spec, image_shape)
         refuse_mixed_pairs(network)
         prove_towers_train(network)
         if config.per_tower_clipping:

@@ -56,5 +56,9 @@ def all_scores(
         found = {prefix + name: score for name, score in scores.items()}
     for probe in data.probes if with_probes else ():
         scores = scores_of(network, probe.index, probe.queries, class_names=probe.class_names)
-        found |= {f"{prefix}transfer_{name}/{probe.name}": score for name, score in scores.items()}
+        found |= {
+            f"{prefix}transfer_{name}/{probe.name}": score
+            for name, score in scores.items()
+            if name not in task.own_scores
+        }
     return found

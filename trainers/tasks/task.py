@@ -35,12 +35,14 @@ class Task(ABC, Generic[NetworkT]):
       name: that networks' configurations ask for it by.
       embeds: whether its objective is made of unit embeddings, which contrastive methods need.
       fewest_views: of a record, that its network takes.
+      own_scores: those that mean nothing on other data sets than its own.
       cpu_views_at_once: that are worth a CPU's while, even where their activations leave the caches.
     """
 
     name: ClassVar[str]
     embeds: ClassVar[bool]
     fewest_views: ClassVar[int] = 1
+    own_scores: ClassVar[tuple[str, ...]] = ()
     cpu_views_at_once: ClassVar[int] = 1
 
     def check(self, config: TrainingConfig, records: AnyRecords) -> None:

@@ -41,9 +41,9 @@ from dpgcl_core.losses.info_nce import two_view_group_loss
 from dpgcl_core.release.statement import RESEARCH
 from trainers.config.networks import (
     SYNTHETIC,
-    AnyNetworkConfig,
     CaptionerConfig,
     ClipNetworkConfig,
+    EncoderConfig,
     MaskedNetworkConfig,
     NetworkConfig,
     TextViewConfig,
@@ -99,7 +99,7 @@ class Recipe:
       views: augmentation.
     """
 
-    network: AnyNetworkConfig
+    network: EncoderConfig
     image_shape: ImageShape
     num_steps: int
     seed: int
@@ -138,7 +138,7 @@ class Recipe:
         return "generated pairs" if self.network.takes_pairs else "procedural images"
 
 
-def recipe_of(network: AnyNetworkConfig, image_shape: ImageShape, *, num_steps: int, seed: int) -> Recipe:
+def recipe_of(network: EncoderConfig, image_shape: ImageShape, *, num_steps: int, seed: int) -> Recipe:
     """Return the recipe for the network of a training, whatever else the training is.
 
     Args:
@@ -182,7 +182,7 @@ def _check_size_of_pairs(image_shape: ImageShape) -> None:
         )
 
 
-def _of(network: AnyNetworkConfig, *names: str) -> dict[str, Any]:
+def _of(network: EncoderConfig, *names: str) -> dict[str, Any]:
     return {name: getattr(network, name) for name in names}
 
 

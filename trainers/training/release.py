@@ -45,8 +45,22 @@ def check_release(config: TrainingConfig, data: TrainingData) -> None:
                     "data set, and --score-on-held-out for noised scores of private records"
                 )
     config.mechanism.rules.check_records(config.mechanism, len(data.train))
+    _check_labels(config, data)
     _check_public_records(config, data)
     _check_noised_scores(config, data)
+
+
+def _check_labels(config: TrainingConfig, data: TrainingData) -> None:
+    """Refuse private labels of which one record more could change those of others."""
+    train = images_alone(data.train)
+    if data.train_is_public or train is None or not config.mechanism.rules.takes_labels:
+        return
+    if train.classes_from_data:
+        raise ConfigError(
+            f"{config.mechanism.method} needs integer labels, of a public list of classes: text labels are "
+            "numbered by their place among all classes of the private data, so one record could change the "
+            "labels of others; got text labels"
+        )
 
 
 def _check_public_records(config: TrainingConfig, data: TrainingData) -> None:

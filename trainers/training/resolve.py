@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpgcl_core.accounting.composition import MIN_NOISE_MULTIPLIER
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import Method
 from dpgcl_core.mechanism.numbers import GROUPS, RECORDS, check_delta, default_delta
@@ -16,7 +16,7 @@ from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.methods.baselines.capped import default_cap
 from dpgcl_core.release import noised_counts
 from dpgcl_core.sampling.groups import BATCH, GroupSize, expected_dropped_share
-from trainers.config.networks import synthetic_steps
+from trainers.config.networks import ClassifierConfig, EncoderConfig, synthetic_steps
 from trainers.config.settings import MechanismOptions, TrainingOptions
 from trainers.config.training import (
     AnyNetworkConfig,
@@ -29,11 +29,14 @@ from trainers.config.training import (
     WarmStart,
 )
 from trainers.data.dataset import Modality
-from trainers.models.encoder import ImageShape
+from trainers.models import captioner, masked
+from trainers.models.clip.published import SMALL_MODELS, is_clip_name
+from trainers.models.encoder import NETWORKS, ImageShape
 from trainers.training.public_start import recipe_of
 from trainers.training.warm_start import made_warm_start, read_warm_start
 
 _CLIP_ALONE = ("pretrained", "learn_temperature")
+_CLASSIFIER_ALONE = ("num_classes", "trained_layers")
 
 
 def training_config(
@@ -44,6 +47,8 @@ def training_config(
     modality: Modality = "image",
     calibration_folder: Path | None = None,
     image_shape: ImageShape | None = None,
+    num_classes: int | None = None,
+    charged_to: str | None = None,
 ) -> TrainingConfig:
     """Return the configuration of one training; a public start is made, where it is not there yet.
 
@@ -55,6 +60,10 @@ def training_config(
       modality: of the records: "image" or "image-text".
       calibration_folder: where calibrations are kept.
       image_shape: (channels, height, width) of the records, which a public start is made for.
+      num_classes: that public records show; None of private ones. `options.network.num_classes` goes first.
+      charged_to: the data set's id in the ledger that the training is charged to: a model that was charged
+        to it, too, may be started from. That it is the same ledger is for the caller to check
+        (`WarmStart.private`).
 
     Raises:
       ConfigError: an option breaks a rule, or two contradict each other.
@@ -62,7 +71,8 @@ def training_config(
     """
     mechanism = _mechanism(options, num_records, calibration_folder)
     _check_group_size(mechanism)
-    network = _network(options.network, mechanism, modality)
+    network = _network(options.network, mechanism, modality, num_classes)
+    start = _warm_start(options.network.warm_start, network, image_shape, public_seed, charged_to)
     return TrainingConfig(
         mechanism=mechanism,
         **vars(options.objective),
@@ -75,7 +85,7 @@ def training_config(
         evaluation=options.evaluation,
         performance=options.performance,
         public_seed=public_seed,
-        warm_start=_warm_start(options.network.warm_start, network, image_shape, public_seed),
+        warm_start=start,
     )
 
 
@@ -84,23 +94,30 @@ def _warm_start(
     network: AnyNetworkConfig,
     image_shape: ImageShape | None,
     public_seed: int,
+    charged_to: str | None,
 ) -> WarmStart | None:
     if given is None:
         return None
     num_steps = synthetic_steps(given)
     if num_steps is None:
-        return read_warm_start(given)
+        return read_warm_start(given, charged_to=charged_to)
     if image_shape is None:
         raise ConfigError(
             f"{given} is made for images of one shape: give training_config the image_shape (channels, "
             "height, width) of the records"
         )
-    recipe = recipe_of(network, image_shape, num_steps=num_steps, seed=public_seed)
+    encoder = network.encoder if isinstance(network, ClassifierConfig) else network
+    recipe = recipe_of(encoder, image_shape, num_steps=num_steps, seed=public_seed)
     return made_warm_start(recipe)
 
 
-def _network(options: NetworkOptions, mechanism: Mechanism, modality: Modality) -> AnyNetworkConfig:
+def _network(
+    options: NetworkOptions, mechanism: Mechanism, modality: Modality, num_classes: int | None
+) -> AnyNetworkConfig:
     task = mechanism.rules.task
+    if task == ClassifierConfig.task:
+        return _classifier(options, mechanism.method, num_classes)
+    _refuse_given(options, "is for classifiers, which dp_classifier trains", *_CLASSIFIER_ALONE)
     if modality == "image-text" and not task:
         return ClipNetworkConfig(**_fields_of(ClipNetworkConfig, options))
     _refuse_given(options, "is for CLIP models, which contrastive methods train on pairs", *_CLIP_ALONE)
@@ -115,6 +132,37 @@ def _network(options: NetworkOptions, mechanism: Mechanism, modality: Modality) 
     )
     shared = _fields_of(NetworkConfig, options)
     return NetworkConfig(**shared, predictor=mechanism.rules.needs_target)
+
+
+def _classifier(options: NetworkOptions, method: str, num_classes: int | None) -> ClassifierConfig:
+    found = options.num_classes or num_classes
+    if found is None:
+        raise ConfigError(
+            f"{method} needs a public number of classes, which private labels must not tell: give "
+            "--num-classes, the most that there may be"
+        )
+    _refuse_given(
+        options, "is for CLIP models, which contrastive methods train on pairs", "learn_temperature"
+    )
+    given = _fields_of(ClassifierConfig, options) | {"num_classes": found}
+    return ClassifierConfig(**given, encoder=_encoder(options, method))
+
+
+def _encoder(options: NetworkOptions, method: str) -> EncoderConfig:
+    """The kind of encoder that goes by this name; a CLIP model without adapters."""
+    name = options.name
+    if name in masked.SIZES:
+        return MaskedNetworkConfig(**_fields_of(MaskedNetworkConfig, options))
+    if name in captioner.SIZES:
+        return CaptionerConfig(**_fields_of(CaptionerConfig, options))
+    if name not in NETWORKS and ":" not in name:
+        if not is_clip_name(name):
+            known = [*NETWORKS, *masked.SIZES, *captioner.SIZES, *SMALL_MODELS, "package.module:factory"]
+            raise ConfigError(unknown_choice(f"network of {method}", name, known))
+        return ClipNetworkConfig(**_fields_of(ClipNetworkConfig, options) | {"lora_rank": 0})
+    _refuse_given(options, "is for CLIP models", "pretrained")
+    _refuse_given(options, "is for transformers", "gradient_checkpointing")
+    return NetworkConfig(**_fields_of(NetworkConfig, options))
 
 
 def _refuse_given(options: NetworkOptions, reason: str, *names: str) -> None:

@@ -4,8 +4,11 @@ The guarantee of a training is about its own records: whatever the first weights
 fixed beforehand and do not depend on those records, the steps from there on are the same mechanism, and ε
 is the same. It says nothing of the data that the first weights were made from. So:
 
-- Weights made from **private** records are refused. A model with an ε of its own would carry it into this
-  one; if they were made from the same records, both ε would add up, and nothing here adds them.
+- Weights made from **private** records carry their own ε into the training. They are refused, but where
+  something adds both up: a model that was charged to a data set in a ledger may be started from by trainings
+  that are charged to the same data set. A privacy filter holds for everything that is charged to it, each
+  training chosen after seeing the models of earlier ones (docs/theory/ledger.md), so the ledger's (ε, δ) is
+  of both. The ε of the second training is its own: for every fixed start, the start set aside.
 - A model that was exported from public or synthetic data is accepted.
 - A file that does not say what it was made from is taken to be public on the user's word, and the privacy
   statement says so.
@@ -27,8 +30,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from dpgcl_core.errors import ConfigError, StorageError
+from dpgcl_core.errors import ConfigError, LedgerError, StorageError
+from dpgcl_core.ledger.chain import Head
 from dpgcl_core.release.statement import RESEARCH
+from trainers.config.networks import PrivateStart
 from trainers.config.training import TrainingConfig, WarmStart
 from trainers.export.description import DESCRIPTION, WEIGHTS, read_description, read_model_weights
 from trainers.export.folder import STATEMENT
@@ -36,20 +41,21 @@ from trainers.files.weights import read_note, read_weights
 from trainers.models.clip.published import WEIGHTS_FILE
 from trainers.models.encoder import ImageShape
 from trainers.models.networks import AnyEncoder
-from trainers.models.starting import head_width
+from trainers.models.starting import head_width, is_classifier
 from trainers.tasks.task import task_of
 from trainers.training.public_start import Recipe, public_start
 
 
-def read_warm_start(path: Path) -> WarmStart:
+def read_warm_start(path: Path, *, charged_to: str | None = None) -> WarmStart:
     """Return what a training can start from, with the hash of its weights.
 
     Args:
       path: a folder that `python -m trainers.export` wrote, or a file with a state dictionary of the same
         network (or of its backbone alone): `.safetensors`, or written by `torch.save`.
+      charged_to: the data set's id in the ledger that the training is charged to; None for none.
 
     Raises:
-      ConfigError: there is nothing, or the weights come from private data.
+      ConfigError: there is nothing, or the weights come from private data that are charged elsewhere.
       StorageError: the folder or the file is damaged.
     """
     path = path.expanduser().absolute()
@@ -61,7 +67,7 @@ def read_warm_start(path: Path) -> WarmStart:
         raise ConfigError(
             f"warm_start must be an exported model's folder or a file of weights; there is no {path}"
         )
-    _refuse_private(path)
+    private = _private_start(path, charged_to)
     if path.name in (WEIGHTS, WEIGHTS_FILE) and (path.parent / DESCRIPTION).exists():
         description = read_description(path.parent)
         if path.name != description.weights_file:
@@ -69,7 +75,8 @@ def read_warm_start(path: Path) -> WarmStart:
                 f"the model in {path.parent} is in {description.weights_file}, not {path.name}"
             )
         read_model_weights(path.parent, description)
-        origin = f"the exported model of sweep {description.sweep}, trained on public {description.dataset}"
+        which = "public" if private is None else "the same private"
+        origin = f"the exported model of sweep {description.sweep}, trained on {which} {description.dataset}"
     elif path.name == WEIGHTS and not path.exists():
         raise StorageError(
             f"{path.parent} holds no {WEIGHTS} and no {WEIGHTS_FILE}: give an exported model's folder, or a "
@@ -83,6 +90,8 @@ def read_warm_start(path: Path) -> WarmStart:
         sha256=weights.sha256,
         embedding_dim=head_width(weights.tensors),
         origin=origin,
+        classifies=is_classifier(weights.tensors),
+        private=private,
     )
 
 
@@ -97,18 +106,43 @@ def made_warm_start(recipe: Recipe) -> WarmStart:
     return dataclasses.replace(read_warm_start(public_start(recipe)), origin=origin, from_records=False)
 
 
-def _refuse_private(path: Path) -> None:
-    """Refuse weights that say, themselves or by what lies beside them, that private data made them."""
+def _private_start(path: Path, charged_to: str | None) -> PrivateStart | None:
+    """Return how weights of private data are charged; None of public ones.
+
+    Weights say themselves, or what lies beside them says, whose data made them.
+
+    Raises:
+      ConfigError: they come from private data, and are not charged to the same data set.
+    """
     place = path.resolve().parent
     beside = (place / DESCRIPTION, place / f"{STATEMENT}.json")
     said = [_data_of(file.read_text(encoding="utf-8")) for file in beside if file.is_file()]
     note = read_note(path)  # under the name that it is read by: what a link leads to may have no suffix
     said += [] if note is None else [_data_of(note)]
-    if any(data != RESEARCH for data in said):
+    if all(data == RESEARCH for data in said):
+        return None
+    found = None if charged_to is None else _charged_model(path, charged_to)
+    if found is None:
+        where = "no ledger" if charged_to is None else f"data set {charged_to!r} of a ledger"
         raise ConfigError(
             f"a training must start from public or synthetic weights; {path} comes from private data, and "
-            "its ε would have to be added to this training's. Train from scratch, or give public weights"
+            "its ε would have to be added to this training's. Train from scratch, or give public weights, or "
+            "charge both to one data set of one ledger, and give the exported model's whole folder; this "
+            f"training is charged to {where}"
         )
+    return found
+
+
+def _charged_model(path: Path, charged_to: str) -> PrivateStart | None:
+    """How an exported folder's model was charged to a data set; None where its statement does not say so."""
+    try:
+        description = read_description(path.parent)
+        statement = json.loads((path.parent / f"{STATEMENT}.json").read_text(encoding="utf-8"))
+        ledger = statement["ledger"]
+        same = statement["model"]["sha256"] == description.sha256 and ledger["dataset_id"] == charged_to
+        return PrivateStart(sweep=description.sweep, head=Head.from_facts(ledger["head"])) if same else None
+    except (OSError, ValueError, KeyError, TypeError, StorageError, LedgerError):
+        return None
 
 
 def _data_of(text: str) -> str:
@@ -160,10 +194,18 @@ def warm_start_note(config: TrainingConfig) -> str | None:
         return task.start_note(config) or None
     fresh = task.fresh_parts(config)
     head = f"; {fresh} starts fresh" if fresh else ""
-    of_data = (
-        "The guarantee is about this sweep's training data and says nothing of the data that made those "
-        "weights."
-        if start.from_records
-        else "No record made those images or weights, which cost no ε."
-    )
-    return f"Warm start: from {start.origin} (sha256 {start.sha256}){head}. {of_data}"
+    return f"Warm start: from {start.origin} (sha256 {start.sha256}){head}. {_of_data(start)}"
+
+
+def _of_data(start: WarmStart) -> str:
+    if start.private is not None:
+        return (
+            f"ε of this sweep is without that of sweep {start.private.sweep}, which these records paid, too; "
+            "the ledger's (ε, δ) is of both."
+        )
+    if start.from_records:
+        return (
+            "The guarantee is about this sweep's training data and says nothing of the data that made those "
+            "weights."
+        )
+    return "No record made those images or weights, which cost no ε."

@@ -98,7 +98,7 @@ def _starting_point(
     method = method_named(given.get("method", options.mechanism.method))
     if "num_augmentations" not in names and not method.takes_augmented_keys:
         options = changed(options, num_augmentations=0)
-    if "network" not in names and method.task:
+    if "network" not in names and method.task in OWN_NETWORKS:
         options = changed(options, network=OWN_NETWORKS[method.task])
         if "pretrained" not in names:  # what the setting names are another network's weights
             options = changed(options, pretrained=TrainingOptions().network.pretrained)

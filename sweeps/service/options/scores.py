@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dpgcl_core.mechanism.registry import method_named
-from dpgcl_core.release.metrics import METRICS, Release, is_reference
-from trainers.config.networks import CaptionerConfig, MaskedNetworkConfig
+from dpgcl_core.release.metrics import CLASSIFIER_SCORE, METRICS, Release, is_reference
+from trainers.config.networks import CaptionerConfig, ClassifierConfig, MaskedNetworkConfig
 from trainers.data.dataset import Modality, TrainingData, modality_of
 
 NOISED_SCORES = ("noised_knn_accuracy", "noised_linear_probe_accuracy")
@@ -17,7 +17,11 @@ _RECALLS = tuple(
 )  # the default first
 _CAPTIONS = ("caption_token_probability", "next_token_accuracy", "word_order_accuracy")
 _DEFAULT: dict[Modality, str] = {"image": _LABELS[0], "image-text": _RECALLS[0]}
-_OF_TASKS = {CaptionerConfig.task: _CAPTIONS[0], MaskedNetworkConfig.task: _LABELS[0]}
+_OF_TASKS = {
+    CaptionerConfig.task: _CAPTIONS[0],
+    MaskedNetworkConfig.task: _LABELS[0],
+    ClassifierConfig.task: CLASSIFIER_SCORE,
+}
 
 
 def default_score(modality: Modality, method: str) -> str:
@@ -31,6 +35,8 @@ def default_score(modality: Modality, method: str) -> str:
     ['knn_accuracy', 'image_to_text_recall_at_10']
     >>> default_score("image-text", "dp_cap")
     'caption_token_probability'
+    >>> default_score("image", "dp_classifier")
+    'classifier_accuracy'
     """
     return _OF_TASKS.get(_task(method), _DEFAULT[modality])
 
@@ -63,7 +69,8 @@ def visible_scores(data: TrainingData, method: str) -> list[str]:
             found += _CAPTIONS if _task(method) == CaptionerConfig.task else _RECALLS
             found += [*(("zero_shot_accuracy",) if named else ()), *(_LABELS if labelled else ())]
         else:
-            found += _LABELS if labelled else _VIEWS
+            own = _task(method) == ClassifierConfig.task and queries.labels is not None
+            found += [*((CLASSIFIER_SCORE,) if own else ()), *(_LABELS if labelled else _VIEWS)]
     return found + (list(NOISED_SCORES) if data.scored is not None else [])
 
 
@@ -87,7 +94,7 @@ def shown_scores(metrics: dict[str, float]) -> list[str]:
     >>> shown_scores({"knn_accuracy": 0.5, "image_to_text_recall_at_10": 0.25, "epsilon": 10.0})
     ['image_to_text_recall_at_10']
     """
-    of_images = (*_LABELS, _VIEWS[0])
+    of_images = (CLASSIFIER_SCORE, *_LABELS, _VIEWS[0])
     of_pairs = [names for names in (_RECALLS[:2], _CAPTIONS) if names[0] in metrics]
     names = of_pairs[0] if of_pairs else of_images
     return [name for name in (*names, *NOISED_SCORES) if name in metrics]

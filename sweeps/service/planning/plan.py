@@ -35,9 +35,10 @@ from sweeps.service.planning.cost import cost_of, cost_tags
 from sweeps.service.planning.publication import Publication
 from sweeps.service.planning.trials import Charged, Point, Trial, is_proven
 from sweeps.service.storage.folder import config_hash
+from trainers.config.networks import PrivateStart
 from trainers.config.training import AnyNetworkConfig, TrainingConfig
 from trainers.config.tree import changed
-from trainers.data.dataset import TrainingData, image_shape_of, modality_of
+from trainers.data.dataset import TrainingData, image_shape_of, modality_of, num_public_classes
 from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.tasks.task import task_of
 from trainers.training.foreign import foreign_note, refuse_mixing_network
@@ -151,6 +152,20 @@ class SweepPlan:
         counted = "num_trials" if self.release.is_open else "num_candidates"
         return shared | {"question": self.question, counted: len(self.trials)}
 
+    @property
+    def private_starts(self) -> dict[Path, PrivateStart]:
+        """Models of the same records that trainings start from, by the file of their weights."""
+        starts = [trial.config.warm_start for trial in self.trials]
+        return {Path(start.path): start.private for start in starts if start is not None and start.private}
+
+    @property
+    def row(self) -> str:
+        """What a row of the data is, in words."""
+        if modality_of(self.data.train) == "image-text":
+            return "image with all its captions"
+        labelled = any(trial.config.mechanism.rules.takes_labels for trial in self.trials)
+        return "image with its label" if labelled else "row"
+
     @cached_property
     def cost(self) -> TuningCost | None:
         """The cost of the whole sweep, set in advance; None where no trial has a guarantee."""
@@ -225,7 +240,7 @@ def build_plan(
             params["image_shape"] = list(data.train.images.shape[1:])
             trials.append(Trial(name=f"{point.label}-r{repeat}", config=config, params=params))
     told += _sampling_notes([config for _, config in configs])
-    told += _noised_notes(trials[0].config, n) + _unit_notes(source, data)
+    told += _noised_notes(trials[0].config, n) + _unit_notes(source, data, configs)
     told += dict.fromkeys(note for _, config in configs if (note := warm_start_note(config)))
     told += dict.fromkeys(note for _, config in configs if (note := foreign_note(config)))
     if earlier is not None:
@@ -379,6 +394,8 @@ def _configs(
             modality=modality_of(data.train),
             calibration_folder=calibration_folder,
             image_shape=image_shape_of(data.train),
+            num_classes=num_public_classes(data),
+            charged_to=_charged_to(options),
         )
         task_of(config).check(config, data.train)
         check_release(config, data)
@@ -393,6 +410,12 @@ def _configs(
         found.append((point, config))
     _check_words([config for _, config in found], data)
     return found
+
+
+def _charged_to(options: SweepOptions) -> str | None:
+    """Return the data set's id in the ledger that private trainings are charged to; None without."""
+    charged = options.data.are_private and ledger_url(options.data, options.ledger) is not None
+    return options.ledger.dataset_id if charged else None
 
 
 def _device(options: SweepOptions) -> str:
@@ -524,10 +547,16 @@ def _noised_notes(config: TrainingConfig, num_records_public: int) -> list[str]:
     return notes
 
 
-def _unit_notes(source: DataOptions, data: TrainingData) -> list[str]:
-    """Say what a record is where that is not one row."""
+def _unit_notes(
+    source: DataOptions, data: TrainingData, configs: Sequence[tuple[Point, TrainingConfig]]
+) -> list[str]:
+    """Say what a record is where that is not one row, or more than its image is learned."""
+    labelled = any(config.mechanism.rules.takes_labels for _, config in configs)
     if source.unit_column is not None:
-        return [f"One record is all rows with the same value of {source.unit_column}."]
+        rows = "rows, images and labels," if labelled else "rows"
+        return [f"One record is all {rows} with the same value of {source.unit_column}."]
+    if labelled:
+        return ["One record is one image with its label: both are protected together."]
     if modality_of(data.train) == "image-text":
         return ["One record is one image with all its captions."]
     return []

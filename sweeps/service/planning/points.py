@@ -121,7 +121,7 @@ def changes_for(method: Method) -> dict[str, Any]:
         changes["num_augmentations"] = 0
     if method.min_group_size == 1:
         changes["group_size"] = 1
-    if method.task:
+    if method.task in OWN_NETWORKS:
         changes["network"] = OWN_NETWORKS[method.task]
         if method.takes_pairs:  # weights that a setting names are of another network
             changes["pretrained"] = NetworkOptions().pretrained

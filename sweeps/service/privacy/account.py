@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from dpgcl_core.ledger.marks import (
 from sweeps.service.options.data import DataOptions, data_path
 from sweeps.service.options.service import LedgerOptions, ledger_url
 from sweeps.service.storage.folder import SweepFolder
+from trainers.config.networks import PrivateStart
 from trainers.config.settings import MechanismOptions
 from trainers.data.image_text import image_files, image_folders
 
@@ -225,6 +227,22 @@ def account_of(ledger: Ledger | None, dataset_id: str | None) -> dict[str, Any] 
     if ledger is None:
         return None
     return {"ledger_id": ledger.head().ledger_id, "dataset_id": dataset_id}
+
+
+def check_starts(starts: Mapping[Path, PrivateStart], ledger: Ledger | None) -> None:
+    """Refuse models of the private data that were charged to another ledger, or to rows that this one lost.
+
+    Args:
+      starts: by the file of their weights.
+      ledger: that the sweep is charged to.
+
+    Raises:
+      LedgerError: as said, or there is no ledger.
+    """
+    for path, start in starts.items():
+        if ledger is None:
+            raise LedgerError(f"{path} comes from private data, and needs the ledger that it was charged to")
+        ledger.check_has(start.head, f"the privacy statement beside {path}")
 
 
 def check_account(folder: SweepFolder, ledger: Ledger | None, dataset_id: str | None) -> None:

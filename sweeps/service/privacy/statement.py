@@ -14,7 +14,6 @@ from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Charged, Trial, is_proven, trial_class
 from sweeps.service.privacy.budget import NO_LEDGER
 from sweeps.service.storage.folder import SweepFolder
-from trainers.data.dataset import modality_of
 from trainers.files.checkpoint import read_grant
 
 STATEMENT = "privacy_statement"
@@ -97,7 +96,8 @@ def build_statement(
         randomness="; ".join(dict.fromkeys(str(trial.params["randomness"]) for trial in plan.trials)),
         scores=_score_text(plan),
         unit_column=source.unit_column,
-        row="image with all its captions" if modality_of(plan.data.train) == "image-text" else "row",
+        row=plan.row,
+        starts=tuple(dict.fromkeys(start.sweep for start in plan.private_starts.values())),
         trials=open_trials(plan.charged_trials, charged, len(charged)) if is_open else None,
         ledger=ledger,
         ledger_note=NO_LEDGER if source.are_private else "no ledger: public data need none",

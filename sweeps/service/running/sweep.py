@@ -29,6 +29,7 @@ from sweeps.service.privacy.account import (
     account_of,
     check_account,
     check_ledger_options,
+    check_starts,
     ledger_missing,
     marks_note,
     open_ledger,
@@ -191,6 +192,7 @@ def execute(
         )
         budget = sweep_budget(plan, ledger, dataset_id, folder) if options.release.is_open else None
         check_account(folder, ledger, dataset_id)
+        check_starts(plan.private_starts, ledger)
         if not plan.release.is_open:
             plan = _with_publication(plan, folder, service)
         kind.show(plan)

@@ -114,9 +114,9 @@ def run_tuned_sweep(
 def compared(names: Sequence[str], data: DataOptions) -> list[Method]:
     """Return the methods of these names, or of all, that can be compared on the sweep's data.
 
-    Of all, those that have a loss for what the records are. On private data those whose guarantee is
-    proven, and of these the ones with the neighbouring relation of the first: trainings with two relations
-    have no total ε.
+    Of all, those that have a loss for what the records are, and that learn without labels. On private data
+    those whose guarantee is proven, and of these the ones with the neighbouring relation of the first:
+    trainings with two relations have no total ε.
     """
     found = [method_named(name) for name in dict.fromkeys(names)] or _fitting(data)
     if not data.are_private:
@@ -133,8 +133,9 @@ def _fitting(data: DataOptions) -> list[Method]:
     """All methods that can be trained on records of the sweep's modality."""
     of_images = data.modality == "image"
     kind = "images without texts" if of_images else "pairs of images and texts"
-    found = [m for m in METHODS.values() if (m.takes_images if of_images else m.takes_pairs)]
-    left = ", ".join(method.name for method in METHODS.values() if method not in found)
+    unlabelled = [m for m in METHODS.values() if not m.takes_labels]
+    found = [m for m in unlabelled if (m.takes_images if of_images else m.takes_pairs)]
+    left = ", ".join(method.name for method in unlabelled if method not in found)
     say(f"note: left out, for they have no loss for {kind}: {left}")
     return found
 

@@ -261,6 +261,21 @@ def prove_towers_train(encoder: ImageTextEncoder) -> None:
     prove_adapters_train(encoder, run)
 
 
+def refuse_other_size(spec: ClipSpec, image_shape: tuple[int, ...]) -> None:
+    """Refuse images that a CLIP model does not read.
+
+    Raises:
+      ConfigError: names both sizes.
+    """
+    channels, *size = image_shape
+    if tuple(size) != spec.image_size or channels not in (1, 3):
+        height, width = spec.image_size
+        raise ConfigError(
+            f"CLIP model {spec.name} reads images of {height} × {width} pixels, grey or in colour; got "
+            f"{' × '.join(map(str, size))} with {channels} channels: give --image-size {height}"
+        )
+
+
 class _TextsAsLevels(nn.Module):
     """The text tower as a network of numbers in [−1, 1], which is what the search for mixed records draws."""
 

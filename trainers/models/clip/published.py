@@ -132,6 +132,19 @@ def find_clip(config: ClipConfig) -> ClipSpec:
     )
 
 
+def is_clip_name(name: str) -> bool:
+    """Whether a CLIP model goes by this name, or is described at this place.
+
+    >>> [is_clip_name(name) for name in ("clip-tiny", "ViT-B-32", "tiny_cnn")]
+    [True, True, False]
+    """
+    try:
+        _architecture(name)
+    except ConfigError:
+        return False
+    return True
+
+
 def build_clip(spec: ClipSpec, seed: int) -> nn.Module:
     """Return the open_clip model on the CPU, in float32, with its first weights.
 

@@ -1,0 +1,68 @@
+"""Scores of a classifier: its own accuracy on labelled records, and those of the features that it reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dpgcl_core.release.metrics import CLASSIFIER_SCORE
+from trainers.config.training import EvaluationConfig, ViewConfig
+from trainers.data.dataset import AnyRecords
+from trainers.evaluation import features
+from trainers.evaluation.linear_probe import Features, Labels
+from trainers.models.classifier import Classifier
+
+
+def evaluate(
+    network: Classifier,
+    index: AnyRecords | None,
+    queries: AnyRecords,
+    config: EvaluationConfig,
+    *,
+    view_config: ViewConfig,
+    seed: int,
+    device: torch.device | str,
+    batch_size: int = 512,
+) -> dict[str, float]:
+    """Return `classifier_accuracy` of labelled queries, and the scores of the frozen features, in [0, 1].
+
+    Args:
+      network: already on `device`; its train/eval modes are restored.
+      index: labelled records for k-NN and probe; None where there are none.
+      queries: records scored.
+      config: subset sizes and k.
+      view_config: augmentation, for the views of records without labels.
+      seed: public seed of the subsets and the views.
+      device: where the network is.
+      batch_size: images passed at once; changes no score beyond rounding.
+
+    Raises:
+      DataError: there is nothing to score.
+    """
+    how: dict[str, Any] = {"seed": seed, "device": device, "batch_size": batch_size}
+    features.check_some(index, queries)
+    if queries.labels is None and index is None:
+        return {}
+    if queries.labels is None:
+        return features.evaluate(network, index, queries, config, view_config=view_config, **how)
+    queries = features.first_records(queries, config.max_query_records, seed)
+    assert queries.labels is not None
+    asked = features.embed_features(network, queries.images, batch_size=batch_size, device=device)
+    found = {CLASSIFIER_SCORE: accuracy(network, asked, queries.labels)}
+    if index is None or index.labels is None:
+        return found
+    return found | features.label_scores(network, index, asked, queries, config, **how)
+
+
+def accuracy(network: Classifier, asked: Features, labels: Labels) -> float:
+    """Return the share of records whose own class has the largest logit.
+
+    Args:
+      network: that classifies.
+      asked: `[n, feature_dim]`, its features of the records.
+      labels: `[n]`; one that is no class of the network counts as wrong.
+    """
+    with torch.no_grad():
+        logits = network.classify(torch.from_numpy(asked).to(network.classify.weight.device))
+    return float((logits.argmax(1).cpu().numpy() == labels).mean())

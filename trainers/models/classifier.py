@@ -1,0 +1,85 @@
+"""Classifiers: an encoder of images with a linear layer on its features, of which either part or both train.
+
+With the head alone it is the linear probe of De et al. (2022), trained by private steps: few weights, and so
+little noise, on features that nothing moves. With all layers it is full fine-tuning. What of an encoder its
+features do not read (projection head, decoder, text tower) is kept as it is and never trains: its gradient
+would be zero, and its noise is not.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from trainers.config.networks import HEAD
+from trainers.models.transformer import ImageShape
+
+
+class Features(Protocol):
+    """What a classifier asks of its encoder."""
+
+    feature_dim: int
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return features `[n, feature_dim]` of normalised images `[n, C, H, W]`."""
+
+
+class Classifier(nn.Module):
+    """A linear layer on the features of an encoder.
+
+    Args:
+      encoder: a module with `features`; with all layers trained, its weights that they read are trainable.
+      image_shape: (channels, height, width) of the images.
+      num_classes: K.
+      trained_layers: of `trainers.config.networks.TRAINED_LAYERS`.
+
+    Attributes:
+      feature_dim: width of the features, which k-NN and probes read.
+      image_shape, num_classes: as given.
+    """
+
+    def __init__(
+        self, encoder: nn.Module, image_shape: ImageShape, *, num_classes: int, trained_layers: str
+    ) -> None:
+        super().__init__()
+        self.image_shape, self.num_classes = image_shape, num_classes
+        self.encoder = encoder
+        self.feature_dim = self._readable.feature_dim
+        if trained_layers == HEAD:
+            encoder.requires_grad_(False)
+        else:
+            freeze_unread(encoder, image_shape)
+        self.classify = nn.Linear(self.feature_dim, num_classes)
+
+    @property
+    def _readable(self) -> Features:
+        return cast(Features, self.encoder)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return features `[n, feature_dim]` of normalised images `[n, C, H, W]`."""
+        return self._readable.features(images)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits `[n, num_classes]` of normalised images `[n, C, H, W]`."""
+        logits: Tensor = self.classify(self.features(images))
+        return logits
+
+
+def freeze_unread(encoder: nn.Module, image_shape: ImageShape) -> None:
+    """Freeze, in place, what of an encoder its features do not read.
+
+    >>> from trainers.config.networks import NetworkConfig
+    >>> from trainers.models.encoder import build_encoder
+    >>> encoder = build_encoder(NetworkConfig(name="tiny_cnn"), (1, 28, 28), seed=0)
+    >>> freeze_unread(encoder, (1, 28, 28))
+    >>> any(p.requires_grad for p in encoder.head.parameters()), encoder.backbone[0].weight.requires_grad
+    (False, True)
+    """
+    parameters = [each for each in encoder.parameters() if each.requires_grad]
+    with torch.enable_grad():
+        features = cast(Features, encoder).features(torch.zeros(2, *image_shape))
+        found = torch.autograd.grad(features.sum(), parameters, allow_unused=True)
+    for parameter, gradient in zip(parameters, found, strict=True):
+        parameter.requires_grad_(gradient is not None)

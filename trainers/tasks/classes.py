@@ -1,0 +1,265 @@
+"""Classes: a classifier learns the label of each image (linear probing and fine-tuning; De et al. 2022).
+
+The loss of a record is the cross-entropy of its own label given its own image:
+
+    L(image, y) = −log softmax(W ψ(image) + b)_y
+
+A record is the image **and** its label: both enter its gradient alone, which is clipped by itself, so adding
+or removing the pair moves the clipped sum by at most C (`dpgcl_core.methods.per_record`). Nothing is weighted
+by how frequent a class is, and K, the number of classes, is public. The label is that of the row which stands
+for the record at the step, as the image is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dpgcl_core.clipping.types import GroupInputs, Objective
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.release.metrics import CLASSIFIER_SCORE
+from trainers.config.training import (
+    POOLED,
+    AnyNetworkConfig,
+    CaptionerConfig,
+    ClassifierConfig,
+    ClipNetworkConfig,
+    EvaluationConfig,
+    MaskedNetworkConfig,
+    NetworkConfig,
+    TrainingConfig,
+    ViewConfig,
+)
+from trainers.data.dataset import AnyRecords
+from trainers.data.pairs import ImageTextRecords
+from trainers.data.records import Records
+from trainers.evaluation import classes
+from trainers.models.captioner import build_captioner
+from trainers.models.classifier import Classifier
+from trainers.models.clip.encoder import ImageTextEncoder, refuse_other_size
+from trainers.models.clip.starting import published_note, starting_clip
+from trainers.models.encoder import Encoder, ImageShape, build_encoder, to_fast_layout
+from trainers.models.masked import build_masked
+from trainers.models.precision import pass_in, scale_gradient
+from trainers.models.starting import is_classifier, load_given, load_whole
+from trainers.tasks.images import synthetic_images
+from trainers.tasks.per_record import NUM_PROBES, PerRecordTask
+from trainers.views.images import make_views
+
+
+class Classes(PerRecordTask[Classifier]):
+    """A classifier learns from labelled images, each by itself."""
+
+    name: ClassVar[str] = ClassifierConfig.task
+    own_scores: ClassVar[tuple[str, ...]] = (CLASSIFIER_SCORE,)
+
+    def check_records(self, config: TrainingConfig, records: AnyRecords) -> None:
+        method = config.mechanism.method
+        if isinstance(records, ImageTextRecords):
+            raise ConfigError(
+                f"{method} learns labels of images, and the data are pairs of images and texts: use a method "
+                "for pairs, or load images with labels"
+            )
+        if records.labels is None:
+            raise ConfigError(f"{method} learns labels, and the data have none: give images with labels")
+        num_classes = _network(config).num_classes
+        if len(records.labels) and not 0 <= records.labels.min() <= records.labels.max() < num_classes:
+            raise ConfigError(
+                f"labels must be whole numbers from 0 to below num_classes = {num_classes}, and some are "
+                "not: give the number of classes that there may be, --num-classes"
+            )
+
+    def fresh(self, config: TrainingConfig, image_shape: ImageShape) -> Classifier:
+        return _classifier(config, _encoder(config, image_shape, None), image_shape)
+
+    def build(
+        self, config: TrainingConfig, image_shape: ImageShape, given: Mapping[str, Tensor] | None
+    ) -> Classifier:
+        if config.warm_start is None or given is None:
+            return self.fresh(config, image_shape)
+        if not is_classifier(given):
+            return _classifier(config, _encoder(config, image_shape, given), image_shape)
+        network = self.fresh(config, image_shape)
+        load_whole(network, config.warm_start, given)
+        return network
+
+    def check_network(
+        self, config: TrainingConfig, network: Classifier, image_shape: tuple[int, ...]
+    ) -> None:
+        if config.evaluation.readout != POOLED:
+            raise ConfigError(
+                f"readout {config.evaluation.readout} is for CNNs of contrastive methods, and "
+                f"{config.mechanism.method} trains a classifier: give readout {POOLED}"
+            )
+        if isinstance(network.encoder, ImageTextEncoder):
+            refuse_other_size(network.encoder.spec, image_shape)
+        super().check_network(config, network, image_shape)
+
+    def start_note(self, config: TrainingConfig) -> str:
+        encoder = config.encoder
+        return published_note(encoder) if isinstance(encoder, ClipNetworkConfig) else ""
+
+    def fresh_parts(self, config: TrainingConfig) -> str:
+        start = config.warm_start
+        return "" if start is None or start.classifies else "the classification head"
+
+    def place(self, network: Classifier, device: torch.device, image_shape: tuple[int, ...]) -> None:
+        if isinstance(network.encoder, Encoder):
+            to_fast_layout(network, device, image_shape)
+        else:
+            network.to(device)
+
+    def inputs(
+        self,
+        config: TrainingConfig,
+        network: Classifier,
+        records: Records,
+        groups: NDArray[np.int64],
+        *,
+        step: int,
+        num_augmentations: int,
+    ) -> GroupInputs:
+        rows, seed, num_views = groups.reshape(-1), config.public_seed, config.num_view_draws
+        device = next(network.parameters()).device
+        views = make_views(
+            torch.from_numpy(records.images_at(rows, seed=seed, step=step)).to(device),
+            records.ids[rows],
+            config=config.views,
+            seed=seed,
+            step=step,
+            num_views=num_views,
+        )
+        labels = torch.from_numpy(records.labels_at(rows, seed=seed, step=step)).to(device)
+        shape = (*groups.shape, num_views)
+        return views.reshape(*shape, *views.shape[2:]), labels[:, None].expand(-1, num_views).reshape(shape)
+
+    def blank_inputs(
+        self,
+        network: Classifier,
+        image_shape: tuple[int, ...],
+        *,
+        groups: int,
+        group_size: int,
+        num_views: int,
+    ) -> GroupInputs:
+        device, shape = next(network.parameters()).device, (groups, group_size, num_views)
+        labels = torch.zeros(shape, dtype=torch.int64, device=device)
+        return torch.zeros(*shape, *image_shape, device=device), labels
+
+    def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> Records:
+        images = synthetic_images(count, image_shape)
+        return Records(images=images.images, ids=images.ids, labels=np.zeros(count, dtype=np.int64))
+
+    def run(self, network: Classifier, inputs: GroupInputs) -> None:
+        with torch.no_grad():
+            network(inputs[0].flatten(0, 2))
+
+    def objective(
+        self,
+        config: TrainingConfig,
+        network: Classifier,
+        precision: AnyNetworkConfig | None = None,
+        target: Classifier | None = None,
+    ) -> Objective:
+        return class_losses(network, precision)
+
+    def evaluate(
+        self,
+        network: Classifier,
+        index: AnyRecords | None,
+        queries: AnyRecords,
+        config: EvaluationConfig,
+        *,
+        view_config: ViewConfig,
+        seed: int,
+        device: torch.device | str,
+        class_names: Sequence[str] = (),
+        batch_size: int = 512,
+    ) -> dict[str, float]:
+        return classes.evaluate(
+            network,
+            index,
+            queries,
+            config,
+            view_config=view_config,
+            seed=seed,
+            device=device,
+            batch_size=batch_size,
+        )
+
+    def made_up(self, network: Classifier, seed: int) -> tuple[Tensor, Tensor]:
+        """Inputs of as many groups of one as a probe of mixing needs, with labels of all classes."""
+        generator = torch.Generator().manual_seed(seed)
+        images = torch.randn(NUM_PROBES, 1, 1, *network.image_shape, generator=generator)
+        labels = torch.randint(network.num_classes, (NUM_PROBES, 1, 1), generator=generator)
+        device = next(network.parameters()).device
+        return images.to(device), labels.to(device)
+
+
+CLASSES = Classes()
+
+
+def class_losses(network: Classifier, precision: AnyNetworkConfig | None = None) -> Objective:
+    """Return the mean cross-entropy of a group's views, `[groups]`, of images and their labels.
+
+    Args:
+      network: that classifies.
+      precision: of its pass; float32 unless given.
+    """
+    how = precision or NetworkConfig()
+
+    def losses(inputs: GroupInputs) -> Tensor:
+        images, labels = (each.flatten(0, 2) for each in inputs)
+        logits = scale_gradient(how, pass_in(how, network, images))
+        own = F.cross_entropy(logits, labels, reduction="none")
+        return own.reshape(len(inputs[0]), -1).mean(1)
+
+    return losses
+
+
+def _classifier(config: TrainingConfig, encoder: nn.Module, image_shape: ImageShape) -> Classifier:
+    network = _network(config)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(config.public_seed)
+        return Classifier(
+            encoder,
+            image_shape,
+            num_classes=network.num_classes,
+            trained_layers=network.trained_layers,
+        )
+
+
+def _encoder(
+    config: TrainingConfig, image_shape: ImageShape, given: Mapping[str, Tensor] | None
+) -> nn.Module:
+    """The encoder at random weights, or at those that are given."""
+    kind, start, seed = config.encoder, config.warm_start, config.public_seed
+    if isinstance(kind, ClipNetworkConfig):
+        own = start if given is not None else None
+        return starting_clip(kind, start=own, given=given, seed=seed, temperature=config.temperature)
+    if isinstance(kind, NetworkConfig):
+        encoder = build_encoder(kind, image_shape, seed)
+        if start is not None and given is not None:
+            load_given(encoder, start, given)
+        return encoder
+    network = _of_patches(kind, image_shape, seed)
+    if start is not None and given is not None:
+        load_whole(network, start, given)
+    return network
+
+
+def _of_patches(kind: MaskedNetworkConfig | CaptionerConfig, image_shape: ImageShape, seed: int) -> nn.Module:
+    if isinstance(kind, MaskedNetworkConfig):
+        return build_masked(kind, image_shape, seed)
+    return build_captioner(kind, image_shape, seed)
+
+
+def _network(config: TrainingConfig) -> ClassifierConfig:
+    assert isinstance(config.network, ClassifierConfig)
+    return config.network
