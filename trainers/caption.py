@@ -12,7 +12,6 @@ records that it was trained on; it covers the model, and nothing that the model 
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,17 +22,16 @@ import torch
 from numpy.typing import NDArray
 
 from dpgcl_core.command_line import run_command
-from dpgcl_core.errors import ConfigError, StorageError, exit_on_bad_input
+from dpgcl_core.errors import ConfigError, exit_on_bad_input
 from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.data.loading import PairOptions
+from trainers.embed.files import check_csv_target, write_csv
 from trainers.embed.images import chosen_device, read_images
 from trainers.evaluation.features import frozen
 from trainers.evaluation.pairs import PAIRS_AT_ONCE
 from trainers.export.folder import load_captioner
 from trainers.models.captioner import Captioner
 from trainers.views.images import normalise
-
-CSV = ".csv"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options: CaptionOptions = run_command(
         CaptionOptions, prog="python -m trainers.caption", description=__doc__, arguments=arguments
     )
-    if options.to.suffix != CSV:
-        raise ConfigError(f"captions are written to a {CSV} file; got --to {options.to}")
-    if options.to.exists():
-        raise StorageError(f"{options.to} exists and is not overwritten: give another --to")
+    check_csv_target(options.to)
     pairs = PairOptions(
         image=options.csv_img_key, caption=options.csv_caption_key, separator=options.csv_separator
     )
@@ -87,14 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names, images = read_images(options.images, description.image_shape, pairs, options.max_image_pixels)
     device = chosen_device(options.device)
     captions = generated(network, images, batch_size=options.batch_size, device=device)
-    try:
-        options.to.parent.mkdir(parents=True, exist_ok=True)
-        with options.to.open("w", encoding="utf-8", newline="") as file:
-            rows = csv.writer(file, lineterminator="\n")
-            rows.writerow(("id", "caption"))
-            rows.writerows(zip(names.tolist(), captions, strict=True))
-    except OSError as error:
-        raise StorageError(f"{options.to} cannot be written: {error.strerror}") from error
+    write_csv(options.to, ("id", "caption"), zip(names.tolist(), captions, strict=True))
     print(f"written: {options.to}, {len(captions)} captions")
     print(f"the model: {description.promise}")
     print(

@@ -20,6 +20,7 @@ LABEL_SCORES = {
     "linear_probe_accuracy": "Linear probe accuracy",
     **FEW_SHOT_SCORES,
 }
+CLASSIFIER_SCORES = {"classifier_accuracy": "Classifier accuracy"}
 VIEW_SCORES = {
     "view_retrieval_top1": "View retrieval, top 1",
     "view_retrieval_top10": "View retrieval, top 10",
@@ -73,6 +74,7 @@ METHOD_NAMES = {
     "dpcl_simclr_rigorous": "DPCL, SimCLR, at 4|B|C",
     "dpcl_barlow_rigorous": "DPCL, Barlow Twins, at 4|B|C",
     "dp_cap": "Captioner",
+    "dp_classifier": "Classifier",
     "non_private": "Non-private",
     "base": "Base, not trained",
 }
@@ -92,6 +94,8 @@ _COLUMN_NAMES = {
     "weight_decay": "Weight decay",
     "embedding_dim": "Embedding width",
     "network_name": "Network",
+    "trained_layers": "Trained layers",
+    "num_classes": "Classes",
     "optimizer_name": "Optimizer",
     "lora_layers": "Adapted layers",
     "lora_rank": "LoRA rank",
@@ -132,7 +136,7 @@ def score_title(name: str) -> str | None:
     >>> score_title("image_to_text_recall_at_10"), score_title("knn_accuracy_during"), score_title("snr")
     ('Image → text recall at 10', 'k-NN accuracy', None)
     """
-    known = {**LABEL_SCORES, **VIEW_SCORES, **NOISED_SCORES, **PAIR_SCORES}
+    known = {**CLASSIFIER_SCORES, **LABEL_SCORES, **VIEW_SCORES, **NOISED_SCORES, **PAIR_SCORES}
     return known.get(name.removesuffix(DURING))
 
 
@@ -147,7 +151,7 @@ def without_prefix(name: str) -> str:
 
 def score_names(trials: pd.DataFrame) -> dict[str, str]:
     """Return the final scores and their titles, those of pairs first, of view retrieval only where alone."""
-    known = {**PAIR_SCORES, **LABEL_SCORES, **NOISED_SCORES, **VIEW_SCORES}
+    known = {**CLASSIFIER_SCORES, **PAIR_SCORES, **LABEL_SCORES, **NOISED_SCORES, **VIEW_SCORES}
     found = {name: title for name, title in known.items() if has_values(trials, name)}
     others = {name: title for name, title in found.items() if name not in VIEW_SCORES}
     return others or found

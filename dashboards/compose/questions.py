@@ -115,6 +115,12 @@ _ASKED = (
         references=("1",),
     ),
     Question(name="privacy-budget", heading="privacy budget", axis=_axis("target_epsilon", "log")),
+    Question(
+        name="classify",
+        heading="classifiers",
+        axis=_axis("target_epsilon", "log"),
+        splits=("trained_layers", *SPLITS),
+    ),
     Question(name="temperature", heading="temperature", axis=_axis("temperature", "log")),
     Question(
         name="methods",
@@ -132,6 +138,7 @@ _ASKED = (
         splits=(*SPLITS, "group_size", "expected_batch_size", "temperature", "network_name", "lora_layers"),
         kind="convergence",
         series=(
+            "classifier_accuracy_during",
             "knn_accuracy_during",
             "linear_probe_accuracy_during",
             *(f"{name}{DURING}" for name in FEW_SHOT_SCORES),

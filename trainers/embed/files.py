@@ -6,8 +6,9 @@ parquet's metadata under `dpgcl`, and the array `about` of an npz, as JSON.
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from dpgcl_core.errors import ConfigError, StorageError
 from trainers.export.description import ModelDescription
 
-PARQUET, NPZ = ".parquet", ".npz"
+PARQUET, NPZ, CSV = ".parquet", ".npz", ".csv"
 NOTE = (
     "Embeddings of private images are private data themselves: the guarantee covers the model, not what it "
     "is applied to."
@@ -67,6 +68,37 @@ def write_embeddings(
             _write_parquet(path, rows, about)
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write rows of text and numbers to a new csv file.
+
+    Raises:
+      ConfigError: it is named otherwise.
+      StorageError: it exists, or cannot be written.
+    """
+    check_csv_target(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(columns)
+            writer.writerows(rows)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def check_csv_target(path: Path) -> None:
+    """Refuse a file that `write_csv` would not write.
+
+    Raises:
+      ConfigError: it is no csv file.
+      StorageError: it exists.
+    """
+    if path.suffix != CSV:
+        raise ConfigError(f"the answers are written to a {CSV} file; got --to {path}")
+    if path.exists():
+        raise StorageError(f"{path} exists and is not overwritten: give another --to")
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:

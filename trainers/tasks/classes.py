@@ -42,7 +42,7 @@ from trainers.data.records import Records
 from trainers.evaluation import classes
 from trainers.models.captioner import build_captioner
 from trainers.models.classifier import Classifier
-from trainers.models.clip.encoder import ImageTextEncoder, refuse_other_size
+from trainers.models.clip.encoder import refuse_other_size
 from trainers.models.clip.starting import published_note, starting_clip
 from trainers.models.encoder import Encoder, ImageShape, build_encoder, to_fast_layout
 from trainers.models.masked import build_masked
@@ -97,8 +97,6 @@ class Classes(PerRecordTask[Classifier]):
                 f"readout {config.evaluation.readout} is for CNNs of contrastive methods, and "
                 f"{config.mechanism.method} trains a classifier: give readout {POOLED}"
             )
-        if isinstance(network.encoder, ImageTextEncoder):
-            refuse_other_size(network.encoder.spec, image_shape)
         super().check_network(config, network, image_shape)
 
     def start_note(self, config: TrainingConfig) -> str:
@@ -136,8 +134,9 @@ class Classes(PerRecordTask[Classifier]):
             num_views=num_views,
         )
         labels = torch.from_numpy(records.labels_at(rows, seed=seed, step=step)).to(device)
-        shape = (*groups.shape, num_views)
-        return views.reshape(*shape, *views.shape[2:]), labels[:, None].expand(-1, num_views).reshape(shape)
+        shape, targets = (*groups.shape, num_views), F.one_hot(labels, network.num_classes).float()
+        targets = targets[:, None].expand(-1, num_views, -1).reshape(*shape, -1)
+        return views.reshape(*shape, *views.shape[2:]), targets
 
     def blank_inputs(
         self,
@@ -149,8 +148,8 @@ class Classes(PerRecordTask[Classifier]):
         num_views: int,
     ) -> GroupInputs:
         device, shape = next(network.parameters()).device, (groups, group_size, num_views)
-        labels = torch.zeros(shape, dtype=torch.int64, device=device)
-        return torch.zeros(*shape, *image_shape, device=device), labels
+        targets = torch.zeros(*shape, network.num_classes, device=device)
+        return torch.zeros(*shape, *image_shape, device=device), targets
 
     def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> Records:
         images = synthetic_images(count, image_shape)
@@ -199,7 +198,7 @@ class Classes(PerRecordTask[Classifier]):
         images = torch.randn(NUM_PROBES, 1, 1, *network.image_shape, generator=generator)
         labels = torch.randint(network.num_classes, (NUM_PROBES, 1, 1), generator=generator)
         device = next(network.parameters()).device
-        return images.to(device), labels.to(device)
+        return images.to(device), F.one_hot(labels, network.num_classes).float().to(device)
 
 
 CLASSES = Classes()
@@ -208,6 +207,9 @@ CLASSES = Classes()
 def class_losses(network: Classifier, precision: AnyNetworkConfig | None = None) -> Objective:
     """Return the mean cross-entropy of a group's views, `[groups]`, of images and their labels.
 
+    A label is a row of `num_classes` numbers, 1 at its class and 0 elsewhere: of made-up numbers, which the
+    clipping engine compares its ways on, it is a function as well.
+
     Args:
       network: that classifies.
       precision: of its pass; float32 unless given.
@@ -215,9 +217,9 @@ def class_losses(network: Classifier, precision: AnyNetworkConfig | None = None)
     how = precision or NetworkConfig()
 
     def losses(inputs: GroupInputs) -> Tensor:
-        images, labels = (each.flatten(0, 2) for each in inputs)
+        images, targets = (each.flatten(0, 2) for each in inputs)
         logits = scale_gradient(how, pass_in(how, network, images))
-        own = F.cross_entropy(logits, labels, reduction="none")
+        own = -(targets * logits.log_softmax(1)).sum(1)
         return own.reshape(len(inputs[0]), -1).mean(1)
 
     return losses
@@ -242,7 +244,9 @@ def _encoder(
     kind, start, seed = config.encoder, config.warm_start, config.public_seed
     if isinstance(kind, ClipNetworkConfig):
         own = start if given is not None else None
-        return starting_clip(kind, start=own, given=given, seed=seed, temperature=config.temperature)
+        towers = starting_clip(kind, start=own, given=given, seed=seed, temperature=config.temperature)
+        refuse_other_size(towers.spec, image_shape)
+        return towers
     if isinstance(kind, NetworkConfig):
         encoder = build_encoder(kind, image_shape, seed)
         if start is not None and given is not None:

@@ -1,0 +1,70 @@
+#!/usr/bin/env python
+"""What does a classifier of private labels score? Trains one per ε, its linear head alone and all layers.
+
+    python sweeps/classify.py --dataset fashion-mnist --network wide_cnn --warm-start synthetic:1200
+    ray job submit --working-dir . -- python sweeps/classify.py --dataset fashion-mnist
+
+Ends in accuracy against ε for the layers trained, with ε = ∞ and the start beside it on public data.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
+
+from dashboards.figures import draw
+from dpgcl_core.errors import ConfigError, exit_on_bad_input
+from dpgcl_core.release.metrics import CLASSIFIER_SCORE
+from sweeps.service.options.command_line import parse_options
+from sweeps.service.options.sweep import SweepOptions, varies
+from sweeps.service.planning.points import at
+from sweeps.service.planning.trials import Point
+from sweeps.service.running.sweep import run_sweep
+from trainers.config.networks import TRAINED_LAYERS
+from trainers.config.tree import changed
+
+METHOD = "dp_classifier"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifyOptions(SweepOptions):
+    """The axes of this sweep."""
+
+    epsilons: tuple[float, ...] = field(default=(1.0, 3.0, 10.0), metadata=varies("epsilon"))
+    """Values of the target ε."""
+    layers: tuple[str, ...] = field(default=TRAINED_LAYERS, metadata=varies("trained_layers"))
+    """What trains: head (a linear layer on frozen features), all (the encoder, too)."""
+    non_private: bool = True
+    """Also train without noise and clipping (ε = ∞); public data only."""
+
+    def tiny(self) -> Self:
+        return changed(super().tiny(), epsilons=(10.0,), layers=TRAINED_LAYERS[:1])
+
+    def completed(self, given: Collection[str]) -> Self:
+        if "method" in given and self.mechanism.method != METHOD:
+            raise ConfigError(f"this sweep trains {METHOD}; got {self.mechanism.method}: leave --method out")
+        chosen = {} if "select_by" in given or self.release.is_open else {"select_by": CLASSIFIER_SCORE}
+        return changed(self, method=METHOD, num_augmentations=0, **chosen)
+
+
+def points(options: ClassifyOptions) -> list[Point]:
+    """Return one point per layers trained and ε."""
+    points_at = partial(at, options.mechanism, non_private=options.non_private, epsilons=options.epsilons)
+    each = dict.fromkeys(options.layers)
+    return [point for layers in each for point in points_at(layers, {"trained_layers": layers})]
+
+
+def main() -> int:
+    """Run the sweep."""
+    options = parse_options(ClassifyOptions, description=__doc__)
+    return run_sweep("classify", options, points(options), partial(draw, "classify"))
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)

@@ -1,0 +1,113 @@
+"""Tells the classes of images with an exported classifier.
+
+    python -m trainers.classify --model FOLDER --images folder:/data/scans --to classes.csv
+
+Images are read as `python -m trainers.embed` reads them; labels that they may have are left aside. The file
+has the columns `id`, `label` and `probability`, a row per image: the likeliest class, as the labels of the
+training count them, and the probability that the classifier gives it.
+
+Classes of private images tell of them, and are private data themselves. The model's guarantee is about the
+records that it was trained on; it covers the model, and nothing that the model is applied to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dpgcl_core.command_line import run_command
+from dpgcl_core.errors import ConfigError, exit_on_bad_input
+from trainers.data.decoding import MAX_IMAGE_PIXELS
+from trainers.embed.files import check_csv_target, write_csv
+from trainers.embed.images import chosen_device, read_images
+from trainers.evaluation.features import frozen
+from trainers.export.folder import load_classifier
+from trainers.models.classifier import Classifier
+from trainers.views.images import normalise
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifyOptions:
+    """What to classify, with which model, and where to.
+
+    Attributes:
+      model: folder of an exported classifier.
+      images: folder:, npz:, parquet:, csv: or webdataset:PATH, or the name of a built-in data set.
+      to: new file, .csv.
+      batch_size: images at once.
+      device: where to compute.
+      network: the network of your own that the model names, if you trust it.
+      max_image_pixels: of one image as stored; a larger one is refused before it is decoded.
+    """
+
+    model: Path
+    images: str
+    to: Path = Path("classes.csv")
+    batch_size: int = 512
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    network: str | None = None
+    max_image_pixels: int = MAX_IMAGE_PIXELS
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1; got {self.batch_size}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return 0.
+
+    Raises:
+      ConfigError, DataError, StorageError: an option, the images or the model are unusable.
+    """
+    options: ClassifyOptions = run_command(
+        ClassifyOptions, prog="python -m trainers.classify", description=__doc__, arguments=arguments
+    )
+    check_csv_target(options.to)
+    network, description = load_classifier(options.model, own_network=options.network)
+    shape, limit = description.image_shape, options.max_image_pixels
+    names, images = read_images(options.images, shape, max_image_pixels=limit)
+    device = chosen_device(options.device)
+    found = probabilities(network, images, batch_size=options.batch_size, device=device)
+    rows = zip(names.tolist(), found.argmax(1).tolist(), found.max(1).round(6).tolist(), strict=True)
+    write_csv(options.to, ("id", "label", "probability"), rows)
+    print(f"written: {options.to}, classes of {len(found)} images")
+    print(f"the model: {description.promise}")
+    print(
+        "note: Classes of private images are private data themselves: the guarantee covers the model, not "
+        "what it is applied to."
+    )
+    return 0
+
+
+def probabilities(
+    network: Classifier,
+    images: NDArray[np.uint8],
+    *,
+    batch_size: int = 512,
+    device: torch.device | str = "cpu",
+) -> NDArray[np.float64]:
+    """Return the probability of each class, `[num_images, num_classes]`.
+
+    Args:
+      network: an exported one; it is moved to `device`.
+      images: uint8 `[num_images, channels, height, width]`, not normalised.
+      batch_size: images passed at once; changes nothing beyond rounding.
+      device: where to compute.
+    """
+    network.to(device)
+    found = [np.zeros((0, network.num_classes))]
+    with frozen(network):
+        for start in range(0, len(images), batch_size):
+            batch = torch.from_numpy(images[start : start + batch_size]).to(device)
+            found.append(network(normalise(batch)).double().softmax(1).cpu().numpy())
+    return np.concatenate(found)
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)
