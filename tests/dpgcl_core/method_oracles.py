@@ -247,6 +247,7 @@ CASES: dict[str, Case] = {
     "byol_groups": Case(terms=_byol, shape=(3, 1, 2), fields={"group_size": 1}),
     "dp_mae": Case(terms=_of_one_record, shape=(3, 1, 2), fields={"group_size": 1}),
     "dp_cap": Case(terms=_of_one_record, shape=(3, 1, 2), fields={"group_size": 1}),
+    "dp_classifier": Case(terms=_of_one_record, shape=(3, 1, 2), fields={"group_size": 1}),
     "non_private": Case(
         terms=_info_nce,
         shape=(1, 4, 3),

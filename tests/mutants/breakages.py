@@ -1231,4 +1231,73 @@ BREAKAGES = (
             "tests/trainers/tasks/test_captions.py::test_public_start_is_of_pairs_that_no_data_set_holds",
         ),
     ),
+    Breakage(
+        name="labels come from another record of the batch",
+        file="trainers/tasks/classes.py",
+        before="records.labels_at(rows, seed=seed, step=step)",
+        after="records.labels_at(np.roll(rows, 1), seed=seed, step=step)",
+        tests=(
+            "tests/trainers/tasks/test_classes.py::test_views_and_labels_of_a_record_follow_neither_its_companions_nor_its_place",
+        ),
+    ),
+    Breakage(
+        name="labels are of another row than the image",
+        file="trainers/data/records.py",
+        before="return self.labels[row_of_each(self.row_starts, self.ids, records, seed=seed, step=step)]",
+        after="return self.labels[row_of_each(self.row_starts, self.ids, records, seed=seed)]",
+        tests=(
+            "tests/trainers/tasks/test_classes.py::test_label_is_that_of_the_row_which_stands_for_the_record",
+        ),
+    ),
+    Breakage(
+        name="loss of a classifier is the mean over the batch",
+        file="trainers/tasks/classes.py",
+        before="return own.reshape(len(inputs[0]), -1).mean(1)",
+        after="return own.mean().expand(len(inputs[0]))",
+        tests=(
+            "tests/trainers/tasks/test_classes.py::test_label_of_a_record_moves_its_own_loss_alone",
+            "tests/trainers/tasks/test_classes.py::test_network_in_which_labels_or_images_meet_is_refused",
+        ),
+    ),
+    Breakage(
+        name="private labels are numbered by the classes of the private data",
+        file="trainers/training/release.py",
+        before="if train.classes_from_data:",
+        after="if False:",
+        tests=(
+            "tests/trainers/tasks/test_classes.py::test_private_labels_that_are_numbered_by_the_data_are_refused",
+        ),
+    ),
+    Breakage(
+        name="number of classes is read from private labels",
+        file="trainers/data/dataset.py",
+        before="if not data.train_is_public or labels is None or not len(labels):",
+        after="if labels is None or not len(labels):",
+        tests=(
+            "tests/trainers/tasks/test_classes.py::test_number_of_classes_is_that_of_public_data_and_never_read_from_private_ones",
+        ),
+    ),
+    Breakage(
+        name="a private encoder is started from whatever data set is charged",
+        file="trainers/training/warm_start.py",
+        before='ledger["dataset_id"] == charged_to',
+        after='bool(ledger["dataset_id"])',
+        tests=(
+            "tests/sweeps/test_classify.py::test_private_encoder_is_refused_where_another_data_set_or_none_is_charged",
+        ),
+    ),
+    Breakage(
+        name="a private encoder is started from whatever ledger paid for it",
+        file="sweeps/service/privacy/account.py",
+        before='ledger.check_has(start.head, f"the privacy statement beside {path}")',
+        after="_ = start.head",
+        tests=("tests/sweeps/test_classify.py::test_private_encoder_that_another_ledger_paid_is_refused",),
+    ),
+    Breakage(
+        name="a statement does not say that the encoder's ε comes on top",
+        file="dpgcl_core/release/statement.py",
+        before="        if not self.starts:\n",
+        after="        if self.starts:\n",
+        tests=("tests/sweeps/test_classify.py::test_statement_says_that_the_encoders_epsilon_comes_on_top",),
+    ),
 )

@@ -26,7 +26,8 @@ SCRIPTS = sorted(
 )
 """All but the planner, which trains nothing: `test_planner`."""
 OF_CI = {
-    *("ablation", "architectures", "augmentations", "clip_norm", "convergence", "lora_layers", "methods"),
+    *("ablation", "architectures", "augmentations", "classify", "clip_norm", "convergence", "lora_layers"),
+    "methods",
     *("noise_multiplier", "num_augmentations", "search", "tan", "temperature", "transfer"),
 }
 """All but three, for their tiny modes train or plan for seconds each."""

@@ -357,6 +357,8 @@ WITH_OTHERS: dict[str, tuple[tuple[str, ...], str]] = {
     "--patch-size": (("--method", "dp_mae"), "2"),
     "--mask-ratio": (("--method", "dp_mae"), "0.5"),
     "--class-captions": (("--dataset", "digits", "--image-size", "32"), "a {}"),
+    "--num-classes": (("--method", "dp_classifier", "--num-classes", "10"), "11"),
+    "--trained-layers": (("--method", "dp_classifier"), "all"),
     "--tie-embeddings": (("--dataset", "shapes:400", "--method", "dp_cap"), ""),
     "--unit-column": (
         ("--dataset", "{own}", "--num-records-public", "200", "--sampling", "records"),

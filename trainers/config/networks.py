@@ -99,9 +99,8 @@ class AnyNetwork:
 
     name: str = field(default="small_cnn", metadata=option("network"))
     """tiny_cnn, small_cnn, wide_cnn, resnet18, or package.module:factory for your own; of pairs a CLIP
-    model: clip-tiny, open_clip's name (ViT-B-32), or a file with open_clip's configuration; of dp_mae
-    mae-toy, -nano, -tiny, -small, -base or -large; of dp_cap cap-toy, -tiny, -small, -base or -large; of
-    dp_classifier any of them."""
+    model: clip-tiny, open_clip's name (ViT-B-32), or its configuration's file; of dp_mae and dp_cap mae- or
+    cap-toy, -tiny, -small, -base or -large (or mae-nano); of dp_classifier any."""
     precision: str = "float32"
     """Of the network: float32, bfloat16 or float16; norms, clipping and noise are never less than float32."""
     loss_scale: float = 1024.0

@@ -24,7 +24,7 @@ from trainers.training.resolve import training_config
 REPLACE_ONE = "replace one record"
 DPCL = [name for name in METHODS if name.startswith("dpcl_")]
 SAMPLES_BOTH = ("dp_gcl", "dp_clip", "siglip_groups", "byol_groups")
-ONE_RECORD = ("dp_mae", "dp_cap")
+ONE_RECORD = ("dp_mae", "dp_cap", "dp_classifier")
 """They clip each record by itself, however it is sampled."""
 
 
@@ -119,6 +119,7 @@ _SENSITIVITIES = {
     "byol_groups": _C,  # groups of one record
     "dp_mae": _C,
     "dp_cap": _C,
+    "dp_classifier": _C,
     "dp_sgd": 2 * _CAP * _C,
     "group_clip": 2 * (_CAP // 2) * _C,
     "logit_dp": _LOGIT,
@@ -203,6 +204,7 @@ def test_cap_that_the_method_does_not_need_is_refused(name: str) -> None:
         ("dp_clip", {"group_size": 2}, 'give group_size = "batch"; got 2'),
         ("dp_mae", {"group_size": 2}, "clips each record by itself: give group_size = 1; got 2"),
         ("dp_cap", {"group_size": 2}, "clips each record by itself: give group_size = 1; got 2"),
+        ("dp_classifier", {"group_size": 2}, "clips each record by itself: give group_size = 1; got 2"),
         ("group_clip", {"group_size": "batch"}, 'with "batch" use dp_clip'),
         ("logit_dp", {"temperature": None}, "depends on the temperature: give one"),
         ("logit_dp", {"batch_cap": 10}, "is reached so often"),

@@ -105,6 +105,7 @@ NEIGHBOURS: dict[str, tuple[Neighbours, ...]] = {
     "byol_groups": (Neighbours(pool=3, one=_ones(3)[0], other=_ones(3)[1], apart=0.99), _SWITCHED),
     "dp_mae": (Neighbours(pool=3, one=_ones(3)[0], other=_ones(3)[1], apart=0.99),),
     "dp_cap": (Neighbours(pool=3, one=_ones(3)[0], other=_ones(3)[1], apart=0.99),),
+    "dp_classifier": (Neighbours(pool=3, one=_ones(3)[0], other=_ones(3)[1], apart=0.99),),
     "dp_clip": (Neighbours(pool=3, one=_joins(3)[0], other=_joins(3)[1], apart=1.5), _SWITCHED),
     "dp_sgd": (
         Neighbours(pool=3, one=_joins(3)[0], other=_joins(3)[1], apart=2.2),
