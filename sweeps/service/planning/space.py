@@ -34,6 +34,8 @@ _DEFAULT: dict[str, Any] = {
     "temperature_range": (0.1, 1.0),
 }
 
+_ANY_CLASSES = 2  # stands in for those of the data, which break no rule
+
 Range = tuple[float, float] | None
 
 
@@ -352,14 +354,16 @@ def without_invalid(space: Space, options: SearchOptions, num_records: int) -> t
 def _refusal(options: SearchOptions, changes: Mapping[str, Any], num_records: int) -> str | None:
     """Why no training may have these settings; None where it may.
 
-    Neither ε is looked at, for σ is what is built, nor the warm start: each training's plan reads it.
+    Neither ε is looked at, for σ is what is built, nor the warm start and the classes of the data: each
+    training's plan reads them.
     """
     given = {"epsilon": None, "noise_multiplier": changes.get("noise_multiplier") or 1.0}
     if method_named(options.mechanism.method).label == "none":  # it has neither
         given = {}
     try:
         here = changed(options.training(), **{**changes, **given, "warm_start": None})
-        training_config(here, num_records=num_records, public_seed=options.service.seed)
+        seed = options.service.seed
+        training_config(here, num_records=num_records, public_seed=seed, num_classes=_ANY_CLASSES)
     except ConfigError as error:
         return str(error)
     return None

@@ -16,6 +16,7 @@ from dpgcl_core.clipping.clipper import ONE_BY_ONE, GroupClipper
 from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from tests.sweeps import support
+from tests.trainers.exporting import write_small_clip
 from trainers.config.networks import ClassifierConfig
 from trainers.config.settings import TrainingOptions
 from trainers.config.training import TrainingConfig
@@ -30,6 +31,7 @@ from trainers.tasks import CLASSES
 from trainers.tasks.classes import class_losses
 from trainers.training.loop import train
 from trainers.training.resolve import training_config
+from trainers.training.warm_start import starting_encoder
 
 SHAPE = (1, 8, 8)
 NUM_CLASSES = 3
@@ -286,6 +288,17 @@ def test_image_tower_of_a_clip_model_is_classified_without_its_text_tower(layers
     assert 0 <= found["classifier_accuracy"] <= 1
     with pytest.raises(ConfigError, match="reads images of 32 × 32 pixels"):
         train(config, data_of())
+
+
+@pytest.mark.ci
+def test_exported_clip_model_gives_the_classifier_its_image_tower(tmp_path: Path) -> None:
+    clip = write_small_clip(tmp_path / "clip", lora=None)
+    config = config_of(network="clip-tiny", warm_start=tmp_path / "clip")
+    network = starting_encoder(config, (3, 32, 32))
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.allclose(network.features(images), clip.features(images), atol=1e-5)
+    assert not any(p.requires_grad for p in network.encoder.parameters())  # type: ignore[union-attr]
 
 
 @pytest.mark.ci
