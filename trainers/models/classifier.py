@@ -74,8 +74,8 @@ def freeze_unread(encoder: nn.Module, image_shape: ImageShape) -> None:
     >>> from trainers.models.encoder import build_encoder
     >>> encoder = build_encoder(NetworkConfig(name="tiny_cnn"), (1, 28, 28), seed=0)
     >>> freeze_unread(encoder, (1, 28, 28))
-    >>> any(p.requires_grad for p in encoder.head.parameters()), encoder.backbone[0].weight.requires_grad
-    (False, True)
+    >>> [all(p.requires_grad for p in part.parameters()) for part in (encoder.backbone, encoder.head)]
+    [True, False]
     """
     parameters = [each for each in encoder.parameters() if each.requires_grad]
     with torch.enable_grad():
