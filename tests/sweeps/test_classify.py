@@ -15,6 +15,7 @@ from dpgcl_core.ledger.ledger import Ledger
 from sweeps import classify
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.trials import Point
 from sweeps.service.privacy.account import check_starts
 from sweeps.service.privacy.statement import build_statement
 from tests.sweeps.support import plan_of, run_script, train_here, write_npz
@@ -51,8 +52,9 @@ def planned(encoder: Path, ledger: Ledger, tmp_path: Path) -> SweepPlan:
     own = write_npz(tmp_path / "own.npz", 120)
     given = ("--dataset", own, "--evaluate-on", "digits", "--num-records-public", "120", *SMALL)
     given += ("--ledger", str(tmp_path / "ledger.db"), "--dataset-id", "scans", "--warm-start", str(encoder))
-    chosen = options(*given, "--epsilons", "3", "--layers", "head", "--repeats", "1")
-    return plan_of("classify", chosen, classify.points(chosen), calibration_folder=tmp_path)
+    chosen = options(*given, "--repeats", "1")
+    point = Point(label="head", changes={"epsilon": None, "noise_multiplier": 4.0})
+    return plan_of("classify", chosen, [point])
 
 
 def test_points_are_every_layers_at_every_epsilon_and_without_privacy() -> None:
