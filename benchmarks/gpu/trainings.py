@@ -26,6 +26,7 @@ from dpgcl_core.errors import ConfigError, DataError
 from dpgcl_core.mechanism.numbers import GROUPS, RECORDS
 from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.release.statement import RESEARCH
+from trainers.config.networks import ClassifierConfig
 from trainers.config.presets import PAIRS_CPU, PAPER
 from trainers.config.settings import TrainingOptions
 from trainers.config.training import TrainingConfig, WarmStart
@@ -325,6 +326,7 @@ class _Work:
             state = merged_state_dict(self._trained_on_common_words(start.num_steps, seed))
         else:
             shape = image_shape_of(self._data().train)
+            assert not isinstance(config.network, ClassifierConfig)
             recipe = recipe_of(config.network, shape, num_steps=start.num_steps, seed=seed)
             state = pretrained(recipe, self.where.device).state_dict()
         temporary = path.with_name(f"part-{path.name}")

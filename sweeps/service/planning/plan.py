@@ -218,13 +218,13 @@ def build_plan(
         told.insert(0, _TAKEN_FROM_DATA)
     if (delta := options.mechanism.delta or default_delta(n)) > _WEAK_DELTA:
         told.append(f"With so few records δ = {delta:.2g}, which is too large to promise much.")
-    num_weights: NumWeights = {}
-    configs = _configs(options, points, data, calibration_folder, num_weights)
+    configs = _configs(options, points, data, calibration_folder)
     if not configs:
         raise ConfigError(
             "no trial is left: with private data, and in sealed sweeps, trials with epsilon = inf are not "
             "run; give a finite epsilon"
         )
+    num_weights = _checked_networks([config for _, config in configs], data)
     networks = [config.network for _, config in configs]
     if any(each.mixes_no_records for each in networks) and not any(each.is_foreign for each in networks):
         raise ConfigError(
@@ -304,6 +304,7 @@ def trial_at(
 ) -> Trial:
     """Return the training at one point, which names it: for sweeps that choose while they run."""
     ((_, config),) = _configs(options, [point], data, calibration_folder)
+    _checked_networks([config], data)
     params = _params(config, options, point, 0) | {"image_shape": list(data.train.images.shape[1:])}
     return Trial(name=point.label, config=config, params=params)
 
@@ -327,16 +328,18 @@ NumWeights = dict[AnyNetworkConfig, int]
 
 
 def _too_small_notes(configs: Sequence[tuple[Point, TrainingConfig]], num_weights: NumWeights) -> list[str]:
-    """Say that no gain is to be expected of points, and what would do: one sentence, of the best of them.
+    """Say that of no point a gain is to be expected, and what would do: one sentence, of the best of them.
 
-    A training within a public subspace is left out: how much of the gradient lies in it, no model here tells.
+    Where one point has signal enough, the sweep itself tells how little the others have. A training within a
+    public subspace is left out: how much of the gradient lies in it, no model here tells.
     """
     small = {}
     for point, config in configs:
         if is_modelled(config.mechanism) and not config.public.subspace_dim:
             found = expected_snr(config.mechanism, num_weights[config.network])
-            if found.is_too_small:
-                small[point.label] = found.over_training, config
+            if not found.is_too_small:
+                return []
+            small[point.label] = found.over_training, config
     if not small:
         return []
     best = max(small, key=lambda label: small[label][0])
@@ -350,10 +353,8 @@ def _configs(
     points: Sequence[Point],
     data: TrainingData,
     calibration_folder: Path | None,
-    num_weights: NumWeights | None = None,
 ) -> list[tuple[Point, TrainingConfig]]:
-    """Return the checked training of every point that may be run on these data; note networks' weights."""
-    built = {} if num_weights is None else num_weights
+    """Return the checked training of every point that may be run on these data."""
     found: list[tuple[Point, TrainingConfig]] = []
     device, held_out = _device(options), options.evaluation.score_on_held_out
     declared = options.mechanism.num_records_public
@@ -399,17 +400,30 @@ def _configs(
         )
         task_of(config).check(config, data.train)
         check_release(config, data)
-        if not any(
-            config.network == c.network
-            and config.optimizer == c.optimizer
-            and config.per_tower_clipping == c.per_tower_clipping
-            and config.public == c.public
-            for _, c in found
-        ):
-            built[config.network] = _check_network(config, data)
         found.append((point, config))
-    _check_words([config for _, config in found], data)
     return found
+
+
+def _checked_networks(configs: Sequence[TrainingConfig], data: TrainingData) -> NumWeights:
+    """Build each network once, refuse those that no step should see, and return their trained weights."""
+    found: NumWeights = {}
+    seen = list[TrainingConfig]()
+    for config in configs:
+        if not any(_is_checked_by(config, each) for each in seen):
+            found[config.network] = _check_network(config, data)
+            seen.append(config)
+    _check_words(configs, data)
+    return found
+
+
+def _is_checked_by(config: TrainingConfig, other: TrainingConfig) -> bool:
+    """Whether what is checked of a training's network is that of another one, too."""
+    return (
+        config.network == other.network
+        and config.optimizer == other.optimizer
+        and config.per_tower_clipping == other.per_tower_clipping
+        and config.public == other.public
+    )
 
 
 def _charged_to(options: SweepOptions) -> str | None:
