@@ -126,7 +126,8 @@ class PrivacyStatement:
         """What one record stands for, in words."""
         if self.unit_column is None:
             return f"one {self.row}; a person with k of them gets group privacy (k times)"
-        return f"all rows with the same value of {self.unit_column}"
+        rows = "rows, images and labels," if "label" in self.row else "rows"
+        return f"all {rows} with the same value of {self.unit_column}"
 
     @property
     def conditions(self) -> list[str]:

@@ -1260,9 +1260,28 @@ BREAKAGES = (
         ),
     ),
     Breakage(
+        name="map that whitens a classifier's features trains",
+        file="trainers/models/classifier.py",
+        before="self.feature_dim).requires_grad_(False)",
+        after="self.feature_dim)",
+        tests=(
+            "tests/trainers/tasks/test_classes.py::test_no_noise_falls_on_the_fixed_map",
+            "tests/trainers/tasks/test_classes.py::test_fixed_map_is_the_same_whatever_the_records_and_after_training",
+        ),
+    ),
+    Breakage(
+        name="any file beside a charged model's statement may be started from",
+        file="trainers/training/warm_start.py",
+        before="        if path.name != description.weights_file:\n            return None\n",
+        after="",
+        tests=(
+            "tests/sweeps/test_classify.py::test_model_that_nobody_charged_has_no_part_in_the_statement_beside_it",
+        ),
+    ),
+    Breakage(
         name="private labels are numbered by the classes of the private data",
         file="trainers/training/release.py",
-        before="if train.classes_from_data:",
+        before="if not data.train_is_public and train.classes_from_data:",
         after="if False:",
         tests=(
             "tests/trainers/tasks/test_classes.py::test_private_labels_that_are_numbered_by_the_data_are_refused",

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
-from dpgcl_core.errors import ConfigError, LedgerError
+from dpgcl_core.errors import ConfigError, LedgerError, StorageError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from sweeps import classify
@@ -122,6 +124,35 @@ def test_private_encoder_without_a_statement_of_its_own_is_refused(encoder: Path
         read_warm_start(encoder, charged_to="scans")
 
 
+@pytest.mark.parametrize("way", ["beside", "torch", "linked", "linked by its name"])
+def test_model_that_nobody_charged_has_no_part_in_the_statement_beside_it(
+    encoder: Path, tmp_path: Path, way: str
+) -> None:
+    """The statement is of the exported file alone, and another one may be a model of any private data."""
+    uncharged = tmp_path / "uncharged"
+    write_small_model(uncharged, data="private")
+    weights = uncharged / "model.safetensors"
+    tensors = {name: value + 1 for name, value in load_file(weights).items()}
+    save_file(tensors, weights, metadata={"note": json.dumps({"data": "private"})})
+    given = {
+        "beside": encoder / "a.safetensors",
+        "torch": encoder / "a.pt",
+        "linked": tmp_path / "copied" / "x.safetensors",
+        "linked by its name": tmp_path / "copied" / "model.safetensors",
+    }[way]
+    if way.startswith("linked"):
+        given.parent.mkdir()
+        for name in ("model.json", "privacy_statement.json"):
+            shutil.copy(encoder / name, given.parent)
+        given.symlink_to(weights)
+    elif way == "torch":
+        torch.save(tensors, given)
+    else:
+        shutil.copy(weights, given)
+    with pytest.raises((ConfigError, StorageError)):
+        read_warm_start(given, charged_to="scans")
+
+
 def test_private_encoder_that_another_ledger_paid_is_refused(planned: SweepPlan, tmp_path: Path) -> None:
     other = Ledger.create(str(tmp_path / "other.db"))
     other.register("scans", Cap(epsilon=8.0, delta=1e-5), num_records_public=10_000)
@@ -175,3 +206,26 @@ def test_sealed_head_is_selected_by_its_accuracy(tmp_path: Path) -> None:
     plan = plan_of("classify", chosen, classify.points(chosen), calibration_folder=tmp_path)
     assert plan.release.select_by == "classifier_accuracy"
     assert {trial.config.guarantee_label for trial in plan.trials} == {"proven"}
+
+
+def test_classifier_is_scored_on_labels_of_the_same_list_alone(tmp_path: Path) -> None:
+    """Text labels are numbered by each data set's own list of classes."""
+
+    def named(file: str, names: tuple[str, ...]) -> str:
+        random = np.random.default_rng(len(names))
+        images = random.integers(0, 256, (60, 8, 8), dtype=np.uint8)
+        np.savez(
+            tmp_path / file, images=images, labels=np.array([names[row % len(names)] for row in range(60)])
+        )
+        return f"npz:{tmp_path / file}"
+
+    own, same = named("own.npz", ("cat", "dog")), named("same.npz", ("cat", "dog"))
+    small = [each for each in SMALL if each not in ("--num-classes", "3")]
+    given = ("--dataset", own, "--data-is", "public", *small, "--evaluate-on")
+    plan = plan_of("classify", options(*given, same), [Point(label="one", changes={})])
+    assert isinstance(plan.trials[0].config.network, ClassifierConfig)
+    assert plan.trials[0].config.network.num_classes == 2
+    for others in (("bird", "cat", "dog"), ("dog", "eel")):
+        chosen = options(*given, named("others.npz", others))
+        with pytest.raises(ConfigError, match="labels of the same list of classes"):
+            plan_of("classify", chosen, [Point(label="one", changes={})])

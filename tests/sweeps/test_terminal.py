@@ -58,6 +58,14 @@ def cut_captions() -> None:
     tell_cut_captions(dataclasses.replace(plan, data=dataclasses.replace(plan.data, train=train)))
 
 
+@pytest.mark.parametrize("method", ["dp_mae", "dp_cap"])
+def test_networks_without_a_clip_tokenizer_cut_no_captions(method: str) -> None:
+    plan = planned(
+        *QUICK, "--method", method, "--network", {"dp_mae": "mae-toy", "dp_cap": "cap-toy"}[method]
+    )
+    assert said(lambda: tell_cut_captions(plan), in_a_terminal=True) == ""
+
+
 @each_place
 def test_positions_of_corrupt_records_are_shown_in_a_terminal_alone(in_a_terminal: bool) -> None:
     text = said(meet_corrupt_records, in_a_terminal=in_a_terminal)

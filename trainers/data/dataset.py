@@ -90,9 +90,11 @@ class TrainingData:
       probes: other data sets that the features are scored on.
       public_records: what public negatives and subspaces are made of; None for neither.
       class_names: of the labels of `queries`, for zero-shot scores; empty where unknown.
+      train_class_names: of the labels of public training records; empty where unknown, and of private ones.
 
     Raises:
-      DataError: a label of the queries has no name though others have, or there are names and no queries.
+      DataError: a label of the queries has no name though others have, or there are names and no queries; or
+        names of private classes.
     """
 
     train: AnyRecords
@@ -105,10 +107,15 @@ class TrainingData:
     probes: tuple[Probe, ...] = ()
     public_records: PublicSource | None = None
     class_names: tuple[str, ...] = field(default=(), repr=False)
+    train_class_names: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if self.class_names and self.queries is None:  # of the training records they would be as private
             raise DataError("class_names are of the labels of queries; got names and no queries. Give both")
+        if self.train_class_names and not self.train_is_public:
+            raise DataError(
+                "train_class_names are of public training records; those of private ones go nowhere"
+            )
         if self.queries is not None:
             check_class_names(self.class_names, self.queries)
 
@@ -176,12 +183,12 @@ def captions_of(records: AnyRecords) -> tuple[list[str], NDArray[np.int64]] | No
 def num_public_classes(data: TrainingData) -> int | None:
     """Return how many classes public training records have; None of private ones, and without labels.
 
-    That is the number of names where the classes have some, and else the largest label and one.
+    That is the number of their own names where the classes have some, and else the largest label and one.
     """
     labels = data.train.labels
     if not data.train_is_public or labels is None or not len(labels):
         return None
-    return len(data.class_names) or int(labels.max()) + 1
+    return len(data.train_class_names) or int(labels.max()) + 1
 
 
 def check_class_names(class_names: Sequence[str], records: AnyRecords) -> None:

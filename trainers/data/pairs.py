@@ -94,7 +94,9 @@ class ImageTextRecords:
         check_row_starts(self.row_starts, num_records=len(self.ids), num_rows=num_rows)
         empty = sum(not row or not all(caption.strip() for caption in row) for row in self.captions)
         if empty:
-            raise DataError(f"every image must have captions and none may be empty; {empty} break the rule")
+            raise RecordsError(
+                f"every image must have captions and none may be empty; {empty} break the rule"
+            )
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -64,5 +64,5 @@ def accuracy(network: Classifier, asked: Features, labels: Labels) -> float:
       labels: `[n]`; one that is no class of the network counts as wrong.
     """
     with torch.no_grad():
-        logits = network.classify(torch.from_numpy(asked).to(network.classify.weight.device))
+        logits = network.logits_of(torch.from_numpy(asked).to(network.classify.weight.device))
     return float((logits.argmax(1).cpu().numpy() == labels).mean())

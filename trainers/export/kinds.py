@@ -42,6 +42,7 @@ from trainers.models.clip.files import (
     export_merged,
     trained_encoder,
     trained_spec,
+    write_config,
 )
 from trainers.models.clip.published import ClipSpec, build_clip
 from trainers.models.encoder import NETWORKS, Encoder, build_encoder
@@ -277,6 +278,13 @@ class ClassifierKind(ModelKind[Classifier]):
             trained_layers=params["trained_layers"],
         )
         return found | {"kind": self.name, "classifier": about}
+
+    def write_weights(
+        self, folder: Path, description: ModelDescription, state: Mapping[str, Tensor], note: str
+    ) -> ModelDescription:
+        if description.clip is not None:  # a training that goes on from it compares this with its own model
+            write_config(_spec(description), folder)
+        return super().write_weights(folder, description, state, note)
 
     def build(self, description: ModelDescription) -> Classifier:
         about = description.classifier

@@ -4,6 +4,11 @@ With the head alone it is the linear probe of De et al. (2022), trained by priva
 little noise, on features that nothing moves. With all layers it is full fine-tuning. What of an encoder its
 features do not read (projection head, decoder, text tower) is kept as it is and never trains: its gradient
 would be zero, and its noise is not.
+
+Features of networks are nearly collinear, and a linear layer learns slowly on such: without noise, 100 steps
+on those of an auto-encoder gave 32 % of Fashion-MNIST, and 75 % on whitened ones. So a fixed linear map
+stands between, which whitens the encoder's first features of *procedural* images. No record has a part in it,
+and it never trains: it costs no ε, and a record's gradient is a function of that record and the iterate.
 """
 
 from __future__ import annotations
@@ -16,6 +21,9 @@ from torch import Tensor, nn
 from trainers.config.networks import HEAD
 from trainers.models.transformer import ImageShape
 
+RIDGE = 0.01
+"""Added to the variances of standardised features: no direction is stretched more than tenfold."""
+
 
 class Features(Protocol):
     """What a classifier asks of its encoder."""
@@ -27,7 +35,7 @@ class Features(Protocol):
 
 
 class Classifier(nn.Module):
-    """A linear layer on the features of an encoder.
+    """A linear layer on the whitened features of an encoder.
 
     Args:
       encoder: a module with `features`; with all layers trained, its weights that they read are trainable.
@@ -51,7 +59,12 @@ class Classifier(nn.Module):
             encoder.requires_grad_(False)
         else:
             freeze_unread(encoder, image_shape)
+        self.whiten = nn.Linear(self.feature_dim, self.feature_dim).requires_grad_(False)
         self.classify = nn.Linear(self.feature_dim, num_classes)
+        nn.init.eye_(self.whiten.weight)
+        nn.init.zeros_(self.classify.weight)
+        for layer in (self.whiten, self.classify):
+            nn.init.zeros_(layer.bias)
 
     @property
     def _readable(self) -> Features:
@@ -63,8 +76,33 @@ class Classifier(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits `[n, num_classes]` of normalised images `[n, C, H, W]`."""
-        logits: Tensor = self.classify(self.features(images))
+        return self.logits_of(self.features(images))
+
+    def logits_of(self, features: Tensor) -> Tensor:
+        """Return logits `[n, num_classes]` of features `[n, feature_dim]`."""
+        logits: Tensor = self.classify(self.whiten(features))
         return logits
+
+    @torch.no_grad()
+    def whiten_by(self, images: Tensor, batch_size: int = 64) -> None:
+        """Have the fixed map whiten the features of these images from here on.
+
+        With D the features' deviations, none below a hundredth of the largest, and R their correlations it
+        is L⁻¹ D⁻¹ (x − mean), for L Lᵀ = R + 0.01·1.
+
+        Args:
+          images: public ones, normalised, `[n, C, H, W]` with n of two at least.
+          batch_size: images passed at once.
+        """
+        found = torch.cat([self.features(part) for part in images.split(batch_size)]).double()
+        mean, deviation = found.mean(0), found.std(0)
+        deviation = deviation.clamp_min(RIDGE * float(deviation.max()) or 1.0)  # records may vary it more
+        standard = (found - mean) / deviation
+        correlations = standard.T @ standard / (len(standard) - 1)
+        factor = torch.linalg.cholesky(correlations + RIDGE * torch.eye(len(correlations)))
+        matrix = torch.linalg.solve_triangular(factor, torch.diag(1 / deviation), upper=False)
+        self.whiten.weight.copy_(matrix)
+        self.whiten.bias.copy_(-matrix @ mean)
 
 
 def freeze_unread(encoder: nn.Module, image_shape: ImageShape) -> None:

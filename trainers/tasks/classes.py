@@ -38,19 +38,23 @@ from trainers.config.training import (
 )
 from trainers.data.dataset import AnyRecords
 from trainers.data.pairs import ImageTextRecords
+from trainers.data.procedural import procedural_images
 from trainers.data.records import Records
 from trainers.evaluation import classes
 from trainers.models.captioner import build_captioner
 from trainers.models.classifier import Classifier
 from trainers.models.clip.encoder import refuse_other_size
-from trainers.models.clip.starting import published_note, starting_clip
+from trainers.models.clip.starting import check_same_model, published_note, starting_clip
 from trainers.models.encoder import Encoder, ImageShape, build_encoder, to_fast_layout
 from trainers.models.masked import build_masked
 from trainers.models.precision import pass_in, scale_gradient
 from trainers.models.starting import is_classifier, load_given, load_whole
 from trainers.tasks.images import synthetic_images
 from trainers.tasks.per_record import NUM_PROBES, PerRecordTask
-from trainers.views.images import make_views
+from trainers.views.images import make_views, normalise
+
+_NUM_WHITENING = 512
+"""Procedural images that features are whitened by."""
 
 
 class Classes(PerRecordTask[Classifier]):
@@ -85,6 +89,8 @@ class Classes(PerRecordTask[Classifier]):
             return self.fresh(config, image_shape)
         if not is_classifier(given):
             return _classifier(config, _encoder(config, image_shape, given), image_shape)
+        if isinstance(config.encoder, ClipNetworkConfig):
+            check_same_model(config.encoder, config.warm_start)
         network = self.fresh(config, image_shape)
         load_whole(network, config.warm_start, given)
         return network
@@ -227,14 +233,14 @@ def class_losses(network: Classifier, precision: AnyNetworkConfig | None = None)
 
 def _classifier(config: TrainingConfig, encoder: nn.Module, image_shape: ImageShape) -> Classifier:
     network = _network(config)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(config.public_seed)
-        return Classifier(
-            encoder,
-            image_shape,
-            num_classes=network.num_classes,
-            trained_layers=network.trained_layers,
-        )
+    found = Classifier(
+        encoder, image_shape, num_classes=network.num_classes, trained_layers=network.trained_layers
+    )
+    numbers = np.arange(_NUM_WHITENING, dtype=np.uint64)
+    images = procedural_images(numbers, image_shape, seed=config.public_seed)
+    was_training = found.training
+    found.eval().whiten_by(normalise(torch.from_numpy(images)))
+    return found.train(was_training)
 
 
 def _encoder(

@@ -51,11 +51,18 @@ def check_release(config: TrainingConfig, data: TrainingData) -> None:
 
 
 def _check_labels(config: TrainingConfig, data: TrainingData) -> None:
-    """Refuse private labels of which one record more could change those of others."""
+    """Refuse labels that are not those scored, and private ones that one record more could change."""
     train = images_alone(data.train)
-    if data.train_is_public or train is None or not config.mechanism.rules.takes_labels:
+    if train is None or not config.mechanism.rules.takes_labels:
         return
-    if train.classes_from_data:
+    scored = data.queries is not None and data.queries.labels is not None
+    if data.train_is_public and scored and data.train_class_names != data.class_names:
+        raise ConfigError(
+            f"{config.mechanism.method} is scored on labels of the same list of classes, and those of the "
+            "training data and of evaluate_on are numbered by two lists: give data with the same classes, or "
+            "integer labels of one list in both"
+        )
+    if not data.train_is_public and train.classes_from_data:
         raise ConfigError(
             f"{config.mechanism.method} needs integer labels, of a public list of classes: text labels are "
             "numbered by their place among all classes of the private data, so one record could change the "

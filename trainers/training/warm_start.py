@@ -75,8 +75,10 @@ def read_warm_start(path: Path, *, charged_to: str | None = None) -> WarmStart:
                 f"the model in {path.parent} is in {description.weights_file}, not {path.name}"
             )
         read_model_weights(path.parent, description)
-        which = "public" if private is None else "the same private"
-        origin = f"the exported model of sweep {description.sweep}, trained on {which} {description.dataset}"
+        data = f"public {description.dataset}"
+        if private is not None:
+            data = f"private {description.dataset}, charged to the same data set of the same ledger"
+        origin = f"the exported model of sweep {description.sweep}, trained on {data}"
     elif path.name == WEIGHTS and not path.exists():
         raise StorageError(
             f"{path.parent} holds no {WEIGHTS} and no {WEIGHTS_FILE}: give an exported model's folder, or a "
@@ -134,9 +136,15 @@ def _private_start(path: Path, charged_to: str | None) -> PrivateStart | None:
 
 
 def _charged_model(path: Path, charged_to: str) -> PrivateStart | None:
-    """How an exported folder's model was charged to a data set; None where its statement does not say so."""
+    """How an exported folder's model was charged to a data set; None where its statement does not say so.
+
+    The statement is of the model's own file, whose hash the description has: another file beside it may hold
+    a model that nobody charged.
+    """
     try:
         description = read_description(path.parent)
+        if path.name != description.weights_file:
+            return None
         statement = json.loads((path.parent / f"{STATEMENT}.json").read_text(encoding="utf-8"))
         ledger = statement["ledger"]
         same = statement["model"]["sha256"] == description.sha256 and ledger["dataset_id"] == charged_to

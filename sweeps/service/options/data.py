@@ -76,7 +76,10 @@ class DataOptions:
 
     def pairs_of(self, name: str) -> PairOptions:
         """How the training data, or others of their kind, are read as images with captions."""
-        return dataclasses.replace(self.pairs, class_captions=self.class_captions).fitting(name)
+        own = self.pairs.fitting(name)
+        if modality_of_name(name, own) == "image-text":  # with captions of their own
+            return own
+        return dataclasses.replace(own, class_captions=self.class_captions).fitting(name)
 
     @property
     def pairs_of_training(self) -> PairOptions:

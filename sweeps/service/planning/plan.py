@@ -398,8 +398,8 @@ def _configs(
             num_classes=num_public_classes(data),
             charged_to=_charged_to(options),
         )
-        task_of(config).check(config, data.train)
         check_release(config, data)
+        task_of(config).check(config, data.train)
         found.append((point, config))
     return found
 

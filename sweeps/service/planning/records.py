@@ -158,6 +158,7 @@ def _load(
         public_records=helpers,
         # Of what is scored, which is public: names of private classes go nowhere.
         class_names=() if queries is None else (other or dataset).class_names,
+        train_class_names=() if private else dataset.class_names,
     )
     return data, _data_notes(options) + _skipped_notes(options, dataset, other)
 

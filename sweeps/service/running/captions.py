@@ -5,20 +5,22 @@ from __future__ import annotations
 import sys
 
 from sweeps.service.planning.plan import SweepPlan
+from trainers.config.training import ClipNetworkConfig
 from trainers.data.dataset import captions_of
 from trainers.models.clip.published import ClipConfig, find_clip
 from trainers.models.clip.tokens import ClipTokenizer
 
 
 def tell_cut_captions(plan: SweepPlan) -> None:
-    """Say on a terminal how many captions are longer than the first trial's model reads.
+    """Say on a terminal how many captions are longer than the CLIP model of the first such trial reads.
 
     Nothing is said where standard error is a file or the log of a job.
     """
     owned = captions_of(plan.data.train)
-    if owned is None or not sys.stderr.isatty():
+    networks = (trial.config.network for trial in plan.trials)
+    network = next((each for each in networks if isinstance(each, ClipNetworkConfig)), None)
+    if owned is None or network is None or not sys.stderr.isatty():
         return
-    network = plan.trials[0].config.network
     tokenizer = ClipTokenizer(find_clip(ClipConfig(model=network.name)))
     captions, _ = owned
     if num_cut := tokenizer(captions).num_truncated:

@@ -9,6 +9,8 @@ import pytest
 from PIL import Image
 
 from dpgcl_core.errors import ConfigError, DataError
+from sweeps.service.options.data import DataOptions
+from sweeps.service.planning.records import load_training_data
 from trainers.data.class_captions import with_class_captions
 from trainers.data.loading import PairOptions, load_dataset, modality_of_name
 from trainers.data.pairs import ImageTextRecords
@@ -96,3 +98,19 @@ def test_data_with_captions_of_their_own_keep_them(tmp_path: Path) -> None:
     for name in (f"parquet:{path}", "shapes:10"):
         with pytest.raises(ConfigError, match="captions"):
             load_dataset(name, pairs=PairOptions(class_captions=TEMPLATE))
+
+
+def test_empty_name_of_a_private_class_tells_no_count(tmp_path: Path) -> None:
+    labels = np.array(["" if row < 7 else "cat" for row in range(90)])
+    images = np.random.default_rng(0).integers(0, 256, (90, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "own.npz", images=images, labels=labels)
+    options = DataOptions(dataset=f"npz:{tmp_path / 'own.npz'}", data_is="private", class_captions="{}")
+    with pytest.raises(DataError, match="none may be empty") as caught:
+        load_training_data(options)
+    assert "7" not in str(caught.value)
+
+
+def test_public_pairs_keep_their_captions_beside_captioned_images() -> None:
+    options = DataOptions(dataset="digits", evaluate_on="shapes:10", class_captions=TEMPLATE)
+    assert options.pairs_of("digits").class_captions == TEMPLATE
+    assert options.pairs_of("shapes:10").class_captions is None

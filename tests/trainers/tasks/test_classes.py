@@ -25,13 +25,15 @@ from trainers.data.dataset import TrainingData, num_public_classes
 from trainers.data.procedural import procedural_images
 from trainers.data.records import Records
 from trainers.data.shapes import make_shape_pairs
+from trainers.evaluation.classes import accuracy
 from trainers.files.checkpoint import CheckpointFolder
-from trainers.models.classifier import Classifier
+from trainers.models.classifier import RIDGE, Classifier
 from trainers.tasks import CLASSES
 from trainers.tasks.classes import class_losses
 from trainers.training.loop import train
 from trainers.training.resolve import training_config
 from trainers.training.warm_start import starting_encoder
+from trainers.views.images import normalise
 
 SHAPE = (1, 8, 8)
 NUM_CLASSES = 3
@@ -242,7 +244,7 @@ def test_training_learns_the_labels_without_noise() -> None:
 def test_number_of_classes_is_that_of_public_data_and_never_read_from_private_ones() -> None:
     assert num_public_classes(data_of()) == NUM_CLASSES
     assert num_public_classes(data_of(public=False)) is None
-    named = dataclasses.replace(data_of(scored=True), class_names=("a", "b", "c", "d"))
+    named = dataclasses.replace(data_of(), train_class_names=("a", "b", "c", "d"))
     assert num_public_classes(named) == 4
     with pytest.raises(ConfigError, match=r"private labels must not tell: give --num-classes"):
         config_of(num_classes=None)
@@ -413,3 +415,62 @@ def test_sweep_stands_on_the_network_of_the_setting_and_counts_public_classes() 
     assert trial.config.num_augmentations == 0
     assert "One record is one image with its label: both are protected together." in plan.notes
     assert plan.row == "image with its label"
+
+
+# --- the fixed map between features and classes ---
+
+
+def test_features_of_procedural_images_come_out_white() -> None:
+    network = CLASSES.build(config_of(network="mae-toy", patch_size=2), SHAPE, None).eval()
+    images = procedural_images(np.arange(512, dtype=np.uint64), SHAPE, seed=0)
+    with torch.no_grad():
+        white = network.whiten(network.features(normalise(torch.from_numpy(images)))).double()
+    assert float(white.mean(0).abs().max()) < 1e-2
+    deviations = torch.linalg.eigvalsh(torch.cov(white.T))
+    assert float(deviations.max()) < 1.01
+    assert float(deviations.median()) > 0.1  # what hardly varies is shrunk by the ridge
+
+
+def test_feature_that_is_constant_on_procedural_images_is_not_stretched() -> None:
+    class Half(torch.nn.Module):
+        feature_dim = 2
+
+        def features(self, images: Tensor) -> Tensor:
+            return torch.stack([images.mean((1, 2, 3)), images[:, 0, 0, 0].clamp_min(5.0)], dim=1)
+
+    network = Classifier(Half(), SHAPE, num_classes=2, trained_layers="head")
+    network.whiten_by(torch.linspace(-1, 1, 8).reshape(8, 1, 1, 1).expand(8, *SHAPE))
+    assert float(network.whiten.weight.abs().max()) <= 2 / RIDGE / 0.1
+    network.whiten_by(torch.zeros(4, *SHAPE))  # nothing varies at all
+    assert torch.isfinite(network.whiten.weight).all()
+
+
+@pytest.mark.parametrize("layers", ["head", "all"])
+def test_fixed_map_is_the_same_whatever_the_records_and_after_training(layers: str) -> None:
+    config = config_of(trained_layers=layers, epsilon=math.inf, noise_multiplier=None)
+    before = CLASSES.build(config, SHAPE, None).whiten
+    records = records_of(60)
+    others = dataclasses.replace(records, images=255 - records.images)
+    for each in (records, others):
+        after = train(config, data_of(each)).encoder
+        assert isinstance(after, Classifier)
+        assert torch.equal(after.whiten.weight, before.weight)
+        assert torch.equal(after.whiten.bias, before.bias)
+        assert not torch.equal(after.classify.weight, torch.zeros_like(after.classify.weight))
+
+
+def test_no_noise_falls_on_the_fixed_map() -> None:
+    network = CLASSES.build(config_of(), SHAPE, None)
+    assert num_trainable(network) == NUM_CLASSES * (network.feature_dim + 1)
+
+
+def test_accuracy_is_that_of_the_logits() -> None:
+    network = network_of(config_of())
+    images = procedural_images(np.arange(30, dtype=np.uint64), SHAPE, seed=0)
+    network.whiten_by(normalise(torch.from_numpy(images)) * 2)
+    with torch.no_grad():
+        views = normalise(torch.from_numpy(records_of().images))
+        answers, features = network(views).argmax(1).numpy(), network.features(views).numpy()
+    assert len(set(answers.tolist())) > 1
+    assert accuracy(network, features, answers) == 1.0
+    assert accuracy(network, features, (answers + 1) % NUM_CLASSES) == 0.0

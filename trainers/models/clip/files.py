@@ -137,13 +137,18 @@ def export_merged(encoder: ImageTextEncoder, folder: Path, *, note: str) -> str:
       The sha256 of the weights' file.
     """
     spec = encoder.spec
-    preprocessing = {"mean": list(spec.mean), "std": list(spec.std)}
-    config = {"model_cfg": dict(spec.architecture), "preprocess_cfg": preprocessing}
-    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write_config(spec, folder)
     vocabulary = int(spec.architecture["text_cfg"].get("vocab_size", CLIP_VOCABULARY))
     if vocabulary < CLIP_VOCABULARY and not spec.architecture["text_cfg"].get("hf_tokenizer_name"):
         write_merges(folder / MERGES_FILE, vocabulary)
     return write_weights(folder / WEIGHTS_FILE, merged_state_dict(encoder), note=note)
+
+
+def write_config(spec: ClipSpec, folder: Path) -> None:
+    """Write what the model is, as open_clip reads it."""
+    preprocessing = {"mean": list(spec.mean), "std": list(spec.std)}
+    config = {"model_cfg": dict(spec.architecture), "preprocess_cfg": preprocessing}
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def export_adapter(encoder: ImageTextEncoder, folder: Path, *, note: str) -> str:

@@ -43,7 +43,7 @@ def starting_clip(
     if start is None:
         _refuse_place(weights)
     else:
-        _check_same_model(network, start)
+        check_same_model(network, start)
         for name, value in (given or {}).items():
             if value.is_floating_point() and not torch.isfinite(value).all():
                 raise ConfigError(f"a warm start must be finite, and {name} in {start.path} is not")
@@ -83,10 +83,13 @@ def _refuse_place(pretrained: str) -> None:
         )
 
 
-def _check_same_model(network: ClipNetworkConfig, start: WarmStart) -> None:
+def check_same_model(network: ClipNetworkConfig, start: WarmStart) -> None:
     """Refuse a second beginning, and weights of a model that is another though its tensors may fit.
 
     Number of heads, activation and colours show in no tensor's shape.
+
+    Raises:
+      ConfigError: as said.
     """
     if network.pretrained != RANDOM:
         raise ConfigError(
