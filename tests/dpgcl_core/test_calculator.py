@@ -207,6 +207,7 @@ def test_infinite_bound_is_refused_in_place_of_printed(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.ci
 def test_command_prints_one_json_object() -> None:
     done = _run(*_arguments("epsilon", S1), "--json")
     assert done.returncode == 0

@@ -30,6 +30,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("case", _PARAMETERS)
 @pytest.mark.parametrize("aspect", ["exit_code", "plan", "printed", "errors"])
 def test_command_does_what_it_did(case: Case, aspect: str, recorded: Any) -> None:

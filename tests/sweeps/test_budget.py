@@ -280,6 +280,7 @@ def by_kind(budget: SweepBudget) -> dict[str, int]:
     return found
 
 
+@pytest.mark.ci
 def test_noised_releases_are_reserved_with_the_steps(make_noised: Callable[[], SweepBudget]) -> None:
     budget = make_noised()
     budget.check()

@@ -301,6 +301,7 @@ def again(done: Done, tmp_path: Path) -> Path:
     return Path(shutil.copytree(done.folder, tmp_path / "again"))
 
 
+@pytest.mark.ci
 def test_tuning_trains_the_best_setting_of_each_afresh(done: Done) -> None:
     assert done.code == 0
     shown = {name: t for name, t in done.trained.items() if not name.startswith("tune-")}

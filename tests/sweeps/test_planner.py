@@ -183,6 +183,7 @@ def test_measured_snr_gives_back_the_alignment_that_it_was_made_with() -> None:
     assert alignment_size(options(*STATED)) == ALIGNMENT_SIZE
 
 
+@pytest.mark.ci
 def test_published_trainings_are_told_with_the_claims(capsys: Said) -> None:
     assert run_plan(options("--published")) == 0
     shown = capsys.readouterr().out.splitlines()

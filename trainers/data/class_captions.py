@@ -26,6 +26,7 @@ def with_class_captions(records: Records, class_names: Sequence[str], template: 
       ConfigError: there are no labels, or classes have no names.
       DataError: a label has no name.
 
+    >>> import numpy as np
     >>> records = Records(images=np.zeros((2, 1, 8, 8), dtype=np.uint8), ids=np.arange(2, dtype=np.uint64),
     ...     labels=np.array([1, 0]))
     >>> with_class_captions(records, ("cat", "dog"), "a photo of a {}.").captions

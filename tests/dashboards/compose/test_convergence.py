@@ -88,6 +88,7 @@ def test_convergence_of_a_first_loss_of_zero_is_left_out(recorded):
     assert set(curve.num_repeats) == {1}
 
 
+@pytest.mark.ci
 def test_command_draws_convergence_of_the_latest_sweep(recorded, tmp_path):
     arguments = ["--question", "convergence", "--tracking-uri", recorded, "--output", str(tmp_path)]
     assert main(["figure", *arguments]) == 0

@@ -215,6 +215,7 @@ def killed_after(url: str, notes: Path, num_ticks: int) -> int | None:
     return process.exitcode
 
 
+@pytest.mark.ci
 def test_kill_at_any_point_leaves_the_charge_at_least_as_large_as_the_spend(
     ledger: Ledger, tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ def test_removed_record_leaves_a_hole_and_moves_no_other() -> None:
         fewer.slots_of(IDS[8:])
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("history", ["all at once", "one after the other", "after another one left"])
 def test_placement_is_a_uniformly_random_injection_whatever_the_history(history: str) -> None:
     generator, counts, num_draws = np.random.default_rng(12), Counter[tuple[int, ...]](), 6_000

@@ -138,6 +138,7 @@ def _embeddings(encoder: ImageTextEncoder, records: ImageTextRecords) -> tuple[T
         return encoder.embed_images(normalise(images)), texts, matches
 
 
+@pytest.mark.ci
 def test_tower_scores_of_pairs_are_the_recalls_of_both_towers(encoder: ImageTextEncoder) -> None:
     records = _pairs(50, captions=3)
     images, texts, matches = _embeddings(encoder, records)

@@ -83,6 +83,7 @@ def _everything(folder: Path) -> str:
     return "".join(path.read_bytes().decode("latin-1") for path in sorted(folder.iterdir()))
 
 
+@pytest.mark.ci
 def test_exported_weights_are_those_that_were_trained(sweeps: Sweeps, tmp_path: Path) -> None:
     folder = sweeps.export("--sweep", "scans", "--trial", PRIVATE, to=tmp_path / "m")
     encoder, _ = load_encoder(folder)

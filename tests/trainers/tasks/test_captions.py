@@ -214,6 +214,7 @@ def test_mechanism_clips_each_record_with_sensitivity_c() -> None:
 # --- trainings ---
 
 
+@pytest.mark.ci
 def test_training_without_noise_lowers_the_loss() -> None:
     config = config_of(
         noise_multiplier=None,
@@ -226,6 +227,7 @@ def test_training_without_noise_lowers_the_loss() -> None:
     assert np.mean(losses[-3:]) < 0.75 * np.mean(losses[:3])
 
 
+@pytest.mark.ci
 def test_private_training_has_the_epsilon_of_its_steps_and_scores() -> None:
     found = train(config_of(), data_of(scored=True))
     assert 0 < found.metrics["epsilon"] < math.inf

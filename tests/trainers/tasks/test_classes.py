@@ -195,6 +195,7 @@ def test_network_in_which_labels_or_images_meet_is_refused(monkeypatch: pytest.M
         CLASSES.check_network(config, network, SHAPE)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("layers", ["head", "all"])
 def test_training_moves_the_layers_that_are_asked_for_and_no_others(layers: str) -> None:
     config = config_of(trained_layers=layers, record_every_steps=0)

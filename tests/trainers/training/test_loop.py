@@ -53,6 +53,7 @@ def test_training_reports_epsilon_of_all_steps() -> None:
     assert result.metrics["num_steps_charged"] == 6
 
 
+@pytest.mark.ci
 def test_training_is_random_by_default_and_reproducible_only_when_seeded() -> None:
     secret = [_weights(train(make_config(), make_data()).encoder) for _ in range(2)]
     seeded = [_weights(train(make_config(seeded_non_private=True), make_data()).encoder) for _ in range(2)]
@@ -84,6 +85,7 @@ def test_public_seed_does_not_reach_sampling_permutation_or_noise(monkeypatch: p
     assert len({value for _, value in drawn}) == len(drawn) == 2 * 6 * 3
 
 
+@pytest.mark.ci
 def test_microbatch_size_changes_nothing() -> None:
     results = []
     for size in (6, 24, 4096, None):

@@ -116,6 +116,7 @@ def _average_and_save(rank: int, folder: Path, changes: dict[str, object]) -> No
     torch.save(_weights(run.average.network), folder / f"{rank}.pt")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("changes", [{}, BYOL], ids=["averaged", "target"])
 def test_every_worker_holds_the_average_of_one(changes: dict[str, object], tmp_path: Path) -> None:
     run = loop._prepare(_config(**changes), make_data(), SingleWorker())

@@ -109,6 +109,7 @@ def _spread_out_case(n: int) -> Tensor:
     return torch.stack([query, key], dim=1)[None]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("options", [{}, {"symmetric": True}, {"spread_out": 1.0}, {"norms": "upper_bound"}])
 def test_random_neighbours_stay_within_the_sensitivity(options: dict[str, object]) -> None:
     generator = torch.Generator().manual_seed(0)
