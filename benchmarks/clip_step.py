@@ -32,7 +32,7 @@ from benchmarks import harness
 from benchmarks.harness import Output, Page, in_turn, or_warning, ratio_of, say, seconds_of, side_text
 from benchmarks.memory import peak_bytes
 from benchmarks.pair_steps import IN_GROUPS, ORDINARY, WHOLE_BATCH, PairTask, build_step, usual_microbatch
-from benchmarks.steps import Check, OurStep, Step
+from benchmarks.steps import OurStep, Step
 from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.errors import exit_on_bad_input
 
@@ -108,7 +108,7 @@ def measure(options: Options, task: PairTask) -> dict[str, Any]:
         "num_parameters": num_parameters,
         **_ratios(sides),
         **dataclasses.asdict(check),
-        "num_layers_by_path": _count(check),
+        "num_layers_by_path": check.num_layers_by_path(),
         "sides": sides,
     }
 
@@ -128,12 +128,6 @@ def _memory(options: Options, side: str, task: PairTask, views_per_microbatch: i
     if not options.measure_memory:
         return None
     return or_warning(lambda: peak_bytes(side, task, views_per_microbatch))
-
-
-def _count(check: Check) -> dict[str, int]:
-    """Layers by how their norm was taken."""
-    ways = list(check.paths.values())
-    return {way: ways.count(way) for way in sorted(set(ways))}
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

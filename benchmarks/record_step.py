@@ -28,7 +28,7 @@ from benchmarks import harness
 from benchmarks.harness import Output, Page, in_turn, or_warning, ratio_of, say, seconds_of, side_text
 from benchmarks.memory import peak_bytes
 from benchmarks.record_steps import ORDINARY, RecordTask, build_step
-from benchmarks.steps import Check, OurStep, Step
+from benchmarks.steps import OurStep, Step
 from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.errors import exit_on_bad_input
 
@@ -117,7 +117,7 @@ def measure(options: Options, task: RecordTask) -> dict[str, Any]:
         "time_ratio_range": ends,
         "memory_ratio": harness.memory_ratio(sides["ours"], sides[ORDINARY]),
         **dataclasses.asdict(check),
-        "num_layers_by_path": _count(check),
+        "num_layers_by_path": check.num_layers_by_path(),
         "sides": sides,
     }
 
@@ -126,12 +126,6 @@ def _memory(options: Options, side: str, task: RecordTask, views_per_microbatch:
     if not options.measure_memory:
         return None
     return or_warning(lambda: peak_bytes(side, task, views_per_microbatch))
-
-
-def _count(check: Check) -> dict[str, int]:
-    """Layers by how their norm was taken."""
-    ways = list(check.paths.values())
-    return {way: ways.count(way) for way in sorted(set(ways))}
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

@@ -259,6 +259,11 @@ class Check:
     max_parameter_error: float
     paths: dict[str, str]
 
+    def num_layers_by_path(self) -> dict[str, int]:
+        """Return the number of layers by how their norm was taken."""
+        ways = list(self.paths.values())
+        return {way: ways.count(way) for way in sorted(set(ways))}
+
 
 def exact_clipped_sum(
     encoder: nn.Module, group_losses: Objective, views: GroupInputs, l2_clip_norm: float

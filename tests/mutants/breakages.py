@@ -1138,8 +1138,8 @@ BREAKAGES = (
     Breakage(
         name="masks follow the place in the batch",
         file="trainers/tasks/masked_images.py",
-        before="records.ids[rows], network.num_patches, seed=seed",
-        after="np.arange(len(rows), dtype=np.uint64), network.num_patches, seed=seed",
+        before="patch_orders(ids, network.num_patches, seed=seed",
+        after="patch_orders(np.arange(len(rows), dtype=np.uint64), network.num_patches, seed=seed",
         tests=(
             "tests/trainers/tasks/test_masked_images.py::"
             "test_mask_of_a_record_follows_neither_its_companions_nor_its_place",
@@ -1202,10 +1202,10 @@ BREAKAGES = (
     Breakage(
         name="captions are padded to the longest of the batch",
         file="trainers/tasks/captions.py",
-        before="return images.reshape(*shape, *images.shape[2:]), tokens.reshape(*shape, -1)",
+        before="return images.unflatten(0, groups.shape), tokens.unflatten(0, groups.shape)",
         after=(
-            "tokens = tokens[:, : int((tokens == network.end_token).int().argmax(1).max()) + 1]\n"
-            "        return images.reshape(*shape, *images.shape[2:]), tokens.reshape(*shape, -1)"
+            "tokens = tokens[..., : int((tokens == network.end_token).int().argmax(-1).max()) + 1]\n"
+            "        return images.unflatten(0, groups.shape), tokens.unflatten(0, groups.shape)"
         ),
         tests=(
             "tests/trainers/tasks/test_captions.py::"
@@ -1214,9 +1214,9 @@ BREAKAGES = (
     ),
     Breakage(
         name="views of captions follow the place in the batch",
-        file="trainers/tasks/captions.py",
-        before="texts, ids, config=config.text_views",
-        after="texts, np.arange(len(rows), dtype=np.uint64), config=config.text_views",
+        file="trainers/tasks/pairs.py",
+        before="captions, ids, config=config.text_views",
+        after="captions, np.arange(len(rows), dtype=np.uint64), config=config.text_views",
         tests=(
             "tests/trainers/tasks/test_captions.py::"
             "test_inputs_of_a_record_follow_neither_its_companions_nor_its_place",

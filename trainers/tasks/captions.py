@@ -38,9 +38,8 @@ from trainers.evaluation import captions
 from trainers.models.captioner import Captioner, build_captioner
 from trainers.models.encoder import ImageShape
 from trainers.models.precision import pass_in, scale_gradient
+from trainers.tasks.pairs import pair_views
 from trainers.tasks.per_record import NUM_PROBES, PerRecordTask
-from trainers.views.captions import make_text_views
-from trainers.views.images import make_views
 
 
 class Captions(PerRecordTask[Captioner]):
@@ -68,24 +67,9 @@ class Captions(PerRecordTask[Captioner]):
         step: int,
         num_augmentations: int,
     ) -> GroupInputs:
-        assert config.text_views is not None
-        rows, seed, num_views = groups.reshape(-1), config.public_seed, config.num_view_draws
-        pixels, texts = records.pairs_at(rows, seed=seed, step=step)
-        device, ids = next(network.parameters()).device, records.ids[rows]
-        images = make_views(
-            torch.from_numpy(pixels).to(device),
-            ids,
-            config=config.views,
-            seed=seed,
-            step=step,
-            num_views=num_views,
-        )
-        views = make_text_views(
-            texts, ids, config=config.text_views, seed=seed, step=step, num_views=num_views
-        )
-        tokens = network.tokenizer([text for each in views for text in each]).tokens.to(device)
-        shape = (*groups.shape, num_views)
-        return images.reshape(*shape, *images.shape[2:]), tokens.reshape(*shape, -1)
+        rows, num_views = groups.reshape(-1), config.num_view_draws
+        images, tokens = pair_views(config, network, records, rows, step=step, num_views=num_views)
+        return images.unflatten(0, groups.shape), tokens.unflatten(0, groups.shape)
 
     def blank_inputs(
         self,

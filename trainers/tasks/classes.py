@@ -41,6 +41,7 @@ from trainers.data.pairs import ImageTextRecords
 from trainers.data.procedural import procedural_images
 from trainers.data.records import Records
 from trainers.evaluation import classes
+from trainers.evaluation.features import frozen
 from trainers.models.captioner import build_captioner
 from trainers.models.classifier import Classifier
 from trainers.models.clip.encoder import refuse_other_size
@@ -51,7 +52,8 @@ from trainers.models.precision import pass_in, scale_gradient
 from trainers.models.starting import is_classifier, load_given, load_whole
 from trainers.tasks.images import synthetic_images
 from trainers.tasks.per_record import NUM_PROBES, PerRecordTask
-from trainers.views.images import make_views, normalise
+from trainers.tasks.task import image_views
+from trainers.views.images import normalise
 
 _NUM_WHITENING = 512
 """Procedural images that features are whitened by."""
@@ -91,8 +93,8 @@ class Classes(PerRecordTask[Classifier]):
             return _classifier(config, _encoder(config, image_shape, given), image_shape)
         if isinstance(config.encoder, ClipNetworkConfig):
             check_same_model(config.encoder, config.warm_start)
-        network = self.fresh(config, image_shape)
-        load_whole(network, config.warm_start, given)
+        network = _unwhitened(config, _encoder(config, image_shape, None), image_shape)
+        load_whole(network, config.warm_start, given)  # with the map that whitens
         return network
 
     def check_network(
@@ -130,19 +132,12 @@ class Classes(PerRecordTask[Classifier]):
         num_augmentations: int,
     ) -> GroupInputs:
         rows, seed, num_views = groups.reshape(-1), config.public_seed, config.num_view_draws
-        device = next(network.parameters()).device
-        views = make_views(
-            torch.from_numpy(records.images_at(rows, seed=seed, step=step)).to(device),
-            records.ids[rows],
-            config=config.views,
-            seed=seed,
-            step=step,
-            num_views=num_views,
-        )
-        labels = torch.from_numpy(records.labels_at(rows, seed=seed, step=step)).to(device)
-        shape, targets = (*groups.shape, num_views), F.one_hot(labels, network.num_classes).float()
-        targets = targets[:, None].expand(-1, num_views, -1).reshape(*shape, -1)
-        return views.reshape(*shape, *views.shape[2:]), targets
+        pixels = records.images_at(rows, seed=seed, step=step)
+        views = image_views(config, network, pixels, records.ids[rows], step=step, num_views=num_views)
+        labels = torch.from_numpy(records.labels_at(rows, seed=seed, step=step)).to(views.device)
+        targets = F.one_hot(labels, network.num_classes).float()
+        targets = targets[:, None].expand(-1, num_views, -1)
+        return views.unflatten(0, groups.shape), targets.unflatten(0, groups.shape)
 
     def blank_inputs(
         self,
@@ -231,16 +226,20 @@ def class_losses(network: Classifier, precision: AnyNetworkConfig | None = None)
     return losses
 
 
-def _classifier(config: TrainingConfig, encoder: nn.Module, image_shape: ImageShape) -> Classifier:
+def _unwhitened(config: TrainingConfig, encoder: nn.Module, image_shape: ImageShape) -> Classifier:
     network = _network(config)
-    found = Classifier(
+    return Classifier(
         encoder, image_shape, num_classes=network.num_classes, trained_layers=network.trained_layers
     )
+
+
+def _classifier(config: TrainingConfig, encoder: nn.Module, image_shape: ImageShape) -> Classifier:
+    found = _unwhitened(config, encoder, image_shape)
     numbers = np.arange(_NUM_WHITENING, dtype=np.uint64)
     images = procedural_images(numbers, image_shape, seed=config.public_seed)
-    was_training = found.training
-    found.eval().whiten_by(normalise(torch.from_numpy(images)))
-    return found.train(was_training)
+    with frozen(found):
+        found.whiten_by(normalise(torch.from_numpy(images)))
+    return found
 
 
 def _encoder(

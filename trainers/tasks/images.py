@@ -32,7 +32,7 @@ from trainers.models.encoder import Encoder, ImageShape, build_encoder, to_fast_
 from trainers.models.precision import pass_in, scale_gradient
 from trainers.models.starting import load_given
 from trainers.tasks.contrastive import ContrastiveTask
-from trainers.views.images import make_views
+from trainers.tasks.task import image_views
 
 
 class ContrastiveImages(ContrastiveTask[Encoder]):
@@ -87,14 +87,8 @@ class ContrastiveImages(ContrastiveTask[Encoder]):
     ) -> Tensor:
         rows = groups.reshape(-1)
         pixels = records.images_at(rows, seed=config.public_seed, step=step)
-        views = make_views(
-            torch.from_numpy(pixels).to(next(network.parameters()).device),
-            records.ids[rows],
-            config=config.views,
-            seed=config.public_seed,
-            step=step,
-            num_views=self.num_views(config, num_augmentations),
-        )
+        num_views = self.num_views(config, num_augmentations)
+        views = image_views(config, network, pixels, records.ids[rows], step=step, num_views=num_views)
         return views.reshape(*groups.shape, *views.shape[1:])
 
     def blank_inputs(

@@ -35,7 +35,7 @@ from trainers.models.masked import MaskedAutoEncoder, build_masked
 from trainers.models.precision import pass_in, scale_gradient
 from trainers.tasks.images import synthetic_images
 from trainers.tasks.per_record import NUM_PROBES, PerRecordTask
-from trainers.views.images import make_views
+from trainers.tasks.task import image_views
 
 
 class MaskedImages(PerRecordTask[MaskedAutoEncoder]):
@@ -71,20 +71,10 @@ class MaskedImages(PerRecordTask[MaskedAutoEncoder]):
     ) -> GroupInputs:
         rows, seed = groups.reshape(-1), config.public_seed
         pixels = records.images_at(rows, seed=seed, step=step)
-        device, num_views = next(network.parameters()).device, config.num_view_draws
-        views = make_views(
-            torch.from_numpy(pixels).to(device),
-            records.ids[rows],
-            config=config.views,
-            seed=seed,
-            step=step,
-            num_views=num_views,
-        )
-        orders = patch_orders(
-            records.ids[rows], network.num_patches, seed=seed, step=step, num_views=num_views
-        )
-        shape = groups.shape
-        return views.reshape(*shape, *views.shape[1:]), orders.reshape(*shape, *orders.shape[1:]).to(device)
+        ids, num_views = records.ids[rows], config.num_view_draws
+        views = image_views(config, network, pixels, ids, step=step, num_views=num_views)
+        orders = patch_orders(ids, network.num_patches, seed=seed, step=step, num_views=num_views)
+        return views.unflatten(0, groups.shape), orders.to(views.device).unflatten(0, groups.shape)
 
     def blank_inputs(
         self,

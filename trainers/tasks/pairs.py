@@ -25,6 +25,7 @@ from trainers.data.dataset import AnyRecords
 from trainers.data.pairs import ImageTextRecords
 from trainers.data.shapes import make_shape_pairs
 from trainers.evaluation import pairs
+from trainers.models.captioner import Captioner
 from trainers.models.clip.encoder import (
     ImageTextEncoder,
     pack_views,
@@ -36,8 +37,8 @@ from trainers.models.clip.starting import published_note, starting_clip
 from trainers.models.encoder import ImageShape
 from trainers.models.precision import pass_in, scale_gradient
 from trainers.tasks.contrastive import ContrastiveTask
+from trainers.tasks.task import image_views
 from trainers.views.captions import make_text_views
-from trainers.views.images import make_views
 
 _CPU_VIEWS_AT_ONCE = 32
 """Views of a ViT-B/32 take some 40 MB each, and few of them make small matrices: a step with 6 views at once
@@ -169,7 +170,7 @@ PAIRS = ContrastivePairs()
 
 def pair_views(
     config: TrainingConfig,
-    encoder: ImageTextEncoder,
+    encoder: ImageTextEncoder | Captioner,
     records: ImageTextRecords,
     rows: NDArray[np.int64],
     *,
@@ -195,17 +196,9 @@ def pair_views(
     texts = make_text_views(
         captions, ids, config=config.text_views, seed=seed, step=step, num_views=num_views
     )
-    device = next(encoder.parameters()).device
-    images = make_views(
-        torch.from_numpy(pixels).to(device),
-        ids,
-        config=config.views,
-        seed=seed,
-        step=step,
-        num_views=num_views,
-    )
+    images = image_views(config, encoder, pixels, ids, step=step, num_views=num_views)
     tokens = encoder.tokenizer([text for views in texts for text in views]).tokens
-    return images, tokens.reshape(len(rows), num_views, tokens.shape[-1]).to(device)
+    return images, tokens.reshape(len(rows), num_views, tokens.shape[-1]).to(images.device)
 
 
 def _network(config: TrainingConfig) -> ClipNetworkConfig:

@@ -21,9 +21,11 @@ from torch import Tensor, nn
 
 from dpgcl_core.clipping.types import GroupInputs, Objective
 from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.sampling.records import Ids
 from trainers.config.training import AnyNetworkConfig, EvaluationConfig, TrainingConfig, ViewConfig
 from trainers.data.dataset import AnyRecords
 from trainers.models.encoder import ImageShape
+from trainers.views.images import make_views
 
 NetworkT = TypeVar("NetworkT", bound=nn.Module)
 
@@ -208,6 +210,35 @@ class Task(ABC, Generic[NetworkT]):
           DataError: there is nothing to score, or a label has no name though others have.
           ConfigError: the records are of a kind that the network cannot be scored on.
         """
+
+
+def image_views(
+    config: TrainingConfig,
+    network: nn.Module,
+    pixels: NDArray[np.uint8],
+    ids: Ids,
+    *,
+    step: int,
+    num_views: int,
+) -> Tensor:
+    """Return the views of records' images at a step, float32 `[n, num_views, C, H, W]`, where the network is.
+
+    Args:
+      config: augmentations and seed.
+      network: that will see them.
+      pixels: `[n, C, H, W]`, the image of each record at the step.
+      ids: `[n]`, of the records.
+      step: of the training.
+      num_views: of each image.
+    """
+    return make_views(
+        torch.from_numpy(pixels).to(next(network.parameters()).device),
+        ids,
+        config=config.views,
+        seed=config.public_seed,
+        step=step,
+        num_views=num_views,
+    )
 
 
 AnyTask: TypeAlias = Task[Any]

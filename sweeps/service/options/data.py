@@ -77,7 +77,7 @@ class DataOptions:
     def pairs_of(self, name: str) -> PairOptions:
         """How the training data, or others of their kind, are read as images with captions."""
         own = self.pairs.fitting(name)
-        if modality_of_name(name, own) == "image-text":  # with captions of their own
+        if self.class_captions is None or modality_of_name(name, own) == "image-text":  # has its own captions
             return own
         return dataclasses.replace(own, class_captions=self.class_captions).fitting(name)
 
