@@ -128,7 +128,7 @@ def test_failure_to_make_views_ends_the_training_as_it_is(
     def fail(*given: object, **named: object) -> torch.Tensor:
         raise KeyError("a record")
 
-    monkeypatch.setattr(images, "make_views", fail)
+    monkeypatch.setattr(images, "image_views", fail)
     performance = PerformanceConfig(max_views_per_microbatch=24, device="cpu", prefetch=prefetch)
     with pytest.raises(KeyError, match="a record"):
         train(make_config(performance=performance, sampling_prob=1.0), make_data())
