@@ -20,6 +20,7 @@ from benchmarks.engines import ENGINES, PER_VIEW, EngineStep
 from benchmarks.pair_steps import IN_GROUPS, ORDINARY, WHOLE_BATCH, OrdinaryPairStep, PairTask, build_step
 from benchmarks.record_steps import OrdinaryRecordStep, RecordTask
 from benchmarks.steps import (
+    Check,
     OrdinaryStep,
     OurStep,
     Task,
@@ -265,12 +266,17 @@ def test_sweep_overhead_phases_add_up_to_the_trial() -> None:
         assert min(phases.values()) >= 0
 
 
+def _assert_exact(check: Check) -> None:
+    """Float32's rounding and no more: of one tensor, terms that cancel leave more of it than of the whole."""
+    assert check.max_relative_error < 1e-5
+    assert check.max_parameter_error < 1e-4
+
+
 @pytest.mark.parametrize("group_size", [2, 16])
 def test_our_step_is_exact(group_size: int) -> None:
     step = OurStep(_task(group_size=group_size, expected_batch_size=32), 192)
     step.take()
-    check = step.check()
-    assert max(check.max_relative_error, check.max_parameter_error) < 1e-5
+    _assert_exact(step.check())
 
 
 @pytest.mark.parametrize("group_size", [2, 16])
@@ -279,8 +285,7 @@ def test_our_step_of_pairs_is_exact(group_size: int, num_augmentations: int) -> 
     task = _pair_task(group_size=group_size, expected_batch_size=32, num_augmentations=num_augmentations)
     step = OurStep(task, 128)
     step.take()  # adapters start at zero, where half of the gradients are
-    check = step.check()
-    assert max(check.max_relative_error, check.max_parameter_error) < 1e-5
+    _assert_exact(step.check())
 
 
 @pytest.mark.parametrize("whole_batch", [False, True])

@@ -215,6 +215,7 @@ def test_command_prints_one_json_object() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.ci
 def test_bad_input_is_one_line_and_exit_code_two() -> None:
     done = _run(*_arguments("tuning", {**S1, **SEALED, "--mean-trials": "0.5"}), "--json")
     assert done.returncode == 2

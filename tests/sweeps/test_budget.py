@@ -289,6 +289,7 @@ def test_noised_releases_are_reserved_with_the_steps(make_noised: Callable[[], S
     assert folder(budget).begin_attempt(0, NUM_STEPS).num_restarts == 0
 
 
+@pytest.mark.ci
 def test_charge_is_at_least_what_the_sweep_costs(make_noised: Callable[[], SweepBudget]) -> None:
     budget = make_noised()
     budget.begin(budget.trials, None)

@@ -208,6 +208,7 @@ def test_sealed_head_is_selected_by_its_accuracy(tmp_path: Path) -> None:
     assert {trial.config.guarantee_label for trial in plan.trials} == {"proven"}
 
 
+@pytest.mark.ci
 def test_classifier_is_scored_on_labels_of_the_same_list_alone(tmp_path: Path) -> None:
     """Text labels are numbered by each data set's own list of classes."""
 

@@ -90,6 +90,7 @@ def ran(request: pytest.FixtureRequest, training_once: None, storage: Path) -> R
     return Ran(name, code, out, err, storage / "sweeps" / name)
 
 
+@pytest.mark.ci
 def test_tiny_sweep_ends_with_code_0(ran: Ran) -> None:
     assert (ran.code, ran.err) == (0, ""), ran.out
 
@@ -101,6 +102,7 @@ def test_tiny_sweep_writes_its_figure_and_tables(ran: Ran) -> None:
         assert path.stat().st_size > 100
 
 
+@pytest.mark.ci
 def test_tiny_sweep_draws_something_in_its_figure(ran: Ran) -> None:
     with Image.open(ran.folder / f"{ran.name}.png") as opened:
         picture = np.asarray(opened.convert("RGB")).astype(int)

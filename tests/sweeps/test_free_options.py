@@ -43,6 +43,7 @@ def test_each_option_changes_what_it_is_named_after_and_all_changes_everything()
     assert (found["ema"]["ema_decay"], found["public-negatives"]["num_public_negatives"]) == (0.9, 8)
 
 
+@pytest.mark.ci
 def test_every_option_costs_what_none_costs() -> None:
     chosen: SweepOptions = options(*GIVEN)
     found = [Point(label=name, changes=changes) for name, changes in free_options(chosen).items()]

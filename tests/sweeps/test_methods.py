@@ -80,6 +80,7 @@ def test_method_as_published_is_refused_for_private_data(
     assert "as-published" in message
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("method", NOT_PLAIN)
 def test_ledger_refuses_steps_that_it_cannot_add_up(
     method: str, tmp_path: Path, empty_database: Path
@@ -309,6 +310,7 @@ def test_tuning_trains_the_best_setting_of_each_afresh(done: Done) -> None:
     assert {shown[f"dp_gcl-r{i}"].config.optimizer.learning_rate for i in (0, 1)} == {0.02}
 
 
+@pytest.mark.ci
 def test_tuning_gives_every_candidate_the_same_grid(done: Done) -> None:
     for name in ("dp_gcl", "dp_clip"):
         tried = [done.trained[f"tune-{name}-{number}-r0"] for number in range(3)]

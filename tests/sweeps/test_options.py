@@ -67,6 +67,7 @@ def test_group_sizes_are_taken_once_each() -> None:
     assert labels == ["S4-Na1-private", "S2-Na1-private"]
 
 
+@pytest.mark.ci
 def test_group_size_batch_is_accepted(make_plan: Callable[..., object]) -> None:
     assert options("--group-sizes", "batch").group_sizes == ("batch",)
     make_plan("--tiny", "--group-sizes", "batch")

@@ -231,6 +231,7 @@ def test_seeded_training_is_labelled(make_plan: Plan) -> None:
     assert {trial.params["guarantee_label"] for trial in trials} == {"none"}
 
 
+@pytest.mark.ci
 def test_declared_number_of_records_decides_all_that_depends_on_n(make_plan: Plan, private: str) -> None:
     mechanism = (
         make_plan(*QUICK, "--dataset", private, "--num-records-public", "93").trials[0].config.mechanism
@@ -241,6 +242,7 @@ def test_declared_number_of_records_decides_all_that_depends_on_n(make_plan: Pla
     assert mechanism.divisor == pytest.approx(64 / 93 * (93 // 4))
 
 
+@pytest.mark.ci
 def test_declared_number_hides_one_record_from_all_but_the_data(make_plan: Plan, tmp_path: Path) -> None:
     plans = [
         make_plan(
@@ -531,6 +533,7 @@ SMALL = ("--expected-batch-size", "32")
 HELD_OUT = ("--evaluate-on", "digits", "--score-on-held-out", "0.3", "--score-noise-multiplier")
 
 
+@pytest.mark.ci
 def test_held_out_records_are_scored_and_not_trained_on(make_plan: Plan, private: str) -> None:
     whole = make_plan(*QUICK, *SMALL, "--dataset", private).data.train
     data = make_plan(*QUICK, *SMALL, "--dataset", private, *HELD_OUT, "5").data
@@ -625,6 +628,7 @@ def test_share_held_out_must_be_the_same_in_all_trials(private: str) -> None:
     assert len(plan_of("question", chosen, varied[:1], calibration_folder=None).trials) == 1
 
 
+@pytest.mark.ci
 def test_rows_of_one_unit_are_one_record(make_plan: Plan, own: str) -> None:
     rows, persons = (
         make_plan(*QUICK, *SMALL, "--dataset", own, "--evaluate-on", "digits", *unit)

@@ -50,6 +50,7 @@ def found() -> dict[str, Any]:
     return read
 
 
+@pytest.mark.ci
 def test_table_marks_the_recommended_plan(capsys: Said, found: dict[str, Any]) -> None:
     assert run_plan(options(*QUICK)) == 0
     shown = capsys.readouterr().out
@@ -211,6 +212,7 @@ def test_sweep_says_that_n_and_epsilon_are_too_small_as_the_planner_does() -> No
     assert not math.isinf(trial.config.epsilon())
 
 
+@pytest.mark.ci
 def test_sweep_with_enough_signal_says_nothing() -> None:
     plan = sweep_plan(*SMALL, "--noise-multiplier", "0.3", "--num-steps", "400")
     assert not [note for note in plan.advice if "too small" in note]

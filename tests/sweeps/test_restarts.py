@@ -135,6 +135,7 @@ def _metrics(config: TrainingConfig) -> dict[str, float]:
     return {"epsilon": config.epsilon(), "num_steps_done": 10.0, "num_steps_charged": float(num_charged)}
 
 
+@pytest.mark.ci
 def test_training_that_may_not_go_on_is_left_out_and_the_sweep_ends(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,

@@ -244,6 +244,7 @@ def test_stopped_sweep_keeps_what_was_finished(ray: Ray, sweep: Callable[..., in
     assert len(kept(tmp_path)) == len(sent(tmp_path)) == 1
 
 
+@pytest.mark.ci
 def test_sweep_is_held_while_it_runs(ray: Ray, sweep: Callable[..., int]) -> None:
     def start_another(_: str) -> None:
         with pytest.raises(ValueError, match="is being run by another process"):

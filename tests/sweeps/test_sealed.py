@@ -461,6 +461,7 @@ def test_private_sealed_sweep_selects_by_the_noised_score_and_publishes_it(
     assert "the score that selects is noised_knn_accuracy" in statement["scores"]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("score_noise", "larger"), [("50", "training"), ("0.5", "scoring")])
 def test_curve_for_the_ledger_is_the_larger_of_training_and_scoring(
     score_noise: str, larger: str, make_plan: Callable[..., SweepPlan], tmp_path: Path

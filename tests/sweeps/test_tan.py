@@ -34,6 +34,7 @@ def test_batch_and_noise_are_divided_and_the_noise_of_the_mean_gradient_stays() 
         assert small.noise().std / small.divisor == pytest.approx(spread, rel=1e-12)
 
 
+@pytest.mark.ci
 def test_target_is_that_of_the_full_training_and_every_factor_tells_its_own() -> None:
     trials = plan("--tan-factors", "1", "2", "--epsilon", "4").trials
     epsilons = [trial.config.epsilon() for trial in trials]

@@ -58,6 +58,7 @@ def cut_captions() -> None:
     tell_cut_captions(dataclasses.replace(plan, data=dataclasses.replace(plan.data, train=train)))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("method", ["dp_mae", "dp_cap"])
 def test_networks_without_a_clip_tokenizer_cut_no_captions(method: str) -> None:
     plan = planned(

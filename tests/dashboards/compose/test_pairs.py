@@ -106,6 +106,7 @@ def test_search_counts_no_recall_as_a_setting(make_sweep):
     assert not any("ntrained" in title for title in table.heading)
 
 
+@pytest.mark.ci
 def test_pairs_on_the_way_have_panels_of_recall_at_ten_alone(store):
     content = content_of(load_for("convergence", store), "convergence")
     assert [panel.y_label for panel in content.panels] == DRAWN

@@ -155,6 +155,7 @@ def test_question_along_another_column_draws_against_it(make_sweep):
     assert [name for _, name in content.panels[0].axis.ticks] == ["64", "128"]
 
 
+@pytest.mark.ci
 def test_page_has_readable_names_and_no_column_names(batches):
     page = page_of(content_of(batches, "batch-size"), "batch-size")
     assert "Expected batch size B" in page

@@ -37,6 +37,7 @@ def layers(panel, kind):
     return [layer for layer in panel["layer"] if layer["mark"]["type"] == kind]
 
 
+@pytest.mark.ci
 def test_figure_from_mlflow_alone_has_the_means_and_errors_computed_by_hand(tracking):
     uri, trials = tracking
     panel = panels_of(group_size_content(load_trials(uri, "new")))[0]

@@ -42,6 +42,7 @@ def reserve(url: str, label: str = "trial") -> None:
     Ledger.open(url).reserve("scans", plan)
 
 
+@pytest.mark.ci
 def test_module_runs_as_a_program(tmp_path: Path) -> None:
     words = ["-m", "dpgcl_core.ledger", "show", "--ledger", str(tmp_path / "none.db")]
     done = run_program(words, cwd=tmp_path, environment=os.environ)

@@ -44,6 +44,7 @@ def test_every_point_of_the_grid_is_listed_once(plans: tuple[Plan, ...]) -> None
     assert len(listed) == len(plans) == 2 * 2 * 3
 
 
+@pytest.mark.ci
 def test_no_listed_noise_spends_more_than_epsilon_nor_much_less(plans: tuple[Plan, ...]) -> None:
     for plan in (plan for plan in plans if size(plan) == 16):
         mechanism = plan.mechanism

@@ -44,6 +44,7 @@ def test_table_9_at_the_training_split(name: str, rdp: float, pld: float) -> Non
     assert ("PLD at the training split meets the claim" in found.difference) == (pld < 10)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", sorted(set(TABLE_9) - {"ImageNet"}))
 def test_table_9_counts_the_validation_split_among_the_records(name: str) -> None:
     row = TABLE_9[name]

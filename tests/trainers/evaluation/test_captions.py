@@ -61,6 +61,7 @@ def log_likelihood(network: Captioner, image: np.ndarray, text: str) -> tuple[li
     return found, right
 
 
+@pytest.mark.ci
 def test_scores_equal_a_slow_oracle() -> None:
     network, records = network_of(), make_shape_pairs(4, seed=0)
     images = np.asarray(records.images)

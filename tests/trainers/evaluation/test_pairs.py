@@ -145,6 +145,7 @@ def test_tower_scores_of_pairs_are_the_recalls_of_both_towers(encoder: ImageText
     assert _tower_scores(encoder, records, batch_size=7) == recalls(images, texts, matches)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("same", ["images", "captions"])
 def test_what_is_identical_counts_for_each_other(encoder: ImageTextEncoder, same: str) -> None:
     """One picture with thirty captions in thirty records, and the other way round: nothing is wrong."""

@@ -90,6 +90,7 @@ def test_exported_weights_are_those_that_were_trained(sweeps: Sweeps, tmp_path: 
     assert same_weights(encoder.state_dict(), sweeps.trained["scans"][PRIVATE])
 
 
+@pytest.mark.ci
 def test_averaged_training_exports_the_average_that_was_scored(sweeps: Sweeps, tmp_path: Path) -> None:
     folder = sweeps.export("--sweep", "open", "--trial", PRIVATE, to=tmp_path / "m")
     encoder, description = load_encoder(folder)

@@ -37,6 +37,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MaskedAuto
     return root / "m", network
 
 
+@pytest.mark.ci
 def test_exported_network_is_the_trained_one(exported: tuple[Path, MaskedAutoEncoder]) -> None:
     folder, trained = exported
     network, description = load_encoder(folder)

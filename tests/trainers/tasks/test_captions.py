@@ -103,6 +103,7 @@ def oracle(network: Captioner, inputs: tuple[Tensor, ...], l2_clip_norm: float) 
 # --- what is clipped ---
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("l2_clip_norm", "tie_embeddings"), [(0.02, False), (0.02, True), (500.0, False)])
 def test_clipped_sum_equals_oracle_with_every_layer_in_the_fast_path(
     l2_clip_norm: float, tie_embeddings: bool
@@ -345,6 +346,7 @@ def test_public_start_of_pairs_refuses_images_that_are_not_made() -> None:
             recipe_of(CaptionerConfig(), shape, num_steps=20, seed=0)
 
 
+@pytest.mark.ci
 def test_sweep_takes_the_network_of_the_method_unless_another_is_given() -> None:
     given = ("--method", "dp_cap", "--group-sizes", "4", "--repeats", "1", "--no-non-private")
     given += ("--expected-batch-size", "50", "--num-steps", "2")

@@ -199,6 +199,7 @@ def test_training_learns_without_noise() -> None:
     assert np.mean(losses[-5:]) < 0.9 * np.mean(losses[:5])
 
 
+@pytest.mark.ci
 def test_seeded_resume_equals_the_uninterrupted_run(tmp_path: Path) -> None:
     config = config_of(seeded_non_private=True)
     whole = train(config, data_of())
@@ -210,6 +211,7 @@ def test_seeded_resume_equals_the_uninterrupted_run(tmp_path: Path) -> None:
     assert all(torch.equal(one, other) for one, other in both)
 
 
+@pytest.mark.ci
 def test_several_masks_of_a_record_are_averaged_before_clipping() -> None:
     config = config_of(num_view_draws=3)
     assert MASKED_IMAGES.num_views(config, 0) == 3
@@ -223,6 +225,7 @@ def test_several_masks_of_a_record_are_averaged_before_clipping() -> None:
     assert train(config, data_of()).metrics["epsilon"] > 0
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_training_in_low_precision_ends_finite(precision: str) -> None:
     found = train(config_of(precision=precision), data_of())
@@ -260,6 +263,7 @@ def test_of_pairs_the_images_alone_are_seen() -> None:
         assert torch.equal(found, expected)
 
 
+@pytest.mark.ci
 def test_sweep_on_pairs_trains_the_auto_encoder() -> None:
     given = ("--method", "dp_mae", "--group-sizes", "4", "--repeats", "1", "--no-non-private")
     (trial,) = support.plan("--dataset", "shapes:400", "--expected-batch-size", "64", *given).trials

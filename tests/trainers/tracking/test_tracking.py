@@ -44,6 +44,7 @@ def children(tracker, parent):
     return search_runs(tracker.client, [tracker.experiment_id], {PARENT_TAG: parent})
 
 
+@pytest.mark.ci
 def test_sweep_resumed_continues_the_same_parent_run(storage):
     first = Tracker.open(None, storage, "experiment")
     parent = first.start_sweep("s", {"target_delta": 1e-6}, {})

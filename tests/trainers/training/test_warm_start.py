@@ -341,6 +341,7 @@ def test_clip_model_and_encoder_of_images_do_not_start_from_each_other(public: P
         starting_encoder(_config(tmp_path / "m"), SHAPE)
 
 
+@pytest.mark.ci
 def test_public_start_is_scored_beside_random_weights(public: Path) -> None:
     """Of both before training: what was learned is a difference to the first, not to the second."""
     data, asked = make_data(), EvaluationConfig(record_every_steps=0)

@@ -79,6 +79,7 @@ def _save_noise(rank: int, folder: Path) -> None:
     torch.save(noise, folder / f"{rank}.pt")
 
 
+@pytest.mark.ci
 def test_noise_is_drawn_once_for_all_workers(tmp_path: Path) -> None:
     _spawn(_save_noise, 2, tmp_path)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
