@@ -93,11 +93,19 @@ class ClipTokenizer:
         return re.sub(r" (?=[.,;:!?])", "", self._tokenizer.decode(list(tokens)).strip())
 
     def _batch(self, captions: list[str]) -> list[tuple[Tensor, bool]]:
-        """One place more shows which captions go on: it is no padding, or moves the end token."""
-        tokens: Tensor = self._tokenizer(captions, context_length=self.context_length)
-        longer: Tensor = self._tokenizer(["", *captions], context_length=self.context_length + 1)
-        padding, longer = longer[0, -1], longer[1:]
-        cut = (longer[:, :-1] != tokens).any(1) | (longer[:, -1] != padding)
+        """Only a caption that fills its context may go on, and is tokenised with one place more to see.
+
+        The last two places are looked at, for some vocabularies pad with their end token.
+        """
+        found: Tensor = self._tokenizer(["", *captions], context_length=self.context_length)
+        padding, tokens = found[0, -1], found[1:]
+        is_full = (tokens[:, -2:] != padding).any(1)
+        cut = torch.zeros(len(captions), dtype=torch.bool)
+        if is_full.any():
+            full = [captions[i] for i in is_full.nonzero()[:, 0].tolist()]
+            longer: Tensor = self._tokenizer(full, context_length=self.context_length + 1)
+            # One place more is no padding, or moves the end token.
+            cut[is_full] = (longer[:, :-1] != tokens[is_full]).any(1) | (longer[:, -1] != padding)
         return list(zip(tokens.int(), cut.tolist(), strict=True))
 
 
