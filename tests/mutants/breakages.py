@@ -805,9 +805,39 @@ BREAKAGES = (
     Breakage(
         name="steps of an attempt are counted after they are drawn",
         file="trainers/files/checkpoint.py",
-        before="num_steps=num_before + self._steps_until_saved(start_step),",
-        after="num_steps=num_before,",
+        before="first = num_before - drawn.num_steps + self._steps_until_saved(start_step)",
+        after="first = num_before - drawn.num_steps",
         tests=("tests/trainers/files/test_checkpoint.py::test_kill_at_any_place_leaves_no_draw_uncounted",),
+    ),
+    Breakage(
+        name="an outdated attempt goes on",
+        file="trainers/files/attempts.py",
+        before="        if newest > number:",
+        after="        if newest > number + 1:",
+        tests=("tests/trainers/files/test_attempts.py::test_newer_attempt_outdates_the_earlier_ones",),
+    ),
+    Breakage(
+        name="two attempts get one number",
+        file="trainers/files/attempts.py",
+        before="os.O_CREAT | os.O_EXCL",
+        after="os.O_CREAT",
+        tests=("tests/trainers/files/test_attempts.py::test_numbers_of_processes_that_claim_at_once_differ",),
+    ),
+    Breakage(
+        name="attempts that run at once take each other's count back",
+        file="trainers/files/checkpoint.py",
+        before="return total.at_least(attempts_of(count_file).total())",
+        after="return total",
+        tests=(
+            "tests/trainers/files/test_attempts.py::test_no_draw_of_attempts_that_run_at_once_is_uncounted",
+        ),
+    ),
+    Breakage(
+        name="a restart is charged while the attempt before it still counts",
+        file="sweeps/service/privacy/budget.py",
+        before="            self._checkpoints(trial).outdate()",
+        after="            self._checkpoints(trial).drawn()",
+        tests=("tests/sweeps/test_budget.py::test_restart_stops_an_attempt_that_still_runs",),
     ),
     Breakage(
         name="restarts go beyond the steps charged in advance",

@@ -15,7 +15,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from dpgcl_core.accounting.composition import epsilon_pld
 from dpgcl_core.accounting.filters import StepClass
-from dpgcl_core.errors import BudgetExceeded, ConfigError, DpgclError, LedgerError
+from dpgcl_core.errors import BudgetExceeded, ConfigError, DpgclError, LedgerError, StorageError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service.options.data import data_path
@@ -166,6 +166,18 @@ def test_restart_of_a_dead_process_is_charged_before_it_begins(
         folder(budget).begin_attempt(0, NUM_STEPS)
     budget.restarted(budget.trials[0].name)
     assert charged(budget) == 2 * NUM_STEPS + 4
+    assert folder(budget).begin_attempt(0, NUM_STEPS).num_steps_repeated == 4
+
+
+def test_restart_stops_an_attempt_that_still_runs(make_budget: Callable[..., SweepBudget]) -> None:
+    """On a node that was cut off: what it counts after the restart was charged would be on top."""
+    budget = make_budget()
+    budget.begin(budget.trials, None)
+    cut_off = folder(budget)
+    cut_off.begin_attempt(0, NUM_STEPS)
+    budget.restarted(budget.trials[0].name)
+    with pytest.raises(StorageError, match="outdated by attempt 2"):
+        cut_off.save(checkpoint(4))
     assert folder(budget).begin_attempt(0, NUM_STEPS).num_steps_repeated == 4
 
 

@@ -7,7 +7,9 @@ checkpoint is an independent draw and is charged once more.
 durable when its interval begins. So at every moment, and after a kill at any moment, no more steps were drawn
 than are counted: a kill wastes what is left of its interval, and nothing else. The file lies outside the
 folder of the checkpoints, so an older checkpoint that somebody puts back does not take the count back; an
-older copy of both, or a disk that loses what it said to have written, does.
+older copy of both, or a disk that loses what it said to have written, does. Every attempt has a number and a
+count of its own as well, so that one that goes on unseen ends, and stays counted, even where the folder's
+lock holds on one node alone (`trainers.files.attempts`).
 
 *Charged in advance.* Where R steps for restarts are (`num_restart_steps`), an attempt that could bring the
 count beyond T + R is refused before its first step. What all attempts draw together is then at most T + R
@@ -21,20 +23,22 @@ which has lost the ledger, has taken it back.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
 from dpgcl_core.errors import LedgerError, StorageError
+from trainers.files.attempts import Attempts, Drawn
+from trainers.files.durable import replacing, sync_folder
 
-_WAIT_SECONDS = 60.0
+_WAIT_SECONDS = 900.0
+"""An attempt that is outdated ends with its step, and a large one takes minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,14 +90,19 @@ class CheckpointFolder:
         self._num_steps = 0
         self._num_steps_possible = 0
         self._num_restart_steps: int | None = None
+        self._attempts = attempts_of(self.count_file)
+        self._number: int | None = None
+        self._own = Drawn()
         folder.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the folder for one process, which the system releases when it dies; wait a minute for another.
+        """Hold the folder for a new attempt, which outdates the earlier ones; wait for one that still runs.
+
+        It ends at its next step, where it finds itself outdated. The system releases a dead one's folder.
 
         Raises:
-          StorageError: another process still trains here; two would not see each other's steps.
+          StorageError: another process still trains here; or it has begun a newer attempt.
         """
         # A soft lock would stay behind a process that was killed: a folder without flock is refused.
         # It lies beside the count: folders of checkpoints are put in the place of others.
@@ -104,7 +113,7 @@ class CheckpointFolder:
             fallback_to_soft=False,
         )
         try:
-            self.count_file.parent.mkdir(parents=True, exist_ok=True)
+            self._number, self._own = self._attempts.claim(), Drawn()
             lock.acquire()
         except Timeout as error:
             raise StorageError(f"another process is training in {self.folder}") from error
@@ -113,9 +122,31 @@ class CheckpointFolder:
                 f"{self.folder} cannot be locked ({error}): give a storage folder with flock"
             ) from error
         try:
+            self.refuse_outdated()
             yield
         finally:
             lock.release()
+            self._number, self._own = None, Drawn()
+
+    def outdate(self) -> None:
+        """Outdate the attempts so far: what is counted when this returns bounds what they may still draw.
+
+        Raises:
+          StorageError: the folder cannot be written.
+        """
+        try:
+            self._attempts.claim()
+        except OSError as error:
+            raise StorageError(f"{self._attempts.folder} cannot be written: {error.strerror}") from error
+
+    def refuse_outdated(self) -> None:
+        """Refuse to draw more once a newer attempt has begun.
+
+        Raises:
+          StorageError: it has, or it cannot be known.
+        """
+        if self._number is not None:
+            self._attempts.refuse_outdated(self._number)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint; a crash leaves the old one or the new one, never a part.
@@ -124,8 +155,9 @@ class CheckpointFolder:
 
         Raises:
           LedgerError: the grant was taken back; what has been drawn is saved.
-          StorageError: more than T + R steps would be drawn, for somebody else counts here, too.
+          StorageError: a newer attempt has begun, or with its steps more than T + R would be drawn.
         """
+        self.refuse_outdated()
         with replacing(self.folder / "checkpoint.pt") as file:
             torch.save(vars(checkpoint), file)
         self._check_grant(self._num_steps_possible)
@@ -137,7 +169,7 @@ class CheckpointFolder:
                 f"{self.count_file} counts {drawn.num_steps} steps, more than this training has drawn: "
                 "another process trains here, and more would be drawn than is charged"
             )
-        self._count(replace(drawn, num_steps=drawn.num_steps + more))
+        self._count(Drawn(num_steps=more))
 
     def load(self) -> Checkpoint | None:
         """Return the last checkpoint, or None.
@@ -172,19 +204,16 @@ class CheckpointFolder:
         """
         if refusal := self.refusal(num_steps, num_restart_steps, start_step=start_step):
             raise StorageError(refusal)
+        if self._number is None or self._own.num_attempts:
+            self._number, self._own = self._attempts.claim(), Drawn()
         drawn = self.drawn()
         num_before = max(drawn.num_steps, start_step)
         possible = num_before + num_steps - start_step
         self._check_grant(possible)
         self._num_steps, self._num_steps_possible = num_steps, possible
         self._num_restart_steps = num_restart_steps
-        self._count(
-            replace(
-                drawn,
-                num_attempts=drawn.num_attempts + 1,
-                num_steps=num_before + self._steps_until_saved(start_step),
-            )
-        )
+        first = num_before - drawn.num_steps + self._steps_until_saved(start_step)
+        self._count(Drawn(num_attempts=1, num_steps=first))
         return Attempt(num_restarts=drawn.num_attempts, num_steps_repeated=possible - num_steps)
 
     def refusal(
@@ -258,8 +287,7 @@ class CheckpointFolder:
         Raises:
           LedgerError: the grant does not cover it.
         """
-        drawn = self.drawn()
-        drawn = replace(drawn, num_scorings=drawn.num_scorings + 1)
+        drawn = self.drawn() + Drawn(num_scorings=1)
         if self._num_restart_steps is not None and drawn.num_scorings > 1:
             raise StorageError(
                 "left out: it was stopped while its noised scores were drawn, and one drawing of them is "
@@ -273,7 +301,7 @@ class CheckpointFolder:
                     f"scores to the training in {self.folder}, and this would be number "
                     f"{drawn.num_scorings}; --resume charges it"
                 )
-        self._count(drawn)
+        self._count(Drawn(num_scorings=1))
         return drawn.num_scorings
 
     def num_scorings(self) -> int:
@@ -297,8 +325,18 @@ class CheckpointFolder:
                 f"{num_steps} may be drawn; see that the ledger can be reached and has room, then --resume"
             )
 
-    def _count(self, drawn: Drawn) -> None:
-        write_drawn(self.count_file, drawn)
+    def _count(self, more: Drawn) -> None:
+        """Count what this attempt draws next, in its own file and in the sum of all.
+
+        Raises:
+          StorageError: a newer attempt has begun: it may not draw this.
+        """
+        if self._number is None:
+            self._number = self._attempts.claim()
+        total, own = self.drawn() + more, self._own + more
+        self._attempts.count(self._number, own)
+        self._own = own
+        write_drawn(self.count_file, total)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,33 +352,26 @@ class Attempt:
     num_steps_repeated: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Drawn:
-    """Upper bounds on what all attempts of a training have drawn, each counted before it is drawn.
-
-    Attributes:
-      num_attempts: attempts begun.
-      num_steps: steps.
-      num_scorings: drawings of noised scores.
-    """
-
-    num_attempts: int = 0
-    num_steps: int = 0
-    num_scorings: int = 0
-
-
 def read_drawn(count_file: Path) -> Drawn | None:
     """Return what a training may have drawn; None where nothing was counted.
 
     Raises:
       StorageError: the file is damaged.
     """
+    if not count_file.is_file():
+        return None
     try:
-        return Drawn(**json.loads(count_file.read_text())) if count_file.is_file() else None
+        total = Drawn(**json.loads(count_file.read_text()))
     except (ValueError, TypeError) as error:
         raise StorageError(
             f"{count_file} is damaged; restore it, or start this training in a new folder"
         ) from error
+    return total.at_least(attempts_of(count_file).total())
+
+
+def attempts_of(count_file: Path) -> Attempts:
+    """Return the attempts whose steps are counted in a file: they lie beside it."""
+    return Attempts(count_file.with_suffix(".attempts"))
 
 
 def write_drawn(count_file: Path, drawn: Drawn) -> None:
@@ -385,24 +416,3 @@ def write_grant(folder: Path, grant: Grant) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "grant.json") as file:
         file.write(json.dumps(vars(grant)).encode())
-
-
-@contextmanager
-def replacing(path: Path, *, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """Yield a file that replaces `path` at the end, durably and at once; `mode` is as of `os.open`."""
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a renaming in `folder` survive a power failure."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -162,6 +162,8 @@ def _train(run: _Run, checkpoints: CheckpointFolder | None) -> TrainingResult:
         _score_on_the_way(run)
     run.seconds_scoring, started, first_step = 0.0, time.perf_counter(), run.step
     while run.step < config.mechanism.num_steps:
+        if checkpoints:
+            checkpoints.refuse_outdated()
         _step(run)
         run.step += 1
         _score_on_the_way(run)

@@ -247,6 +247,8 @@ class SweepBudget:
         path, num_steps = self.checkpoint_folder(trial.name), trial.config.mechanism.num_steps
         before, starts = read_grant(path), self.folder.starts(trial.name)
         begun = self.folder.drawn(trial.name) is not None or starts.num_starts > 0
+        if begun:
+            self._checkpoints(trial).outdate()  # one that was cut off may still draw what it has counted
         more = dict.fromkeys(held, 0)
         if SNR in held and (before is None or begun):
             more[SNR] = 1  # one more attempt draws a first step

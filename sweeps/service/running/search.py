@@ -30,7 +30,7 @@ from sweeps.service.running.tune import RaySession, run_trials
 from sweeps.service.storage.calibrations import CalibrationCache
 from sweeps.service.storage.folder import SweepFolder, config_hash, write_json
 from trainers.data.dataset import TrainingData
-from trainers.files.checkpoint import sync_folder
+from trainers.files.durable import sync_folder
 from trainers.tracking.runs import Tracker
 
 

@@ -32,7 +32,9 @@ from filelock import FileLock, Timeout
 
 from dpgcl_core.errors import StorageError
 from trainers.config.training import PerformanceConfig, TrainingConfig
-from trainers.files.checkpoint import CheckpointFolder, Drawn, read_drawn, sync_folder, write_drawn
+from trainers.files.attempts import Drawn
+from trainers.files.checkpoint import CheckpointFolder, read_drawn, write_drawn
+from trainers.files.durable import sync_folder
 
 CONFIG_FILE = "config.yaml"
 LAYOUT = 3

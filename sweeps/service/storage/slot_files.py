@@ -20,7 +20,7 @@ from dpgcl_core.noise.chacha20 import SecureGenerator
 from dpgcl_core.sampling.records import Ids
 from dpgcl_core.sampling.slot_table import SlotTable
 from sweeps.service.options.data import DataOptions, data_path
-from trainers.files.checkpoint import replacing
+from trainers.files.durable import replacing
 
 SLOTS = ".dpgcl-slots"
 _FOLDER = "slot-tables"

@@ -17,7 +17,8 @@ from dpgcl_core.clipping.types import trainable_parameters
 from dpgcl_core.errors import StorageError
 from tests.trainers.conftest import make_config, make_data
 from trainers.files import checkpoint
-from trainers.files.checkpoint import Attempt, Checkpoint, CheckpointFolder, Drawn
+from trainers.files.attempts import Drawn
+from trainers.files.checkpoint import Attempt, Checkpoint, CheckpointFolder, write_drawn
 from trainers.training import loop
 from trainers.training.loop import train
 
@@ -237,8 +238,9 @@ class _Journal:
     """What really happened, apart from all that the training keeps: the draws, and where it may be killed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.draws = self.at = 0
+        self.draws = self.at = self.drawn_now = 0
         self.die_at: int | None = None
+        self.die_at_draw: int | None = None
         self.places: list[str] = []
         replaced, drawn = Path.replace, loop._draw_groups
 
@@ -250,7 +252,10 @@ class _Journal:
 
         def draw(run):  # type: ignore[no-untyped-def]
             self.draws += 1
+            self.drawn_now += 1
             self._come_to("draw")
+            if self.drawn_now == self.die_at_draw:
+                raise _Killed
             return drawn(run)
 
         monkeypatch.setattr(Path, "replace", replace)
@@ -262,9 +267,11 @@ class _Journal:
         if self.at == self.die_at:
             raise _Killed
 
-    def train(self, path: Path, *, die_at: int | None = None, **changes: object) -> dict[str, float] | str:
-        """Trains until the place of that number; returns the metrics, or why it ended."""
-        self.at, self.die_at = 0, die_at
+    def train(
+        self, path: Path, *, die_at: int | None = None, die_at_draw: int | None = None, **changes: object
+    ) -> dict[str, float] | str:
+        """Trains until a place, or a draw of this attempt; returns the metrics, or why it ended."""
+        self.at, self.die_at, self.drawn_now, self.die_at_draw = 0, die_at, 0, die_at_draw
         config = make_config(num_steps=T, **{"num_restart_steps": R} | changes)
         try:
             return train(config, make_data(private=True), checkpoints=_folder(path)).metrics
@@ -305,7 +312,7 @@ def test_operator_who_restarts_by_what_is_seen_gets_no_more_than_is_charged(
     tmp_path: Path, journal: _Journal
 ) -> None:
     """Kill amid steps, as often as it is let: T + R draws at most, and then one line."""
-    told = [journal.train(tmp_path / "one", die_at=place) for place in (9, 3, 3, 3)]
+    told = [journal.train(tmp_path / "one", die_at_draw=draw) for draw in (3, 1, 1, 1)]
     drawn = journal.draws
     assert drawn <= T + R
     assert told[:2] == ["killed", "killed"]
@@ -319,7 +326,7 @@ def test_operator_who_restarts_by_what_is_seen_gets_no_more_than_is_charged(
 
 def test_older_checkpoint_put_back_does_not_take_the_count_back(tmp_path: Path, journal: _Journal) -> None:
     path = tmp_path / "one"
-    journal.train(path, die_at=7)
+    journal.train(path, die_at_draw=3)
     shutil.copytree(path, tmp_path / "copy")
     assert isinstance(journal.train(path), dict)
     shutil.rmtree(path)
@@ -329,20 +336,29 @@ def test_older_checkpoint_put_back_does_not_take_the_count_back(tmp_path: Path, 
 
 
 def test_two_that_count_together_draw_no_more_than_is_charged(tmp_path: Path) -> None:
-    """Should a lock fail: whoever comes to the end of what is charged stops, though it began in time."""
+    """Should a lock fail: the one that began first ends, and what both may have drawn is counted."""
     first, second = _folder(tmp_path), _folder(tmp_path)
     first.begin_attempt(0, T, R)
     second.begin_attempt(0, T, R)
     state = Checkpoint(step=2, model={}, optimizer={}, series={}, final={})
-    first.save(state)
-    second.save(state)
+    with pytest.raises(StorageError, match=r"attempt 1 of this training, .* is outdated by attempt 2"):
+        first.save(state)
+    for step in (2, 4, 6):
+        second.save(replace(state, step=step))
+    assert second.drawn().num_steps == T + R
+
+
+def test_count_beyond_what_is_charged_stops_whoever_counts(tmp_path: Path) -> None:
+    """Should the numbers of attempts be lost as well."""
+    folder = _folder(tmp_path)
+    folder.begin_attempt(0, T, R)
+    write_drawn(folder.count_file, Drawn(num_attempts=1, num_steps=T + R))
     with pytest.raises(StorageError, match="another process trains here"):
-        first.save(replace(state, step=4))
-    assert first.drawn().num_steps == T + R
+        folder.save(Checkpoint(step=2, model={}, optimizer={}, series={}, final={}))
 
 
 def test_no_restart_steps_refuse_every_repetition(tmp_path: Path, journal: _Journal) -> None:
-    journal.train(tmp_path / "one", die_at=9, num_restart_steps=0)
+    journal.train(tmp_path / "one", die_at_draw=3, num_restart_steps=0)
     assert "could repeat 2 steps, and R = 0" in str(journal.train(tmp_path / "one", num_restart_steps=0))
 
 
