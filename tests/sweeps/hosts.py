@@ -19,13 +19,14 @@ from typing import Self
 
 from tests.sweeps.head import wait_for
 
+_IP = shutil.which("ip", path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin") or ""
 _NOT_INHERITED = ("RAY_", "DPGCL_", "MLFLOW_", "PYTHONPATH")
 
 
 @cache
 def why_no_hosts() -> str:
     """Why this machine can have none; empty where it can."""
-    if sys.platform != "linux" or not shutil.which("ip"):
+    if sys.platform != "linux" or not _IP:
         return "network namespaces need Linux and Debian's iproute2"
     name = f"dpgcl-{secrets.token_hex(2)}"
     if _ip("netns", "add", name, check=False):
@@ -96,7 +97,7 @@ class Hosts:
         """Starts a program on a host, in a session of its own; its output goes to a file."""
         with log.open("wb") as file:
             return subprocess.Popen(
-                ["ip", "netns", "exec", self._name(number), *command],
+                [_IP, "netns", "exec", self._name(number), *command],
                 cwd=self._folder,
                 env=self.environment | dict(env or {}),
                 stdin=subprocess.DEVNULL,
@@ -122,7 +123,7 @@ class Hosts:
         return f"dpgcl{self._id}{number}"
 
     def _add(self, number: int) -> None:
-        name, inside = self._name(number), ("netns", "exec", self._name(number), "ip")
+        name, inside = self._name(number), ("netns", "exec", self._name(number), _IP)
         _ip("netns", "add", name)
         _ip("link", "add", self._link(number), "type", "veth", "peer", "name", "eth0", "netns", name)
         _ip("link", "set", self._link(number), "master", self._bridge, "up")
@@ -150,7 +151,7 @@ class Hosts:
         """Ends all that runs on the hosts, and takes them away."""
         for number in reversed(range(len(self._cpus))):
             found = subprocess.run(
-                ["ip", "netns", "pids", self._name(number)], capture_output=True, text=True
+                [_IP, "netns", "pids", self._name(number)], capture_output=True, text=True
             )
             for pid in found.stdout.split():
                 try:
@@ -165,7 +166,7 @@ class Hosts:
 
 
 def _ip(*arguments: str, check: bool = True) -> int:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
+    done = subprocess.run([_IP, *arguments], capture_output=True, text=True)
     if check and done.returncode:
         raise RuntimeError(f"ip {' '.join(arguments)}: {done.stderr}")
     return done.returncode
