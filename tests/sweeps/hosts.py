@@ -150,9 +150,7 @@ class Hosts:
     def _end(self) -> None:
         """Ends all that runs on the hosts, and takes them away."""
         for number in reversed(range(len(self._cpus))):
-            found = subprocess.run(
-                [_IP, "netns", "pids", self._name(number)], capture_output=True, text=True
-            )
+            found = subprocess.run([_IP, "netns", "pids", self._name(number)], capture_output=True, text=True)
             for pid in found.stdout.split():
                 try:
                     os.kill(int(pid), signal.SIGKILL)
