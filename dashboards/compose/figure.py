@@ -7,6 +7,7 @@ import dataclasses
 import pandas as pd
 
 from dashboards.compose import captions
+from dashboards.compose.answer import answer_of
 from dashboards.compose.content import Content, Table
 from dashboards.compose.differences import RESOLVED_AT, differences_table
 from dashboards.compose.methods import gain_table, guarantee_table, score_table
@@ -37,20 +38,22 @@ def content_of(trials: pd.DataFrame, question: Question | str) -> Content:
     Raises:
       DashboardError: the trials do not make one figure, see `dashboards.compose.selection.shown_trials`.
     """
-    asked = _asked(question, trials)
+    asked, given = _asked(question, trials), trials
     trials = _prepared(trials, asked)
     shown = shown_trials(trials, asked)
     draw = {"search": search_rows, "convergence": series_rows}.get(asked.kind, axis_rows)
     rows = draw(shown, asked)
     panels = [panel for row in rows for panel in row]
     facts = captions.facts(shown, asked)
+    answer = answer_of(given, asked)
     return Content(
         title=captions.title(shown, asked),
         subtitle=captions.subtitle(shown, asked),
         rows=rows,
         facts=facts,
         tables=_tables(trials, shown, asked),
-        notes=captions.notes(
+        notes=(answer.lines() if answer is not None else [])
+        + captions.notes(
             shown,
             asked,
             num_repeats=sorted({n for panel in panels for curve in panel.curves for n in curve.num_repeats}),
@@ -91,7 +94,7 @@ def _method_tables(shown: pd.DataFrame, question: Question) -> list[tuple[str, T
     for scores, whose in ((common, ""), (others, "Of some methods alone. ")):
         if scores:
             table = score_table(shown, question, scores)
-            found.append((f"{whose}Scores; bold: the best private one of each column", table))
+            found.append((f"{whose}Scores; bold: resolved from all other private ones of its column", table))
         if (gains := gain_table(shown, question, scores)) is not None:
             found.append((whose + GAINS, gains))
     return found
@@ -106,7 +109,7 @@ def _asked(question: Question | str, trials: pd.DataFrame) -> Question:
 
 def _tables(trials: pd.DataFrame, shown: pd.DataFrame, question: Question) -> list[tuple[str, Table]]:
     if question.kind == "search":
-        return [("Trials, the best first", trials_table(shown))]
+        return [("Trials, by score", trials_table(shown))]
     found, references = [], reference_rows(shown, question)
     if question.kind == "methods":
         found += _method_tables(shown, question)

@@ -1,16 +1,18 @@
 """The table of methods, as the paper's Table 1: scores for each ε, and what each guarantee rests on.
 
-Bold is the best private score of a column: of trials with a proven guarantee alone. What is as published,
-or has no guarantee, never is, however good.
+Bold is the best private score of a column where it is resolved from all others, corrected for having been
+picked (`dashboards.compose.blocks`): of trials with a proven guarantee alone. What is as published, or has no
+guarantee, never is, however good.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
+from dashboards.compose.blocks import Blocks
 from dashboards.compose.content import Table
 from dashboards.compose.gains import gain_of, has_gains
 from dashboards.compose.names import has_values, score_title, value_text
@@ -42,22 +44,32 @@ def score_table(shown: pd.DataFrame, question: Question, scores: Sequence[str]) 
     """
     columns = _columns(shown, scores)
     heading = [question.axis.label, "Guarantee", *(f"{_column_title(*each)} (%)" for each in columns)]
-    rows, best = [], dict[int, tuple[float, set[int]]]()
+    rows, private = [], dict[int, dict[int, pd.Series]]()
     for number, (row, cell) in enumerate(_cells(shown, question)):
-        guarantee = row[1]
         for place, (epsilon, score) in enumerate(columns, start=2):
-            mean, error, n = mean_and_error(cell[cell["target_epsilon"] == epsilon], score)
+            part = cell[cell["target_epsilon"] == epsilon]
+            mean, error, n = mean_and_error(part, score)
             row.append(mean_text(mean, error, n, scale=100))
-            if n and guarantee == PROVEN and mean >= best.get(place, (-math.inf, set()))[0]:
-                tied = best[place][1] if place in best and mean == best[place][0] else set()
-                best[place] = mean, tied | {number}
+            if n and row[1] == PROVEN and "repeat" in part:
+                by_repeat = part.groupby("repeat")[score].mean()
+                private.setdefault(place, {})[number] = by_repeat
         rows.append(row)
     for reference in reference_rows(shown, question):
         known = [mean_text(*reference.scores.get(score, NO_SCORE), scale=100) for _, score in columns]
         if any(text != "–" for text in known):
             rows.append([reference.label, REFERENCE, *known])
-    bold = frozenset((number, place) for place, (_, numbers) in best.items() for number in numbers)
-    return Table(heading=heading, rows=rows, bold=bold)
+    bold = {(best, place) for place, each in private.items() if (best := _clear_best(each)) is not None}
+    return Table(heading=heading, rows=rows, bold=frozenset(bold))
+
+
+def _clear_best(scores: Mapping[int, pd.Series]) -> int | None:
+    """Return the row whose scores over repeats are resolved above those of all others; None without one."""
+    numbers, whole = list(scores), pd.concat(list(scores.values()), axis=1).dropna().to_numpy(float)
+    if len(numbers) < 2 or not len(whole):
+        return None
+    blocks, best = Blocks(whole), int(whole.mean(axis=0).argmax())
+    others = [place for place in range(len(numbers)) if place != best]
+    return numbers[best] if all(blocks.between(best, other, "").is_resolved for other in others) else None
 
 
 def gain_table(shown: pd.DataFrame, question: Question, scores: Sequence[str]) -> Table | None:

@@ -45,6 +45,7 @@ class Question:
     Attributes:
       name: on the command line; underscores instead of dashes in file names.
       heading: what is asked, for titles.
+      asked: the same as a question.
       axis: what the scores are drawn against.
       splits: columns that split the trials into curves where they vary.
       snr: whether the gradient's signal-to-noise ratio has a panel.
@@ -57,6 +58,7 @@ class Question:
 
     name: str
     heading: str
+    asked: str
     axis: Axis
     splits: Sequence[str] = SPLITS
     snr: bool = False
@@ -92,17 +94,31 @@ _ASKED = (
     Question(
         name="group-size",
         heading="group size",
+        asked="Which group size?",
         axis=_axis("group_size", "log2"),
         snr=True,
         references=("batch",),
     ),
-    Question(name="batch-size", heading="batch size", axis=_axis("expected_batch_size", "log2")),
-    Question(name="num-augmentations", heading="augmented copies", axis=_axis("num_augmentations", "linear")),
-    Question(name="clip-norm", heading="clip norm", axis=_axis("l2_clip_norm", "log")),
+    Question(
+        name="batch-size",
+        heading="batch size",
+        asked="Which batch size?",
+        axis=_axis("expected_batch_size", "log2"),
+    ),
+    Question(
+        name="num-augmentations",
+        heading="augmented copies",
+        asked="How many augmented copies?",
+        axis=_axis("num_augmentations", "linear"),
+    ),
+    Question(
+        name="clip-norm", heading="clip norm", asked="Which clip norm?", axis=_axis("l2_clip_norm", "log")
+    ),
     # ε follows from σ here, so it must not split the curve.
     Question(
         name="noise-multiplier",
         heading="noise multiplier",
+        asked="Which noise multiplier?",
         axis=_axis("noise_multiplier", "log"),
         splits=("method", "num_augmentations"),
     ),
@@ -110,21 +126,31 @@ _ASKED = (
     Question(
         name="tan",
         heading="TAN",
+        asked="Which k to divide B and σ by?",
         axis=_axis("tan_factor", "log2"),
         splits=("method", "num_augmentations", "group_size"),
         references=("1",),
     ),
-    Question(name="privacy-budget", heading="privacy budget", axis=_axis("target_epsilon", "log")),
+    Question(
+        name="privacy-budget", heading="privacy budget", asked="Which ε?", axis=_axis("target_epsilon", "log")
+    ),
     Question(
         name="classify",
         heading="classifiers",
+        asked="Which ε, and which layers of a classifier?",
         axis=_axis("target_epsilon", "log"),
         splits=("trained_layers", *SPLITS),
     ),
-    Question(name="temperature", heading="temperature", axis=_axis("temperature", "log")),
+    Question(
+        name="temperature",
+        heading="temperature",
+        asked="Which temperature?",
+        axis=_axis("temperature", "log"),
+    ),
     Question(
         name="methods",
         heading="methods",
+        asked="Which method?",
         axis=_axis("method", "categorical", tuple(METHOD_NAMES)),
         # A method brings its own N_a, which must not keep its scores apart from the others'.
         splits=("target_epsilon",),
@@ -134,6 +160,7 @@ _ASKED = (
     Question(
         name="convergence",
         heading="convergence",
+        asked="Which method and setting?",
         axis=Axis(column="step", label="Step", symbol="step", scale="linear", dense=True),
         splits=(*SPLITS, "group_size", "expected_batch_size", "temperature", "network_name", "lora_layers"),
         kind="convergence",
@@ -150,30 +177,35 @@ _ASKED = (
     Question(
         name="search",
         heading="search",
+        asked="Which settings?",
         axis=Axis(column="trial_number", label="Trial", symbol="trial", scale="linear", dense=True),
         kind="search",
     ),
     Question(
         name="lora-layers",
         heading="adapted layers",
+        asked="Which layers to adapt?",
         axis=_axis("lora_layers", "categorical", ADAPTED_LAYERS),
         references=("Q+V",),
     ),
     Question(
         name="architectures",
         heading="architectures",
+        asked="Which network?",
         axis=_axis("network_name", "categorical", NETWORKS),
         untrained_along=True,
     ),
     Question(
         name="augmentations",
         heading="augmentations",
+        asked="Which augmentations?",
         axis=_axis("augmentation", "categorical", AUGMENTATIONS),
         references=("crop, sentence swap", "crop"),
     ),
     Question(
         name="transfer",
         heading="transfer",
+        asked="Which method and ε?",
         axis=_axis(PROBE, "categorical"),
         untrained_along=True,
         compared=False,
@@ -181,6 +213,7 @@ _ASKED = (
     Question(
         name="ablation",
         heading="ablation",
+        asked="Which option?",
         axis=_axis("option", "categorical", OPTION_NAMES),
         references=(PLAIN,),
         untrained_along=True,  # a warm start is none

@@ -107,7 +107,10 @@ def on_the_front(epsilons: list[float], scores: list[float]) -> list[bool]:
 
 
 def trials_table(shown: pd.DataFrame) -> Table:
-    """Return one row per trial, the best first: settings, scores, ε, guarantee, place on the front."""
+    """Return one row per trial, by score: settings, scores, ε, guarantee, place on the front.
+
+    None is bold: one training of each setting resolves no best one.
+    """
     score, searched = objective(shown), searched_columns(shown)
     scores = list(score_names(shown))
     on_front = set(shown.index[_marks(shown, score)]) if score else set()
@@ -127,11 +130,7 @@ def trials_table(shown: pd.DataFrame) -> Table:
     for reference in reference_rows(shown, find_question("search")):
         known = [mean_text(*reference.scores.get(name, NO_SCORE), scale=100) for name in scores]
         rows.append([reference.label, *("–" for _ in searched), *known, "–", REFERENCE, ""])
-    best = next((i for i, row in enumerate(rows) if row[-2] == PROVEN), None)
-    bold = (
-        {(best, 1 + len(searched) + scores.index(score))} if best is not None and score in scores else set()
-    )
-    return Table(heading=heading, rows=rows, bold=frozenset(bold))
+    return Table(heading=heading, rows=rows)
 
 
 def _private(shown: pd.DataFrame) -> pd.Series:
