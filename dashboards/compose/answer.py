@@ -160,7 +160,7 @@ class Answer:
         """Return what to take, in a sentence."""
         title = score_title(self.score) or self.score
         if len(self.settings) == 1:
-            said = f"{self.best} is the only setting"
+            said = f"{self.best} is the only setting shown"
         elif self.num_repeats < 2:
             said = (
                 f"{self.best} has the highest {title}, and one training of each cannot tell whether by chance"
@@ -198,7 +198,9 @@ class Answer:
             return None
         names = [self._named(name).over_start for name in self.take or (self.best,)]
         minus = next(each.minus for each in names if each is not None)
-        return f"no gain over {minus} is resolved: these trainings may have learned nothing of the data"
+        few = self.num_repeats < 2
+        why = "one repeat cannot tell" if few else "they may have learned nothing of the data"
+        return f"no gain over {minus} is resolved: {why}"
 
     def lines(self) -> list[str]:
         """Return the answer in sentences: what to take, what it cost, the lead, and a warning."""
@@ -387,7 +389,7 @@ class _Candidates:
 
     def _name(self, cell: pd.DataFrame) -> str:
         if self.question.kind == "search":
-            return f"trial {value_text(_plain(cell['trial_number'].iloc[0]))}"
+            return f"trial-{value_text(_plain(cell['trial_number'].iloc[0]))}"
         names = self._varying or [self.question.axis.column]
         first, *others = (self._value_name(name, _plain(cell[name].iloc[0])) for name in names)
         return first + (f" at {', '.join(others)}" if others else "")

@@ -123,7 +123,7 @@ def facts(shown: pd.DataFrame, question: Question) -> Table:
                 str(num_trials(cell)),
                 _values(private, "epsilon", ".4g") or "–",
                 _values(cell, "noise_multiplier", ".3g") or "–",
-                _values(cell, "num_steps_done") or _values(cell, "num_steps") or "–",
+                _values(cell, "num_steps") or "–",
             ]
         )
     return Table(heading=heading, rows=rows)
@@ -262,8 +262,8 @@ def _tuning_cost(trials: pd.DataFrame) -> str:
 
 def _why_over(over: pd.DataFrame) -> str:
     restarted = has_values(over, "num_restarts") and (over["num_restarts"] > 0).any()
-    if has_values(over, "num_steps_charged") and has_values(over, "num_steps_done"):  # of private data, too
-        restarted = restarted or (over["num_steps_charged"] > over["num_steps_done"]).any()
+    if has_values(over, "num_steps_charged") and has_values(over, "num_steps"):  # of private data, too
+        restarted = restarted or (over["num_steps_charged"] > over["num_steps"]).any()
     return ": steps repeated after restarts are charged" if restarted else ""
 
 

@@ -167,6 +167,12 @@ def write_npz(
     return f"npz:{path}"
 
 
+def tracked_runs(client: Any, query: str = "") -> list[Any]:
+    """The runs of all experiments in MLflow."""
+    experiments = [each.experiment_id for each in client.search_experiments()]
+    return list(client.search_runs(experiments, query))
+
+
 def contents(folder: Path) -> list[str]:
     """Every path below `folder`, which need not exist."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))

@@ -15,7 +15,7 @@ import pytest
 from dashboards.query.trials import load_trials
 from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps import watched
-from tests.sweeps.support import ROOT, Driver, contents
+from tests.sweeps.support import ROOT, Driver, contents, tracked_runs
 from trainers.tracking.server import connect
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
@@ -25,8 +25,7 @@ QUICK = ("--tiny", "--noise-multiplier", "1")
 
 def parent_status(uri: str) -> str:
     client = connect(uri)
-    experiment = client.get_experiment_by_name("dpgcl")
-    runs = client.search_runs([experiment.experiment_id], "tags.`dpgcl.role` = 'sweep'")
+    runs = tracked_runs(client, "tags.`dpgcl.role` = 'sweep'")
     assert len(runs) == 1
     return str(runs[0].info.status)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dashboards.query.trials import load_trials
+from dpgcl_core.release.metrics import is_reference
 from sweeps import group_size
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.running import sweep as service
@@ -50,10 +51,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         chosen: SweepOptions = support.options(*QUICK, *LESS, "--storage", str(tmp_path), *more)
         assert isinstance(chosen, group_size.GroupSizeOptions)
         assert service.run_sweep("group-size", chosen, group_size.points(chosen), figure) == 0
-        tracker = Tracker.open(f"sqlite:///{tmp_path}/mlflow.db", tmp_path, service.EXPERIMENT)
+        tracker = Tracker.open(f"sqlite:///{tmp_path}/mlflow.db", tmp_path, "group-size on digits")
         parent = tracker.find_sweep("one")
         assert parent is not None
-        return tracker.metrics_of(parent)
+        return {name: value for name, value in tracker.metrics_of(parent).items() if is_reference(name)}
 
     return ran
 

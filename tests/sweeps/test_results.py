@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 
+from dashboards.compose.answer import answer_of
 from dashboards.errors import DashboardError
 from dashboards.query.trials import load_trials
 from dpgcl_core.accounting.filters import StepClass
@@ -18,6 +21,7 @@ from dpgcl_core.errors import BudgetExceeded, ClusterError, LedgerError, Storage
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.ledger.report import read_head
+from dpgcl_core.release.markdown import escaped
 from sweeps.group_size import points
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.options.sweep import SweepOptions
@@ -26,9 +30,9 @@ from sweeps.service.planning.trials import Trial
 from sweeps.service.running import sweep as service
 from sweeps.service.running.tune import Stopped
 from sweeps.service.storage.folder import SweepFolder
-from tests.sweeps.support import contents, options, without_ray
+from tests.sweeps.support import contents, options, tracked_runs, without_ray
 from trainers.config.training import PerformanceConfig
-from trainers.tracking.runs import Tracker
+from trainers.tracking.runs import NOTE_TAG, Tracker
 from trainers.tracking.server import connect
 
 RESULT = {
@@ -332,11 +336,106 @@ def test_statement_of_a_sweep_names_the_ledgers_head(
 def test_statement_is_an_artifact_of_the_sweep(ray: Ray, sweep: Callable[..., int], tmp_path: Path) -> None:
     sweep()
     client = connect(f"sqlite:///{tmp_path}/mlflow.db")
-    (parent,) = client.search_runs(
-        [client.get_experiment_by_name("dpgcl").experiment_id], "tags.`dpgcl.role` = 'sweep'"
-    )
+    (parent,) = tracked_runs(client, "tags.`dpgcl.role` = 'sweep'")
     names = {entry.path for entry in client.list_artifacts(parent.info.run_id)}
     assert {"privacy_statement.json", "privacy_statement.md"} <= names
+
+
+def test_answer_is_printed_kept_on_disk_and_first_in_the_parent_run(
+    ray: Ray, sweep: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep("--group-sizes", "2", "4")
+    kept = json.loads((tmp_path / "sweeps" / "one" / "answer.json").read_text())
+    printed = capsys.readouterr().out
+    assert f"answer: {kept['lines'][0]}" in printed
+    assert kept["lines"][0].startswith("Which group size? S = 2 and S = 4 are not resolved from each other")
+    client = connect(f"sqlite:///{tmp_path}/mlflow.db")
+    (parent,) = tracked_runs(client, "tags.`dpgcl.role` = 'sweep'")
+    first, second = parent.data.tags[NOTE_TAG].split("\n\n")[:2]
+    assert [first, second] == [escaped(line) for line in kept["lines"][:2]]
+    assert "ε of one training" in second
+    assert "of the whole sweep" in second
+    assert parent.data.metrics["best_knn_accuracy"] == 0.5
+    assert parent.data.metrics["tuned_epsilon"] == kept["privacy"]["tuned_epsilon"]
+    assert {entry.path for entry in client.list_artifacts(parent.info.run_id)} >= {"answer.json"}
+    resumed = sweep("--resume", "--group-sizes", "2", "4")
+    note = client.get_run(parent.info.run_id).data.tags[NOTE_TAG]
+    assert (resumed, note) == (0, parent.data.tags[NOTE_TAG])  # once, however often
+
+
+def test_answer_from_disk_is_that_of_the_trials_in_mlflow(
+    ray: Ray, sweep: Callable[..., int], tmp_path: Path
+) -> None:
+    sweep()
+    found = answer_of(load_trials(f"sqlite:///{tmp_path}/mlflow.db", "one"), "group-size")
+    assert found is not None
+    kept = json.loads((tmp_path / "sweeps" / "one" / "answer.json").read_text())
+    assert kept["settings"] == json.loads(json.dumps(found.as_dict()))["settings"]
+
+
+def test_answer_of_a_server_that_is_gone_is_kept_all_the_same(
+    ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    break_after(monkeypatch, "log_trial", 1)
+    assert sweep() == 1
+    assert (tmp_path / "sweeps" / "one" / "answer.json").is_file()
+
+
+def test_answer_is_withdrawn_before_more_is_drawn(
+    ray: Ray, sweep: Callable[..., int], tmp_path: Path
+) -> None:
+    ray.failing = {"S4-Na1-private-r1": "because"}
+    sweep()
+    path = tmp_path / "sweeps" / "one" / "answer.json"
+    assert path.is_file()
+    found = []
+    ray.before = lambda: found.append(path.exists())
+    sweep("--resume")
+    assert found == [False]
+
+
+def test_answer_counts_the_trainings_that_the_ledger_still_holds(
+    ray: Ray, sweep: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = make_ledger(tmp_path / "ledger.db", 65)
+    assert sweep(*given) == 0
+    assert "The ledger holds 4 more trainings like the costliest of these." in capsys.readouterr().out
+    with pytest.raises(BudgetExceeded):
+        sweep("--repeats", "5", "--name", "more", *given)
+    assert sweep("--repeats", "4", "--name", "more", *given) == 0
+    assert "The ledger holds 0 more trainings" in capsys.readouterr().out
+
+
+def test_link_opens_the_runs_of_the_sweep_in_the_mode_for_training_models(
+    ray: Ray, sweep: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep()
+    (line,) = (each for each in capsys.readouterr().out.splitlines() if each.startswith("runs: "))
+    page, _, query = line.rpartition(" ")[2].partition("?")
+    asked = parse_qs(query)
+    client = connect(f"sqlite:///{tmp_path}/mlflow.db")
+    experiment = client.get_experiment(page.split("/experiments/")[1].partition("/")[0])
+    assert asked["workflowType"] == ["machine_learning"]
+    assert len(client.search_runs([experiment.experiment_id], asked["searchFilter"][0])) == 1 + 4
+    assert experiment.name == "group-size on digits"
+    assert "Which group size?" in experiment.tags["mlflow.note.content"]
+
+
+def test_trial_of_public_data_has_the_times_of_its_training(
+    ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    took = RESULT["metrics"] | {"train_seconds": 3.0, "evaluation_seconds": 1.5, "num_steps_done": 10}
+    monkeypatch.setitem(RESULT, "metrics", took)
+    sweep()
+    client = connect(f"sqlite:///{tmp_path}/mlflow.db")
+    for run in tracked_runs(client, "tags.`dpgcl.role` = 'trial'"):
+        assert run.info.end_time - run.info.start_time == 4500
+        assert "num_steps_done" not in run.data.metrics  # it is the param num_steps
+        assert "warm_start" not in run.data.params  # there is none
+        assert run.data.tags["mlflow.source.name"]
+    (parent,) = tracked_runs(client, "tags.`dpgcl.role` = 'sweep'")
+    ((recorded,),) = [parent.inputs.dataset_inputs]
+    assert recorded.dataset.name == "digits"
 
 
 def test_ray_that_does_not_start_leaves_no_sweep(

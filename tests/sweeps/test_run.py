@@ -27,7 +27,7 @@ from sweeps.service.running import sweep as service
 from sweeps.service.running.clock import SystemClock
 from sweeps.service.running.tune import RaySession, max_concurrent_trials, ray_session
 from sweeps.service.storage.folder import SweepFolder
-from tests.sweeps.support import contents, plan, run, run_script, train_here, write_npz
+from tests.sweeps.support import contents, plan, run, run_script, tracked_runs, train_here, write_npz
 from trainers.config.training import PerformanceConfig
 from trainers.tracking.server import connect
 
@@ -105,15 +105,14 @@ def test_sweep_writes_figure_and_table(whole: Whole) -> None:
 
 def test_sweep_logs_figure_and_table_to_its_parent_run(whole: Whole) -> None:
     client = connect(whole.uri)
-    experiment = client.get_experiment_by_name("dpgcl")
-    (parent,) = client.search_runs([experiment.experiment_id], "tags.`dpgcl.role` = 'sweep'")
+    (parent,) = tracked_runs(client, "tags.`dpgcl.role` = 'sweep'")
     logged = {Path(entry.path).name for entry in client.list_artifacts(parent.info.run_id)}
     assert {"group_size.png", "group_size.html", "group_size.csv", "group_size.md"} <= logged
 
 
 def test_sweep_says_on_every_run_what_tuning_costs(whole: Whole) -> None:
     client = connect(whole.uri)
-    runs = client.search_runs([client.get_experiment_by_name("dpgcl").experiment_id])
+    runs = tracked_runs(client)
     assert len(runs) == 3
     (line,) = {run.data.tags["tuning_cost"] for run in runs}
     assert line.startswith("Open release: its one trial ε = ")
@@ -360,7 +359,7 @@ def test_sealed_sweep_publishes_one_model(
     written = [path for path in session.rglob("*") if "experiment_state" in path.name or "draw-" in path.name]
     assert written == []
     client = connect(f"sqlite:///{tmp_path}/mlflow.db")
-    assert len(client.search_runs([client.get_experiment_by_name("dpgcl").experiment_id])) == 1
+    assert len(tracked_runs(client)) == 1
 
 
 # A search, and then the same with --resume, one result lost
@@ -415,8 +414,7 @@ def test_search_writes_its_figure(searched: Searched) -> None:
 @pytest.mark.ci
 def test_search_tracks_what_was_searched_and_each_trial(searched: Searched) -> None:
     client = connect(searched.uri)
-    experiment = client.get_experiment_by_name("dpgcl")
-    (parent,) = client.search_runs([experiment.experiment_id], "tags.`dpgcl.role` = 'sweep'")
+    (parent,) = tracked_runs(client, "tags.`dpgcl.role` = 'sweep'")
     assert parent.data.params["searched"] == "group_size, noise_multiplier, learning_rate"
     assert parent.data.params["objectives"] == "knn_accuracy, epsilon"
     assert (parent.data.params["sampler"], parent.data.params["num_trials"]) == ("tpe", "4")

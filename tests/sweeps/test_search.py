@@ -433,7 +433,7 @@ def test_finished_search_trains_nothing_when_resumed(
     capsys.readouterr()
     assert start("--resume") == 0
     assert len(ray.trained) == 4
-    assert "best by knn_accuracy:" in capsys.readouterr().out
+    assert "highest knn_accuracy:" in capsys.readouterr().out
 
 
 def test_failed_trial_is_tried_again_by_a_resume_alone(ray: Ray, start: Callable[..., int]) -> None:

@@ -23,6 +23,8 @@ from trainers.files.weights import read_weights
 
 PUBLISHED = "model.safetensors"
 """The weights that a sealed sweep publishes, in its folder `release/`."""
+ANSWER = "answer.json"
+"""The answer of a sweep, beside its statement."""
 _PREDICTOR = "predictor."  # of methods that regress onto a target: a part of the loss, not of the model
 
 
@@ -35,6 +37,8 @@ class FinishedTrial:
       params: its settings, as MLflow shows them.
       metrics: its final values that may be seen.
       attempts_lost: whether attempts of it may have drawn steps that its own ε does not know of.
+      doubt: what the sweep's answer says against a gain of its setting over the network before training; None
+        where that is resolved, or there is no answer.
       file: the checkpoint, or the published weights.
     """
 
@@ -43,6 +47,7 @@ class FinishedTrial:
     metrics: Mapping[str, float]
     attempts_lost: bool
     file: Path
+    doubt: str | None = None
 
     def state(self) -> Mapping[str, Tensor]:
         """Return the weights that were scored and released: the average, where the training keeps one.
@@ -143,7 +148,7 @@ def _read_statement(place: Path, sweep: str) -> Statement:
 
 
 def _open_trials(folder: Path) -> tuple[FinishedTrial, ...]:
-    found = []
+    found, doubts = [], _doubts(folder)
     for file in sorted((folder / "trials").glob("*.json")):
         result = _read_result(file)
         checkpoints = folder / "checkpoints" / file.stem
@@ -157,6 +162,7 @@ def _open_trials(folder: Path) -> tuple[FinishedTrial, ...]:
                 metrics=result["metrics"],
                 attempts_lost=num_lost > 0 or (grant is not None and grant.num_steps_lost > 0),
                 file=checkpoints / "checkpoint.pt",
+                doubt=doubts.get(file.stem),
             )
         )
     if not found:
@@ -175,7 +181,29 @@ def _published(release: Path) -> FinishedTrial:
         metrics=result["metrics"],
         attempts_lost=False,
         file=weights,
+        doubt=next(iter(_doubts(release).values()), None),
     )
+
+
+def _doubts(place: Path) -> dict[str, str]:
+    """Return the trials whose setting is not resolved above the network before training, and what to say.
+
+    Of an answer that is missing, damaged or of another version nothing is known. A published model has the
+    empty name.
+    """
+    found: dict[str, str] = {}
+    try:
+        for setting in json.loads((place / ANSWER).read_text(encoding="utf-8"))["settings"]:
+            over = setting["over_start"]
+            if over is not None and over["verdict"] != "higher":
+                said = (
+                    f"{setting['name']} is not resolved above {over['minus']} ({100 * over['mean']:+.2f} "
+                    "points in the sweep's answer): it may have learned nothing of the data"
+                )
+                found |= dict.fromkeys(setting["trials"] or [""], said)
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return found
 
 
 def _read_result(file: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ adapters stand beside in `adapter/`, as peft reads them.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,8 @@ def export_command(
     description = write_model(folder, about, chosen_trial.state(), finished.statement)
     print(description.promise)
     print(f"chosen: {description.chosen}")
+    if chosen_trial.doubt is not None:
+        print(f"warning: {chosen_trial.doubt}", file=sys.stderr)
     print(f"written: {folder}")
     for line in kind_of(chosen_trial.params).usage(folder, description):
         print(line)

@@ -7,8 +7,13 @@ written twice, so a driver that keeps its results can log them again once the se
 
 from __future__ import annotations
 
+import contextlib
+import getpass
+import hashlib
 import itertools
+import json
 import math
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +41,12 @@ TUNING_COST_TAG = "tuning_cost"
 NO_TUNING_COST = "The tuning cost of this sweep was not recorded; each ε is that of one training."
 # Times of a sealed run: a real one would tell how long the sweep took, and so how many trials it had.
 SEALED_TIME_MS = 1
+MASKED_TIMES = (
+    "The times of this run are masked, 1 January 1970: real ones would tell how long the sweep took, and so "
+    "how many trials it had."
+)
+
+_END_OF_ANSWER = "\n\n---\n\n"
 
 SWEEP_STATUSES = ("FINISHED", "FAILED", "KILLED")
 # One request of MLflow takes at most 100 params and 1000 params, metrics and tags together.
@@ -62,7 +73,9 @@ class Tracker:
     uri: str = field(repr=False)
 
     @classmethod
-    def open(cls, tracking_uri: str | None, artifact_root: Path, experiment: str) -> Tracker:
+    def open(
+        cls, tracking_uri: str | None, artifact_root: Path, experiment: str, description: str = ""
+    ) -> Tracker:
         """Return a tracker on a server that answers, with the schema and the experiment created.
 
         Args:
@@ -70,6 +83,7 @@ class Tracker:
             `artifact_root`.
           artifact_root: folder for artifacts when MLflow runs on a database; a server has its own.
           experiment: name of the MLflow experiment.
+          description: of a new experiment.
 
         Raises:
           TrackingError: the address is refused, does not answer, or cannot be written.
@@ -82,6 +96,8 @@ class Tracker:
             if found is None:
                 # The kind makes MLflow's pages open on runs and metrics without asking.
                 tags = {"mlflow.experimentKind": "custom_model_development"}
+                if description:
+                    tags[NOTE_TAG] = escaped(masked_text(description))
                 experiment_id = client.create_experiment(experiment, location, tags)
                 return cls(client, experiment_id, uri)
         if found.lifecycle_stage == "deleted":
@@ -123,12 +139,14 @@ class Tracker:
                     NOTE_TAG: _note(name, params, tags, description),
                 }
                 run = self.client.create_run(
-                    self.experiment_id, tags={**_strings(tags), **own}, run_name=name
+                    self.experiment_id, tags={**_strings(tags), **_origin(), **own}, run_name=name
                 )
+                self._log_dataset(run.info.run_id, params)
             else:
                 run = self.client.get_run(run_id)
                 self.client.update_run(run_id, status="RUNNING")
-            known, wanted = run.data.params, _strings(params)
+                self.client.set_tag(run_id, NOTE_TAG, _note(name, params, tags, description))
+            known, wanted = run.data.params, _params(params)
             self._log(run.info.run_id, {k: v for k, v in wanted.items() if k not in known}, [])
             changed = [f"{k}: {known[k]} → {v}" for k, v in wanted.items() if known.get(k, v) != v]
             if changed:
@@ -145,6 +163,7 @@ class Tracker:
         tags: Mapping[str, Any],
         *,
         run_name: str | None = None,
+        times_ms: tuple[int, int] | None = None,
     ) -> str:
         """Return the child run of a finished trial, written unless it is already there.
 
@@ -160,6 +179,7 @@ class Tracker:
           series: (step, value) pairs by name, for example of `snr`.
           tags: further tags.
           run_name: shown in MLflow; by default see `trial_run_name`.
+          times_ms: when the training began and ended, in milliseconds since the epoch; now unless given.
 
         Raises:
           ConfigError: a name is in both `metrics` and `series`.
@@ -178,13 +198,15 @@ class Tracker:
                 TRIAL_TAG: trial_name,
                 ROLE_TAG: TRIAL_ROLE,
             }
+            start, end = times_ms or (None, None)
             run = self.client.create_run(
                 self.experiment_id,
-                tags={**_strings(tags), **own},
+                start_time=start,
+                tags={**_strings(tags), **_origin(), **own},
                 run_name=run_name or trial_run_name(trial_name, params),
             )
-            self._log(run.info.run_id, _strings(params), points)
-            self.client.set_terminated(run.info.run_id, "FINISHED")
+            self._log(run.info.run_id, _params(params), points)
+            self.client.set_terminated(run.info.run_id, "FINISHED", end_time=end)
         return str(run.info.run_id)
 
     def log_sealed(
@@ -196,7 +218,7 @@ class Tracker:
         texts: Mapping[str, str] | None = None,
         *,
         sweep_id: str,
-        description: str = "",
+        first: Sequence[str] = (),
     ) -> str:
         """Return the one run of a sealed sweep, written unless it is already there.
 
@@ -204,7 +226,8 @@ class Tracker:
         that tells how many trials there were.
 
         Args:
-          name, params, metrics, tags, description: as of `log_trial` and `start_sweep`.
+          name, params, metrics, tags: as of `log_trial` and `start_sweep`.
+          first: sentences that come first in the description.
           sweep_id: tells sweeps of one name apart; random.
           texts: documents by name, as tags of the run; a long one in several, `NAME`, `NAME.2`, ….
 
@@ -217,14 +240,15 @@ class Tracker:
                 if earlier.info.status == "FINISHED":
                     return str(earlier.info.run_id)
                 self.client.delete_run(earlier.info.run_id)
-            own[NOTE_TAG] = _note(name, params, tags, description)
+            said = [escaped(masked_text(line)) for line in first]
+            own[NOTE_TAG] = "\n\n".join([*said, _note(name, params, tags, MASKED_TIMES)])
             run = self.client.create_run(
                 self.experiment_id,
                 start_time=SEALED_TIME_MS,
                 tags={**_strings(tags), **own, **_in_parts(texts or {})},
                 run_name=name,
             )
-            self._log(run.info.run_id, _strings(params), _metric_points(metrics, {}, SEALED_TIME_MS))
+            self._log(run.info.run_id, _params(params), _metric_points(metrics, {}, SEALED_TIME_MS))
             self.client.set_terminated(run.info.run_id, "FINISHED", end_time=SEALED_TIME_MS)
         return str(run.info.run_id)
 
@@ -235,6 +259,14 @@ class Tracker:
             for run_id in (parent_run_id, *(run.info.run_id for run in trials)):
                 for name, value in tags.items():
                     self.client.set_tag(run_id, name, masked_text(str(value)))
+
+    def set_note(self, parent_run_id: str, first: Sequence[str]) -> None:
+        """Put sentences first in a sweep's description, not those before. Raises as `log_artifact`."""
+        with server_errors(self.uri, "describing the sweep"):
+            known = self.client.get_run(parent_run_id).data.tags.get(NOTE_TAG, "")
+            rest = known.rpartition(_END_OF_ANSWER)[2]
+            said = "\n\n".join(escaped(masked_text(line)) for line in first)
+            self.client.set_tag(parent_run_id, NOTE_TAG, f"{said}{_END_OF_ANSWER}{rest}")
 
     def metrics_of(self, run_id: str) -> dict[str, float]:
         """Return the last values of a run's metrics. Raises `TrackingError`: the server failed."""
@@ -271,6 +303,20 @@ class Tracker:
         with server_errors(self.uri, "ending the sweep"):
             self.client.set_terminated(parent_run_id, status)
 
+    def _log_dataset(self, run_id: str, params: Mapping[str, Any]) -> None:
+        """Record what is trained on, by name and declared size: a digest of records would tell of them."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        if (name := params.get("dataset")) is None:
+            return
+        size = params.get("num_records_public")
+        name, profile = masked_text(str(name)), json.dumps({"num_records_public": size})
+        digest = hashlib.blake2b(f"{name} {size}".encode(), digest_size=4).hexdigest()
+        source = json.dumps({"dataset": name})
+        dataset = Dataset(name, digest, "local", source, profile=profile)
+        context = InputTag("mlflow.data.context", "training")
+        self.client.log_inputs(run_id, [DatasetInput(dataset, [context])])
+
     def _search(self, tags: Mapping[str, str]) -> list[Run]:
         """Run of the experiment with all `tags`, newest first."""
         return search_runs(self.client, [self.experiment_id], tags)
@@ -295,16 +341,40 @@ def trial_run_name(trial_name: str, params: Mapping[str, Any]) -> str:
     'Q+V-private-r0: S=8 ε=10 Na=1'
     >>> trial_run_name("trial-3", {"group_size": "batch", "target_epsilon": float("inf")})
     'trial-3: S=batch ε=∞'
+    >>> trial_run_name("S8-Na1-eps10-r0", {"group_size": 8, "target_epsilon": 10.0, "num_augmentations": 1})
+    'S8-Na1-eps10-r0'
     """
-    shown = (("group_size", "S="), ("target_epsilon", "ε="), ("num_augmentations", "Na="))
-    settings = " ".join(sign + _short(params[name]) for name, sign in shown if name in params)
-    return f"{trial_name}: {settings}" if settings else trial_name
+    shown = (("group_size", "S", "S"), ("target_epsilon", "ε", "eps"), ("num_augmentations", "Na", "Na"))
+    told = trial_name.replace("eps-inf", "eps∞").split("-")
+    settings = [
+        f"{sign}={_short(params[name])}"
+        for name, sign, short in shown
+        if name in params and short + _short(params[name]) not in told
+    ]
+    return f"{trial_name}: {' '.join(settings)}" if settings else trial_name
 
 
 def _short(value: Any) -> str:
     if isinstance(value, float):
         return "∞" if math.isinf(value) else f"{value:g}"
     return str(value)
+
+
+def _params(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return params as strings, those that do not apply left out.
+
+    >>> _params({"group_size": 8, "warm_start": None})
+    {'group_size': '8'}
+    """
+    return _strings({name: value for name, value in values.items() if value is not None})
+
+
+def _origin() -> dict[str, str]:
+    """Return MLflow's tags of who started a run, and by what."""
+    tags = {"mlflow.source.name": Path(sys.argv[0]).name or "python", "mlflow.source.type": "LOCAL"}
+    with contextlib.suppress(OSError, KeyError, ImportError):  # a container may know no user
+        tags["mlflow.user"] = getpass.getuser()
+    return tags
 
 
 def _strings(values: Mapping[str, Any]) -> dict[str, str]:

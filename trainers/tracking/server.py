@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote, urlencode
 
 from dpgcl_core.addresses import has_secret, masked, text_of_error
 from dpgcl_core.errors import ConfigError, DpgclError, TrackingError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 DATABASE_SCHEMES = ("sqlite", "postgresql", "mysql", "mssql")
 HEALTH_CHECK_SECONDS = 5
+_OWN_SERVER = "http://127.0.0.1:5000"  # where `mlflow ui` listens
 # The driver repeats what failed, so MLflow's own default of seven retries (minutes) only stalls a sweep.
 _HTTP_DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -84,13 +86,26 @@ _SERVER_FIX = (
 )
 
 
+def runs_link(tracking_uri: str, experiment_id: str, tags: Mapping[str, str]) -> str:
+    """Return the page of MLflow with all runs that carry all `tags`, in its mode for training models.
+
+    Of a database it is the page of the server that `mlflow ui` starts on this machine.
+
+    >>> runs_link("http://host:5000/", "7", {"dpgcl.sweep": "one"})[:60]
+    'http://host:5000/#/experiments/7/runs?workflowType=machine_l'
+    """
+    host = _OWN_SERVER if is_database(tracking_uri) else masked(tracking_uri).rstrip("/")
+    asked = {"workflowType": "machine_learning", "searchFilter": _filter(tags)}
+    return f"{host}/#/experiments/{experiment_id}/runs?{urlencode(asked, quote_via=quote)}"
+
+
 def search_runs(client: MlflowClient, experiment_ids: list[str], tags: Mapping[str, str]) -> list[Run]:
     """Return all runs that carry all `tags`, newest first, deleted ones left out.
 
     Raises:
       ConfigError: a tag's value holds both kinds of quotes, which MLflow cannot search for.
     """
-    query = " and ".join(f"tags.`{name}` = {_quoted(value)}" for name, value in tags.items())
+    query = _filter(tags)
     runs: list[Run] = []
     token: str | None = None
     while True:
@@ -135,6 +150,10 @@ def server_errors(uri: str, action: str, fix: str = "", *, every: bool = False) 
 def is_database(uri: str) -> bool:
     """Whether MLflow keeps its runs at `uri` without a server."""
     return not uri.lower().startswith(("http://", "https://"))
+
+
+def _filter(tags: Mapping[str, str]) -> str:
+    return " and ".join(f"tags.`{name}` = {_quoted(value)}" for name, value in tags.items())
 
 
 def _quoted(value: str) -> str:

@@ -34,7 +34,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -224,6 +224,10 @@ class SweepBudget:
         """Return the ledger's lines of the privacy statement."""
         return self.ledger.statement(self.dataset_id)
 
+    def left(self) -> tuple[float | None, int]:
+        """Return what the ledger has left, as `what_is_left`."""
+        return what_is_left(self.ledger, self.dataset_id, self.trials)
+
     def _keep_head(self) -> None:
         """Keep the ledger's head in the plan, before anything more may be drawn."""
         self.folder.keep_head(vars(self.ledger.head_of(self.dataset_id)))
@@ -288,24 +292,59 @@ class SweepBudget:
 
     def _planned(self, trials: Sequence[Trial]) -> list[PlannedTraining]:
         """What is charged for each trial before it starts."""
-        found = []
-        for trial in trials:
-            released, delta = trial_class(trial), trial.config.mechanism.target_delta
-            parts = [("", released.step_class, max(1, released.num_steps - released.num_joint_steps))]
-            if released.joint_class is not None:
-                parts.append((SNR, released.joint_class, released.num_joint_steps))
-            if released.score_class is not None:
-                parts.append((SCORES, released.score_class, released.num_scores))
-            found += [
-                PlannedTraining(
-                    label=f"{self._label(trial)}{part}", step_class=step_class, num_steps=num, delta=delta
-                )
-                for part, step_class, num in parts
-            ]
-        return found
+        return [part for trial in trials for part in _parts(trial, self._label(trial))]
 
     def _label(self, trial: Trial) -> str:
         return f"{self.folder.name}-{self.sweep_id}/{trial.name}"
+
+
+def _parts(trial: Trial, label: str, times: int = 1) -> list[PlannedTraining]:
+    """What is charged for so many trials of one kind before they start: steps, and what is released more."""
+    released, delta = trial_class(trial), trial.config.mechanism.target_delta
+    parts = [("", released.step_class, max(1, released.num_steps - released.num_joint_steps))]
+    if released.joint_class is not None:
+        parts.append((SNR, released.joint_class, released.num_joint_steps))
+    if released.score_class is not None:
+        parts.append((SCORES, released.score_class, released.num_scores))
+    return [
+        PlannedTraining(label=f"{label}{part}", step_class=each, num_steps=times * num, delta=delta)
+        for part, each, num in parts
+    ]
+
+
+def what_is_left(ledger: Ledger, dataset_id: str, trials: Sequence[Trial]) -> tuple[float | None, int]:
+    """Return what a data set's ledger has left: ε of its filter, and trainings like the costliest of these.
+
+    The first one is None with step quotas, which have no common ε. All of it follows from what was charged,
+    and so from public numbers alone.
+    """
+    costliest = max(filter(is_proven, trials), key=lambda trial: trial.config.epsilon())
+
+    def admits(number: int) -> bool:
+        try:
+            ledger.would_admit(dataset_id, _parts(costliest, f"more-{new_sweep_id()}", number))
+        except BudgetExceeded:
+            return False
+        return True
+
+    spent = ledger.spent(dataset_id, with_pld=False)
+    epsilon = None if spent.cap.quotas else max(0.0, spent.cap.epsilon - spent.epsilon_filter)
+    return epsilon, _largest(admits)
+
+
+def _largest(admits: Callable[[int], bool], most: int = 2**20) -> int:
+    """Return the largest number up to `most` that is admitted, by bisection; 0 where 1 is not.
+
+    >>> [_largest(lambda number: number <= limit) for limit in (0, 1, 5, 64, 2**21)]
+    [0, 1, 5, 64, 1048576]
+    """
+    low, high = 0, 1
+    while high <= most and admits(high):
+        low, high = high, 2 * high
+    while high - low > 1 and low < most:
+        middle = (low + high) // 2
+        low, high = (middle, high) if admits(middle) else (low, middle)
+    return low
 
 
 def new_sweep_id() -> str:

@@ -14,6 +14,7 @@ from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Charged, Trial, is_proven, trial_class
 from sweeps.service.privacy.budget import NO_LEDGER
 from sweeps.service.storage.folder import SweepFolder
+from trainers.export.finished import ANSWER
 from trainers.files.checkpoint import read_grant
 
 STATEMENT = "privacy_statement"
@@ -147,8 +148,8 @@ def write_statement(statement: PrivacyStatement, folder: Path) -> tuple[Path, Pa
 
 
 def withdraw_statement(folder: Path) -> None:
-    """Take an earlier statement away before more is drawn: it would promise less than is spent."""
-    for path in folder.glob(f"{STATEMENT}.*"):
+    """Take earlier statement and answer away before more is drawn: they would promise less than is spent."""
+    for path in (*folder.glob(f"{STATEMENT}.*"), *folder.glob(ANSWER)):
         path.unlink()
 
 

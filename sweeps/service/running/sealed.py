@@ -34,6 +34,8 @@ import numpy as np
 from dp_accounting import NeighboringRelation
 from dp_accounting.rdp import RdpAccountant
 
+from dashboards.compose.answer import Answer
+from dashboards.errors import DashboardError
 from dpgcl_core.accounting.filters import FILTER_ORDERS, StepClass, composed_event
 from dpgcl_core.accounting.tuning.bounds import papernot_steinke_rdp
 from dpgcl_core.accounting.tuning.cost import SEALED, SEALED_THRESHOLD
@@ -52,8 +54,15 @@ from sweeps.service.planning.cost import candidates_of
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.account import account_of, bind_images, unit_of
-from sweeps.service.privacy.budget import new_sweep_id
+from sweeps.service.privacy.budget import new_sweep_id, what_is_left
 from sweeps.service.privacy.statement import STATEMENT, build_statement, statement_text, write_statement
+from sweeps.service.running.answer import (
+    answer_text,
+    privacy_numbers,
+    sweep_answer,
+    trials_frame,
+    write_answer,
+)
 from sweeps.service.running.clock import Clock
 from sweeps.service.running.terminal import duration, say
 from sweeps.service.running.tune import Stopped
@@ -200,12 +209,14 @@ class Begun:
     Attributes:
       draws: of its trials.
       ledger: the ledger's lines from the moment of the charge; None without a ledger.
+      left: what the ledger had left then: ε and trainings; None without a ledger.
       started: seconds since the epoch, before anything was drawn.
     """
 
     draws: tuple[Draw, ...]
     ledger: LedgerStatement | None
     started: float
+    left: tuple[float | None, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,6 +227,7 @@ class _Prepared:
     params: Mapping[str, Any]
     metrics: Mapping[str, float]
     statement: PrivacyStatement
+    answer: Answer | None
 
 
 @dataclass(frozen=True)
@@ -277,18 +289,20 @@ class SealedFolder:
                 "a sealed sweep needs a moment of publication before it draws its number of trials"
             )
         charged = reserve(ledger, str(dataset_id), plan, self.folder.name) if ledger is not None else None
+        # Before K is drawn, so that it tells nothing of it; later rows are of other times.
+        left = what_is_left(ledger, str(dataset_id), plan.trials) if ledger is not None else None
         draws = draw_trials(trial_law(plan.release, plan.max_trials), len(plan.trials))
         self._make_trusted()
         ledger_lines = dataclasses.asdict(charged) if charged is not None else None
         drawn = [vars(draw) for draw in draws]
-        write_json(path, {"draws": drawn, "ledger": ledger_lines, "started": started})
+        write_json(path, {"draws": drawn, "ledger": ledger_lines, "started": started, "left": left})
         path.chmod(0o600)
         facts = {"fingerprint": plan.fingerprint, "params": plan.params(), "sweep_id": new_sweep_id()}
         if charged is not None:
             facts["head"] = vars(charged.head)
         fixed = {"account": account_of(ledger, dataset_id), "publication": plan.publication.as_dict()}
         self.folder.create(facts | fixed, again)
-        return Begun(draws=draws, ledger=charged, started=started)
+        return Begun(draws=draws, ledger=charged, started=started, left=left)
 
     def _make_trusted(self) -> None:
         """Make all that will lie in `trusted/`, whose own times others see: they are those of the start."""
@@ -303,7 +317,8 @@ class SealedFolder:
             draws = tuple(Draw(**draw) for draw in values["draws"])
             lines = values["ledger"]
             charged = LedgerStatement(**{**lines, "head": Head(**lines["head"])}) if lines else None
-            return Begun(draws=draws, ledger=charged, started=float(values["started"]))
+            left = None if values.get("left") is None else tuple(values["left"])
+            return Begun(draws=draws, ledger=charged, started=float(values["started"]), left=left)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StorageError(
                 f"{path} is gone or damaged, and with it the secret number of trials: this sweep cannot "
@@ -414,7 +429,23 @@ class SealedSweep:
         if chosen is not None:
             self._copy_model(chosen)
         write_json(outgoing / _RESULT, {"outcome": outcome, "params": params, "metrics": metrics})
-        return _Prepared(outcome=outcome, params=params, metrics=metrics, statement=statement)
+        answer = self._answered(params, metrics, begun) if chosen is not None else None
+        if answer is not None:
+            write_answer(answer, outgoing)
+        return _Prepared(outcome=outcome, params=params, metrics=metrics, statement=statement, answer=answer)
+
+    def _answered(
+        self, params: Mapping[str, Any], metrics: Mapping[str, float], begun: Begun
+    ) -> Answer | None:
+        """Return the answer of what is published alone: that one run, which nothing is compared with."""
+        row = {"guarantee_label": "proven", "params": params, "metrics": metrics}
+        tags = {"data_is": self._plan.tags()["data_is"]}
+        try:
+            trials = trials_frame([row], tags)
+            return sweep_answer(self._plan.question, trials, privacy_numbers(self._plan.cost, begun.left))
+        except DashboardError as error:
+            say(f"warning: the answer: {error}")
+            return None
 
     def _wait(self, started: float) -> None:
         """Wait for the next moment; where it has passed already, nothing is left to hide."""
@@ -440,8 +471,18 @@ class SealedSweep:
         tags = self._plan.tags() | {"outcome": prepared.outcome, "guarantee_label": statement.guarantee_label}
         texts = {STATEMENT: statement.to_json(), f"{STATEMENT}_page": statement.to_markdown()}
         sweep_id = (self._folder.folder.read_plan() or {})["sweep_id"]
-        tracker.log_sealed(self._name, prepared.params, prepared.metrics, tags, texts, sweep_id=str(sweep_id))
+        tracker.log_sealed(
+            self._name,
+            prepared.params,
+            prepared.metrics,
+            tags,
+            texts,
+            sweep_id=str(sweep_id),
+            first=prepared.answer.lines()[:2] if prepared.answer is not None else (),
+        )
         say(statement_text(statement))
+        if prepared.answer is not None:
+            say(answer_text(prepared.answer))
         say(f"published: {prepared.outcome} in {release}")
 
     def _hide_times(self) -> None:

@@ -139,7 +139,7 @@ class SearchSweep(OpenSweep):
         if not best:
             return [f"no trial has a value of {', '.join(objectives)}"]
         front = f"{len(best)} trials that none beats in all of {', '.join(objectives)}"
-        lines = [f"Pareto front, {front}:" if len(objectives) > 1 else f"best by {objectives[0]}:"]
+        lines = [f"Pareto front, {front}:" if len(objectives) > 1 else f"highest {objectives[0]}:"]
         for number, found in best:
             params = self._trials[f"trial-{number}"].params
             scores = ", ".join(f"{name} {value:.4g}" for name, value in found.items())

@@ -8,10 +8,13 @@ import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dashboards.compose.answer import OWN, Answer
+from dashboards.compose.questions import QUESTIONS
 from dpgcl_core.errors import ConfigError, DpgclError, LedgerError, StorageError, TrackingError
 from dpgcl_core.ledger.report import LedgerStatement
 from dpgcl_core.release.metrics import is_reference
@@ -44,6 +47,13 @@ from sweeps.service.privacy.statement import (
     withdraw_statement,
     write_statement,
 )
+from sweeps.service.running.answer import (
+    answer_text,
+    privacy_numbers,
+    sweep_answer,
+    trials_frame,
+    write_answer,
+)
 from sweeps.service.running.captions import tell_cut_captions
 from sweeps.service.running.clock import Clock, SystemClock
 from sweeps.service.running.sealed import SealedSweep
@@ -75,10 +85,11 @@ from trainers.config.training import TrainingConfig
 from trainers.data.dataset import TrainingData
 from trainers.evaluation.references import reference_scores
 from trainers.files.storage import check_writable, storage_root
-from trainers.tracking.runs import Tracker
-from trainers.tracking.server import check_address, connect, is_database
+from trainers.tracking.runs import SWEEP_TAG, Tracker
+from trainers.tracking.server import check_address, connect, is_database, runs_link
 
-EXPERIMENT = "dpgcl"
+SEALED_EXPERIMENT = "dpgcl"
+"""Of all sealed sweeps: one of their own would tell when it began."""
 SYSTEM_CLOCK = SystemClock()
 Figure = Callable[[str, str, Path], Sequence[Path]]
 
@@ -213,7 +224,7 @@ def execute(
                 raise StorageError(f"the sweep {folder.name!r} was started by another process meanwhile")
             if records.slots is not None:
                 slot_files.keep(records.slots)
-            opened = beside.submit(Tracker.open, uri, root, EXPERIMENT)
+            opened = beside.submit(Tracker.open, uri, root, *experiment_of(plan))
             again = options_text(told or options)
             if not options.release.is_open:
                 sealed = SealedSweep(plan, folder, ledger, dataset_id, service, again, clock)
@@ -225,6 +236,19 @@ def execute(
             return Outcome(
                 code=code, plan=plan, folder=folder, results=sweep.results(), statement=sweep.statement
             )
+
+
+def experiment_of(plan: SweepPlan) -> tuple[str, str]:
+    """Return name and description of the MLflow experiment of a sweep: one for each question and data set."""
+    if not plan.release.is_open:
+        return SEALED_EXPERIMENT, ""
+    dataset, question = plan.source.dataset, plan.question.removesuffix("-tuning")
+    asked = QUESTIONS.get(question, OWN).asked
+    about = (
+        f"{asked} Sweeps of {question} on {dataset}: one parent run for each sweep, whose description "
+        "begins with its answer, and one run below for each training."
+    )
+    return f"{question} on {short_name(dataset)}", about
 
 
 def _with_publication(plan: SweepPlan, folder: SweepFolder, service: ServiceOptions) -> SweepPlan:
@@ -257,8 +281,13 @@ def _check_server(uri: str) -> None:
 
 
 class OpenSweep:
-    """One sweep under way."""
+    """One sweep under way.
 
+    Attributes:
+      answers: whether it ends in an answer to its question.
+    """
+
+    answers = True
     _tracker: Tracker
 
     @staticmethod
@@ -412,10 +441,12 @@ class OpenSweep:
             say(f"warning: {name} is not settled: {error}")
 
     def _on_result(self, name: str, result: dict[str, Any]) -> None:
-        kept = {"config_hash": self._hashes[name], "params": self._trials[name].params}
+        kept: dict[str, Any] = {"config_hash": self._hashes[name], "params": self._trials[name].params}
+        if not self._plan.source.are_private:  # how long records take is theirs
+            kept["ended_ms"] = int(time.time() * 1000)
         self._folder.keep(name, result | kept)
         self._settle(name, result)
-        self._track(name, result)
+        self._track(name, result | kept)
         done = len(self.results())
         spent = time.monotonic() - self._started
         left = spent / max(1, done - self._num_before) * (len(self._trials) - done)
@@ -430,10 +461,11 @@ class OpenSweep:
                 self._parent,
                 name,
                 trial.params,
-                result["metrics"] | self._cross_checks(trial, result["metrics"]),
+                _without_constants(trial, result["metrics"]) | self._cross_checks(trial, result["metrics"]),
                 result["series"],
                 self._plan.tags() | {"guarantee_label": trial.config.guarantee_label},
                 run_name=run_name(trial),
+                times_ms=_times_ms(result),
             )
             self._untracked.discard(name)
         except TrackingError as error:
@@ -469,6 +501,9 @@ class OpenSweep:
             if results and figure is not None:
                 self._refer()
                 self._draw(figure)
+        if results and self.answers:
+            self._answer(results)
+        say(self._link())
         again = f"continue with --resume --name {self._folder.name}"
         if failed or self._untracked:
             self._close("FAILED")
@@ -525,11 +560,60 @@ class OpenSweep:
         except DpgclError as error:
             say(f"warning: no figure: {error}")
 
+    def _answer(self, results: dict[str, dict[str, Any]]) -> None:
+        """Write, log and print the answer; MLflow gets it where it has all results."""
+        try:
+            answer = self._answered(results)
+            if answer is None:
+                return
+            say(answer_text(answer))
+            path = write_answer(answer, self._folder.path)
+            if not self._untracked:
+                self._tracker.log_artifact(self._parent, path)
+                self._tracker.log_metrics(self._parent, answer.metrics())
+                self._tracker.set_note(self._parent, answer.lines()[:2])
+        except DpgclError as error:
+            say(f"warning: the answer: {error}")
+
+    def _answered(self, results: Mapping[str, Mapping[str, Any]]) -> Answer | None:
+        rows = [
+            {"trial": name, "guarantee_label": self._trials[name].config.guarantee_label, **results[name]}
+            for name in self._trials
+            if name in results
+        ]
+        cost = self.statement.cost if self.statement is not None else self._plan.cost
+        left = None
+        if self._budget is not None:
+            with suppress(LedgerError):  # gone meanwhile: the answer does without
+                left = self._budget.left()
+        trials = trials_frame(rows, self._plan.tags())
+        return sweep_answer(self._plan.question, trials, privacy_numbers(cost, left))
+
+    def _link(self) -> str:
+        """Where MLflow shows the sweep's runs."""
+        link = runs_link(self._uri, self._tracker.experiment_id, {SWEEP_TAG: self._folder.name})
+        ui = f"mlflow ui --backend-store-uri {self._uri}, then " if is_database(self._uri) else ""
+        return f"runs: {ui}{link}"
+
     def _close(self, status: str) -> None:
         try:
             self._tracker.finish_sweep(self._parent, status)
         except TrackingError as error:
             say(f"warning: {error}")
+
+
+def _times_ms(result: Mapping[str, Any]) -> tuple[int, int] | None:
+    """When a training on public data began and ended; None where that is not told."""
+    seconds = [result["metrics"].get(name) for name in ("train_seconds", "evaluation_seconds")]
+    if "ended_ms" not in result or seconds[0] is None:
+        return None
+    return result["ended_ms"] - int(1000 * sum(each or 0.0 for each in seconds)), result["ended_ms"]
+
+
+def _without_constants(trial: Trial, metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics without the number of steps where it is the planned one, a param."""
+    planned = trial.config.mechanism.num_steps
+    return {name: value for name, value in metrics.items() if (name, value) != ("num_steps_done", planned)}
 
 
 def _stop_note(config: TrainingConfig) -> str:

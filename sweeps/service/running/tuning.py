@@ -195,6 +195,8 @@ def _followed_by(question: str, options: SweepOptions, points: Sequence[Point]) 
     """
 
     class Tuning(OpenSweep):
+        answers = False  # the comparison has the answer
+
         @staticmethod
         def planned(
             name: str,

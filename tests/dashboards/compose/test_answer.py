@@ -190,7 +190,7 @@ def test_base_method_is_no_setting() -> None:
 def test_search_names_trials_and_what_they_are() -> None:
     trials = sweep({0.1: 0.6, 0.5: 0.7}, column="temperature", num_repeats=1)
     found = answered(trials, "search")
-    assert found.best == "trial 2"
+    assert found.best == "trial-2"
     assert found.metrics()["best_temperature"] == 0.5
 
 

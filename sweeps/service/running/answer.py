@@ -1,0 +1,76 @@
+"""The answer at the end of a sweep: computed from the results on disk, kept in a file, printed.
+
+`answer.json` lies in the sweep's folder, of a sealed sweep in `release/`; export reads it there. It is made
+of what is released alone: of an open sweep every trial, of a sealed one the published run, the statement's
+numbers, and what the ledger had left at the moment of the charge, before the number of trials was drawn.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from dashboards.compose.answer import OWN, Answer, PrivacyNumbers, answer_of
+from dashboards.compose.questions import QUESTIONS
+from dashboards.query.trials import typed
+from dpgcl_core.accounting.tuning.cost import TuningCost
+from trainers.export.finished import ANSWER
+
+
+def trials_frame(rows: Sequence[Mapping[str, Any]], tags: Mapping[str, str]) -> pd.DataFrame:
+    """Return trials as `dashboards.query.trials.load_trials` does, from results instead of MLflow.
+
+    Args:
+      rows: `trial`, `guarantee_label`, `params` and `metrics` of each.
+      tags: that all of them share.
+    """
+    found = []
+    for row in rows:
+        params = {name: typed(str(value)) for name, value in row["params"].items()}
+        own = {name: row[name] for name in ("trial", "guarantee_label") if row.get(name) is not None}
+        found.append({**tags, **params, **row["metrics"], **own})
+    frame = pd.DataFrame(found)
+    return frame.astype({"group_size": object}) if "group_size" in frame else frame
+
+
+def privacy_numbers(cost: TuningCost | None, left: tuple[float | None, int] | None = None) -> PrivacyNumbers:
+    """Return the numbers of a cost, and of what a ledger has left: ε and trainings."""
+    epsilon, num_trainings = left if left is not None else (None, None)
+    if cost is None:
+        return PrivacyNumbers(epsilon_remaining=epsilon, trainings_remaining=num_trainings)
+    return PrivacyNumbers(
+        training_epsilon=cost.training_epsilon,
+        tuned_epsilon=cost.tuned_epsilon,
+        delta=cost.delta,
+        epsilon_remaining=epsilon,
+        trainings_remaining=num_trainings,
+    )
+
+
+def sweep_answer(question: str, trials: pd.DataFrame, privacy: PrivacyNumbers) -> Answer | None:
+    """Return the answer of a sweep; None where no trial has a score.
+
+    Raises:
+      DashboardError: as `dashboards.compose.answer.answer_of`.
+    """
+    return answer_of(trials, QUESTIONS.get(question, OWN), privacy)
+
+
+def write_answer(answer: Answer, folder: Path) -> Path:
+    """Write `answer.json` in place of an earlier one; return its path."""
+    path = folder / ANSWER
+    path.write_text(json.dumps(answer.as_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path
+
+
+def answer_text(answer: Answer) -> str:
+    """Return the answer for the terminal, the privacy statement's numbers left out: they stand above it."""
+    headline, lead = f"answer: {answer.headline()}", f"  {answer.lead()}"
+    left = answer.privacy.trainings_remaining if answer.privacy is not None else None
+    more = [] if left is None else [f"  The ledger holds {left} more trainings like the costliest of these."]
+    warned = answer.warning()
+    return "\n".join([headline, lead, *more, *([f"warning: {warned}"] if warned else [])])
