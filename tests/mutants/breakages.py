@@ -1092,6 +1092,22 @@ BREAKAGES = (
         ),
     ),
     Breakage(
+        name="the answer of a sealed sweep depends on the number of trials",
+        file="sweeps/service/running/sealed.py",
+        before="privacy_numbers(self._plan.cost, begun.left)",
+        after="privacy_numbers(self._plan.cost, (None, len(begun.draws)))",
+        tests=("tests/sweeps/test_sealed.py::test_nothing_readable_tells_the_number_of_trials",),
+    ),
+    Breakage(
+        name="the answer is not corrected for having picked the best",
+        file="dashboards/compose/blocks.py",
+        before="            clear = _chance(",
+        after="            clear = True or _chance(",
+        tests=(
+            "tests/dashboards/compose/test_blocks.py::test_best_of_equal_settings_is_hardly_ever_resolved",
+        ),
+    ),
+    Breakage(
         name="the number of trials is drawn from the law without its cap",
         file="sweeps/service/running/sealed.py",
         before="draws = draw_trials(trial_law(plan.release, plan.max_trials), len(plan.trials))",

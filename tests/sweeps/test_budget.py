@@ -16,6 +16,7 @@ from dp_accounting.rdp import RdpAccountant
 from dpgcl_core.accounting.composition import epsilon_pld
 from dpgcl_core.accounting.filters import StepClass
 from dpgcl_core.errors import BudgetExceeded, ConfigError, DpgclError, LedgerError, StorageError
+from dpgcl_core.ledger.account import PlannedTraining
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service.options.data import data_path
@@ -29,7 +30,7 @@ from sweeps.service.privacy.account import (
     open_ledger,
     unit_of,
 )
-from sweeps.service.privacy.budget import SweepBudget, sweep_budget
+from sweeps.service.privacy.budget import SweepBudget, sweep_budget, what_is_left
 from sweeps.service.privacy.statement import what_was_drawn
 from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import check_ledger, options, write_npz
@@ -90,6 +91,33 @@ def test_sweep_reserves_all_its_trials_at_once(make_budget: Callable[..., SweepB
     assert charged(budget) == 2 * NUM_STEPS
     labels = [f"one-{budget.sweep_id}/{trial.name}" for trial in budget.trials]
     assert all(budget.ledger.reservation("scans", label) for label in labels)
+
+
+def test_what_is_left_counts_trainings_by_quota(make_budget: Callable[..., SweepBudget]) -> None:
+    budget = make_budget()
+    assert budget.left() == (None, 10)
+    assert charged(budget) == 0  # asking charges nothing
+    budget.begin(budget.trials, None)
+    assert budget.left() == (None, 8)
+
+
+def test_what_is_left_is_what_the_filter_still_admits(planned: SweepPlan, tmp_path: Path) -> None:
+    ledger = Ledger.create(str(tmp_path / "rdp.db"))
+    ledger.register("scans", Cap(epsilon=8.0, delta=5e-5), num_records_public=1445)
+    epsilon, number = what_is_left(ledger, "scans", planned.trials)
+    assert (epsilon, number > 1) == (8.0, True)
+    mechanism = planned.trials[0].config.mechanism
+    step_class = StepClass(mechanism.sampling_prob, mechanism.noise_multiplier)
+    one_more = [
+        PlannedTraining(label=f"t{i}", step_class=step_class, num_steps=NUM_STEPS) for i in range(number + 1)
+    ]
+    with pytest.raises(BudgetExceeded):
+        ledger.would_admit("scans", one_more)
+    ledger.reserve("scans", one_more[1:])
+    left, none = what_is_left(ledger, "scans", planned.trials)
+    assert none == 0
+    assert left is not None
+    assert 0 <= left < 8.0
 
 
 def test_check_charges_nothing(make_budget: Callable[..., SweepBudget]) -> None:

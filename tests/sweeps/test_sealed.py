@@ -22,6 +22,7 @@ from dpgcl_core.errors import BudgetExceeded, ConfigError, LedgerError, StorageE
 from dpgcl_core.ledger.__main__ import main as ledger_command
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
+from dpgcl_core.release.markdown import escaped
 from sweeps.group_size import points
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
@@ -30,7 +31,7 @@ from sweeps.service.running.sealed import Draw, choose, draw_trials, drawn_trial
 from sweeps.service.running.terminal import name_suffix
 from sweeps.service.running.tune import Stopped
 from tests.sweeps.support import options, without_ray, write_npz
-from trainers.tracking.runs import SEALED_TIME_MS, Tracker
+from trainers.tracking.runs import MASKED_TIMES, SEALED_TIME_MS, Tracker
 from trainers.tracking.server import connect
 
 SEALED = ("--tiny", "--noise-multiplier", "1", "--release", "sealed", "--name", "one")
@@ -169,6 +170,22 @@ def test_nothing_readable_tells_the_number_of_trials(
         texts.append(everything_readable(tmp_path / storage, tmp_path / f"{storage}.db", capsys))
     assert len(ray.trained) == 9
     assert texts[0] == texts[1]
+
+
+def test_answer_of_a_sealed_sweep_is_released_with_its_run_and_never_before(
+    ray: Ray, sweep: Callable[..., int], tmp_path: Path
+) -> None:
+    before: list[list[Path]] = []
+    ray.clock.on_wait = lambda: before.append(list((tmp_path / "a/sweeps/one").glob("[!t]*/answer.json")))
+    assert sweep(*make_ledger(tmp_path / "a.db")) == 0
+    assert before == [[]]
+    kept = json.loads((tmp_path / "a/sweeps/one/release/answer.json").read_text())
+    assert len(kept["settings"]) == kept["num_repeats"] == 1
+    assert kept["privacy"]["trainings_remaining"] > 0
+    (only,) = published(tmp_path / "a")
+    note = only.data.tags["mlflow.note.content"]
+    assert note.startswith(escaped(kept["lines"][0]))
+    assert escaped(MASKED_TIMES) in note
 
 
 def seen_from_outside(root: Path) -> list[Any]:

@@ -67,6 +67,7 @@ from sweeps.service.running.terminal import (
     question_text,
     run_name,
     say,
+    say_link,
     short_name,
 )
 from sweeps.service.running.tune import (
@@ -442,8 +443,7 @@ class OpenSweep:
 
     def _on_result(self, name: str, result: dict[str, Any]) -> None:
         kept: dict[str, Any] = {"config_hash": self._hashes[name], "params": self._trials[name].params}
-        if not self._plan.source.are_private:  # how long records take is theirs
-            kept["ended_ms"] = int(time.time() * 1000)
+        kept["ended_ms"] = int(time.time() * 1000)
         self._folder.keep(name, result | kept)
         self._settle(name, result)
         self._track(name, result | kept)
@@ -503,7 +503,7 @@ class OpenSweep:
                 self._draw(figure)
         if results and self.answers:
             self._answer(results)
-        say(self._link())
+        self._say_link()
         again = f"continue with --resume --name {self._folder.name}"
         if failed or self._untracked:
             self._close("FAILED")
@@ -589,11 +589,11 @@ class OpenSweep:
         trials = trials_frame(rows, self._plan.tags())
         return sweep_answer(self._plan.question, trials, privacy_numbers(cost, left))
 
-    def _link(self) -> str:
-        """Where MLflow shows the sweep's runs."""
+    def _say_link(self) -> None:
+        """Say where MLflow shows the sweep's runs."""
         link = runs_link(self._uri, self._tracker.experiment_id, {SWEEP_TAG: self._folder.name})
         ui = f"mlflow ui --backend-store-uri {self._uri}, then " if is_database(self._uri) else ""
-        return f"runs: {ui}{link}"
+        say_link(f"runs: {ui}", link)
 
     def _close(self, status: str) -> None:
         try:
@@ -603,7 +603,7 @@ class OpenSweep:
 
 
 def _times_ms(result: Mapping[str, Any]) -> tuple[int, int] | None:
-    """When a training on public data began and ended; None where that is not told."""
+    """When a training began and ended; None where how long it took is withheld, as of private records."""
     seconds = [result["metrics"].get(name) for name in ("train_seconds", "evaluation_seconds")]
     if "ended_ms" not in result or seconds[0] is None:
         return None

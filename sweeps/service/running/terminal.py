@@ -27,6 +27,11 @@ def say(text: str) -> None:
     print(masked_text(text), flush=True, file=sys.stdout)
 
 
+def say_link(text: str, link: str) -> None:
+    """Print a line that ends in a link to an address without its secrets, which `say` would cut short."""
+    print(masked_text(text) + link, flush=True, file=sys.stdout)
+
+
 def print_plan(plan: SweepPlan) -> None:
     """Print notes, numbers and every point of a plan."""
     for note in (*plan.notes, *plan.advice):

@@ -16,7 +16,7 @@ from dpgcl_core.release.statement import RESEARCH, epsilon_text
 from tests.sweeps.support import write_npz
 from tests.trainers.exporting import run_small_sweep, same_weights, stop_small_sweep
 from trainers.export.description import read_description
-from trainers.export.finished import FinishedSweep, FinishedTrial, read_sweep, released_state
+from trainers.export.finished import ANSWER, FinishedSweep, FinishedTrial, read_sweep, released_state
 from trainers.export.folder import Statement, load_encoder, write_model
 from trainers.export.trial import choose_trial, main
 from trainers.files.checkpoint import CheckpointFolder, Grant, write_grant
@@ -302,6 +302,38 @@ def test_existing_folder_is_never_overwritten(sweeps: Sweeps, tmp_path: Path) ->
     with pytest.raises(StorageError, match="never overwritten"):
         sweeps.export("--sweep", "open", to=tmp_path / "m")
     assert list((tmp_path / "m").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("verdict", "warned"), [("higher", False), ("not resolved", True), ("lower", True), (None, False)]
+)
+def test_export_warns_where_the_gain_of_its_choice_is_not_resolved(
+    copied: Sweeps, tmp_path: Path, capsys: pytest.CaptureFixture[str], verdict: str | None, warned: bool
+) -> None:
+    over = {"minus": "the untrained network", "mean": 0.002, "verdict": verdict} if verdict else None
+    settings = [{"name": "S = 4", "trials": [PRIVATE], "over_start": over}]
+    (copied.root / "sweeps" / "open" / ANSWER).write_text(json.dumps({"settings": settings}))
+    copied.export("--sweep", "open", "--trial", PRIVATE, to=tmp_path / "m")
+    expected = (
+        "warning: S = 4 is not resolved above the untrained network (+0.20 points in the sweep's answer)"
+    )
+    assert (expected in capsys.readouterr().err) == warned
+
+
+def test_export_of_a_sealed_sweep_warns_by_its_released_answer(
+    copied: Sweeps, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    over = {"minus": "the untrained network", "mean": 0.0, "verdict": "not resolved"}
+    settings = [{"name": "S = 4", "trials": [], "over_start": over}]
+    (copied.root / "sweeps" / "sealed" / "release" / ANSWER).write_text(json.dumps({"settings": settings}))
+    copied.export("--sweep", "sealed", to=tmp_path / "m")
+    assert "warning: S = 4 is not resolved" in capsys.readouterr().err
+
+
+def test_damaged_answer_is_none(copied: Sweeps, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (copied.root / "sweeps" / "open" / ANSWER).write_text('{"settings": [{}]}')
+    copied.export("--sweep", "open", "--trial", PRIVATE, to=tmp_path / "m")
+    assert "warning" not in capsys.readouterr().err
 
 
 def test_failed_export_leaves_nothing(sweeps: Sweeps, tmp_path: Path) -> None:

@@ -14,9 +14,18 @@ import urllib.request
 import pytest
 
 from dpgcl_core.errors import ConfigError, TrackingError
+from dpgcl_core.release.markdown import escaped
 from tests.trainers.databases import copy_empty_database
 from trainers.tracking import server as mlflow_server
-from trainers.tracking.runs import CHANGED_TAG, NO_TUNING_COST, NOTE_TAG, PARENT_TAG, Tracker, search_runs
+from trainers.tracking.runs import (
+    CHANGED_TAG,
+    MASKED_TIMES,
+    NO_TUNING_COST,
+    NOTE_TAG,
+    PARENT_TAG,
+    Tracker,
+    search_runs,
+)
 
 PARAMS = {"group_size": 8, "target_epsilon": 10.0, "num_augmentations": 1, "repeat": 0}
 METRICS = {"knn_accuracy": 0.8, "epsilon": 9.9}
@@ -80,6 +89,56 @@ def test_sweep_note_states_epsilon_delta_and_the_tuning_cost(tracker):
     parent = tracker.start_sweep("s", {"target_epsilons": (10.0, math.inf), "target_delta": 1.5e-6}, {})
     note = tracker.client.get_run(parent).data.tags[NOTE_TAG]
     assert all(part in note for part in ("ε: 10, ∞", "δ: 1.5e-06", NO_TUNING_COST))
+
+
+def test_note_begins_with_what_was_said_last_and_a_resume_takes_it_back(tracker):
+    parent = tracker.start_sweep("s", {"target_delta": 1e-6}, {})
+    plain = tracker.client.get_run(parent).data.tags[NOTE_TAG]
+    for first in (["one", "ε = 1"], ["two", "ε = 2"]):
+        tracker.set_note(parent, first)
+    said = tracker.client.get_run(parent).data.tags[NOTE_TAG]
+    assert said.split("\n\n")[:2] == ["two", "ε = 2"]
+    assert said.endswith(plain)
+    assert "one" not in said.partition("---")[0]
+    tracker.start_sweep("s", {"target_delta": 1e-6}, {})
+    assert tracker.client.get_run(parent).data.tags[NOTE_TAG] == plain
+
+
+def test_experiment_says_what_it_is_about(storage):
+    found = Tracker.open(None, storage, "group-size on digits", "Which <S>?")
+    experiment = found.client.get_experiment(found.experiment_id)
+    assert experiment.tags[NOTE_TAG] == "Which &lt;S&gt;?"
+
+
+def test_sweep_records_its_data_set_by_name_and_declared_size_alone(tracker):
+    params = {"dataset": "npz:/data/scans.npz", "num_records_public": 400}
+    digests = []
+    for name, given in (("a", params), ("b", params), ("c", params | {"num_records_public": 500})):
+        run = tracker.client.get_run(tracker.start_sweep(name, given, {}))
+        (recorded,) = run.inputs.dataset_inputs
+        assert recorded.dataset.name == "npz:/data/scans.npz"
+        assert run.data.tags["mlflow.source.name"]
+        digests.append(recorded.dataset.digest)
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_trial_has_the_times_that_are_given(tracker):
+    parent = tracker.start_sweep("s", {}, {})
+    run = tracker.client.get_run(log(tracker, parent, times_ms=(1000, 4000)))
+    assert (run.info.start_time, run.info.end_time) == (1000, 4000)
+
+
+def test_params_that_do_not_apply_are_left_out(tracker):
+    parent = tracker.start_sweep("s", {"warm_start": None}, {})
+    run = tracker.client.get_run(log(tracker, parent, params=PARAMS | {"warm_start": None}))
+    assert "warm_start" not in {**run.data.params, **tracker.client.get_run(parent).data.params}
+
+
+def test_sealed_run_says_why_its_times_are_masked(tracker):
+    run = tracker.client.get_run(tracker.log_sealed("s", {}, {}, {}, sweep_id="1", first=["The answer."]))
+    note = run.data.tags[NOTE_TAG]
+    assert note.startswith("The answer.")
+    assert escaped(MASKED_TIMES) in note
 
 
 def test_finish_sweep_sets_the_status(tracker):
