@@ -7,6 +7,7 @@
     draw("group-size", "sqlite:///results/mlflow.db", None, Path("figures"))
 """
 
+from dashboards.compose.answer import Answer, answer_of
 from dashboards.compose.content import Content
 from dashboards.compose.figure import content_of, numbers_of
 from dashboards.compose.questions import QUESTIONS, Question, find_question
@@ -19,9 +20,11 @@ from dashboards.render.pictures import pictures_of
 
 __all__ = [
     "QUESTIONS",
+    "Answer",
     "Content",
     "DashboardError",
     "Question",
+    "answer_of",
     "content_of",
     "draw",
     "find_question",

@@ -129,6 +129,8 @@ def _text(text: str, folder: Path) -> str:
     text = re.sub(r"[\w/]+\.py\b", "<source>", text)
     text = re.sub(r" \((\d+ h )?\d+ min( \d+ s)? left\)$", "", text)
     text = re.sub(r" Valid: .*", "", text)
+    text = re.sub(r"^(answer: [^?]*\?|  Highest:).*", r"\1 #", text)  # by chance
+    text = re.sub(r"[-+]?\d+\.\d+ points", "# points", text)
     return _SCORE.sub(r"\1#", text)
 
 

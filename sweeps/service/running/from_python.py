@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dashboards.compose.answer import Answer
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.release.metrics import find_metric
 from dpgcl_core.release.statement import PrivacyStatement
@@ -45,6 +46,7 @@ class SweepResult:
       epsilon: ε of one training at `delta`, of the costliest where they differ; None without a guarantee.
       tuned_epsilon: ε of the whole sweep, every trial and every choice included; None without a guarantee.
       delta: δ of both; None without a guarantee.
+      answer: which settings are resolved from the best one, and which to take; None without scores.
       statement: the privacy statement, which also lies in `folder`; None of a dry run.
       folder: where results, statement and `config.yaml` lie; None of a dry run.
       code: 0; 1 when trials failed or MLflow did not take all; 128 + signal when stopped. `resume` goes on.
@@ -56,6 +58,7 @@ class SweepResult:
     epsilon: float | None
     tuned_epsilon: float | None
     delta: float | None
+    answer: Answer | None
     statement: PrivacyStatement | None
     folder: Path | None
     code: int
@@ -224,6 +227,7 @@ def _result(
         epsilon=cost.training_epsilon if cost is not None else None,
         tuned_epsilon=cost.tuned_epsilon if cost is not None else None,
         delta=cost.delta if cost is not None else None,
+        answer=outcome.answer,
         statement=outcome.statement,
         folder=outcome.folder.path if outcome.folder is not None else None,
         code=outcome.code,

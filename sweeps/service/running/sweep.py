@@ -105,6 +105,7 @@ class Outcome:
       folder: where its results lie; None after a dry run.
       results: of its finished trials, by name; none of a sealed sweep.
       statement: of an open sweep that ran and could be stated.
+      answer: of an open sweep that ran and has scores.
     """
 
     code: int
@@ -112,6 +113,7 @@ class Outcome:
     folder: SweepFolder | None = None
     results: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     statement: PrivacyStatement | None = None
+    answer: Answer | None = None
 
 
 def run_sweep(
@@ -235,7 +237,12 @@ def execute(
             sweep = kind(plan, folder, found, uri, budget, account, service, again)
             code = sweep.run(opened, figure)
             return Outcome(
-                code=code, plan=plan, folder=folder, results=sweep.results(), statement=sweep.statement
+                code=code,
+                plan=plan,
+                folder=folder,
+                results=sweep.results(),
+                statement=sweep.statement,
+                answer=sweep.answer,
             )
 
 
@@ -333,6 +340,7 @@ class OpenSweep:
         self._budget, self._account, self._service = budget, account, service
         self._again = again
         self.statement: PrivacyStatement | None = None
+        self.answer: Answer | None = None
         self._trials = {trial.name: trial for trial in plan.trials}
         self._hashes = {trial.name: config_hash(trial.config) for trial in plan.trials}
         self._checks: dict[Any, dict[str, float]] = {}
@@ -563,7 +571,7 @@ class OpenSweep:
     def _answer(self, results: dict[str, dict[str, Any]]) -> None:
         """Write, log and print the answer; MLflow gets it where it has all results."""
         try:
-            answer = self._answered(results)
+            self.answer = answer = self._answered(results)
             if answer is None:
                 return
             say(answer_text(answer))
