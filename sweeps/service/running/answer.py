@@ -71,7 +71,7 @@ def answer_text(answer: Answer) -> str:
     """Return the answer for the terminal, the privacy statement's numbers left out: they stand above it."""
     headline, lead = f"answer: {answer.headline()}", f"  {answer.lead()}"
     left = answer.privacy.trainings_remaining if answer.privacy is not None else None
-    trainings = "training" if left == 1 else "trainings"
-    more = [] if left is None else [f"  The ledger holds {left} more {trainings} like the costliest of these."]
+    such = "training" if left == 1 else "trainings"
+    more = [] if left is None else [f"  The ledger holds {left} more {such} like the costliest of these."]
     warned = answer.warning()
     return "\n".join([headline, lead, *more, *([f"warning: {warned}"] if warned else [])])
