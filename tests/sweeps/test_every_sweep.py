@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import shutil
 from collections.abc import Iterator, Sequence
@@ -113,6 +114,15 @@ def test_tiny_sweep_draws_something_in_its_figure(ran: Ran) -> None:
 def test_tiny_sweep_states_what_it_promises(ran: Ran) -> None:
     assert "ε of the whole sweep" in (ran.folder / "privacy_statement.md").read_text()
     assert "privacy: " in ran.out
+
+
+def test_tiny_sweep_ends_in_one_answer(ran: Ran) -> None:
+    lines = ran.out.splitlines()
+    (answer,) = (line for line in lines if line.startswith("answer: "))
+    kept = json.loads((ran.folder / "answer.json").read_text())
+    assert answer == f"answer: {kept['lines'][0]}"
+    assert kept["settings"]
+    assert not any(line.startswith("warning: the answer") for line in lines)
 
 
 @each_script
