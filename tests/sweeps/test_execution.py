@@ -12,11 +12,22 @@ from typing import Any
 
 import pytest
 
+from sweeps.service.options.service import ServiceOptions
 from sweeps.service.running import tune as execution
-from sweeps.service.running.tune import Stopped, _callback, _signals_noted
+from sweeps.service.running.attempts import Attempts
+from sweeps.service.running.tune import Stopped, TrialQueue, _callback, _Listed, _signals_noted
 from sweeps.service.storage.folder import Starts, SweepFolder
+from trainers.config.training import PerformanceConfig
 
-TRIAL: Any = SimpleNamespace(config={"trial": "one"})
+CONFIG: Any = SimpleNamespace(
+    performance=PerformanceConfig(), mechanism=SimpleNamespace(num_restart_steps=None)
+)
+GIVEN: Any = SimpleNamespace(name="one", config=CONFIG, checkpoint_folder=Path("none"))
+TRIAL: Any = SimpleNamespace(
+    config={"trial": "one", "given": GIVEN},
+    temporary_state=SimpleNamespace(ray_actor=None),
+    get_pickled_error=lambda: None,
+)
 
 
 class Budget:
@@ -45,7 +56,10 @@ def budget() -> Budget:
 @pytest.fixture
 def callback(heard: list[tuple[str, dict[str, Any]]], budget: Budget, tmp_path: Path) -> Any:
     (tmp_path / "one").mkdir()
-    return _callback(lambda *given: heard.append(given), budget, SweepFolder(tmp_path / "one"))  # type: ignore[arg-type]
+    capacity: Any = SimpleNamespace(trials_at_once=lambda: 1, follow=lambda *_: None)
+    queue, folder = TrialQueue(_Listed([]), 0, capacity), SweepFolder(tmp_path / "one")
+    attempts = Attempts(folder, ServiceOptions(), None)
+    return _callback(lambda *given: heard.append(given), budget, folder, queue, attempts)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

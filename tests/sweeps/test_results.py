@@ -453,14 +453,14 @@ def test_ray_that_does_not_start_leaves_no_sweep(
 def test_cluster_too_small_leaves_no_sweep(
     ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from sweeps.service.running.tune import max_concurrent_trials
+    from sweeps.service.running.capacity import max_concurrent_trials
 
     def too_small(service: ServiceOptions, performance: PerformanceConfig) -> Any:
         two = dataclasses.replace(performance, num_workers=2)
-        return nullcontext(max_concurrent_trials(service, two, {"CPU": 1.0}))
+        return nullcontext(max_concurrent_trials(service, two, [{"CPU": 1.0}]))
 
     monkeypatch.setattr(service, "ray_session", too_small)
-    with pytest.raises(ValueError, match="the cluster has 1 CPUs"):
+    with pytest.raises(ValueError, match="the cluster holds 1 "):
         sweep()
     assert not (tmp_path / "sweeps").exists()
     with pytest.raises(DashboardError):

@@ -25,7 +25,7 @@ from dpgcl_core.sampling.slots import SampledGroups
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.running import sweep as service
 from sweeps.service.running.clock import SystemClock
-from sweeps.service.running.tune import RaySession, max_concurrent_trials, ray_session
+from sweeps.service.running.tune import RaySession, capacity_of, ray_session
 from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import contents, plan, run, run_script, tracked_runs, train_here, write_npz
 from trainers.config.training import PerformanceConfig
@@ -182,13 +182,11 @@ def shared_ray(own_folder: Path) -> Iterator[None]:
     before = dict(os.environ)
     os.environ["DPGCL_TEST_FOLDER"] = str(own_folder)
     with ray_session(ServiceOptions(), PerformanceConfig()) as session, pytest.MonkeyPatch.context() as patch:
-        import ray
 
         def shared(service: ServiceOptions, performance: PerformanceConfig) -> nullcontext[RaySession]:
             scratch = Path(tempfile.mkdtemp(dir=session.scratch))
-            concurrent = max_concurrent_trials(service, performance, ray.cluster_resources())
             return nullcontext(
-                replace(session, scratch=scratch, concurrent=concurrent, max_restarts=service.max_restarts)
+                replace(session, scratch=scratch, capacity=capacity_of(service, performance), service=service)
             )
 
         patch.setattr(service, "ray_session", shared)

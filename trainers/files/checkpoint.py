@@ -227,7 +227,7 @@ class CheckpointFolder:
         """
         drawn = read_drawn(self.count_file)
         if start_step is None:
-            start_step = self._saved_step() if drawn is not None and drawn.num_steps else 0
+            start_step = self.saved_step() if drawn is not None and drawn.num_steps else 0
         if drawn is None and (start_step > 0 or (self._is_kept and num_restart_steps is not None)):
             return (
                 f"the count of drawn steps {self.count_file} is missing, so earlier attempts cannot be "
@@ -250,7 +250,7 @@ class CheckpointFolder:
         Args:
           num_restart_steps: R, the repeated steps that are charged in advance.
         """
-        saved, drawn = self._saved_step(), self.drawn()
+        saved, drawn = self.saved_step(), self.drawn()
         left = num_restart_steps - max(0, drawn.num_steps - saved)
         return f"goes on from step {saved}; {left} of R = {num_restart_steps} left"
 
@@ -268,10 +268,11 @@ class CheckpointFolder:
 
     def steps_if_resumed(self, num_steps: int) -> int:
         """Return an upper bound on the steps drawn by all attempts, if one more began now."""
-        saved = self._saved_step()
+        saved = self.saved_step()
         return max(self.drawn().num_steps, saved) + num_steps - saved
 
-    def _saved_step(self) -> int:
+    def saved_step(self) -> int:
+        """Return the steps in the checkpoint; 0 without one. Raises as `load`."""
         saved = self.load()
         return saved.step if saved is not None else 0
 

@@ -23,9 +23,15 @@ class ServiceOptions:
     gpus_per_worker: float = 0.0
     """GPUs of one worker; a fraction lets several trials share one."""
     max_concurrent_trials: int | None = None
-    """Trainings at once; as many as the cluster's CPUs (and GPUs) hold unless given."""
+    """Trainings at once; as many as the cluster's nodes hold, and as join later, unless given."""
+    wait_for_resources: float = 15.0
+    """Minutes to wait for a cluster's nodes to have room for one training; 0 refuses at once."""
     max_restarts: int = 2
     """Times a crashed training is restarted from its checkpoint; what it repeats is charged."""
+    trial_timeout: float | None = None
+    """Minutes that one attempt at a training may take; then it is ended, and counts as a crash."""
+    stall_timeout: float | None = None
+    """Minutes without a checkpoint after which an attempt is ended, and counts as a crash."""
     references: bool = True
     """Also score raw pixels and HOG, once per sweep, as the trainings are: on public records, at no ε."""
     dry_run: bool = False
@@ -37,6 +43,12 @@ class ServiceOptions:
                 raise ConfigError(f"{name} must be at least {least}; got {getattr(self, name)}")
         if not 0 <= self.gpus_per_worker < math.inf:
             raise ConfigError(f"gpus_per_worker must be finite and not negative; got {self.gpus_per_worker}")
+        if not 0 <= self.wait_for_resources < math.inf:
+            raise ConfigError(f"wait_for_resources must be minutes, 0 or more; got {self.wait_for_resources}")
+        for name in ("trial_timeout", "stall_timeout"):
+            minutes = getattr(self, name)
+            if minutes is not None and not 0 < minutes < math.inf:
+                raise ConfigError(f"{name} must be a positive number of minutes; got {minutes}")
         if self.max_concurrent_trials is not None and self.max_concurrent_trials < 1:
             raise ConfigError(f"max_concurrent_trials must be at least 1; got {self.max_concurrent_trials}")
 

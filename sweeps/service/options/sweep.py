@@ -64,6 +64,12 @@ class SweepOptions(TrainingOptions):
             scores_held_out=self.evaluation.score_on_held_out > 0,
             seeded_non_private=self.randomness.seeded_non_private,
         )
+        limits = self.service.trial_timeout, self.service.stall_timeout
+        if not self.release.is_open and any(limit is not None for limit in limits):
+            raise ConfigError(
+                "a sealed sweep may end no training by the clock, for which one is published would follow how "
+                "long records take: leave --trial-timeout and --stall-timeout out"
+            )
         seeded, private = self.randomness.seeded_non_private, self.data.are_private
         if private and seeded:
             raise ConfigError("seeded_non_private has no guarantee and is refused with private data")

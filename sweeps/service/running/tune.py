@@ -25,7 +25,10 @@ from sweeps.service.options.service import ServiceOptions
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.budget import SweepBudget
+from sweeps.service.running.attempts import Attempts, with_advice
+from sweeps.service.running.capacity import Capacity, Cluster, TrialNeeds, max_concurrent_trials
 from sweeps.service.storage.folder import SweepFolder
+from sweeps.service.storage.log import SweepLog
 from trainers.config.training import PerformanceConfig
 from trainers.files.storage import CODE_ROOT, inside_ray_job, runs_uploaded_copy
 
@@ -44,6 +47,7 @@ _QUIET = {
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "TUNE_GLOBAL_CHECKPOINT_S": "3600",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "TUNE_MAX_PENDING_TRIALS_PG": "200",  # how many there are, the driver decides
 }
 
 _SCRATCH, _OWNER_LOCK = "dpgcl-ray-", "owner.lock"
@@ -84,44 +88,42 @@ class RaySession:
 
     Attributes:
       scratch: a folder for what Ray writes and nobody needs later.
-      concurrent: trainings at once.
-      workers_per_machine: workers that one machine may have at once.
-      max_restarts: of one training.
-      gpus_per_worker: that Ray sets aside.
+      capacity: how many trainings it holds.
+      service: resources and limits of the trainings.
     """
 
     scratch: Path
-    concurrent: int
-    workers_per_machine: int
-    max_restarts: int = 0
-    gpus_per_worker: float = 0.0
+    capacity: Capacity
+    service: ServiceOptions
 
 
 @contextmanager
 def ray_session(service: ServiceOptions, performance: PerformanceConfig) -> Iterator[RaySession]:
-    """Connect to Ray; nothing of the sweep is started yet.
+    """Connect to Ray and wait for room; nothing of the sweep is started yet.
 
     Args:
       service: resources of the sweep.
       performance: of every training.
 
     Raises:
-      ConfigError: the cluster is too small for one training.
+      ConfigError: the nodes are too small for one training.
+      ClusterError: Ray did not start, or too few nodes came in time.
     """
     os.environ.update({k: v for k, v in _QUIET.items() if k not in os.environ})
-    import ray  # after the environment is set; takes a second
+    import ray  # noqa: F401  # after the environment is set; takes a second
 
     with _scratch_folder() as scratch, _connected(scratch):
         for name in ("ray.tune", "ray.train"):  # the driver says itself what failed
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        cluster: Any = ray
-        resources = cluster.cluster_resources()
-        concurrent = max_concurrent_trials(service, performance, resources)
-        largest = max(
-            (node["Resources"].get("CPU", 0.0) for node in cluster.nodes() if node["Alive"]), default=1.0
-        )
-        at_once = min(concurrent * performance.num_workers, int(largest / performance.threads_per_worker))
-        yield RaySession(scratch, concurrent, max(1, at_once), service.max_restarts, service.gpus_per_worker)
+        capacity = capacity_of(service, performance)
+        capacity.wait_for_room(service.wait_for_resources)
+        yield RaySession(scratch, capacity, service)
+
+
+def capacity_of(service: ServiceOptions, performance: PerformanceConfig) -> Capacity:
+    """Return the capacity of the Ray that this process is connected to."""
+    needs, limit = TrialNeeds.of(service, performance), service.max_concurrent_trials
+    return Capacity(needs, limit, Cluster(), grows=_joins_cluster())
 
 
 def check_this_machine(service: ServiceOptions, performance: PerformanceConfig) -> None:
@@ -133,7 +135,7 @@ def check_this_machine(service: ServiceOptions, performance: PerformanceConfig) 
     _check_address()
     if not _joins_cluster():
         have = {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
-        max_concurrent_trials(service, performance, have)
+        max_concurrent_trials(service, performance, [have])
 
 
 def trials_at_once(service: ServiceOptions, performance: PerformanceConfig) -> int:
@@ -142,7 +144,7 @@ def trials_at_once(service: ServiceOptions, performance: PerformanceConfig) -> i
         return service.max_concurrent_trials or 1
     have = {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
     try:
-        return max_concurrent_trials(service, performance, have)
+        return max_concurrent_trials(service, performance, [have])
     except ConfigError:  # refused when it is started
         return 1
 
@@ -170,35 +172,65 @@ def run_trials(
     """
     import ray
 
-    records = [ray.put(plan.data)]
-    callback, public = _callback(on_result, budget, folder), plan.data.train_is_public
-    return _tune(folder, trials, session, records, callback, source, data_are_public=public)
+    records, public = [ray.put(plan.data)], plan.data.train_is_public
+    queue = TrialQueue(source or _Listed(trials), len(trials), session.capacity)
+    log = SweepLog(folder.path) if plan.release.is_open else None
+    attempts = Attempts(folder, session.service, log)
+    callback = _callback(on_result, budget, folder, queue, attempts)
+    return _tune(folder, trials, session, records, callback, data_are_public=public)
 
 
-def max_concurrent_trials(
-    service: ServiceOptions, performance: PerformanceConfig, resources: Mapping[str, float]
-) -> int:
-    """Return how many trainings the cluster's CPUs and GPUs hold at once, or the user's smaller number.
+class _Listed:
+    """A source of trials that are all known."""
 
-    Raises:
-      ConfigError: not even one fits.
+    def __init__(self, trials: Sequence[Trial]) -> None:
+        self._left = iter(trials)
 
-    >>> max_concurrent_trials(ServiceOptions(), PerformanceConfig(), {"CPU": 2.0})
-    2
+    def next_trial(self) -> Trial:
+        return next(self._left)
+
+    def ended(self, name: str) -> None:
+        """Hear nothing: no trial depends on another one's result."""
+
+
+class TrialQueue:
+    """The trials of one sweep: those that are left, and those that have been handed to Ray.
+
+    Args:
+      source: of the trials.
+      number: of them.
+      capacity: how many may be with Ray at once.
     """
-    needs = {"CPU": float(performance.threads_per_worker), "GPU": service.gpus_per_worker}
-    fits = min(
-        int(resources.get(kind, 0.0) / (need * performance.num_workers))
-        for kind, need in needs.items()
-        if need
-    )
-    if fits < 1:
-        raise ConfigError(
-            f"one training needs {performance.num_workers} workers with "
-            f"{performance.threads_per_worker} CPUs and {service.gpus_per_worker:g} GPUs each; the cluster "
-            f"has {resources.get('CPU', 0):g} CPUs and {resources.get('GPU', 0):g} GPUs"
-        )
-    return min(fits, service.max_concurrent_trials or fits)
+
+    def __init__(self, source: TrialSource, number: int, capacity: Capacity) -> None:
+        self._source, self._capacity = source, capacity
+        self._num_left = number
+        self._live: dict[str, str] = {}
+
+    def next_trial(self, trial_id: str) -> Trial | None:
+        """Return the next trial; None where the cluster has no room for one more."""
+        if len(self._live) >= self._capacity.trials_at_once():
+            return None
+        trial = self._source.next_trial()
+        self._live[trial_id], self._num_left = trial.name, self._num_left - 1
+        return trial
+
+    def ended(self, trial_id: str) -> None:
+        """Hear that a trial ended."""
+        self._capacity.let_go()
+        self._source.ended(self._live.pop(trial_id))
+
+    def look(self, num_begun: int) -> None:
+        """Let the cluster follow what is left.
+
+        Args:
+          num_begun: trials that run, of those that have been handed to Ray.
+        """
+        self._capacity.follow(num_begun, len(self._live) - num_begun, self._num_left)
+
+    def node_number(self, node_id: str) -> int:
+        """Return the number by which messages name a node."""
+        return self._capacity.number_of(node_id)
 
 
 @contextmanager
@@ -341,7 +373,6 @@ def _tune(
     session: RaySession,
     records: list[Any],
     callback: Any,
-    source: TrialSource | None,
     *,
     data_are_public: bool,
 ) -> dict[str, str]:
@@ -356,30 +387,21 @@ def _tune(
     def run_given(tune_config: Mapping[str, Any], *, records: list[Any]) -> None:
         run_trial(tune_config, trials={tune_config["trial"]: tune_config["given"]}, records=records)
 
-    chosen: dict[str, Any] = {}
-    space: dict[str, Any] = {}
-    if source is None:
-        known = {trial.name: given(trial) for trial in trials}
-        function = tune.with_parameters(run_trial, trials=known, records=records)
-        space = {"trial": tune.grid_search(list(known))}
-    else:
-        function = tune.with_parameters(run_given, records=records)
-        chosen = {"search_alg": _searcher(source, given), "num_samples": len(trials)}
+    function = tune.with_parameters(run_given, records=records)
     tuner = tune.Tuner(
         tune.with_resources(function, resources_of_trial_function(given(trials[0]))),
-        param_space=space,
         tune_config=tune.TuneConfig(
-            max_concurrent_trials=session.concurrent,
+            search_alg=_searcher(callback.queue, given),
+            num_samples=len(trials),
             reuse_actors=True,
             trial_name_creator=_nameless,  # by itself it has the trial's own name, and so its place
             trial_dirname_creator=_nameless,
-            **chosen,
         ),
         run_config=tune.RunConfig(
             name="tune",
             storage_path=str(session.scratch),
             callbacks=[callback],
-            failure_config=tune.FailureConfig(max_failures=session.max_restarts),
+            failure_config=tune.FailureConfig(max_failures=session.service.max_restarts),
             verbose=0,
         ),
     )
@@ -422,8 +444,8 @@ def _ray_trial(
         if trial.config.performance.num_workers > 1
         else session.scratch / "train",
         code_root=None if runs_uploaded_copy() else CODE_ROOT,
-        gpus_per_worker=session.gpus_per_worker,
-        memory_share=1 / max(1, session.workers_per_machine),
+        gpus_per_worker=session.service.gpus_per_worker,
+        memory_share=1 / session.capacity.workers_per_node(),
         charged=charged,
         scratch=session.scratch,
         method=packed_method(trial.config.mechanism.method),
@@ -436,29 +458,24 @@ def _nameless(trial: Any) -> str:
     return str(trial.trial_id)
 
 
-def _searcher(source: TrialSource, given: Callable[[Trial], RayTrial]) -> Any:
+def _searcher(queue: TrialQueue, given: Callable[[Trial], RayTrial]) -> Any:
     from ray.tune.search import Searcher
 
     class Ask(Searcher):
-        """Ask the source for every trial, and tells it how each one ended."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self._names: dict[str, str] = {}
+        """Ask the queue for every trial, and tell it how each one ended."""
 
         def __reduce__(self) -> tuple[type[Any], tuple[()]]:
             """Tune writes its searcher down; what this one holds stays here, and lasts by itself."""
             return Searcher, ()
 
-        def suggest(self, trial_id: str) -> dict[str, Any]:
-            trial = source.next_trial()
-            self._names[trial_id] = trial.name
-            return {"trial": trial.name, "given": given(trial)}
+        def suggest(self, trial_id: str) -> dict[str, Any] | None:
+            trial = queue.next_trial(trial_id)
+            return None if trial is None else {"trial": trial.name, "given": given(trial)}
 
         def on_trial_complete(
             self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
         ) -> None:
-            source.ended(self._names[trial_id])
+            queue.ended(trial_id)
 
         def save(self, checkpoint_path: str) -> None:
             """Save nothing: what was proposed and found is in the sweep's folder."""
@@ -466,14 +483,20 @@ def _searcher(source: TrialSource, given: Callable[[Trial], RayTrial]) -> Any:
     return Ask()
 
 
-def _callback(on_result: OnResult, budget: SweepBudget | None, folder: SweepFolder) -> Any:
+def _callback(
+    on_result: OnResult,
+    budget: SweepBudget | None,
+    folder: SweepFolder,
+    queue: TrialQueue,
+    attempts: Attempts,
+) -> Any:
     from ray import tune
 
     class Hear(tune.Callback):
-        """Hand every trial's one result to the driver."""
+        """Hand every trial's one result to the driver, and follow its attempts."""
 
         def __init__(self) -> None:
-            self.budget = budget
+            self.budget, self.queue = budget, queue
             self.done: set[str] = set()
             self.errors: dict[str, str] = {}
             self.signal_number = 0
@@ -484,11 +507,15 @@ def _callback(on_result: OnResult, budget: SweepBudget | None, folder: SweepFold
 
         def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
             _go_on(self.signal_number, budget)
+            attempts.look()
+            queue.look(attempts.num_begun)
 
         def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
             folder.mark_start(trial.config["trial"])  # Tune asks the process to train only after this
+            _note_start(trial, queue, attempts)
 
         def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            attempts.lost(trial.config["trial"], trial.get_pickled_error())
             if budget is not None:
                 budget.restarted(trial.config["trial"])
 
@@ -497,17 +524,36 @@ def _callback(on_result: OnResult, budget: SweepBudget | None, folder: SweepFold
         ) -> None:
             name = trial.config["trial"]
             if "error" in result:
-                self.errors[name] = result["error"]
+                self.errors[name] = with_advice(result["error"])
             elif name not in self.done and "metrics" in result:
                 on_result(name, {"metrics": result["metrics"], "series": result["series"]})
                 self.done.add(name)
 
+        def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            attempts.ended(trial.config["trial"])
+
         def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            self.errors[trial.config["trial"]] = (
-                "its processes died, or could not be started, more often than --max-restarts allows"
-            )
+            name = trial.config["trial"]
+            why = attempts.lost(name, trial.get_pickled_error())
+            self.errors[name] = attempts.given_up(name, why)
+            attempts.ended(name)
 
     return Hear()
+
+
+def _note_start(trial: Any, queue: TrialQueue, attempts: Attempts) -> None:
+    """Tell of a start what Tune knows: the process, its node, and how it is ended."""
+    import ray
+    from ray._private.state import actors
+
+    from trainers.ray_worker import runs_in_place
+
+    given, actor, ray_actors = trial.config["given"], trial.temporary_state.ray_actor, actors
+    in_place, found = runs_in_place(given), None
+    if in_place and actor is not None:
+        found = ray_actors(actor._actor_id.hex()).get("Address", {}).get("NodeID")
+    node = queue.node_number(found) if found else None
+    attempts.started(given, lambda: ray.kill(actor), node, in_place=in_place)
 
 
 def _go_on(signal_number: int, budget: SweepBudget | None) -> None:

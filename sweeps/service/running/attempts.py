@@ -1,0 +1,203 @@
+"""The attempts at trainings that run: whether each goes on, and what is said of those that are lost.
+
+What is said is made of fixed sentences and of counts that the sweep keeps itself. Ray's own words about a
+death, which a network of the user's could have composed, stay in its logs.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dpgcl_core.errors import DpgclError
+from sweeps.service.options.service import ServiceOptions
+from sweeps.service.running.terminal import count, say
+from sweeps.service.storage.folder import SweepFolder
+from sweeps.service.storage.log import LOST, RESTARTED, SweepLog
+from trainers.files.checkpoint import CheckpointFolder
+
+if TYPE_CHECKING:
+    from trainers.ray_worker import RayTrial
+
+_LOOK_EVERY_SECONDS = 1.0
+_WORTH_SAYING_MINUTES = 15.0
+SMALLER = (
+    "a smaller microbatch takes less memory and gives the same results: --resume with "
+    "--max-views-per-microbatch, for instance 32, or with fewer --max-concurrent-trials"
+)
+# Ray's words for its own kill; in those for any death it names memory among other causes.
+_RAY_FOUND_NO_MEMORY = re.compile(r"running low on memory|OutOfMemoryError")
+_NO_MEMORY = re.compile(r"\b(?:OutOfMemoryError|MemoryError)\b|can't allocate memory|CUDA out of memory")
+
+
+def why_lost(error: object) -> str:
+    """Return why a process was lost, by what Ray says of it.
+
+    >>> why_lost("Task was killed due to the node running low on memory."), why_lost("maybe the OOM killer")
+    ('killed for want of memory', 'worker lost')
+    """
+    return "killed for want of memory" if _RAY_FOUND_NO_MEMORY.search(str(error)) else "worker lost"
+
+
+def with_advice(failure: str) -> str:
+    """Return what is told of a failure, with what helps where memory was short.
+
+    >>> with_advice("MemoryError")[:47]
+    'MemoryError; a smaller microbatch takes less me'
+    """
+    return f"{failure}; {SMALLER}" if _NO_MEMORY.search(failure) else failure
+
+
+@dataclass
+class Attempt:
+    """One attempt at a training.
+
+    Attributes:
+      given: what its processes were given.
+      end: ends them.
+      checkpoints: of the training.
+      num_before: attempts that had begun to draw before this one.
+      since: when it was started, in seconds; it cannot hang before it has its processes.
+      has_begun: whether it has its processes.
+      mark: what its files told last; a change is progress.
+      progressed: when they did.
+      ended_for: why this driver ended it.
+      is_told: whether a lack of progress was said.
+    """
+
+    given: RayTrial
+    end: Callable[[], None]
+    checkpoints: CheckpointFolder
+    num_before: int
+    since: float
+    has_begun: bool
+    mark: object = None
+    progressed: float = 0.0
+    ended_for: str = ""
+    is_told: bool = field(default=False)
+
+
+class Attempts:
+    """All attempts of one sweep.
+
+    Args:
+      folder: of the sweep.
+      service: its limits.
+      log: what is said goes there, too; None for a sealed sweep, whose files must not tell of its trials.
+      clock: seconds.
+    """
+
+    def __init__(
+        self,
+        folder: SweepFolder,
+        service: ServiceOptions,
+        log: SweepLog | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder, self._service, self._log, self._clock = folder, service, log, clock
+        self._running: dict[str, Attempt] = {}
+        self._lost: dict[str, str] = {}
+        self._looked = -float("inf")
+
+    @property
+    def num_begun(self) -> int:
+        """Attempts that have their processes."""
+        return sum(attempt.has_begun for attempt in self._running.values())
+
+    def started(self, given: RayTrial, end: Callable[[], None], node: int | None, *, in_place: bool) -> None:
+        """Hear that a training was started, and say so where it was lost before.
+
+        Args:
+          given: what its processes get.
+          end: ends them.
+          node: the number of the node that it runs on; None where there are several.
+          in_place: whether the process that was started trains itself, and waits for no workers.
+        """
+        name, now = given.name, self._clock()
+        every = given.config.performance.checkpoint_every_steps
+        checkpoints = self._folder.checkpoints(name, every_steps=every)
+        if (why := self._lost.pop(name, None)) is not None:
+            self._tell_restart(name, why, checkpoints, node, given.config.mechanism.num_restart_steps)
+        before = self._folder.drawn(name)
+        num_before = before.num_attempts if before is not None else 0
+        self._running[name] = Attempt(given, end, checkpoints, num_before, now, in_place, None, now)
+
+    def lost(self, name: str, error: object) -> str:
+        """Hear that a training's process died; return why, as it is told."""
+        attempt = self._running.pop(name, None)
+        why = attempt.ended_for if attempt is not None and attempt.ended_for else why_lost(error)
+        self._lost[name] = why
+        return why
+
+    def ended(self, name: str) -> None:
+        """Hear that a training has ended for good."""
+        self._running.pop(name, None)
+        self._lost.pop(name, None)
+
+    def given_up(self, name: str, why: str) -> str:
+        """Log that a lost training will not start again; return what is told of it."""
+        advice = f"; {SMALLER}" if "memory" in why else ""
+        text = (
+            f"{why}; its processes died, or could not be started, more often than --max-restarts allows"
+            f"{advice}"
+        )
+        if self._log is not None:
+            self._log.write(LOST, name, text)
+        return text
+
+    def look(self) -> None:
+        """See once a second which attempts go on, and end those that take too long."""
+        now = self._clock()
+        if now - self._looked < _LOOK_EVERY_SECONDS:
+            return
+        self._looked = now
+        for name, attempt in self._running.items():
+            if not attempt.ended_for:
+                self._look_at(name, attempt, now)
+
+    def _look_at(self, name: str, attempt: Attempt, now: float) -> None:
+        mark = self._mark_of(name, attempt)
+        if mark != attempt.mark:
+            attempt.mark, attempt.progressed = mark, now
+        if not attempt.has_begun:
+            attempt.since = attempt.progressed = now
+            drawn = self._folder.drawn(name)
+            attempt.has_begun = drawn is not None and drawn.num_attempts > attempt.num_before
+            return
+        still, whole = (now - attempt.progressed) / 60, (now - attempt.since) / 60
+        if (limit := self._service.trial_timeout) is not None and whole >= limit:
+            attempt.ended_for = f"ended after {limit:g} min (--trial-timeout)"
+        elif (limit := self._service.stall_timeout) is not None and still >= limit:
+            attempt.ended_for = f"ended after {limit:g} min without a checkpoint (--stall-timeout)"
+        elif limit is None and still >= _WORTH_SAYING_MINUTES and not attempt.is_told:
+            attempt.is_told = True
+            say(f"{name}: no checkpoint for {still:.0f} min; --stall-timeout ends trainings that hang")
+        if attempt.ended_for:
+            attempt.end()
+
+    def _mark_of(self, name: str, attempt: Attempt) -> object:
+        """What changes when a training goes on: its count of steps, and its checkpoint."""
+        files = self._folder.count_file(name), attempt.given.checkpoint_folder / "checkpoint.pt"
+        return tuple(path.stat().st_mtime_ns if path.exists() else 0 for path in files)
+
+    def _tell_restart(
+        self, name: str, why: str, checkpoints: CheckpointFolder, node: int | None, num_in_advance: int | None
+    ) -> None:
+        """Say where a lost training goes on, and what that costs."""
+        try:
+            step, drawn = checkpoints.saved_step(), checkpoints.drawn().num_steps
+        except DpgclError:  # the training itself will say what is damaged
+            return
+        repeated = max(0, drawn - step)
+        cost = f"{count(repeated, 'step')} charged"
+        if num_in_advance is not None:
+            cost = f"{repeated} of the R = {num_in_advance} steps for restarts used"
+        where = "" if node is None else f" on node {node}"
+        text = f"{why}, restarted at step {step}{where}, {cost}"
+        say(f"{name}: {text}")
+        if self._log is not None:
+            facts = {"step": step, "node": node, "num_steps_repeated": repeated}
+            self._log.write(RESTARTED, name, text, **facts)

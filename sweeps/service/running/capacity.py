@@ -1,0 +1,341 @@
+"""How many trainings a cluster holds: now, as nodes join and leave, and with those an autoscaler may start.
+
+Ray is asked for room by placement groups, W bundles for each training that would run if there were room. They
+go with the driver, even one that is killed, and those of two sweeps add up; a resource request of the
+autoscaler's would outlast its driver, and take the place of another one's. A group that is granted holds its
+room until it is let go, so there are groups only while all that is there is taken: otherwise they would take
+turns with the trainings themselves, whose workers Ray places as it comes to it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dpgcl_core.errors import ClusterError, ConfigError
+from sweeps.service.options.service import ServiceOptions
+from sweeps.service.running.terminal import count, say
+from trainers.config.training import PerformanceConfig
+
+Node = Mapping[str, float]
+"""What one node has, by kind of resource; `CPU` and `GPU` are looked at."""
+
+_LOOK_EVERY_SECONDS = 1.0
+_SAY_AFTER_SECONDS = 60.0
+_SILENT_LOOKS = 15  # of an autoscaler that has said nothing yet: there is none
+_MAX_REQUESTS = 16
+_KINDS = ("CPU", "GPU")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialNeeds:
+    """What is set aside for one training.
+
+    Attributes:
+      worker: of one worker, by kind of resource, without zeros; a worker is on one node.
+      num_workers: W.
+    """
+
+    worker: Mapping[str, float]
+    num_workers: int
+
+    @staticmethod
+    def of(service: ServiceOptions, performance: PerformanceConfig) -> TrialNeeds:
+        """Return what the options ask for."""
+        wanted = {"CPU": float(performance.threads_per_worker), "GPU": service.gpus_per_worker}
+        worker = {kind: amount for kind, amount in wanted.items() if amount}
+        return TrialNeeds(worker=worker, num_workers=performance.num_workers)
+
+    def workers_on(self, node: Node) -> int:
+        """Return how many workers one node holds; a worker's fraction of a GPU is all of one GPU.
+
+        >>> needs = TrialNeeds(worker={"CPU": 1.0, "GPU": 0.4}, num_workers=1)
+        >>> needs.workers_on({"CPU": 8.0, "GPU": 2.0}), needs.workers_on({"CPU": 3.0, "GPU": 2.0})
+        (4, 3)
+        """
+        return min(_times(node.get(kind, 0.0), amount, kind) for kind, amount in self.worker.items())
+
+    def trials_on(self, nodes: Sequence[Node]) -> int:
+        """Return how many trainings the nodes hold, the workers of one wherever there is room.
+
+        >>> needs = TrialNeeds(worker={"CPU": 2.0}, num_workers=2)
+        >>> needs.trials_on([{"CPU": 1.0}] * 8), needs.trials_on([{"CPU": 5.0}, {"CPU": 4.0}])
+        (0, 2)
+        """
+        return sum(map(self.workers_on, nodes)) // self.num_workers
+
+    def __str__(self) -> str:
+        """Return it for a message.
+
+        >>> str(TrialNeeds(worker={"CPU": 2.0}, num_workers=1))
+        '1 worker with 2 CPUs and 0 GPUs'
+        """
+        each = " each" if self.num_workers > 1 else ""
+        return f"{count(self.num_workers, 'worker')} with {_shape(self.worker)}{each}"
+
+
+def max_concurrent_trials(
+    service: ServiceOptions, performance: PerformanceConfig, nodes: Sequence[Node]
+) -> int:
+    """Return how many trainings the nodes hold at once, or the user's smaller number.
+
+    Raises:
+      ConfigError: not even one fits.
+
+    >>> max_concurrent_trials(ServiceOptions(), PerformanceConfig(), [{"CPU": 2.0}])
+    2
+    """
+    needs = TrialNeeds.of(service, performance)
+    fits = needs.trials_on(nodes)
+    if fits < 1:
+        raise ConfigError(no_room_text(needs, nodes))
+    return min(fits, service.max_concurrent_trials or fits)
+
+
+def no_room_text(needs: TrialNeeds, nodes: Sequence[Node]) -> str:
+    """Return why no training fits, by the shapes of the nodes.
+
+    >>> print(no_room_text(TrialNeeds(worker={"CPU": 2.0}, num_workers=1), [{"CPU": 1.0}] * 3))
+    one training needs 1 worker with 2 CPUs and 0 GPUs, and no node of the cluster holds a worker (3 of 1 CPU and 0 GPUs)
+    """  # noqa: E501
+    held = sum(map(needs.workers_on, nodes))
+    which = "no node of the cluster holds a worker" if not held else f"the cluster holds {held}"
+    return f"one training needs {needs}, and {which} ({shapes_text(nodes)})"
+
+
+def shapes_text(nodes: Sequence[Node]) -> str:
+    """Return the nodes, counted by shape.
+
+    >>> shapes_text([{"CPU": 4.0, "GPU": 1.0}, {"CPU": 2.0}, {"CPU": 2.0}])
+    '1 of 4 CPUs and 1 GPU, 2 of 2 CPUs and 0 GPUs'
+    """
+    shapes = Counter(map(_shape, nodes))
+    return ", ".join(f"{number} of {shape}" for shape, number in shapes.items()) or "no nodes"
+
+
+def _shape(resources: Node) -> str:
+    amounts = {kind: resources.get(kind, 0.0) for kind in _KINDS}
+    return " and ".join(f"{amount:g} {kind}{'s' * (amount != 1)}" for kind, amount in amounts.items())
+
+
+def _times(has: float, amount: float, kind: str) -> int:
+    """How often an amount fits; a hair more than it has is what sums of fractions leave."""
+    if kind == "GPU" and amount < 1:
+        return int(has) * int(1 / amount + 1e-6)
+    return int(has / amount + 1e-6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """What an autoscaler says of a request.
+
+    Attributes:
+      known: whether one has said anything.
+      refused: whether it will start no node for the request: no type holds it, or the most are there.
+      starting: nodes that are on their way, by type.
+      failed: why others were not started.
+    """
+
+    known: bool = False
+    refused: bool = False
+    starting: Mapping[str, int] = field(default_factory=dict)
+    failed: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        """Return it for a message."""
+        told = [f"{number} of {kind!r} starting" for kind, number in self.starting.items()]
+        told += [f"not started: {why}" for why in dict.fromkeys(self.failed)]
+        if self.refused:
+            told.append("no more nodes will be started for it")
+        return f"autoscaler: {'; '.join(told) or 'nothing yet'}" if self.known else "there is no autoscaler"
+
+
+class Cluster:
+    """The Ray that this process is connected to, as far as capacity goes."""
+
+    def __init__(self) -> None:
+        self._requests: list[Any] = []
+
+    def nodes(self) -> dict[str, Node]:
+        """Return what living nodes have, by their ids."""
+        import ray
+
+        found: Any = ray
+        return {node["NodeID"]: node["Resources"] for node in found.nodes() if node["Alive"]}
+
+    def request(self, needs: TrialNeeds, number: int) -> None:
+        """Have Ray know of so many trainings that wait for room; what it has made room for is let go."""
+        from ray.util.placement_group import placement_group, remove_placement_group
+
+        open_requests: list[Any] = []
+        for group in self._requests:
+            if len(open_requests) < number and not group.wait(0):
+                open_requests.append(group)
+            else:
+                remove_placement_group(group)
+        bundles = [dict(needs.worker)] * needs.num_workers
+        more = min(number, _MAX_REQUESTS) - len(open_requests)
+        self._requests = open_requests + [placement_group(bundles) for _ in range(more)]
+
+    def scaling(self) -> Scaling:
+        """Return what the autoscaler says of the requests."""
+        import ray
+        from ray import _raylet
+        from ray.core.generated import autoscaler_pb2
+
+        context: Any = ray.get_runtime_context()
+        of_core: Any = _raylet
+        of_messages: Any = autoscaler_pb2
+        client = of_core.GcsClient(address=context.gcs_address)
+        answer = of_messages.GetClusterStatusReply.FromString(client.get_cluster_status(timeout_s=10))
+        state = answer.autoscaling_state
+        if not state.autoscaler_state_version:
+            return _scaling_of_first_kind()
+        asked = {group.id.hex() for group in self._requests}
+        refused = {request.details.partition("|")[0] for request in state.infeasible_gang_resource_requests}
+        starting = Counter(
+            {each.ray_node_type_name: each.count for each in state.pending_instance_requests}
+        ) + Counter(each.ray_node_type_name for each in state.pending_instances)
+        failed = [each.reason for each in state.failed_instance_requests]
+        return Scaling(known=True, refused=bool(asked & refused), starting=starting, failed=failed)
+
+
+def _scaling_of_first_kind() -> Scaling:
+    """What an autoscaler of Ray's first version says, which does not tell what it refuses."""
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    status: Any = _internal_kv_get("__autoscaling_status")
+    report = (json.loads(status).get("autoscaler_report") or {}) if status else {}
+    kinds = set((report.get("node_type_mapping") or {}).values())
+    if all(kind.startswith("node_") for kind in kinds):  # it watches nodes that it has not started
+        return Scaling(refused=bool(report))
+    starting = Counter(report.get("pending_launches") or {})
+    starting += Counter(kind for _, kind, _ in report.get("pending_nodes") or ())
+    failed = [str(each) for each in report.get("failed_nodes") or ()]
+    return Scaling(known=True, starting=starting, failed=failed)
+
+
+class Capacity:
+    """The trainings that a cluster holds at a time.
+
+    Args:
+      needs: of one training.
+      limit: the most that may run at once; None for no limit.
+      cluster: where.
+      grows: whether nodes may join; those of a private Ray never do.
+      clock: seconds.
+    """
+
+    def __init__(
+        self,
+        needs: TrialNeeds,
+        limit: int | None,
+        cluster: Cluster,
+        *,
+        grows: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.needs, self._limit, self._cluster = needs, limit, cluster
+        self._grows, self._clock = grows, clock
+        self._numbers: dict[str, int] = {}
+        self._nodes: list[Node] = []
+        self._looked = self._followed = -float("inf")
+        self._said = clock()
+
+    def trials_at_once(self) -> int:
+        """Return how many trainings fit, at least one: the last node's return is waited for."""
+        fits = self.needs.trials_on(self._look())
+        return max(1, fits if self._limit is None else min(fits, self._limit))
+
+    def workers_per_node(self) -> int:
+        """Return the most workers that one node may have at once."""
+        held = max(map(self.needs.workers_on, self._look()), default=1)
+        return max(1, min(held, self.trials_at_once() * self.needs.num_workers))
+
+    def number_of(self, node_id: str) -> int:
+        """Return a node's number, by which messages name it: from 1, in the order of joining."""
+        return self._numbers.setdefault(node_id, len(self._numbers) + 1)
+
+    def wait_for_room(self, minutes: float, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Return once one training fits, having asked for its room.
+
+        Raises:
+          ConfigError: no node holds a worker, and none that does will be started.
+          ClusterError: the minutes are over.
+        """
+        began, looks = self._clock(), 0
+        while self.needs.trials_on(nodes := self._look()) < 1:
+            looks += 1
+            self._cluster.request(self.needs, 1)
+            scaling = self._cluster.scaling()
+            silent = not scaling.known and (scaling.refused or looks > _SILENT_LOOKS)
+            no_shape = not any(map(self.needs.workers_on, nodes))
+            if not self._grows or (no_shape and (silent or scaling.refused)):
+                raise ConfigError(f"{no_room_text(self.needs, nodes)}{self._advice(scaling)}")
+            if self._clock() - began >= 60 * minutes:
+                raise ClusterError(
+                    f"{no_room_text(self.needs, nodes)}; nothing came of {minutes:g} min of waiting "
+                    f"(--wait-for-resources), and nothing was charged; {scaling}"
+                )
+            if looks == 1:
+                say(f"waiting up to {minutes:g} min for room: {no_room_text(self.needs, nodes)}")
+            self._say_each_minute(f"still waiting: {shapes_text(nodes)}; {scaling}")
+            sleep(_LOOK_EVERY_SECONDS)
+        self._cluster.request(self.needs, 0)
+
+    def follow(self, num_begun: int, num_pending: int, num_left: int) -> None:
+        """Ask for the room of trainings that are left, and say once a minute why none has begun.
+
+        Args:
+          num_begun: trainings that run.
+          num_pending: those that have been handed to Ray, and wait for room that there should be.
+          num_left: all others.
+        """
+        if self._clock() - self._followed < _LOOK_EVERY_SECONDS:
+            return
+        self._followed, fits = self._clock(), self.trials_at_once()
+        if self._grows:
+            more = num_left if self._limit is None else min(num_left, self._limit - fits)
+            is_full = not num_pending and num_begun >= fits
+            self._cluster.request(self.needs, more if is_full else 0)
+        if num_begun or not num_pending:
+            self._said = self._clock()
+        else:
+            self._say_each_minute(self._pending_text(num_pending))
+
+    def let_go(self) -> None:
+        """Ask for nothing for now: a training that has ended leaves room for the next one."""
+        if self._grows:
+            self._cluster.request(self.needs, 0)
+
+    def _pending_text(self, num_pending: int) -> str:
+        nodes = self._look()
+        held = self.needs.trials_on(nodes)
+        why = "whose room others may hold" if held else no_room_text(self.needs, nodes)
+        told = f"; {self._cluster.scaling()}" if self._grows else ""
+        return (
+            f"nothing runs: {count(num_pending, 'training')} pending, for {self.needs}; "
+            f"nodes: {shapes_text(nodes)}, {why}{told}"
+        )
+
+    def _say_each_minute(self, text: str) -> None:
+        if self._clock() - self._said >= _SAY_AFTER_SECONDS:
+            say(text)
+            self._said = self._clock()
+
+    def _advice(self, scaling: Scaling) -> str:
+        told = f"; {scaling}" if self._grows else ""
+        return f"{told}: fewer --num-workers, --threads-per-worker or --gpus-per-worker may fit"
+
+    def _look(self) -> list[Node]:
+        """What living nodes have, looked at once a second."""
+        if self._clock() - self._looked >= _LOOK_EVERY_SECONDS:
+            found = self._cluster.nodes()
+            self._nodes, self._looked = list(found.values()), self._clock()
+            for node_id in found:
+                self.number_of(node_id)
+        return self._nodes

@@ -1,0 +1,49 @@
+"""The log of an open sweep, `log.jsonl` in its folder: a line of JSON for each thing that happened to it."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+RESTARTED, LOST = "restarted", "lost"
+
+
+class SweepLog:
+    """The log of the sweep in `folder`, written by its one driver.
+
+    It tells what the operator sees on the terminal, with times: how often a private training was restarted is
+    in it, and is not for others (docs/private-data.md).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "log.jsonl"
+        self._read = 0
+        self._restarts: dict[str, list[str]] = defaultdict(list)
+
+    def write(self, event: str, trial: str, text: str, **facts: Any) -> None:
+        """Append a line: the time in UTC, sweep, trial, event, the words for people, and more facts."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        line = {"time": now, "sweep": self.path.parent.name, "trial": trial, "event": event, "text": text}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line | facts) + "\n")
+
+    def restarts(self, trial: str) -> list[str]:
+        """Return what was said of a trial's restarts; only what is new in the file is read."""
+        if self.path.is_file():
+            with self.path.open("rb") as file:
+                file.seek(self._read)
+                for line in file:
+                    self._read += len(line)
+                    self._note(line)
+        return self._restarts.get(trial, [])
+
+    def _note(self, line: bytes) -> None:
+        try:
+            found = json.loads(line)
+            if found["event"] == RESTARTED:
+                self._restarts[found["trial"]].append(str(found["text"]))
+        except (ValueError, KeyError, TypeError):  # half a line, of a driver that was killed
+            return
