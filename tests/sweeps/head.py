@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 from urllib.error import URLError
 from urllib.request import ProxyHandler, Request, build_opener
 
+# Ray's own, whose module takes a second to import
+FAKE_HEAD_NODE_ID = "fffffffffffffffffffffffffffffffffffffffffffffffffff00000"
 REPOSITORY = Path(__file__).resolve().parents[2]
 ENDED = {"SUCCEEDED", "FAILED", "STOPPED"}
 _NOT_INHERITED = ("RAY_", "DPGCL_", "MLFLOW_", "PYTHONPATH")
@@ -39,8 +41,14 @@ class Head:
       environment: for clients and for drivers; a plain `ray.init()` discovers this head with it.
     """
 
-    def __init__(self, *, num_cpus: int = 2) -> None:
-        self._num_cpus = num_cpus
+    def __init__(self, *, num_cpus: int = 2, node_types: Mapping[str, Any] | None = None) -> None:
+        """Prepare a head.
+
+        Args:
+          num_cpus: of the head itself.
+          node_types: that its autoscaler may start on this machine, as of a launcher's file; None for none.
+        """
+        self._num_cpus, self._node_types = num_cpus, node_types
         self._folder = Path(tempfile.mkdtemp(prefix="head-", dir="/tmp"))  # short, for sockets lie below
         self.copy = self._folder / "repository"
         self.files = _copy_repository(self.copy)
@@ -76,6 +84,8 @@ class Head:
             *(f"--ray-client-server-port={client}", f"--dashboard-agent-grpc-port={agent_grpc}"),
             *(f"--dashboard-agent-listen-port={agent_http}", f"--object-store-memory={150 * 2**20}"),
         ]
+        if self._node_types is not None:
+            command.append(f"--autoscaling-config={self._write_node_types(self._node_types)}")
         with (self._folder / "head.log").open("wb") as log:
             self._process = subprocess.Popen(
                 command,
@@ -93,6 +103,35 @@ class Head:
             self.end()
             raise
         return self
+
+    def _write_node_types(self, node_types: Mapping[str, Any]) -> Path:
+        """Have Ray's fake provider start nodes here.
+
+        As `ray.cluster_utils.AutoscalingCluster` does it, whose own start ends all Ray on the machine, and
+        whose template is missing from Ray's wheels.
+        """
+        place = "ray.autoscaler._private.fake_multi_node.node_provider"
+        provider = {"type": "external", "module": f"{place}.FakeMultiNodeProvider", "launch_multiple": True}
+        head = {"resources": {"CPU": self._num_cpus}, "node_config": {}, "max_workers": 0}
+        workers = {name: {"node_config": {}, "min_workers": 0} | kind for name, kind in node_types.items()}
+        config = {
+            "cluster_name": "cold",
+            "max_workers": sum(kind["max_workers"] for kind in node_types.values()),
+            "idle_timeout_minutes": 0.1,
+            "provider": provider | {"gcs_address": self.gcs_address},
+            "available_node_types": workers | {"ray.head.default": head},
+            "head_node_type": "ray.head.default",
+        }
+        self.environment |= {
+            "RAY_FAKE_CLUSTER": "1",
+            "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+            "RAY_enable_autoscaler_v2": "1",  # as `ray up` has it
+            "RAY_CLOUD_INSTANCE_ID": FAKE_HEAD_NODE_ID,
+            "RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID,
+        }
+        path = self._folder / "autoscaling.json"
+        path.write_text(json.dumps(config))
+        return path
 
     def __exit__(self, *_: object) -> None:
         self.end()

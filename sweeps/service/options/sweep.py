@@ -67,8 +67,8 @@ class SweepOptions(TrainingOptions):
         limits = self.service.trial_timeout, self.service.stall_timeout
         if not self.release.is_open and any(limit is not None for limit in limits):
             raise ConfigError(
-                "a sealed sweep may end no training by the clock, for which one is published would follow how "
-                "long records take: leave --trial-timeout and --stall-timeout out"
+                "a sealed sweep may end no training by the clock: which one is published would follow how "
+                "long records take; leave --trial-timeout and --stall-timeout out"
             )
         seeded, private = self.randomness.seeded_non_private, self.data.are_private
         if private and seeded:

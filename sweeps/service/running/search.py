@@ -107,8 +107,9 @@ class SearchSweep(OpenSweep):
 
     def ended(self, name: str) -> None:
         """Tell the sampler how a trial ended, by the result that was kept."""
-        result = self.results().get(name, {})
-        self._proposals.tell(self._trials[name].params["trial_number"], result.get("metrics"))
+        result = self._folder.result(name, self._hashes[name])
+        metrics = None if result is None else result["metrics"]
+        self._proposals.tell(self._trials[name].params["trial_number"], metrics)
 
     def _named(self, number: int, values: Mapping[str, Any]) -> Trial:
         """Return trial `number`, which the sweep knows from now on by its real settings."""

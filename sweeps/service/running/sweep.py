@@ -429,7 +429,7 @@ class OpenSweep:
             self._settle(name, result)
             self._track(name, result)
         say(f"sweep: {self._folder.name} ({len(done)} of {count(len(self._trials), 'trial')} done)")
-        self._started, self._num_before = time.monotonic(), len(done)
+        self._started, self._num_before, self._num_done = time.monotonic(), len(done), len(done)
 
     def _charge(self, remaining: Sequence[Trial]) -> None:
         if self._budget is None:
@@ -455,8 +455,8 @@ class OpenSweep:
         self._folder.keep(name, result | kept)
         self._settle(name, result)
         self._track(name, result | kept)
-        done = len(self.results())
-        spent = time.monotonic() - self._started
+        self._num_done += 1
+        spent, done = time.monotonic() - self._started, self._num_done
         left = spent / max(1, done - self._num_before) * (len(self._trials) - done)
         shown = ", ".join(headline(result["metrics"]))
         say(f"[{done}/{len(self._trials)}] {name}: {shown} ({duration(left)} left)")

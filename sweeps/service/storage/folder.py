@@ -162,20 +162,28 @@ class SweepFolder:
         Raises:
           StorageError: one is damaged (running its trial again would hide a spend), or another plan's.
         """
-        results = {}
-        for file in sorted((self.path / "trials").glob("*.json")):
-            try:
-                results[file.stem] = json.loads(file.read_text())
-            except ValueError as error:
-                raise StorageError(
-                    f"{file} is damaged; restore it, or delete it to finish that training again"
-                ) from error
-            if hashes is not None and results[file.stem].get("config_hash") != hashes.get(file.stem, ""):
-                raise StorageError(
-                    f"{file} is the result of another configuration; move the folder {self.path} away, or "
-                    "choose another --name"
-                )
-        return results
+        names = sorted(file.stem for file in (self.path / "trials").glob("*.json"))
+        expected = {name: None if hashes is None else hashes.get(name, "") for name in names}
+        found = {name: self.result(name, expected[name]) for name in names}
+        return {name: result for name, result in found.items() if result is not None}
+
+    def result(self, trial: str, config_hash: str | None = None) -> dict[str, Any] | None:
+        """Return the result of one trial; None where it has not finished. Raises as `finished`."""
+        file = self._result_file(trial)
+        if not file.is_file():
+            return None
+        try:
+            result: dict[str, Any] = json.loads(file.read_text())
+        except ValueError as error:
+            raise StorageError(
+                f"{file} is damaged; restore it, or delete it to finish that training again"
+            ) from error
+        if config_hash is not None and result.get("config_hash") != config_hash:
+            raise StorageError(
+                f"{file} is the result of another configuration; move the folder {self.path} away, or "
+                "choose another --name"
+            )
+        return result
 
     def keep(self, trial: str, result: dict[str, Any]) -> None:
         """Keep a finished trial's result, durably and at once."""
