@@ -242,12 +242,12 @@ class Changed:
 def changed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Changed]:
     top = tmp_path_factory.mktemp("late")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DPGCL_TEST_FOLDER", str(top))
+        patch.setenv("DPGCL_TEST_FOLDER", str(top))  # nodes take it from here
         cluster = _nodes(1)
-    try:
-        yield _sweep_on(cluster, top)
-    finally:
-        cluster.shutdown()
+        try:
+            yield _sweep_on(cluster, top)
+        finally:
+            cluster.shutdown()
 
 
 def _sweep_on(cluster: Any, top: Path) -> Changed:

@@ -87,6 +87,7 @@ class Attempts:
       folder: of the sweep.
       service: its limits.
       log: what is said goes there, too; None for a sealed sweep, whose files must not tell of its trials.
+      ray_logs: where Ray keeps its own account of what died.
       clock: seconds.
     """
 
@@ -95,9 +96,11 @@ class Attempts:
         folder: SweepFolder,
         service: ServiceOptions,
         log: SweepLog | None,
+        ray_logs: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder, self._service, self._log, self._clock = folder, service, log, clock
+        self._ray_logs = ray_logs
         self._running: dict[str, Attempt] = {}
         self._lost: dict[str, str] = {}
         self._looked = -float("inf")
@@ -130,6 +133,9 @@ class Attempts:
         attempt = self._running.pop(name, None)
         why = attempt.ended_for if attempt is not None and attempt.ended_for else why_lost(error)
         self._lost[name] = why
+        if self._ray_logs:
+            say(f"note: {name}: {why}; what Ray says of its processes is in {self._ray_logs}")
+            self._ray_logs = ""
         return why
 
     def ended(self, name: str) -> None:

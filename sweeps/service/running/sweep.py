@@ -80,6 +80,7 @@ from sweeps.service.running.tune import (
 )
 from sweeps.service.storage.calibrations import CalibrationCache, calibrations
 from sweeps.service.storage.folder import SweepFolder, config_hash, find_folder
+from sweeps.service.storage.log import SweepLog
 from sweeps.service.storage.runs import tracking_address
 from sweeps.service.storage.slot_files import SlotFiles
 from trainers.config.training import TrainingConfig
@@ -346,6 +347,7 @@ class OpenSweep:
         self._checks: dict[Any, dict[str, float]] = {}
         self._parent = ""
         self._untracked: set[str] = set()
+        self._log = SweepLog(folder.path)
 
     def results(self) -> dict[str, dict[str, Any]]:
         """Return the results of finished trials, by name."""
@@ -471,7 +473,7 @@ class OpenSweep:
                 trial.params,
                 _without_constants(trial, result["metrics"]) | self._cross_checks(trial, result["metrics"]),
                 result["series"],
-                self._plan.tags() | {"guarantee_label": trial.config.guarantee_label},
+                self._tags_of(trial),
                 run_name=run_name(trial),
                 times_ms=_times_ms(result),
             )
@@ -480,6 +482,17 @@ class OpenSweep:
             if not self._untracked:
                 say(f"warning: {error}; results are kept in {self._folder.path} and sent later")
             self._untracked.add(name)
+
+    def _tags_of(self, trial: Trial) -> dict[str, Any]:
+        """The tags of a trial's run; its restarts are told where the charge for them tells of them, too.
+
+        Private trainings without a ledger are charged T + R steps whatever happens, so that nothing which
+        leaves the sweep says how often they were restarted.
+        """
+        tags = self._plan.tags() | {"guarantee_label": trial.config.guarantee_label}
+        in_advance = trial.config.mechanism.num_restart_steps is not None
+        told = [] if in_advance else self._log.restarts(trial.name)
+        return tags | {"restarts": "; ".join(told)} if told else tags
 
     def _cross_checks(self, trial: Trial, metrics: dict[str, float]) -> dict[str, float]:
         if trial.config.guarantee_label != "proven":

@@ -174,10 +174,23 @@ def run_trials(
 
     records, public = [ray.put(plan.data)], plan.data.train_is_public
     queue = TrialQueue(source or _Listed(trials), len(trials), session.capacity)
-    log = SweepLog(folder.path) if plan.release.is_open else None
-    attempts = Attempts(folder, session.service, log)
+    attempts = Attempts(folder, session.service, log_of(plan, folder), _ray_logs())
     callback = _callback(on_result, budget, folder, queue, attempts)
     return _tune(folder, trials, session, records, callback, data_are_public=public)
+
+
+def log_of(plan: SweepPlan, folder: SweepFolder) -> SweepLog | None:
+    """Return the log of an open sweep; None for a sealed one, of which a file's time would tell."""
+    return SweepLog(folder.path) if plan.release.is_open else None
+
+
+def _ray_logs() -> str:
+    """Where Ray's logs lie on this machine; those of a private Ray go with it."""
+    from ray._private import worker
+
+    of_ray: Any = worker
+    path = of_ray.global_worker.node.get_logs_dir_path()
+    return f"{path}" if _joins_cluster() else f"{path}, until the sweep ends"
 
 
 class _Listed:
