@@ -215,26 +215,26 @@ COMMON = ("--tiny", "--noise-multiplier=1", "--no-non-private", "--name=one", "-
 @pytest.mark.ci
 @pytest.mark.ray
 def test_training_that_hangs_is_ended_restarted_and_at_last_a_failure(tmp_path: Path) -> None:
-    """Its third draw never comes, in any attempt: what it has drawn is what its journal and its count say."""
+    """Its third draw never comes, in any attempt, and a slow machine may not even let it begin."""
     (tmp_path / "hold-0").write_text("3")
     code, driver = run(
-        *(*COMMON, "--network=tests.sweeps.faulty:network", "--max-restarts=1", "--stall-timeout=0.05"),
+        *(*COMMON, "--network=tests.sweeps.faulty:network", "--max-restarts=1", "--stall-timeout=0.25"),
         *("--num-steps=8", "--checkpoint-every-steps=2", f"--storage={tmp_path / 'storage'}"),
         home=tmp_path / "home",
         env={"DPGCL_TEST_FOLDER": str(tmp_path)},
     )
     said = driver.stdout + driver.stderr
     assert code == 1, said
-    why = "ended after 0.05 min without a checkpoint (--stall-timeout)"
+    why = "ended after 0.25 min without a checkpoint (--stall-timeout)"
     assert f"S4-Na1-private-r0: {why}, restarted at step " in said
     assert (
         f"failed: S4-Na1-private-r0 ({why}; its processes died, or could not be started, more often" in said
     )
     assert "Traceback" not in said
-    drawn = SweepFolder(tmp_path / "storage/sweeps/one").drawn("S4-Na1-private-r0")
-    assert drawn is not None
-    assert drawn.num_attempts == 2
-    assert drawn.num_steps >= (tmp_path / "journal-0").stat().st_size
+    folder, journal = SweepFolder(tmp_path / "storage/sweeps/one"), tmp_path / "journal-0"
+    assert folder.starts("S4-Na1-private-r0").num_starts == 2
+    counted, drawn = folder.drawn("S4-Na1-private-r0"), journal.stat().st_size if journal.exists() else 0
+    assert (counted.num_steps if counted is not None else 0) >= drawn
 
 
 @pytest.mark.ci

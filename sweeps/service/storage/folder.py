@@ -12,6 +12,7 @@ Everything lies under one absolute storage folder:
     sweeps/NAME/drawn/*.json     the steps of each trial, counted before they are drawn; apart from the
                                  checkpoints, so that older ones put back do not take the count back
     sweeps/NAME/started/*.json   how often each trial was started: what tells that its count is lost
+    sweeps/NAME/log.jsonl        what happened to an open sweep's trials, for its operator
     sweeps/NAME/*.png *.html …   the figure and its table
 """
 
