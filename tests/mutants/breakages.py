@@ -1372,7 +1372,7 @@ BREAKAGES = (
         before="told = [] if in_advance else self._log.restarts(trial.name)",
         after="told = self._log.restarts(trial.name)",
         tests=(
-            "tests/sweeps/test_attempts.py::test_restarts_that_were_charged_in_advance_stay_with_the_operator",
+            "tests/sweeps/test_supervision.py::test_restarts_that_were_charged_in_advance_stay_with_the_operator",
         ),
     ),
     Breakage(
@@ -1380,13 +1380,13 @@ BREAKAGES = (
         file="sweeps/service/running/tune.py",
         before="return SweepLog(folder.path) if plan.release.is_open else None",
         after="return SweepLog(folder.path)",
-        tests=("tests/sweeps/test_attempts.py::test_only_open_sweeps_have_a_log",),
+        tests=("tests/sweeps/test_supervision.py::test_only_open_sweeps_have_a_log",),
     ),
     Breakage(
         name="a sealed sweep ends trainings by the clock",
         file="sweeps/service/options/sweep.py",
         before="if not self.release.is_open and any(limit is not None for limit in limits):",
         after="if False and any(limit is not None for limit in limits):",
-        tests=("tests/sweeps/test_attempts.py::test_sealed_sweep_ends_no_training_by_the_clock",),
+        tests=("tests/sweeps/test_supervision.py::test_sealed_sweep_ends_no_training_by_the_clock",),
     ),
 )

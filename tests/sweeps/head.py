@@ -114,7 +114,10 @@ class Head:
         provider = {"type": "external", "module": f"{place}.FakeMultiNodeProvider", "launch_multiple": True}
         head = {"resources": {"CPU": self._num_cpus}, "node_config": {}, "max_workers": 0}
         workers = {name: {"node_config": {}, "min_workers": 0} | kind for name, kind in node_types.items()}
-        config = {
+        no_commands = ("setup_commands", "head_setup_commands", "worker_setup_commands")
+        no_commands += ("initialization_commands", "head_start_ray_commands", "worker_start_ray_commands")
+        config = {name: list[str]() for name in no_commands} | {
+            "auth": {},
             "cluster_name": "cold",
             "max_workers": sum(kind["max_workers"] for kind in node_types.values()),
             "idle_timeout_minutes": 0.1,

@@ -14,7 +14,7 @@ import pytest
 
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.running import tune as execution
-from sweeps.service.running.attempts import Attempts
+from sweeps.service.running.supervision import Supervisor
 from sweeps.service.running.tune import Stopped, TrialQueue, _callback, _Listed, _signals_noted
 from sweeps.service.storage.folder import Starts, SweepFolder
 from trainers.config.training import PerformanceConfig
@@ -26,7 +26,7 @@ GIVEN: Any = SimpleNamespace(name="one", config=CONFIG, checkpoint_folder=Path("
 TRIAL: Any = SimpleNamespace(
     config={"trial": "one", "given": GIVEN},
     temporary_state=SimpleNamespace(ray_actor=None),
-    get_pickled_error=lambda: None,
+    get_error=lambda: None,
 )
 
 
@@ -58,8 +58,8 @@ def callback(heard: list[tuple[str, dict[str, Any]]], budget: Budget, tmp_path: 
     (tmp_path / "one").mkdir()
     capacity: Any = SimpleNamespace(trials_at_once=lambda: 1, follow=lambda *_: None)
     queue, folder = TrialQueue(_Listed([]), 0, capacity), SweepFolder(tmp_path / "one")
-    attempts = Attempts(folder, ServiceOptions(), None)
-    return _callback(lambda *given: heard.append(given), budget, folder, queue, attempts)  # type: ignore[arg-type]
+    supervisor = Supervisor(folder, ServiceOptions(), None)
+    return _callback(lambda *given: heard.append(given), budget, folder, queue, supervisor)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -131,3 +131,18 @@ def test_scratch_folder_of_a_killed_driver_goes_when_the_next_one_starts(tmp_pat
     others.mkdir()
     execution._remove_left_folders(tmp_path)
     assert (left.exists(), others.exists()) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("failures", "why"),
+    [
+        (["killed due to the node running low on memory"], "killed for want of memory"),
+        (["killed due to the node running low on memory", "its node died"], "worker lost"),
+    ],
+)
+def test_why_a_process_was_lost_follows_its_last_failure_alone(
+    failures: list[str], why: str, callback: Any
+) -> None:
+    text = "".join(f"Failure # {number} (occurred at …)\n{said}\n" for number, said in enumerate(failures, 1))
+    callback.on_trial_error(1, [], SimpleNamespace(**vars(TRIAL) | {"get_error": lambda: text}))
+    assert callback.errors["one"].startswith(f"{why}; its processes died")

@@ -25,8 +25,8 @@ from sweeps.service.options.service import ServiceOptions
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.budget import SweepBudget
-from sweeps.service.running.attempts import Attempts, with_advice
 from sweeps.service.running.capacity import Capacity, Cluster, TrialNeeds, max_concurrent_trials
+from sweeps.service.running.supervision import Supervisor, with_advice
 from sweeps.service.storage.folder import SweepFolder
 from sweeps.service.storage.log import SweepLog
 from trainers.config.training import PerformanceConfig
@@ -174,8 +174,8 @@ def run_trials(
 
     records, public = [ray.put(plan.data)], plan.data.train_is_public
     queue = TrialQueue(source or _Listed(trials), len(trials), session.capacity)
-    attempts = Attempts(folder, session.service, log_of(plan, folder), _ray_logs())
-    callback = _callback(on_result, budget, folder, queue, attempts)
+    supervisor = Supervisor(folder, session.service, log_of(plan, folder), _ray_logs())
+    callback = _callback(on_result, budget, folder, queue, supervisor)
     return _tune(folder, trials, session, records, callback, data_are_public=public)
 
 
@@ -501,7 +501,7 @@ def _callback(
     budget: SweepBudget | None,
     folder: SweepFolder,
     queue: TrialQueue,
-    attempts: Attempts,
+    supervisor: Supervisor,
 ) -> Any:
     from ray import tune
 
@@ -520,15 +520,15 @@ def _callback(
 
         def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
             _go_on(self.signal_number, budget)
-            attempts.look()
-            queue.look(attempts.num_begun)
+            supervisor.look()
+            queue.look(supervisor.num_begun)
 
         def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
             folder.mark_start(trial.config["trial"])  # Tune asks the process to train only after this
-            _note_start(trial, queue, attempts)
+            _note_start(trial, queue, supervisor)
 
         def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            attempts.lost(trial.config["trial"], trial.get_pickled_error())
+            supervisor.lost(trial.config["trial"], _last_words(trial))
             if budget is not None:
                 budget.restarted(trial.config["trial"])
 
@@ -543,18 +543,23 @@ def _callback(
                 self.done.add(name)
 
         def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            attempts.ended(trial.config["trial"])
+            supervisor.ended(trial.config["trial"])
 
         def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
             name = trial.config["trial"]
-            why = attempts.lost(name, trial.get_pickled_error())
-            self.errors[name] = attempts.given_up(name, why)
-            attempts.ended(name)
+            why = supervisor.lost(name, _last_words(trial))
+            self.errors[name] = supervisor.given_up(name, why)
+            supervisor.ended(name)
 
     return Hear()
 
 
-def _note_start(trial: Any, queue: TrialQueue, attempts: Attempts) -> None:
+def _last_words(trial: Any) -> str:
+    """What Ray says of a trial's last failure; Tune's file holds all of them."""
+    return str(trial.get_error() or "").rpartition("Failure # ")[2]
+
+
+def _note_start(trial: Any, queue: TrialQueue, supervisor: Supervisor) -> None:
     """Tell of a start what Tune knows: the process, its node, and how it is ended."""
     import ray
     from ray._private.state import actors
@@ -566,7 +571,7 @@ def _note_start(trial: Any, queue: TrialQueue, attempts: Attempts) -> None:
     if in_place and actor is not None:
         found = ray_actors(actor._actor_id.hex()).get("Address", {}).get("NodeID")
     node = queue.node_number(found) if found else None
-    attempts.started(given, lambda: ray.kill(actor), node, in_place=in_place)
+    supervisor.started(given, lambda: ray.kill(actor), node, in_place=in_place)
 
 
 def _go_on(signal_number: int, budget: SweepBudget | None) -> None:

@@ -34,7 +34,7 @@ _NO_MEMORY = re.compile(r"\b(?:OutOfMemoryError|MemoryError)\b|can't allocate me
 
 
 def why_lost(error: object) -> str:
-    """Return why a process was lost, by what Ray says of it.
+    """Return why a process was lost, by what Ray says of its last one.
 
     >>> why_lost("Task was killed due to the node running low on memory."), why_lost("maybe the OOM killer")
     ('killed for want of memory', 'worker lost')
@@ -80,8 +80,8 @@ class Attempt:
     is_told: bool = field(default=False)
 
 
-class Attempts:
-    """All attempts of one sweep.
+class Supervisor:
+    """Follow all attempts of one sweep.
 
     Args:
       folder: of the sweep.
@@ -107,7 +107,7 @@ class Attempts:
 
     @property
     def num_begun(self) -> int:
-        """Attempts that have their processes."""
+        """The attempts that have their processes."""
         return sum(attempt.has_begun for attempt in self._running.values())
 
     def started(self, given: RayTrial, end: Callable[[], None], node: int | None, *, in_place: bool) -> None:
@@ -186,8 +186,9 @@ class Attempts:
 
     def _mark_of(self, name: str, attempt: Attempt) -> object:
         """What changes when a training goes on: its count of steps, and its checkpoint."""
-        files = self._folder.count_file(name), attempt.given.checkpoint_folder / "checkpoint.pt"
-        return tuple(path.stat().st_mtime_ns if path.exists() else 0 for path in files)
+        checkpoint = attempt.given.checkpoint_folder / "checkpoint.pt"
+        saved = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+        return self._folder.drawn(name), saved
 
     def _tell_restart(
         self, name: str, why: str, checkpoints: CheckpointFolder, node: int | None, num_in_advance: int | None

@@ -14,7 +14,7 @@ import pytest
 
 from dpgcl_core.errors import ConfigError
 from sweeps.service.options.service import ServiceOptions
-from sweeps.service.running.attempts import SMALLER, Attempts, why_lost, with_advice
+from sweeps.service.running.supervision import SMALLER, Supervisor, why_lost, with_advice
 from sweeps.service.running.sweep import OpenSweep
 from sweeps.service.running.tune import log_of
 from sweeps.service.storage.folder import SweepFolder
@@ -28,7 +28,7 @@ some potential root causes. (1) The process is killed by SIGKILL by OOM killer d
 
 @dataclass
 class Watched:
-    """Attempts of one sweep, with a clock that a test sets."""
+    """Supervisor of one sweep, with a clock that a test sets."""
 
     top: Path
     service: ServiceOptions
@@ -41,7 +41,7 @@ class Watched:
         self.folder = SweepFolder(self.top / "one")
         self.folder.path.mkdir()
         log = None if self.is_sealed else SweepLog(self.folder.path)
-        self.attempts = Attempts(self.folder, self.service, log, clock=lambda: self.now)
+        self.supervisor = Supervisor(self.folder, self.service, log, clock=lambda: self.now)
 
     def start(self, *, in_place: bool = True, node: int | None = 2) -> None:
         self.folder.mark_start("t")
@@ -52,7 +52,7 @@ class Watched:
         found: Any = SimpleNamespace(
             name="t", config=config, checkpoint_folder=self.folder.checkpoint_folder("t")
         )
-        self.attempts.started(found, self._end, node, in_place=in_place)
+        self.supervisor.started(found, self._end, node, in_place=in_place)
 
     def _end(self) -> None:
         self.num_ended += 1
@@ -60,14 +60,15 @@ class Watched:
     def draw(self, start_step: int = 0) -> None:
         self.folder.checkpoints("t", every_steps=5).begin_attempt(start_step, 20)
 
-    def touch(self) -> None:
-        """What a checkpoint does to the count."""
-        path, time = self.folder.count_file("t"), int(1e9 * (1000 + self.now))
+    def save(self) -> None:
+        """What a training does that goes on."""
+        path, time = self.folder.checkpoint_folder("t") / "checkpoint.pt", int(1e9 * (1000 + self.now))
+        path.touch()
         os.utime(path, ns=(time, time))
 
     def at(self, minutes: float) -> None:
         self.now = 60 * minutes
-        self.attempts.look()
+        self.supervisor.look()
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def test_restart_is_told_once_with_step_node_and_charge(
         sweep.start()
     assert capsys.readouterr().out == "", "it was not lost"
     sweep.draw()
-    sweep.attempts.lost("t", OF_RAY)
+    sweep.supervisor.lost("t", OF_RAY)
     sweep.start()
     assert capsys.readouterr().out == "t: worker lost, restarted at step 0 on node 2, 5 steps charged\n"
     (line,) = map(json.loads, (sweep.folder.path / "log.jsonl").read_text().splitlines())
@@ -102,7 +103,7 @@ def test_restart_that_was_charged_in_advance_says_so(
     sweep = watched(in_advance=8)
     sweep.start()
     sweep.draw()
-    sweep.attempts.lost("t", OF_RAY)
+    sweep.supervisor.lost("t", OF_RAY)
     sweep.start(node=None)
     said = "t: worker lost, restarted at step 0, 5 of the R = 8 steps for restarts used\n"
     assert capsys.readouterr().out == said
@@ -111,8 +112,8 @@ def test_restart_that_was_charged_in_advance_says_so(
 def test_sealed_sweep_keeps_no_log(watched: Callable[..., Watched]) -> None:
     sweep = watched(is_sealed=True)
     sweep.start()
-    sweep.attempts.lost("t", OF_RAY)
-    sweep.attempts.given_up("t", "worker lost")
+    sweep.supervisor.lost("t", OF_RAY)
+    sweep.supervisor.given_up("t", "worker lost")
     assert not (sweep.folder.path / "log.jsonl").exists()
 
 
@@ -126,7 +127,7 @@ def test_training_that_hangs_is_ended_and_told(
     for minutes, num_ended in ((1, 0), (10, 0), (11, 1), (30, 1)):
         sweep.at(minutes if limit == "stall_timeout" else minutes - 1)
         assert sweep.num_ended == num_ended
-    assert sweep.attempts.lost("t", OF_RAY).startswith("ended after 10 min")
+    assert sweep.supervisor.lost("t", OF_RAY).startswith("ended after 10 min")
     sweep.start()
     assert f"(--{limit.replace('_', '-')}), restarted at step 0 on node 2" in capsys.readouterr().out
 
@@ -137,7 +138,7 @@ def test_training_that_goes_on_is_not_ended_for_a_stall(watched: Callable[..., W
     sweep.draw()
     for minutes in range(1, 60, 9):
         sweep.now = 60 * minutes
-        sweep.touch()
+        sweep.save()
         sweep.at(minutes)
     assert sweep.num_ended == 0
     sweep.at(66)
@@ -148,10 +149,10 @@ def test_training_whose_workers_wait_for_room_cannot_hang(watched: Callable[...,
     sweep = watched(trial_timeout=10.0, stall_timeout=10.0)
     sweep.start(in_place=False)
     sweep.at(60)
-    assert (sweep.num_ended, sweep.attempts.num_begun) == (0, 0)
+    assert (sweep.num_ended, sweep.supervisor.num_begun) == (0, 0)
     sweep.draw()
     sweep.at(61)
-    assert (sweep.num_ended, sweep.attempts.num_begun) == (0, 1)
+    assert (sweep.num_ended, sweep.supervisor.num_begun) == (0, 1)
     sweep.at(72)
     assert sweep.num_ended == 1
 
@@ -159,8 +160,8 @@ def test_training_whose_workers_wait_for_room_cannot_hang(watched: Callable[...,
 def test_death_for_want_of_memory_says_what_helps(watched: Callable[..., Watched]) -> None:
     sweep = watched()
     sweep.start()
-    why = sweep.attempts.lost("t", "Task was killed due to the node running low on memory.")
-    told = sweep.attempts.given_up("t", why)
+    why = sweep.supervisor.lost("t", "Task was killed due to the node running low on memory.")
+    told = sweep.supervisor.given_up("t", why)
     assert told.startswith("killed for want of memory; ")
     assert told.endswith(SMALLER)
     assert "--max-views-per-microbatch" in with_advice("OutOfMemoryError (its message is withheld: …)")
