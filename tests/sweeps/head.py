@@ -21,6 +21,14 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 # Ray's own, whose module takes a second to import
 FAKE_HEAD_NODE_ID = "fffffffffffffffffffffffffffffffffffffffffffffffffff00000"
+# What Ray demands of an autoscaler's configuration, and has no defaults for.
+_COMMANDS = ("setup", "head_setup", "worker_setup", "initialization", "head_start_ray", "worker_start_ray")
+_REQUIRED_OF_A_LAUNCHER: dict[str, Any] = {
+    **{f"{name}_commands": [] for name in _COMMANDS},
+    **{name: [] for name in ("cluster_synced_files", "rsync_exclude", "rsync_filter")},
+    **{name: {} for name in ("auth", "docker", "file_mounts")},
+    "file_mounts_sync_continuously": False,
+}
 REPOSITORY = Path(__file__).resolve().parents[2]
 ENDED = {"SUCCEEDED", "FAILED", "STOPPED"}
 _NOT_INHERITED = ("RAY_", "DPGCL_", "MLFLOW_", "PYTHONPATH")
@@ -114,12 +122,10 @@ class Head:
         provider = {"type": "external", "module": f"{place}.FakeMultiNodeProvider", "launch_multiple": True}
         head = {"resources": {"CPU": self._num_cpus}, "node_config": {}, "max_workers": 0}
         workers = {name: {"node_config": {}, "min_workers": 0} | kind for name, kind in node_types.items()}
-        no_commands = ("setup_commands", "head_setup_commands", "worker_setup_commands")
-        no_commands += ("initialization_commands", "head_start_ray_commands", "worker_start_ray_commands")
-        config = {name: list[str]() for name in no_commands} | {
-            "auth": {},
+        config = _REQUIRED_OF_A_LAUNCHER | {
             "cluster_name": "cold",
             "max_workers": sum(kind["max_workers"] for kind in node_types.values()),
+            "upscaling_speed": 10.0,
             "idle_timeout_minutes": 0.1,
             "provider": provider | {"gcs_address": self.gcs_address},
             "available_node_types": workers | {"ray.head.default": head},
