@@ -196,7 +196,8 @@ class Cluster:
         if not state.autoscaler_state_version:
             return _scaling_of_first_kind()
         asked = {group.id.hex() for group in self._requests}
-        refused = {request.details.partition("|")[0] for request in state.infeasible_gang_resource_requests}
+        # "ID:STRATEGY|STATE"
+        refused = {request.details.partition(":")[0] for request in state.infeasible_gang_resource_requests}
         starting = Counter(
             {each.ray_node_type_name: each.count for each in state.pending_instance_requests}
         ) + Counter(each.ray_node_type_name for each in state.pending_instances)
