@@ -26,7 +26,7 @@ GIVEN: Any = SimpleNamespace(name="one", config=CONFIG, checkpoint_folder=Path("
 TRIAL: Any = SimpleNamespace(
     config={"trial": "one", "given": GIVEN},
     temporary_state=SimpleNamespace(ray_actor=None),
-    get_error=lambda: None,
+    error_file=None,
 )
 
 
@@ -141,8 +141,9 @@ def test_scratch_folder_of_a_killed_driver_goes_when_the_next_one_starts(tmp_pat
     ],
 )
 def test_why_a_process_was_lost_follows_its_last_failure_alone(
-    failures: list[str], why: str, callback: Any
+    failures: list[str], why: str, callback: Any, tmp_path: Path
 ) -> None:
     text = "".join(f"Failure # {number} (occurred at …)\n{said}\n" for number, said in enumerate(failures, 1))
-    callback.on_trial_error(1, [], SimpleNamespace(**vars(TRIAL) | {"get_error": lambda: text}))
+    (tmp_path / "error.txt").write_text(text)
+    callback.on_trial_error(1, [], SimpleNamespace(**vars(TRIAL) | {"error_file": tmp_path / "error.txt"}))
     assert callback.errors["one"].startswith(f"{why}; its processes died")

@@ -556,7 +556,8 @@ def _callback(
 
 def _last_words(trial: Any) -> str:
     """What Ray says of a trial's last failure; Tune's file holds all of them."""
-    return str(trial.get_error() or "").rpartition("Failure # ")[2]
+    file = Path(trial.error_file or "none")  # `get_error` looks where it arrives later
+    return file.read_text(errors="replace").rpartition("Failure # ")[2] if file.is_file() else ""
 
 
 def _note_start(trial: Any, queue: TrialQueue, supervisor: Supervisor) -> None:
