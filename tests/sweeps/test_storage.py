@@ -12,6 +12,7 @@ from multiprocessing.context import ForkProcess
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,7 @@ from sweeps.service.storage.calibrations import calibrations
 from sweeps.service.storage.folder import Starts, SweepFolder, config_hash, find_folder
 from sweeps.service.storage.runs import tracking_address
 from tests.sweeps.support import contents, options
+from trainers.config.training import PerformanceConfig
 from trainers.files import storage
 from trainers.files.storage import check_writable, storage_root
 
@@ -343,8 +345,12 @@ def test_starts_are_counted_and_those_without_a_trace(tmp_path: Path) -> None:
 def test_tune_starts_no_training_that_is_not_counted(tmp_path: Path) -> None:
     """Tune calls this before it asks the trial's process to train."""
     folder = create(tmp_path, "one")
-    heard = execution._callback(lambda *_: None, None, folder)
-    heard.on_trial_start(0, [], SimpleNamespace(config={"trial": "a"}))
+    nothing: Any = SimpleNamespace(started=lambda *_, **__: None)
+    given = SimpleNamespace(config=SimpleNamespace(performance=PerformanceConfig()))
+    of_tune = SimpleNamespace(ray_actor=None)
+    trial = SimpleNamespace(config={"trial": "a", "given": given}, temporary_state=of_tune)
+    heard = execution._callback(lambda *_: None, None, folder, nothing, nothing)
+    heard.on_trial_start(0, [], trial)
     assert folder.starts("a").num_starts == 1
 
 
