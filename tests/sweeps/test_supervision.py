@@ -109,12 +109,20 @@ def test_restart_that_was_charged_in_advance_says_so(
     assert capsys.readouterr().out == said
 
 
-def test_sealed_sweep_keeps_no_log(watched: Callable[..., Watched]) -> None:
+def test_sealed_sweep_says_nothing_and_keeps_no_log(
+    watched: Callable[..., Watched], capsys: pytest.CaptureFixture[str]
+) -> None:
     sweep = watched(is_sealed=True)
+    sweep.supervisor._ray_logs = "/logs"
     sweep.start()
+    sweep.draw()
+    sweep.at(1)
+    sweep.at(60)
     sweep.supervisor.lost("t", OF_RAY)
+    sweep.start()
     sweep.supervisor.given_up("t", "worker lost")
     assert not (sweep.folder.path / "log.jsonl").exists()
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("limit", ["trial_timeout", "stall_timeout"])

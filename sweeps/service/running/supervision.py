@@ -86,7 +86,8 @@ class Supervisor:
     Args:
       folder: of the sweep.
       service: its limits.
-      log: what is said goes there, too; None for a sealed sweep, whose files must not tell of its trials.
+      log: what is said goes there, too; None for a sealed sweep, of whose trials neither its files nor what is
+        printed, which a job's log keeps, may tell.
       ray_logs: where Ray keeps its own account of what died.
       clock: seconds.
     """
@@ -134,7 +135,7 @@ class Supervisor:
         why = attempt.ended_for if attempt is not None and attempt.ended_for else why_lost(error)
         self._lost[name] = why
         if self._ray_logs:
-            say(f"note: {name}: {why}; what Ray says of its processes is in {self._ray_logs}")
+            self._say(f"note: {name}: {why}; what Ray says of its processes is in {self._ray_logs}")
             self._ray_logs = ""
         return why
 
@@ -180,7 +181,7 @@ class Supervisor:
             attempt.ended_for = f"ended after {limit:g} min without a checkpoint (--stall-timeout)"
         elif limit is None and still >= _WORTH_SAYING_MINUTES and not attempt.is_told:
             attempt.is_told = True
-            say(f"{name}: no checkpoint for {still:.0f} min; --stall-timeout ends trainings that hang")
+            self._say(f"{name}: no checkpoint for {still:.0f} min; --stall-timeout ends trainings that hang")
         if attempt.ended_for:
             attempt.end()
 
@@ -189,6 +190,10 @@ class Supervisor:
         checkpoint = attempt.given.checkpoint_folder / "checkpoint.pt"
         saved = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
         return self._folder.drawn(name), saved
+
+    def _say(self, text: str) -> None:
+        if self._log is not None:
+            say(text)
 
     def _tell_restart(
         self, name: str, why: str, checkpoints: CheckpointFolder, node: int | None, num_in_advance: int | None
@@ -204,7 +209,7 @@ class Supervisor:
             cost = f"{repeated} of the R = {num_in_advance} steps for restarts used"
         where = "" if node is None else f" on node {node}"
         text = f"{why}, restarted at step {step}{where}, {cost}"
-        say(f"{name}: {text}")
+        self._say(f"{name}: {text}")
         if self._log is not None:
             facts = {"step": step, "node": node, "num_steps_repeated": repeated}
             self._log.write(RESTARTED, name, text, **facts)
