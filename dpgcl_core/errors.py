@@ -59,6 +59,10 @@ class LedgerError(DpgclError):
     """The budget ledger is missing, damaged, out of reach or asked for what it does not hold."""
 
 
+class LedgerMissing(LedgerError):  # noqa: N818 (what it is)
+    """There is no ledger at the address, or the data set is not registered in it."""
+
+
 class BudgetExceeded(LedgerError):  # noqa: N818 (an answer, not a fault)
     """The cap of a data set does not allow what was asked for; nothing was charged."""
 

@@ -9,7 +9,6 @@ Ends in the paper's Table 1 for your data, with a guarantee label on every row.
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
 from dataclasses import dataclass, field
@@ -55,14 +54,16 @@ class MethodsOptions(SweepOptions):
 def candidates(options: MethodsOptions) -> list[Candidate]:
     """Return one candidate per private method and ε, and one for each of the others."""
     found, mechanism = [], options.mechanism
+    grid = options.epsilon_grid or (None if options.service.total_epsilon else mechanism.target_epsilon(),)
     for method in compared(options.methods, options.data):
         changes = changes_for(method)
         if method.small_batches:
             changes["expected_batch_size"] = min(options.whole_batch_size, mechanism.expected_batch_size)
         private = method.label != "none"
-        for epsilon in (options.epsilon_grid or (mechanism.target_epsilon(),)) if private else (math.inf,):
+        for epsilon in grid if private else (math.inf,):
             label = f"{method.name}-eps{epsilon:g}" if private and epsilon is not None else method.name
-            found.append(Candidate(label=label, changes=changes | {"epsilon": epsilon}, tuned=method.trains))
+            own = {} if epsilon is None else {"epsilon": epsilon}
+            found.append(Candidate(label=label, changes=changes | own, tuned=method.trains))
     return found
 
 
@@ -70,9 +71,8 @@ def main() -> int:
     """Run the sweep."""
     options = parse_options(MethodsOptions, description=__doc__)
     rate = options.optimizer.learning_rate
-    rates = options.learning_rate_grid or (rate / 3, rate)
-    pairs = itertools.product(options.l2_clip_norm_grid, rates)
-    grid = [{"l2_clip_norm": norm, "learning_rate": rate} for norm, rate in pairs]
+    rates, norms = options.learning_rate_grid or (rate / 3, rate), options.l2_clip_norm_grid
+    grid = [{"l2_clip_norm": norm, "learning_rate": each} for norm in norms for each in rates]
     return run_tuned_sweep("methods", options, candidates(options), grid, partial(draw, "methods"))
 
 

@@ -1,4 +1,4 @@
-"""`python -m dpgcl_core.ledger`: show, verify, cap and export a budget ledger, and state what it has lost.
+"""`python -m dpgcl_core.ledger`: a ledger's caps and charges, what they leave, and whether it is whole.
 
 The ledger is `--ledger`, else `$DPGCL_LEDGER`: a path, or a SQLite or PostgreSQL URL.
 """
@@ -16,6 +16,7 @@ from dpgcl_core.errors import ConfigError, LedgerError, exit_on_bad_input
 from dpgcl_core.ledger.cap import RECORD, Cap
 from dpgcl_core.ledger.chain import Entry, Head, checked_entries
 from dpgcl_core.ledger.ledger import Ledger
+from dpgcl_core.ledger.remaining import Training, remaining_of
 from dpgcl_core.ledger.report import Spent, Verification, read_head, verified
 from dpgcl_core.mechanism.numbers import check_delta
 
@@ -43,6 +44,37 @@ def show_command(
         for line in _lines(opened.spent(dataset_id, with_pld=pld)):
             print(line)
     print(_head_line(opened.head()))
+
+
+def remaining_command(
+    ledger: str | None = None,
+    dataset: str | None = None,
+    epsilon: float | None = None,
+    expected_batch_size: float = 512,
+    num_steps: int = 100,
+    delta: float | None = None,
+    json: bool = False,
+) -> None:
+    """Show what is left: in the unit of the rule and, where ε is given, in trainings of that ε.
+
+    Args:
+      ledger: path or URL; default $DPGCL_LEDGER.
+      dataset: one data set's id; all unless given.
+      epsilon: of one training, by PLD; how many more such trainings the cap holds.
+      expected_batch_size: B of that training.
+      num_steps: T of that training.
+      delta: of that training; 1/(n ln n) unless given, as sweeps take it.
+      json: print one JSON object per data set.
+    """
+    opened = Ledger.open(_url(ledger))
+    for dataset_id in (dataset,) if dataset else opened.dataset_ids():
+        training = None
+        if epsilon is not None:
+            n = opened.num_records_public(dataset_id)
+            training = Training.of(n, expected_batch_size, num_steps, epsilon, delta)
+        left = remaining_of(opened, dataset_id, training)
+        for line in [left.to_json()] if json else left.lines():
+            print(line)
 
 
 def verify_command(
@@ -263,6 +295,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit code; errors a user can correct are raised."""
     commands: dict[str, Callable[..., None]] = {
         "show": show_command,
+        "remaining": remaining_command,
         "verify": verify_command,
         "cap": cap_command,
         "export": export_command,

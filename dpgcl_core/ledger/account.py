@@ -17,6 +17,9 @@ from dpgcl_core.errors import BudgetExceeded, ConfigError, LedgerError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.mechanism.numbers import check_delta
 
+MOST_TRAININGS = 1 << 20
+"""More than these are not counted."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTraining:
@@ -231,6 +234,10 @@ class Account:
 
     def admit_all(self, planned: Sequence[PlannedTraining]) -> None:
         """Raise BudgetExceeded unless the filter admits all of them together."""
+        self.after(planned)
+
+    def after(self, planned: Sequence[PlannedTraining]) -> Account:
+        """Return a copy to which all of them are charged; raise BudgetExceeded unless they are admitted."""
         trial = copy.copy(self)
         trial.reservations, trial._steps, trial._labels = {}, Counter(self._steps), set(self._labels)
         for place, each in enumerate(planned):
@@ -248,6 +255,7 @@ class Account:
                     num_steps=each.num_steps,
                 )
             )
+        return trial
 
     def admit_steps(self, step_class: StepClass, num_steps: int) -> None:
         """Raise BudgetExceeded unless the filter admits `num_steps` more."""
@@ -267,6 +275,25 @@ class Account:
                 f"parts, too; they need {cost:.4g}, and {budget.rdp_budget:.4g} is the budget; take fewer "
                 f"steps, fewer trainings, more noise or a smaller sampling_prob{self._raise_text()}"
             )
+
+    def num_admitted(self, step_class: StepClass, num_steps: int) -> int:
+        """Return the largest number of trainings of `num_steps` steps that `admit_steps` lets through."""
+
+        def admits(number: int) -> bool:
+            try:
+                self.admit_steps(step_class, number * num_steps)
+            except BudgetExceeded:
+                return False
+            return True
+
+        refused = 1
+        while refused <= MOST_TRAININGS and admits(refused):
+            refused *= 2
+        admitted = refused // 2
+        while refused - admitted > 1:
+            middle = (admitted + refused) // 2
+            admitted, refused = (middle, refused) if admits(middle) else (admitted, middle)
+        return admitted
 
     def admit_sealed(self, *, epsilon: float, delta: float, rdp: float | None) -> None:
         """Raise BudgetExceeded unless a sealed sweep's tuned bound fits."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from dpgcl_core.accounting.filters import StepClass
-from dpgcl_core.errors import LedgerError, unknown_choice
+from dpgcl_core.errors import LedgerError, LedgerMissing, unknown_choice
 from dpgcl_core.ledger.account import Account, Reservation, SealedReservation
-from dpgcl_core.ledger.cap import Cap, check_registration
+from dpgcl_core.ledger.cap import Cap, check_registration, line_to_register
 from dpgcl_core.ledger.chain import Entry, Head
 
 
@@ -101,10 +101,9 @@ class Books:
     def account(self, dataset_id: str) -> Account:
         """Return the account, or raise LedgerError with the registered ids."""
         if dataset_id not in self.accounts:
-            raise LedgerError(
+            raise LedgerMissing(
                 unknown_choice("data set in the ledger", str(dataset_id), self.accounts)
-                + " (register it: python -m dpgcl_core.ledger cap --dataset NAME --epsilon E --delta D "
-                "--num-records-public N)"
+                + f" (register it: {line_to_register(dataset_id=str(dataset_id))})"
             )
         return self.accounts[dataset_id]
 

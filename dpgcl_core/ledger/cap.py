@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -13,6 +14,20 @@ from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, check_delta
 
 RECORD = "record"
+
+
+def line_to_register(
+    ledger: str = "LEDGER", dataset_id: str = "NAME", *, unit: str = RECORD, create: bool = False
+) -> str:
+    """Return the command that registers a data set; ε, δ and N are the reader's to decide.
+
+    >>> line_to_register("ledger.db", "scans")  # doctest: +ELLIPSIS
+    'python -m dpgcl_core.ledger cap --ledger ledger.db --dataset scans --epsilon E ...'
+    """
+    words = ["python -m dpgcl_core.ledger cap", *(["--create"] if create else [])]
+    words += [f"--ledger {shlex.quote(ledger)} --dataset {shlex.quote(dataset_id)}"]
+    words += [f"--unit {shlex.quote(unit)}"] * (unit != RECORD)
+    return " ".join([*words, "--epsilon E --delta D --num-records-public N"])
 
 
 @dataclass(frozen=True, kw_only=True)

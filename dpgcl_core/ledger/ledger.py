@@ -65,6 +65,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dpgcl_core.accounting.filters import StepClass
 from dpgcl_core.errors import ConfigError, LedgerError
 from dpgcl_core.ledger.account import PlannedTraining, Reservation, SealedReservation
 from dpgcl_core.ledger.cap import RECORD, Cap, check_registration
@@ -345,6 +346,37 @@ class Ledger:
         """Raise BudgetExceeded if `reserve` would now, and charge nothing: for dry runs."""
         with self._session.reading() as books:
             books.account(dataset_id).admit_all(planned)
+
+    def num_admitted(
+        self,
+        dataset_id: str,
+        step_class: StepClass,
+        num_steps: int,
+        *,
+        after: Sequence[PlannedTraining] = (),
+    ) -> int:
+        """Return how many more trainings of `num_steps` steps of a class `reserve` would now admit together.
+
+        The filter itself is asked, for growing numbers of trainings; at most `MOST_TRAININGS` are counted.
+
+        Args:
+          dataset_id, step_class, num_steps: as of a reservation.
+          after: trainings that would be charged before.
+
+        Raises:
+          BudgetExceeded, LedgerError, ConfigError: as `reserve`, of the trainings before.
+        """
+        with self._session.reading() as books:
+            return books.account(dataset_id).after(after).num_admitted(step_class, num_steps)
+
+    def would_admit_sealed(
+        self, dataset_id: str, *, epsilon: float, delta: float, rdp_curve: Callable[[float], float] | None
+    ) -> None:
+        """Raise BudgetExceeded if `reserve_sealed` would now, and charge nothing: for dry runs."""
+        with self._session.reading() as books:
+            account = books.account(dataset_id)
+            rdp = None if rdp_curve is None else float(rdp_curve(account.cap.order or 2.0))
+            account.admit_sealed(epsilon=epsilon, delta=delta, rdp=rdp)
 
     def extend(self, reservation: Reservation, num_steps: int) -> Reservation:
         """Charge `num_steps` more, which a resumed training repeats; call it before the training resumes.

@@ -24,7 +24,8 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from dpgcl_core.addresses import has_secret, masked, text_of_error
-from dpgcl_core.errors import LedgerError
+from dpgcl_core.errors import LedgerError, LedgerMissing
+from dpgcl_core.ledger.cap import line_to_register
 from dpgcl_core.ledger.chain import Entry
 
 Row = tuple[int, str, str, str | None]
@@ -57,7 +58,6 @@ _TRIGGERS = {
 }
 
 
-_HOW_TO_CREATE = "give another, or make one with `python -m dpgcl_core.ledger cap --create` (docs/ledger.md)"
 _BEGINS_AS_URL = re.compile(r"(?i)(sqlite|postgres(ql)?)(\+\w+)?:")
 
 
@@ -185,19 +185,29 @@ class LedgerStore:
 
     def _unusable(self, error: Exception) -> LedgerError:
         """Return the error without its cause, which a traceback would print with the address in it."""
+        if missing := self._missing(error):
+            return LedgerMissing(
+                f"the ledger {self.name} cannot be used: {missing}; give another, or make one: "
+                f"{line_to_register(self.name, create=True)}"
+            )
         return LedgerError(
             f"the ledger {self.name} cannot be used: {self._reason(error)}. Nothing may start or go on "
             "uncharged; put it right and try again (if the connection broke while a row was being "
             "committed the row may stand: charged too much, never too little)"
         )
 
+    def _missing(self, error: Exception) -> str:
+        """What is not there; "" where the ledger is."""
+        original = error.orig if isinstance(error, DBAPIError) else None
+        if self.url.get_backend_name() == "sqlite" and not Path(str(self.url.database)).is_file():
+            return "there is no such file"
+        if "no such table" in str(original or error) or "UndefinedTable" in type(original).__name__:
+            return "there is no ledger in it"
+        return ""
+
     def _reason(self, error: Exception) -> str:
         original = error.orig if isinstance(error, DBAPIError) else None
         said = text_of_error(original or error, self.given)
-        if self.url.get_backend_name() == "sqlite" and not Path(str(self.url.database)).is_file():
-            return f"there is no such file; {_HOW_TO_CREATE}"
-        if "no such table" in said or "UndefinedTable" in type(original).__name__:
-            return f"there is no ledger in it; {_HOW_TO_CREATE}"
         if "database is locked" in said or "LockNotAvailable" in type(original).__name__:
             return f"another process held it for more than {self.wait_seconds:g} s"
         return said

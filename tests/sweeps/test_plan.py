@@ -331,6 +331,7 @@ NO_CHANGES = {
     "--wait-for-resources": "3",
     "--trial-timeout": "30",
     "--stall-timeout": "20",
+    "--total-epsilon": "5",
     "--search": "grid",
     "--ledger": "unused",
     "--dataset-id": "scans",

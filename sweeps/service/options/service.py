@@ -18,6 +18,9 @@ class ServiceOptions:
 
     repeats: int = 3
     """Trainings per point, each with its own public seed."""
+    total_epsilon: float | None = None
+    """Most ε of the whole sweep: finds the largest ε of one training or, where that is given, the most
+    repeats up to --repeats."""
     seed: int = 0
     """Public seed of the first repeat: initialisation, views, evaluation subsets. Never of noise."""
     gpus_per_worker: float = 0.0
@@ -41,6 +44,8 @@ class ServiceOptions:
         for name, least in (("repeats", 1), ("max_restarts", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} must be at least {least}; got {getattr(self, name)}")
+        if self.total_epsilon is not None and not 0 < self.total_epsilon < math.inf:
+            raise ConfigError(f"total_epsilon must be positive and finite; got {self.total_epsilon}")
         if not 0 <= self.gpus_per_worker < math.inf:
             raise ConfigError(f"gpus_per_worker must be finite and not negative; got {self.gpus_per_worker}")
         if not 0 <= self.wait_for_resources < math.inf:

@@ -53,6 +53,7 @@ def cost_of(
     trials: Sequence[Trial],
     charged: Mapping[str, Charged] | None = None,
     max_trials: int | None = None,
+    delta: float | None = None,
 ) -> TuningCost | None:
     """Return what the whole sweep costs; None where no trial has a guarantee.
 
@@ -61,11 +62,12 @@ def cost_of(
       trials: all trials of an open sweep, or the candidates of a sealed one, equally probable.
       charged: what was drawn by trial name, where more than planned; for open sweeps.
       max_trials: at which the law of a sealed one is cut off.
+      delta: δ; the smallest one of the trials unless given.
     """
     proven = [trial for trial in trials if is_proven(trial)]
     if not proven:
         return None
-    delta = delta_of(proven)
+    delta = delta_of(proven) if delta is None else delta
     try:
         if release.mode == OPEN:
             return _open_cost(proven, charged or {}, delta)

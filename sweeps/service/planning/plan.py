@@ -78,6 +78,34 @@ class Earlier:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Fit:
+    """What was planned for a total ε, and is planned again on a resume.
+
+    Attributes:
+      total_epsilon: most ε of the whole sweep, as given.
+      epsilon: of one training; None where options or points give it.
+      repeats: trainings per point.
+    """
+
+    total_epsilon: float
+    epsilon: float | None
+    repeats: int
+
+    def params(self) -> dict[str, Any]:
+        """Return it as params of the parent run, which `read` finds in a sweep's folder."""
+        found = {"fitted_epsilon": self.epsilon, "fitted_repeats": self.repeats}
+        return {"total_epsilon": self.total_epsilon} | {n: v for n, v in found.items() if v is not None}
+
+    @classmethod
+    def read(cls, params: Mapping[str, Any]) -> Fit | None:
+        """Return what a sweep's params say of it; None where it was fitted to no total."""
+        if "total_epsilon" not in params:
+            return None
+        epsilon, repeats = params.get("fitted_epsilon"), params["fitted_repeats"]
+        return cls(total_epsilon=params["total_epsilon"], epsilon=epsilon, repeats=repeats)
+
+
+@dataclass(frozen=True, kw_only=True)
 class SweepPlan:
     """A sweep, complete and checked.
 
@@ -94,6 +122,7 @@ class SweepPlan:
       earlier: the sweep that chose the settings, whose cost is part of this one's.
       later: trials of a sweep that will follow this one, to be told and held against a ledger in advance.
       publication: when a sealed sweep is published, and the cap on its trials; None before that is fixed.
+      fit: how it was fitted to a total ε; None where none was given.
     """
 
     question: str
@@ -108,6 +137,7 @@ class SweepPlan:
     earlier: Earlier | None = None
     later: tuple[Trial, ...] = ()
     publication: Publication | None = None
+    fit: Fit | None = None
 
     @property
     def max_trials(self) -> int | None:
@@ -150,7 +180,8 @@ class SweepPlan:
         for trial in self.trials[1:]:
             shared = {k: v for k, v in shared.items() if trial.params.get(k) == v}
         counted = "num_trials" if self.release.is_open else "num_candidates"
-        return shared | {"question": self.question, counted: len(self.trials)}
+        fitted = {} if self.fit is None else self.fit.params()
+        return shared | {"question": self.question, counted: len(self.trials)} | fitted
 
     @property
     def private_starts(self) -> dict[Path, PrivateStart]:
@@ -211,7 +242,7 @@ def build_plan(
     """
     if not points:
         raise ConfigError("a sweep needs at least one point: give every axis at least one value")
-    source, release, seed = options.data, options.release, options.service.seed
+    source, release = options.data, options.release
     told = list(notes)
     n = options.mechanism.num_records_public or num_records(data)
     if options.mechanism.num_records_public is None:
@@ -232,13 +263,7 @@ def build_plan(
             f"{networks[0].name} is this package's: leave it out"
         )
     told += _noise_of_scores([config for _, config in configs])
-    trials = []
-    for repeat in range(options.service.repeats if release.is_open else 1):
-        for point, config in configs:
-            config = dataclasses.replace(config, public_seed=seed + repeat)
-            params = _params(config, options, point, repeat)
-            params["image_shape"] = list(data.train.images.shape[1:])
-            trials.append(Trial(name=f"{point.label}-r{repeat}", config=config, params=params))
+    trials = _trials(options, configs, data)
     told += _sampling_notes([config for _, config in configs])
     told += _noised_notes(trials[0].config, n) + _unit_notes(source, data, configs)
     told += dict.fromkeys(note for _, config in configs if (note := warm_start_note(config)))
@@ -297,6 +322,30 @@ def _check_sealed_plan(plan: SweepPlan) -> None:
             f"no trial on these data has the score to select by, {plan.release.select_by!r}; they have "
             f"{', '.join(found)}"
         )
+
+
+def planned_trials(
+    options: SweepOptions, points: Sequence[Point], data: TrainingData, calibration_folder: Path | None
+) -> list[Trial]:
+    """Return the trials of a sweep, calibrated, without a look at their networks: for who searches a plan.
+
+    Raises:
+      ConfigError: an option breaks a rule.
+    """
+    return _trials(options, _configs(options, points, data, calibration_folder), data)
+
+
+def _trials(
+    options: SweepOptions, configs: Sequence[tuple[Point, TrainingConfig]], data: TrainingData
+) -> list[Trial]:
+    trials = []
+    for repeat in range(options.service.repeats if options.release.is_open else 1):
+        for point, config in configs:
+            config = dataclasses.replace(config, public_seed=options.service.seed + repeat)
+            params = _params(config, options, point, repeat)
+            params["image_shape"] = list(data.train.images.shape[1:])
+            trials.append(Trial(name=f"{point.label}-r{repeat}", config=config, params=params))
+    return trials
 
 
 def trial_at(

@@ -137,6 +137,15 @@ def plan_search(
     )
 
 
+def costliest_trials(
+    options: SearchOptions, data: TrainingData, calibration_folder: Path, space: Space
+) -> list[Trial]:
+    """Return what a search costs at most: its number of trials, each the costliest of its space."""
+    space, _ = without_invalid(space, options, num_records(data))
+    trial = trial_at(options, Point(label="trial", changes=space.costliest()), data, calibration_folder)
+    return [dataclasses.replace(trial, name=f"trial-{k}") for k in range(1, options.num_trials + 1)]
+
+
 def check_objectives(
     options: SearchOptions, data: TrainingData, space: Space, own_scores: Sequence[str] = ()
 ) -> None:

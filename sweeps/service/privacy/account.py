@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpgcl_core.errors import ConfigError, LedgerError
-from dpgcl_core.ledger.cap import RECORD
+from dpgcl_core.errors import ConfigError, LedgerError, LedgerMissing
+from dpgcl_core.ledger.cap import RECORD, line_to_register
 from dpgcl_core.ledger.chain import Head
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.ledger.marks import (
@@ -90,7 +90,8 @@ def ledger_missing(data: DataOptions, options: LedgerOptions) -> str | None:
         return charged
     return (
         "training on private data is charged to a budget ledger: give --ledger URL (or "
-        "$DPGCL_LEDGER) and --dataset-id NAME, or --no-ledger, which the privacy statement will say"
+        "$DPGCL_LEDGER) and --dataset-id NAME, or --no-ledger, which the privacy statement will say. A new "
+        f"ledger is made once: {line_to_register(unit=unit_of(data), create=True)}"
     )
 
 
@@ -193,7 +194,18 @@ def open_ledger(data: DataOptions, options: LedgerOptions) -> Ledger | None:
     url, path = ledger_url(data, options), data_path(data.dataset)
     if url is None:
         return None
-    ledger = Ledger.open(url)
+    try:
+        ledger = Ledger.open(url)
+        if options.dataset_id is not None:
+            ledger.num_records_public(options.dataset_id)
+    except LedgerMissing as error:
+        missing = str(error).partition("; give another")[0].partition(" (register")[0]
+        is_new = not missing.startswith("unknown")
+        line = line_to_register(url, str(options.dataset_id), unit=unit_of(data), create=is_new)
+        raise LedgerError(
+            f"{missing}. Before the data are used they are registered, once, with the ε, δ and most records "
+            f"N that you decide on: {line} (docs/ledger.md)"
+        ) from None
     if path is not None and data.are_private and options.dataset_id is not None:
         ledger.check_marks(options.dataset_id, path)
     return ledger

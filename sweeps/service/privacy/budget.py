@@ -127,6 +127,35 @@ class SweepBudget:
                 "epsilon"
             ) from error
 
+    def text(self) -> str:
+        """Return what the sweep takes of the ledger and what it leaves, beside the sweep's own ε."""
+        spent = self.ledger.spent(self.dataset_id, with_pld=False)
+        planned = self._planned([*self._missing(), *self.later])
+        cap = f"cap ε = {spent.cap.epsilon:g} at δ = {spent.cap.delta:.4g}"
+        first = f"ledger: {self.dataset_id!r} has a {cap} for all that is ever charged to it"
+        if spent.rdp is not None and spent.rdp_budget is not None:
+            rule = spent.cap.rdp_filter()
+            needed = sum(rule.cost(each.step_class, each.num_steps) for each in planned)
+            taken, charged = needed / spent.rdp_budget, spent.rdp / spent.rdp_budget
+            first += (
+                f"; {charged:.1%} of it is charged, and these trials take {taken:.1%} (RDP {needed:.4g} of "
+                f"{spent.rdp_budget:.4g} at order {rule.order:g})"
+            )
+        costliest = max(self.trials, key=lambda trial: trial.config.epsilon())
+        more = self._num_more(costliest, planned)
+        return (
+            f"{first}; then {more} more like {costliest.name} fit. What this sweep costs is the ε above. The "
+            "ledger counts the same trials by a coarser rule, under which later sweeps may follow what "
+            "earlier ones found, and promises its cap for all of them together"
+        )
+
+    def _num_more(self, trial: Trial, planned: Sequence[PlannedTraining]) -> int:
+        """How many more trainings like one fit after those planned: as many as its scarcest part allows."""
+        return min(
+            self.ledger.num_admitted(self.dataset_id, part.step_class, part.num_steps, after=planned)
+            for part in self._planned([trial])
+        )
+
     def begin(self, remaining: Sequence[Trial], data: Path | None) -> None:
         """Charge all planned steps and those that resumed trainings may repeat, then write the grants.
 
@@ -292,7 +321,7 @@ class SweepBudget:
 
     def _planned(self, trials: Sequence[Trial]) -> list[PlannedTraining]:
         """What is charged for each trial before it starts."""
-        return [part for trial in trials for part in _parts(trial, self._label(trial))]
+        return planned_trainings({self._label(trial): trial for trial in trials})
 
     def _label(self, trial: Trial) -> str:
         return f"{self.folder.name}-{self.sweep_id}/{trial.name}"
@@ -345,6 +374,11 @@ def _largest(admits: Callable[[int], bool], most: int = 2**20) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if admits(middle) else (low, middle)
     return low
+
+
+def planned_trainings(trials: Mapping[str, Trial]) -> list[PlannedTraining]:
+    """Return what is charged for each trial before it starts, by the label of its charge."""
+    return [part for label, trial in trials.items() for part in _parts(trial, label)]
 
 
 def new_sweep_id() -> str:

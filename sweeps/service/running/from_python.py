@@ -19,12 +19,13 @@ from dpgcl_core.release.statement import PrivacyStatement
 from sweeps.service.options.scores import default_score
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.plan import Earlier, SweepPlan
-from sweeps.service.planning.search import plan_search
+from sweeps.service.planning.search import costliest_trials, plan_search
 from sweeps.service.planning.space import EPSILON, Between, SearchOptions, Space, space_of
-from sweeps.service.planning.trials import Point
+from sweeps.service.planning.trials import Point, Trial
 from sweeps.service.running.search import SearchSweep, read_suggestions
 from sweeps.service.running.sweep import Figure, Outcome, execute
 from sweeps.service.running.terminal import say
+from sweeps.service.running.total import fixes_noise
 from trainers.data.dataset import TrainingData
 
 if TYPE_CHECKING:
@@ -162,6 +163,17 @@ def _search_of(space: Space, name: str, score: Score | None) -> type[SearchSweep
     """Return the kind of a search over a space and by a score that no command line names."""
 
     class OwnSearch(SearchSweep):
+        @staticmethod
+        def trials(
+            options: SweepOptions, points: Sequence[Point], data: TrainingData, calibration_folder: Path
+        ) -> Sequence[Trial]:
+            assert isinstance(options, SearchOptions)
+            return costliest_trials(options, data, calibration_folder, space)
+
+        @staticmethod
+        def fixes_noise(options: SweepOptions, points: Sequence[Point]) -> bool:
+            return fixes_noise(options, points) or space.moves_epsilon
+
         @staticmethod
         def planned(
             question: str,

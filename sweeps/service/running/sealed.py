@@ -48,7 +48,7 @@ from dpgcl_core.ledger.report import LedgerStatement
 from dpgcl_core.release.metrics import Release, find_metric
 from dpgcl_core.release.statement import RESEARCH, PrivacyStatement
 from sweeps.service.options.data import data_path
-from sweeps.service.options.release import trial_law
+from sweeps.service.options.release import ReleaseOptions, trial_law
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.planning.cost import candidates_of
 from sweeps.service.planning.plan import SweepPlan
@@ -141,12 +141,19 @@ def choose(
 
 
 def tuned_rdp(plan: SweepPlan) -> Callable[[float], float]:
-    """Return the RDP curve of the published trial by Papernot and Steinke (2022), for the ledger.
+    """Return the RDP curve of the published trial, for the ledger."""
+    return rdp_of_best(plan.release, plan.trials, plan.max_trials)
+
+
+def rdp_of_best(
+    release: ReleaseOptions, trials: Sequence[Trial], max_trials: int | None = None
+) -> Callable[[float], float]:
+    """Return the RDP curve of the best of a secret number of trials, by Papernot and Steinke (2022).
 
     With noised scores it is the larger curve of the two cases of `dpgcl_core.accounting.tuning.trials`.
     """
-    candidates, weights = candidates_of(plan.trials)
-    law = trial_law(plan.release, plan.max_trials)
+    candidates, weights = candidates_of(trials)
+    law = trial_law(release, max_trials)
 
     def curve_of(case: Sequence[Mapping[StepClass, int]], order: float) -> float:
         orders = np.array(sorted({*FILTER_ORDERS, order}))

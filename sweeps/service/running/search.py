@@ -19,13 +19,14 @@ from dpgcl_core.release.statement import PrivacyStatement, rounded_up
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.plan import Earlier, SweepPlan
-from sweeps.service.planning.search import SearchPlan, plan_search, searched_trial
-from sweeps.service.planning.space import SearchOptions
+from sweeps.service.planning.search import SearchPlan, costliest_trials, plan_search, searched_trial
+from sweeps.service.planning.space import SearchOptions, Space
 from sweeps.service.planning.trials import Charged, Point, Trial, is_proven
 from sweeps.service.privacy.budget import SweepBudget
 from sweeps.service.running.proposals import Proposals
 from sweeps.service.running.sweep import Figure, OpenSweep
 from sweeps.service.running.terminal import say, steps_text
+from sweeps.service.running.total import fixes_noise
 from sweeps.service.running.tune import RaySession, run_trials
 from sweeps.service.storage.calibrations import CalibrationCache
 from sweeps.service.storage.folder import SweepFolder, config_hash, write_json
@@ -38,6 +39,18 @@ class SearchSweep(OpenSweep):
     """One search under way: it names its trials as it comes to them."""
 
     _plan: SearchPlan
+
+    @staticmethod
+    def trials(
+        options: SweepOptions, points: Sequence[Point], data: TrainingData, calibration_folder: Path
+    ) -> Sequence[Trial]:
+        assert isinstance(options, SearchOptions)
+        return costliest_trials(options, data, calibration_folder, Space.of(options))
+
+    @staticmethod
+    def fixes_noise(options: SweepOptions, points: Sequence[Point]) -> bool:
+        assert isinstance(options, SearchOptions)
+        return fixes_noise(options, points) or Space.of(options).moves_epsilon
 
     @staticmethod
     def planned(

@@ -15,7 +15,14 @@ from typing import Any
 
 from dashboards.compose.answer import OWN, Answer
 from dashboards.compose.questions import QUESTIONS
-from dpgcl_core.errors import ConfigError, DpgclError, LedgerError, StorageError, TrackingError
+from dpgcl_core.errors import (
+    BudgetExceeded,
+    ConfigError,
+    DpgclError,
+    LedgerError,
+    StorageError,
+    TrackingError,
+)
 from dpgcl_core.ledger.report import LedgerStatement
 from dpgcl_core.release.metrics import is_reference
 from dpgcl_core.release.statement import PrivacyStatement
@@ -24,7 +31,14 @@ from sweeps.service.options.file import options_text
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.duration import seconds_of_trials
-from sweeps.service.planning.plan import Earlier, SweepPlan, build_plan, cross_checks
+from sweeps.service.planning.plan import (
+    Earlier,
+    Fit,
+    SweepPlan,
+    build_plan,
+    cross_checks,
+    planned_trials,
+)
 from sweeps.service.planning.publication import Publication
 from sweeps.service.planning.records import load_training_data
 from sweeps.service.planning.trials import Charged, Point, Trial, trial_class
@@ -70,6 +84,15 @@ from sweeps.service.running.terminal import (
     say_link,
     short_name,
 )
+from sweeps.service.running.total import (
+    Limits,
+    TrialsOf,
+    fit_of_resumed,
+    fit_text,
+    fitted,
+    fixes_noise,
+    what_would_fit,
+)
 from sweeps.service.running.tune import (
     RaySession,
     Stopped,
@@ -79,11 +102,12 @@ from sweeps.service.running.tune import (
     trials_at_once,
 )
 from sweeps.service.storage.calibrations import CalibrationCache, calibrations
-from sweeps.service.storage.folder import SweepFolder, config_hash, find_folder
+from sweeps.service.storage.folder import SweepFolder, config_hash, find_folder, known_params
 from sweeps.service.storage.log import SweepLog
 from sweeps.service.storage.runs import tracking_address
 from sweeps.service.storage.slot_files import SlotFiles
 from trainers.config.training import TrainingConfig
+from trainers.config.tree import changed
 from trainers.data.dataset import TrainingData
 from trainers.evaluation.references import reference_scores
 from trainers.files.storage import check_writable, storage_root
@@ -188,6 +212,16 @@ def execute(
         slots_for=slot_files.holding,
     )
     with calibrations(root) as found:
+
+        def trials_of(options: SweepOptions, points: Sequence[Point]) -> Sequence[Trial]:
+            return kind.trials(options, points, records, found.folder)
+
+        limits = Limits(total_epsilon=service.total_epsilon, ledger=ledger, dataset_id=dataset_id)
+        fixed = kind.fixes_noise(options, points)
+        given, fit = options, None
+        if service.total_epsilon is not None:
+            fit = _fit(question, options, points, trials_of, limits, root=root, fixed=fixed)
+            options = _with_fit(options, fit)
         plan = kind.planned(
             question,
             options,
@@ -197,6 +231,7 @@ def execute(
             calibration_folder=found.folder,
             earlier=earlier,
         )
+        plan = dataclasses.replace(plan, fit=fit)
         folder = find_folder(
             root,
             name=options.storage.name,
@@ -212,8 +247,15 @@ def execute(
             plan = _with_publication(plan, folder, service)
         kind.show(plan)
         tell_cut_captions(plan)
+        if fit is not None:
+            say(f"--total-epsilon: {fit_text(fit, limits, [*plan.trials, *plan.later])}")
         if budget is not None:
-            budget.check()
+            try:
+                budget.check()
+            except BudgetExceeded as error:
+                more = what_would_fit(given, points, trials_of, limits, fixed=True)
+                raise BudgetExceeded(f"{error}{more}") from error
+            say(budget.text())
         if service.dry_run:
             _tell_what_is_missing(options)
             say("measuring a step of every kind …")
@@ -229,7 +271,7 @@ def execute(
             if records.slots is not None:
                 slot_files.keep(records.slots)
             opened = beside.submit(Tracker.open, uri, root, *experiment_of(plan))
-            again = options_text(told or options)
+            again = options_text(told or given)
             if not options.release.is_open:
                 sealed = SealedSweep(plan, folder, ledger, dataset_id, service, again, clock)
                 code = sealed.run(opened.result(), ray_session, run_trials)
@@ -258,6 +300,30 @@ def experiment_of(plan: SweepPlan) -> tuple[str, str]:
         "begins with its answer, and one run below for each training."
     )
     return f"{question} on {short_name(dataset)}", about
+
+
+def _fit(
+    question: str,
+    options: SweepOptions,
+    points: Sequence[Point],
+    trials_of: TrialsOf,
+    limits: Limits,
+    *,
+    root: Path,
+    fixed: bool,
+) -> Fit:
+    """Return how the sweep fits its total ε; that of a resumed one, whose charges stand already, is known."""
+    if options.storage.resume:
+        known = known_params(root, options.storage.name)
+        if (fit := fit_of_resumed(options, question, known)) is not None:
+            return fit
+    say("finding the largest ε of one training …" if not fixed else "finding how many repeats fit …")
+    return fitted(options, points, trials_of, limits, fixed=fixed)
+
+
+def _with_fit(options: SweepOptions, fit: Fit) -> SweepOptions:
+    found = {} if fit.epsilon is None else {"epsilon": fit.epsilon}
+    return changed(options, repeats=fit.repeats, **found)
 
 
 def _with_publication(plan: SweepPlan, folder: SweepFolder, service: ServiceOptions) -> SweepPlan:
@@ -298,6 +364,18 @@ class OpenSweep:
 
     answers = True
     _tracker: Tracker
+
+    @staticmethod
+    def trials(
+        options: SweepOptions, points: Sequence[Point], data: TrainingData, calibration_folder: Path
+    ) -> Sequence[Trial]:
+        """Return all trials that its cost is about."""
+        return planned_trials(options, points, data, calibration_folder)
+
+    @staticmethod
+    def fixes_noise(options: SweepOptions, points: Sequence[Point]) -> bool:
+        """Whether options or points give the noise of every private training."""
+        return fixes_noise(options, points)
 
     @staticmethod
     def planned(

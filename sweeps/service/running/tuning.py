@@ -22,8 +22,8 @@ from sweeps.service.options.data import DataOptions
 from sweeps.service.options.scores import default_score, scores_to_compare
 from sweeps.service.options.service import StorageOptions
 from sweeps.service.options.sweep import SweepOptions
-from sweeps.service.planning.plan import Earlier, SweepPlan, build_plan
-from sweeps.service.planning.trials import Point
+from sweeps.service.planning.plan import Earlier, SweepPlan, build_plan, planned_trials
+from sweeps.service.planning.trials import Point, Trial
 from sweeps.service.privacy.statement import what_was_drawn
 from sweeps.service.running.sweep import Figure, OpenSweep, Outcome, execute
 from sweeps.service.running.terminal import say
@@ -107,7 +107,9 @@ def run_tuned_sweep(
     assert tuning.folder is not None
     name = name or tuning.folder.name.replace("-tuning", "", 1)
     begun = (tuning.folder.path.parent / name / "plan.json").is_file()
-    second = changed(second, name=name, resume=options.storage.resume and begun)
+    second = changed(second, name=name, resume=options.storage.resume and begun, total_epsilon=None)
+    if (fit := tuning.plan.fit) is not None and fit.epsilon is not None:
+        second = changed(second, epsilon=fit.epsilon)
     return execute(question, second, chosen, figure, earlier=_earlier(tuning, grid), told=options).code
 
 
@@ -198,6 +200,16 @@ def _followed_by(question: str, options: SweepOptions, points: Sequence[Point]) 
         answers = False  # the comparison has the answer
 
         @staticmethod
+        def trials(
+            first: SweepOptions, settings: Sequence[Point], data: TrainingData, calibration_folder: Path
+        ) -> Sequence[Trial]:
+            after = changed(options, epsilon=first.mechanism.epsilon)
+            return [
+                *planned_trials(first, settings, data, calibration_folder),
+                *planned_trials(after, points, data, calibration_folder),
+            ]
+
+        @staticmethod
         def planned(
             name: str,
             first: SweepOptions,
@@ -217,7 +229,8 @@ def _followed_by(question: str, options: SweepOptions, points: Sequence[Point]) 
                 calibration_folder=calibration_folder,
                 earlier=earlier,
             )
-            after = build_plan(question, options, points, data, calibration_folder=calibration_folder)
+            second = changed(options, epsilon=first.mechanism.epsilon)
+            after = build_plan(question, second, points, data, calibration_folder=calibration_folder)
             note = (
                 f"A comparison follows, of {len(after.trials)} trials more; its own statement counts these, "
                 "too, and is the one to sign."

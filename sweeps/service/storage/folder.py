@@ -287,6 +287,17 @@ def find_folder(
     return folder
 
 
+def known_params(root: Path, name: str | None) -> list[Mapping[str, Any]]:
+    """Return the params of the sweeps in a storage folder, the latest plan first; or of the one named."""
+    folders = _folders(root / "sweeps") if name is None else [SweepFolder(root / "sweeps" / name)]
+    files = [file for folder in folders if (file := folder.path / "plan.json").is_file()]
+    found = []
+    for file in sorted(files, key=lambda file: -file.stat().st_mtime_ns):
+        with suppress(StorageError):  # a damaged one is nobody's
+            found.append((SweepFolder(file.parent).read_plan() or {}).get("params", {}))
+    return found
+
+
 def _refuse_traces(folder: SweepFolder) -> None:
     """Refuse a folder with trials and without a plan: nobody knows any more with what settings they ran."""
     traces = [name for name in _TRACES if (found := folder.path / name).is_dir() and any(found.iterdir())]

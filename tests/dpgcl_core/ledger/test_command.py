@@ -277,3 +277,39 @@ def test_missing_ledger_tells_how_to_make_one(
 def test_loss_needs_what_names_it(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["restored", "--dataset", "scans"]) == 2
     assert "give --data PATH, or --against" in capsys.readouterr().err
+
+
+def test_remaining_counts_in_the_unit_of_the_rule(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    reserve(url)
+    assert main(["remaining"]) == 0
+    spent = Ledger.open(url).spent("scans", with_pld=False)
+    assert spent.rdp is not None
+    assert spent.rdp_budget is not None
+    left = f"left: RDP {spent.rdp_budget - spent.rdp:.6g} of {spent.rdp_budget:.6g}"
+    assert left in capsys.readouterr().out
+
+
+def test_remaining_tells_the_trainings_of_an_epsilon_that_the_rule_admits(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_one = ["--epsilon", "1", "--expected-batch-size", "100", "--num-steps", "10", "--json"]
+    assert main(["remaining", "--dataset", "scans", *of_one]) == 0
+    told = json.loads(capsys.readouterr().out)
+    number, step_class = told["num_trainings"], StepClass(**told["training"]["step_class"])
+    ledger = Ledger.open(url)
+
+    def planned(number: int) -> list[PlannedTraining]:
+        return [PlannedTraining(label=str(k), step_class=step_class, num_steps=10) for k in range(number)]
+
+    assert number > 1
+    ledger.would_admit("scans", planned(number))
+    with pytest.raises(BudgetExceeded):
+        ledger.would_admit("scans", planned(number + 1))
+    assert ledger.num_admitted("scans", step_class, 10, after=planned(number - 1)) == 1
+
+
+def test_remaining_refuses_a_batch_that_the_data_set_cannot_give(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["remaining", "--epsilon", "1", "--expected-batch-size", "20000"]) == 2
+    assert "--expected-batch-size must be in (0, 10000]" in capsys.readouterr().err

@@ -1,0 +1,414 @@
+"""`--total-epsilon`: the largest ε of one training at which a sweep stays within a total; and what would fit.
+
+Nothing is computed anew here: a plan is a number of trainings, each calibrated as the sweep itself calibrates
+it, their cost is `cost_of`, and whether a ledger holds them is asked of the ledger. All of that rises with
+the ε of one training, with the number of repeats and with every further point, so the largest that fits is
+found by bisection. What is returned was found to fit by the two functions that a sweep is stated and charged
+by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dpgcl_core.accounting.tuning.cost import SEALED
+from dpgcl_core.errors import BudgetExceeded, ConfigError
+from dpgcl_core.ledger.ledger import Ledger
+from dpgcl_core.mechanism.mechanism import Mechanism
+from dpgcl_core.release.statement import rounded_up
+from sweeps.service.options.sweep import SweepOptions, varied_by
+from sweeps.service.planning.cost import cost_of, delta_of
+from sweeps.service.planning.plan import Fit
+from sweeps.service.planning.space import SearchOptions
+from sweeps.service.planning.trials import Point, Trial, is_proven
+from sweeps.service.privacy.budget import planned_trainings
+from sweeps.service.running.sealed import rdp_of_best
+from trainers.config.settings import DEFAULT_EPSILON, SMALLEST_EPSILON
+from trainers.config.tree import changed
+
+TrialsOf = Callable[[SweepOptions, Sequence[Point]], Sequence[Trial]]
+"""All trials of a sweep with these options at these points, repeat after repeat."""
+_MORE_THAN_ALL = 1 + 1e-9
+_LEAST_SCALE = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What all of a sweep must stay within.
+
+    Attributes:
+      total_epsilon: --total-epsilon; None for the ledger alone.
+      ledger, dataset_id: what it is charged to; None without.
+    """
+
+    total_epsilon: float | None
+    ledger: Ledger | None = None
+    dataset_id: str | None = None
+
+    def delta(self, trials: Sequence[Trial]) -> float:
+        """Return the δ of the total: that of the sweep, or of the ledger's cap where it is smaller."""
+        of_sweep = delta_of([trial for trial in trials if is_proven(trial)])
+        if self.ledger is None or self.dataset_id is None:
+            return of_sweep
+        return min(of_sweep, self.ledger.spent(self.dataset_id, with_pld=False).cap.delta)
+
+    def share(self, options: SweepOptions, trials: Sequence[Trial]) -> float:
+        """Return the share of a limit that trials need: at most 1 where they fit, and else above."""
+        proven = [trial for trial in trials if is_proven(trial)]
+        if not proven:
+            return 0.0
+        of_ledger = self._share_of_ledger(options, proven)
+        if self.total_epsilon is None or of_ledger > 1:
+            return of_ledger
+        cost = cost_of(options.release, proven, delta=self.delta(proven))
+        tuned = cost.tuned_epsilon if cost is not None else None
+        return math.inf if tuned is None else max(of_ledger, tuned / self.total_epsilon)
+
+    def _share_of_ledger(self, options: SweepOptions, trials: Sequence[Trial]) -> float:
+        plain = all(trial.config.mechanism.rules.plain_event for trial in trials)
+        if self.ledger is None or self.dataset_id is None or not plain:
+            return 0.0
+        needed = self._share_of_rdp(trials) if options.release.is_open else 0.0
+        try:
+            self._ask(options, trials)
+        except BudgetExceeded:
+            return max(needed, _MORE_THAN_ALL)
+        return min(needed, 1.0)
+
+    def _ask(self, options: SweepOptions, trials: Sequence[Trial]) -> None:
+        """Raise BudgetExceeded unless the ledger would admit these trials now."""
+        assert self.ledger is not None
+        assert self.dataset_id is not None
+        if options.release.is_open:
+            labels = {f"planned {number}": trial for number, trial in enumerate(trials)}
+            self.ledger.would_admit(self.dataset_id, planned_trainings(labels))
+            return
+        cost = cost_of(options.release, trials)
+        if cost is None or cost.tuned_epsilon is None:
+            raise BudgetExceeded("a sealed sweep whose cost is not accounted cannot be charged")
+        has_curve = options.release.mode == SEALED and not self._has_quotas
+        curve = rdp_of_best(options.release, trials) if has_curve else None
+        self.ledger.would_admit_sealed(
+            self.dataset_id, epsilon=cost.tuned_epsilon, delta=cost.delta, rdp_curve=curve
+        )
+
+    @property
+    def _has_quotas(self) -> bool:
+        assert self.ledger is not None
+        assert self.dataset_id is not None
+        return bool(self.ledger.spent(self.dataset_id, with_pld=False).cap.quotas)
+
+    def _share_of_rdp(self, trials: Sequence[Trial]) -> float:
+        """The share of what is left of the filter's RDP; 0 of quotas."""
+        assert self.ledger is not None
+        assert self.dataset_id is not None
+        spent = self.ledger.spent(self.dataset_id, with_pld=False)
+        if spent.rdp is None or spent.rdp_budget is None:
+            return 0.0
+        rule = spent.cap.rdp_filter()
+        labels = {str(number): trial for number, trial in enumerate(trials)}
+        needed = sum(rule.cost(each.step_class, each.num_steps) for each in planned_trainings(labels))
+        left = spent.rdp_budget - spent.rdp
+        return needed / left if left > 0 else math.inf
+
+
+def fitted(
+    options: SweepOptions,
+    points: Sequence[Point],
+    trials_of: TrialsOf,
+    limits: Limits,
+    *,
+    fixed: bool,
+) -> Fit:
+    """Return the largest ε of one training, or number of repeats, at which a sweep is within its limits.
+
+    Args:
+      options: of the sweep; its total ε is that of the limits.
+      points: what is compared.
+      trials_of: the sweep's trials.
+      limits: with a total ε.
+      fixed: whether options or points give the noise of every private training; else its ε is sought.
+
+    Raises:
+      ConfigError: no private training is planned, or nothing fits: what would, in the user's words.
+    """
+    total, repeats = limits.total_epsilon, options.service.repeats
+    assert total is not None
+    if not fixed:
+        epsilon = _largest_epsilon(options, points, trials_of, limits, most=total)
+        if epsilon is not None:
+            return Fit(total_epsilon=total, epsilon=epsilon, repeats=repeats)
+    else:
+        fits, (_, wanted) = _count_that_fits(options, points, trials_of, limits), _count(options)
+        if fits == wanted or (fits and not isinstance(options, SearchOptions)):
+            return Fit(total_epsilon=total, epsilon=None, repeats=min(fits, repeats))
+    raise ConfigError(
+        f"all of the sweep must fit within --total-epsilon {total:g}"
+        f"{' and the ledger' if limits.ledger is not None else ''}, and does not"
+        f"{what_would_fit(options, points, trials_of, limits, fixed=fixed) or ': give more'}"
+    )
+
+
+def what_would_fit(
+    options: SweepOptions,
+    points: Sequence[Point],
+    trials_of: TrialsOf,
+    limits: Limits,
+    *,
+    fixed: bool,
+) -> str:
+    """Return what fits in place of a sweep that does not, in the words of the command line; "" for nothing.
+
+    Args:
+      options, points, trials_of, limits, fixed: as of `fitted`.
+    """
+    found, mechanism = [], options.mechanism
+    if mechanism.noise_multiplier is None and not _have_noise(points):
+        most = mechanism.epsilon or limits.total_epsilon or DEFAULT_EPSILON
+        if epsilon := _largest_epsilon(options, points, trials_of, limits, most=most):
+            found.append(f"--epsilon {epsilon:g}")
+    name, wanted = _count(options)
+    if fixed and 0 < (fits := _count_that_fits(options, points, trials_of, limits)) < wanted:
+        found.append(f"--{name.replace('_', '-')} {fits}")
+    if fixed and (fitting := _points_that_fit(options, points, trials_of, limits)):
+        found.append(fitting)
+    return f". What would fit: {', or '.join(found)}" if found else ""
+
+
+def _have_noise(points: Sequence[Point]) -> bool:
+    """Whether every private point has an ε or σ of its own."""
+    given = [{name: point.changes.get(name) for name in ("epsilon", "noise_multiplier")} for point in points]
+    private = [each for each in given if each["epsilon"] != math.inf]
+    return bool(private) and all(set(each.values()) != {None} for each in private)
+
+
+def fixes_noise(options: SweepOptions, points: Sequence[Point]) -> bool:
+    """Whether options or points give the noise of every private training.
+
+    >>> fixes_noise(SweepOptions(), [Point(label="S2", changes={"group_size": 2})])
+    False
+    """
+    mechanism = options.mechanism
+    return mechanism.epsilon is not None or mechanism.noise_multiplier is not None or _have_noise(points)
+
+
+def _largest_epsilon(
+    options: SweepOptions, points: Sequence[Point], trials_of: TrialsOf, limits: Limits, *, most: float
+) -> float | None:
+    """Return the largest ε of one training, to a percent, at which all of the sweep is within its limits.
+
+    More noise in all trainings is tried first, for that needs no calibration. It tells the ε where all of
+    them cost the same, and else where to look.
+    """
+
+    def planned(epsilon: float) -> Sequence[Trial]:
+        found = trials_of(changed(options, epsilon=epsilon), points)
+        if not any(map(is_proven, found)):
+            raise ConfigError(
+                "--total-epsilon is for trainings with a guarantee, and none is planned: leave it out"
+            )
+        return found
+
+    def fits(epsilon: float) -> bool:
+        try:
+            return limits.share(options, planned(epsilon)) <= 1
+        except ConfigError as error:
+            if not str(error).startswith("target_epsilon"):
+                raise
+            return False  # no noise is found for so large, or so small, an ε
+
+    if fits(most):
+        return most
+    start = _calibrated_near(planned, most)
+    if start is None:
+        return None
+    scale = largest_that_fits(
+        lambda scale: limits.share(options, _with_noise(start, 1 / scale)), most=1.0, least=_LEAST_SCALE
+    )
+    if scale is None:
+        return None
+    quieter = _with_noise(start, 1 / scale)
+    guess = max(trial.config.epsilon() for trial in quieter if is_proven(trial))
+    return _nearest(fits, min(guess, most))
+
+
+def _calibrated_near(planned: Callable[[float], Sequence[Trial]], most: float) -> Sequence[Trial] | None:
+    """The trials at `most`, or at the next smaller ε that a noise is found for."""
+    while most >= SMALLEST_EPSILON:
+        try:
+            return planned(most)
+        except ConfigError as error:
+            if not str(error).startswith("target_epsilon"):
+                raise
+            most /= 2
+    return None
+
+
+def _with_noise(trials: Sequence[Trial], factor: float) -> list[Trial]:
+    """The trials with that many times the noise."""
+
+    def louder(mechanism: Mechanism) -> Mechanism:
+        return replace(mechanism, noise_multiplier=factor * mechanism.noise_multiplier)
+
+    return [
+        replace(trial, config=replace(trial.config, mechanism=louder(trial.config.mechanism)))
+        for trial in trials
+    ]
+
+
+def _nearest(fits: Callable[[float], bool], guess: float) -> float | None:
+    """The largest ε that fits near a guess, to three digits: in steps of 1 %, then of 2 %, and so on."""
+    epsilon, step = _rounded_down(guess), 0.01
+    if fits(epsilon):
+        return epsilon
+    while epsilon > SMALLEST_EPSILON:
+        epsilon, step = _rounded_down(epsilon * (1 - step)), min(2 * step, 0.5)
+        if fits(epsilon):
+            return epsilon
+    return None
+
+
+def _rounded_down(value: float) -> float:
+    """The number of three digits at or below a value.
+
+    >>> _rounded_down(0.12399), _rounded_down(7.0)
+    (0.123, 7.0)
+    """
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return float(f"{math.floor(value / unit + 1e-9) * unit:.3g}")
+
+
+def largest_that_fits(share: Callable[[float], float], *, most: float, least: float) -> float | None:
+    """Return a number from `least` to `most`, within a percent of the largest, whose share is at most 1.
+
+    Args:
+      share: rises with the number.
+      most, least: both positive.
+
+    >>> found = largest_that_fits(lambda x: x * x / 2, most=10.0, least=0.001)
+    >>> 0.99 * 2**0.5 < found <= 2**0.5
+    True
+    """
+    high, above, low = most, share(most), most
+    if above <= 1:
+        return most
+    while (below := share(low := low / 1.5)) > 1:
+        if low < least:
+            return None
+        high, above = low, below
+    while high / low > 1.01:
+        part = 0.5 if below <= 0 or above == math.inf else math.log(below) / math.log(below / above)
+        middle = low * (high / low) ** min(max(part - 0.05, 0.1), 0.9)
+        found = share(middle)
+        if found <= 1:
+            low, below = middle, found
+        else:
+            high, above = middle, found
+    return low
+
+
+def _count(options: SweepOptions) -> tuple[str, int]:
+    """The option that says how often every point is trained, and its value; a search has trials."""
+    if isinstance(options, SearchOptions):
+        return "num_trials", options.num_trials
+    return "repeats", options.service.repeats if options.release.is_open else 1
+
+
+def _count_that_fits(
+    options: SweepOptions, points: Sequence[Point], trials_of: TrialsOf, limits: Limits
+) -> int:
+    """Return the largest number of repeats (trials of a search), up to that given, that fits; 0 for none."""
+    trials, (_, most) = trials_of(options, points), _count(options)
+    each = len(trials) // most
+
+    def fits(number: int) -> bool:
+        return limits.share(options, trials[: each * number]) <= 1
+
+    return _most(fits, most)
+
+
+def _most(fits: Callable[[int], bool], most: int) -> int:
+    """Return the largest number from 1 to `most` that fits; 0 for none. What fits, fits for fewer."""
+    low, high = 0, most + 1
+    guess = most
+    while high - low > 1:
+        low, high = (guess, high) if fits(guess) else (low, guess)
+        guess = (low + high) // 2
+    return low
+
+
+def _points_that_fit(
+    options: SweepOptions, points: Sequence[Point], trials_of: TrialsOf, limits: Limits
+) -> str:
+    """Return the points that fit with all repeats, those of the smallest ε first, as the axis is typed."""
+    if len(points) < 2 or not options.release.is_open:
+        return ""
+    of_points = {point.label: trials_of(options, [point]) for point in points}
+    if sum(map(len, of_points.values())) != len(
+        trials_of(options, points)
+    ):  # others follow, whatever is left out
+        return ""
+    private = [point for point in points if any(map(is_proven, of_points[point.label]))]
+    ordered = sorted(private, key=lambda point: max(each.config.epsilon() for each in of_points[point.label]))
+
+    def fits(number: int) -> bool:
+        chosen = [trial for point in ordered[:number] for trial in of_points[point.label]]
+        return limits.share(options, chosen) <= 1
+
+    number = _most(fits, len(ordered))
+    if not 0 < number < len(ordered):
+        return ""
+    chosen = [point for point in points if point in ordered[:number]]
+    return _typed(options, chosen, private)
+
+
+def _typed(options: SweepOptions, chosen: Sequence[Point], points: Sequence[Point]) -> str:
+    """The points as values of the one axis that tells them apart, else by their names."""
+    axes = varied_by(type(options))
+    varying = [
+        name for name in axes if len({str(point.changes.get(name)) for point in points}) == len(points)
+    ]
+    if len(varying) == 1:
+        values = " ".join(_value(point.changes, varying[0]) for point in chosen)
+        return f"--{axes[varying[0]].replace('_', '-')} {values}"
+    return f"{len(chosen)} of the {len(points)} points ({', '.join(point.label for point in chosen)})"
+
+
+def _value(changes: Mapping[str, object], name: str) -> str:
+    value = changes[name]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def fit_of_resumed(
+    options: SweepOptions, question: str, sweeps: Sequence[Mapping[str, object]]
+) -> Fit | None:
+    """Return how the sweep that is resumed was fitted; None where there is none of this total.
+
+    Args:
+      options: of the sweep.
+      question: its name.
+      sweeps: params of known sweeps, the newest first.
+    """
+    for params in sweeps:
+        fit = Fit.read(params)
+        same = fit is not None and fit.total_epsilon == options.service.total_epsilon
+        if same and params.get("question") == question:
+            return fit
+    return None
+
+
+def fit_text(fit: Fit, limits: Limits, trials: Sequence[Trial]) -> str:
+    """Return what was planned for a total ε, in a sentence."""
+    what = (
+        f"ε = {fit.epsilon:g} of one training is the largest"
+        if fit.epsilon is not None
+        else f"{fit.repeats} repeat{'s' * (fit.repeats != 1)} of every point are the most"
+    )
+    proven = [trial for trial in trials if is_proven(trial)]
+    held = ", and the ledger holds it" if limits.ledger is not None else ""
+    return (
+        f"{what} (to a percent) at which all of the sweep costs ε = {fit.total_epsilon:g} at most, at δ = "
+        f"{rounded_up(limits.delta(proven), 3)}{held}"
+    )

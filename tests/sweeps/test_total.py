@@ -1,0 +1,184 @@
+"""`--total-epsilon`: the largest ε of one training at which a sweep and its ledger stay within a total."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from dpgcl_core.errors import ConfigError, LedgerError
+from dpgcl_core.ledger.cap import Cap
+from dpgcl_core.ledger.ledger import Ledger
+from sweeps import group_size, methods, privacy_budget
+from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.planning.cost import cost_of
+from sweeps.service.planning.plan import planned_trials
+from sweeps.service.planning.trials import Point, Trial
+from sweeps.service.privacy.account import open_ledger
+from sweeps.service.privacy.budget import planned_trainings
+from sweeps.service.running import total
+from sweeps.service.running.total import Limits, TrialsOf, fitted, fixes_noise, what_would_fit
+from sweeps.service.storage.folder import SweepFolder, known_params
+from tests.sweeps import support
+from trainers.config.tree import changed
+
+SMALL = ("--tiny", "--num-records-public", "1445", "--no-non-private", "--group-sizes", "2", "4")
+DELTA = 1e-4
+
+
+@pytest.fixture(scope="module")
+def trials_of(tmp_path_factory: pytest.TempPathFactory) -> TrialsOf:
+    """The trials of a sweep over digits, calibrated once for all tests."""
+    folder = tmp_path_factory.mktemp("calibration")
+    data, _ = support.loaded(support.options(*SMALL))
+
+    def found(options: SweepOptions, points: Sequence[Point]) -> list[Trial]:
+        return planned_trials(options, points, data, folder)
+
+    return found
+
+
+@pytest.fixture
+def chosen() -> group_size.GroupSizeOptions:
+    return support.options(*SMALL, "--repeats", "2")
+
+
+def make_ledger(folder: Path, epsilon: float) -> Ledger:
+    ledger = Ledger.create(str(folder / "ledger.db"))
+    ledger.register("scans", Cap(epsilon=epsilon, delta=DELTA), num_records_public=1445)
+    return ledger
+
+
+def cost_at(options: SweepOptions, epsilon: float, trials_of: TrialsOf, delta: float | None = None) -> float:
+    points = group_size.points(options)  # type: ignore[arg-type]
+    cost = cost_of(options.release, trials_of(changed(options, epsilon=epsilon), points), delta=delta)
+    assert cost is not None
+    assert cost.tuned_epsilon is not None
+    return cost.tuned_epsilon
+
+
+@pytest.mark.ci
+def test_fitted_epsilon_is_the_largest_within_the_total(
+    chosen: group_size.GroupSizeOptions, trials_of: TrialsOf
+) -> None:
+    limits = Limits(total_epsilon=3.0)
+    fit = fitted(chosen, group_size.points(chosen), trials_of, limits, fixed=False)
+    assert fit.epsilon is not None
+    assert (
+        3.0 * 0.97
+        < cost_at(chosen, fit.epsilon, trials_of)
+        <= 3.0
+        < cost_at(chosen, fit.epsilon * 1.03, trials_of)
+    )
+
+
+@pytest.mark.ci
+def test_fitted_epsilon_is_held_by_the_ledger_at_its_delta(
+    chosen: group_size.GroupSizeOptions, trials_of: TrialsOf, tmp_path: Path
+) -> None:
+    """The filter counts at one order, so it admits less than the cap's ε by PLD."""
+    ledger, points = make_ledger(tmp_path, 3.0), group_size.points(chosen)
+    limits = Limits(total_epsilon=3.0, ledger=ledger, dataset_id="scans")
+    epsilon = fitted(chosen, points, trials_of, limits, fixed=False).epsilon
+    assert epsilon is not None
+    assert cost_at(chosen, epsilon, trials_of, DELTA) <= 3.0
+
+    def planned(epsilon: float) -> list[Trial]:
+        return list(trials_of(changed(chosen, epsilon=epsilon), points))
+
+    ledger.would_admit("scans", planned_trainings({t.name: t for t in planned(epsilon)}))
+    with pytest.raises(LedgerError):
+        ledger.would_admit("scans", planned_trainings({t.name: t for t in planned(epsilon * 1.03)}))
+
+
+def test_given_noise_lowers_the_repeats(chosen: group_size.GroupSizeOptions, trials_of: TrialsOf) -> None:
+    options = changed(chosen, noise_multiplier=2.0, repeats=5)
+    points = group_size.points(options)
+    of_three = cost_of(options.release, trials_of(changed(options, repeats=3), points))
+    assert of_three is not None
+    assert of_three.tuned_epsilon is not None
+    limits = Limits(total_epsilon=of_three.tuned_epsilon * 1.001)
+    fit = fitted(options, points, trials_of, limits, fixed=fixes_noise(options, points))
+    assert (fit.epsilon, fit.repeats) == (None, 3)
+
+
+@pytest.mark.ci
+def test_refusal_says_which_epsilon_repeats_and_values_fit(
+    chosen: group_size.GroupSizeOptions, trials_of: TrialsOf, tmp_path: Path
+) -> None:
+    options = changed(chosen, epsilon=2.0, repeats=3)
+    points, one = group_size.points(options), changed(options, repeats=1)
+    needed = cost_of(options.release, trials_of(one, points))
+    assert needed is not None
+    assert needed.tuned_epsilon is not None
+    limits = Limits(total_epsilon=needed.tuned_epsilon * 1.001)
+    told = what_would_fit(options, points, trials_of, limits, fixed=True)
+    assert "--repeats 1" in told
+    assert "--epsilon 1." in told
+    twice = changed(options, repeats=2)
+    assert what_would_fit(twice, points, trials_of, limits, fixed=True).endswith("--group-sizes 2")
+
+
+@pytest.mark.ci
+def test_values_of_an_axis_that_fit_are_those_of_the_smallest_epsilon(trials_of: TrialsOf) -> None:
+    options = changed(
+        privacy_budget.PrivacyBudgetOptions().tiny(),
+        epsilons=(0.5, 8.0, 1.0),
+        num_records_public=1445,
+        total_epsilon=3.0,
+    )
+    points = [Point(label=f"eps{value:g}", changes={"epsilon": value}) for value in options.epsilons]
+    assert fixes_noise(options, points)
+    with pytest.raises(ConfigError, match=r"What would fit: --epsilons 0.5 1$"):
+        fitted(options, points, trials_of, Limits(total_epsilon=3.0), fixed=True)
+
+
+def test_nothing_to_fit_without_a_guarantee(trials_of: TrialsOf) -> None:
+    options = support.options("--tiny", "--seeded-non-private")
+    with pytest.raises(ConfigError, match="is for trainings with a guarantee, and none is planned"):
+        fitted(options, group_size.points(options), trials_of, Limits(total_epsilon=3.0), fixed=False)
+
+
+def test_comparison_of_methods_leaves_its_epsilon_to_be_found() -> None:
+    options = changed(methods.MethodsOptions().tiny(), total_epsilon=3.0)
+    assert all("epsilon" not in each.changes for each in methods.candidates(options))
+    assert {each.changes["epsilon"] for each in methods.candidates(methods.MethodsOptions().tiny())} == {10.0}
+
+
+def test_resumed_sweep_keeps_its_fit(tmp_path: Path, chosen: group_size.GroupSizeOptions) -> None:
+    fit = total.Fit(total_epsilon=3.0, epsilon=1.23, repeats=2)
+    for name, params in (("other", {}), ("one", fit.params())):
+        SweepFolder(tmp_path / "sweeps" / name).create({"params": {"question": "group-size", **params}})
+    options = changed(chosen, total_epsilon=3.0)
+    assert total.fit_of_resumed(options, "group-size", known_params(tmp_path, None)) == fit
+    assert total.fit_of_resumed(options, "temperature", known_params(tmp_path, None)) is None
+    assert total.fit_of_resumed(options, "group-size", known_params(tmp_path, "other")) is None
+
+
+@pytest.mark.ci
+def test_command_line_plans_within_the_total_and_tells_the_ledgers_side(tmp_path: Path) -> None:
+    ledger = make_ledger(tmp_path, 3.0)
+    given = ("--dry-run", "--storage", str(tmp_path / "st"), "--ledger", ledger.url, "--dataset-id", "scans")
+    small = ("--tiny", "--no-non-private", "--group-sizes", "2", "4", "--total-epsilon", "3")
+    code, out, err = support.run_script("group_size", *given, *small)
+    assert (code, err) == (0, "")
+    assert "--total-epsilon: ε = " in out
+    assert "ledger: 'scans' has a cap ε = 3 at δ = 0.0001 for all that is ever charged to it" in out
+    code, out, err = support.run_script("group_size", *given, *small[:-2], "--epsilon", "3")
+    assert code == 2
+    assert "What would fit: --epsilon " in err
+
+
+def test_missing_ledger_and_data_set_print_the_line_to_run(tmp_path: Path) -> None:
+    def refusal(url: str, dataset_id: str) -> str:
+        given = support.given(dataset="npz:none", ledger=url, dataset_id=dataset_id, unit_column="patient")
+        with pytest.raises(LedgerError) as caught:
+            open_ledger(given.data, given.ledger)
+        return str(caught.value)
+
+    line = "python -m dpgcl_core.ledger cap --create --ledger {} --dataset scans --unit patient --epsilon E"
+    assert line.format(tmp_path / "none.db") in refusal(str(tmp_path / "none.db"), "scans")
+    ledger = make_ledger(tmp_path, 3.0)
+    line = f"python -m dpgcl_core.ledger cap --ledger {ledger.url} --dataset scns --unit patient --epsilon E"
+    assert line in refusal(ledger.url, "scns")
