@@ -115,11 +115,57 @@ def errors_in_one_line(arguments: Sequence[str]) -> Iterator[None]:
     except SystemExit as stop:
         if not stop.code or not said.getvalue().lstrip().startswith("╭"):
             raise
-        raise ConfigError(first_section(said.getvalue())) from None
+        raise ConfigError(plainly(first_section(said.getvalue()))) from None
     finally:
         os.environ.pop("COLUMNS", None)
         if columns is not None:
             os.environ["COLUMNS"] = columns
+
+
+_NO_VALUE = re.compile(
+    r"^(?:Error parsing )?(--[\w-]+): no type matching (\S+) could be instantiated from \[(.*?)\]\..*$",
+    re.DOTALL,
+)
+_NO_NUMBER = re.compile(
+    r"^(?:Error parsing )?(--[\w-]+): (invalid literal for int\(\)|could not convert string to float)[^:]*: "
+    r"(.*)$",
+    re.DOTALL,
+)
+
+
+def plainly(said: str) -> str:
+    """Return what tyro says of a value of a wrong type without its attempts.
+
+    >>> plainly("Error parsing --delta: no type matching {None}|FLOAT could be instantiated from ['1O']. Got")
+    "--delta must be a number; got '1O'"
+    >>> plainly("Error parsing --repeats: invalid literal for int() with base 10: 'x'")
+    "--repeats must be a whole number; got 'x'"
+    """
+    if (no_number := _NO_NUMBER.match(said)) is not None:
+        kind = "a number" if "float" in no_number[2] else "a whole number"
+        return f"{no_number[1]} must be {kind}; got {no_number[3]}"
+    if (found := _NO_VALUE.match(said)) is None:
+        return said
+    kinds = [kind for kind in found[2].split("|") if kind != "{None}"]
+    words = {"FLOAT": "a number", "INT": "a whole number"}
+    return f"{found[1]} must be {' or '.join(words.get(kind, kind) for kind in kinds)}; got {found[3]}"
+
+
+def in_flags(message: str, flags: Mapping[str, str]) -> str:
+    """Return a message with names of options as they are typed.
+
+    Args:
+      message: of an error.
+      flags: by name of the option; names of one word, which may be only that, are meant where they "must" be.
+
+    >>> in_flags("num_steps must be at least 1; got 0", {"num_steps": "--num-steps"})
+    '--num-steps must be at least 1; got 0'
+    """
+    names = sorted((name for name in flags if "_" in name), key=len, reverse=True)
+    words = "|".join(map(re.escape, set(flags) - set(names)))
+    for pattern in (rf"(?<![\w/.-])({'|'.join(names)})(?![\w(/.])", rf"(?:^|(?<=; and ))({words})(?= must )"):
+        message = re.sub(pattern, lambda match: flags.get(match[1], match[1]), message)
+    return message
 
 
 def first_section(box: str) -> str:

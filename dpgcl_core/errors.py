@@ -11,7 +11,8 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn, TextIO
 
@@ -27,9 +28,11 @@ class DpgclError(ValueError):
 
     Attributes:
       details: what is as private as the records, such as positions of those that cannot be used, by name.
+      details_file: where they were written for whoever is trusted with the records; None where nowhere.
     """
 
     details: Mapping[str, Any] = MappingProxyType({})
+    details_file: Path | None = None
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*(masked_text(each) if isinstance(each, str) else each for each in args))
@@ -97,7 +100,7 @@ def exit_on_bad_input(main: Callable[[], int]) -> NoReturn:
     except DpgclError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         if error.details and not sys.stderr.isatty():
-            print("more is shown in a terminal alone: run it in one", file=sys.stderr)
+            print(_where_more_is(error.details_file), file=sys.stderr)
         show_on_a_terminal(error.details)
         sys.exit(2)
     except KeyboardInterrupt:  # before the trials; while they run, a signal is an ending of its own
@@ -107,6 +110,12 @@ def exit_on_bad_input(main: Callable[[], int]) -> NoReturn:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more
         sys.exit(128 + signal.SIGPIPE)
+
+
+def _where_more_is(file: Path | None) -> str:
+    if file is None:
+        return "more is shown in a terminal alone: run it in one"
+    return f"more is in {file}, which is as private as the data, or shown in a terminal: run it in one"
 
 
 def _is_unread(stream: TextIO) -> bool:
@@ -124,11 +133,23 @@ def show_on_a_terminal(details: Mapping[str, Any]) -> None:
     """
     if not sys.stderr.isatty():
         return
+    for line in detail_lines(details, most=_SHOWN):
+        print(f"  {line}", file=sys.stderr)
+
+
+def detail_lines(details: Mapping[str, Any], *, most: int | None = None) -> Iterator[str]:
+    """Yield details, a line each, and of each as many entries as given; all unless given.
+
+    >>> list(detail_lines({"unreadable": [3, 7], "missing": [], "not 8-bit": ["a.png", "b.png"]}, most=1))
+    ['unreadable: 2, at (the first is 0) 3 and 1 more', 'not 8-bit: 2, a.png and 1 more']
+    """
     for name, found in details.items():
         if found == []:
             continue
-        listed = list(found) if isinstance(found, (list, tuple)) else [found]
-        more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
-        are_places = isinstance(found, (list, tuple)) and all(isinstance(each, int) for each in found)
-        count = f"{len(listed)}, at (the first is 0) " if are_places else ""
-        print(f"  {name}: {count}{', '.join(map(str, listed[:_SHOWN]))}{more}", file=sys.stderr)
+        are_many = isinstance(found, (list, tuple))
+        listed = list(found) if are_many else [found]
+        shown = listed[:most]
+        more = f" and {len(listed) - len(shown)} more" if len(listed) > len(shown) else ""
+        are_places = are_many and all(isinstance(each, int) for each in found)
+        count = f"{len(listed)}, " * are_many + "at (the first is 0) " * are_places
+        yield f"{name}: {count}{', '.join(map(str, shown))}{more}"

@@ -20,6 +20,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code,
 from dashboards.figures import draw
 from dpgcl_core.errors import exit_on_bad_input
 from sweeps.service.options.command_line import parse_options
+from sweeps.service.options.sweep import errors_in_flags
 from sweeps.service.planning.space import SearchOptions
 from sweeps.service.running.search import SearchSweep
 from sweeps.service.running.sweep import execute
@@ -28,7 +29,8 @@ from sweeps.service.running.sweep import execute
 def main() -> int:
     """Run the search."""
     options = parse_options(SearchOptions, description=__doc__)
-    return execute("search", options, (), partial(draw, "search"), kind=SearchSweep).code
+    with errors_in_flags(SearchOptions):
+        return execute("search", options, (), partial(draw, "search"), kind=SearchSweep).code
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpgcl_core.errors import DataError
+from dpgcl_core.errors import DataError, show_on_a_terminal
 from dpgcl_core.sampling.records import Ids, ids_from_contents
 from trainers.data.faults import RecordsError, check_one_size
 
@@ -64,15 +64,23 @@ def decode_images(
       image_size: resize every image to this many pixels square.
       max_pixels: of an image as stored; a larger one is refused by its header, before it is decoded.
 
+    Files that cannot be used are named in the error's details; of encoded bytes these have the positions.
+    What was converted is counted on the terminal.
+
     Raises:
       DataError: there are no images, some cannot be used, or their sizes differ and `image_size` is None.
     """
     if not sources:
         raise DataError("a data set must hold at least one image; found none")
     silence_decoders()
-    decoded = in_threads(lambda source: decode_image(source, image_size, max_pixels), sources)
-    faults = {
-        kind: [i for i, image in enumerate(decoded) if isinstance(image, str) and image == kind]
+    animated: list[None] = []
+    decoded = in_threads(lambda source: decode_image(source, image_size, max_pixels, animated), sources)
+    faults: dict[str, list[Any]] = {
+        kind: [
+            str(source) if isinstance(source, Path) else i
+            for i, (source, image) in enumerate(zip(sources, decoded, strict=True))
+            if isinstance(image, str) and image == kind
+        ]
         for kind in ("missing", "unreadable", "not 8-bit", TOO_LARGE)
     }
     found = {kind: len(positions) for kind, positions in faults.items() if positions}
@@ -81,12 +89,17 @@ def decode_images(
             f"every image must be present, readable, 8-bit and of at most {max_pixels} pixels "
             f"(--max-image-pixels); of {len(decoded)} images "
             + ", ".join(f"{count} {kind}" for kind, count in found.items())
-            + ". Repair or remove them, or allow larger ones (--max-image-pixels)",
+            + ". Repair or remove them, save those of more than 8 bits per channel with 8, or allow larger "
+            "ones (--max-image-pixels)",
             faults,
         )
     sizes = Counter(image.shape[:2] for image in decoded)
     check_one_size(sizes)
-    channels = 3 if any(image.ndim == 3 for image in decoded) else 1
+    num_grey = sum(image.ndim == 2 for image in decoded)
+    channels = 1 if num_grey == len(decoded) else 3
+    converted = {"grey images made colour, as others are": num_grey if channels == 3 else 0}
+    converted["animations and files of several pages, of which the first is taken"] = len(animated)
+    show_on_a_terminal({what: number for what, number in converted.items() if number})
     images = np.empty((len(decoded), channels, *next(iter(sizes))), dtype=np.uint8)
     for row, image in zip(images, decoded, strict=True):
         row[:] = image.transpose(2, 0, 1) if image.ndim == 3 else image
@@ -94,12 +107,16 @@ def decode_images(
 
 
 def decode_image(
-    source: bytes | Path | None, image_size: int | None, max_pixels: int = MAX_IMAGE_PIXELS
+    source: bytes | Path | None,
+    image_size: int | None,
+    max_pixels: int = MAX_IMAGE_PIXELS,
+    animated: list[None] | None = None,
 ) -> NDArray[np.uint8] | str:
     """Return one image as uint8 `[height, width]` or `[height, width, 3]`, or what is wrong with it.
 
     A file of some kilobytes may declare gigabytes of pixels, so its header alone is read until its size is
-    known to be allowed. Of an animation or of several pages the first is taken, and no other one decoded.
+    known to be allowed. Of an animation or of several pages the first is taken, and no other one decoded;
+    `animated` then gets one entry more.
     """
     if source is None or (isinstance(source, Path) and not source.is_file()):
         return "missing"
@@ -114,6 +131,8 @@ def decode_image(
             if image.mode[0] in "IF":
                 return "not 8-bit"
             plain = image.convert("L" if image.mode in ("1", "L", "LA", "La") else "RGB")
+            if animated is not None and _has_more(image):
+                animated.append(None)
     except MemoryError:
         raise
     except Image.DecompressionBombError:
@@ -121,6 +140,14 @@ def decode_image(
     except Exception:  # decoders raise nearly anything on damaged bytes
         return "unreadable"
     return np.asarray(plain if image_size is None else _to_square(plain, image_size))
+
+
+def _has_more(image: Image.Image) -> bool:
+    """Whether a file has further frames or pages; one whose further ones are damaged is used all the same."""
+    try:
+        return bool(getattr(image, "is_animated", False))
+    except Exception:  # decoders raise nearly anything on damaged bytes
+        return False
 
 
 def _pixels_of_tile(image: Image.Image) -> int:

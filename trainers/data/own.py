@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpgcl_core.errors import DataError
+from dpgcl_core.errors import DataError, show_on_a_terminal
 from dpgcl_core.sampling.records import Ids, ids_from_names
 from trainers.data.classes import ClassNames, as_text, class_indices, encodable
 from trainers.data.decoding import MAX_IMAGE_PIXELS, content_ids, decode_images, resize_images
@@ -358,7 +358,7 @@ def load_folder(
 def _image_names(path: Path) -> list[str]:
     """Relative paths with forward slashes, sorted."""
     names: list[str] = []
-    unusable = Counter[str]()
+    unusable, num_others = Counter[str](), 0
 
     def note_closed(_: OSError) -> None:
         unusable["closed"] += 1
@@ -368,17 +368,18 @@ def _image_names(path: Path) -> list[str]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         unusable["links"] += sum(os.path.islink(os.path.join(root, name)) for name in folders)
         prefix = Path(root).relative_to(path)
-        names += [
-            (prefix / name).as_posix()
-            for name in files
-            if not name.startswith(".") and os.path.splitext(name)[1].lower() in _SUFFIXES
-        ]
+        seen = [name for name in files if not name.startswith(".")]
+        images = [name for name in seen if os.path.splitext(name)[1].lower() in _SUFFIXES]
+        num_others += len(seen) - len(images)
+        names += [(prefix / name).as_posix() for name in images]
     if unusable.total():
         raise RecordsError(
             "sub-folders of folder:PATH must be readable and no links; "
             f"{unusable['closed']} cannot be read, {unusable['links']} are links",
             dict(unusable),
         )
+    if num_others:
+        show_on_a_terminal({f"files of {path} that are no images, left out": num_others})
     return sorted(names)
 
 

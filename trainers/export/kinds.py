@@ -359,9 +359,9 @@ def clip_of(description: ModelDescription) -> ClipDescription:
 
 
 def tokenizer_call(folder: Path, clip: ClipDescription) -> str:
-    """Return the call for open_clip's tokenizer of a model; a small vocabulary has its own merges."""
+    """Return the call for open_clip's tokenizer of a model; one without `tokenizer.json` has its merges alone."""
     merges = folder / MERGES_FILE
-    if not merges.is_file():
+    if not merges.is_file() or (folder / "tokenizer.json").is_file():
         return f'open_clip.get_tokenizer("local-dir:{folder}")'
     return f'open_clip.SimpleTokenizer(bpe_path="{merges}", context_length={clip.context_length})'
 

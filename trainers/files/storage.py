@@ -6,11 +6,15 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from dpgcl_core.addresses import masked
-from dpgcl_core.errors import ConfigError, StorageError
+from dpgcl_core.errors import ConfigError, DpgclError, StorageError, detail_lines
 
 CODE_ROOT = Path(__file__).resolve().parents[2]
 """The folder of this copy of the code."""
@@ -26,12 +30,13 @@ def storage_root(option: Path | None) -> Path:
     Raises:
       ConfigError: none is given, and both the default and the former default, `results/` beside this code,
         hold sweeps.
-      StorageError: the path is relative, or lies in a job's throw-away copy of the code.
+      StorageError: it is an address, or lies in a job's throw-away copy of the code.
     """
     environment = os.environ.get("DPGCL_STORAGE")
     path = option or (Path(environment) if environment else _default())
-    if not path.is_absolute():
-        raise StorageError(f"the storage folder must be an absolute path; got {masked(str(path))}")
+    if "://" in str(path) or re.match(r"\w+:/", str(path)):
+        raise StorageError(f"the storage folder must be a path of this machine; got {masked(str(path))}")
+    path = Path.cwd() / path.expanduser()  # where the command was typed, whatever folder is entered later
     if in_throw_away_copy(path):
         raise StorageError(
             f"the storage folder {path} lies in the job's throw-away copy of the code and would be lost; "
@@ -64,8 +69,44 @@ def check_writable(root: Path) -> None:
       StorageError: as said.
     """
     existing = next(parent for parent in (root, *root.parents) if parent.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise StorageError(f"the storage folder {root} cannot be written: check {existing}")
+    try:
+        with tempfile.TemporaryFile(dir=existing) as file:  # permissions alone do not tell
+            file.write(b"a sweep")
+            file.flush()
+    except OSError as error:
+        raise StorageError(
+            f"the storage folder {root} cannot be written: check {existing} ({error.strerror})"
+        ) from error
+
+
+@contextmanager
+def details_kept(root: Path) -> Iterator[None]:
+    """Write what an error says of the records themselves where no log of a job has it.
+
+    In a terminal it is shown, and nothing is written. Elsewhere it goes to `trusted/` of the storage folder,
+    for this user alone (modes 0700 and 0600), under a name that tells nothing of it.
+
+    Args:
+      root: the storage folder.
+    """
+    try:
+        yield
+    except DpgclError as error:
+        if error.details and not sys.stderr.isatty():
+            error.details_file = _kept_details(root / "trusted", error)
+        raise
+
+
+def _kept_details(folder: Path, error: DpgclError) -> Path | None:
+    """The new file with an error and its details; None where it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        number, name = tempfile.mkstemp(prefix="refused-", suffix=".txt", dir=folder)  # of mode 0600
+        with os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.writelines(f"{line}\n" for line in (str(error), *detail_lines(error.details)))
+    except OSError:  # the refusal itself is what must be told
+        return None
+    return Path(name)
 
 
 def inside_ray_job() -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
@@ -12,7 +14,7 @@ from dpgcl_core.mechanism.registry import method_named
 from sweeps.service.options.file import OptionsFile, read_options
 from sweeps.service.options.help import marked, show_help
 from sweeps.service.options.start import Start
-from sweeps.service.options.sweep import SweepOptions, varied_by
+from sweeps.service.options.sweep import SweepOptions, errors_in_flags, varied_by
 from trainers.config.presets import OWN_NETWORKS, named_setting
 from trainers.config.settings import TrainingOptions
 from trainers.config.tree import changed, leaves
@@ -51,21 +53,47 @@ def parse_options(
       ConfigError: an option is unknown, or a value or a combination breaks a rule.
       SystemExit: help was asked for, and is printed.
     """
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    with errors_in_flags(kind):
+        return _parsed(kind, description, list(sys.argv[1:] if arguments is None else arguments))
+
+
+def _parsed(kind: type[Options], description: str | None, arguments: list[str]) -> Options:
     asked = {"-h", "--help", "--help-all"} & set(arguments)
     arguments = [each for each in arguments if each not in asked]
     _refuse_unknown_options(kind, arguments)
     given = _given(kind, arguments)
     start = Start(**{name: given.pop(name) for name in leaves(Start) if name in given})
     file = None if start.config is None else read_options(kind, start.config)
-    options = changed(_starting_point(kind, start, file, given), **given)
+    try:
+        options = changed(_starting_point(kind, start, file, given), **given)
+    except ConfigError as error:
+        raise _all_complaints(kind, given, error) from None
     if asked:
         trees = {"start": start, "axes": options}
         show_help(trees, description, varied_by(kind), everything="--help-all" in asked)
         raise SystemExit(0)
-    options = options.completed({*given, *(file.values if file else ())})
+    named = frozenset({*given, *(file.values if file else ())})
+    options = dataclasses.replace(options.completed(named), given=named)
     _refuse_contradictions(options, given)
     return options
+
+
+def _all_complaints(kind: type[SweepOptions], given: Mapping[str, Any], first: ConfigError) -> ConfigError:
+    """Return what is wrong with every single option that was given, or what was found first."""
+    found = []
+    for name, value in given.items():
+        try:
+            changed(kind(), **{name: value})
+        except ConfigError as error:
+            found.append(str(error))
+    return _together([str(first), *found]) if str(first) in found else first
+
+
+def _together(complaints: Sequence[str]) -> ConfigError:
+    """One error of all; the choices, where several name them, stand once."""
+    *others, last = dict.fromkeys(complaints)
+    shown = [re.sub(r"\.? Valid: .*", "", each, flags=re.DOTALL) for each in others]
+    return ConfigError("; and ".join([*shown, last]))
 
 
 def _starting_point(
@@ -149,15 +177,43 @@ def _given(kind: type[SweepOptions], arguments: list[str]) -> dict[str, Any]:
 
     fields = {name: marked(leaf.type) for each in (Start, kind) for name, leaf in leaves(each).items()}
     typed_dict: Any = TypedDict  # its fields are known only here
-    with errors_in_one_line(arguments):
-        return dict(tyro.cli(typed_dict("Given", fields, total=False), args=arguments))
+    given = typed_dict("Given", fields, total=False)
+
+    def parsed(words: list[str]) -> dict[str, Any]:
+        with errors_in_one_line(words):
+            return dict(tyro.cli(given, args=words))
+
+    try:
+        return parsed(arguments)
+    except ConfigError as error:
+        found = []
+        for words in _one_by_one(arguments):
+            try:
+                parsed(words)
+            except ConfigError as other:
+                found.append(str(other))
+        raise _together(found) if len(found) > 1 else error from None
+
+
+def _one_by_one(arguments: Sequence[str]) -> list[list[str]]:
+    """Each option with its values.
+
+    >>> _one_by_one(["--epsilon", "1", "--tiny"])
+    [['--epsilon', '1'], ['--tiny']]
+    """
+    found: list[list[str]] = []
+    for word in arguments:
+        if word.startswith("--") or not found:
+            found.append([])
+        found[-1].append(word)
+    return found
 
 
 def _refuse_unknown_options(kind: type[SweepOptions], arguments: Sequence[str]) -> None:
     known = {name: leaf for each in (Start, kind) for name, leaf in leaves(each).items()}
     valid = {"--" + name.replace("_", "-"): leaf for name, leaf in known.items()}
     flags = {f"--no-{name[2:]}" for name, leaf in valid.items() if leaf.type in (bool, bool | None)}
-    varied = varied_by(kind)
+    varied, found = varied_by(kind), list[str]()
     for typed in arguments:
         if not typed.startswith("--"):
             continue
@@ -165,9 +221,11 @@ def _refuse_unknown_options(kind: type[SweepOptions], arguments: Sequence[str]) 
         option = name[2:].replace("-", "_")
         if option in varied:
             axis = varied[option]
-            raise ConfigError(f"this sweep varies {option}: give --{axis.replace('_', '-')}, not {name}")
-        if name not in {*valid, *flags}:
-            raise ConfigError(unknown_choice("option", name, [*valid, "--help", "--help-all"]))
+            found.append(f"this sweep varies {option}: give --{axis.replace('_', '-')}, not {name}")
+        elif name not in {*valid, *flags}:
+            found.append(unknown_choice("option", name, [*valid, "--help", "--help-all"]))
+    if found:
+        raise _together(found)
 
 
 def _refuse_contradictions(options: SweepOptions, given: Collection[str]) -> None:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.command_line import in_flags
+from dpgcl_core.errors import ConfigError, DpgclError
 from dpgcl_core.noise.chacha20 import choose_randomness
 from sweeps.service.options.data import DataOptions
 from sweeps.service.options.release import ReleaseOptions, check_release
 from sweeps.service.options.scores import default_score
 from sweeps.service.options.service import LedgerOptions, ServiceOptions, StorageOptions
 from trainers.config.settings import TrainingOptions
-from trainers.config.tree import changed
+from trainers.config.tree import changed, leaves, option
 
 _VARIES = "varies"
 
@@ -39,12 +41,34 @@ def varied_by(kind: type[SweepOptions]) -> dict[str, str]:
     return {each.metadata[_VARIES]: each.name for each in fields if _VARIES in each.metadata}
 
 
+def flags_of(kind: type[SweepOptions]) -> dict[str, str]:
+    """Return how every option is typed, by name; of one that the sweep varies, its axis.
+
+    >>> flags_of(SweepOptions)["num_steps"]
+    '--num-steps'
+    """
+    axes = varied_by(kind)
+    return {name: "--" + axes.get(name, name).replace("_", "-") for name in leaves(kind)}
+
+
+@contextmanager
+def errors_in_flags(kind: type[SweepOptions]) -> Iterator[None]:
+    """Let errors name options as a command line has them."""
+    try:
+        yield
+    except DpgclError as error:
+        told = [in_flags(each, flags_of(kind)) if isinstance(each, str) else each for each in error.args]
+        error.args = tuple(told)
+        raise
+
+
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions(TrainingOptions):
     """The options of a sweep: those of its trainings, of the sweep as a whole, and its axes.
 
     Attributes:
       always_adapts: whether every trial has adapters, of a rank that the sweep chooses where none is given.
+      given: options that the command line or a file gives; None where that is unknown, as from Python.
     """
 
     always_adapts: ClassVar[bool] = False
@@ -54,6 +78,7 @@ class SweepOptions(TrainingOptions):
     release: ReleaseOptions = field(default_factory=ReleaseOptions)
     ledger: LedgerOptions = field(default_factory=LedgerOptions)
     storage: StorageOptions = field(default_factory=StorageOptions)
+    given: frozenset[str] | None = field(default=None, metadata=option(None), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.release.select_by == "auto" and not self.release.is_open:

@@ -29,7 +29,7 @@ from dpgcl_core.release.statement import PrivacyStatement
 from sweeps.service.options.data import data_path
 from sweeps.service.options.file import options_text
 from sweeps.service.options.service import ServiceOptions
-from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.options.sweep import SweepOptions, errors_in_flags
 from sweeps.service.planning.duration import seconds_of_trials
 from sweeps.service.planning.plan import (
     Earlier,
@@ -37,10 +37,12 @@ from sweeps.service.planning.plan import (
     SweepPlan,
     build_plan,
     cross_checks,
+    num_records,
     planned_trials,
 )
 from sweeps.service.planning.publication import Publication
 from sweeps.service.planning.records import load_training_data
+from sweeps.service.planning.size import fitted_to_size
 from sweeps.service.planning.trials import Charged, Point, Trial, trial_class
 from sweeps.service.privacy.account import (
     account_of,
@@ -110,7 +112,7 @@ from trainers.config.training import TrainingConfig
 from trainers.config.tree import changed
 from trainers.data.dataset import TrainingData
 from trainers.evaluation.references import reference_scores
-from trainers.files.storage import check_writable, storage_root
+from trainers.files.storage import check_writable, details_kept, storage_root
 from trainers.tracking.runs import SWEEP_TAG, Tracker
 from trainers.tracking.server import check_address, connect, is_database, runs_link
 
@@ -168,7 +170,8 @@ def run_sweep(
     Raises:
       DpgclError: bad input; exit code 2.
     """
-    return execute(question, options, points, figure, clock=clock).code
+    with errors_in_flags(type(options)):
+        return execute(question, options, points, figure, clock=clock).code
 
 
 def execute(
@@ -205,17 +208,19 @@ def execute(
     _check_server(uri)
     say("loading the data and finding the noise …")
     slot_files = SlotFiles.of(data, root, has_ledger=ledger is not None)
-    records, notes = load_training_data(
-        data,
-        score_on_held_out=options.evaluation.score_on_held_out,
-        num_records_public=options.mechanism.num_records_public,
-        slots_for=slot_files.holding,
-    )
+    with details_kept(root):
+        records, notes = load_training_data(
+            data,
+            score_on_held_out=options.evaluation.score_on_held_out,
+            num_records_public=options.mechanism.num_records_public,
+            slots_for=slot_files.holding,
+        )
     with calibrations(root) as found:
 
         def trials_of(options: SweepOptions, points: Sequence[Point]) -> Sequence[Trial]:
             return kind.trials(options, points, records, found.folder)
 
+        options, points, lowered = fitted_to_size(options, points, num_records(records))
         limits = Limits(total_epsilon=service.total_epsilon, ledger=ledger, dataset_id=dataset_id)
         fixed = kind.fixes_noise(options, points)
         given, fit = options, None
@@ -227,7 +232,7 @@ def execute(
             options,
             points,
             records,
-            notes=[*notes, *marks_note(data, ledger)],
+            notes=[*notes, *lowered, *marks_note(data, ledger)],
             calibration_folder=found.folder,
             earlier=earlier,
         )

@@ -21,7 +21,7 @@ from dpgcl_core.mechanism.registry import METHODS, method_named
 from sweeps.service.options.data import DataOptions
 from sweeps.service.options.scores import default_score, scores_to_compare
 from sweeps.service.options.service import StorageOptions
-from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.options.sweep import SweepOptions, errors_in_flags
 from sweeps.service.planning.plan import Earlier, SweepPlan, build_plan, planned_trials
 from sweeps.service.planning.trials import Point, Trial
 from sweeps.service.privacy.statement import what_was_drawn
@@ -68,6 +68,17 @@ def run_tuned_sweep(
     Raises:
       ConfigError: the release mode is not open, or nothing would be scored to choose by.
     """
+    with errors_in_flags(type(options)):
+        return _run_tuned(question, options, candidates, grid, figure)
+
+
+def _run_tuned(
+    question: str,
+    options: SweepOptions,
+    candidates: Sequence[Candidate],
+    grid: Sequence[Mapping[str, Any]],
+    figure: Figure,
+) -> int:
     if not options.release.is_open:
         raise ConfigError(
             "a comparison shows every trial, so its release is open; got "
@@ -203,7 +214,7 @@ def _followed_by(question: str, options: SweepOptions, points: Sequence[Point]) 
         def trials(
             first: SweepOptions, settings: Sequence[Point], data: TrainingData, calibration_folder: Path
         ) -> Sequence[Trial]:
-            after = changed(options, epsilon=first.mechanism.epsilon)
+            after = dataclasses.replace(options, mechanism=first.mechanism)
             return [
                 *planned_trials(first, settings, data, calibration_folder),
                 *planned_trials(after, points, data, calibration_folder),
@@ -229,7 +240,7 @@ def _followed_by(question: str, options: SweepOptions, points: Sequence[Point]) 
                 calibration_folder=calibration_folder,
                 earlier=earlier,
             )
-            second = changed(options, epsilon=first.mechanism.epsilon)
+            second = dataclasses.replace(options, mechanism=first.mechanism)
             after = build_plan(question, second, points, data, calibration_folder=calibration_folder)
             note = (
                 f"A comparison follows, of {len(after.trials)} trials more; its own statement counts these, "

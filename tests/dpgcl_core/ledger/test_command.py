@@ -271,7 +271,10 @@ def test_missing_ledger_tells_how_to_make_one(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["show", "--ledger", str(tmp_path / "none.db")]) == 2
-    assert "make one with `python -m dpgcl_core.ledger cap --create`" in capsys.readouterr().err
+    line = (
+        f"python -m dpgcl_core.ledger cap --create --ledger sqlite:///{tmp_path / 'none.db'} --dataset NAME"
+    )
+    assert f"make one: {line} --epsilon E --delta D --num-records-public N" in capsys.readouterr().err
 
 
 def test_loss_needs_what_names_it(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,9 +64,14 @@ def test_one_folder_with_sweeps_leaves_the_default(holder: str, tmp_path: Path) 
     assert storage_root(None) == tmp_path / "home" / "dpgcl-results"
 
 
-def test_relative_folder_is_refused() -> None:
-    with pytest.raises(StorageError, match="must be an absolute path; got results"):
-        storage_root(Path("results"))
+def test_relative_folder_is_that_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert storage_root(Path("results")) == tmp_path / "results"
+
+
+def test_address_is_no_folder() -> None:
+    with pytest.raises(StorageError, match="must be a path of this machine; got s3:"):
+        storage_root(Path("s3://bucket/results"))
 
 
 def test_throw_away_copy_is_refused_inside_a_job_alone(

@@ -25,6 +25,7 @@ from trainers.models.clip.adapters import ClipLora, make_trainable
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.models.clip.published import (
     CONFIG_FILE,
+    OWN_TOKENIZER,
     RANDOM,
     WEIGHTS_FILE,
     ClipConfig,
@@ -32,7 +33,7 @@ from trainers.models.clip.published import (
     build_clip,
     find_clip,
 )
-from trainers.models.clip.tokens import CLIP_VOCABULARY, write_merges
+from trainers.models.clip.tokens import CLIP_VOCABULARY, write_fast_tokenizer, write_merges
 from trainers.models.lora import merge_lora
 from trainers.models.torchvision_import import ensure_torchvision_import
 
@@ -125,8 +126,8 @@ def export_merged(encoder: ImageTextEncoder, folder: Path, *, note: str) -> str:
     """Write the trained model where open_clip reads it by itself.
 
     `open_clip.create_model("local-dir:FOLDER")` gives the same embeddings, of pixels with the mean and
-    deviation in its configuration. A vocabulary smaller than CLIP's comes with its merges:
-    `open_clip.SimpleTokenizer(bpe_path="FOLDER/merges.txt.gz", context_length=...)`.
+    deviation in its configuration, and `open_clip.get_tokenizer("local-dir:FOLDER")` its tokens. A vocabulary
+    smaller than CLIP's comes with its merges and a `tokenizer.json` for that.
 
     Args:
       encoder: the trained model, left untouched.
@@ -137,17 +138,22 @@ def export_merged(encoder: ImageTextEncoder, folder: Path, *, note: str) -> str:
       The sha256 of the weights' file.
     """
     spec = encoder.spec
-    write_config(spec, folder)
     vocabulary = int(spec.architecture["text_cfg"].get("vocab_size", CLIP_VOCABULARY))
-    if vocabulary < CLIP_VOCABULARY and not spec.architecture["text_cfg"].get("hf_tokenizer_name"):
+    is_small = vocabulary < CLIP_VOCABULARY and not spec.architecture["text_cfg"].get("hf_tokenizer_name")
+    write_config(spec, folder, own_tokenizer=is_small)
+    if is_small:
         write_merges(folder / MERGES_FILE, vocabulary)
+        write_fast_tokenizer(folder, folder / MERGES_FILE)
     return write_weights(folder / WEIGHTS_FILE, merged_state_dict(encoder), note=note)
 
 
-def write_config(spec: ClipSpec, folder: Path) -> None:
-    """Write what the model is, as open_clip reads it."""
+def write_config(spec: ClipSpec, folder: Path, *, own_tokenizer: bool = False) -> None:
+    """Write what the model is, as open_clip reads it; with a tokeniser of its own, that the folder holds it."""
     preprocessing = {"mean": list(spec.mean), "std": list(spec.std)}
-    config = {"model_cfg": dict(spec.architecture), "preprocess_cfg": preprocessing}
+    model = dict(spec.architecture)
+    if own_tokenizer:
+        model["text_cfg"] = {**model["text_cfg"], **OWN_TOKENIZER}
+    config = {"model_cfg": model, "preprocess_cfg": preprocessing}
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 

@@ -29,6 +29,8 @@ from trainers.models.torchvision_import import ensure_torchvision_import
 CLIP_TINY = "clip-tiny"
 RANDOM = "random"
 CONFIG_FILE = "open_clip_config.json"
+OWN_TOKENIZER = {"hf_tokenizer_name": "in this folder", "tokenizer_kwargs": {"strip_sep_token": True}}
+"""Says of an exported model that open_clip finds its tokeniser beside it; no part of what the model is."""
 WEIGHTS_FILE = "open_clip_model.safetensors"
 _WEIGHTS_FILES = (WEIGHTS_FILE, "open_clip_pytorch_model.bin", "model.safetensors", "pytorch_model.bin")
 _PARTS = ("embed_dim", "vision_cfg", "text_cfg")
@@ -212,6 +214,10 @@ def _read_architecture(path: Path) -> tuple[dict[str, Any], Mapping[str, Any]]:
         raise ConfigError(
             f"the model configuration {path} must have {', '.join(_PARTS)}; it lacks {', '.join(missing)}"
         )
+    text = architecture["text_cfg"]
+    if all(text.get(name) == value for name, value in OWN_TOKENIZER.items()):
+        plain = {name: value for name, value in text.items() if name not in OWN_TOKENIZER}
+        architecture = {**architecture, "text_cfg": plain}
     return architecture, content.get("preprocess_cfg", {})
 
 

@@ -8,6 +8,7 @@ vocabulary follows no record.
 from __future__ import annotations
 
 import gzip
+import json
 import re
 import tempfile
 from collections.abc import Sequence
@@ -131,6 +132,49 @@ def write_merges(path: Path, vocabulary: int) -> None:
         lines = source.read().split("\n")[: 1 + vocabulary - _BYTES_AND_ENDS]  # the first is a heading
     # No date and no name in the file: the same vocabulary is the same bytes.
     path.write_bytes(gzip.compress("\n".join(lines).encode(), mtime=0))
+
+
+def write_fast_tokenizer(folder: Path, merges: Path) -> None:
+    """Write the tokeniser of a vocabulary's merges as transformers reads it, and by it open_clip from a folder.
+
+    open_clip cleans the text; what is left is that of `open_clip.SimpleTokenizer(bpe_path=merges)`: lower case,
+    the same words, bytes and merges, start and end tokens, and zeros behind.
+
+    Args:
+      folder: that `open_clip.get_tokenizer("local-dir:FOLDER")` is given.
+      merges: as `write_merges` wrote them.
+    """
+    ensure_torchvision_import()
+    import open_clip
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+    plain: Any = open_clip.SimpleTokenizer(bpe_path=str(merges))
+    start, end = "<start_of_text>", "<end_of_text>"
+    tokenizer: Any = Tokenizer(
+        models.BPE(
+            vocab=plain.encoder, merges=list(plain.bpe_ranks), end_of_word_suffix="</w>", unk_token=end
+        )
+    )
+    tokenizer.normalizer = normalizers.Lowercase()
+    words = pre_tokenizers.Split(Regex(_WORDS), behavior="removed", invert=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [words, pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([start, end, _PADDING])
+    ends = [(start, plain.encoder[start]), (end, plain.encoder[end])]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{start} $A {end}", pair=None, special_tokens=ends
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    # open_clip puts zeros in the place of the separator (`OWN_TOKENIZER`), which here is what pads.
+    names = {"bos_token": start, "eos_token": end, "unk_token": end, "pad_token": _PADDING}
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", **names, "sep_token": _PADDING}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+
+_PADDING = "<|nothing but padding|>"
+_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 
 
 def _tokenizer(spec: ClipSpec) -> Any:

@@ -1,0 +1,83 @@
+"""Batches and groups of small data sets, and complaints about all of a command line at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from dpgcl_core.errors import ConfigError
+from sweeps import group_size
+from sweeps.service.options.sweep import SweepOptions
+from sweeps.service.planning.size import fitted_to_size
+from sweeps.service.planning.trials import Point
+from tests.sweeps import support
+
+
+def fitted(*arguments: str, num_records: int) -> tuple[SweepOptions, Sequence[Point], list[str]]:
+    options = support.options(*arguments)
+    return fitted_to_size(options, group_size.points(options), num_records)
+
+
+def test_small_data_set_gets_a_smaller_batch_and_groups_with_a_note() -> None:
+    options, points, notes = fitted("--no-non-private", num_records=62)
+    assert options.mechanism.expected_batch_size == 8
+    assert [point.changes["group_size"] for point in points] == [2, 4, 8]
+    assert notes[0] == "--expected-batch-size is 8 in place of 512, a quarter of the 62 records at most."
+    assert "do not fit 62 records: S16-Na1-private, S32-Na1-private" in notes[1]
+
+
+def test_large_data_set_is_left_alone() -> None:
+    options, points, notes = fitted(num_records=1445)
+    assert (options.mechanism.expected_batch_size, len(points), notes) == (512, 10, [])
+
+
+def test_declared_number_decides_and_not_that_of_the_records() -> None:
+    """Two private data sets of one declared number have one plan."""
+    declared = ("--num-records-public", "62")
+    few, many = (fitted(*declared, num_records=num_records) for num_records in (50, 62))
+    assert few == many
+    assert few[0].mechanism.expected_batch_size == 8
+    large = fitted("--num-records-public", "1445", num_records=50)
+    assert (large[0].mechanism.expected_batch_size, large[2]) == (512, [])
+
+
+def test_what_was_given_is_refused_together() -> None:
+    with pytest.raises(
+        ConfigError, match=r"batch-size must not exceed that; got 100; --group-sizes .* got 64"
+    ):
+        fitted("--expected-batch-size", "100", "--group-sizes", "4", "64", num_records=62)
+
+
+def test_options_of_python_are_taken_as_they_are() -> None:
+    options = group_size.GroupSizeOptions()
+    assert fitted_to_size(options, (), 62) == (options, (), [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--epsilon", "1O"), "--epsilon must be a number; got '1O'"),
+        (
+            ("--epsilon", "1O", "--repeats", "x"),
+            "--epsilon must be a number; got '1O'; and --repeats must be a whole number; got 'x'",
+        ),
+        (
+            ("--repeats", "0", "--test-fraction", "2"),
+            "--repeats must be at least 1; got 0; and --test-fraction must be in (0, 1); got 2.0",
+        ),
+    ],
+)
+def test_all_that_is_wrong_with_a_command_is_told_at_once_in_its_flags(
+    arguments: tuple[str, ...], told: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        support.options(*arguments)
+    assert sorted(str(caught.value).split("; and ")) == sorted(told.split("; and "))
+
+
+def test_all_unknown_options_are_told_with_one_list_of_choices() -> None:
+    with pytest.raises(ConfigError) as caught:
+        support.options("--epsilo", "1", "--group-sise", "3")
+    assert "did you mean '--epsilon'?; and unknown option '--group-sise'" in str(caught.value)
+    assert str(caught.value).count("Valid: ") == 1
