@@ -6,6 +6,7 @@ Every class derives from `DpgclError`; the command lines turn it into one line o
 from __future__ import annotations
 
 import difflib
+import errno
 import io
 import os
 import select
@@ -19,6 +20,7 @@ from typing import Any, NoReturn, TextIO
 from dpgcl_core.addresses import hide_arguments, masked_text
 
 _SHOWN = 20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DpgclError(ValueError):
@@ -110,6 +112,12 @@ def exit_on_bad_input(main: Callable[[], int]) -> NoReturn:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more
         sys.exit(128 + signal.SIGPIPE)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        place = f" {error.filename}" if error.filename else ""
+        print(f"error: no space is left to write{place}: make room, and try again", file=sys.stderr)
+        sys.exit(2)
 
 
 def _where_more_is(file: Path | None) -> str:

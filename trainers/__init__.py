@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from trainers.data.dataset import Dataset, TrainingData
     from trainers.data.loading import load_dataset, split_train_test
     from trainers.data.records import Records
+    from trainers.embed.images import embed_images, read_images
+    from trainers.export.folder import load_encoder
     from trainers.tasks.task import Task, task_named
     from trainers.tasks.task import register as register_task
     from trainers.training.loop import TrainingResult, train
@@ -35,8 +37,11 @@ __all__ = [
     "TrainingOptions",
     "TrainingResult",
     "changed",
+    "embed_images",
     "load_dataset",
+    "load_encoder",
     "named_setting",
+    "read_images",
     "register_task",
     "split_train_test",
     "task_named",
@@ -52,6 +57,8 @@ _HOMES = {
     "data.dataset": ("Dataset", "TrainingData"),
     "data.loading": ("load_dataset", "split_train_test"),
     "data.records": ("Records",),
+    "embed.images": ("embed_images", "read_images"),
+    "export.folder": ("load_encoder",),
     "tasks.task": ("Task", "task_named"),
     "training.loop": ("TrainingResult", "train"),
     "training.resolve": ("training_config",),

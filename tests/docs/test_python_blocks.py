@@ -6,15 +6,20 @@ import contextlib
 import io
 import math
 import re
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from tests.docs.commands import ROOT, blocks
+from tests.trainers.exporting import write_small_model
 
 
 def _run(code: str, **names: object) -> str:
@@ -78,3 +83,18 @@ def test_blocks_of_the_interface_page_run() -> None:
     opened, sealed = re.findall(r"(?:shown|number): (\d+\.\d\d)", _run(accounting))
     assert 0 < float(sealed) < float(opened)
     assert re.fullmatch(r"ε = (7\.9\d|8\.00), k-NN accuracy 0\.\d\d\n", _run(training))
+
+
+def test_three_lines_embed_images_with_an_exported_model(tmp_path: Path) -> None:
+    """The folder of the model and that of the photographs are given; the page's lines do the rest."""
+    write_small_model(tmp_path / "m")
+    (tmp_path / "photos").mkdir()
+    for number in range(3):
+        pixels = np.full((9, 9, 3), 50 * number, dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"photos/{number}.png")
+    (code,) = blocks(ROOT / "docs/models.md", "python")
+    assert len([line for line in code.splitlines() if line and not line.startswith("from")]) == 3
+    found: dict[str, Any] = {"FOLDER": tmp_path / "m", "PHOTOS": tmp_path / "photos"}
+    exec(compile(code, "page", "exec"), found)
+    assert found["names"].tolist() == ["0.png", "1.png", "2.png"]
+    assert found["embeddings"].shape == (3, found["encoder"].feature_dim)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dpgcl_core.errors import ConfigError
@@ -12,6 +14,7 @@ from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.size import fitted_to_size
 from sweeps.service.planning.trials import Point
 from tests.sweeps import support
+from trainers.config.tree import changed
 
 
 def fitted(*arguments: str, num_records: int) -> tuple[SweepOptions, Sequence[Point], list[str]]:
@@ -81,3 +84,17 @@ def test_all_unknown_options_are_told_with_one_list_of_choices() -> None:
         support.options("--epsilo", "1", "--group-sise", "3")
     assert "did you mean '--epsilon'?; and unknown option '--group-sise'" in str(caught.value)
     assert str(caught.value).count("Valid: ") == 1
+
+
+def test_scored_data_need_classes_and_images_of_each(tmp_path: Path) -> None:
+    own = support.write_npz(tmp_path / "own.npz", 40)
+    pixels = np.random.default_rng(5).integers(0, 256, (40, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "unlabelled.npz", images=pixels)
+    split = {"train_images": pixels[:20], "test_images": pixels[20:]}
+    labels = {"train_labels": np.arange(20) % 2, "test_labels": np.arange(20) % 4}
+    np.savez(tmp_path / "public.npz", **split, **labels)
+    chosen = support.given(dataset=own, no_ledger=True, evaluate_on=f"npz:{tmp_path}/unlabelled.npz")
+    with pytest.raises(ConfigError, match="is scored by its classes, and .* has no labels"):
+        support.loaded(chosen)
+    _, notes = support.loaded(changed(chosen, evaluate_on=f"npz:{tmp_path}/public.npz"))
+    assert any("20 public records that are scored, 10 are of 2 classes without an image" in n for n in notes)

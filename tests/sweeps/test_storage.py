@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import multiprocessing
 import os
@@ -18,12 +19,14 @@ from typing import Any
 
 import pytest
 
-from dpgcl_core.errors import StorageError, TrackingError
+from dpgcl_core.errors import StorageError, TrackingError, exit_on_bad_input
 from sweeps.group_size import points
 from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.privacy.statement import write_statement
 from sweeps.service.running import sweep as service_run
 from sweeps.service.running import tune as execution
 from sweeps.service.running.sweep import run_sweep
+from sweeps.service.storage import folder as storage_folder
 from sweeps.service.storage.calibrations import calibrations
 from sweeps.service.storage.folder import Starts, SweepFolder, config_hash, find_folder
 from sweeps.service.storage.runs import tracking_address
@@ -428,3 +431,62 @@ def test_lock_leaves_a_folder_with_a_plan(tmp_path: Path) -> None:
     with folder.locked():
         pass
     assert (folder.read_plan() or {})["fingerprint"] == "mine"
+
+
+class Stated(SimpleNamespace):
+    """A statement of two lines."""
+
+    def to_json(self) -> str:
+        return "{}"
+
+    def to_markdown(self) -> str:
+        return "# ε"
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Lets the disk take so many files more."""
+
+    def fill(after: int) -> None:
+        written = itertools.count()
+        sync = os.fsync
+
+        def fsync(number: int) -> None:
+            if next(written) >= after:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            sync(number)
+
+        monkeypatch.setattr(storage_folder.os, "fsync", fsync)
+
+    return fill
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_full_disk_leaves_no_half_of_a_statement(
+    after: int, full_disk: Callable[[int], None], tmp_path: Path
+) -> None:
+    full_disk(after)
+    with pytest.raises(StorageError, match="cannot be written: No space left on device"):
+        write_statement(Stated(), tmp_path / "one")  # type: ignore[arg-type]
+    assert contents(tmp_path / "one") == []
+
+
+def test_full_disk_leaves_the_result_that_was_there(full_disk: Callable[[int], None], tmp_path: Path) -> None:
+    folder = SweepFolder(tmp_path)
+    folder.keep("trial", {"metrics": {}})
+    full_disk(0)
+    with pytest.raises(StorageError, match="No space left"):
+        folder.keep("trial", {"metrics": {"other": 1.0}})
+    assert folder.finished() == {"trial": {"metrics": {}}}
+    assert contents(tmp_path / "trials") == ["trial.json"]
+
+
+def test_full_disk_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/data/figure.png")
+
+    with pytest.raises(SystemExit) as ended:
+        exit_on_bad_input(main)
+    assert ended.value.code == 2
+    told = "error: no space is left to write /data/figure.png: make room, and try again\n"
+    assert capsys.readouterr().err == told

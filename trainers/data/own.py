@@ -350,6 +350,9 @@ def load_folder(
         raise DataError(
             "folder:PATH must hold class sub-folders, not splits; give its train sub-folder as PATH"
         )
+    if any(name.count("/") > 1 for name in names):  # cats/tabby/1.png is of the class cats
+        found = sorted({str(name) for name in classes})
+        show_on_a_terminal({"classes, by the folder right below PATH alone": found})
     images = decode_images([path / name for name in names], image_size, max_pixels=max_pixels)
     labels = np.array(classes, dtype=np.str_) if any(classes) else None
     return _to_splits([_Part(images=images, labels=labels, ids=_name_ids(names))], image_size)

@@ -48,6 +48,7 @@ from trainers.embed.pairs import (
     embed_source,
     embed_texts,
     images_of,
+    labels_of,
     load_images,
     pair_names,
     parts_of,
@@ -131,7 +132,8 @@ def _images_alone(options: EmbedOptions, description: ModelDescription, pairs: P
             "--texts needs a CLIP model; the model is an encoder of images: give --images alone"
         )
     encoder, description = load_encoder(options.model, own_network=options.network)
-    names, images = read_images(options.images, description.image_shape, pairs, options.max_image_pixels)
+    found = read_rows(options.images, description.image_shape, pairs, options.max_image_pixels)
+    names, images, labels = found.names, found.images, found.labels
     features = options.features or BACKBONE
     embeddings = embed_images(
         encoder,
@@ -140,8 +142,9 @@ def _images_alone(options: EmbedOptions, description: ModelDescription, pairs: P
         batch_size=options.batch_size or _IMAGES_AT_ONCE,
         device=chosen_device(options.device),
     )
-    arrays = {"ids": names, "embeddings": embeddings}
-    rows = [{"id": names, "embedding": embeddings}]
+    arrays = {"ids": names, "labels": labels, "embeddings": embeddings}
+    of_classes = {} if labels is None else {"label": labels}
+    rows = [{"id": names, **of_classes, "embedding": embeddings}]
     write_embeddings(options.to, arrays, rows, model=description, features=features)
     width = embeddings.shape[1]
     print(f"written: {options.to}, {len(images)} embeddings of width {width} ({features})")
@@ -184,11 +187,12 @@ def _embed_both(
                 "--images"
             )
         found = embed_source(encoder, dataset, _names(dataset, pairs), device=device, batch_size=batch_size)
+        found = dataclasses.replace(found, labels=labels_of(dataset))
     if options.texts is not None:
         texts = embed_texts(
             encoder, read_captions(options.texts, pairs), device=device, batch_size=batch_size
         )
-        found = dataclasses.replace(texts, ids=found.ids, images=found.images)
+        found = dataclasses.replace(texts, ids=found.ids, labels=found.labels, images=found.images)
     return found
 
 
@@ -199,6 +203,35 @@ def read_images(
     max_image_pixels: int = MAX_IMAGE_PIXELS,
 ) -> tuple[Names, NDArray[np.uint8]]:
     """Return the names of all images and the images, uint8 `[num_images, *image_shape]`, in their order.
+
+    Args, Raises: as of `read_rows`.
+    """
+    found = read_rows(name, image_shape, pairs, max_image_pixels)
+    return found.names, found.images
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageRows:
+    """Images of one's own, in their order.
+
+    Attributes:
+      names: `[num_images]`, strings or numbers.
+      images: uint8 `[num_images, channels, height, width]`.
+      labels: `[num_images]`, the names of their classes, or numbers where these have none; None without.
+    """
+
+    names: Names
+    images: NDArray[np.uint8]
+    labels: NDArray[Any] | None
+
+
+def read_rows(
+    name: str,
+    image_shape: ImageShape,
+    pairs: PairOptions | None = None,
+    max_image_pixels: int = MAX_IMAGE_PIXELS,
+) -> ImageRows:
+    """Return all images with their names and classes.
 
     A name is the path in the folder, the value in the column `id`, or else the image's place, counted from
     0; test images come after the training images.
@@ -228,7 +261,7 @@ def read_images(
             f"{dataset.image_shape[1]}×{dataset.image_shape[2]}: resize them beforehand"
         )
     images = np.concatenate([with_channels(images_of(part), channels) for part in parts_of(dataset)])
-    return _names(dataset, pairs), images
+    return ImageRows(names=_names(dataset, pairs), images=images, labels=labels_of(dataset))
 
 
 def _names(dataset: Dataset, pairs: PairOptions) -> Names:

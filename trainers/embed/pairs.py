@@ -52,6 +52,7 @@ class PairEmbeddings:
 
     Attributes:
       ids: `[num_images]`, the images' names; None where none were embedded.
+      labels: `[num_images]`, the images' classes, as `labels_of`; None where they have none.
       images: float32 `[num_images, dim]`, or None.
       texts: float32 `[num_texts, dim]`, or None.
       text_owners: int64 `[num_texts]`, the row of the image that each caption belongs to; None where they
@@ -60,6 +61,7 @@ class PairEmbeddings:
     """
 
     ids: Names | None = None
+    labels: NDArray[Any] | None = None
     images: Features | None = None
     texts: Features | None = None
     text_owners: NDArray[np.int64] | None = None
@@ -69,6 +71,7 @@ class PairEmbeddings:
         """Return the arrays of an npz."""
         return {
             "ids": self.ids,
+            "labels": self.labels,
             "image_embeddings": self.images,
             "text_embeddings": self.texts,
             "text_owners": self.text_owners,
@@ -81,7 +84,8 @@ class PairEmbeddings:
         """
         found: list[dict[str, NDArray[Any]]] = []
         if self.images is not None and self.ids is not None:
-            found.append({"id": self.ids, "image_embedding": self.images})
+            of_classes = {} if self.labels is None else {"label": self.labels}
+            found.append({"id": self.ids, **of_classes, "image_embedding": self.images})
         if self.texts is not None:
             owners: dict[str, NDArray[Any]] = {}
             if self.text_owners is not None and self.ids is not None:
@@ -161,6 +165,19 @@ def _finite(embedded: torch.Tensor) -> Features:
 def parts_of(dataset: Dataset) -> list[AnyRecords]:
     """The training records, and the test records where there are some."""
     return [dataset.train] if dataset.test is None else [dataset.train, dataset.test]
+
+
+def labels_of(dataset: Dataset) -> NDArray[Any] | None:
+    """Return the class of every image, by its name where classes have some; None where any has no label."""
+    parts = [part.labels for part in parts_of(dataset)]
+    labels = [part for part in parts if part is not None]
+    num_images = sum(part.images.shape[0] for part in parts_of(dataset))
+    if len(labels) < len(parts) or sum(map(len, labels)) != num_images:
+        return None
+    numbers = np.concatenate(labels)
+    if not dataset.class_names or dataset.is_builtin:
+        return numbers
+    return np.array([dataset.class_names[number] for number in numbers.tolist()], dtype=object)
 
 
 def images_of(part: AnyRecords) -> NDArray[np.uint8]:

@@ -4,13 +4,14 @@
     model.json                 a `ModelDescription`: network, input, training, ε, and the hash of the weights
     privacy_statement.json     the sweep's statement, with a first entry on this model
     privacy_statement.md       the same as a page
+    README.md                  the model card: what the statement says of this model, and how it is used
 
 Of a CLIP model, in place of `model.safetensors`, what open_clip and peft read by themselves
 (`trainers.models.clip.files`):
 
     open_clip_model.safetensors    both towers, the adapters merged into them
     open_clip_config.json          what open_clip builds them from
-    merges.txt.gz                  of a vocabulary smaller than CLIP's
+    merges.txt.gz, tokenizer*.json of a vocabulary smaller than CLIP's
     adapter/                       the adapters alone, where the training had some
 
 Nothing that lies in such a folder is run: weights are plain tensors, and a network of the user's own,
@@ -30,6 +31,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from dpgcl_core.errors import ConfigError, StorageError
+from trainers.export.card import model_card
 from trainers.export.description import ModelDescription, read_description, write_description
 from trainers.export.kinds import CAPTIONERS, CLASSIFIERS, CLIP_MODELS, KINDS
 from trainers.models.captioner import Captioner
@@ -38,7 +40,7 @@ from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.models.encoder import Encoder
 from trainers.models.masked import MaskedAutoEncoder
 
-STATEMENT = "privacy_statement"
+STATEMENT, CARD = "privacy_statement", "README.md"
 
 ImageNetwork: TypeAlias = Encoder | MaskedAutoEncoder | Captioner | Classifier
 """What makes features of images alone."""
@@ -80,6 +82,8 @@ def write_model(
         about |= {"sha256": description.sha256}
         _write_text(building / f"{STATEMENT}.json", _as_json({"model": about} | dict(statement.values)))
         _write_text(building / f"{STATEMENT}.md", f"**{description.promise}**\n\n{statement.page}")
+        usage = KINDS[description.kind].usage(Path("FOLDER"), description)
+        _write_text(building / CARD, model_card(description, usage))
         building.rename(folder)
     except OSError as error:
         raise StorageError(f"{folder} cannot be written: {error.strerror}") from error

@@ -359,7 +359,7 @@ def clip_of(description: ModelDescription) -> ClipDescription:
 
 
 def tokenizer_call(folder: Path, clip: ClipDescription) -> str:
-    """Return the call for open_clip's tokenizer of a model; one without `tokenizer.json` has its merges alone."""
+    """Return the call for open_clip's tokenizer of a model; older folders have merges alone."""
     merges = folder / MERGES_FILE
     if not merges.is_file() or (folder / "tokenizer.json").is_file():
         return f'open_clip.get_tokenizer("local-dir:{folder}")'

@@ -221,7 +221,7 @@ def _refuse_unknown_options(kind: type[SweepOptions], arguments: Sequence[str]) 
         option = name[2:].replace("-", "_")
         if option in varied:
             axis = varied[option]
-            found.append(f"this sweep varies {option}: give --{axis.replace('_', '-')}, not {name}")
+            found.append(f"this sweep varies that: give --{axis.replace('_', '-')}, not {name}")
         elif name not in {*valid, *flags}:
             found.append(unknown_choice("option", name, [*valid, "--help", "--help-all"]))
     if found:

@@ -57,6 +57,8 @@ def errors_in_flags(kind: type[SweepOptions]) -> Iterator[None]:
     try:
         yield
     except DpgclError as error:
+        if str(error).startswith("in the configuration "):  # a file's keys are what they are
+            raise
         told = [in_flags(each, flags_of(kind)) if isinstance(each, str) else each for each in error.args]
         error.args = tuple(told)
         raise

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from dpgcl_core.accounting.tuning.cost import SEALED_THRESHOLD, TuningCost
+from dpgcl_core.errors import StorageError
 from dpgcl_core.ledger.report import LedgerStatement
 from dpgcl_core.release.statement import PrivacyStatement
 from sweeps.service.planning.cost import cost_of, open_trials
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Charged, Trial, is_proven, trial_class
 from sweeps.service.privacy.budget import NO_LEDGER
-from sweeps.service.storage.folder import SweepFolder
+from sweeps.service.storage.folder import SweepFolder, replace_text, storage_errors
 from trainers.export.finished import ANSWER
 from trainers.files.checkpoint import read_grant
 
@@ -139,11 +140,20 @@ def _noised_text(plan: SweepPlan) -> str:
 
 
 def write_statement(statement: PrivacyStatement, folder: Path) -> tuple[Path, Path]:
-    """Write `privacy_statement.json` and `.md`, in place of earlier ones; return their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write `privacy_statement.json` and `.md`, in place of earlier ones; return their paths.
+
+    Raises:
+      StorageError: they cannot be written, on a full disk for example; then none of them is there.
+    """
     paths = folder / f"{STATEMENT}.json", folder / f"{STATEMENT}.md"
-    for path, text in zip(paths, (statement.to_json(), statement.to_markdown()), strict=True):
-        path.write_text(text, encoding="utf-8")
+    try:
+        with storage_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for path, text in zip(paths, (statement.to_json(), statement.to_markdown()), strict=True):
+                replace_text(path, text)
+    except StorageError:
+        withdraw_statement(folder)
+        raise
     return paths
 
 

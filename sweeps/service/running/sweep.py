@@ -431,6 +431,7 @@ class OpenSweep:
         self._parent = ""
         self._untracked: set[str] = set()
         self._log = SweepLog(folder.path)
+        self._unstated = False
 
     def results(self) -> dict[str, dict[str, Any]]:
         """Return the results of finished trials, by name."""
@@ -609,7 +610,7 @@ class OpenSweep:
             self._answer(results)
         self._say_link()
         again = f"continue with --resume --name {self._folder.name}"
-        if failed or self._untracked:
+        if failed or self._untracked or self._unstated:
             self._close("FAILED")
             say(again)
             return 1
@@ -636,6 +637,9 @@ class OpenSweep:
             for path in paths:
                 self._tracker.log_artifact(self._parent, path)
                 say(f"written: {path}")
+        except StorageError as error:
+            self._unstated = True
+            say(f"there is no privacy statement: {error}")
         except DpgclError as error:
             say(f"warning: the privacy statement: {error}")
 

@@ -50,6 +50,7 @@ _QUIET = {
     "TUNE_MAX_PENDING_TRIALS_PG": "200",  # how many there are, the driver decides
 }
 
+_TRIES = 2
 _SCRATCH, _OWNER_LOCK = "dpgcl-ray-", "owner.lock"
 # Of a private Ray alone: its servers bind to 127.0.0.1 where Ray takes the machine for one that is no part of
 # a cluster, which it asks of this variable; and nothing answers `/metrics`, whose readers need no token (a
@@ -299,21 +300,22 @@ def _connected(scratch: Path) -> Iterator[None]:
 
 
 def _start(options: Mapping[str, Any], scratch: Path) -> None:
-    """Start or join Ray; what a failed start has begun is ended.
+    """Start or join Ray, at the second try if need be; what a failed start has begun is ended.
 
     Raises:
       ClusterError: it did not start in the time that Ray gives its own processes, or not at all.
     """
     import ray
 
-    try:
-        ray.init(**options)
-    except Exception as error:  # Ray raises plain Exceptions, too
-        said = text_of_error(error, os.environ.get("RAY_ADDRESS", ""))
-    else:
-        return
-    ray.shutdown()
-    _end_processes_of(scratch)
+    for _ in range(_TRIES):  # a busy machine may need longer than Ray waits for its own processes
+        try:
+            ray.init(**options)
+        except Exception as error:  # Ray raises plain Exceptions, too
+            said = text_of_error(error, os.environ.get("RAY_ADDRESS", ""))
+        else:
+            return
+        ray.shutdown()
+        _end_processes_of(scratch)
     raise ClusterError(
         "Ray must start, or answer, before anything is trained, and did not; nothing was charged. This "
         "machine may have no processor time, memory or room in /tmp left: try again when it has, or set "

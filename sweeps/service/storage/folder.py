@@ -188,8 +188,9 @@ class SweepFolder:
 
     def keep(self, trial: str, result: dict[str, Any]) -> None:
         """Keep a finished trial's result, durably and at once."""
-        self._result_file(trial).parent.mkdir(parents=True, exist_ok=True)
-        write_json(self._result_file(trial), result)
+        with storage_errors(self._result_file(trial)):
+            self._result_file(trial).parent.mkdir(parents=True, exist_ok=True)
+            write_json(self._result_file(trial), result)
 
     def _result_file(self, trial: str) -> Path:
         return self.path / f"trials/{trial}.json"
@@ -373,10 +374,18 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 def write_json(path: Path, content: Any) -> None:
     """Replace a JSON file durably and at once."""
+    replace_text(path, json.dumps(content, indent=1, sort_keys=True))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace a file durably and at once; where that fails, the old one stays and nothing lies beside it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w") as file:
-        json.dump(content, file, indent=1, sort_keys=True)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
     sync_folder(path.parent)

@@ -212,3 +212,32 @@ def test_command_refuses_bad_input_in_one_line(arguments: list[str], message: st
     with pytest.raises(ConfigError, match=message) as caught:
         main(arguments)
     assert "\n" not in str(caught.value)
+
+
+def test_labels_and_ids_are_the_same_in_both_formats(tmp_path: Path, images: Path) -> None:
+    write_small_model(tmp_path / "m")
+    (images / "cats/tabby").mkdir()
+    Image.fromarray(_pixels(9, 8, 8)).save(images / "cats/tabby/9.png")
+    _embed(tmp_path / "m", f"folder:{images}", tmp_path / "e.parquet")
+    main(["--model", str(tmp_path / "m"), "--images", f"folder:{images}", "--to", str(tmp_path / "e.npz")])
+    rows = pq.read_table(tmp_path / "e.parquet").to_pydict()
+    with np.load(tmp_path / "e.npz") as arrays:
+        assert (rows["id"], rows["label"]) == (arrays["ids"].tolist(), arrays["labels"].tolist())
+    assert dict(zip(rows["id"], rows["label"], strict=True))["cats/tabby/9.png"] == "cats"
+    assert rows["label"] == [name.partition("/")[0] for name in rows["id"]]
+
+
+def test_numbered_classes_stay_numbers(tmp_path: Path) -> None:
+    write_small_model(tmp_path / "m")
+    np.savez(tmp_path / "own.npz", images=_pixels(0, 4, 8, 8), labels=np.array([3, 1, 1, 2]))
+    main(
+        [
+            "--model",
+            str(tmp_path / "m"),
+            "--images",
+            f"npz:{tmp_path}/own.npz",
+            "--to",
+            f"{tmp_path}/e.parquet",
+        ]
+    )
+    assert pq.read_table(tmp_path / "e.parquet")["label"].to_pylist() == [3, 1, 1, 2]

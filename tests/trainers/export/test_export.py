@@ -15,6 +15,7 @@ from dpgcl_core.errors import ConfigError, StorageError
 from dpgcl_core.release.statement import RESEARCH, epsilon_text
 from tests.sweeps.support import write_npz
 from tests.trainers.exporting import run_small_sweep, same_weights, stop_small_sweep
+from trainers.export.card import model_card
 from trainers.export.description import read_description
 from trainers.export.finished import ANSWER, FinishedSweep, FinishedTrial, read_sweep, released_state
 from trainers.export.folder import Statement, load_encoder, write_model
@@ -379,3 +380,22 @@ def test_unknown_format_or_kind_is_refused(sweeps: Sweeps, tmp_path: Path, old: 
 def test_a_trial_by_name_and_the_best_one_exclude_each_other(sweeps: Sweeps) -> None:
     with pytest.raises(ConfigError, match="give one of them; got S4, knn_accuracy"):
         main(["--sweep", "open", "--storage", str(sweeps.root), "--trial", "S4", "--best", "knn_accuracy"])
+
+
+def test_model_card_says_what_the_statement_says(sweeps: Sweeps, tmp_path: Path) -> None:
+    folder = sweeps.export("--sweep", "scans", to=tmp_path / "m")
+    card, about = (folder / "README.md").read_text(), read_description(folder)
+    assert about.promise.split(" (")[0] in card
+    for value in (about.sweep_epsilon, about.epsilon):
+        assert value is not None
+        assert epsilon_text(value) in card
+    assert about.neighboring_relation in card
+    assert "python -m trainers.embed --model FOLDER" in card
+    assert str(tmp_path) not in card.partition("| Trained on |")[0]
+
+
+def test_model_card_of_a_model_without_guarantee_promises_nothing(sweeps: Sweeps, tmp_path: Path) -> None:
+    about = replace(
+        read_description(sweeps.export("--sweep", "scans", to=tmp_path / "m")), guarantee_label="none"
+    )
+    assert "There is no (ε, δ) guarantee to rely on" in model_card(about, [])

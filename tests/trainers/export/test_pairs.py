@@ -115,12 +115,19 @@ def test_open_clip_loads_what_was_trained_and_scored(
 def test_the_tokenizer_that_is_named_is_the_one_of_the_training(
     open_clip: Any, sweeps: Sweeps, adapted: Path
 ) -> None:
-    texts, trained = ["a red circle above a star", "Ünïcode 123"], sweeps.trained["adapted"][PRIVATE]
+    texts = ["a red circle above a star", "Ünïcode 123", "it's <b> 'x'!! &amp; 日本", "", "a " * 90, "!"]
+    trained = sweeps.trained["adapted"][PRIVATE]
     assert isinstance(trained, ImageTextEncoder)
     clip = read_description(adapted).clip
     assert clip is not None
-    tokenizer = eval(tokenizer_call(adapted, clip), {"open_clip": open_clip})
-    assert torch.equal(tokenizer(texts), trained.tokenizer(texts).tokens)
+    assert tokenizer_call(adapted, clip) == f'open_clip.get_tokenizer("local-dir:{adapted}")'
+    for tokenizer in (
+        open_clip.get_tokenizer(f"local-dir:{adapted}"),
+        open_clip.SimpleTokenizer(
+            bpe_path=str(adapted / "merges.txt.gz"), context_length=clip.context_length
+        ),
+    ):
+        assert torch.equal(tokenizer(texts), trained.tokenizer(texts).tokens)
 
 
 def test_open_clip_loads_the_weights_into_a_model_by_its_name(
@@ -151,7 +158,8 @@ def test_exported_model_is_loaded_as_it_was_trained(sweeps: Sweeps, private: Pat
 
 def test_folder_holds_the_model_the_adapters_and_what_they_promise(adapted: Path, private: Path) -> None:
     statement = {"privacy_statement.json", "privacy_statement.md", "model.json"}
-    model = {WEIGHTS, "open_clip_config.json", "merges.txt.gz"} | statement
+    tokenizer = {"merges.txt.gz", "tokenizer.json", "tokenizer_config.json"}
+    model = {WEIGHTS, "open_clip_config.json", "README.md"} | tokenizer | statement
     assert _files(adapted) == model | {
         "adapter/adapter_config.json",
         "adapter/adapter_model.safetensors",

@@ -148,7 +148,7 @@ def export_merged(encoder: ImageTextEncoder, folder: Path, *, note: str) -> str:
 
 
 def write_config(spec: ClipSpec, folder: Path, *, own_tokenizer: bool = False) -> None:
-    """Write what the model is, as open_clip reads it; with a tokeniser of its own, that the folder holds it."""
+    """Write what the model is, as open_clip reads it, and whether its tokeniser lies beside it."""
     preprocessing = {"mean": list(spec.mean), "std": list(spec.std)}
     model = dict(spec.architecture)
     if own_tokenizer:

@@ -135,10 +135,10 @@ def write_merges(path: Path, vocabulary: int) -> None:
 
 
 def write_fast_tokenizer(folder: Path, merges: Path) -> None:
-    """Write the tokeniser of a vocabulary's merges as transformers reads it, and by it open_clip from a folder.
+    """Write the tokeniser of a vocabulary as transformers reads it, and by it open_clip from a folder.
 
-    open_clip cleans the text; what is left is that of `open_clip.SimpleTokenizer(bpe_path=merges)`: lower case,
-    the same words, bytes and merges, start and end tokens, and zeros behind.
+    open_clip cleans the text; the rest is as of `open_clip.SimpleTokenizer(bpe_path=merges)`: lower case, the
+    same words, bytes and merges, start and end tokens, and zeros behind.
 
     Args:
       folder: that `open_clip.get_tokenizer("local-dir:FOLDER")` is given.

@@ -1,0 +1,69 @@
+"""The model card of an exported model: what its statement says of it, for whoever meets the folder alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dpgcl_core.release.markdown import escaped
+from dpgcl_core.release.statement import PROVEN, epsilon_text, rounded_up
+from trainers.export.description import ModelDescription
+
+_NO_GUARANTEE = "none: what this model tells about its records is not bounded"
+
+
+def model_card(description: ModelDescription, usage: Sequence[str]) -> str:
+    """Return the page, in Markdown; a function of what `model.json` says, which is released.
+
+    Args:
+      description: of the model.
+      usage: lines on how the folder is used.
+    """
+    rows = [f"| {name} | {escaped(value)} |" for name, value in _rows(description)]
+    lines = [
+        f"# {escaped(description.network)}, trained by {escaped(description.method)}",
+        f"**{escaped(description.promise)}**",
+        "\n".join(["| | |", "|---|---|", *rows]),
+        "## What the numbers mean",
+        _meaning(description),
+        "## How to use it",
+        "\n".join(["```text", *usage, "```"]),
+        "The whole guarantee, its theorem and conditions: [privacy statement](privacy_statement.md).",
+    ]
+    return "\n\n".join(lines) + "\n"
+
+
+def _rows(description: ModelDescription) -> list[tuple[str, str]]:
+    found = [
+        ("Method", f"{description.method}, {description.num_steps} steps"),
+        ("Trained on", f"{description.dataset} ({description.data})"),
+        ("Input", "images of {} channels, {}×{} pixels".format(*description.image_shape)),
+        ("Guarantee", description.guarantee_label),
+        ("ε of the whole sweep, the choice of this model included", _epsilon(description.sweep_epsilon)),
+        ("δ of that", _delta(description.sweep_delta)),
+        ("ε of this training alone", _epsilon(description.epsilon)),
+        ("Neighbouring data sets", description.neighboring_relation),
+        ("Chosen", description.chosen),
+    ]
+    return found + [(name, f"{value:.4g}") for name, value in sorted(description.scores.items())]
+
+
+def _epsilon(value: float | None) -> str:
+    return _NO_GUARANTEE if value is None else epsilon_text(value)
+
+
+def _delta(value: float | None) -> str:
+    return "none" if value is None else rounded_up(value, 3)
+
+
+def _meaning(description: ModelDescription) -> str:
+    if description.sweep_epsilon is None or description.guarantee_label != PROVEN:
+        return "There is no (ε, δ) guarantee to rely on. Treat the model as you would treat its data."
+    return (
+        "ε and δ bound what anybody who has the model, and all else that its sweep released, can tell "
+        "between two data sets that differ by one record "
+        f"({escaped(description.neighboring_relation)}): no outcome is more than e^ε times likelier with "
+        "one than with the other, but for a probability of about δ. The ε of the whole sweep holds for this "
+        "model, since it was chosen among others; that of its one training alone does not. Both are about the "
+        "records that it was trained on, and not about what it is applied to: embeddings of private images are "
+        "private data."
+    )
