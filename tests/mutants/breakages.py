@@ -906,6 +906,30 @@ BREAKAGES = (
         tests=("tests/sweeps/test_budget.py::test_worker_draws_no_step_before_the_reservation",),
     ),
     Breakage(
+        name="trainings that fit are counted by those that do not",
+        file="dpgcl_core/ledger/account.py",
+        before="admitted, refused = (middle, refused) if admits(middle) else (admitted, middle)",
+        after="admitted, refused = (admitted, middle) if admits(middle) else (middle, refused)",
+        tests=(
+            "tests/dpgcl_core/ledger/test_command.py"
+            "::test_remaining_tells_the_trainings_of_an_epsilon_that_the_rule_admits",
+        ),
+    ),
+    Breakage(
+        name="a total ε that the ledger alone decides",
+        file="sweeps/service/running/total.py",
+        before="if self.total_epsilon is None or of_ledger > 1:",
+        after="if self.total_epsilon or of_ledger > 1:",
+        tests=("tests/sweeps/test_total.py::test_given_noise_lowers_the_repeats",),
+    ),
+    Breakage(
+        name="batches that follow the true number of private records",
+        file="sweeps/service/planning/size.py",
+        before="split_public(declared or num_records,",
+        after="split_public(num_records,",
+        tests=("tests/sweeps/test_size.py::test_declared_number_decides_and_not_that_of_the_records",),
+    ),
+    Breakage(
         name="ledger does not charge the extension of a resumed training",
         file="dpgcl_core/ledger/books.py",
         before='num_steps=before.num_steps + entry.facts["num_steps"]',

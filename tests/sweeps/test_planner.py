@@ -125,7 +125,7 @@ def test_curves_are_written(capsys: Said, tmp_path: Path) -> None:
         ((*STATED, "--method", "logit_dp"), "clip one gradient per disjoint group"),
         (
             (*STATED, "--expected-batch-size", "9"),
-            "this sweep varies expected_batch_size: give --batch-sizes",
+            "this sweep varies that: give --batch-sizes",
         ),
         ((*STATED, "--delta", "0.1"), "target_delta must be at most"),
         ((*QUICK, "--measured-snr", "0.01", "1024", "16", "1"), "must be above 0.125"),

@@ -94,7 +94,7 @@ def test_scored_data_need_classes_and_images_of_each(tmp_path: Path) -> None:
     labels = {"train_labels": np.arange(20) % 2, "test_labels": np.arange(20) % 4}
     np.savez(tmp_path / "public.npz", **split, **labels)
     chosen = support.given(dataset=own, no_ledger=True, evaluate_on=f"npz:{tmp_path}/unlabelled.npz")
-    with pytest.raises(ConfigError, match="is scored by its classes, and .* has no labels"):
+    with pytest.raises(ConfigError, match=r"is scored by its classes, and .* has no labels"):
         support.loaded(chosen)
     _, notes = support.loaded(changed(chosen, evaluate_on=f"npz:{tmp_path}/public.npz"))
     assert any("20 public records that are scored, 10 are of 2 classes without an image" in n for n in notes)

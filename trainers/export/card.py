@@ -63,7 +63,7 @@ def _meaning(description: ModelDescription) -> str:
         "between two data sets that differ by one record "
         f"({escaped(description.neighboring_relation)}): no outcome is more than e^ε times likelier with "
         "one than with the other, but for a probability of about δ. The ε of the whole sweep holds for this "
-        "model, since it was chosen among others; that of its one training alone does not. Both are about the "
-        "records that it was trained on, and not about what it is applied to: embeddings of private images are "
-        "private data."
+        "model, since it was chosen among others; that of its one training alone does not. Both are about "
+        "the records that it was trained on, and not about what it is applied to: embeddings of private "
+        "images are private data."
     )

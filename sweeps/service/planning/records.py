@@ -203,8 +203,8 @@ def _scorable_notes(data: TrainingData) -> list[str]:
     num_classes = len(np.unique(queries.labels[unknown]))
     return [
         f"Of the {len(queries)} public records that are scored, {int(unknown.sum())} are of {num_classes} "
-        "classes without an image to learn from, so no answer to them can be right: add images of every class, "
-        "or give another --test-fraction."
+        "classes without an image to learn from, so no answer to them can be right: add images of every "
+        "class, or give another --test-fraction."
     ]
 
 
