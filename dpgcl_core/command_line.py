@@ -163,7 +163,10 @@ def in_flags(message: str, flags: Mapping[str, str]) -> str:
     """
     names = sorted((name for name in flags if "_" in name), key=len, reverse=True)
     words = "|".join(map(re.escape, set(flags) - set(names)))
-    for pattern in (rf"(?<![\w/.-])({'|'.join(names)})(?![\w(/.])", rf"(?:^|(?<=; and ))({words})(?= must )"):
+    for pattern in (
+        rf"(?<![\w/.-])({'|'.join(names)})(?![\w(/]|\.\w)",
+        rf"(?:^|(?<=; and ))({words})(?= must )",
+    ):
         message = re.sub(pattern, lambda match: flags.get(match[1], match[1]), message)
     return message
 

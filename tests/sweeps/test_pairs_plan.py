@@ -109,7 +109,7 @@ def test_fingerprint_follows_how_a_csv_file_is_read(option: str, lists: Path) ->
         (("--lora-rank=2", "--lora-targets=qq"), "matches no layer of the image tower"),
         (("--lora-rank=2", "--lora-towers=text", "--per-tower-clipping"), "clip.visual"),
         (("--learn-temperature", "--temperature=3"), "between 0.01 and 1"),
-        (("--lora-rank=0", "--lora-targets=q"), "lora_rank 0 trains every weight"),
+        (("--lora-rank=0", "--lora-targets=q"), "--lora-rank 0 trains every weight"),
         (("--lora-rank=0", "--lora-towers=text", "--lora-alpha=2"), "--lora-alpha, --lora-towers tell"),
     ],
 )

@@ -601,9 +601,9 @@ def test_noised_plan_tells_nothing_of_one_record(
     [
         (("--data-is", "public", *HELD_OUT, "5"), "is for private training data"),
         ((*HELD_OUT[2:], "5"), "give --evaluate-on a public labelled data set, too"),
-        (HELD_OUT[:4], "score_on_held_out and score_noise_multiplier belong together"),
-        ((*HELD_OUT, "0.01"), "score_noise_multiplier must be finite and at least 0.1"),
-        ((*HELD_OUT[:3], "1", *HELD_OUT[4:], "5"), "score_on_held_out must be a share in [0, 1)"),
+        (HELD_OUT[:4], "--score-on-held-out and --score-noise-multiplier belong together"),
+        ((*HELD_OUT, "0.01"), "--score-noise-multiplier must be finite and at least 0.1"),
+        ((*HELD_OUT[:3], "1", *HELD_OUT[4:], "5"), "--score-on-held-out must be a share in [0, 1)"),
         (("--unit-column", "nobody"), "unit_column must name an array"),
         (("--dataset", "digits", "--unit-column", "person"), "unit_column must name a column of npz:PATH"),
     ],

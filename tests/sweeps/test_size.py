@@ -69,6 +69,10 @@ def test_options_of_python_are_taken_as_they_are() -> None:
             ("--repeats", "0", "--test-fraction", "2"),
             "--repeats must be at least 1; got 0; and --test-fraction must be in (0, 1); got 2.0",
         ),
+        (
+            ("--score-on-held-out", "1", "--score-noise-multiplier", "5"),
+            "--score-on-held-out must be a share in [0, 1); got 1.0",
+        ),
     ],
 )
 def test_all_that_is_wrong_with_a_command_is_told_at_once_in_its_flags(

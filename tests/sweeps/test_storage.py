@@ -288,7 +288,7 @@ def test_damaged_result_is_refused_not_trained_again(tmp_path: Path) -> None:
 def test_result_is_replaced_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = create(tmp_path, "one")
     folder.keep("a", {"metrics": {"epsilon": 1.0}})
-    monkeypatch.setattr(json, "dump", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(storage_folder.os, "fsync", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         folder.keep("a", {"metrics": {"epsilon": 2.0}})
     assert folder.finished() == {"a": {"metrics": {"epsilon": 1.0}}}

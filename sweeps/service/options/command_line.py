@@ -64,10 +64,11 @@ def _parsed(kind: type[Options], description: str | None, arguments: list[str]) 
     given = _given(kind, arguments)
     start = Start(**{name: given.pop(name) for name in leaves(Start) if name in given})
     file = None if start.config is None else read_options(kind, start.config)
+    options = _starting_point(kind, start, file, given)
     try:
-        options = changed(_starting_point(kind, start, file, given), **given)
+        options = changed(options, **given)
     except ConfigError as error:
-        raise _all_complaints(kind, given, error) from None
+        raise _all_complaints(options, given, error) from None
     if asked:
         trees = {"start": start, "axes": options}
         show_help(trees, description, varied_by(kind), everything="--help-all" in asked)
@@ -78,15 +79,26 @@ def _parsed(kind: type[Options], description: str | None, arguments: list[str]) 
     return options
 
 
-def _all_complaints(kind: type[SweepOptions], given: Mapping[str, Any], first: ConfigError) -> ConfigError:
-    """Return what is wrong with every single option that was given, or what was found first."""
-    found = []
-    for name, value in given.items():
-        try:
-            changed(kind(), **{name: value})
-        except ConfigError as error:
-            found.append(str(error))
-    return _together([str(first), *found]) if str(first) in found else first
+def _all_complaints(options: SweepOptions, given: Mapping[str, Any], first: ConfigError) -> ConfigError:
+    """Return what is wrong with all that was given: what is left to say once the culprits are left out."""
+    left, found, error = dict(given), [str(first)], first
+    while culprit := next((name for name in left if _said(options, left, name) != str(error)), None):
+        del left[culprit]
+        if not (said := _said(options, left)):
+            break
+        error = ConfigError(said)
+        if not any(name in said for name in given.keys() - left.keys()):
+            found.append(said)
+    return _together(found)
+
+
+def _said(options: SweepOptions, given: Mapping[str, Any], without: str = "") -> str:
+    """What is wrong with options, one of them left out; "" where nothing is."""
+    try:
+        changed(options, **{name: value for name, value in given.items() if name != without})
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def _together(complaints: Sequence[str]) -> ConfigError:
