@@ -234,10 +234,6 @@ class Account:
 
     def admit_all(self, planned: Sequence[PlannedTraining]) -> None:
         """Raise BudgetExceeded unless the filter admits all of them together."""
-        self.after(planned)
-
-    def after(self, planned: Sequence[PlannedTraining]) -> Account:
-        """Return a copy to which all of them are charged; raise BudgetExceeded unless they are admitted."""
         trial = copy.copy(self)
         trial.reservations, trial._steps, trial._labels = {}, Counter(self._steps), set(self._labels)
         for place, each in enumerate(planned):
@@ -255,7 +251,6 @@ class Account:
                     num_steps=each.num_steps,
                 )
             )
-        return trial
 
     def admit_steps(self, step_class: StepClass, num_steps: int) -> None:
         """Raise BudgetExceeded unless the filter admits `num_steps` more."""

@@ -347,27 +347,16 @@ class Ledger:
         with self._session.reading() as books:
             books.account(dataset_id).admit_all(planned)
 
-    def num_admitted(
-        self,
-        dataset_id: str,
-        step_class: StepClass,
-        num_steps: int,
-        *,
-        after: Sequence[PlannedTraining] = (),
-    ) -> int:
+    def num_admitted(self, dataset_id: str, step_class: StepClass, num_steps: int) -> int:
         """Return how many more trainings of `num_steps` steps of a class `reserve` would now admit together.
 
         The filter itself is asked, for growing numbers of trainings; at most `MOST_TRAININGS` are counted.
 
-        Args:
-          dataset_id, step_class, num_steps: as of a reservation.
-          after: trainings that would be charged before.
-
         Raises:
-          BudgetExceeded, LedgerError, ConfigError: as `reserve`, of the trainings before.
+          LedgerError, ConfigError: as `reserve`.
         """
         with self._session.reading() as books:
-            return books.account(dataset_id).after(after).num_admitted(step_class, num_steps)
+            return books.account(dataset_id).num_admitted(step_class, num_steps)
 
     def would_admit_sealed(
         self, dataset_id: str, *, epsilon: float, delta: float, rdp_curve: Callable[[float], float] | None

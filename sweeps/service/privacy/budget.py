@@ -150,11 +150,8 @@ class SweepBudget:
         )
 
     def _num_more(self, trial: Trial, planned: Sequence[PlannedTraining]) -> int:
-        """How many more trainings like one fit after those planned: as many as its scarcest part allows."""
-        return min(
-            self.ledger.num_admitted(self.dataset_id, part.step_class, part.num_steps, after=planned)
-            for part in self._planned([trial])
-        )
+        """How many more trainings like one fit after those planned."""
+        return _num_admitted(self.ledger, self.dataset_id, trial, planned)
 
     def begin(self, remaining: Sequence[Trial], data: Path | None) -> None:
         """Charge all planned steps and those that resumed trainings may repeat, then write the grants.
@@ -348,17 +345,25 @@ def what_is_left(ledger: Ledger, dataset_id: str, trials: Sequence[Trial]) -> tu
     and so from public numbers alone.
     """
     costliest = max(filter(is_proven, trials), key=lambda trial: trial.config.epsilon())
+    spent = ledger.spent(dataset_id, with_pld=False)
+    epsilon = None if spent.cap.quotas else max(0.0, spent.cap.epsilon - spent.epsilon_filter)
+    return epsilon, _num_admitted(ledger, dataset_id, costliest)
+
+
+def _num_admitted(
+    ledger: Ledger, dataset_id: str, trial: Trial, planned: Sequence[PlannedTraining] = ()
+) -> int:
+    """How many trainings like one a ledger would admit now, or after those that are planned."""
 
     def admits(number: int) -> bool:
+        more = _parts(trial, f"more-{new_sweep_id()}", number)
         try:
-            ledger.would_admit(dataset_id, _parts(costliest, f"more-{new_sweep_id()}", number))
+            ledger.would_admit(dataset_id, [*planned, *more])
         except BudgetExceeded:
             return False
         return True
 
-    spent = ledger.spent(dataset_id, with_pld=False)
-    epsilon = None if spent.cap.quotas else max(0.0, spent.cap.epsilon - spent.epsilon_filter)
-    return epsilon, _largest(admits)
+    return _largest(admits)
 
 
 def _largest(admits: Callable[[int], bool], most: int = 2**20) -> int:
