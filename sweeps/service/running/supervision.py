@@ -86,8 +86,8 @@ class Supervisor:
     Args:
       folder: of the sweep.
       service: its limits.
-      log: what is said goes there, too; None for a sealed sweep, of whose trials neither its files nor what is
-        printed, which a job's log keeps, may tell.
+      log: what is said goes there, too; None for a sealed sweep, of whose trials neither its files nor what
+        is printed, which a job's log keeps, may tell.
       ray_logs: where Ray keeps its own account of what died.
       clock: seconds.
     """
