@@ -157,7 +157,7 @@ def test_nothing_that_starts_is_explained_once_a_minute(capsys: pytest.CaptureFi
     (first, second) = capsys.readouterr().out.splitlines()
     assert first == second
     assert first.startswith("nothing runs: 1 training pending, for 1 worker with 1 CPU and 0 GPUs; nodes: 1 ")
-    assert first.endswith("whose room others may hold; autoscaler: nothing yet")
+    assert first.endswith("or whose processes are slow to start; autoscaler: nothing yet")
 
 
 def test_queue_hands_out_what_there_is_room_for() -> None:

@@ -209,6 +209,12 @@ class Tracker:
             self.client.set_terminated(run.info.run_id, "FINISHED", end_time=end)
         return str(run.info.run_id)
 
+    def finished_trials(self, parent_run_id: str) -> set[str]:
+        """Return the names of the trials that need no `log_trial` any more. Raises as `log_artifact`."""
+        with server_errors(self.uri, "looking for the trials of a sweep"):
+            runs = self._search({PARENT_TAG: parent_run_id})
+        return {run.data.tags[TRIAL_TAG] for run in runs if run.info.status == "FINISHED"}
+
     def log_sealed(
         self,
         name: str,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import re
@@ -108,14 +109,30 @@ def search_runs(client: MlflowClient, experiment_ids: list[str], tags: Mapping[s
     query = _filter(tags)
     runs: list[Run] = []
     token: str | None = None
-    while True:
-        page = client.search_runs(
-            experiment_ids, query, order_by=["attributes.start_time DESC"], page_token=token
-        )
-        runs += page
-        token = page.token
-        if not token:
-            return runs
+    with _collecting_no_garbage():
+        while True:
+            page = client.search_runs(
+                experiment_ids, query, order_by=["attributes.start_time DESC"], page_token=token
+            )
+            runs += page
+            token = page.token
+            if not token:
+                return runs
+
+
+@contextlib.contextmanager
+def _collecting_no_garbage() -> Iterator[None]:
+    """Leave the collector out: it would look through all rows of MLflow's again and again as they come.
+
+    It takes two thirds of the time that many runs take to load.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @contextlib.contextmanager

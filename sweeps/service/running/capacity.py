@@ -291,18 +291,19 @@ class Capacity:
     def follow(self, num_begun: int, num_pending: int, num_left: int) -> None:
         """Ask for the room of trainings that are left, and say once a minute why none has begun.
 
+        On a private Ray there is nothing to ask for and nobody to wait for but the processes themselves.
+
         Args:
           num_begun: trainings that run.
           num_pending: those that have been handed to Ray, and wait for room that there should be.
           num_left: all others.
         """
-        if self._clock() - self._followed < _LOOK_EVERY_SECONDS:
+        if not self._grows or self._clock() - self._followed < _LOOK_EVERY_SECONDS:
             return
         self._followed, fits = self._clock(), self.trials_at_once()
-        if self._grows:
-            more = num_left if self._limit is None else min(num_left, self._limit - fits)
-            is_full = not num_pending and num_begun >= fits
-            self._cluster.request(self.needs, more if is_full else 0)
+        more = num_left if self._limit is None else min(num_left, self._limit - fits)
+        is_full = not num_pending and num_begun >= fits
+        self._cluster.request(self.needs, more if is_full else 0)
         if num_begun or not num_pending:
             self._said = self._clock()
         else:
@@ -316,11 +317,14 @@ class Capacity:
     def _pending_text(self, num_pending: int) -> str:
         nodes = self._look()
         held = self.needs.trials_on(nodes)
-        why = "whose room others may hold" if held else no_room_text(self.needs, nodes)
-        told = f"; {self._cluster.scaling()}" if self._grows else ""
+        why = (
+            "whose room others may hold, or whose processes are slow to start"
+            if held
+            else no_room_text(self.needs, nodes)
+        )
         return (
             f"nothing runs: {count(num_pending, 'training')} pending, for {self.needs}; "
-            f"nodes: {shapes_text(nodes)}, {why}{told}"
+            f"nodes: {shapes_text(nodes)}, {why}; {self._cluster.scaling()}"
         )
 
     def _say_each_minute(self, text: str) -> None:

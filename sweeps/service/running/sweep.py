@@ -511,11 +511,20 @@ class OpenSweep:
         self._charge(remaining)
         if remaining:
             withdraw_statement(self._folder.path)
+        tracked = self._tracked() if done else set()
         for name, result in done.items():
             self._settle(name, result)
-            self._track(name, result)
+            if name not in tracked:
+                self._track(name, result)
         say(f"sweep: {self._folder.name} ({len(done)} of {count(len(self._trials), 'trial')} done)")
         self._started, self._num_before, self._num_done = time.monotonic(), len(done), len(done)
+
+    def _tracked(self) -> set[str]:
+        """The trials that MLflow has; one that does not answer is told of where results are sent."""
+        try:
+            return self._tracker.finished_trials(self._parent)
+        except TrackingError:
+            return set()
 
     def _charge(self, remaining: Sequence[Trial]) -> None:
         if self._budget is None:
