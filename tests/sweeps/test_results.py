@@ -132,6 +132,37 @@ def test_results_are_kept_when_mlflow_fails_midway(
     assert len(sent(tmp_path)) == 1
 
 
+def test_results_are_not_read_again_as_others_come(
+    ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, finished = list[str](), SweepFolder.result
+    monkeypatch.setattr(
+        SweepFolder, "result", lambda self, trial, *more: read.append(trial) or finished(self, trial, *more)
+    )
+    seen = list[int]()
+    ray.after = lambda _: seen.append(len(read))
+    assert sweep() == 0
+    assert seen == [0] * 4
+    assert len(read) > 0, "at the end all of them are"
+
+
+@pytest.mark.ci
+def test_resume_sends_what_mlflow_lacks_and_asks_for_the_rest_once(
+    ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        break_after(broken, "log_trial", 3)
+        assert sweep() == 1
+    sent_now, log = list[str](), Tracker.log_trial
+    monkeypatch.setattr(
+        Tracker,
+        "log_trial",
+        lambda self, *given, **more: sent_now.append(given[1]) or log(self, *given, **more),
+    )
+    assert sweep("--resume") == 0
+    assert sent_now == ray.trained[3:]
+
+
 @pytest.mark.ci
 def test_results_that_were_kept_are_sent_by_resume_without_training(
     ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
