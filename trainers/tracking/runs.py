@@ -164,6 +164,7 @@ class Tracker:
         *,
         run_name: str | None = None,
         times_ms: tuple[int, int] | None = None,
+        is_new: bool = False,
     ) -> str:
         """Return the child run of a finished trial, written unless it is already there.
 
@@ -180,6 +181,7 @@ class Tracker:
           tags: further tags.
           run_name: shown in MLflow; by default see `trial_run_name`.
           times_ms: when the training began and ended, in milliseconds since the epoch; now unless given.
+          is_new: whether no call can have begun its run; else it is searched for, among all there are.
 
         Raises:
           ConfigError: a name is in both `metrics` and `series`.
@@ -187,7 +189,8 @@ class Tracker:
         """
         points = _metric_points(metrics, series)
         with server_errors(self.uri, f"logging the trial {trial_name!r}"):
-            for earlier in self._search({PARENT_TAG: parent_run_id, TRIAL_TAG: trial_name}):
+            known = {PARENT_TAG: parent_run_id, TRIAL_TAG: trial_name}
+            for earlier in () if is_new else self._search(known):
                 if earlier.info.status == "FINISHED":
                     return str(earlier.info.run_id)
                 self.client.delete_run(earlier.info.run_id)
@@ -209,11 +212,11 @@ class Tracker:
             self.client.set_terminated(run.info.run_id, "FINISHED", end_time=end)
         return str(run.info.run_id)
 
-    def finished_trials(self, parent_run_id: str) -> set[str]:
-        """Return the names of the trials that need no `log_trial` any more. Raises as `log_artifact`."""
+    def trial_statuses(self, parent_run_id: str) -> dict[str, str]:
+        """Return the statuses of a sweep's trials that have runs, by name. Raises as `log_artifact`."""
         with server_errors(self.uri, "looking for the trials of a sweep"):
             runs = self._search({PARENT_TAG: parent_run_id})
-        return {run.data.tags[TRIAL_TAG] for run in runs if run.info.status == "FINISHED"}
+        return {run.data.tags[TRIAL_TAG]: str(run.info.status) for run in runs}
 
     def log_sealed(
         self,

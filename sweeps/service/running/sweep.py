@@ -430,6 +430,7 @@ class OpenSweep:
         self._checks: dict[Any, dict[str, float]] = {}
         self._parent = ""
         self._untracked: set[str] = set()
+        self._runs: dict[str, str] | None = None
         self._log = SweepLog(folder.path)
         self._unstated = False
 
@@ -511,20 +512,18 @@ class OpenSweep:
         self._charge(remaining)
         if remaining:
             withdraw_statement(self._folder.path)
-        tracked = self._tracked() if done else set()
+        self._look_for_runs()
         for name, result in done.items():
             self._settle(name, result)
-            if name not in tracked:
+            if (self._runs or {}).get(name) != "FINISHED":
                 self._track(name, result)
         say(f"sweep: {self._folder.name} ({len(done)} of {count(len(self._trials), 'trial')} done)")
         self._started, self._num_before, self._num_done = time.monotonic(), len(done), len(done)
 
-    def _tracked(self) -> set[str]:
-        """The trials that MLflow has; one that does not answer is told of where results are sent."""
-        try:
-            return self._tracker.finished_trials(self._parent)
-        except TrackingError:
-            return set()
+    def _look_for_runs(self) -> None:
+        """Ask MLflow once which trials have runs there; where it does not answer, each is asked for by itself."""
+        with suppress(TrackingError):
+            self._runs = self._tracker.trial_statuses(self._parent)
 
     def _charge(self, remaining: Sequence[Trial]) -> None:
         if self._budget is None:
@@ -569,12 +568,14 @@ class OpenSweep:
                 self._tags_of(trial),
                 run_name=run_name(trial),
                 times_ms=_times_ms(result),
+                is_new=self._runs is not None and name not in self._runs,
             )
             self._untracked.discard(name)
         except TrackingError as error:
             if not self._untracked:
                 say(f"warning: {error}; results are kept in {self._folder.path} and sent later")
             self._untracked.add(name)
+            self._runs = None  # a run of it may have been begun
 
     def _tags_of(self, trial: Trial) -> dict[str, Any]:
         """The tags of a trial's run; its restarts are told where the charge for them tells of them, too.
