@@ -521,7 +521,7 @@ class OpenSweep:
         self._started, self._num_before, self._num_done = time.monotonic(), len(done), len(done)
 
     def _look_for_runs(self) -> None:
-        """Ask MLflow once which trials have runs there; where it does not answer, each is asked for by itself."""
+        """Ask MLflow once which trials have runs; where it does not answer, each is asked for by itself."""
         with suppress(TrackingError):
             self._runs = self._tracker.trial_statuses(self._parent)
 
