@@ -810,6 +810,15 @@ BREAKAGES = (
         tests=("tests/trainers/files/test_checkpoint.py::test_kill_at_any_place_leaves_no_draw_uncounted",),
     ),
     Breakage(
+        name="a cluster is asked for the secret number of a sealed sweep's trials",
+        file="sweeps/service/running/tune.py",
+        before="num_left = self._num_left if self._tells_left else 0",
+        after="num_left = self._num_left",
+        tests=(
+            "tests/sweeps/test_capacity.py::test_ray_knows_how_many_trials_are_left_of_open_sweeps_alone",
+        ),
+    ),
+    Breakage(
         name="an outdated attempt goes on",
         file="trainers/files/attempts.py",
         before="        if newest > number:",

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -178,6 +179,18 @@ def test_queue_hands_out_what_there_is_room_for() -> None:
     queue.ended("0")
     again = queue.next_trial("4")
     assert (names, source.over, again and again.name) == (["t1", "t2", None], ["t1"], "t3")
+
+
+@pytest.mark.parametrize(("tells_left", "asked"), [(True, 7), (False, 0)])
+def test_ray_knows_how_many_trials_are_left_of_open_sweeps_alone(tells_left: bool, asked: int) -> None:
+    """All users of a cluster see what is asked of it, and how many trials a sealed sweep has is secret."""
+    nodes = Nodes([ONE, ONE])
+    trials: Any = SimpleNamespace(next_trial=lambda: SimpleNamespace(name="t"))
+    queue = TrialQueue(trials, 9, capacity(nodes, lambda: 0.0), tells_left=tells_left)
+    for number in range(2):
+        queue.next_trial(str(number))
+    queue.look(num_begun=2)
+    assert nodes.asked[-1] == asked
 
 
 # On real nodes

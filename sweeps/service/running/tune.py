@@ -174,7 +174,8 @@ def run_trials(
     import ray
 
     records, public = [ray.put(plan.data)], plan.data.train_is_public
-    queue = TrialQueue(source or _Listed(trials), len(trials), session.capacity)
+    is_open = plan.release.is_open
+    queue = TrialQueue(source or _Listed(trials), len(trials), session.capacity, tells_left=is_open)
     supervisor = Supervisor(folder, session.service, log_of(plan, folder), _ray_logs())
     callback = _callback(on_result, budget, folder, queue, supervisor)
     return _tune(folder, trials, session, records, callback, data_are_public=public)
@@ -214,10 +215,14 @@ class TrialQueue:
       source: of the trials.
       number: of them.
       capacity: how many may be with Ray at once.
+      tells_left: whether Ray, whose requests all users of a cluster see, may know how many are left; not of a
+        sealed sweep, whose number of trials is secret: it uses nodes that join, and asks for none.
     """
 
-    def __init__(self, source: TrialSource, number: int, capacity: Capacity) -> None:
-        self._source, self._capacity = source, capacity
+    def __init__(
+        self, source: TrialSource, number: int, capacity: Capacity, *, tells_left: bool = True
+    ) -> None:
+        self._source, self._capacity, self._tells_left = source, capacity, tells_left
         self._num_left = number
         self._live: dict[str, str] = {}
 
@@ -240,7 +245,8 @@ class TrialQueue:
         Args:
           num_begun: trials that run, of those that have been handed to Ray.
         """
-        self._capacity.follow(num_begun, len(self._live) - num_begun, self._num_left)
+        num_left = self._num_left if self._tells_left else 0
+        self._capacity.follow(num_begun, len(self._live) - num_begun, num_left)
 
     def node_number(self, node_id: str) -> int:
         """Return the number by which messages name a node."""
