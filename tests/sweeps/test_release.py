@@ -87,8 +87,8 @@ def test_unknown_search_is_refused_with_the_valid_ones() -> None:
 
 
 def test_threshold_needs_its_public_score() -> None:
-    assert "min_score" in refused(*THRESHOLD[:-2])
-    assert "min_score" in refused(*SEALED, "--min-score", "0.5")
+    assert "--min-score" in refused(*THRESHOLD[:-2])
+    assert "--min-score" in refused(*SEALED, "--min-score", "0.5")
 
 
 def test_score_that_selects_must_be_one() -> None:

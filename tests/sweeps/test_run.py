@@ -349,7 +349,8 @@ def test_sealed_sweep_publishes_one_model(
     sealed = ("--release", "sealed", "--mean-trials", "1.5", "--name", "one")
     code, _, err = run_script("group_size", *QUICK, *sealed, "--storage", str(tmp_path))
     assert code == 0, err
-    names = {"model.safetensors", "privacy_statement.json", "privacy_statement.md", "result.json"}
+    statement = {"privacy_statement.json", "privacy_statement.md"}
+    names = {"model.safetensors", "answer.json", "result.json"} | statement
     assert {path.name for path in (tmp_path / "sweeps/one/release").iterdir()} == names
     session = Path(
         ray._private.worker._global_node.get_session_dir_path()

@@ -258,7 +258,9 @@ def execute(
             try:
                 budget.check()
             except BudgetExceeded as error:
-                more = what_would_fit(given, points, trials_of, limits, fixed=True)
+                more = ""
+                with suppress(ConfigError):  # no ε may be given where a search has a range of them
+                    more = what_would_fit(given, points, trials_of, limits, fixed=True)
                 raise BudgetExceeded(f"{error}{more}") from error
             say(budget.text())
         if service.dry_run:
