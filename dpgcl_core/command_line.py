@@ -16,8 +16,10 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from dpgcl_core.addresses import masked
 from dpgcl_core.errors import ConfigError, unknown_choice
 
 Command = Callable[..., Any]
@@ -58,7 +60,18 @@ def run_command(
             parsed = tyro.cli(_deferred(command), prog=prog, description=description, args=given)
             if isinstance(command, type):
                 return parsed
+    _refuse_addresses(parsed.keywords)
     return parsed()  # out here: what the command itself says on stderr is its own
+
+
+def _refuse_addresses(values: Mapping[str, Any]) -> None:
+    """Refuse an address where a path is needed: a folder of that name would be made here."""
+    for name, value in values.items():
+        if isinstance(value, Path) and re.match(r"[A-Za-z][\w+.-]*:/", str(value)):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} must be a path of this machine; got the address "
+                f"{masked(str(value))}: sweeps and exports are copied to one with --publish-to"
+            )
 
 
 def _deferred(command: Command) -> Callable[..., Callable[[], Any]]:

@@ -84,6 +84,21 @@ def unknown_choice(kind: str, value: str, choices: Iterable[str]) -> str:
     return f"unknown {kind} {value!r}{hint} Valid: {', '.join(names)}"
 
 
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether an error, or one that it came of, is that no space is left.
+
+    >>> is_disk_full(StorageError("x")), is_disk_full(OSError(errno.ENOSPC, "no space"))
+    (False, True)
+    """
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def exit_on_bad_input(main: Callable[[], int]) -> NoReturn:
     """Run `main` and exit with its code; bad input becomes one line on stderr and exit code 2."""
     for stream in (sys.stdout, sys.stderr):  # a terminal without Greek letters is no reason to stop

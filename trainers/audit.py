@@ -36,6 +36,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.multiprocessing.spawn import ProcessExitedException
 
 from dpgcl_core.audit import defects
 from dpgcl_core.audit.canary import WorstCase, check_numbers, chosen_cases, print_rows
@@ -568,6 +569,10 @@ def _both(case: StepCase, num_runs: int, seed: int | None, inner: Workers) -> tu
     )
 
 
+_FINISHED = "finished"
+"""Name of the file that stands once all cases on two workers are written."""
+
+
 def _on_two_workers(
     cases: Sequence[StepCase], num_runs: int, seed: int | None
 ) -> list[tuple[Released, Released]]:
@@ -577,7 +582,11 @@ def _on_two_workers(
     with tempfile.TemporaryDirectory() as folder:
         named = [(case.name, case.defect_name) for case in cases]  # the cases themselves hold functions
         given = (folder, named, num_runs, seed)
-        mp.spawn(_as_worker, args=given, nprocs=2)  # type: ignore[attr-defined, no-untyped-call]
+        try:
+            mp.spawn(_as_worker, args=given, nprocs=2)  # type: ignore[attr-defined, no-untyped-call]
+        except ProcessExitedException:  # PyTorch's threads can abort a process that is ending
+            if not (Path(folder) / _FINISHED).exists():
+                raise
         loaded = [np.load(Path(folder) / f"{index}.npz") for index in range(len(cases))]
         return [
             (Released(each["noisy_0"], each["clean_0"]), Released(each["noisy_1"], each["clean_1"]))
@@ -603,6 +612,9 @@ def _as_worker(
                 noisy_1=with_canary.noisy,
                 clean_1=with_canary.clean,
             )
+    if rank == 0:
+        (Path(folder) / _FINISHED).touch()
+    dist.barrier()  # neither ends before everything is written
     dist.destroy_process_group()
 
 

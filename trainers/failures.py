@@ -7,11 +7,13 @@ process: what this package's own code finds wrong then, it says. From the moment
 fetched (`Stage.WITH_DATA`), a failure is told by the name of its class alone, and only where the name is on a
 public list: a class of the user's own can have any name.
 
+A disk that is full is told by a sentence of its own, whatever the data: the sweep ends with it.
+
 **Proposition.** With private records, what `describe_error` returns is one of a fixed finite set of texts
 that does not depend on the records, or was composed by this package's code before the process had any.
-*Why.* With data, it is a name of `_NAMES` in a fixed sentence. Before data, a text is kept if each frame from
-the boundary to the `raise` is of this package and the exception was not raised in the handling of another
-one, so that no foreign code ran that could have composed it. ∎
+*Why.* With data, it is `NO_ROOM`, or a name of `_NAMES` in a fixed sentence. Before data, a text is kept if
+each frame from the boundary to the `raise` is of this package and the exception was not raised in the
+handling of another one, so that no foreign code ran that could have composed it. ∎
 
 Which of the names is told is as little protected as failures are (docs/limits.md).
 """
@@ -27,9 +29,10 @@ import torch
 
 import dpgcl_core
 from dpgcl_core import errors
-from dpgcl_core.errors import DpgclError
+from dpgcl_core.errors import DpgclError, is_disk_full
 
 _OWN_FOLDERS = (Path(dpgcl_core.__file__).resolve().parent, Path(__file__).resolve().parent)
+NO_ROOM = "no space is left in the storage folder"
 _WITHHELD = "(its message is withheld: the training data are private)"
 
 
@@ -66,6 +69,8 @@ def describe_error(error: BaseException, *, data_are_public: bool, stage: Stage 
     >>> describe_error(type("OfARecord", (KeyError,), {})(), data_are_public=False)
     'an error (its message is withheld: the training data are private)'
     """
+    if is_disk_full(error):
+        return NO_ROOM
     if data_are_public:
         if isinstance(error, DpgclError):
             return str(error)

@@ -40,6 +40,8 @@ from dpgcl_core.mechanism.registry import METHODS, is_installed, method_named, r
 from trainers.config.training import TrainingConfig
 from trainers.failures import Stage, describe_error
 from trainers.files.checkpoint import CheckpointFolder
+from trainers.files.oversight import Oversight, TrainingStopped
+from trainers.files.progress import ProgressWriter
 from trainers.training.workers import current_workers
 
 if TYPE_CHECKING:
@@ -69,6 +71,8 @@ class RayTrial:
       scratch: the driver's folder of its own, where workers of its machine meet.
       method: the training's method, where the program registered it itself, by `packed_method`.
       data_are_public: whether all may be told of a failure.
+      oversight: whether it goes on is decided by; None: it trains to its end.
+      progress_file: where the first worker tells its steps; None where nobody may see them.
     """
 
     name: str
@@ -83,6 +87,8 @@ class RayTrial:
     scratch: Path | None = None
     method: bytes | None = None
     data_are_public: bool = False
+    oversight: Oversight | None = None
+    progress_file: Path | None = None
 
 
 def packed_method(name: str) -> bytes | None:
@@ -244,6 +250,8 @@ def train_worker(loop_config: Mapping[str, Any]) -> dict[str, Any]:
         _prepare(trial)
         stage = Stage.WITH_DATA
         result = _train(trial, ray.get(loop_config["records"][0]))
+    except TrainingStopped as stopped:
+        result = {"stopped": stopped.step}
     except BaseException as error:
         failure = describe_error(error, data_are_public=trial.data_are_public, stage=stage)
         lost = _lost_another_worker(error)
@@ -302,9 +310,17 @@ def _train(trial: RayTrial, data: TrainingData) -> dict[str, Any]:
         data,
         workers=current_workers(),
         checkpoints=_checkpoints(trial),
+        oversight=trial.oversight,
         memory_share=min(1.0, trial.gpus_per_worker) or trial.memory_share,
+        progress=_progress(trial),
     )
     return {"metrics": result.metrics, "series": result.series}
+
+
+def _progress(trial: RayTrial) -> Callable[[int], object]:
+    if trial.progress_file is None or current_workers().rank > 0:
+        return lambda step: None
+    return ProgressWriter(trial.progress_file, trial.config.mechanism.num_steps)
 
 
 def _lost_another_worker(error: BaseException) -> bool:

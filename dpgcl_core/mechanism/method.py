@@ -138,6 +138,7 @@ class Method:
       sensitivity_formula: for the statement.
       label: of the guarantee.
       takes_augmented_keys: whether N_a > 0 has a place in the loss.
+      takes_temperature: whether the loss reads τ.
       takes_public_keys: whether embeddings of public records have a place in the loss of a group, and the
         sensitivity holds with them.
       needs_cap: whether the sensitivity needs a public cap on the batch.
@@ -167,6 +168,7 @@ class Method:
     sensitivity_formula: str
     label: GuaranteeLabel = "proven"
     takes_augmented_keys: bool = True
+    takes_temperature: bool = True
     takes_public_keys: bool = False
     needs_cap: bool = False
     takes_group_size: bool = True

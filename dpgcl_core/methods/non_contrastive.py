@@ -45,6 +45,7 @@ BYOL_GROUPS = Byol(
     source="BYOL (Grill et al. 2020), per group",
     clip_unit="group",
     takes_augmented_keys=False,
+    takes_temperature=False,
     min_group_size=1,
     needs_target=True,
     takes_pairs=False,

@@ -40,6 +40,7 @@ class PerRecord(ClippedGroups):
     one_record_groups: bool = True
     min_group_size: int = 1
     takes_augmented_keys: bool = False
+    takes_temperature: bool = False
 
     def check(self, numbers: PublicNumbers) -> None:
         super().check(numbers)

@@ -84,6 +84,7 @@ _SCORES = {
 _BEFORE_TRAINING = {
     "untrained_": "of the network at random weights",
     "public_start_": "of the network at the public weights that it starts from",
+    "private_start_": "of the network at the private weights that it starts from",
 }
 _OF_IMAGES = {
     "raw_pixels_": "of the images' own pixels",

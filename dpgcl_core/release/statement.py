@@ -148,7 +148,7 @@ class PrivacyStatement:
             reason = cost.reason if cost is not None else "nothing was trained with a guarantee"
             return f"NO GUARANTEE for this sweep as a whole: the cost of tuning is not accounted ({reason})."
         promise = (
-            f"(ε = {epsilon_text(cost.tuned_epsilon)}, δ = {rounded_up(cost.delta, 3)})-differentially "
+            f"(ε = {epsilon_text(cost.tuned_epsilon)}, δ = {delta_text(cost.delta)})-differentially "
             f"private for {_adding(cost.neighboring_relation)}"
         )
         if self.conditions:
@@ -194,7 +194,7 @@ class PrivacyStatement:
         tuned = "not accounted" if cost.tuned_epsilon is None else epsilon_text(cost.tuned_epsilon)
         found = [
             ("Neighbouring data sets", cost.neighboring_relation),
-            ("δ", rounded_up(cost.delta, 4)),
+            ("δ", delta_text(cost.delta)),
             (f"ε of one training{others}", epsilon_text(cost.training_epsilon)),
             (f"ε of the whole sweep, tuning included{others}", tuned),
             ("Theorem", cost.theorem),
@@ -287,7 +287,7 @@ class PrivacyStatement:
         raised = f"; the cap was raised {times}, a decision outside the guarantee" if num_raised else ""
         return (
             f"data set {self.ledger.dataset_id!r}: everything charged to it stays within "
-            f"(ε = {rounded_up(self.ledger.epsilon, 6)}, δ = {rounded_up(self.ledger.delta, 4)}) by "
+            f"(ε = {rounded_up(self.ledger.epsilon, 6)}, δ = {delta_text(self.ledger.delta)}) by "
             f"{self.ledger.rule}{raised}; "
             f"ledger {head.ledger_id}, {head.num_entries} rows, head {head.head_hash}"
         )
@@ -362,6 +362,15 @@ def epsilon_text(epsilon: float) -> str:
     if not math.isfinite(epsilon):
         return "∞"
     return str(Decimal(repr(float(epsilon))).quantize(Decimal("0.0001"), rounding=ROUND_CEILING))
+
+
+def delta_text(delta: float) -> str:
+    """Return δ with four significant digits, rounded up: the same text wherever one δ is shown.
+
+    >>> delta_text(1e-05), delta_text(1 / 10_513)
+    ('1e-05', '9.513e-05')
+    """
+    return rounded_up(delta, 4)
 
 
 def _masked(value: Any) -> Any:

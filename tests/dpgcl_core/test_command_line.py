@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +69,20 @@ def test_bad_input_is_refused_in_one_line(command: Command, arguments: list[str]
     with pytest.raises(ConfigError, match=message) as caught:
         run_command(command, prog="shown", arguments=arguments)
     assert "\n" not in str(caught.value)
+
+
+def test_address_where_a_path_is_needed_is_refused_and_no_folder_made_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def written(*, to: Path = Path("here")) -> Path:
+        to.mkdir()
+        return to
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"^--to must be a path of this machine; got .*--publish-to"):
+        run_command(written, prog="written", arguments=["--to", "s3://bucket/x"])
+    assert list(tmp_path.iterdir()) == []
+    assert run_command(written, prog="written", arguments=["--to", "a:b"]).is_dir()
 
 
 def test_help_names_every_option_and_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -214,12 +214,29 @@ class Silent:
         return lambda *given, **named: ""
 
 
+class AtOnce:
+    """Stands in for the thread that sends to MLflow, for a process that forks has no threads."""
+
+    def __init__(self, send: Callable[[str], None], *_: object) -> None:
+        self.put = send
+
+    def __enter__(self) -> AtOnce:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End nothing."""
+
+    def finish(self, *_: object) -> list[str]:
+        return []
+
+
 def run_child(request: Request, planned: SweepPlan) -> int:
     """Runs the sweep of a request in this process and returns its exit code."""
     folder = Path(request.folder)
     begin = watch(Events(request), folder)
     service.build_plan = lambda *given, **named: planned
     service.Tracker = SimpleNamespace(open=lambda *given: Silent())  # type: ignore[assignment,misc]
+    service.Outbox = AtOnce  # type: ignore[assignment,misc]
     service.ray_session = lambda *_: nullcontext()  # type: ignore[assignment,misc,return-value]
     service.run_trials = lambda *given: run_trials(begin, *given)  # type: ignore[assignment,misc]
     service.cross_checks = lambda *given: {}

@@ -136,6 +136,23 @@ def embed_source(
     )
 
 
+def embed_image_array(
+    encoder: ImageTextEncoder, images: NDArray[np.uint8], *, batch_size: int = PAIRS_AT_ONCE
+) -> Features:
+    """Return the unit embeddings of images in memory, float32 `[num_images, dim]`.
+
+    Args:
+      encoder: an exported one, on the CPU.
+      images: uint8 `[num_images, 3, height, width]` of the model's size, not normalised.
+      batch_size: images passed at once; changes nothing beyond rounding.
+    """
+
+    def embed(rows: slice) -> torch.Tensor:
+        return encoder.embed_images(normalise(torch.from_numpy(images[rows])))
+
+    return _finite(embed_in_batches(embed, len(images), batch_size))
+
+
 def embed_texts(
     encoder: ImageTextEncoder,
     captions: Sequence[str],

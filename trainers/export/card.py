@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dpgcl_core.release.markdown import escaped
-from dpgcl_core.release.statement import PROVEN, epsilon_text, rounded_up
+from dpgcl_core.release.statement import PROVEN, delta_text, epsilon_text
 from trainers.export.description import ModelDescription
 
 _NO_GUARANTEE = "none: what this model tells about its records is not bounded"
@@ -52,7 +52,7 @@ def _epsilon(value: float | None) -> str:
 
 
 def _delta(value: float | None) -> str:
-    return "none" if value is None else rounded_up(value, 3)
+    return "none" if value is None else delta_text(value)
 
 
 def _meaning(description: ModelDescription) -> str:

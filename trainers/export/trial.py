@@ -2,6 +2,8 @@
 
     python -m trainers.export --sweep NAME --trial NAME
     python -m trainers.export --sweep NAME --best knn_accuracy --to /models/scans
+    python -m trainers.export --sweep NAME --register
+    python -m trainers.export --sweep NAME --publish-to s3://bucket/results
 
 Without `--trial` the model with the best `--best` is taken, among the trials with a guarantee where there
 are any. What that choice costs: an open sweep releases all its trials, so choosing among them is
@@ -17,19 +19,22 @@ adapters stand beside in `adapter/`, as peft reads them.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dpgcl_core.addresses import masked
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.release.metrics import CLASSIFIER_SCORE, Release, find_metric, is_reference
-from dpgcl_core.release.statement import PROVEN, epsilon_text, rounded_up, software_versions
-from trainers.export.description import ModelDescription
+from dpgcl_core.release.statement import PROVEN, delta_text, epsilon_text, software_versions
+from trainers.export.description import ModelDescription, read_description
 from trainers.export.finished import FinishedSweep, FinishedTrial, read_sweep
 from trainers.export.folder import write_model
 from trainers.export.kinds import kind_of
+from trainers.files.destination import Copies, Destination, files_below
 from trainers.files.storage import storage_root
 
 DEFAULT_SCORES = ("image_to_text_recall_at_10", CLASSIFIER_SCORE, "knn_accuracy")
@@ -56,6 +61,10 @@ def export_command(
     trial: str | None = None,
     best: str | None = None,
     to: Path | None = None,
+    register: bool = False,
+    registered_name: str | None = None,
+    tracking_uri: str | None = None,
+    publish_to: str | None = None,
 ) -> int:
     """Write one trained model of a sweep; return 0.
 
@@ -66,29 +75,81 @@ def export_command(
       best: export the best one by this score; classifier_accuracy, knn_accuracy or
         image_to_text_recall_at_10 unless given.
       to: new folder; exported/SWEEP-TRIAL in the storage folder unless given.
+      register: also put it into MLflow's model registry, with the statement as its card; an export that is
+        there already is registered as it is.
+      registered_name: of the registered model; dpgcl-SWEEP unless given.
+      tracking_uri: MLflow server or database that has the sweep; $MLFLOW_TRACKING_URI or the storage
+        folder's unless given.
+      publish_to: also copy it below this address (s3://bucket/folder, file:///folder, …), to
+        SWEEP/exported/FOLDER; an export that is there already is copied as it is.
 
     Raises:
-      ConfigError: there is no such trial or score, both are given, or as `write_model`.
-      StorageError: as `read_sweep` and `write_model`.
+      ConfigError: there is no such trial or score, both are given, or as `write_model` and
+        `Destination.open`.
+      StorageError: as `read_sweep`, `write_model` and `Copies`.
+      TrackingError: as `trainers.export.registry.register`.
     """
+    if not register and (registered_name or tracking_uri):
+        raise ConfigError(
+            "--registered-name and --tracking-uri are of the model registry: give --register with them; got "
+            f"{registered_name or tracking_uri}"
+        )
     if trial is not None and best is not None:
         raise ConfigError(
             f"--trial names a model and --best chooses one: give one of them; got {trial}, {best}"
         )
     root = storage_root(storage)
+    destination = None if publish_to is None else Destination.open(publish_to)
     finished = read_sweep(root, sweep)
     chosen_trial, chosen = choose_trial(finished, trial=trial, best=best)
     folder = to or root / "exported" / "-".join(filter(None, (finished.name, chosen_trial.name)))
     about = describe(finished, chosen_trial, chosen)
-    description = write_model(folder, about, chosen_trial.state(), finished.statement)
+    written_before = (register or destination is not None) and _is_export_of(folder, about)
+    if written_before:
+        description = read_description(folder)
+    else:
+        description = write_model(folder, about, chosen_trial.state(), finished.statement)
     print(description.promise)
     print(f"chosen: {description.chosen}")
     if chosen_trial.doubt is not None:
         print(f"warning: {chosen_trial.doubt}", file=sys.stderr)
-    print(f"written: {folder}")
+    print(f"{'taken as it is' if written_before else 'written'}: {folder}")
     for line in kind_of(chosen_trial.params).usage(folder, description):
         print(line)
+    if register:
+        _register(folder, tracking_uri or tracking_address(root), registered_name)
+    if destination is not None:
+        _publish(folder, destination.at(finished.name, "exported", folder.name), description)
     return 0
+
+
+def tracking_address(root: Path) -> str:
+    """Return where the sweeps of a storage folder log unless told otherwise."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
+
+
+def _register(folder: Path, tracking_uri: str, name: str | None) -> None:
+    from trainers.export.registry import register as register_model
+
+    found = register_model(folder, tracking_uri, name)
+    print(f"{'registered' if found.is_new else 'registered before'}: {found.name}, version {found.version}")
+    print(f'load it: mlflow.pyfunc.load_model("{found.uri}").predict(images)')
+
+
+def _publish(folder: Path, place: Destination, description: ModelDescription) -> None:
+    copies = Copies(place, description.sha256)
+    for name, path in files_below(folder).items():
+        copies.put(name, path)
+    copies.write_manifest()
+    print(f"published: {masked(place.address)}")
+
+
+def _is_export_of(folder: Path, about: ModelDescription) -> bool:
+    """Whether a folder holds the export of this very model already."""
+    if not folder.exists():
+        return False
+    known = read_description(folder)
+    return (known.sweep, known.trial, known.promise) == (about.sweep, about.trial, about.promise)
 
 
 def choose_trial(
@@ -247,4 +308,4 @@ def _among(statement: Mapping[str, Any]) -> str:
 def _pair(epsilon: float | None, delta: float | None) -> str:
     if epsilon is None or delta is None:
         return "not accounted, for attempts of it were lost"
-    return f"ε = {epsilon_text(epsilon)}, δ = {rounded_up(delta, 3)}"
+    return f"ε = {epsilon_text(epsilon)}, δ = {delta_text(delta)}"

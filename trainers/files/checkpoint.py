@@ -148,10 +148,11 @@ class CheckpointFolder:
         if self._number is not None:
             self._attempts.refuse_outdated(self._number)
 
-    def save(self, checkpoint: Checkpoint) -> None:
+    def save(self, checkpoint: Checkpoint, *, is_last: bool = False) -> None:
         """Replace the checkpoint; a crash leaves the old one or the new one, never a part.
 
-        Then the steps up to the next one are counted: it must be durable before any of them is drawn.
+        Then the steps up to the next one are counted: it must be durable before any of them is drawn. After
+        the last one of an attempt that ends before T nothing more is drawn, nor counted.
 
         Raises:
           LedgerError: the grant was taken back; what has been drawn is saved.
@@ -161,7 +162,7 @@ class CheckpointFolder:
         with replacing(self.folder / "checkpoint.pt") as file:
             torch.save(vars(checkpoint), file)
         self._check_grant(self._num_steps_possible)
-        if not (more := self._steps_until_saved(checkpoint.step)):
+        if is_last or not (more := self._steps_until_saved(checkpoint.step)):
             return
         drawn, restarts = self.drawn(), self._num_restart_steps
         if restarts is not None and drawn.num_steps + more > self._num_steps + restarts:

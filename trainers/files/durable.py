@@ -12,13 +12,19 @@ from typing import IO
 
 @contextmanager
 def replacing(path: Path, *, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """Yield a file that replaces `path` at the end, durably and at once; `mode` is as of `os.open`."""
+    """Yield a file that replaces `path` at the end, durably and at once; `mode` is as of `os.open`.
+
+    Where that fails, on a full disk for example, the old one stays, and nothing lies beside it.
+    """
     temporary = path.with_suffix(f".{secrets.token_hex(8)}.tmp")  # of two nodes, processes may share a number
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 

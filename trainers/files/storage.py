@@ -35,7 +35,10 @@ def storage_root(option: Path | None) -> Path:
     environment = os.environ.get("DPGCL_STORAGE")
     path = option or (Path(environment) if environment else _default())
     if "://" in str(path) or re.match(r"\w+:/", str(path)):
-        raise StorageError(f"the storage folder must be a path of this machine; got {masked(str(path))}")
+        raise StorageError(
+            f"the storage folder must be a path of this machine, for checkpoints need locks; got "
+            f"{masked(str(path))}: a sweep copies its finished results to an address with --publish-to"
+        )
     path = Path.cwd() / path.expanduser()  # where the command was typed, whatever folder is entered later
     if in_throw_away_copy(path):
         raise StorageError(

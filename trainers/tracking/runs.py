@@ -23,10 +23,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dpgcl_core.addresses import masked, masked_text
 from dpgcl_core.errors import ConfigError, TrackingError, unknown_choice
 from dpgcl_core.release.markdown import escaped
-from trainers.tracking.server import connect, is_database, search_runs, server_errors
+from trainers.config.applicable import applying
+from trainers.tracking.server import (
+    connect,
+    forgetting_runs,
+    is_database,
+    runs_below,
+    search_runs,
+    server_errors,
+)
 
 if TYPE_CHECKING:
-    from mlflow.entities import Metric, Run
+    from mlflow.entities import Experiment, Metric, Run
     from mlflow.tracking import MlflowClient
 
 SWEEP_TAG = "dpgcl.sweep"
@@ -38,6 +46,8 @@ SWEEP_ID_TAG = "dpgcl.sweep_id"
 PARENT_TAG = "mlflow.parentRunId"
 NOTE_TAG = "mlflow.note.content"
 TUNING_COST_TAG = "tuning_cost"
+STOPPED_TAG = "stopped_at_step"
+"""Of a training that was ended early by its scores: it is not one of those that are compared."""
 NO_TUNING_COST = "The tuning cost of this sweep was not recorded; each ε is that of one training."
 # Times of a sealed run: a real one would tell how long the sweep took, and so how many trials it had.
 SEALED_TIME_MS = 1
@@ -98,8 +108,7 @@ class Tracker:
                 tags = {"mlflow.experimentKind": "custom_model_development"}
                 if description:
                     tags[NOTE_TAG] = escaped(masked_text(description))
-                experiment_id = client.create_experiment(experiment, location, tags)
-                return cls(client, experiment_id, uri)
+                found = _created(client, experiment, location, tags)
         if found.lifecycle_stage == "deleted":
             raise TrackingError(
                 f"the MLflow experiment {experiment!r} at {masked(uri)} was deleted; restore it with "
@@ -114,7 +123,13 @@ class Tracker:
         return runs[0].info.run_id if runs else None
 
     def start_sweep(
-        self, name: str, params: Mapping[str, Any], tags: Mapping[str, Any], description: str = ""
+        self,
+        name: str,
+        params: Mapping[str, Any],
+        tags: Mapping[str, Any],
+        description: str = "",
+        *,
+        sweep_id: str = "",
     ) -> str:
         """Return the parent run of a new sweep, or the existing one of a resumed sweep.
 
@@ -126,15 +141,18 @@ class Tracker:
           params: settings that all trials share, and the grid.
           tags: further tags, for example `data_is`.
           description: a sentence on the sweep's question, for the run's note.
+          sweep_id: tells it from a sweep of the same name in another storage folder.
 
         Raises:
-          TrackingError: the server failed; nothing is lost, call again.
+          TrackingError: the server failed; nothing is lost, call again. Or it has trials of another sweep of
+            this name.
         """
-        run_id = self.find_sweep(name)
+        run_id = self._find_own(name, sweep_id)
         with server_errors(self.uri, f"starting the sweep {name!r}"):
             if run_id is None:
                 own = {
                     SWEEP_TAG: name,
+                    SWEEP_ID_TAG: sweep_id,
                     ROLE_TAG: SWEEP_ROLE,
                     NOTE_TAG: _note(name, params, tags, description),
                 }
@@ -145,6 +163,7 @@ class Tracker:
             else:
                 run = self.client.get_run(run_id)
                 self.client.update_run(run_id, status="RUNNING")
+                self.client.set_tag(run_id, SWEEP_ID_TAG, sweep_id)
                 self.client.set_tag(run_id, NOTE_TAG, _note(name, params, tags, description))
             known, wanted = run.data.params, _params(params)
             self._log(run.info.run_id, {k: v for k, v in wanted.items() if k not in known}, [])
@@ -152,6 +171,25 @@ class Tracker:
             if changed:
                 self.client.set_tag(run.info.run_id, CHANGED_TAG, "; ".join(changed))
         return str(run.info.run_id)
+
+    def _find_own(self, name: str, sweep_id: str) -> str | None:
+        """Return the parent run of this very sweep, or one of its name that is nobody's; None where none is.
+
+        Nobody's is a run without trials, of a driver that was killed before it had a folder.
+        """
+        with server_errors(self.uri, f"looking for the sweep {name!r}"):
+            runs = self._search({ROLE_TAG: SWEEP_ROLE, SWEEP_TAG: name})
+            ids = [run.data.tags.get(SWEEP_ID_TAG, "") for run in runs]
+            for run, found in zip(runs, ids, strict=True):
+                if found == sweep_id:
+                    return str(run.info.run_id)
+            for run, found in zip(runs, ids, strict=True):
+                if sweep_id and found and self._search({PARENT_TAG: run.info.run_id}):
+                    raise TrackingError(
+                        f"MLflow at {masked(self.uri)} has another sweep {name!r}, of another storage "
+                        "folder: choose another --name, or delete its runs there"
+                    )
+            return str(runs[0].info.run_id) if runs else None
 
     def log_trial(
         self,
@@ -188,12 +226,16 @@ class Tracker:
           TrackingError: the server failed; the trial is not finished there, call again.
         """
         points = _metric_points(metrics, series)
-        with server_errors(self.uri, f"logging the trial {trial_name!r}"):
+        with server_errors(self.uri, f"logging the trial {trial_name!r}"), forgetting_runs():
             known = {PARENT_TAG: parent_run_id, TRIAL_TAG: trial_name}
+            finished = None
             for earlier in () if is_new else self._search(known):
                 if earlier.info.status == "FINISHED":
-                    return str(earlier.info.run_id)
-                self.client.delete_run(earlier.info.run_id)
+                    finished = str(earlier.info.run_id)
+                else:  # also one whose creation was answered too late
+                    self.client.delete_run(earlier.info.run_id)
+            if finished is not None:
+                return finished
             parent = self.client.get_run(parent_run_id)
             own = {
                 PARENT_TAG: parent_run_id,
@@ -215,7 +257,7 @@ class Tracker:
     def trial_statuses(self, parent_run_id: str) -> dict[str, str]:
         """Return the statuses of a sweep's trials that have runs, by name. Raises as `log_artifact`."""
         with server_errors(self.uri, "looking for the trials of a sweep"):
-            runs = self._search({PARENT_TAG: parent_run_id})
+            runs = runs_below(self.client, [self.experiment_id], {PARENT_TAG: parent_run_id})
         return {run.data.tags[TRIAL_TAG]: str(run.info.status) for run in runs}
 
     def log_sealed(
@@ -263,7 +305,7 @@ class Tracker:
 
     def set_tags(self, parent_run_id: str, tags: Mapping[str, Any]) -> None:
         """Replace tags of a sweep's parent run and of all its trials. Raises as `log_artifact`."""
-        with server_errors(self.uri, "noting the tuning cost"):
+        with server_errors(self.uri, "noting the tuning cost"), forgetting_runs():
             trials = self._search({PARENT_TAG: parent_run_id})
             for run_id in (parent_run_id, *(run.info.run_id for run in trials)):
                 for name, value in tags.items():
@@ -286,6 +328,18 @@ class Tracker:
         """Write final values that are no trial's, such as scores of raw pixels. Raises as `log_artifact`."""
         with server_errors(self.uri, "logging the metrics of the sweep"):
             self._log(run_id, {}, _metric_points(metrics, {}))
+
+    def log_system(self, run_id: str, samples: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+        """Write system metrics, each sample with its time in milliseconds. Raises as `log_artifact`."""
+        from mlflow.entities import Metric
+
+        points = [
+            Metric(name, float(value), time_ms, step)
+            for step, (time_ms, values) in enumerate(samples)
+            for name, value in values.items()
+        ]
+        with server_errors(self.uri, "logging the system metrics"):
+            self._log(run_id, {}, points)
 
     def log_artifact(self, run_id: str, path: Path, folder: str | None = None) -> None:
         """Upload the file `path` to a run, into `folder` there; an earlier upload is overwritten.
@@ -315,6 +369,7 @@ class Tracker:
     def _log_dataset(self, run_id: str, params: Mapping[str, Any]) -> None:
         """Record what is trained on, by name and declared size: a digest of records would tell of them."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
+        from mlflow.exceptions import MlflowException
 
         if (name := params.get("dataset")) is None:
             return
@@ -324,7 +379,11 @@ class Tracker:
         source = json.dumps({"dataset": name})
         dataset = Dataset(name, digest, "local", source, profile=profile)
         context = InputTag("mlflow.data.context", "training")
-        self.client.log_inputs(run_id, [DatasetInput(dataset, [context])])
+        inputs = [DatasetInput(dataset, [context])]
+        try:
+            self.client.log_inputs(run_id, inputs)
+        except MlflowException:  # another user recorded the same data set at this moment: now it is found
+            self.client.log_inputs(run_id, inputs)
 
     def _search(self, tags: Mapping[str, str]) -> list[Run]:
         """Run of the experiment with all `tags`, newest first."""
@@ -375,7 +434,22 @@ def _params(values: Mapping[str, Any]) -> dict[str, str]:
     >>> _params({"group_size": 8, "warm_start": None})
     {'group_size': '8'}
     """
-    return _strings({name: value for name, value in values.items() if value is not None})
+    return _strings(applying(values))
+
+
+def _created(client: MlflowClient, name: str, location: str | None, tags: Mapping[str, str]) -> Experiment:
+    """Return a new experiment, or the one that another user made at the same moment."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return client.get_experiment(client.create_experiment(name, location, dict(tags)))
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+        found = client.get_experiment_by_name(name)
+        if found is None:
+            raise
+        return found
 
 
 def _origin() -> dict[str, str]:

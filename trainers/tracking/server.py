@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
-from dpgcl_core.addresses import has_secret, masked, text_of_error
+from dpgcl_core.addresses import has_secret, masked, masked_text, text_of_error
 from dpgcl_core.errors import ConfigError, DpgclError, TrackingError
 
 # Before MLflow is imported anywhere: it reads this once. MLflow itself is imported in functions, for it
@@ -27,11 +27,27 @@ DATABASE_SCHEMES = ("sqlite", "postgresql", "mysql", "mssql")
 HEALTH_CHECK_SECONDS = 5
 _OWN_SERVER = "http://127.0.0.1:5000"  # where `mlflow ui` listens
 # The driver repeats what failed, so MLflow's own default of seven retries (minutes) only stalls a sweep.
+# Nor does MLflow repeat a request by itself: a run whose creation was answered too late would be there twice.
 _HTTP_DEFAULTS = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
-    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
 }
+# What is said of a server that is away, slow, being started, or behind a proxy that finds it so.
+_NO_ANSWER = re.compile(
+    r"timed out|timeout=|timeout exception|Connection (?:refused|reset|aborted)|RemoteDisconnected"
+    r"|error code 50[234]|too many 50[234]|starting up",
+    re.IGNORECASE,
+)
+
+
+class NoAnswer(TrackingError):  # noqa: N818 (what it is)
+    """The server does not answer; it may later.
+
+    Attributes:
+      reason: why, in few words.
+    """
+
+    reason = ""
 
 
 def connect(tracking_uri: str, *, create: bool = False) -> MlflowClient:
@@ -100,6 +116,67 @@ def runs_link(tracking_uri: str, experiment_id: str, tags: Mapping[str, str]) ->
     return f"{host}/#/experiments/{experiment_id}/runs?{urlencode(asked, quote_via=quote)}"
 
 
+def run_link(tracking_uri: str, experiment_id: str, run_id: str) -> str:
+    """Return the page of one run, on the server that `runs_link` names.
+
+    >>> run_link("https://host:5000/", "7", "ab")
+    'https://host:5000/#/experiments/7/runs/ab?workflowType=machine_learning'
+    """
+    host = _OWN_SERVER if is_database(tracking_uri) else masked(tracking_uri).rstrip("/")
+    return f"{host}/#/experiments/{quote(experiment_id)}/runs/{quote(run_id)}?workflowType=machine_learning"
+
+
+class _Known:
+    """Runs that were found, as long as nobody says that they have changed."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.found: dict[tuple[str, ...], list[Run]] = {}
+
+
+_KNOWN: list[_Known] = []
+
+
+@contextlib.contextmanager
+def runs_known() -> Iterator[None]:
+    """Within it, runs below a parent are read once, until `forgetting_runs`; for the one who writes them."""
+    known = _Known()
+    _KNOWN.append(known)
+    try:
+        yield
+    finally:
+        _KNOWN.remove(known)
+
+
+@contextlib.contextmanager
+def forgetting_runs() -> Iterator[None]:
+    """Within it, runs below a parent are changed: what is known of them is forgotten before and after."""
+    _forget_runs()
+    try:
+        yield
+    finally:
+        _forget_runs()
+
+
+def _forget_runs() -> None:
+    for known in _KNOWN:
+        known.version += 1
+        known.found = {}
+
+
+def runs_below(client: MlflowClient, experiment_ids: list[str], tags: Mapping[str, str]) -> list[Run]:
+    """Return what `search_runs` does, for the runs below one parent; see `runs_known`."""
+    if not _KNOWN:
+        return search_runs(client, experiment_ids, tags)
+    known, key = _KNOWN[-1], (client.tracking_uri, *experiment_ids, _filter(tags))
+    version = known.version
+    if (found := known.found.get(key)) is None:
+        found = search_runs(client, experiment_ids, tags)
+        if known.version == version:  # nothing was written while they were read
+            known.found[key] = found
+    return found
+
+
 def search_runs(client: MlflowClient, experiment_ids: list[str], tags: Mapping[str, str]) -> list[Run]:
     """Return all runs that carry all `tags`, newest first, deleted ones left out.
 
@@ -159,9 +236,12 @@ def server_errors(uri: str, action: str, fix: str = "", *, every: bool = False) 
     except DpgclError:
         raise
     except ours as error:
-        raise TrackingError(
-            f"MLflow at {masked(uri)} failed while {action}: {_reason(error, uri)}{fix}"
-        ) from (None if has_secret(uri) else error)
+        reason = _reason(error, uri)
+        kind = NoAnswer if _NO_ANSWER.search(str(error)) else TrackingError
+        failure = kind(f"MLflow at {masked(uri)} failed while {action}: {reason}{fix}")
+        if isinstance(failure, NoAnswer):
+            failure.reason = masked_text(reason)
+        raise failure from (None if has_secret(uri) else error)
 
 
 def is_database(uri: str) -> bool:

@@ -36,6 +36,7 @@ from dpgcl_core.sampling.stage import DrawnGroups
 from trainers.config.training import TrainingConfig
 from trainers.data.dataset import TrainingData, image_shape_of
 from trainers.files.checkpoint import Attempt, Checkpoint, CheckpointFolder, holds_noised_scores
+from trainers.files.oversight import Oversight, TrainingStopped
 from trainers.models.encoder import device_named
 from trainers.models.networks import AnyEncoder
 from trainers.models.precision import gradient_scale
@@ -123,14 +124,18 @@ def train(
     *,
     workers: Workers | None = None,
     checkpoints: CheckpointFolder | None = None,
+    oversight: Oversight | None = None,
     memory_share: float = 1.0,
+    progress: Callable[[int], object] = lambda step: None,
 ) -> TrainingResult:
     """Train one encoder under `config.mechanism` and score it.
 
     Guarantee: with the label `proven`, the trained encoder and every iterate, and so all averages of them,
     are (ε, δ)-differentially private for adding or removing one record of `data.train` or `data.scored`, at
     the ε reported as `epsilon`, which counts noised numbers and the steps that a resume repeated; where R of
-    these are charged in advance, also if restarts follow what was seen (docs/theory/restarts.md). Scores and
+    these are charged in advance, also if restarts follow what was seen (docs/theory/restarts.md). A training
+    that `oversight` ends early, after scores that it released, has the ε of all T steps: the number of steps
+    that were made is one more thing that follows what was seen (docs/theory/ledger.md). Scores and
     by-products pass through `dpgcl_core.release.metrics.visible`, so with private records only releasable
     ones are returned.
 
@@ -140,41 +145,87 @@ def train(
       workers: this process among the data-parallel workers; default a single one. Every worker calls
         `train` with the same arguments; the first one's result counts.
       checkpoints: where to save and resume; None for neither.
+      oversight: decides whether it goes on, with checkpoints alone; None: to its end.
       memory_share: the part of the machine's free memory, or of the GPU's, that this worker may use.
+      progress: hears of the number of steps done, a public number.
 
     Raises:
       ConfigError: the network mixes records, a name is unknown, or the release policy forbids the data
         or their plain randomness.
       StorageError: a checkpoint is damaged, or restarts would repeat more steps than are charged in advance.
+      TrainingStopped: the time is over; what was drawn is saved.
     """
     workers = workers or SingleWorker()
     run = _prepare(config, data, workers, memory_share)
     with run.beside, checkpoints.held() if checkpoints and workers.rank == 0 else nullcontext():
-        return _train(run, checkpoints)
+        return _train(run, checkpoints, oversight, progress)
 
 
-def _train(run: _Run, checkpoints: CheckpointFolder | None) -> TrainingResult:
+def _train(
+    run: _Run,
+    checkpoints: CheckpointFolder | None,
+    oversight: Oversight | None,
+    progress: Callable[[int], object],
+) -> TrainingResult:
     config = run.config
-    attempt = _resume(run, checkpoints)
+    _resume(run, checkpoints)
+    progress(run.step)
     if run.step == 0 and config.evaluation.also_untrained:
         run.observer.final.update(_scores_before_training(run))
     if run.step == 0:
         _score_on_the_way(run)
+    attempt = _begin(run, checkpoints, oversight)
     run.seconds_scoring, started, first_step = 0.0, time.perf_counter(), run.step
-    while run.step < config.mechanism.num_steps:
+    goes_on = True
+    while goes_on and run.step < config.mechanism.num_steps:
         if checkpoints:
             checkpoints.refuse_outdated()
+            _stop_if_told(run, checkpoints, oversight)
         _step(run)
         run.step += 1
-        _score_on_the_way(run)
-        if checkpoints and run.step % checkpoints.every_steps == 0:
+        progress(run.step)
+        scores = _score_on_the_way(run)
+        goes_on = _goes_on(run, scores, checkpoints, oversight)
+        if goes_on and checkpoints and run.step % checkpoints.every_steps == 0:
             _save(run, checkpoints)
     seconds = time.perf_counter() - started - run.seconds_scoring
     drawn = _draw_noised_scores(run, checkpoints)
-    if checkpoints and (drawn or run.step % checkpoints.every_steps):
-        _save(run, checkpoints)
+    if checkpoints and (drawn or not goes_on or run.step % checkpoints.every_steps):
+        _save(run, checkpoints, is_last=True)
     timing = {"train_seconds": seconds, "step_seconds": seconds / max(1, run.step - first_step)}
     return _finish(run, attempt, timing, checkpoints.num_scorings() if checkpoints else 1)
+
+
+def _stop_if_told(run: _Run, checkpoints: CheckpointFolder, oversight: Oversight | None) -> None:
+    """Save and end where the driver has told the training to stop; all workers at the same step."""
+    if oversight is not None and _at_all(run, oversight.must_stop):
+        _save(run, checkpoints, is_last=True)
+        raise TrainingStopped(run.step)
+
+
+def _goes_on(
+    run: _Run,
+    scores: dict[str, float],
+    checkpoints: CheckpointFolder | None,
+    oversight: Oversight | None,
+) -> bool:
+    """Whether the driver lets the training go on after the scores of this step; True where it has none."""
+    is_last = run.step >= run.config.mechanism.num_steps
+    if oversight is None or not oversight.by_scores or is_last or not run.observer.wants_scores(run.step):
+        return True
+    look = checkpoints.refuse_outdated if checkpoints else _nothing
+    return _at_all(run, lambda: oversight.goes_on(run.step, scores, look))
+
+
+def _nothing() -> None:
+    """Look at nothing."""
+
+
+def _at_all(run: _Run, decide: Callable[[], bool]) -> bool:
+    """Let the first worker decide for all."""
+    decided = torch.tensor([float(decide())]) if run.workers.rank == 0 else torch.zeros(1)
+    run.workers.share(decided)
+    return bool(decided.item())
 
 
 def _step(run: _Run) -> None:
@@ -380,9 +431,10 @@ def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memor
     )
 
 
-def _resume(run: _Run, checkpoints: CheckpointFolder | None) -> Attempt:
+def _resume(run: _Run, checkpoints: CheckpointFolder | None) -> None:
+    """Go on from the checkpoint, if there is one."""
     if checkpoints is None:
-        return Attempt()
+        return
     saved = checkpoints.load()
     if saved is not None:
         run.encoder.load_state_dict(saved.model)
@@ -392,13 +444,25 @@ def _resume(run: _Run, checkpoints: CheckpointFolder | None) -> Attempt:
         run.step = saved.step
         run.basis = None if saved.basis is None else saved.basis.to(run.device)
         run.observer.series, run.observer.final = saved.series, saved.final
+
+
+def _begin(run: _Run, checkpoints: CheckpointFolder | None, oversight: Oversight | None) -> Attempt:
+    """Count the attempt and its first steps, just before they are drawn.
+
+    One that is told to stop earlier counts none, and so costs none, however often that happens.
+    """
+    if checkpoints is None:
+        return Attempt()
+    if oversight is not None and _at_all(run, oversight.must_stop):
+        raise TrainingStopped(run.step)
     if run.workers.rank > 0:
         return Attempt()
     mechanism = run.config.mechanism
     return checkpoints.begin_attempt(run.step, mechanism.num_steps, mechanism.num_restart_steps)
 
 
-def _save(run: _Run, checkpoints: CheckpointFolder) -> None:
+def _save(run: _Run, checkpoints: CheckpointFolder, *, is_last: bool = False) -> None:
+    """Save, and unless it is the last time count the steps until the next."""
     if run.workers.rank > 0:
         return
     _refuse_changed(run)
@@ -411,16 +475,18 @@ def _save(run: _Run, checkpoints: CheckpointFolder) -> None:
             basis=None if is_renewed_at(run.config, run.step) else run.basis,
             series=run.observer.series,
             final=run.observer.final,
-        )
+        ),
+        is_last=is_last,
     )
 
 
 def _scores_before_training(run: _Run) -> dict[str, float]:
-    """Return the scores of the public start, and of the same network at random weights."""
+    """Return the scores of the start, and of the same network at random weights."""
     config = run.config
     if config.starts_at_random:
         return _scores(run, prefix="untrained_")
-    found = _scores(run, prefix="public_start_")
+    is_private = config.warm_start is not None and config.warm_start.private is not None
+    found = _scores(run, prefix="private_start_" if is_private else "public_start_")
     random = dataclasses.replace(config, warm_start=None)
     if run.workers.rank > 0 or not random.starts_at_random:
         return found
@@ -449,12 +515,15 @@ def _scores(
     )
 
 
-def _score_on_the_way(run: _Run) -> None:
+def _score_on_the_way(run: _Run) -> dict[str, float]:
     """Note the scores after `step` steps: functions of released iterates, seen where final scores are."""
-    if run.observer.wants_scores(run.step):
-        started = time.perf_counter()
-        run.observer.note_during(run.step, _scores(run, with_probes=False))
-        run.seconds_scoring += time.perf_counter() - started
+    if not run.observer.wants_scores(run.step):
+        return {}
+    started = time.perf_counter()
+    scores = _scores(run, with_probes=False)
+    run.observer.note_during(run.step, scores)
+    run.seconds_scoring += time.perf_counter() - started
+    return scores
 
 
 def _draw_noised_scores(run: _Run, checkpoints: CheckpointFolder | None) -> bool:
@@ -486,8 +555,10 @@ def _finish(run: _Run, attempt: Attempt, timing: dict[str, float], num_scorings:
     mechanism, num_restarts = run.config.mechanism, attempt.num_restarts
     if mechanism.num_restart_steps is None:
         num_steps_charged = run.step + attempt.num_steps_repeated
+        num_steps_promised = mechanism.num_steps + attempt.num_steps_repeated  # though it was stopped early
     else:  # in advance, for whatever restarts there might have been
         num_steps_charged, num_restarts, num_scorings = mechanism.num_steps_charged, 0, 1
+        num_steps_promised = num_steps_charged
     charged = {
         "evaluation_seconds": time.perf_counter() - started + run.seconds_scoring,
         "num_steps_done": run.step,
@@ -496,7 +567,7 @@ def _finish(run: _Run, attempt: Attempt, timing: dict[str, float], num_scorings:
     }
     if run.config.guarantee_label == "proven":
         charged["epsilon"] = run.config.epsilon(
-            num_steps_charged, num_restarts=num_restarts, num_scorings=num_scorings
+            num_steps_promised, num_restarts=num_restarts, num_scorings=num_scorings
         )
     metrics = run.observer.visible(charged | timing | scores | run.observer.final)
     return TrainingResult(metrics=metrics, series=run.observer.series, encoder=run.released)

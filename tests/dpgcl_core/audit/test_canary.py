@@ -33,6 +33,7 @@ _RUNS = 1000
 _CASES = standard_cases()
 _BY_NAME = {case.name: case for case in _CASES if case.defect is None}
 _FAST = [case for case in _CASES if case.mechanism.num_steps == case.num_trials == case.runs_factor == 1]
+_LARGER = {"many-groups", "two-tensors"}
 
 
 def _audited(case: AuditCase, seed: int = 1, runs: int = _RUNS) -> AuditResult:
@@ -47,7 +48,12 @@ def _label(case: AuditCase) -> str:
     return f"{case.name}: {case.defect.name if case.defect else 'as written'}"
 
 
-@pytest.mark.parametrize("case", _FAST, ids=_label)
+def _marked(case: AuditCase) -> object:
+    marks = [pytest.mark.ci] if case.name in _LARGER else []
+    return pytest.param(case, id=_label(case), marks=marks)
+
+
+@pytest.mark.parametrize("case", map(_marked, _FAST))
 def test_audit_sees_planted_defects_and_nothing_else(case: AuditCase) -> None:
     """Those that few runs show; all of them: the next one."""
     assert _audited(case, runs=3 * _RUNS if case.defect is defects.LESS_NOISE else _RUNS).as_expected

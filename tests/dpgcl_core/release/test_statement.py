@@ -80,7 +80,7 @@ def test_statement_rounds_epsilon_up() -> None:
 
 def test_statement_rounds_delta_up() -> None:
     rounded = replace(STATEMENT, cost=replace(OPEN, delta=1.51515e-6))
-    assert "δ = 1.52e-06" in rounded.headline()
+    assert "δ = 1.516e-06" in rounded.headline()
     assert dict(rounded.lines())["δ"] == "1.516e-06"
 
 

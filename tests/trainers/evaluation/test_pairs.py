@@ -43,6 +43,8 @@ from trainers.training.observe import Observer
 from trainers.training.release import noised_scores
 from trainers.views.images import normalise
 
+pytestmark = pytest.mark.ci
+
 RECALLS = {f"{way}_recall_at_{k}" for way in ("image_to_text", "text_to_image") for k in (1, 5, 10)}
 LABEL_SCORES = {"knn_accuracy", "linear_probe_accuracy"}
 

@@ -7,6 +7,8 @@ import shutil
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from multiprocessing.queues import SimpleQueue
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
@@ -16,19 +18,29 @@ from trainers.files import checkpoint
 from trainers.files.attempts import Attempts, Drawn
 from trainers.files.checkpoint import Checkpoint, CheckpointFolder, read_drawn, write_drawn
 
+FORK = multiprocessing.get_context("fork")  # no import of torch in every process
 T, EVERY = 4, 2
 EACH = 11
 """Of the places of the second one, every 11th is tried with one of the first, others with the next."""
 
 
 def test_numbers_of_processes_that_claim_at_once_differ(tmp_path: Path) -> None:
-    with multiprocessing.get_context("fork").Pool(8) as pool:
-        numbers = pool.map(_claim, [tmp_path / "attempts"] * 64)
+    """Each ends by itself: a pool would end them by a signal, for which Ray may have set a handler."""
+    go, told = FORK.Event(), FORK.SimpleQueue()
+    processes = [FORK.Process(target=_claim, args=(tmp_path / "attempts", go, told)) for _ in range(8)]
+    for process in processes:
+        process.start()
+    go.set()
+    numbers = [told.get() for _ in range(64)]
+    for process in processes:
+        process.join()
     assert sorted(numbers) == list(range(1, 65))
 
 
-def _claim(folder: Path) -> int:
-    return Attempts(folder).claim()
+def _claim(folder: Path, go: Event, told: SimpleQueue[int]) -> None:
+    go.wait()
+    for _ in range(8):
+        told.put(Attempts(folder).claim())
 
 
 def test_newer_attempt_outdates_the_earlier_ones(tmp_path: Path) -> None:

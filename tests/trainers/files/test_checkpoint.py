@@ -54,6 +54,7 @@ def _weights(encoder: torch.nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in trainable_parameters(encoder)])
 
 
+@pytest.mark.ci
 def test_seeded_resume_equals_the_uninterrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = train(make_config(seeded_non_private=True), make_data())
     _crashed(monkeypatch, tmp_path, 3, seeded_non_private=True)
@@ -101,6 +102,7 @@ def test_restart_is_charged_for_every_step_it_may_repeat(
     assert metrics["epsilon"] > make_config().mechanism.epsilon()
 
 
+@pytest.mark.ci
 def test_charge_is_never_below_the_steps_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     original = loop._draw_groups
@@ -112,6 +114,7 @@ def test_charge_is_never_below_the_steps_drawn(tmp_path: Path, monkeypatch: pyte
     assert metrics["num_steps_charged"] >= len(drawn)
 
 
+@pytest.mark.ci
 def test_charge_follows_the_crashed_attempts_own_checkpoint_interval(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +170,7 @@ def test_folder_of_a_killed_process_is_free_again(tmp_path: Path, monkeypatch: p
         )
 
 
+@pytest.mark.ci
 def test_lost_checkpoint_is_charged_and_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _crashed(monkeypatch, tmp_path, 4)
     (tmp_path / "checkpoint.pt").unlink()
@@ -382,6 +386,6 @@ def test_second_worker_counts_and_draws_nothing(tmp_path: Path) -> None:
     """Of two workers the first one alone draws, so it alone counts."""
     folder = _folder(tmp_path / "one")
     second = SimpleNamespace(workers=SimpleNamespace(rank=1), step=0)
-    assert loop._resume(second, folder) == Attempt()  # type: ignore[arg-type]
+    assert loop._begin(second, folder, None) == Attempt()  # type: ignore[arg-type]
     loop._save(second, folder)  # type: ignore[arg-type]
     assert folder.drawn() == Drawn()

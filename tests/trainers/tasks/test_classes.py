@@ -35,6 +35,8 @@ from trainers.training.resolve import training_config
 from trainers.training.warm_start import starting_encoder
 from trainers.views.images import normalise
 
+pytestmark = pytest.mark.ci
+
 SHAPE = (1, 8, 8)
 NUM_CLASSES = 3
 OPTIONS = changed(

@@ -31,6 +31,8 @@ from trainers.training.loop import train
 from trainers.training.resolve import training_config
 from trainers.views.images import normalise
 
+pytestmark = pytest.mark.ci
+
 SHAPE = (1, 8, 8)
 OPTIONS = changed(
     TrainingOptions(),

@@ -72,6 +72,40 @@ def test_find_sweep_is_none_for_an_unknown_name(tracker):
     assert tracker.find_sweep("b") is None
 
 
+def test_experiment_that_another_user_makes_at_the_same_moment_is_used(
+    tracker: Tracker, monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:
+    name = tracker.client.get_experiment(tracker.experiment_id).name
+    kind, first = type(tracker.client), [None]
+    look = kind.get_experiment_by_name
+    monkeypatch.setattr(
+        kind, "get_experiment_by_name", lambda self, name: first.pop() if first else look(self, name)
+    )
+    assert Tracker.open(tracker.uri, tmp_path, name).experiment_id == tracker.experiment_id
+
+
+def test_sweep_is_found_again_by_its_id(tracker: Tracker) -> None:
+    parent = tracker.start_sweep("s", {}, {}, sweep_id="mine")
+    assert tracker.start_sweep("s", {}, {}, sweep_id="mine") == parent
+
+
+def test_sweep_of_the_same_name_in_another_folder_is_refused(tracker: Tracker) -> None:
+    """Its finished trials would be taken for those of this one."""
+    log(tracker, tracker.start_sweep("s", {}, {}, sweep_id="mine"))
+    with pytest.raises(
+        TrackingError, match="another sweep 's', of another storage folder: choose another --name"
+    ):
+        tracker.start_sweep("s", {}, {}, sweep_id="yours")
+
+
+@pytest.mark.parametrize("sweep_id", ["", "begun by a driver that was killed at once"])
+def test_run_that_is_nobodys_is_taken(sweep_id: str, tracker: Tracker) -> None:
+    parent = tracker.start_sweep("s", {}, {}, sweep_id=sweep_id)
+    assert tracker.start_sweep("s", {}, {}, sweep_id="mine") == parent
+    log(tracker, parent)
+    assert tracker.start_sweep("s", {}, {}, sweep_id="mine") == parent
+
+
 @pytest.mark.parametrize("name", ["it's", 'say "x"', "S=8 ε=∞; `a` and b"])
 def test_find_sweep_takes_any_ordinary_name(tracker, name):
     parent = tracker.start_sweep(name, {}, {})
@@ -347,10 +381,10 @@ def free_port():
         return listener.getsockname()[1]
 
 
-def start_server(storage, port):
+def start_server(storage, port, *more):
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{storage / 'mlflow.db'}"]
-    command += ["--artifacts-destination", str(storage / "mlartifacts")]
+    command += ["--artifacts-destination", str(storage / "mlartifacts"), *more]
     with (storage / "server.log").open("w") as log_file:
         server = subprocess.Popen(command, stdout=log_file, stderr=log_file, start_new_session=True)
     deadline = time.monotonic() + 120
@@ -370,3 +404,35 @@ def end(server):
     if server.poll() is None:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
+
+
+def test_runs_of_a_sweep_are_read_once_until_they_are_written(tracker, monkeypatch):
+    asked = []
+    found = mlflow_server.search_runs
+    monkeypatch.setattr(mlflow_server, "search_runs", lambda *given: asked.append(1) or found(*given))
+    parent = tracker.start_sweep("s", {}, {})
+    with mlflow_server.runs_known():
+        log(tracker, parent, "a")
+        known = [tracker.trial_statuses(parent) for _ in range(2)]
+        assert (known, len(asked)) == ([{"a": "FINISHED"}] * 2, 1)
+        log(tracker, parent, "b")
+        assert tracker.trial_statuses(parent) == {"a": "FINISHED", "b": "FINISHED"}
+    assert len(asked) == 2
+    tracker.trial_statuses(parent)
+    tracker.trial_statuses(parent)
+    assert len(asked) == 4, "others are asked each time"
+
+
+def test_runs_that_were_written_while_they_were_read_are_read_again(tracker, monkeypatch):
+    parent, found = tracker.start_sweep("s", {}, {}), mlflow_server.search_runs
+
+    def written_meanwhile(*given):
+        runs = found(*given)
+        monkeypatch.setattr(mlflow_server, "search_runs", found)
+        log(tracker, parent, "a")
+        return runs
+
+    monkeypatch.setattr(mlflow_server, "search_runs", written_meanwhile)
+    with mlflow_server.runs_known():
+        assert tracker.trial_statuses(parent) == {}
+        assert tracker.trial_statuses(parent) == {"a": "FINISHED"}

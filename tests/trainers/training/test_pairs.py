@@ -32,6 +32,8 @@ from trainers.training.precision import objective_of
 from trainers.training.warm_start import starting_encoder
 from trainers.training.workers import SingleWorker
 
+pytestmark = pytest.mark.ci
+
 LORA = ClipNetworkConfig(lora_rank=2, lora_alpha=4)
 WHOLE = ClipNetworkConfig(lora_rank=0)
 OF_PAIRS = ("dp_gcl", "dp_clip", "siglip_groups", "dp_sgd", "non_private")
@@ -244,7 +246,7 @@ def test_resumed_training_of_pairs_is_the_uninterrupted_one(tmp_path: Path) -> N
     whole = train(config, data_of(pairs())).encoder.state_dict()
     folder = CheckpointFolder(tmp_path, every_steps=1)
     run = loop._prepare(config, data_of(pairs()), SingleWorker())
-    loop._resume(run, folder)
+    loop._begin(run, folder, None)
     for _ in range(2):
         loop._step(run)
         run.step += 1

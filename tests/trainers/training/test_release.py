@@ -128,6 +128,7 @@ def test_public_divisor_does_not_follow_the_held_out_records() -> None:
     assert _config().num_scored_public == SCORED == 18  # of 60 slots
 
 
+@pytest.mark.ci
 def test_one_record_moves_every_count_by_at_most_one() -> None:
     """Each held-out record in turn is removed: counts move by its own answer, nothing else."""
     config, data = _config(), _data()

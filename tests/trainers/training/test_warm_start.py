@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from dpgcl_core.errors import ConfigError, StorageError
+from dpgcl_core.ledger.chain import Head
 from dpgcl_core.release.metrics import is_reference
 from sweeps.service.storage.folder import config_hash
 from tests.sweeps import support
 from tests.trainers.conftest import make_config, make_data
 from tests.trainers.exporting import LORA, SMALL, same_weights, write_small_clip, write_small_model
 from tests.trainers.files.test_checkpoint import _crashed, _folder
+from trainers.config.networks import PrivateStart
 from trainers.config.presets import DIGITS_CPU
 from trainers.config.training import (
     ClipNetworkConfig,
@@ -355,6 +357,17 @@ def test_public_start_is_scored_beside_random_weights(public: Path) -> None:
     fresh = train(starts["untrained_"], data).metrics
     assert not any(name.startswith("public_start_") for name in fresh)
     assert fresh["untrained_knn_accuracy"] == found["untrained_knn_accuracy"]
+
+
+@pytest.mark.ci
+def test_private_start_is_not_called_a_public_one(public: Path) -> None:
+    config = _config(public, evaluation=EvaluationConfig(record_every_steps=0))
+    assert config.warm_start is not None
+    paid = PrivateStart(sweep="before", head=Head(ledger_id="one", num_entries=1, head_hash="0" * 64))
+    private = dataclasses.replace(config, warm_start=dataclasses.replace(config.warm_start, private=paid))
+    found = train(private, make_data()).metrics
+    assert "private_start_knn_accuracy" in found
+    assert not any(name.startswith("public_start_") for name in found)
 
 
 def test_public_start_of_private_records_is_not_scored_on_them(public: Path) -> None:

@@ -1,0 +1,65 @@
+"""How far a training is: a small file beside its checkpoint, for whoever looks on.
+
+It holds two public numbers, the steps done and those planned, and no time: how long a step takes depends on
+how many records are drawn. Whoever wants a rate looks twice. Nothing is read back by a training, and a file
+that cannot be written costs nothing. A training of a sealed sweep writes none.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+PROGRESS_FILE = "progress.json"
+_LEAST_SECONDS = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a training is.
+
+    Attributes:
+      step: steps done.
+      num_steps: T.
+    """
+
+    step: int
+    num_steps: int
+
+
+class ProgressWriter:
+    """Replace a training's file as it goes on, once a second at most, besides the first and the last time.
+
+    Args:
+      path: of the file; its folder is there.
+      num_steps: T.
+      clock: seconds.
+    """
+
+    def __init__(self, path: Path, num_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._num_steps, self._clock = path, num_steps, clock
+        self._next = -float("inf")
+
+    def __call__(self, step: int) -> None:
+        """Note that `step` steps are done."""
+        now = self._clock()
+        if now < self._next and step < self._num_steps:
+            return
+        self._next = now + _LEAST_SECONDS
+        part = self._path.with_suffix(".part")
+        with suppress(OSError):  # what is only looked at stops no training
+            part.write_text(json.dumps(vars(Progress(step=step, num_steps=self._num_steps))))
+            part.replace(self._path)
+
+
+def read_progress(path: Path) -> Progress | None:
+    """Return what a file tells; None where there is none, or it is of another version."""
+    try:
+        found = json.loads(path.read_text())
+        return Progress(step=int(found["step"]), num_steps=int(found["num_steps"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

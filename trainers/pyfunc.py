@@ -1,0 +1,71 @@
+"""An exported model as MLflow loads it: images in, embeddings out.
+
+MLflow imports this module by its name, from the code that is registered with the model, and gives it the
+exported folder. Nothing is unpickled: weights are plain tensors, as everywhere (`trainers.export.folder`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpgcl_core.errors import DataError
+from trainers.embed.images import BACKBONE, embed_images
+from trainers.embed.pairs import embed_image_array
+from trainers.export.description import CLIP, ModelDescription, read_description
+from trainers.export.folder import load_clip, load_encoder
+
+FEATURES = "features"
+"""The parameter of `predict`: `backbone` or `projection`; a CLIP model has one kind of embedding."""
+IMAGES_AT_ONCE = 256
+
+
+def _load_pyfunc(data_path: str) -> EmbeddingModel:
+    """Return the model of an exported folder; MLflow calls this."""
+    return EmbeddingModel(Path(data_path))
+
+
+class EmbeddingModel:
+    """Embeds images by an exported model.
+
+    Args:
+      folder: as `python -m trainers.export` wrote it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.description: ModelDescription = read_description(folder)
+        is_clip = self.description.kind == CLIP
+        self._network: Any = (load_clip(folder) if is_clip else load_encoder(folder))[0]
+
+    def predict(self, model_input: Any, params: Mapping[str, Any] | None = None) -> NDArray[np.float32]:
+        """Return embeddings, float32 `[num_images, dim]`.
+
+        Args:
+          model_input: uint8 `[num_images, channels, height, width]` of the model's image shape, not
+            normalised; an array, or tensors under one name.
+          params: `features`, see `FEATURES`.
+
+        Raises:
+          DataError: the images are of another shape or type.
+          ConfigError: the model has no such features.
+        """
+        images = _images(model_input, self.description.image_shape)
+        if self.description.kind == CLIP:
+            return embed_image_array(self._network, images)
+        features = str((params or {}).get(FEATURES, BACKBONE))
+        return embed_images(self._network, images, features=features, batch_size=IMAGES_AT_ONCE)
+
+
+def _images(given: Any, image_shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+    values = next(iter(given.values())) if isinstance(given, Mapping) and len(given) == 1 else given
+    images = np.asarray(values)
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[1:] != image_shape:
+        raise DataError(
+            f"the model reads images as uint8 [num_images, {', '.join(map(str, image_shape))}]; got "
+            f"{images.dtype} {list(images.shape)}"
+        )
+    return images
