@@ -16,6 +16,7 @@ from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service.planning import plan as plan_module
 from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.running import outbox, reporting
 from tests.sweeps import support
 from trainers.tracking.server import connect
 
@@ -31,6 +32,29 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         "RAY_JOB_CONFIG_JSON_ENV_VAR",
     ):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def empty_reports(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Sweeps in the test's own process write an empty report, but where the test is about it."""
+
+    def write(uri: str, name: str, folder: Path) -> Path:
+        (folder / reporting.REPORT).write_text("")
+        return folder / reporting.REPORT
+
+    if "real_reports" not in request.fixturenames:
+        monkeypatch.setattr(reporting, "write_report", write)
+
+
+@pytest.fixture
+def real_reports() -> None:
+    """Sweeps write their reports."""
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that does not answer is asked as often, without pauses."""
+    monkeypatch.setattr(outbox, "_FIRST_PAUSE_SECONDS", 0.0)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.error import URLError
@@ -49,13 +50,21 @@ class Head:
       environment: for clients and for drivers; a plain `ray.init()` discovers this head with it.
     """
 
-    def __init__(self, *, num_cpus: int = 2, node_types: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        num_cpus: int = 2,
+        node_types: Mapping[str, Any] | None = None,
+        says_version: str | None = None,
+    ) -> None:
         """Prepare a head.
 
         Args:
           num_cpus: of the head itself.
           node_types: that its autoscaler may start on this machine, as of a launcher's file; None for none.
+          says_version: the version of Ray that it tells drivers; its own unless given.
         """
+        self._says_version = says_version
         self._num_cpus, self._node_types = num_cpus, node_types
         self._folder = Path(tempfile.mkdtemp(prefix="head-", dir="/tmp"))  # short, for sockets lie below
         self.copy = self._folder / "repository"
@@ -97,7 +106,7 @@ class Head:
         with (self._folder / "head.log").open("wb") as log:
             self._process = subprocess.Popen(
                 command,
-                executable=shutil.which("ray", path=self.environment["PATH"]),
+                executable=self._program(),
                 cwd=self.copy,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
@@ -111,6 +120,18 @@ class Head:
             self.end()
             raise
         return self
+
+    def _program(self) -> str:
+        """Returns `ray`, or a program that is the same under another version."""
+        if self._says_version is None:
+            return str(shutil.which("ray", path=self.environment["PATH"]))
+        path = self._folder / "ray-of-another-version"
+        path.write_text(
+            f"#!{sys.executable}\nimport ray\nray.__version__ = {self._says_version!r}\n"
+            "from ray.scripts.scripts import main\nmain()\n"
+        )
+        path.chmod(0o755)
+        return str(path)
 
     def _write_node_types(self, node_types: Mapping[str, Any]) -> Path:
         """Have Ray's fake provider start nodes here.
@@ -157,6 +178,13 @@ class Head:
                 os.kill(pid, signal.SIGKILL)
         self._process.wait(10)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def kill(self) -> None:
+        """Kills every process of this head at once, as a machine that loses its power; its files stay."""
+        for pid in list(self._processes()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait(10)
 
     def submit(self, *arguments: str) -> str:
         """Runs `ray job submit --no-wait ARGUMENTS` in the copy and returns the submission's id."""

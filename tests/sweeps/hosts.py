@@ -42,13 +42,16 @@ class Hosts:
       folder: for Ray's files; a short path, for sockets lie in it.
       nodes: CPUs of each node; the head has none.
       env: for drivers and workers.
+      apart: a folder of which the last node sees another, empty one of its own; None for none.
 
     Attributes:
       environment: for drivers, which run on the head's host.
     """
 
-    def __init__(self, folder: Path, nodes: tuple[int, ...], env: Mapping[str, str]) -> None:
-        self._folder, self._cpus = folder, (0, *nodes)
+    def __init__(
+        self, folder: Path, nodes: tuple[int, ...], env: Mapping[str, str], apart: Path | None = None
+    ) -> None:
+        self._folder, self._cpus, self._apart = folder, (0, *nodes), apart
         self._id = secrets.token_hex(2)
         self._bridge = f"dpgcl-{self._id}"
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -142,7 +145,12 @@ class Hosts:
         given.append(f"--object-store-memory={150 * 2**20}")
         log = self._folder / f"ray-{number}.log"
         alone = {"RAY_ADDRESS": ""}
-        self._processes.append(self.start(number, log, "ray", "start", "--block", *given, env=alone))
+        command = ["ray", "start", "--block", *given]
+        if (
+            self._apart is not None and number == len(self._cpus) - 1
+        ):  # each program here has mounts of its own
+            command = ["sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(self._apart), *command]
+        self._processes.append(self.start(number, log, *command, env=alone))
         wait_for(
             lambda: "Ray runtime started" in log.read_text(), timeout_seconds=120, what=f"Ray, see {log}"
         )

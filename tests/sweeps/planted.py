@@ -106,7 +106,7 @@ def network(shape: tuple[int, int, int]) -> nn.Module:
 
 _draw_groups: Callable[[Any], Any] = loop._draw_groups
 _record_snr = Observer.record_snr
-_resume: Callable[..., Attempt] = loop._resume
+_begin: Callable[..., Attempt] = loop._begin
 
 
 def plant() -> None:
@@ -137,7 +137,7 @@ def _plants() -> list[tuple[Any, str, Any]]:
     return [
         (loop, "_draw_groups", lambda run: dataclasses.replace(_draw_groups(run), batch_size=batch_size)),
         (loop, "time", SimpleNamespace(perf_counter=_clock().__next__)),
-        (loop, "_resume", lambda *given: dataclasses.replace(_resume(*given), num_restarts=restarts)),
+        (loop, "_begin", lambda *given: dataclasses.replace(_begin(*given), num_restarts=restarts)),
         (SingleWorker, "sum_at_first", _sum_at_first),
         (Observer, "record_snr", _planted_snr),
         (Observer, "wants", lambda observer, step: True),

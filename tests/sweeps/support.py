@@ -44,6 +44,7 @@ _NOT_INHERITED = (
     "MLFLOW_TRACKING_URI",
     "RAY_ADDRESS",
     "RAY_JOB_CONFIG_JSON_ENV_VAR",
+    "RAY_AUTH_TOKEN",  # a sweep that ran in this process may have left one, which hides a cluster's own
 )
 
 

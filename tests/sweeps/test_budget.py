@@ -379,15 +379,15 @@ def test_settling_leaves_what_was_drawn_in_every_class(make_noised: Callable[[],
         assert by_kind(again) == {"plain": 9 + 11, "joint": 1 + 2, "counts": 4}
 
 
-def test_first_steps_reserved_in_vain_go_back(make_noised: Callable[[], SweepBudget]) -> None:
-    """A sweep that is resumed twice before its training begins again reserves two first steps for one."""
+def test_resumes_that_draw_nothing_reserve_one_first_step(make_noised: Callable[[], SweepBudget]) -> None:
+    """A sweep that is resumed twice before its training begins again."""
     budget = make_noised()
     budget.begin(budget.trials, None)
     folder(budget).begin_attempt(0, NUM_STEPS)
     for _ in range(2):
         budget = make_noised()
         budget.begin(budget.trials, None)
-    assert by_kind(budget)["joint"] == 2 + 2
+    assert by_kind(budget)["joint"] == 2 + 1
     assert folder(budget).begin_attempt(0, NUM_STEPS).num_restarts == 1
     budget.settle(budget.trials[0].name, {"num_steps_charged": NUM_STEPS + 4})
     settled = by_kind(budget)

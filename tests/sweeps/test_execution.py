@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
+import re
 import signal
 import stat
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dpgcl_core.errors import ConfigError
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.running import tune as execution
+from sweeps.service.running.stopping import Stopping
 from sweeps.service.running.supervision import Supervisor
 from sweeps.service.running.tune import Stopped, TrialQueue, _callback, _Listed, _signals_noted
+from sweeps.service.running.watching import SealedWatch, SweepWatch
 from sweeps.service.storage.folder import Starts, SweepFolder
 from trainers.config.training import PerformanceConfig
 
 CONFIG: Any = SimpleNamespace(
-    performance=PerformanceConfig(), mechanism=SimpleNamespace(num_restart_steps=None)
+    performance=PerformanceConfig(), mechanism=SimpleNamespace(num_restart_steps=None, num_steps=4)
 )
-GIVEN: Any = SimpleNamespace(name="one", config=CONFIG, checkpoint_folder=Path("none"))
+GIVEN: Any = SimpleNamespace(name="one", config=CONFIG, checkpoint_folder=Path("none"), progress_file=None)
 TRIAL: Any = SimpleNamespace(
     config={"trial": "one", "given": GIVEN},
     temporary_state=SimpleNamespace(ray_actor=None),
@@ -59,7 +65,10 @@ def callback(heard: list[tuple[str, dict[str, Any]]], budget: Budget, tmp_path: 
     capacity: Any = SimpleNamespace(trials_at_once=lambda: 1, follow=lambda *_: None)
     queue, folder = TrialQueue(_Listed([]), 0, capacity), SweepFolder(tmp_path / "one")
     supervisor = Supervisor(folder, ServiceOptions(), None)
-    return _callback(lambda *given: heard.append(given), budget, folder, queue, supervisor)  # type: ignore[arg-type]
+    stopping = Stopping(folder, ServiceOptions(), "image")
+    asked: Any = budget
+    watch = SealedWatch(0.0)
+    return _callback(lambda *given: heard.append(given), asked, folder, queue, supervisor, stopping, watch)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -72,6 +81,22 @@ def test_signal_ends_the_sweep_at_tunes_next_step(number: signal.Signals, callba
             callback.on_step_begin(2, [])
     assert stopped.value.signal_number == number
     assert signal.getsignal(number) == before
+
+
+def test_no_thread_collects_garbage_of_rays_while_it_shuts_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray ends the process, unfinished as the sweep is, where another thread's collector finds any."""
+    import ray
+
+    class Handle:
+        itself: Handle
+
+    handle, seen = Handle(), list[tuple[bool, bool]]()
+    handle.itself, gone = handle, weakref.ref(handle)
+    del handle
+    monkeypatch.setattr(ray, "shutdown", lambda: seen.append((gone() is None, gc.isenabled())))
+    execution._shut_down()
+    assert seen == [(True, False)]
+    assert gc.isenabled()
 
 
 def test_ledger_is_asked_at_every_step(callback: Any, budget: Budget) -> None:
@@ -116,6 +141,22 @@ def test_what_the_driver_holds_is_not_written_down_by_tune(callback: Any) -> Non
     assert not hasattr(pickle.loads(pickle.dumps(callback)), "budget")
 
 
+MISMATCH = """Version mismatch: The cluster was started with:
+    Ray: 2.40.0
+    Python: 3.11.7
+This process on node 10.0.0.1 was started with:
+    Ray: 2.60.0
+    Python: 3.12.1
+"""
+
+
+def test_cluster_of_another_ray_is_told_in_one_line() -> None:
+    said = "Ray 2.60.0 and Python 3.12.1; got Ray 2.40.0 and Python 3.11.7: install what constraints.txt pins"
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        execution._refuse_other_versions(MISMATCH)
+    execution._refuse_other_versions("Can't find a node_ip_address.json file")
+
+
 def test_scratch_folder_is_for_its_user_alone_and_goes_with_the_sweep() -> None:
     with execution._scratch_folder() as scratch:
         assert stat.S_IMODE(scratch.stat().st_mode) == 0o700
@@ -147,3 +188,27 @@ def test_why_a_process_was_lost_follows_its_last_failure_alone(
     (tmp_path / "error.txt").write_text(text)
     callback.on_trial_error(1, [], SimpleNamespace(**vars(TRIAL) | {"error_file": tmp_path / "error.txt"}))
     assert callback.errors["one"].startswith(f"{why}; its processes died")
+
+
+def given_to_worker(tmp_path: Path, *, is_open: bool) -> Any:
+    mechanism = SimpleNamespace(method="dp_gcl")
+    config: Any = SimpleNamespace(performance=PerformanceConfig(), mechanism=mechanism)
+    trial: Any = SimpleNamespace(name="one", config=config)
+    capacity = SimpleNamespace(workers_per_node=lambda: 1)
+    session: Any = SimpleNamespace(scratch=tmp_path, capacity=capacity, service=ServiceOptions())
+    folder, how = SweepFolder(tmp_path), {"charged": False, "data_are_public": True}
+    return execution._ray_trial(trial, folder, session, is_open=is_open, **how)
+
+
+def test_trainings_of_a_sealed_sweep_tell_no_steps(tmp_path: Path) -> None:
+    assert given_to_worker(tmp_path, is_open=False).progress_file is None
+    assert given_to_worker(tmp_path, is_open=True).progress_file == tmp_path / "checkpoints/one/progress.json"
+
+
+@pytest.mark.parametrize(("is_open", "kind"), [(True, SweepWatch), (False, SealedWatch)])
+def test_trainings_of_a_sealed_sweep_are_not_watched(is_open: bool, kind: type) -> None:
+    release, data = SimpleNamespace(is_open=is_open), SimpleNamespace(train_is_public=True)
+    plan: Any = SimpleNamespace(release=release, data=data, trials=())
+    watch = execution._watch(plan, 0)
+    assert type(watch) is kind
+    assert watch.is_open is is_open

@@ -33,8 +33,11 @@ from sweeps.service.planning.trials import Charged, Point
 from sweeps.service.privacy.statement import build_statement
 from sweeps.service.running import sweep as service
 from sweeps.service.running.tuning import Candidate, run_tuned_sweep
-from tests.sweeps.support import options, plan_of, without_ray, write_npz
+from tests.sweeps.support import options, plan_of, tracked_runs, without_ray, write_npz
 from trainers.config.tree import changed
+from trainers.tracking.server import connect
+
+pytestmark = pytest.mark.ci
 
 QUICK = ("--tiny", "--num-augmentations", "0", "--no-non-private", "--noise-multiplier", "1")
 NOT_PLAIN = [name for name, method in METHODS.items() if method.label == "proven" and not method.plain_event]
@@ -407,6 +410,9 @@ def test_tuned_sweep_is_resumed_without_training(ray: Ray, again: Path) -> None:
 
 def test_resume_goes_on_where_only_the_tuning_was_done(ray: Ray, again: Path) -> None:
     shutil.rmtree(again / "sweeps" / "one")
+    client = connect(f"sqlite:///{again}/mlflow.db")
+    for run in tracked_runs(client, "tags.`dpgcl.role` = 'sweep' AND tags.`dpgcl.sweep` = 'one'"):
+        client.delete_run(run.info.run_id)  # else it is another sweep of that name
     assert run_tuned(again, "--resume") == 0
     assert ray.trained
     assert not any(name.startswith("tune-") for name in ray.trained)

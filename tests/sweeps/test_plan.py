@@ -73,6 +73,7 @@ def test_public_seed_is_one_per_repeat(make_plan: Plan) -> None:
     assert seeds == {0: {5}, 1: {6}, 2: {7}}
 
 
+@pytest.mark.ci
 def test_noise_meets_the_target_within_half_a_percent(make_plan: Plan) -> None:
     mechanism = make_plan("--tiny").trials[0].config.mechanism
     assert 10 * 0.995 <= mechanism.epsilon() <= 10
@@ -120,6 +121,7 @@ def test_taken_number_of_records_is_said_to_be_public(make_plan: Plan) -> None:
     assert "number of records" not in " ".join(make_plan(*QUICK, "--num-records-public", "1500").notes)
 
 
+@pytest.mark.ci
 def test_private_data_have_no_trial_without_noise(make_plan: Plan, private: str) -> None:
     plan = make_plan(*QUICK, "--dataset", private)
     assert [trial.name for trial in plan.trials] == ["S4-Na1-private-r0"]
@@ -262,6 +264,7 @@ CHANGES = {
     "--group-sizes": "8",
     "--repeats": "2",
     "--seed": "1",
+    "--early-stopping": "asha",
     "--num-augmentations": "2",
     "--num-view-draws": "2",
     "--method": "siglip_groups",
@@ -325,12 +328,15 @@ NO_CHANGES = {
     "--storage": "/tmp",
     "--name": "other",
     "--tracking-uri": "http://127.0.0.1:9",
+    "--publish-to": "memory://copies",
     "--gpus-per-worker": "1",
     "--max-concurrent-trials": "1",
     "--max-restarts": "0",
     "--wait-for-resources": "3",
     "--trial-timeout": "30",
     "--stall-timeout": "20",
+    "--notify": "true",
+    "--time-budget": "60",
     "--total-epsilon": "5",
     "--search": "grid",
     "--ledger": "unused",
@@ -385,6 +391,7 @@ NO_CHANGE_FLAGS = (
     "--prefetch",
     "--resume",
     "--dry-run",
+    "--quiet",
     "--no-ledger",
     "--no-references",
 )
@@ -503,6 +510,7 @@ def test_tags_carry_the_cost_of_the_whole_sweep(make_plan: Plan) -> None:
     assert tags["tuning_cost"].startswith("Open release: all 2 trials together ε = ")
 
 
+@pytest.mark.ci
 def test_cross_checks_agree_with_the_accountant_of_record(make_plan: Plan) -> None:
     trial = make_plan(*QUICK).trials[0]
     mechanism = trial.config.mechanism

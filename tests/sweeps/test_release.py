@@ -386,7 +386,7 @@ def test_tuning_cost_is_rounded_up(mode: str) -> None:
     cost = open_cost([TrialClass(sampling_prob=0.1, noise_multiplier=1.0, num_steps=5)], delta=1.51515e-6)
     cost = replace(cost, tuned_epsilon=3.00001, training_epsilon=2.00001)
     line = cost_line(mode, cost, 0)
-    assert "ε = 3.001 at δ = 1.52e-06" in line
+    assert "ε = 3.001 at δ = 1.516e-06" in line
     assert ("one trial alone ε = 2.001" in line) == (mode != "open")
 
 

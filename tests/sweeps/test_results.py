@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -34,6 +36,8 @@ from tests.sweeps.support import contents, options, tracked_runs, without_ray
 from trainers.config.training import PerformanceConfig
 from trainers.tracking.runs import NOTE_TAG, Tracker
 from trainers.tracking.server import connect
+
+pytestmark = pytest.mark.ci
 
 RESULT = {
     "metrics": {"epsilon": 1.0, "num_steps_charged": 10, "knn_accuracy": 0.5},
@@ -139,11 +143,10 @@ def test_results_are_not_read_again_as_others_come(
     monkeypatch.setattr(
         SweepFolder, "result", lambda self, trial, *more: read.append(trial) or finished(self, trial, *more)
     )
-    seen = list[int]()
-    ray.after = lambda _: seen.append(len(read))
     assert sweep() == 0
-    assert seen == [0] * 4
-    assert len(read) > 0, "at the end all of them are"
+    assert read == [], "the driver keeps what it has written"
+    assert sweep("--resume") == 0
+    assert sorted(read) == sorted(ray.trained), "and reads once what another one has"
 
 
 @pytest.mark.ci
@@ -425,6 +428,45 @@ def test_answer_is_withdrawn_before_more_is_drawn(
     assert found == [False]
 
 
+def test_report_is_written_told_and_an_artifact_of_the_sweep(
+    real_reports: None,
+    ray: Ray,
+    sweep: Callable[..., int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cap = Cap(epsilon=500.0, delta=9e-5)
+    Ledger.create(str(tmp_path / "ledger.db")).register("scans", cap, num_records_public=1445)
+    sweep("--no-non-private", "--ledger", str(tmp_path / "ledger.db"), "--dataset-id", "scans")
+    path = tmp_path / "sweeps" / "one" / "report.html"
+    assert f"report: {path}\n" in capsys.readouterr().out
+    page = path.read_text(encoding="utf-8")
+    kept = json.loads((path.parent / "answer.json").read_text())
+    assert html.escape(kept["lines"][0]) in page
+    assert html.escape((path.parent / "config.yaml").read_text()) in page
+    left = [float(text) for text in re.findall(r"ε left \w+ the sweep</dt><dd>([\d.]+)", page)]
+    assert left[0] > left[1] > 0
+    client = connect(f"sqlite:///{tmp_path}/mlflow.db")
+    (parent,) = tracked_runs(client, "tags.`dpgcl.role` = 'sweep'")
+    assert {entry.path for entry in client.list_artifacts(parent.info.run_id)} >= {
+        "report.html",
+        "config.yaml",
+    }
+
+
+def test_report_is_withdrawn_before_more_is_drawn(
+    ray: Ray, sweep: Callable[..., int], tmp_path: Path
+) -> None:
+    ray.failing = {"S4-Na1-private-r1": "because"}
+    sweep()
+    path = tmp_path / "sweeps" / "one" / "report.html"
+    assert path.is_file()
+    found = []
+    ray.before = lambda: found.append(path.exists())
+    sweep("--resume")
+    assert found == [False]
+
+
 def test_answer_counts_the_trainings_that_the_ledger_still_holds(
     ray: Ray, sweep: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -486,7 +528,7 @@ def test_cluster_too_small_leaves_no_sweep(
 ) -> None:
     from sweeps.service.running.capacity import max_concurrent_trials
 
-    def too_small(service: ServiceOptions, performance: PerformanceConfig) -> Any:
+    def too_small(service: ServiceOptions, performance: PerformanceConfig, *places: object) -> Any:
         two = dataclasses.replace(performance, num_workers=2)
         return nullcontext(max_concurrent_trials(service, two, [{"CPU": 1.0}]))
 

@@ -183,7 +183,9 @@ def shared_ray(own_folder: Path) -> Iterator[None]:
     os.environ["DPGCL_TEST_FOLDER"] = str(own_folder)
     with ray_session(ServiceOptions(), PerformanceConfig()) as session, pytest.MonkeyPatch.context() as patch:
 
-        def shared(service: ServiceOptions, performance: PerformanceConfig) -> nullcontext[RaySession]:
+        def shared(
+            service: ServiceOptions, performance: PerformanceConfig, *places: object
+        ) -> nullcontext[RaySession]:
             scratch = Path(tempfile.mkdtemp(dir=session.scratch))
             return nullcontext(
                 replace(session, scratch=scratch, capacity=capacity_of(service, performance), service=service)

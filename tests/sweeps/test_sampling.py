@@ -22,6 +22,8 @@ from tests.sweeps.support import plan_of, write_npz
 from tests.sweeps.test_budget import open_budget
 from trainers.config.settings import MechanismOptions
 
+pytestmark = pytest.mark.ci
+
 Plan = Callable[..., SweepPlan]
 QUICK = ("--tiny", "--noise-multiplier", "1", "--no-non-private")
 

@@ -31,6 +31,7 @@ from sweeps.service.running.sealed import Draw, choose, draw_trials, drawn_trial
 from sweeps.service.running.terminal import name_suffix
 from sweeps.service.running.tune import Stopped
 from tests.sweeps.support import options, without_ray, write_npz
+from trainers.files.destination import MANIFEST, Destination
 from trainers.tracking.runs import MASKED_TIMES, SEALED_TIME_MS, Tracker
 from trainers.tracking.server import connect
 
@@ -155,6 +156,7 @@ def everything_readable(root: Path, ledger: Path, capsys: pytest.CaptureFixture[
     return re.sub(r"\b[0-9a-f]{16,64}\b", "hash", text)
 
 
+@pytest.mark.ci
 def test_nothing_readable_tells_the_number_of_trials(
     ray: Ray,
     sweep: Callable[..., int],
@@ -186,6 +188,40 @@ def test_answer_of_a_sealed_sweep_is_released_with_its_run_and_never_before(
     note = only.data.tags["mlflow.note.content"]
     assert note.startswith(escaped(kept["lines"][0]))
     assert escaped(MASKED_TIMES) in note
+
+
+def test_sealed_sweep_is_copied_after_its_moment_and_its_release_alone(
+    ray: Ray, sweep: Callable[..., int], tmp_path: Path
+) -> None:
+    place, before = Destination.open(f"file://{tmp_path}/shared"), list[dict[str, int]]()
+    ray.on_start = lambda name: before.append(place.sizes())
+    ray.clock.on_wait = lambda: before.append(place.sizes())
+    assert sweep("--publish-to", place.address) == 0
+    assert set(map(str, before)) == {"{}"}
+    release = {path.name for path in (tmp_path / "a/sweeps/one/release").iterdir()}
+    assert set(place.sizes()) == {f"one/{name}" for name in (*release, MANIFEST)}
+    assert "result.json" in release
+
+
+@pytest.mark.ci
+def test_copy_of_a_release_that_fails_is_made_by_a_resume(
+    ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given = ("--publish-to", f"file://{tmp_path}/shared")
+
+    def fail(self: Destination, name: str, content: object) -> None:
+        if name == "result.json":
+            raise StorageError("no room")
+        write(self, name, content)  # type: ignore[arg-type]
+
+    write = Destination.write
+    with monkeypatch.context() as broken:
+        broken.setattr(Destination, "write", fail)
+        assert sweep(*given) == 1
+    trained = len(ray.trained)
+    assert sweep("--resume", *given) == 0
+    assert (tmp_path / "shared/one/result.json").is_file()
+    assert len(ray.trained) == trained
 
 
 def seen_from_outside(root: Path) -> list[Any]:
@@ -318,6 +354,7 @@ def test_interrupted_trial_counts_as_the_worst_score(
     assert json.loads((tmp_path / "a/sweeps/one/release/result.json").read_text())["outcome"] == "no model"
 
 
+@pytest.mark.ci
 def test_trial_whose_checkpoints_are_lost_is_not_repeated(
     ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -465,6 +502,7 @@ def noised_options(folder: Path, score_noise: str) -> tuple[str, ...]:
     return (*data, "--snr-noise-multiplier", "2", "--select-by", "noised_knn_accuracy")
 
 
+@pytest.mark.ci
 def test_private_sealed_sweep_selects_by_the_noised_score_and_publishes_it(
     ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -412,17 +412,14 @@ def test_search_goes_on_without_a_trial_that_may_not_be_restarted(
     assert [each["num_steps"] for each in statement["cost"]["planned"]] == [10 + 4]
 
 
-def test_search_stopped_and_resumed_is_the_one_never_stopped(
-    ray: Ray, start: Callable[..., int], tmp_path: Path
-) -> None:
+def test_search_stopped_and_resumed_is_the_one_never_stopped(ray: Ray, start: Callable[..., int]) -> None:
     ray.stop_before = "trial-3"
     start("--num-trials", "6")
     ray.stop_before = ""
     start("--num-trials", "6", "--resume")
     resumed = ray.settings()
     ray.trained.clear()
-    shutil.rmtree(tmp_path / "sweeps")
-    start("--num-trials", "6")
+    start("--num-trials", "6", "--name", "never-stopped")
     assert ray.settings() == resumed
 
 

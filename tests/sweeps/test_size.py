@@ -70,6 +70,16 @@ def test_options_of_python_are_taken_as_they_are() -> None:
             "--repeats must be at least 1; got 0; and --test-fraction must be in (0, 1); got 2.0",
         ),
         (
+            ("--sampling-prob", "0.1", "--expected-batch-size", "32", "--num-augmentations", "-1"),
+            "give --sampling-prob or --expected-batch-size, not both; and "
+            "--num-augmentations must not be negative; got -1",
+        ),
+        (
+            ("--sampling-prob=0.1", "--expected-batch-size=32", "--epsilon=1", "--noise-multiplier=2"),
+            "give --sampling-prob or --expected-batch-size, not both; and give a target epsilon or a "
+            "--noise-multiplier, not both; got epsilon = 1.0 and --noise-multiplier = 2.0",
+        ),
+        (
             ("--score-on-held-out", "1", "--score-noise-multiplier", "5"),
             "--score-on-held-out must be a share in [0, 1); got 1.0",
         ),

@@ -356,10 +356,12 @@ def test_tune_starts_no_training_that_is_not_counted(tmp_path: Path) -> None:
     """Tune calls this before it asks the trial's process to train."""
     folder = create(tmp_path, "one")
     nothing: Any = SimpleNamespace(started=lambda *_, **__: None)
-    given = SimpleNamespace(config=SimpleNamespace(performance=PerformanceConfig()))
+    mechanism = SimpleNamespace(num_steps=4)
+    config = SimpleNamespace(performance=PerformanceConfig(), mechanism=mechanism)
+    given = SimpleNamespace(name="a", config=config, progress_file=None)
     of_tune = SimpleNamespace(ray_actor=None)
     trial = SimpleNamespace(config={"trial": "a", "given": given}, temporary_state=of_tune)
-    heard = execution._callback(lambda *_: None, None, folder, nothing, nothing)
+    heard = execution._callback(lambda *_: None, None, folder, nothing, nothing, nothing, nothing)
     heard.on_trial_start(0, [], trial)
     assert folder.starts("a").num_starts == 1
 

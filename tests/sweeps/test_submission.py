@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 from tests.sweeps.head import Head, wait_for
 from tests.sweeps.support import run_script
@@ -87,6 +88,7 @@ def small_jobs(head) -> dict[str, dict[str, Any]]:
         "storage in the copy": ("bash", "-c", f"{SCRIPT} --dry-run --tiny --storage $PWD/results"),
         "relative storage": (SCRIPT, "--dry-run", "--tiny", "--storage", "results"),
         "bad option": (SCRIPT, "--dry-run", "--tiny", "--dataset", "no-such-data"),
+        "doctor": ("python", "-m", "sweeps.doctor"),
         "files": ("find", ".", "-type", "f"),
     }
     with ThreadPoolExecutor(2) as threads:
@@ -163,6 +165,12 @@ def test_script_is_submitted_with_options_without_python(small_jobs):
     assert "2 trials = " in job["log"]
 
 
+def test_module_is_submitted_with_python(small_jobs):
+    log = small_jobs["doctor"]["log"]
+    assert re.search(rf"versions: Python \S+, ray {re.escape(ray.__version__)}, ", log), log
+    assert "Traceback" not in log
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -210,6 +218,25 @@ def test_workers_of_a_job_by_script_path_import_the_copy_of_the_driver(head, sto
     expected = str(head.copy) if bare else "_ray_pkg_"
     copies = _imported_from(_sweep_folder(head, stopped_job["log"]))
     assert all(expected in copy for copy in copies), copies
+
+
+def test_folder_with_large_data_is_refused_until_they_are_excluded(head):
+    """The job server takes 100 MiB; docs/cluster.md quotes what it says, and what to do."""
+    data, ignore = head.copy / "scans.bin", head.copy / ".rayignore"
+    with data.open("wb") as file:
+        file.truncate(101 * 2**20)  # sparse here; a package holds every byte
+    try:
+        code, told = head.submit_and_follow(*FROM_COPY, "true")
+        assert code != 0
+        page = " ".join((head.copy / "docs/cluster.md").read_text().split())
+        assert (quoted := "Maximum request body size 104857600 exceeded") in told
+        assert f"`{quoted}`" in page
+        ignore.write_text(f"{data.name}\n")
+        code, told = head.submit_and_follow(*FROM_COPY, "test", "!", "-e", data.name)
+        assert code == 0, told
+    finally:
+        data.unlink()
+        ignore.unlink(missing_ok=True)
 
 
 @pytest.mark.long

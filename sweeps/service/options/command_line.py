@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
 
 from dpgcl_core.command_line import errors_in_one_line
@@ -89,6 +89,8 @@ def _all_complaints(options: SweepOptions, given: Mapping[str, Any], first: Conf
         error = ConfigError(said)
         if not any(name in said for name in given.keys() - left.keys()):
             found.append(said)
+    if not _said(options, left):  # else no single option is to blame
+        found += _contradictions(changed(options, **left), given)
     return _together(found)
 
 
@@ -241,10 +243,16 @@ def _refuse_unknown_options(kind: type[SweepOptions], arguments: Sequence[str]) 
 
 
 def _refuse_contradictions(options: SweepOptions, given: Collection[str]) -> None:
+    if found := list(_contradictions(options, given)):
+        raise _together(found)
+
+
+def _contradictions(options: SweepOptions, given: Collection[str]) -> Iterator[str]:
+    """Tell which of the options that were given contradict each other, each of them right by itself."""
     if {"sampling_prob", "expected_batch_size"} <= set(given):
-        raise ConfigError("give sampling_prob or expected_batch_size, not both")
+        yield "give sampling_prob or expected_batch_size, not both"
     if not options.release.is_open and "repeats" in given:
-        raise ConfigError(
+        yield (
             f"repeats are a list of trials that anybody can see, and --release {options.release.mode} draws "
             "their number in secret; give --mean-trials, or --halting-prob with a threshold"
         )
@@ -252,8 +260,11 @@ def _refuse_contradictions(options: SweepOptions, given: Collection[str]) -> Non
     trains_all = options.network.lora_rank == 0 and options.data.modality == "image-text"
     if of_adapters and trains_all and not options.always_adapts:
         names = ", ".join("--" + name.replace("_", "-") for name in sorted(of_adapters))
-        raise ConfigError(
+        yield (
             f"{names} tell of adapters, and lora_rank 0 trains every weight without any: give --lora-rank, "
             "too"
         )
-    options.mechanism.target_epsilon()
+    try:
+        options.mechanism.target_epsilon()
+    except ConfigError as error:
+        yield str(error)

@@ -30,10 +30,12 @@ from sweeps.service.options.sweep import SweepOptions
 from trainers.config.tree import Leaf, leaves, values_of
 
 VERSION = 1
-_OF_ONE_RUN = ("storage", "name", "resume", "tracking_uri", "ledger", "no_ledger", "dry_run")
+_OF_ONE_RUN = (
+    *("storage", "name", "resume", "tracking_uri", "publish_to", "ledger", "no_ledger", "dry_run", "quiet"),
+)
 """Where results of one run go, perhaps with passwords, how it goes on, and whether private data are
 trained on without a ledger: a repetition says that anew."""
-_SECRET = ("ledger", "tracking_uri")
+_SECRET = ("ledger", "tracking_uri", "publish_to")
 """May hold a password: no message repeats a value of theirs."""
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from dpgcl_core.errors import ConfigError
 from sweeps.service.options.data import DataOptions
@@ -35,10 +37,18 @@ class ServiceOptions:
     """Minutes that one attempt at a training may take; then it is ended, and counts as a crash."""
     stall_timeout: float | None = None
     """Minutes without a checkpoint after which an attempt is ended, and counts as a crash."""
+    time_budget: float | None = None
+    """Minutes of training, then no training starts and those that run save and stop; --resume goes on."""
+    early_stopping: Literal["none", "asha", "median"] = "none"
+    """End trainings by their scores on the way: successive halving or the median rule; ε counts all steps."""
+    notify: str | None = None
+    """Program to run when the sweep has ended; its environment tells the outcome (docs/operations.md)."""
     references: bool = True
     """Also score raw pixels and HOG, once per sweep, as the trainings are: on public records, at no ε."""
     dry_run: bool = False
     """Print the trials, their ε and an estimate of time, and stop."""
+    quiet: bool = False
+    """Print the answer, warnings and errors alone, as for a log; a dry run prints its plan all the same."""
 
     def __post_init__(self) -> None:
         for name, least in (("repeats", 1), ("max_restarts", 0), ("seed", 0)):
@@ -50,12 +60,19 @@ class ServiceOptions:
             raise ConfigError(f"gpus_per_worker must be finite and not negative; got {self.gpus_per_worker}")
         if not 0 <= self.wait_for_resources < math.inf:
             raise ConfigError(f"wait_for_resources must be minutes, 0 or more; got {self.wait_for_resources}")
-        for name in ("trial_timeout", "stall_timeout"):
+        for name in ("trial_timeout", "stall_timeout", "time_budget"):
             minutes = getattr(self, name)
             if minutes is not None and not 0 < minutes < math.inf:
                 raise ConfigError(f"{name} must be a positive number of minutes; got {minutes}")
+        if self.notify is not None:
+            words_of(self.notify)
         if self.max_concurrent_trials is not None and self.max_concurrent_trials < 1:
             raise ConfigError(f"max_concurrent_trials must be at least 1; got {self.max_concurrent_trials}")
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether only what must be seen is printed."""
+        return self.quiet and not self.dry_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +87,8 @@ class StorageOptions:
     """Continue the named sweep, or the latest one of the same configuration."""
     tracking_uri: str | None = None
     """MLflow server ($MLFLOW_TRACKING_URI); a SQLite database under the storage folder unless given."""
+    publish_to: str | None = None
+    """Address that gets a copy of all that may be seen of the sweep: s3://bucket/folder, file:///folder, …"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +101,24 @@ class LedgerOptions:
     """The data set's id in the ledger."""
     no_ledger: bool = False
     """Train on private data with no budget ledger; the privacy statement will say so."""
+
+
+def words_of(command: str) -> list[str]:
+    """Return program and arguments of a command line, as a POSIX shell would split it.
+
+    Raises:
+      ConfigError: it names no program, or its quotes are open.
+
+    >>> words_of("mail -s 'the sweep; has ended' me@example.org")
+    ['mail', '-s', 'the sweep; has ended', 'me@example.org']
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ConfigError(f"notify must be a program with its arguments: {str(error).lower()}") from None
+    if not words:
+        raise ConfigError("notify must be a program with its arguments; got none")
+    return words
 
 
 def ledger_url(data: DataOptions, options: LedgerOptions) -> str | None:

@@ -91,11 +91,16 @@ class SweepOptions(TrainingOptions):
             scores_held_out=self.evaluation.score_on_held_out > 0,
             seeded_non_private=self.randomness.seeded_non_private,
         )
-        limits = self.service.trial_timeout, self.service.stall_timeout
+        limits = self.service.trial_timeout, self.service.stall_timeout, self.service.time_budget
         if not self.release.is_open and any(limit is not None for limit in limits):
             raise ConfigError(
                 "a sealed sweep may end no training by the clock: which one is published would follow how "
-                "long records take; leave --trial-timeout and --stall-timeout out"
+                "long records take; leave --trial-timeout, --stall-timeout and --time-budget out"
+            )
+        if not self.release.is_open and self.service.early_stopping != "none":
+            raise ConfigError(
+                "a sealed sweep's trainings are independent of each other, and --early-stopping compares "
+                "them as they run: leave it out, or give --release open"
             )
         seeded, private = self.randomness.seeded_non_private, self.data.are_private
         if private and seeded:

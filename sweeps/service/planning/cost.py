@@ -19,7 +19,7 @@ from dpgcl_core.accounting.tuning.cost import (
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE
-from dpgcl_core.release.statement import OpenTrials, rounded_up
+from dpgcl_core.release.statement import OpenTrials, delta_text, rounded_up
 from sweeps.service.options.release import ReleaseOptions, trial_law
 from sweeps.service.planning.trials import Charged, Trial, is_proven, trial_class
 
@@ -182,7 +182,7 @@ def cost_line(mode: str, cost: TuningCost | None, num_without_guarantee: int) ->
         return "Tuning cost: none, for no trial has a guarantee."
     if cost.tuned_epsilon is None:
         return f"Tuning cost not accounted: {cost.reason}."
-    tuned, delta = rounded_up(cost.tuned_epsilon, 4), rounded_up(cost.delta, 3)
+    tuned, delta = rounded_up(cost.tuned_epsilon, 4), delta_text(cost.delta)
     if mode != OPEN:
         return (
             f"{mode.capitalize()} release: with the choice among secret trials ε = {tuned} at δ = {delta} "

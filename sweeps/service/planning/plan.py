@@ -28,12 +28,13 @@ from dpgcl_core.sampling.slots import empty_step_prob, most_empty, share_lost
 from sweeps.service.options.data import DataOptions
 from sweeps.service.options.release import ReleaseOptions
 from sweeps.service.options.restarts import num_restart_steps
-from sweeps.service.options.scores import visible_scores
+from sweeps.service.options.scores import default_score, visible_scores
 from sweeps.service.options.service import ledger_url
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.cost import cost_of, cost_tags
 from sweeps.service.planning.publication import Publication
 from sweeps.service.planning.trials import Charged, Point, Trial, is_proven
+from sweeps.service.planning.unread import unread_note, unread_options
 from sweeps.service.storage.folder import config_hash
 from trainers.config.networks import PrivateStart
 from trainers.config.training import AnyNetworkConfig, TrainingConfig
@@ -149,6 +150,11 @@ class SweepPlan:
         """All trials that the cost is about: those of an earlier sweep that chose the settings, too."""
         return self.trials if self.earlier is None else (*self.trials, *self.earlier.trials)
 
+    @cached_property
+    def hashes(self) -> dict[str, str]:
+        """What tells each trial's configuration from others, by its name."""
+        return {trial.name: config_hash(trial.config) for trial in self.trials}
+
     @property
     def fingerprint(self) -> str:
         """Identify everything that decides the results; performance and storage do not.
@@ -162,7 +168,7 @@ class SweepPlan:
         given = (source.public_records, source.class_captions)
         others = [each for each in given if each is not None]
         content = {
-            "trials": [[trial.name, config_hash(trial.config)] for trial in self.trials],
+            "trials": [[trial.name, self.hashes[trial.name]] for trial in self.trials],
             "data": [source.dataset, source.image_size, source.unit_column, pairs, *limit, *others],
             "scored": [source.evaluate_on, source.test_fraction, source.probe_datasets],
             "private": source.are_private,
@@ -265,6 +271,11 @@ def build_plan(
     told += _noise_of_scores([config for _, config in configs])
     trials = _trials(options, configs, data)
     told += _sampling_notes([config for _, config in configs])
+    if options.service.early_stopping != "none":
+        told.append(
+            f"Trainings may be ended early by their scores on the way ({options.service.early_stopping}); "
+            "every ε counts all planned steps of each."
+        )
     told += _noised_notes(trials[0].config, n) + _unit_notes(source, data, configs)
     told += dict.fromkeys(note for _, config in configs if (note := warm_start_note(config)))
     told += dict.fromkeys(note for _, config in configs if (note := foreign_note(config)))
@@ -283,7 +294,10 @@ def build_plan(
         data=data,
         trials=tuple(trials),
         notes=tuple(told),
-        advice=tuple(_too_small_notes(configs, num_weights)),
+        advice=(
+            *unread_note(unread_options(options.network, [trial.params for trial in trials])),
+            *_too_small_notes(configs, num_weights),
+        ),
         earlier=earlier,
     )
     if not release.is_open:
@@ -449,8 +463,30 @@ def _configs(
         )
         check_release(config, data)
         task_of(config).check(config, data.train)
-        found.append((point, config))
+        found.append((point, _scored_on_the_way(config, options, data)))
     return found
+
+
+def _scored_on_the_way(config: TrainingConfig, options: SweepOptions, data: TrainingData) -> TrainingConfig:
+    """Return a training with the scores on the way that it may be ended by: every tenth of its steps.
+
+    Raises:
+      ConfigError: no score of it on the way may be seen.
+    """
+    if options.service.early_stopping == "none":
+        return config
+    method = config.mechanism.method
+    score = default_score(modality_of(data.train), method)
+    if score not in visible_scores(data, method):
+        raise ConfigError(
+            f"early_stopping compares trainings by their {score} on the way, which must be of public "
+            "records: give --evaluate-on a public data set, or leave it out"
+        )
+    tenth = max(1, config.mechanism.num_steps // 10)
+    every = config.evaluation.score_every_steps or tenth
+    return dataclasses.replace(
+        config, evaluation=dataclasses.replace(config.evaluation, score_every_steps=every)
+    )
 
 
 def _checked_networks(configs: Sequence[TrainingConfig], data: TrainingData) -> NumWeights:

@@ -85,6 +85,7 @@ class SweepBudget:
     refused: dict[str, str] = field(default_factory=dict)
     _open: dict[str, dict[str, Reservation]] = field(default_factory=dict)
     _confirmed: float = 0.0
+    _labels: dict[str, str] = field(default_factory=dict)
 
     def checkpoint_folder(self, name: str) -> Path:
         """Return where a trial's checkpoints and its grant lie."""
@@ -246,6 +247,34 @@ class SweepBudget:
         self._open.pop(name, None)
         self._keep_head()
 
+    def give_back(self, names: Sequence[str]) -> int:
+        """Return to the ledger what is reserved for trials that never began, when the sweep's time is over.
+
+        Nothing of them was drawn, and nothing will be under these reservations: the driver starts no more
+        trainings, and one that a resume starts is reserved anew, under a label of its own. A trial with any
+        trace of a start keeps its charge.
+
+        Returns:
+          How many were given back; a ledger that is gone keeps the charge.
+        """
+        number = 0
+        for trial in self.trials:
+            begun = self.folder.starts(trial.name).num_starts > 0 or self.folder.drawn(trial.name) is not None
+            if trial.name not in names or begun or trial.name not in self._open:
+                continue
+            self._take_back(trial.name)
+            try:
+                for reservation in self._open.pop(trial.name).values():
+                    self.ledger.settle(reservation, 0)
+            except LedgerError as error:
+                _log.warning("note: %s keeps its charge: %s", trial.name, error)
+                continue
+            number += 1
+        self._labels.clear()
+        if number:
+            self._keep_head()
+        return number
+
     def statement(self) -> LedgerStatement:
         """Return the ledger's lines of the privacy statement."""
         return self.ledger.statement(self.dataset_id)
@@ -280,8 +309,8 @@ class SweepBudget:
         if begun:
             self._checkpoints(trial).outdate()  # one that was cut off may still draw what it has counted
         more = dict.fromkeys(held, 0)
-        if SNR in held and (before is None or begun):
-            more[SNR] = 1  # one more attempt draws a first step
+        if SNR in held:
+            more[SNR] = self._more_first_steps(trial.name, held[SNR], before)
         reserved = held[""].num_steps + (held[SNR].num_steps if SNR in held else 0)
         # Reserved or started, and no trace of what came of it: all of it may have been drawn.
         lost = max(starts.num_lost * num_steps, reserved if before is None else before.num_steps_lost)
@@ -296,6 +325,13 @@ class SweepBudget:
         self._keep_head()
         granted = extended[""].num_steps + (extended[SNR].num_steps if SNR in held else 0)
         write_grant(path, replace(grant, num_steps=granted))
+
+    def _more_first_steps(self, name: str, held: Reservation, before: Grant | None) -> int:
+        """Return how many first steps one more attempt needs on top; those that drew nothing had none."""
+        if before is None or before.num_steps_lost or self.folder.starts(name).num_lost:
+            return 1  # nobody knows how many there were
+        counted = self.folder.drawn(name)
+        return max(0, (counted.num_attempts if counted is not None else 0) + 1 - held.num_steps)
 
     def _more_scores(self, trial: Trial, held: Reservation, num_steps_lost: int) -> tuple[int, int]:
         """Return how many noised counts one more attempt needs on top, and the scorings to grant."""
@@ -321,7 +357,25 @@ class SweepBudget:
         return planned_trainings({self._label(trial): trial for trial in trials})
 
     def _label(self, trial: Trial) -> str:
-        return f"{self.folder.name}-{self.sweep_id}/{trial.name}"
+        """Return the label of a trial's charge: a new one after each that was given back."""
+        if trial.name not in self._labels:
+            first = label = f"{self.folder.name}-{self.sweep_id}/{trial.name}"
+            number = 1
+            while self._was_given_back(trial, label):
+                number += 1
+                label = f"{first}~{number}"
+            self._labels[trial.name] = label
+        return self._labels[trial.name]
+
+    def _was_given_back(self, trial: Trial, label: str) -> bool:
+        """Whether nothing of a charge was drawn: it was settled with no step at all.
+
+        Where a driver was killed amid that, what it had not come to stays charged.
+        """
+        parts = planned_trainings({label: trial})
+        held = [self.ledger.reservation(self.dataset_id, part.label) for part in parts]
+        settled = [each.num_steps_executed for each in held if each is not None]
+        return any(num_steps is not None for num_steps in settled) and not any(settled)
 
 
 def _parts(trial: Trial, label: str, times: int = 1) -> list[PlannedTraining]:

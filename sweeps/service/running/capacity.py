@@ -18,7 +18,7 @@ from typing import Any
 
 from dpgcl_core.errors import ClusterError, ConfigError
 from sweeps.service.options.service import ServiceOptions
-from sweeps.service.running.terminal import count, say
+from sweeps.service.running.terminal import count, say, warn
 from trainers.config.training import PerformanceConfig
 
 Node = Mapping[str, float]
@@ -329,7 +329,7 @@ class Capacity:
 
     def _say_each_minute(self, text: str) -> None:
         if self._clock() - self._said >= _SAY_AFTER_SECONDS:
-            say(text)
+            warn(text)
             self._said = self._clock()
 
     def _advice(self, scaling: Scaling) -> str:

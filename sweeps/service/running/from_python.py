@@ -24,7 +24,7 @@ from sweeps.service.planning.space import EPSILON, Between, SearchOptions, Space
 from sweeps.service.planning.trials import Point, Trial
 from sweeps.service.running.search import SearchSweep, read_suggestions
 from sweeps.service.running.sweep import Figure, Outcome, execute
-from sweeps.service.running.terminal import say
+from sweeps.service.running.terminal import warn
 from sweeps.service.running.total import fixes_noise
 from trainers.data.dataset import TrainingData
 
@@ -212,7 +212,7 @@ def _scored(score: Score, trial: str, metrics: Mapping[str, float]) -> float:
     try:
         return float(score(dict(metrics)))
     except Exception as error:  # the user's own code
-        say(f"warning: {trial} has no score: {type(error).__name__}: {error}")
+        warn(f"warning: {trial} has no score: {type(error).__name__}: {error}")
         return math.nan
 
 

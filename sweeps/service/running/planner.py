@@ -26,7 +26,7 @@ from dpgcl_core.planning.curves import epochs_by_batch, epsilon_by_records
 from dpgcl_core.planning.feasible import Answer, Plan, Wanted, enough_records, feasible, verified
 from dpgcl_core.planning.published import PUBLISHED, Reproduced, reproduced
 from dpgcl_core.planning.snr import too_small
-from dpgcl_core.release.statement import rounded_up
+from dpgcl_core.release.statement import delta_text, rounded_up
 from sweeps.service.options.planner import PlannerOptions
 from sweeps.service.planning.resources import Resources, alignment_size, num_records_of, resources_of
 from sweeps.service.running.terminal import count, say
@@ -163,7 +163,7 @@ def _show(planned: Planned) -> None:
     answer, chosen = planned.answer, planned.chosen
     how = "measured here on synthetic images" if resources.is_measured else "as stated"
     say(
-        f"N = {wanted.num_records_public}, ε = {wanted.target_epsilon:g}, δ = {rounded_up(wanted.delta, 4)}, "
+        f"N = {wanted.num_records_public}, ε = {wanted.target_epsilon:g}, δ = {delta_text(wanted.delta)}, "
         f"{wanted.method} on {wanted.num_weights} weights, "
         f"{resources.records_per_second:.4g} records a second ({how})"
     )

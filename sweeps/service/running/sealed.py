@@ -64,8 +64,9 @@ from sweeps.service.running.answer import (
     write_answer,
 )
 from sweeps.service.running.clock import Clock
-from sweeps.service.running.terminal import duration, say
-from sweeps.service.running.tune import Stopped
+from sweeps.service.running.seen import files_of_workers
+from sweeps.service.running.terminal import duration, say, warn
+from sweeps.service.running.tune import DiskFull, Stopped, no_room_text
 from sweeps.service.storage.folder import SweepFolder, config_hash, write_json
 from trainers.export.finished import PUBLISHED, released_state
 from trainers.files.checkpoint import CheckpointFolder
@@ -380,16 +381,22 @@ class SealedSweep:
         plan = dataclasses.replace(self._plan, trials=trials)
         try:
             if remaining:
-                with session(self._service, trials[0].config.performance) as opened:
+                performance, root = trials[0].config.performance, self._folder.folder.root
+                needed = files_of_workers(self._plan)
+                with session(self._service, performance, root, needed) as opened:
                     failed = run_trials(opened, plan, self._folder.trusted, remaining, self._on_result)
                 for name, error in failed.items():
-                    say(f"failed: {name} ({error}); it counts as the worst score")
+                    warn(f"failed: {name} ({error}); it counts as the worst score")
                     self._keep(name, {"failed": error})
         except Stopped as stopped:
             name = signal.Signals(stopped.signal_number).name
-            say(f"stopped by {name}; continue with --resume --name {self._name}")
+            warn(f"stopped by {name}; continue with --resume --name {self._name}")
             say("note: trials that had begun count as the worst score; the number of trials stays")
             return 128 + stopped.signal_number
+        except DiskFull:
+            warn(no_room_text(self._folder.folder))
+            say("note: trials that had begun count as the worst score; the number of trials stays")
+            return 1
         prepared = self._prepare(trials, begun)
         self._wait(begun.started)
         self._publish(tracker, prepared)
@@ -451,7 +458,7 @@ class SealedSweep:
             trials = trials_frame([row], tags)
             return sweep_answer(self._plan.question, trials, privacy_numbers(self._plan.cost, begun.left))
         except DashboardError as error:
-            say(f"warning: the answer: {error}")
+            warn(f"warning: the answer: {error}")
             return None
 
     def _wait(self, started: float) -> None:
@@ -489,7 +496,7 @@ class SealedSweep:
         )
         say(statement_text(statement))
         if prepared.answer is not None:
-            say(answer_text(prepared.answer))
+            warn(answer_text(prepared.answer))
         say(f"published: {prepared.outcome} in {release}")
 
     def _hide_times(self) -> None:

@@ -24,8 +24,9 @@ from sweeps.service.planning.space import SearchOptions, Space
 from sweeps.service.planning.trials import Charged, Point, Trial, is_proven
 from sweeps.service.privacy.budget import SweepBudget
 from sweeps.service.running.proposals import Proposals
+from sweeps.service.running.publishing import Publisher
 from sweeps.service.running.sweep import Figure, OpenSweep
-from sweeps.service.running.terminal import say, steps_text
+from sweeps.service.running.terminal import say, steps_text, warn
 from sweeps.service.running.total import fixes_noise
 from sweeps.service.running.tune import RaySession, run_trials
 from sweeps.service.storage.calibrations import CalibrationCache
@@ -81,8 +82,9 @@ class SearchSweep(OpenSweep):
         account: dict[str, Any] | None,
         service: ServiceOptions,
         again: str,
+        publisher: Publisher | None = None,
     ) -> None:
-        super().__init__(plan, folder, found, uri, budget, account, service, again)
+        super().__init__(plan, folder, found, uri, budget, account, service, again, publisher)
         self._costliest = plan.trials[0]
         self._proposals = Proposals(self._plan.space, self._plan.options)
         self._begun: list[Trial] = []
@@ -144,7 +146,7 @@ class SearchSweep(OpenSweep):
     def _end(self, failed: dict[str, str], figure: Figure | None) -> int:
         code = super()._end(failed, figure)
         for line in self._best():
-            say(line)
+            warn(line)
         return code
 
     def _best(self) -> list[str]:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dpgcl_core.errors import DpgclError
 from sweeps.service.options.service import ServiceOptions
-from sweeps.service.running.terminal import count, say
+from sweeps.service.running.terminal import count, warn
 from sweeps.service.storage.folder import SweepFolder
 from sweeps.service.storage.log import LOST, RESTARTED, SweepLog
+from trainers.files.attempts import Drawn
 from trainers.files.checkpoint import CheckpointFolder
 
 if TYPE_CHECKING:
@@ -90,6 +92,9 @@ class Supervisor:
         is printed, which a job's log keeps, may tell.
       ray_logs: where Ray keeps its own account of what died.
       clock: seconds.
+
+    Attributes:
+      num_restarts: trainings that were restarted after they were lost.
     """
 
     def __init__(
@@ -105,6 +110,13 @@ class Supervisor:
         self._running: dict[str, Attempt] = {}
         self._lost: dict[str, str] = {}
         self._looked = -float("inf")
+        self._counted: dict[str, tuple[int, int]] = {}
+        self.num_restarts = 0
+
+    @property
+    def num_steps(self) -> int:
+        """The steps that trainings have counted while this driver followed them."""
+        return sum(last - first for first, last in self._counted.values())
 
     @property
     def num_begun(self) -> int:
@@ -124,9 +136,11 @@ class Supervisor:
         every = given.config.performance.checkpoint_every_steps
         checkpoints = self._folder.checkpoints(name, every_steps=every)
         if (why := self._lost.pop(name, None)) is not None:
+            self.num_restarts += 1
             self._tell_restart(name, why, checkpoints, node, given.config.mechanism.num_restart_steps)
         before = self._folder.drawn(name)
         num_before = before.num_attempts if before is not None else 0
+        self._note_steps(name, before)
         self._running[name] = Attempt(given, end, checkpoints, num_before, now, in_place, None, now)
 
     def lost(self, name: str, error: object) -> str:
@@ -141,6 +155,8 @@ class Supervisor:
 
     def ended(self, name: str) -> None:
         """Hear that a training has ended for good."""
+        with suppress(DpgclError):  # a damaged count is told by who charges for it
+            self._note_steps(name, self._folder.drawn(name))
         self._running.pop(name, None)
         self._lost.pop(name, None)
 
@@ -166,12 +182,12 @@ class Supervisor:
                 self._look_at(name, attempt, now)
 
     def _look_at(self, name: str, attempt: Attempt, now: float) -> None:
-        mark = self._mark_of(name, attempt)
+        mark = drawn, _ = self._mark_of(name, attempt)
+        self._note_steps(name, drawn)
         if mark != attempt.mark:
             attempt.mark, attempt.progressed = mark, now
         if not attempt.has_begun:
             attempt.since = attempt.progressed = now
-            drawn = self._folder.drawn(name)
             attempt.has_begun = drawn is not None and drawn.num_attempts > attempt.num_before
             return
         still, whole = (now - attempt.progressed) / 60, (now - attempt.since) / 60
@@ -185,15 +201,21 @@ class Supervisor:
         if attempt.ended_for:
             attempt.end()
 
-    def _mark_of(self, name: str, attempt: Attempt) -> object:
+    def _mark_of(self, name: str, attempt: Attempt) -> tuple[Drawn | None, int]:
         """What changes when a training goes on: its count of steps, and its checkpoint."""
         checkpoint = attempt.given.checkpoint_folder / "checkpoint.pt"
         saved = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
         return self._folder.drawn(name), saved
 
+    def _note_steps(self, name: str, drawn: Drawn | None) -> None:
+        """Note how many steps a training has counted, and how many it had when it was first seen."""
+        now = drawn.num_steps if drawn is not None else 0
+        first, last = self._counted.get(name, (now, now))
+        self._counted[name] = first, max(last, now)
+
     def _say(self, text: str) -> None:
         if self._log is not None:
-            say(text)
+            warn(text)
 
     def _tell_restart(
         self, name: str, why: str, checkpoints: CheckpointFolder, node: int | None, num_in_advance: int | None

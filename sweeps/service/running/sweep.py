@@ -6,15 +6,16 @@ import dataclasses
 import math
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dashboards.compose.answer import OWN, Answer
 from dashboards.compose.questions import QUESTIONS
+from dashboards.report.content import LEFT_BEFORE
 from dpgcl_core.errors import (
     BudgetExceeded,
     ConfigError,
@@ -42,6 +43,7 @@ from sweeps.service.planning.plan import (
 )
 from sweeps.service.planning.publication import Publication
 from sweeps.service.planning.records import load_training_data
+from sweeps.service.planning.room import check_room
 from sweeps.service.planning.size import fitted_to_size
 from sweeps.service.planning.trials import Charged, Point, Trial, trial_class
 from sweeps.service.privacy.account import (
@@ -72,7 +74,21 @@ from sweeps.service.running.answer import (
 )
 from sweeps.service.running.captions import tell_cut_captions
 from sweeps.service.running.clock import Clock, SystemClock
-from sweeps.service.running.sealed import SealedSweep
+from sweeps.service.running.display import displayed, doing
+from sweeps.service.running.machine import MachineWatch
+from sweeps.service.running.notify import PUBLISHED, REFUSED, notify, outcome_of
+from sweeps.service.running.outbox import AT_A_STOP, AT_THE_END, Outbox, patiently
+from sweeps.service.running.publishing import (
+    Publisher,
+    checked_destination,
+    places_of,
+    publish_release,
+    withdraw_copies,
+)
+from sweeps.service.running.reporting import Reporter
+from sweeps.service.running.sealed import SealedFolder, SealedSweep
+from sweeps.service.running.seen import files_of_workers
+from sweeps.service.running.stopping import stopped_at
 from sweeps.service.running.terminal import (
     count,
     duration,
@@ -85,6 +101,7 @@ from sweeps.service.running.terminal import (
     say,
     say_link,
     short_name,
+    warn,
 )
 from sweeps.service.running.total import (
     Limits,
@@ -96,29 +113,41 @@ from sweeps.service.running.total import (
     what_would_fit,
 )
 from sweeps.service.running.tune import (
+    DiskFull,
     RaySession,
     Stopped,
     check_this_machine,
+    no_room_text,
     ray_session,
     run_trials,
     trials_at_once,
 )
 from sweeps.service.storage.calibrations import CalibrationCache, calibrations
-from sweeps.service.storage.folder import SweepFolder, config_hash, find_folder, known_params
-from sweeps.service.storage.log import SweepLog
+from sweeps.service.storage.folder import CONFIG_FILE, SweepFolder, find_folder, known_params
+from sweeps.service.storage.log import BEGUN, ENDED, FAILED, FINISHED, SweepLog
 from sweeps.service.storage.runs import tracking_address
 from sweeps.service.storage.slot_files import SlotFiles
 from trainers.config.training import TrainingConfig
 from trainers.config.tree import changed
-from trainers.data.dataset import TrainingData
+from trainers.data.dataset import TrainingData, image_shape_of
 from trainers.evaluation.references import reference_scores
+from trainers.files.destination import Destination
 from trainers.files.storage import check_writable, details_kept, storage_root
-from trainers.tracking.runs import SWEEP_TAG, Tracker
-from trainers.tracking.server import check_address, connect, is_database, runs_link
+from trainers.tracking.runs import STOPPED_TAG, SWEEP_TAG, Tracker
+from trainers.tracking.server import (
+    NoAnswer,
+    check_address,
+    connect,
+    is_database,
+    runs_known,
+    runs_link,
+)
 
 SEALED_EXPERIMENT = "dpgcl"
 """Of all sealed sweeps: one of their own would tell when it began."""
 SYSTEM_CLOCK = SystemClock()
+_BEGINNING = ""
+"""What the server gets before the first trial, in the queue of their names."""
 Figure = Callable[[str, str, Path], Sequence[Path]]
 
 
@@ -195,6 +224,21 @@ def execute(
       told: the options that repeat all of it, where these are those of a part.
       clock: that a sealed sweep is published by.
     """
+    with displayed(quiet=options.service.is_quiet):
+        return _execute(question, options, points, figure, earlier=earlier, kind=kind, told=told, clock=clock)
+
+
+def _execute(
+    question: str,
+    options: SweepOptions,
+    points: Sequence[Point],
+    figure: Figure | None,
+    *,
+    earlier: Earlier | None,
+    kind: type[OpenSweep] | None,
+    told: SweepOptions | None,
+    clock: Clock,
+) -> Outcome:
     kind = kind or OpenSweep
     data, service = options.data, options.service
     check_ledger_options(data, options.ledger, dry_run=service.dry_run)
@@ -203,10 +247,11 @@ def execute(
     options = dataclasses.replace(options, mechanism=registered)
     root = storage_root(options.storage.folder)
     check_writable(root)
+    destination = checked_destination(options.storage.publish_to, root, asks=not service.dry_run)
     uri = tracking_address(options.storage.tracking_uri, root)
     say(f"storage: {root}")
     _check_server(uri)
-    say("loading the data and finding the noise …")
+    doing("loading the data and finding the noise")
     slot_files = SlotFiles.of(data, root, has_ledger=ledger is not None)
     with details_kept(root):
         records, notes = load_training_data(
@@ -264,29 +309,35 @@ def execute(
                 raise BudgetExceeded(f"{error}{more}") from error
             say(budget.text())
         if service.dry_run:
-            _tell_what_is_missing(options)
-            say("measuring a step of every kind …")
+            _tell_what_is_missing(options, plan, folder)
+            doing("measuring a step of every kind")
             say(estimate_text(plan))
             if plan.publication is not None:
                 say(f"estimate: {plan.publication.text()}")
             return Outcome(code=0, plan=plan)
-        check_this_machine(service, options.performance)
+        _check_machine_and_room(options, plan, folder)
         known = folder.read_plan()
         with folder.locked(), ThreadPoolExecutor(1) as beside:  # MLflow opens while Ray starts
             if folder.read_plan() != known:
                 raise StorageError(f"the sweep {folder.name!r} was started by another process meanwhile")
             if records.slots is not None:
                 slot_files.keep(records.slots)
-            opened = beside.submit(Tracker.open, uri, root, *experiment_of(plan))
+            named = experiment_of(plan)
+            opened = beside.submit(lambda: patiently(lambda: Tracker.open(uri, root, *named), warn))
             again = options_text(told or given)
             if not options.release.is_open:
+                doing("opening MLflow")
                 sealed = SealedSweep(plan, folder, ledger, dataset_id, service, again, clock)
                 code = sealed.run(opened.result(), ray_session, run_trials)
-                return Outcome(code=code, plan=plan, folder=folder)
+                copied = code != 0 or destination is None or _published_release(destination, folder)
+                _notify_of_sealed(code, service, folder)
+                return Outcome(code=code if copied else 1, plan=plan, folder=folder)
             account = account_of(ledger, dataset_id)
-            sweep = kind(plan, folder, found, uri, budget, account, service, again)
-            code = sweep.run(opened, figure)
-            return Outcome(
+            publisher = _publisher(destination, folder, plan)
+            sweep = kind(plan, folder, found, uri, budget, account, service, again, publisher)
+            with _refusals_told(service, folder):
+                code = sweep.run(opened, figure)
+            ended = Outcome(
                 code=code,
                 plan=plan,
                 folder=folder,
@@ -294,6 +345,51 @@ def execute(
                 statement=sweep.statement,
                 answer=sweep.answer,
             )
+            _notify_of(ended, service, folder)
+            return ended
+
+
+def _publisher(destination: Destination | None, folder: SweepFolder, plan: SweepPlan) -> Publisher | None:
+    """Return who copies an open sweep: to where it was copied before, unless told otherwise."""
+    before = places_of(folder)
+    if destination is None and before:
+        destination = Destination.open(before[-1])
+    if destination is None:
+        return None
+    return Publisher(destination, folder, is_public=plan.data.train_is_public)
+
+
+def _published_release(destination: Destination, folder: SweepFolder) -> bool:
+    """Copy what a sealed sweep has published; return whether all of it arrived."""
+    owner = str((folder.read_plan() or {})["sweep_id"])
+    if publish_release(destination, folder.name, owner, SealedFolder(folder).release):
+        return True
+    warn(f"continue with --resume --name {folder.name}")
+    return False
+
+
+@contextmanager
+def _refusals_told(service: ServiceOptions, folder: SweepFolder) -> Iterator[None]:
+    """Tell the user's program of a sweep that is refused once it has begun, as by its ledger."""
+    try:
+        yield
+    except DpgclError as error:
+        notify(service.notify, REFUSED, folder.name, folder.path, {"REASON": str(error), "EXIT_CODE": "2"})
+        raise
+
+
+def _notify_of_sealed(code: int, service: ServiceOptions, folder: SweepFolder) -> None:
+    """Tell the user's program of a sealed sweep that was published; of others nothing may be told."""
+    if code == 0:
+        notify(service.notify, PUBLISHED, folder.name, SealedFolder(folder).release)
+
+
+def _notify_of(ended: Outcome, service: ServiceOptions, folder: SweepFolder) -> None:
+    """Tell the user's program of an open sweep that has ended."""
+    told = {"EXIT_CODE": str(ended.code), "TRIALS": f"{len(ended.results)} of {len(ended.plan.trials)}"}
+    if ended.answer is not None:
+        told["ANSWER"] = ended.answer.headline()
+    notify(service.notify, outcome_of(ended.code), folder.name, folder.path, told)
 
 
 def experiment_of(plan: SweepPlan) -> tuple[str, str]:
@@ -324,7 +420,7 @@ def _fit(
         known = known_params(root, options.storage.name)
         if (fit := fit_of_resumed(options, question, known)) is not None:
             return fit
-    say("finding the largest ε of one training …" if not fixed else "finding how many repeats fit …")
+    doing("finding how many repeats fit" if fixed else "finding the largest ε of one training")
     return fitted(options, points, trials_of, limits, fixed=fixed)
 
 
@@ -342,11 +438,27 @@ def _with_publication(plan: SweepPlan, folder: SweepFolder, service: ServiceOpti
     return dataclasses.replace(plan, publication=Publication.planned(plan.release, longest, at_once))
 
 
-def _tell_what_is_missing(options: SweepOptions) -> None:
+def _check_machine_and_room(options: SweepOptions, plan: SweepPlan, folder: SweepFolder) -> None:
+    """Refuse what Ray here, or the storage folder, surely cannot hold. Raises as the two checks."""
+    service = options.service
+    check_this_machine(service, options.performance)
+    at_once = trials_at_once(service, options.performance)
+    num_certain = None if service.time_budget is None else at_once
+    shape = image_shape_of(plan.data.train)
+    check_room(
+        folder if plan.release.is_open else SealedFolder(folder).trusted,
+        plan.trials,
+        shape,
+        at_once,
+        num_certain=num_certain if plan.release.is_open else 1,
+    )
+
+
+def _tell_what_is_missing(options: SweepOptions, plan: SweepPlan, folder: SweepFolder) -> None:
     """Say in a dry run what would refuse the sweep itself."""
     try:
-        check_this_machine(options.service, options.performance)
-    except ConfigError as error:
+        _check_machine_and_room(options, plan, folder)
+    except (ConfigError, StorageError) as error:
         say(f"note: this machine cannot run it: {error}")
     if missing := ledger_missing(options.data, options.ledger):
         say(f"note: it would be refused: {missing}")
@@ -359,7 +471,7 @@ def _check_server(uri: str) -> None:
     """
     check_address(uri)
     if not is_database(uri):
-        connect(uri)
+        patiently(lambda: connect(uri), warn)
 
 
 class OpenSweep:
@@ -421,26 +533,40 @@ class OpenSweep:
         account: dict[str, Any] | None,
         service: ServiceOptions,
         again: str,
+        publisher: Publisher | None = None,
     ) -> None:
         self._plan, self._folder, self._found, self._uri = plan, folder, found, uri
+        self._publisher = publisher
         self._budget, self._account, self._service = budget, account, service
         self._again = again
         self.statement: PrivacyStatement | None = None
         self.answer: Answer | None = None
         self._trials = {trial.name: trial for trial in plan.trials}
-        self._hashes = {trial.name: config_hash(trial.config) for trial in plan.trials}
+        self._hashes = dict(plan.hashes)
         self._checks: dict[Any, dict[str, float]] = {}
+        self._results: dict[str, dict[str, Any]] | None = None
         self._parent = ""
-        self._untracked: set[str] = set()
+        self._machine = MachineWatch() if not plan.source.are_private else None
+        self._untracked: list[str] = []
+        self._before: dict[str, float] | None = None
         self._runs: dict[str, str] | None = None
+        self._outbox = Outbox(self._track, warn, str(folder.path))
         self._log = SweepLog(folder.path)
+        self._reporter = Reporter(uri, folder.path)
         self._unstated = False
 
     def results(self) -> dict[str, dict[str, Any]]:
-        """Return the results of finished trials, by name."""
-        return self._folder.finished(self._hashes)
+        """Return the results of finished trials, by name; read once, as only this driver writes here."""
+        if self._results is None:
+            self._results = self._folder.finished(self._hashes)
+        return self._results
 
     def run(self, opened: Future[Tracker], figure: Figure | None) -> int:
+        # nobody else writes below this sweep's parent run
+        with self._outbox, self._publisher or nullcontext(), runs_known():
+            return self._run(opened, figure)
+
+    def _run(self, opened: Future[Tracker], figure: Figure | None) -> int:
         done = self.results()
         left_out = self._left_out(done)
         over = done.keys() | left_out.keys()
@@ -450,20 +576,37 @@ class OpenSweep:
         try:
             if remaining:
                 performance = self._plan.trials[0].config.performance
-                with ray_session(self._service, performance) as session:
+                storage, needed = self._folder.root, files_of_workers(self._plan)
+                with (
+                    ray_session(self._service, performance, storage, needed) as session,
+                    self._machine or nullcontext(),
+                ):
                     self._begin(opened, done, remaining)
                     failed = self._train(session, remaining)
             else:
+                doing("opening MLflow")
                 self._begin(opened, done, remaining)
         except Stopped as stopped:
+            self._untracked = self._outbox.finish(AT_A_STOP)
             self._close("KILLED")
             name = signal.Signals(stopped.signal_number).name
-            say(f"stopped by {name}; continue with --resume --name {self._folder.name}")
+            warn(f"stopped by {name}; continue with --resume --name {self._folder.name}")
             say(f"note: {_stop_note(self._plan.trials[0].config)}")
             return 128 + stopped.signal_number
+        except DiskFull:
+            self._untracked = self._outbox.finish(AT_A_STOP)
+            self._close("KILLED")
+            warn(no_room_text(self._folder))
+            return 1
         for name, why in left_out.items():
-            say(f"{name}: {why}")
-        return self._end(failed, figure)
+            warn(f"{name}: {why}")
+        code = self._end(failed, figure)
+        self._report()
+        if self._publisher is None or self._publisher.end(list(self.results())):
+            return code
+        if code == 0:
+            warn(f"continue with --resume --name {self._folder.name}")
+        return code or 1
 
     def _left_out(self, done: Mapping[str, Any]) -> dict[str, str]:
         """Return the trainings that no attempt may continue any more, by name, and why.
@@ -504,28 +647,73 @@ class OpenSweep:
         """
         self._tracker = opened.result()
         self._found.keep()
-        self._parent = self._tracker.start_sweep(
-            self._folder.name, self._plan.params(), self._plan.tags(), description=question_text(self._plan)
+        named, described = self._folder.name, question_text(self._plan)
+        shared = self._plan.params(), self._plan.tags()
+        sweep_id = self._sweep_id()
+        self._parent = patiently(
+            lambda: self._tracker.start_sweep(named, *shared, described, sweep_id=sweep_id), warn
         )
         if self._folder.read_plan() is None:
-            sweep_id = self._budget.sweep_id if self._budget is not None else new_sweep_id()
             facts = {"fingerprint": self._plan.fingerprint, "params": self._plan.params()}
             self._folder.create(facts | {"sweep_id": sweep_id, "account": self._account}, self._again)
+            self._note_beginning()
+        self._begin_publishing(will_draw=bool(remaining))
         self._charge(remaining)
         if remaining:
             withdraw_statement(self._folder.path)
-        self._look_for_runs()
+            self._reporter.withdraw()
+        self._outbox.put(_BEGINNING)
         for name, result in done.items():
             self._settle(name, result)
-            if (self._runs or {}).get(name) != "FINISHED":
-                self._track(name, result)
-        say(f"sweep: {self._folder.name} ({len(done)} of {count(len(self._trials), 'trial')} done)")
+            self._outbox.put(name)
+        begun = f"{len(done)} of {count(len(self._trials), 'trial')} done"
+        say(f"sweep: {self._folder.name} ({begun})")
+        self._log.write(BEGUN, "", begun)
         self._started, self._num_before, self._num_done = time.monotonic(), len(done), len(done)
 
-    def _look_for_runs(self) -> None:
-        """Ask MLflow once which trials have runs; where it does not answer, each is asked for by itself."""
-        with suppress(TrackingError):
+    def _sweep_id(self) -> str:
+        """Return what tells the sweep from any other: that of its plan, or a new one."""
+        if (plan := self._folder.read_plan()) is not None:
+            return str(plan["sweep_id"])
+        return self._budget.sweep_id if self._budget is not None else new_sweep_id()
+
+    def _begin_publishing(self, *, will_draw: bool) -> None:
+        """Take copied statements away before more is drawn, and claim the place of the copies."""
+        owner = str((self._folder.read_plan() or {})["sweep_id"])
+        try:
+            if will_draw:
+                withdraw_copies(self._folder, owner)
+            if self._publisher is not None:
+                self._publisher.begin(owner)
+        except StorageError:
+            self._close("FAILED")
+            raise
+
+    def _note_beginning(self) -> None:
+        """Note what the ledger has left before it is charged: for the report, which tells it."""
+        self._before = {}
+        with suppress(LedgerError):
+            if self._budget is not None and (left := self._budget.left()[0]) is not None:
+                self._before = {LEFT_BEFORE: left}
+
+    def _track_beginning(self) -> None:
+        """Log what repeats the sweep, and ask once which trials have runs.
+
+        A server that refuses this may take the trials all the same: each is asked for by itself then.
+
+        Raises:
+          NoAnswer: the server does not answer; call again.
+        """
+        try:
+            if self._before is not None:
+                self._tracker.log_artifact(self._parent, self._folder.path / CONFIG_FILE)
+                self._tracker.log_metrics(self._parent, self._before)
+                self._before = None
             self._runs = self._tracker.trial_statuses(self._parent)
+        except NoAnswer:
+            raise
+        except TrackingError:
+            return
 
     def _charge(self, remaining: Sequence[Trial]) -> None:
         if self._budget is None:
@@ -543,23 +731,35 @@ class OpenSweep:
             if self._budget is not None:
                 self._budget.settle(name, result["metrics"])
         except LedgerError as error:
-            say(f"warning: {name} is not settled: {error}")
+            warn(f"warning: {name} is not settled: {error}")
 
     def _on_result(self, name: str, result: dict[str, Any]) -> None:
         kept: dict[str, Any] = {"config_hash": self._hashes[name], "params": self._trials[name].params}
         kept["ended_ms"] = int(time.time() * 1000)
         self._folder.keep(name, result | kept)
+        self.results()[name] = result | kept
         self._settle(name, result)
-        self._track(name, result | kept)
+        self._outbox.put(name)
+        if self._publisher is not None:
+            self._publisher.finished(name)
         self._num_done += 1
         spent, done = time.monotonic() - self._started, self._num_done
         left = spent / max(1, done - self._num_before) * (len(self._trials) - done)
         shown = ", ".join(headline(result["metrics"]))
+        if (step := stopped_at(self._trials[name], result["metrics"])) is not None:
+            shown += f"; ended by its scores after {count(step, 'step')}"
         say(f"[{done}/{len(self._trials)}] {name}: {shown} ({duration(left)} left)")
+        self._log.write(FINISHED, name, shown)
 
-    def _track(self, name: str, result: dict[str, Any]) -> None:
-        """Log a finished trial; a server that does not answer costs nothing but a later attempt."""
-        trial = self._trials[name]
+    def _track(self, name: str) -> None:
+        """Log a finished trial, or the beginning, beside the loop. Raises as `Tracker.log_trial`."""
+        if name == _BEGINNING:
+            self._track_beginning()
+            return
+        if (self._runs or {}).get(name) == "FINISHED":
+            return
+        trial, result = self._trials[name], self.results()[name]
+        is_new = self._runs is not None and name not in self._runs
         try:
             self._tracker.log_trial(
                 self._parent,
@@ -567,19 +767,17 @@ class OpenSweep:
                 trial.params,
                 _without_constants(trial, result["metrics"]) | self._cross_checks(trial, result["metrics"]),
                 result["series"],
-                self._tags_of(trial),
+                self._tags_of(trial, result["metrics"]),
                 run_name=run_name(trial),
                 times_ms=_times_ms(result),
-                is_new=self._runs is not None and name not in self._runs,
+                is_new=is_new,
             )
-            self._untracked.discard(name)
-        except TrackingError as error:
-            if not self._untracked:
-                say(f"warning: {error}; results are kept in {self._folder.path} and sent later")
-            self._untracked.add(name)
+        except TrackingError:
             self._runs = None  # a run of it may have been begun
+            raise
+        self._reporter.refresh()
 
-    def _tags_of(self, trial: Trial) -> dict[str, Any]:
+    def _tags_of(self, trial: Trial, metrics: Mapping[str, float] | None = None) -> dict[str, Any]:
         """The tags of a trial's run; its restarts are told where the charge for them tells of them, too.
 
         Private trainings without a ledger are charged T + R steps whatever happens, so that nothing which
@@ -588,6 +786,8 @@ class OpenSweep:
         tags = self._plan.tags() | {"guarantee_label": trial.config.guarantee_label}
         in_advance = trial.config.mechanism.num_restart_steps is not None
         told = [] if in_advance else self._log.restarts(trial.name)
+        if metrics is not None and (step := stopped_at(trial, metrics)) is not None:
+            tags |= {STOPPED_TAG: str(step)}
         return tags | {"restarts": "; ".join(told)} if told else tags
 
     def _cross_checks(self, trial: Trial, metrics: dict[str, float]) -> dict[str, float]:
@@ -604,15 +804,18 @@ class OpenSweep:
 
     def _end(self, failed: dict[str, str], figure: Figure | None) -> int:
         results = self.results()
-        for name in list(self._untracked):
-            self._track(name, results[name])
+        doing("stating, drawing and answering", aloud=False)
+        self._untracked = self._outbox.finish(AT_THE_END)
         for name, error in failed.items():
-            say(f"failed: {name} ({error})")
-        if self._untracked:
-            lost = count(len(self._untracked), "result")
-            say(f"MLflow did not take {lost}; kept in {self._folder.path}.")
+            warn(f"failed: {name} ({error})")
+            self._log.write(FAILED, name, error)
+        if lost := [name for name in self._untracked if name != _BEGINNING]:
+            warn(f"MLflow did not take {count(len(lost), 'result')}; kept in {self._folder.path}.")
+        unfinished = self._tell_unfinished(results, failed)
         if self._budget is not None and self._budget.lost is not None:
-            say(f"the ledger is gone, and every training stopped at its next checkpoint: {self._budget.lost}")
+            warn(
+                f"the ledger is gone, and every training stopped at its next checkpoint: {self._budget.lost}"
+            )
         if not self._untracked:
             self._state(results)
             if results and figure is not None:
@@ -622,16 +825,36 @@ class OpenSweep:
             self._answer(results)
         self._say_link()
         again = f"continue with --resume --name {self._folder.name}"
-        if failed or self._untracked or self._unstated:
-            self._close("FAILED")
-            say(again)
+        if failed or self._untracked or self._unstated or unfinished:
+            self._close("KILLED" if unfinished and not failed else "FAILED")
+            warn(again)
             return 1
         if not results:
             self._close("FAILED")
-            say("no training was finished")
+            warn("no training was finished")
             return 1
         self._close("FINISHED")
         return 0
+
+    def _tell_unfinished(self, results: Mapping[str, Any], failed: Mapping[str, str]) -> bool:
+        """Say which trainings the sweep's time was too short for; return whether there are any.
+
+        Those that had not begun have drawn nothing, and go back to the ledger.
+        """
+        over = results.keys() | failed.keys() | self._left_out(results).keys()
+        left = [name for name in self._trials if name not in over]
+        if self._service.time_budget is None or not left:
+            return False
+        begun = [name for name in left if self._folder.starts(name).num_starts]
+        waiting = [name for name in left if name not in begun]
+        say(
+            f"the time is over (--time-budget {self._service.time_budget:g} min): "
+            f"{count(len(begun), 'training')} stopped and saved, {len(waiting)} not begun"
+        )
+        if self._budget is not None:
+            returned = self._budget.give_back(waiting)
+            say(f"the ledger has the steps of {returned} back; a resume reserves them again")
+        return True
 
     def _state(self, results: dict[str, dict[str, Any]]) -> None:
         """Write, log and print the privacy statement, with what restarts have repeated.
@@ -651,9 +874,9 @@ class OpenSweep:
                 say(f"written: {path}")
         except StorageError as error:
             self._unstated = True
-            say(f"there is no privacy statement: {error}")
+            warn(f"there is no privacy statement: {error}")
         except DpgclError as error:
-            say(f"warning: the privacy statement: {error}")
+            warn(f"warning: the privacy statement: {error}")
 
     def _statement(self, drawn: Mapping[str, Charged], ledger: LedgerStatement | None) -> PrivacyStatement:
         return build_statement(self._plan, self._folder.name, drawn=drawn, ledger=ledger)
@@ -666,11 +889,11 @@ class OpenSweep:
         try:
             if any(map(is_reference, self._tracker.metrics_of(self._parent))):
                 return
-            say("scoring raw pixels and HOG …")
+            doing("scoring raw pixels and HOG")
             scores = reference_scores(data, evaluation, seed=self._service.seed)
             self._tracker.log_metrics(self._parent, scores)
         except (DpgclError, MemoryError) as error:
-            say(f"warning: no scores of raw pixels and HOG: {error}")
+            warn(f"warning: no scores of raw pixels and HOG: {error}")
 
     def _draw(self, figure: Figure) -> None:
         try:
@@ -678,7 +901,7 @@ class OpenSweep:
                 self._tracker.log_artifact(self._parent, path)
                 say(f"written: {path}")
         except DpgclError as error:
-            say(f"warning: no figure: {error}")
+            warn(f"warning: no figure: {error}")
 
     def _answer(self, results: dict[str, dict[str, Any]]) -> None:
         """Write, log and print the answer; MLflow gets it where it has all results."""
@@ -686,21 +909,23 @@ class OpenSweep:
             self.answer = answer = self._answered(results)
             if answer is None:
                 return
-            say(answer_text(answer))
+            warn(answer_text(answer))
             path = write_answer(answer, self._folder.path)
             if not self._untracked:
                 self._tracker.log_artifact(self._parent, path)
                 self._tracker.log_metrics(self._parent, answer.metrics())
                 self._tracker.set_note(self._parent, answer.lines()[:2])
         except DpgclError as error:
-            say(f"warning: the answer: {error}")
+            warn(f"warning: the answer: {error}")
 
     def _answered(self, results: Mapping[str, Mapping[str, Any]]) -> Answer | None:
         rows = [
             {"trial": name, "guarantee_label": self._trials[name].config.guarantee_label, **results[name]}
             for name in self._trials
-            if name in results
+            if name in results and stopped_at(self._trials[name], results[name]["metrics"]) is None
         ]
+        if not rows:
+            return None
         cost = self.statement.cost if self.statement is not None else self._plan.cost
         left = None
         if self._budget is not None:
@@ -709,6 +934,17 @@ class OpenSweep:
         trials = trials_frame(rows, self._plan.tags())
         return sweep_answer(self._plan.question, trials, privacy_numbers(cost, left))
 
+    def _report(self) -> None:
+        """Write the report for the last time, log it, and say where it lies; without MLflow there is none."""
+        if self._untracked:
+            return
+        try:
+            path = self._reporter.finish()
+            say(f"report: {path}")
+            self._tracker.log_artifact(self._parent, path)
+        except (DpgclError, OSError) as error:
+            warn(f"warning: the report: {error}")
+
     def _say_link(self) -> None:
         """Say where MLflow shows the sweep's runs."""
         link = runs_link(self._uri, self._tracker.experiment_id, {SWEEP_TAG: self._folder.name})
@@ -716,10 +952,16 @@ class OpenSweep:
         say_link(f"runs: {ui}", link)
 
     def _close(self, status: str) -> None:
+        """Say in MLflow how the sweep ended; one that does not take results now is not asked for more."""
+        self._log.write(ENDED, "", status)
+        if self._untracked:
+            return
         try:
+            if self._machine is not None and self._machine.samples:
+                self._tracker.log_system(self._parent, self._machine.samples)
             self._tracker.finish_sweep(self._parent, status)
         except TrackingError as error:
-            say(f"warning: {error}")
+            warn(f"warning: {error}")
 
 
 def _times_ms(result: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -750,7 +992,9 @@ def _with_lost(trial: Trial, metrics: dict[str, float], drawn: Charged | None) -
     """The metrics of a training that differ once attempts count of which its checkpoints know nothing."""
     if drawn is None or drawn.num_steps <= metrics["num_steps_charged"]:
         return {}
-    epsilon = trial.config.epsilon(
-        drawn.num_steps, num_restarts=drawn.num_first_steps - 1, num_scorings=drawn.num_scorings
+    epsilon = trial.config.epsilon(  # of all T, though it was ended early
+        max(drawn.num_steps, trial.config.mechanism.num_steps),
+        num_restarts=drawn.num_first_steps - 1,
+        num_scorings=drawn.num_scorings,
     )
     return {"num_steps_charged": float(drawn.num_steps), "epsilon": epsilon}

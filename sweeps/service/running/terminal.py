@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from datetime import datetime
 from pathlib import Path
 
 from dpgcl_core.addresses import masked_text
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.release.statement import epsilon_text, rounded_up
+from dpgcl_core.release.statement import delta_text, epsilon_text, rounded_up
 from sweeps.service.options.release import ReleaseOptions
 from sweeps.service.options.scores import shown_scores
 from sweeps.service.planning.cost import cost_line, cost_of
 from sweeps.service.planning.duration import estimate_seconds
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial, is_proven
+from sweeps.service.running.display import put
 from sweeps.service.storage.folder import fit_for_name
 from trainers.tracking.runs import trial_run_name
 
@@ -23,13 +23,18 @@ _RESTARTS = " for restarts (charged though not drawn; --restart-steps 0 turns it
 
 
 def say(text: str) -> None:
-    """Print a line at once, without the secret of any address in it."""
-    print(masked_text(text), flush=True, file=sys.stdout)
+    """Print a line at once, without the secret of any address in it; with `--quiet` none."""
+    put(masked_text(text))
+
+
+def warn(text: str) -> None:
+    """Print a line that is seen with `--quiet`, too: an answer, a warning or an error."""
+    put(masked_text(text), always=True)
 
 
 def say_link(text: str, link: str) -> None:
     """Print a line that ends in a link to an address without its secrets, which `say` would cut short."""
-    print(masked_text(text) + link, flush=True, file=sys.stdout)
+    put(masked_text(text) + link)
 
 
 def print_plan(plan: SweepPlan) -> None:
@@ -40,7 +45,7 @@ def print_plan(plan: SweepPlan) -> None:
     relations = sorted({trial.config.mechanism.neighboring_relation for trial in plan.trials})
     say(
         f"n = {plan.num_records_public}, q = {mechanism.sampling_prob:.5g}, {steps_text(mechanism)}, "
-        f"δ = {rounded_up(mechanism.target_delta, 4)}, to {' or '.join(relations)}"
+        f"δ = {delta_text(mechanism.target_delta)}, to {' or '.join(relations)}"
     )
     rows = {}
     for trial in plan.trials:

@@ -17,7 +17,7 @@ from dpgcl_core.accounting.tuning.cost import SEALED
 from dpgcl_core.errors import BudgetExceeded, ConfigError
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.release.statement import rounded_up
+from dpgcl_core.release.statement import delta_text
 from sweeps.service.options.sweep import SweepOptions, varied_by
 from sweeps.service.planning.cost import cost_of, delta_of
 from sweeps.service.planning.plan import Fit
@@ -410,5 +410,5 @@ def fit_text(fit: Fit, limits: Limits, trials: Sequence[Trial]) -> str:
     held = ", and the ledger holds it" if limits.ledger is not None else ""
     return (
         f"{what} (to a percent) at which all of the sweep costs ε = {fit.total_epsilon:g} at most, at δ = "
-        f"{rounded_up(limits.delta(proven), 3)}{held}"
+        f"{delta_text(limits.delta(proven))}{held}"
     )

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import gc
 import logging
 import os
+import re
 import secrets
 import shutil
 import signal
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,16 +24,25 @@ import torch
 from filelock import FileLock, Timeout
 
 from dpgcl_core.addresses import masked, text_of_error
-from dpgcl_core.errors import ClusterError, ConfigError
+from dpgcl_core.errors import ClusterError, ConfigError, DpgclError, is_disk_full
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.budget import SweepBudget
 from sweeps.service.running.capacity import Capacity, Cluster, TrialNeeds, max_concurrent_trials
+from sweeps.service.running.display import doing, leave_terminal_usable, watching
+from sweeps.service.running.metrics import SweepMetrics, ray_gauge
+from sweeps.service.running.seen import NeededFile, check_seen
+from sweeps.service.running.stopping import Stopping
 from sweeps.service.running.supervision import Supervisor, with_advice
+from sweeps.service.running.terminal import say
+from sweeps.service.running.watching import SealedWatch, SweepWatch
 from sweeps.service.storage.folder import SweepFolder
 from sweeps.service.storage.log import SweepLog
+from sweeps.service.storage.probe import check_shared
 from trainers.config.training import PerformanceConfig
+from trainers.data.dataset import modality_of
+from trainers.failures import NO_ROOM
 from trainers.files.storage import CODE_ROOT, inside_ray_job, runs_uploaded_copy
 
 if TYPE_CHECKING:
@@ -73,6 +86,18 @@ class Stopped(BaseException):
         self.signal_number = signal_number
 
 
+class DiskFull(BaseException):
+    """No space is left for what must last: the sweep ends, and a resume continues it."""
+
+
+def no_room_text(folder: SweepFolder) -> str:
+    """Return what is said of a sweep that ended because no space was left."""
+    return (
+        f"stopped: no space is left in {folder.root}, and nothing that was finished is lost; make room, then "
+        f"continue with --resume --name {folder.name}"
+    )
+
+
 class TrialSource(Protocol):
     """Decide trial after trial what is trained next."""
 
@@ -99,26 +124,53 @@ class RaySession:
 
 
 @contextmanager
-def ray_session(service: ServiceOptions, performance: PerformanceConfig) -> Iterator[RaySession]:
+def ray_session(
+    service: ServiceOptions,
+    performance: PerformanceConfig,
+    storage: Path | None = None,
+    files: Sequence[NeededFile] = (),
+) -> Iterator[RaySession]:
     """Connect to Ray and wait for room; nothing of the sweep is started yet.
 
     Args:
       service: resources of the sweep.
       performance: of every training.
+      storage: a folder that all nodes must share; None for none.
+      files: that trainings read by themselves.
 
     Raises:
       ConfigError: the nodes are too small for one training.
       ClusterError: Ray did not start, or too few nodes came in time.
+      StorageError: the nodes do not share the folder.
+      DataError: a node does not see the files.
     """
-    os.environ.update({k: v for k, v in _QUIET.items() if k not in os.environ})
-    import ray  # noqa: F401  # after the environment is set; takes a second
-
-    with _scratch_folder() as scratch, _connected(scratch):
+    with connected_ray() as scratch:
         for name in ("ray.tune", "ray.train"):  # the driver says itself what failed
             logging.getLogger(name).setLevel(logging.CRITICAL)
         capacity = capacity_of(service, performance)
         capacity.wait_for_room(service.wait_for_resources)
+        if storage is not None and _joins_cluster():
+            check_shared(storage, say)
+        if _joins_cluster():
+            check_seen(files)
         yield RaySession(scratch, capacity, service)
+
+
+@contextmanager
+def connected_ray() -> Iterator[Path]:
+    """Connect to the Ray that a sweep would use, or start its private one; yields the scratch folder.
+
+    Raises:
+      ConfigError: `RAY_ADDRESS` leads nowhere.
+      ClusterError: Ray did not start, or refuses this process.
+    """
+    os.environ.update({k: v for k, v in _QUIET.items() if k not in os.environ})
+    doing("joining the Ray cluster" if _joins_cluster() else "starting Ray")
+    import ray  # noqa: F401  # after the environment is set; takes a second
+
+    _check_address()
+    with _scratch_folder() as scratch, _connected(scratch):
+        yield scratch
 
 
 def capacity_of(service: ServiceOptions, performance: PerformanceConfig) -> Capacity:
@@ -166,24 +218,47 @@ def run_trials(
     gives its trials, and what each may cost at most.
 
     Returns:
-      The trials that failed for good, and why; their checkpoints stay.
+      The trials that failed for good, and why; their checkpoints stay. When the sweep's time is over, those
+      that were stopped or did not begin are in it neither, nor have they a result.
 
     Raises:
       Stopped: a signal came; everything finished has been reported.
+      DiskFull: no space is left; every result that could be kept has been.
     """
     import ray
 
     records, public = [ray.put(plan.data)], plan.data.train_is_public
     is_open = plan.release.is_open
     queue = TrialQueue(source or _Listed(trials), len(trials), session.capacity, tells_left=is_open)
+    stopping = Stopping(folder, session.service, modality_of(plan.data.train))
+    stopping.begin(plan.trials)
     supervisor = Supervisor(folder, session.service, log_of(plan, folder), _ray_logs())
-    callback = _callback(on_result, budget, folder, queue, supervisor)
-    return _tune(folder, trials, session, records, callback, data_are_public=public)
+    metrics = _metrics_of(plan, folder, trials)
+    watch = _watch(plan, len(plan.trials) - len(trials))
+    callback = _callback(on_result, budget, folder, queue, supervisor, stopping, watch, metrics)
+    with watching(watch):
+        return _tune(folder, trials, session, records, callback, data_are_public=public)
+
+
+def _watch(plan: SweepPlan, num_over: int) -> SweepWatch | SealedWatch:
+    """Return who looks at the trainings; of a sealed sweep's, nobody."""
+    if not plan.release.is_open:
+        return SealedWatch(time.monotonic())
+    return SweepWatch(len(plan.trials), num_over, tells_rates=plan.data.train_is_public)
 
 
 def log_of(plan: SweepPlan, folder: SweepFolder) -> SweepLog | None:
     """Return the log of an open sweep; None for a sealed one, of which a file's time would tell."""
     return SweepLog(folder.path) if plan.release.is_open else None
+
+
+def _metrics_of(plan: SweepPlan, folder: SweepFolder, trials: Sequence[Trial]) -> SweepMetrics | None:
+    """What a cluster's metrics tell of an open sweep; None elsewhere: a private Ray serves none."""
+    if not plan.release.is_open or not _joins_cluster():
+        return None
+    left = {trial.name for trial in trials}
+    before = [trial for trial in plan.trials if trial.name not in left]
+    return SweepMetrics(plan, folder.name, before, len(before) + len(trials), ray_gauge)
 
 
 def _ray_logs() -> str:
@@ -217,6 +292,9 @@ class TrialQueue:
       capacity: how many may be with Ray at once.
       tells_left: whether Ray, whose requests all users of a cluster see, may know how many are left; not of a
         sealed sweep, whose number of trials is secret: it uses nodes that join, and asks for none.
+
+    Attributes:
+      handed: trials that have been handed to Ray so far.
     """
 
     def __init__(
@@ -224,20 +302,37 @@ class TrialQueue:
     ) -> None:
         self._source, self._capacity, self._tells_left = source, capacity, tells_left
         self._num_left = number
-        self._live: dict[str, str] = {}
+        self._live: dict[str, Trial] = {}
+        self._is_closed = False
+        self.handed: list[Trial] = []
+
+    @property
+    def running(self) -> dict[str, Trial]:
+        """The trials that are with Ray, by name."""
+        return {trial.name: trial for trial in self._live.values()}
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no more trials are handed out."""
+        return self._is_closed
+
+    def close(self) -> None:
+        """Hand out no more trials: the sweep's time is over."""
+        self._is_closed = True
 
     def next_trial(self, trial_id: str) -> Trial | None:
         """Return the next trial; None where the cluster has no room for one more."""
         if len(self._live) >= self._capacity.trials_at_once():
             return None
         trial = self._source.next_trial()
-        self._live[trial_id], self._num_left = trial.name, self._num_left - 1
+        self._live[trial_id], self._num_left = trial, self._num_left - 1
+        self.handed.append(trial)
         return trial
 
     def ended(self, trial_id: str) -> None:
         """Hear that a trial ended."""
         self._capacity.let_go()
-        self._source.ended(self._live.pop(trial_id))
+        self._source.ended(self._live.pop(trial_id).name)
 
     def look(self, num_begun: int) -> None:
         """Let the cluster follow what is left.
@@ -281,7 +376,6 @@ def _remove_left_folders(base: Path) -> None:
 @contextmanager
 def _connected(scratch: Path) -> Iterator[None]:
     """A Ray of this process's own, unless `RAY_ADDRESS` or a job names a cluster; never by discovery."""
-    import ray
 
     shared: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     folder = Path.cwd()
@@ -301,8 +395,26 @@ def _connected(scratch: Path) -> Iterator[None]:
                 _start(shared | private, scratch)
                 yield
     finally:
-        ray.shutdown()
+        _shut_down()
         os.chdir(folder)
+
+
+def _shut_down() -> None:
+    """End this process's part in Ray, its garbage first; none is collected meanwhile.
+
+    Ray ends the whole process, at once and with code 1, where the collector of another thread comes upon a
+    handle of Ray's while it shuts down: with a node that is cut off that takes seconds.
+    """
+    import ray
+
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        ray.shutdown()
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _start(options: Mapping[str, Any], scratch: Path) -> None:
@@ -317,6 +429,7 @@ def _start(options: Mapping[str, Any], scratch: Path) -> None:
         try:
             ray.init(**options)
         except Exception as error:  # Ray raises plain Exceptions, too
+            _refuse_other_versions(str(error))
             said = text_of_error(error, os.environ.get("RAY_ADDRESS", ""))
         else:
             return
@@ -327,6 +440,22 @@ def _start(options: Mapping[str, Any], scratch: Path) -> None:
         "machine may have no processor time, memory or room in /tmp left: try again when it has, or set "
         f"RAY_ADDRESS to a cluster that answers. Ray says: {said.partition('. ')[0][:300]}"
     )
+
+
+def _refuse_other_versions(said: str) -> None:
+    """Refuse a cluster of another Ray or Python, which Ray tells in a paragraph.
+
+    Raises:
+      ConfigError: names both.
+    """
+    found = re.findall(r"Ray: (\S+)\s+Python: (\S+)", said)
+    if "Version mismatch" in said and len(found) == 2:
+        (ray, python), (own_ray, own_python) = found
+        raise ConfigError(
+            "the cluster must run the Ray and the Python of this process, Ray "
+            f"{own_ray} and Python {own_python}; got Ray {ray} and Python {python}: install what "
+            "constraints.txt pins on all nodes; python -m sweeps.doctor names them"
+        )
 
 
 def _end_processes_of(scratch: Path) -> None:
@@ -403,7 +532,15 @@ def _tune(
 
     def given(trial: Trial) -> RayTrial:
         charged = callback.budget is not None
-        return _ray_trial(trial, folder, session, charged=charged, data_are_public=data_are_public)
+        found = _ray_trial(
+            trial,
+            folder,
+            session,
+            charged=charged,
+            data_are_public=data_are_public,
+            is_open=callback.watch.is_open,
+        )
+        return dataclasses.replace(found, oversight=callback.stopping.oversight(trial.name))
 
     def run_given(tune_config: Mapping[str, Any], *, records: list[Any]) -> None:
         run_trial(tune_config, trials={tune_config["trial"]: tune_config["given"]}, records=records)
@@ -429,6 +566,8 @@ def _tune(
     with _state_in(session.scratch), _signals_noted(callback):
         tuner.fit()
     names = [trial.name for trial in trials if trial.name not in callback.done]
+    if callback.queue.is_closed:  # the time was over: what did not end has not failed
+        names = [name for name in names if name in callback.errors]
     return {name: callback.errors.get(name, "unknown error") for name in names}
 
 
@@ -452,7 +591,13 @@ def _state_in(scratch: Path) -> Iterator[None]:
 
 
 def _ray_trial(
-    trial: Trial, folder: SweepFolder, session: RaySession, *, charged: bool, data_are_public: bool
+    trial: Trial,
+    folder: SweepFolder,
+    session: RaySession,
+    *,
+    charged: bool,
+    data_are_public: bool,
+    is_open: bool,
 ) -> RayTrial:
     from trainers.ray_worker import RayTrial, packed_method
 
@@ -471,6 +616,7 @@ def _ray_trial(
         scratch=session.scratch,
         method=packed_method(trial.config.mechanism.method),
         data_are_public=data_are_public,
+        progress_file=folder.progress_file(trial.name) if is_open else None,
     )
 
 
@@ -489,7 +635,9 @@ def _searcher(queue: TrialQueue, given: Callable[[Trial], RayTrial]) -> Any:
             """Tune writes its searcher down; what this one holds stays here, and lasts by itself."""
             return Searcher, ()
 
-        def suggest(self, trial_id: str) -> dict[str, Any] | None:
+        def suggest(self, trial_id: str) -> Any:
+            if queue.is_closed:
+                return Searcher.FINISHED
             trial = queue.next_trial(trial_id)
             return None if trial is None else {"trial": trial.name, "given": given(trial)}
 
@@ -510,6 +658,9 @@ def _callback(
     folder: SweepFolder,
     queue: TrialQueue,
     supervisor: Supervisor,
+    stopping: Stopping,
+    watch: SweepWatch | SealedWatch,
+    metrics: SweepMetrics | None = None,
 ) -> Any:
     from ray import tune
 
@@ -517,7 +668,7 @@ def _callback(
         """Hand every trial's one result to the driver, and follow its attempts."""
 
         def __init__(self) -> None:
-            self.budget, self.queue = budget, queue
+            self.budget, self.queue, self.stopping, self.watch = budget, queue, stopping, watch
             self.done: set[str] = set()
             self.errors: dict[str, str] = {}
             self.signal_number = 0
@@ -528,38 +679,92 @@ def _callback(
 
         def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
             _go_on(self.signal_number, budget)
-            supervisor.look()
+            with _ended_by_full_disk():
+                supervisor.look()
+                _stop_what_must(queue, stopping)
             queue.look(supervisor.num_begun)
+            _tell(metrics, queue, supervisor, num_finished=len(self.done), num_failed=len(self.errors))
 
         def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            folder.mark_start(trial.config["trial"])  # Tune asks the process to train only after this
+            with _ended_by_full_disk():
+                folder.mark_start(trial.config["trial"])  # Tune asks the process to train only after this
             _note_start(trial, queue, supervisor)
+            given = trial.config["given"]
+            watch.started(given.name, given.config.mechanism.num_steps, given.progress_file)
 
         def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
             supervisor.lost(trial.config["trial"], _last_words(trial))
             if budget is not None:
-                budget.restarted(trial.config["trial"])
+                with _ended_by_full_disk():
+                    budget.restarted(trial.config["trial"])
 
         def on_trial_result(
             self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
         ) -> None:
             name = trial.config["trial"]
+            _end_where_full(result)
             if "error" in result:
                 self.errors[name] = with_advice(result["error"])
             elif name not in self.done and "metrics" in result:
-                on_result(name, {"metrics": result["metrics"], "series": result["series"]})
+                with _ended_by_full_disk():
+                    on_result(name, {"metrics": result["metrics"], "series": result["series"]})
                 self.done.add(name)
 
         def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
             supervisor.ended(trial.config["trial"])
+            watch.ended(trial.config["trial"])
 
         def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
             name = trial.config["trial"]
             why = supervisor.lost(name, _last_words(trial))
             self.errors[name] = supervisor.given_up(name, why)
             supervisor.ended(name)
+            watch.ended(name)
 
     return Hear()
+
+
+def _end_where_full(result: Mapping[str, Any]) -> None:
+    if result.get("error") == NO_ROOM:
+        raise DiskFull
+
+
+@contextmanager
+def _ended_by_full_disk() -> Iterator[None]:
+    """End the sweep where no space is left; Tune would take the error for that of a training."""
+    try:
+        yield
+    except (DpgclError, OSError) as error:
+        if not is_disk_full(error):
+            raise
+        raise DiskFull from error
+
+
+def _stop_what_must(queue: TrialQueue, stopping: Stopping) -> None:
+    """Answer trainings that ask whether they go on; end all, and begin none, when the time is over."""
+    stopping.look(queue.running)
+    if stopping.is_over:
+        queue.close()
+
+
+def _tell(
+    metrics: SweepMetrics | None,
+    queue: TrialQueue,
+    supervisor: Supervisor,
+    *,
+    num_finished: int,
+    num_failed: int,
+) -> None:
+    """Hand the sweep's numbers to Ray's metrics, where there are any."""
+    if metrics is not None:
+        metrics.look(
+            queue.handed,
+            num_running=supervisor.num_begun,
+            num_finished=num_finished,
+            num_failed=num_failed,
+            num_steps=supervisor.num_steps,
+            num_restarts=supervisor.num_restarts,
+        )
 
 
 def _last_words(trial: Any) -> str:
@@ -601,6 +806,7 @@ def _signals_noted(callback: Any) -> Iterator[None]:
 
     def note(number: int, frame: Any) -> None:
         if callback.signal_number:
+            leave_terminal_usable()
             os._exit(128 + number)
         callback.signal_number = number
 

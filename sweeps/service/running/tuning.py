@@ -25,6 +25,7 @@ from sweeps.service.options.sweep import SweepOptions, errors_in_flags
 from sweeps.service.planning.plan import Earlier, SweepPlan, build_plan, planned_trials
 from sweeps.service.planning.trials import Point, Trial
 from sweeps.service.privacy.statement import what_was_drawn
+from sweeps.service.running.display import displayed
 from sweeps.service.running.sweep import Figure, OpenSweep, Outcome, execute
 from sweeps.service.running.terminal import say
 from trainers.config.tree import changed
@@ -68,7 +69,7 @@ def run_tuned_sweep(
     Raises:
       ConfigError: the release mode is not open, or nothing would be scored to choose by.
     """
-    with errors_in_flags(type(options)):
+    with errors_in_flags(type(options)), displayed(quiet=options.service.is_quiet):
         return _run_tuned(question, options, candidates, grid, figure)
 
 

@@ -8,7 +8,7 @@ Everything lies under one absolute storage folder:
     sweeps/NAME/plan.json        the configuration this folder belongs to, its id, its account in a ledger
                                  and the head of that ledger after the last charge
     sweeps/NAME/trials/*.json    one file per finished trial: the truth a resume starts from
-    sweeps/NAME/checkpoints/     one folder per trial
+    sweeps/NAME/checkpoints/     one folder per trial; in an open sweep its progress.json tells the steps done
     sweeps/NAME/drawn/*.json     the steps of each trial, counted before they are drawn; apart from the
                                  checkpoints, so that older ones put back do not take the count back
     sweeps/NAME/started/*.json   how often each trial was started: what tells that its count is lost
@@ -36,6 +36,7 @@ from trainers.config.training import PerformanceConfig, TrainingConfig
 from trainers.files.attempts import Drawn
 from trainers.files.checkpoint import CheckpointFolder, read_drawn, write_drawn
 from trainers.files.durable import sync_folder
+from trainers.files.progress import PROGRESS_FILE
 
 CONFIG_FILE = "config.yaml"
 LAYOUT = 3
@@ -66,6 +67,11 @@ class SweepFolder:
     def name(self) -> str:
         """The sweep's name."""
         return self.path.name
+
+    @property
+    def root(self) -> Path:
+        """The storage folder that it lies in."""
+        return self.path.parents[1]
 
     def create(self, plan: Mapping[str, Any], again: str | None = None) -> None:
         """Create the folder with its plan; `plan["fingerprint"]` identifies the configuration.
@@ -105,6 +111,10 @@ class SweepFolder:
     def checkpoint_folder(self, trial: str) -> Path:
         """Return the folder of a trial's checkpoints."""
         return self.path / "checkpoints" / trial
+
+    def progress_file(self, trial: str) -> Path:
+        """Return where a training of an open sweep tells its steps."""
+        return self.checkpoint_folder(trial) / PROGRESS_FILE
 
     def count_file(self, trial: str) -> Path:
         """Return where a trial's steps are counted before they are drawn."""

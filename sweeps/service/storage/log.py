@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-RESTARTED, LOST = "restarted", "lost"
+BEGUN, FINISHED, FAILED, RESTARTED, LOST, ENDED = "begun", "finished", "failed", "restarted", "lost", "ended"
 
 
 class SweepLog:
@@ -24,10 +25,14 @@ class SweepLog:
         self._restarts: dict[str, list[str]] = defaultdict(list)
 
     def write(self, event: str, trial: str, text: str, **facts: Any) -> None:
-        """Append a line: the time in UTC, sweep, trial, event, the words for people, and more facts."""
+        """Append a line: the time in UTC, sweep, trial, event, the words for people, and more facts.
+
+        The trial is "" where the line is of the sweep as a whole. A line that cannot be written, on a full
+        disk for example, ends no sweep.
+        """
         now = datetime.now(UTC).isoformat(timespec="seconds")
         line = {"time": now, "sweep": self.path.parent.name, "trial": trial, "event": event, "text": text}
-        with self.path.open("a", encoding="utf-8") as file:
+        with suppress(OSError), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line | facts) + "\n")
 
     def restarts(self, trial: str) -> list[str]:

@@ -1,0 +1,239 @@
+"""What a sweep shows while it works: its lines, and what it is doing meanwhile.
+
+In a terminal a region below the lines is redrawn: what is being done, and of an open sweep a table of the
+trainings that run. Elsewhere a line says the same whenever nothing else was said for a while, so that nobody
+waits in silence. With `--quiet` there is neither: of the lines, only those that must be seen.
+
+What strangers write to the standard error of this process, as Ray's core does below Python, would tear the
+region; while trainings run it is read and shown as lines above it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
+
+from dpgcl_core.addresses import masked_text
+
+SILENCE_SECONDS = 10.0
+"""After so long a line is due, until the first training has ended."""
+LATER_SECONDS = 60.0
+"""And afterwards, or once a first training takes longer than `_FIRST_SECONDS`."""
+_FIRST_SECONDS = 600.0
+_SHOW_CURSOR = b"\x1b[?25h"
+
+
+class Watch(Protocol):
+    """Trainings that are being run."""
+
+    @property
+    def has_result(self) -> bool:
+        """Whether one has ended."""
+
+    def line(self, now: float) -> str:
+        """Return how far they are, in a line."""
+
+    def summary(self, now: float) -> str:
+        """Return how far the sweep is, without them."""
+
+    def table(self, now: float) -> RenderableType | None:
+        """Return the same as a table; None where nothing of them may be shown."""
+
+
+class Display:
+    """What one process shows.
+
+    Args:
+      quiet: show only what must be seen.
+      in_terminal: redraw a region.
+      clock: seconds.
+    """
+
+    def __init__(
+        self, *, quiet: bool = False, in_terminal: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.quiet, self._clock = quiet, clock
+        self._doing, self._since = "", clock()
+        self._began = self._said = clock()
+        self._lock, self._over = threading.RLock(), threading.Event()
+        self._console = Console(file=sys.stdout, highlight=False) if in_terminal and not quiet else None
+        self._live: Live | None = None
+        self.watch: Watch | None = None
+
+    def put(self, text: str, *, always: bool = False) -> None:
+        """Show a line.
+
+        Args:
+          text: the line.
+          always: also where the user asked for quiet.
+        """
+        if self.quiet and not always:
+            return
+        with self._lock:
+            self._said = self._clock()
+            if self._console is not None and self._live is not None:
+                self._console.print(Text(text), soft_wrap=True)
+            else:
+                print(text, flush=True, file=sys.stdout)
+
+    def doing(self, text: str, *, aloud: bool = True) -> None:
+        """Show what begins now; `""` for nothing.
+
+        Args:
+          text: what it is.
+          aloud: say so in a line where there is no region.
+        """
+        self._doing, self._since = text, self._clock()
+        if text and aloud and self._live is None:
+            self.put(f"{text} …")
+
+    def beat(self) -> None:
+        """Say what goes on if that is due."""
+        now = self._clock()
+        is_first = not (self.watch is not None and self.watch.has_result)
+        soon = is_first and now - self._began < _FIRST_SECONDS
+        if now - self._said >= (SILENCE_SECONDS if soon else LATER_SECONDS) and (text := self.text(now)):
+            self.put(f"… {text}")
+
+    def text(self, now: float) -> str:
+        """Return what goes on, in a line."""
+        if self.watch is not None:
+            return self.watch.line(now)
+        return f"{self._doing}, {now - self._since:.0f} s" if self._doing else ""
+
+    def region(self) -> RenderableType:
+        """Return what stands below the lines."""
+        now = self._clock()
+        parts: list[RenderableType] = []
+        if self.watch is not None and (table := self.watch.table(now)) is not None:
+            parts.append(table)
+        if text := self.text(now) if self.watch is None else self.watch.summary(now):
+            self._spinner.update(text=Text(text, overflow="ellipsis", no_wrap=True))
+            parts.append(self._spinner)
+        return Group(*parts)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Within it, the region is redrawn, or lines come by themselves."""
+        if self._console is not None:
+            with self._redrawn(self._console):
+                yield
+        elif self.quiet:
+            yield
+        else:
+            thread = threading.Thread(target=self._beat_on, daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                self._over.set()
+                thread.join()
+
+    @contextmanager
+    def watching(self, watch: Watch) -> Iterator[None]:
+        """Within it, trainings run."""
+        self._doing, self.watch = "", watch
+        try:
+            with self._strangers_above() if self._live is not None else contextlib.nullcontext():
+                yield
+        finally:
+            self.watch = None
+
+    @contextmanager
+    def _redrawn(self, console: Console) -> Iterator[None]:
+        self._spinner = Spinner("dots")
+        live = Live(console=console, get_renderable=self.region, refresh_per_second=2, transient=True)
+        with live:
+            self._live = live
+            try:
+                yield
+            finally:
+                self._live = None
+
+    def _beat_on(self) -> None:
+        while not self._over.wait(1.0):
+            self.beat()
+
+    @contextmanager
+    def _strangers_above(self) -> Iterator[None]:
+        """Show what is written to file descriptor 2 above the region, where it is this terminal's."""
+        if not os.isatty(2):
+            yield
+            return
+        reading, writing = os.pipe()
+        kept = os.dup(2)
+        os.dup2(writing, 2)
+        os.close(writing)
+        reader = threading.Thread(target=self._pass_on, args=(reading,), daemon=True)
+        reader.start()
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            reader.join(timeout=1.0)  # a child may hold the other end for longer
+
+    def _pass_on(self, reading: int) -> None:
+        with os.fdopen(reading, errors="replace") as lines:
+            for line in lines:
+                self.put(masked_text(line.rstrip("\n")), always=True)
+
+
+_CURRENT: list[Display] = []
+
+
+@contextmanager
+def displayed(*, quiet: bool) -> Iterator[None]:
+    """Within it, this process shows what it is doing; within another one, that one goes on."""
+    if _CURRENT:
+        yield
+        return
+    in_terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    display = Display(quiet=quiet, in_terminal=in_terminal)
+    _CURRENT.append(display)
+    try:
+        with display.running():
+            yield
+    finally:
+        _CURRENT.clear()
+
+
+def put(text: str, *, always: bool = False) -> None:
+    """Show a line, see `Display.put`."""
+    if _CURRENT:
+        _CURRENT[0].put(text, always=always)
+    else:
+        print(text, flush=True, file=sys.stdout)
+
+
+def doing(text: str, *, aloud: bool = True) -> None:
+    """Show what begins now, see `Display.doing`."""
+    if _CURRENT:
+        _CURRENT[0].doing(text, aloud=aloud)
+    elif text and aloud:
+        put(f"{text} …")
+
+
+@contextmanager
+def watching(watch: Watch) -> Iterator[None]:
+    """Within it, trainings run that are shown."""
+    with _CURRENT[0].watching(watch) if _CURRENT else contextlib.nullcontext():
+        yield
+
+
+def leave_terminal_usable() -> None:
+    """Show the cursor again, for a process that ends at once."""
+    if _CURRENT and sys.stdout.isatty():
+        with contextlib.suppress(OSError):
+            os.write(1, _SHOW_CURSOR)

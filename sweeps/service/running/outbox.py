@@ -1,0 +1,188 @@
+"""Sending results to a server beside the sweep, which waits for none: one that is away, slow or hanging.
+
+A queue of names, for the results themselves are on disk, is emptied by a thread. Where the server fails, the
+thread tries again with longer and longer pauses; what is not sent when the sweep ends, `--resume` sends.
+MLflow has one such queue, and the address that results are published to another.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, TypeVar
+
+from dpgcl_core.addresses import masked_text
+from dpgcl_core.errors import DpgclError
+from sweeps.service.running.terminal import count, duration
+from trainers.tracking.server import NoAnswer
+
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
+_START_TRIES = 7
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long a server that takes nothing is waited for: until either is used up.
+
+    Attributes:
+      tries: that fail, with a pause after each; seven take a minute where the server refuses at once.
+      seconds: of waiting, where it does not even refuse.
+    """
+
+    tries: int
+    seconds: float
+
+
+AT_THE_END = Patience(tries=7, seconds=75.0)
+AT_A_STOP = Patience(tries=4, seconds=10.0)
+
+
+def pauses() -> Iterator[float]:
+    """Yield the seconds between attempts, without end.
+
+    >>> from itertools import islice
+    >>> list(islice(pauses(), 8))
+    [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    """
+    pause = _FIRST_PAUSE_SECONDS
+    while True:
+        yield pause
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def patiently(
+    call: Callable[[], T], say: Callable[[str], None], *, sleep: Callable[[float], None] = time.sleep
+) -> T:
+    """Return what `call` returns, tried again for a minute while the server does not answer; say so once.
+
+    Args:
+      call: asks the server; it may be repeated.
+      say: prints a line.
+      sleep: waits for so many seconds.
+
+    Raises:
+      TrackingError: the server refuses, or still does not answer.
+    """
+    for number, pause in enumerate(pauses(), start=1):
+        try:
+            return call()
+        except NoAnswer as error:
+            if number == _START_TRIES:
+                raise
+            if number == 1:
+                say(f"MLflow does not answer yet ({error.reason}); asking again for a minute …")
+        sleep(pause)
+    raise AssertionError("there is always another pause")
+
+
+class Outbox:
+    """Names of what is to be sent, and the thread that sends it; use it as a context manager.
+
+    The empty name is that of no result: no line counts it.
+
+    Args:
+      send: sends what has that name, read from disk; may be repeated, and raises where it failed.
+      say: prints a line: one when the server fails, and one when it has caught up.
+      place: where everything is kept meanwhile, for the line.
+      server: who takes it, for the lines.
+      noun: what a name is one of.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[str], None],
+        say: Callable[[str], None],
+        place: str,
+        *,
+        server: str = "MLflow",
+        noun: str = "result",
+    ) -> None:
+        self._send, self._say, self._place = send, say, place
+        self._server, self._noun = server, noun
+        self._waiting: dict[str, None] = {}
+        self._changed = threading.Condition()
+        self._hurry = threading.Event()
+        self._is_closed = False
+        self._num_late: int | None = None
+        self._num_failures = 0
+        self._thread = threading.Thread(target=self._run, name=f"to {server}", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        """Have the thread end with what it is doing; nothing waits for a server that hangs."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._hurry.set()
+
+    def put(self, name: str) -> None:
+        """Have it sent; return at once."""
+        with self._changed:
+            self._waiting[name] = None
+            self._changed.notify_all()
+
+    def finish(self, patience: Patience) -> list[str]:
+        """Wait until all is sent; return what is left of it, where the server takes nothing for too long."""
+        self._hurry.set()
+        with self._changed:
+            if self._num_late is not None and self._waiting:
+                what = count(sum(map(bool, self._waiting)), self._noun)
+                self._say(f"waiting up to {duration(patience.seconds)} for {self._server} to take {what} …")
+            num_left = len(self._waiting) + 1
+            while self._waiting and len(self._waiting) < num_left:  # as long as it takes some
+                num_left, last = len(self._waiting), self._num_failures + patience.tries
+                self._changed.wait_for(self._moved(num_left, last), patience.seconds)
+            return list(self._waiting)
+
+    def _moved(self, num_left: int, last: int) -> Callable[[], bool]:
+        return lambda: len(self._waiting) < num_left or self._num_failures >= last
+
+    def _run(self) -> None:
+        waits = pauses()
+        while (name := self._next()) is not None:
+            try:
+                self._send(name)
+            except Exception as error:  # whatever it is: the thread must go on, and the sweep with it
+                self._failed(error)
+                if self._hurry.wait(next(waits)):
+                    self._hurry.clear()
+                    waits = pauses()
+            else:
+                waits = pauses()
+                self._sent(name)
+
+    def _next(self) -> str | None:
+        """The name that waits longest; None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_closed)
+            return None if self._is_closed else next(iter(self._waiting))
+
+    def _failed(self, error: Exception) -> None:
+        with self._changed:
+            is_first, self._num_late = self._num_late is None, self._num_late or 0
+        if is_first:
+            text = str(error) if isinstance(error, DpgclError) else f"{type(error).__name__}: {error}"
+            line = " ".join(masked_text(text).split())
+            self._say(f"warning: {line}; {self._noun}s are kept in {self._place} and sent later")
+        with self._changed:
+            self._num_failures += 1
+            self._changed.notify_all()
+
+    def _sent(self, name: str) -> None:
+        with self._changed:
+            if self._num_late is not None:
+                self._num_late += bool(name)
+            self._waiting.pop(name)
+            num_sent = self._num_late if not self._waiting else None
+            if num_sent is not None:
+                self._num_late = None
+                what = count(num_sent, self._noun)
+                self._say(f"{self._server} answers again, and has all {what} that waited")
+            self._changed.notify_all()

@@ -1,0 +1,67 @@
+"""The report of an open sweep: written anew beside its trials while they run, and once more at the end.
+
+It is read from MLflow, in a thread of its own: no trial waits for it. Between two of them a minute passes,
+and twenty times what the last one took, so that a sweep of any size gives at most a twentieth of a processor.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from dashboards.report.write import REPORT, write_report
+from dpgcl_core.errors import TrackingError
+
+_LEAST_SECONDS = 60.0
+_SHARE = 20
+_PATIENCE_SECONDS = 120.0
+"""How long the end of a sweep waits for a report that is being read from a slow server."""
+
+
+class Reporter:
+    """Writes the report of one sweep into its folder.
+
+    Args:
+      uri: of the MLflow server or database.
+      folder: of the sweep, which has its name.
+      now: seconds, of a clock that never goes back.
+    """
+
+    def __init__(self, uri: str, folder: Path, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._uri, self._folder, self._now = uri, folder, now
+        self._due = now() + _LEAST_SECONDS
+        self._thread: threading.Thread | None = None
+
+    def withdraw(self) -> None:
+        """Remove the report of an earlier run of the sweep: more is drawn than it tells."""
+        (self._folder / REPORT).unlink(missing_ok=True)
+
+    def refresh(self) -> None:
+        """Begin to write the report anew, unless it was written lately or is being written."""
+        if self._now() < self._due or (self._thread is not None and self._thread.is_alive()):
+            return
+        self._thread = threading.Thread(target=self._refreshed, name="report", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> Path:
+        """Write the report for the last time and return its path.
+
+        Raises:
+          TrackingError: the server does not answer, or so slowly that an earlier report is still being read.
+          DashboardError: MLflow does not hold the sweep.
+          OSError: the folder cannot be written.
+        """
+        if self._thread is not None:
+            self._thread.join(_PATIENCE_SECONDS)
+            if self._thread.is_alive():
+                raise TrackingError("MLflow is slow; write the report later, by python -m dashboards report")
+        return write_report(self._uri, self._folder.name, self._folder)
+
+    def _refreshed(self) -> None:
+        begun = self._now()
+        with suppress(Exception):  # the next one, or the last, says what is wrong
+            write_report(self._uri, self._folder.name, self._folder)
+        self._due = self._now() + max(_LEAST_SECONDS, _SHARE * (self._now() - begun))

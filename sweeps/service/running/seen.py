@@ -1,0 +1,123 @@
+"""Whether all nodes of a Ray cluster see the files that trainings read by themselves: shards and weights.
+
+Records are sent through Ray's object store, but those of a webdataset, which a step reads when it draws
+them, and a warm start's weights, are read where the training runs. What a worker finds wrong with private
+records is withheld, and comes after the charge; so the nodes are asked before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpgcl_core.errors import DataError
+from sweeps.service.planning.plan import SweepPlan
+from trainers.data.webdataset import ShardImages
+
+_ANSWER_SECONDS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeededFile:
+    """A file as the driver sees it.
+
+    Attributes:
+      path: absolute.
+      size: in bytes.
+      modified_ns: when it was changed last; None where that does not matter.
+    """
+
+    path: str
+    size: int
+    modified_ns: int | None = None
+
+
+def files_of_workers(plan: SweepPlan) -> list[NeededFile]:
+    """Return what the trainings of a plan read by themselves."""
+    found = {}
+    for images in _shards(plan.data):
+        for file, (size, modified_ns) in zip(images.files, images.stamps.tolist(), strict=True):
+            place = str(file.absolute())
+            found[place] = NeededFile(path=place, size=size, modified_ns=modified_ns)
+    starts = [trial.config.warm_start for trial in plan.trials]
+    for path in {Path(start.path) for start in starts if start is not None}:
+        if path.is_file():  # others are made, or are found wrong as they are read
+            found[str(path)] = NeededFile(path=str(path), size=path.stat().st_size)
+    return list(found.values())
+
+
+def check_seen(files: Sequence[NeededFile]) -> None:
+    """Refuse files that a node of the connected Ray does not see as this machine does.
+
+    A node that does not answer in time is not waited for.
+
+    Raises:
+      DataError: names the nodes, and no file: which one is of no use, and a list of images has many.
+    """
+    if not files:
+        return
+    missing = [f"{node} ({number} of {len(files)})" for node, number in _asked(files) if number]
+    if missing:
+        folder = Path(files[0].path).parent
+        raise DataError(
+            f"what trainings read by themselves, as the shards and weights in {folder}, must be seen by all "
+            f"nodes at the same path; missing or different on {', '.join(missing)}: mount one shared file "
+            "system there, or copy the files to all nodes with their times (cp -p)"
+        )
+
+
+def _shards(value: Any) -> Iterator[ShardImages]:
+    """All images below a value that are read from shards."""
+    if isinstance(value, ShardImages):
+        yield value
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from _shards(each)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from _shards(getattr(value, field.name))
+
+
+def _asked(files: Sequence[NeededFile]) -> Iterator[tuple[str, int]]:
+    """Yield the nodes that answer, each with how many files it does not see."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    of_ray: Any = ray
+    look = of_ray.remote(num_cpus=0, max_retries=0)(look_function())
+    given = [(each.path, each.size, each.modified_ns) for each in files]
+    asked = {}
+    for node in of_ray.nodes():
+        if node["Alive"]:
+            on_it = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            asked[look.options(scheduling_strategy=on_it).remote(given)] = node["NodeManagerAddress"]
+    ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_SECONDS)
+    for reference in late:
+        ray.cancel(reference, force=True)
+    for reference in ready:
+        try:
+            yield str(asked[reference]), int(ray.get(reference))
+        except ray.exceptions.RayError:  # the node left meanwhile
+            continue
+
+
+def look_function() -> Callable[[list[tuple[str, int, int | None]]], int]:
+    """Return what a node does: a local function, which Ray sends along, as the node may lack this code."""
+
+    def look(files: list[tuple[str, int, int | None]]) -> int:
+        import os
+
+        number = 0
+        for path, size, modified_ns in files:
+            try:
+                state = os.stat(path)
+            except OSError:
+                number += 1
+            else:
+                number += state.st_size != size or modified_ns not in (None, state.st_mtime_ns)
+        return number
+
+    return look

@@ -1,0 +1,161 @@
+"""Ending trainings before their last step: when a sweep's time is over, and by scores on the way.
+
+*By scores* (`--early-stopping`, open sweeps). Ray Tune's own rules, asynchronous successive halving and the
+median rule, decide after each score on the way whether a training goes on.
+
+Guarantee: ε of the sweep, as it is planned and stated, and that of each training hold, and what a ledger
+charges stays within its cap. Sketch: both ε count all T steps of every training, fixed in advance. The scores
+are of public records, so they are functions of released iterates (`dpgcl_core.release.metrics`): a rule that
+ends trainings by them reads each draw at most once, and fewer of them, so all that is released is
+post-processing of the planned product of draws (docs/theory/ledger.md, *Step quotas*). How far a training
+came is such an outcome itself; so no ε is ever computed of the steps that were made. Only the ledger, whose
+filter bounds executed steps whatever ended them, gets unused steps back, and to the same sum. A training
+waits for the answer, so the number of its steps follows the scores, and in which order they came, alone.
+
+*By the clock* (`--time-budget`). No training begins any more, and each that runs stops at its next step and
+saves. Nothing of it is released, and none of its charge is given back: at which step a clock stopped it may
+follow how long its records take. `--resume` continues it. What never began goes back to the ledger: it drew
+nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+from sweeps.service.options.scores import default_score
+from sweeps.service.options.service import ServiceOptions
+from sweeps.service.planning.trials import Trial
+from sweeps.service.storage.folder import SweepFolder
+from trainers.data.dataset import Modality
+from trainers.files.oversight import Oversight
+
+ASHA = "asha"
+_REDUCTION = 3
+_LOOK_EVERY_SECONDS = 0.2
+_NOBODY = SimpleNamespace(get_live_trials=tuple)
+"""In the place of Tune's controller: the median rule asks it whom to make room for."""
+
+
+class Rule(Protocol):
+    """Decides by scores on the way."""
+
+    def goes_on(self, trial: str, step: int, score: float) -> bool:
+        """Whether a training goes on after a score; it counts for those of the others from now on."""
+
+
+class TuneRule:
+    """One of Ray Tune's schedulers, asked score by score.
+
+    Args:
+      name: `asha` or `median`.
+      first: the step of the first score that may end a training.
+      last: T.
+    """
+
+    def __init__(self, name: str, first: int, last: int) -> None:
+        from ray.tune import schedulers
+
+        of_tune: Any = schedulers
+        common = {"time_attr": "step", "metric": "score", "mode": "max", "grace_period": first}
+        self._scheduler = (
+            of_tune.AsyncHyperBandScheduler(**common, max_t=max(first, last), reduction_factor=_REDUCTION)
+            if name == ASHA
+            else of_tune.MedianStoppingRule(**common)
+        )
+        self._trials: dict[str, _Named] = {}
+
+    def goes_on(self, trial: str, step: int, score: float) -> bool:
+        """Whether a training goes on, by Tune's rule."""
+        if trial not in self._trials:
+            self._trials[trial] = _Named(trial_id=trial)
+            self._scheduler.on_trial_add(_NOBODY, self._trials[trial])
+        result = {"step": step, "score": score}
+        return bool(self._scheduler.on_trial_result(_NOBODY, self._trials[trial], result) != "STOP")
+
+
+class _Named(SimpleNamespace):
+    """What Tune's rules know a training by."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+class Stopping:
+    """Answers the trainings of one sweep, and ends them when its time is over.
+
+    Args:
+      folder: of the sweep.
+      service: its limits.
+      modality: of the records, which decides by what score trainings are compared.
+      clock: seconds.
+
+    Attributes:
+      is_over: whether the sweep's time is.
+    """
+
+    def __init__(
+        self,
+        folder: SweepFolder,
+        service: ServiceOptions,
+        modality: Modality,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder, self._service, self._modality, self._clock = folder, service, modality, clock
+        self._began, self._looked = clock(), -float("inf")
+        self._rules: dict[tuple[object, ...], Rule] = {}
+        self.is_over = False
+
+    def oversight(self, trial: str) -> Oversight | None:
+        """Return what a training is told by; None where nothing may end it."""
+        by_scores = self._service.early_stopping != "none"
+        if not by_scores and self._service.time_budget is None:
+            return None
+        return Oversight(count_file=self._folder.count_file(trial), by_scores=by_scores)
+
+    def begin(self, trials: Sequence[Trial]) -> None:
+        """Let trainings begin that an earlier driver has ended."""
+        for trial in trials:
+            if (oversight := self.oversight(trial.name)) is not None:
+                oversight.begin()
+
+    def look(self, running: Mapping[str, Trial]) -> None:
+        """Answer what was asked, and end all when the time is over."""
+        now = self._clock()
+        if now - self._looked < _LOOK_EVERY_SECONDS:
+            return
+        self._looked, budget = now, self._service.time_budget
+        self.is_over = budget is not None and now - self._began >= 60 * budget
+        for name, trial in running.items():
+            oversight = self.oversight(name)
+            if oversight is not None and self.is_over:
+                oversight.stop()
+            elif oversight is not None and oversight.by_scores:
+                self._answer(trial, oversight)
+
+    def _answer(self, trial: Trial, oversight: Oversight) -> None:
+        if (asked := oversight.question()) is None:
+            return
+        name = default_score(self._modality, trial.config.mechanism.method)
+        score = asked.scores.get(name)
+        goes_on = score is None or self._rule_for(trial, name).goes_on(trial.name, asked.step, score)
+        oversight.answer(asked, goes_on=goes_on)
+
+    def _rule_for(self, trial: Trial, score: str) -> Rule:
+        """Return the rule for trainings like one: private ones are not held against others without noise."""
+        config = trial.config
+        last, every = config.mechanism.num_steps, config.evaluation.score_every_steps
+        key = (config.guarantee_label, score, last, every)
+        if key not in self._rules:
+            self._rules[key] = TuneRule(self._service.early_stopping, max(1, every), last)
+        return self._rules[key]
+
+
+def stopped_at(trial: Trial, metrics: Mapping[str, float]) -> int | None:
+    """Return the step at which a finished training was ended by its scores; None where it made all.
+
+    A result that does not say how many it made is of a version that ended none.
+    """
+    done = metrics.get("num_steps_done")
+    return int(done) if done is not None and done < trial.config.mechanism.num_steps else None

@@ -1,0 +1,250 @@
+"""Whether the nodes of a Ray cluster share a folder, whether its locks hold between them, and how slow it is.
+
+The driver writes a random token into a new folder and holds a lock there; a task on each node reads the token
+and tries to take the lock, which must fail.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpgcl_core.errors import StorageError
+from sweeps.service.storage.folder import storage_errors
+
+_PREFIX = ".dpgcl-probe-"
+_TOKEN, _LOCK = "token", "lock"
+_LOOKS, _SECONDS_BETWEEN_LOOKS = 10, 0.5  # a shared folder may show a new file late
+_ANSWER_SECONDS = 60.0
+SAME, OTHER, MISSING, UNWRITABLE = "same", "other", "missing", "unwritable"
+HELD, TAKEN, UNSUPPORTED = "held", "taken", "unsupported"
+TO_SHARE = (
+    "mount one shared file system (NFS, EFS, Lustre) at this path on all nodes, or name one that they share "
+    "with --storage or $DPGCL_STORAGE"
+)
+TO_LOCK = (
+    "start no sweep from two nodes at once there, or mount it with locks of the whole cluster (NFS 4; for "
+    "Lustre the option flock)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeStorage:
+    """What one node sees of the folder.
+
+    Attributes:
+      node: its address, and the beginning of Ray's id of it.
+      folder: `same`; `other`, of the same path and without the token; `missing`; or `unwritable`.
+      lock: `held` as it must be, `taken` although the driver holds it, `unsupported`; "" if not tried.
+      write_seconds: the median time to write a small file durably; None where it was not tried.
+      said: what the system says where something failed.
+    """
+
+    node: str
+    folder: str
+    lock: str = ""
+    write_seconds: float | None = None
+    said: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageProbe:
+    """What a probe found.
+
+    Attributes:
+      folder: that was looked at.
+      nodes: all that answered.
+      silent: the nodes that did not.
+    """
+
+    folder: Path
+    nodes: Sequence[NodeStorage]
+    silent: Sequence[str] = ()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether every node that answered sees the driver's folder, and can write there."""
+        return all(node.folder == SAME for node in self.nodes)
+
+    @property
+    def locks_hold(self) -> bool:
+        """Whether no node could take, or do without, a lock that the driver holds."""
+        return all(node.lock in (HELD, "") for node in self.nodes)
+
+    def apart(self) -> str:
+        """Return that nodes see another folder, or none, and which; "" where all see the driver's."""
+        apart = [node for node in self.nodes if node.folder != SAME]
+        if not apart:
+            return ""
+        seen = ", ".join(f"{node.node} ({_SEEN[node.folder]}{_because(node)})" for node in apart)
+        return f"the storage folder {self.folder} must be one folder on all nodes; not on {seen}"
+
+    def unlocked(self) -> str:
+        """Return that locks do not hold, and where; "" where they do."""
+        unlocked = [node for node in self.nodes if node.lock in (TAKEN, UNSUPPORTED)]
+        names = ", ".join(f"{node.node}{_because(node)}" for node in unlocked)
+        return f"locks (flock) in {self.folder} do not hold between nodes ({names})" if unlocked else ""
+
+    def speed(self) -> str:
+        """Return how many nodes see the folder, and how slow it is there."""
+        times = [node.write_seconds for node in self.nodes if node.write_seconds is not None]
+        if not times:
+            return ""
+        return (
+            f"{self.folder} is seen by {len(times)} nodes; a small file takes "
+            f"{1000 * min(times):.3g} to {1000 * max(times):.3g} ms to write durably"
+        )
+
+    def refusal(self) -> str:
+        """Return why no sweep can use the folder, and what to do; "" where one can."""
+        return f"{apart}: {TO_SHARE}" if (apart := self.apart()) else ""
+
+    def notes(self) -> list[str]:
+        """Return what is said of a folder that can be used: what does not hold there, and how slow it is."""
+        unlocked = f"{text}: {TO_LOCK}" if (text := self.unlocked()) else ""
+        names = ", ".join(self.silent)
+        silent = f"nodes that did not say whether they share {self.folder}: {names}" if names else ""
+        return [text for text in (unlocked, silent, self.speed()) if text]
+
+
+_SEEN = {OTHER: "another folder of that path", MISSING: "no such folder", UNWRITABLE: "not writable"}
+
+
+def _because(node: NodeStorage) -> str:
+    return f": {node.said}" if node.said else ""
+
+
+def probe_storage(folder: Path, *, answer_seconds: float = _ANSWER_SECONDS) -> StorageProbe:
+    """Return what the nodes of the connected Ray see of a folder; a file is written there, and removed.
+
+    Args:
+      folder: exists, or can be created.
+      answer_seconds: to wait for nodes, of which one may be gone without Ray's knowing yet.
+
+    Raises:
+      StorageError: this machine cannot write the folder.
+    """
+    nodes = {
+        str(node["NodeID"]): f"{node['NodeManagerAddress']} ({str(node['NodeID'])[:6]})"
+        for node in _living_nodes()
+    }
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with _held(folder) as (place, token):
+            return _asked(folder, nodes, place, token, answer_seconds)
+
+
+def check_shared(folder: Path, say: Callable[[str], None]) -> None:
+    """Refuse a folder that the nodes of the connected Ray do not share, and say what else was found.
+
+    On one node nothing is looked at.
+
+    Raises:
+      StorageError: a node sees another folder, or none.
+    """
+    if len(_living_nodes()) < 2:
+        return
+    found = probe_storage(folder)
+    if refusal := found.refusal():
+        raise StorageError(refusal)
+    for note in found.notes():
+        say(f"storage: {note}")
+
+
+def _living_nodes() -> list[dict[str, Any]]:
+    import ray
+
+    of_ray: Any = ray
+    return [node for node in of_ray.nodes() if node["Alive"]]
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[tuple[str, str]]:
+    """A new folder with a token, and a lock held there; yields its path and the token."""
+    token = secrets.token_hex(16)
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=folder, ignore_cleanup_errors=True) as name:
+        place = Path(name)
+        (place / _TOKEN).write_text(token)
+        with (place / _LOCK).open("w") as file:
+            with suppress(OSError):  # where there are no locks, the nodes will say so
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield name, token
+
+
+def _asked(
+    folder: Path, nodes: dict[str, str], place: str, token: str, answer_seconds: float
+) -> StorageProbe:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    look = ray.remote(num_cpus=0, max_retries=0)(look_function())
+    asked = {
+        look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote(
+            place, token, _LOOKS, _SECONDS_BETWEEN_LOOKS
+        ): name
+        for node_id, name in nodes.items()
+    }
+    ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=answer_seconds)
+    found, silent = [], []
+    for reference, name in asked.items():
+        try:
+            seen = ray.get(reference) if reference in ready else None
+        except ray.exceptions.RayError:  # the node left meanwhile
+            seen = None
+        if seen is None:
+            ray.cancel(reference, force=True)
+            silent.append(name)
+        else:
+            found.append(NodeStorage(node=name, **seen))
+    return StorageProbe(folder=folder, nodes=tuple(found), silent=tuple(silent))
+
+
+def look_function() -> Callable[[str, str, int, float], dict[str, Any]]:
+    """Return what a node does: a local function, which Ray sends along, as the node may lack this code."""
+
+    def look(place: str, token: str, looks: int, seconds_between: float) -> dict[str, Any]:
+        import errno
+        import fcntl
+        import os
+        import statistics
+        import time
+        from pathlib import Path
+
+        folder = Path(place)
+        for _ in range(looks):
+            try:
+                if (folder / "token").read_text() == token:
+                    break
+                said = ""
+            except OSError as error:
+                said = "" if isinstance(error, FileNotFoundError) else os.strerror(error.errno or 0)
+            time.sleep(seconds_between)
+        else:
+            return {"folder": "other" if folder.parent.is_dir() else "missing", "said": said}
+        times = []
+        try:
+            for number in range(5):
+                begin = time.perf_counter()
+                with (folder / f"{os.getpid()}-{number}").open("wb") as file:
+                    file.write(bytes(4096))
+                    file.flush()
+                    os.fsync(file.fileno())
+                times.append(time.perf_counter() - begin)
+        except OSError as error:
+            return {"folder": "unwritable", "said": os.strerror(error.errno or 0)}
+        try:
+            with (folder / "lock").open("r+") as file_to_lock:
+                fcntl.flock(file_to_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock, said = "taken", ""
+        except OSError as error:
+            held = error.errno in (errno.EWOULDBLOCK, errno.EACCES)
+            lock, said = ("held", "") if held else ("unsupported", os.strerror(error.errno or 0))
+        return {"folder": "same", "lock": lock, "write_seconds": statistics.median(times), "said": said}
+
+    return look

@@ -1,0 +1,205 @@
+"""The doctor: what it finds on nodes that are as they should be, and on others, and what it says to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sweeps.doctor import __main__ as command
+from sweeps.doctor import checks
+from sweeps.doctor.findings import Finding, as_text, is_ready
+from sweeps.doctor.nodes import NodeFacts, this_machine
+from sweeps.doctor.storage import check_storage, findings_of
+from sweeps.service.storage.probe import HELD, OTHER, SAME, TAKEN, NodeStorage, StorageProbe
+from tests.programs import run_program
+from tests.sweeps.support import write_npz
+
+VERSIONS = {"Python": "3.11.7", "ray": "2.60.0", "torch": "2.13.0", "mlflow": "3.17.2"}
+DRIVER = NodeFacts(name="this machine", versions=VERSIONS, code="abc", sees_data=True)
+FIRST = dataclasses.replace(DRIVER, name="one", offset_seconds=0.1, offset_error_seconds=0.01)
+SECOND = dataclasses.replace(FIRST, name="two")
+
+
+def changed(**changes: Any) -> list[NodeFacts]:
+    return [FIRST, dataclasses.replace(SECOND, **changes)]
+
+
+def statuses(findings: list[Finding]) -> set[str]:
+    return {finding.status for finding in findings}
+
+
+def test_nodes_that_are_alike_have_nothing_to_fix() -> None:
+    nodes = [FIRST, SECOND]
+    found = [*checks.check_versions(nodes, DRIVER), checks.check_nodes(nodes, ())]
+    found += [checks.check_data(nodes, DRIVER), checks.check_clocks(nodes), *checks.check_ports(nodes)]
+    assert statuses(found) == {"ok"}
+    assert as_text(found).splitlines()[-1] == "ready"
+
+
+WRONG: dict[str, tuple[Callable[[], list[Finding]], tuple[str, ...]]] = {
+    "another Ray": (
+        lambda: checks.check_versions(changed(versions=VERSIONS | {"ray": "2.50.0"}), DRIVER),
+        ("ray is 2.60.0 here, and 2.50.0 on two", "constraints.txt"),
+    ),
+    "no torch": (
+        lambda: checks.check_versions(changed(versions=VERSIONS | {"torch": ""}), DRIVER),
+        ("none on two", "constraints.txt"),
+    ),
+    "another copy of the code": (
+        lambda: checks.check_versions(changed(code=""), DRIVER),
+        ("two imports another copy", "--working-dir ."),
+    ),
+    "node that is silent": (
+        lambda: [checks.check_nodes([FIRST], ["two"])],
+        ("no answer from two", "ray status"),
+    ),
+    "GPU that torch does not see": (
+        lambda: [checks.check_gpus(changed(num_gpus=2.0, num_gpus_seen=1))],
+        ("1 of 2 on two", "nvidia-smi"),
+    ),
+    "disk that is full": (
+        lambda: checks.check_disks(changed(free_bytes={"/tmp": 10**8}), {"/tmp": "Ray's files"}),
+        ("0.1 GB free on two", "make room"),
+    ),
+    "data out of sight": (
+        lambda: [checks.check_data([FIRST, SECOND], dataclasses.replace(DRIVER, sees_data=False))],
+        ("cannot read the data; some nodes see it", "as the driver's machine sees it"),
+    ),
+    "nodes apart": (
+        lambda: checks.check_ports(changed(unreached={"one": "timed out"})),
+        ("two → one (timed out)", "security group"),
+    ),
+    "no MLflow": (
+        lambda: [checks.check_tracking("http://127.0.0.1:9")],
+        ("http://127.0.0.1:9", "make services"),
+    ),
+    "no ledger": (
+        lambda: [checks.check_ledger("/there/is/none.db")],
+        ("there is no such file", "docs/ledger.md"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_told_with_what_to_do(name: str) -> None:
+    look, said = WRONG[name]
+    found = look()
+    assert not is_ready(found)
+    for part in said:
+        assert part in as_text(found)
+
+
+def test_clock_that_may_be_right_is_not_blamed() -> None:
+    """An answer that took four seconds tells a clock to two; one that differs by more is named."""
+    slow = changed(offset_seconds=2.5, offset_error_seconds=2.0)
+    late = changed(offset_seconds=-2.5, offset_error_seconds=0.2)
+    assert checks.check_clocks(slow).status == "ok"
+    finding = checks.check_clocks(late)
+    assert (finding.status, "two by -2.5 s" in finding.text) == ("note", True)
+
+
+def test_data_that_the_driver_alone_sees_are_enough() -> None:
+    finding = checks.check_data(changed(sees_data=False), DRIVER)
+    assert (finding.status, finding.fix) == ("note", "")
+
+
+def test_open_ports_are_named() -> None:
+    (_, finding) = checks.check_ports(changed(listens=["8265 dashboard"]))
+    assert (finding.check, finding.status) == ("open ports", "note")
+    assert "two: 8265 dashboard" in finding.text
+
+
+def test_storage_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert statuses(check_storage(tmp_path / "results", 1)) == {"ok"}
+    assert statuses(check_storage(tmp_path / "file" / "results", 1)) == {"wrong"}
+    assert not (tmp_path / "results").exists(), "nothing is written"
+
+
+@pytest.mark.parametrize(
+    ("folder", "lock", "status", "said"),
+    [
+        (OTHER, "", "wrong", "not on two (another folder of that path)\n"),
+        (SAME, TAKEN, "note", "do not hold between nodes (two)\n"),
+        (SAME, HELD, "ok", "is seen by 2 nodes; a small file takes 2 to 500 ms"),
+    ],
+)
+def test_storage_is_looked_at_on_every_node(folder: str, lock: str, status: str, said: str) -> None:
+    one = NodeStorage(node="one", folder=SAME, lock=HELD, write_seconds=0.002)
+    two = NodeStorage(node="two", folder=folder, lock=lock, write_seconds=0.5 if lock else None)
+    found = findings_of(StorageProbe(folder=Path("/shared"), nodes=(one, two)))
+    assert found[0].status == status
+    assert said in as_text(found)
+    assert (found[0].fix != "") == (status != "ok")
+
+
+def test_nothing_of_the_data_is_told_but_that_they_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, name in ((37, "few.npz"), (41, "many.npz")):
+        write_npz(tmp_path / name, number)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    told = []
+    for name in ("few.npz", "many.npz"):
+        write_npz(tmp_path / "scans.npz", 5)
+        os.replace(tmp_path / name, tmp_path / "scans.npz")
+        code = command.doctor(dataset=f"npz:{tmp_path / 'scans.npz'}", storage=tmp_path, json=True)
+        found = json.loads(capsys.readouterr().out)["findings"]
+        told.append([each for each in found if each["check"] != "disk"])
+    assert code == 1, "the cluster does not answer"
+    assert told[0] == told[1]
+    assert {each["check"]: each["status"] for each in told[0]}["data"] == "ok"
+
+
+def test_password_of_a_ledger_is_masked(capsys: pytest.CaptureFixture[str]) -> None:
+    finding = checks.check_ledger("postgresql://me:hunter2@127.0.0.1:9/ledger")
+    assert finding.status == "wrong"
+    assert "hunter2" not in as_text([finding])
+
+
+def test_own_machine_knows_its_code_and_programs() -> None:
+    machine = this_machine(None, ["/tmp"])
+    assert len(machine.code) == 12
+    assert all(machine.versions.values())
+    assert machine.free_bytes["/tmp"] > 0
+
+
+# On real nodes
+
+
+@pytest.fixture
+def two_nodes() -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    given = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=given)
+    cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20)
+    yield cluster
+    cluster.shutdown()
+
+
+@pytest.mark.ci
+@pytest.mark.ray
+def test_cluster_of_two_nodes_is_ready(two_nodes: Any, tmp_path: Path) -> None:
+    data = write_npz(tmp_path / "scans.npz", 5)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("DPGCL_")} | {
+        "HOME": str(tmp_path)
+    }
+    words = ("-m", "sweeps.doctor", "--json", "--ray-address", two_nodes.address, "--dataset", data)
+    done = run_program(words, cwd=tmp_path, environment=environment)
+    told = json.loads(done.stdout)
+    found = {each["check"]: each for each in told["findings"]}
+    assert (done.returncode, told["ready"]) == (0, True), done.stdout + done.stderr
+    assert found["ray"]["text"] == "2 nodes answered"
+    for check in ("versions", "code", "data"):
+        assert found[check]["status"] == "ok", found[check]
+        assert "2 nodes" in found[check]["text"]
+    assert found["clock"]["status"] == "ok"
+    assert "is seen by 2 nodes" in found["storage"]["text"]
+    assert found["ports"]["text"] == "each node reaches the next one on a port of its choice"

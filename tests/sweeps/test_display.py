@@ -1,0 +1,258 @@
+"""What a sweep shows while it works: lines, a region in a terminal, and no more than must be with --quiet."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+import pty
+import struct
+import sys
+import termios
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from sweeps.service.running import display as displays
+from sweeps.service.running.display import LATER_SECONDS, SILENCE_SECONDS, Display
+from sweeps.service.running.terminal import say, say_link, warn
+from sweeps.service.running.watching import SealedWatch, SweepWatch
+from tests.sweeps.screen import screen_of
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def tell(path: Path, step: int, num_steps: int = 100) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"step": step, "num_steps": num_steps}))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    return [tmp_path / name / "progress.json" for name in "ab"]
+
+
+def drawn(watch: SweepWatch, now: float) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    console.print(watch.table(now))
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+# How far trainings are
+
+
+def test_watch_tells_step_rate_and_time_left(files: list[Path]) -> None:
+    watch = SweepWatch(4, 1, tells_rates=True)
+    for name, file in zip(("a", "b"), files, strict=True):
+        watch.started(name, 100, file)
+    assert watch.line(0.0) == "1 of 4 trials done; a: starting; b: starting"
+    tell(files[0], 10)
+    watch.line(10.0)
+    tell(files[0], 30)
+    # Of three trainings left 0.3 was done in 10 s, counted from 0.1: 2.7 more take 135 s.
+    told = "a: step 30 of 100, 2 steps/s, 0 min 35 s left; b: starting; about 2 min 15 s left"
+    assert watch.line(20.0) == f"1 of 4 trials done; {told}"
+    assert "a         30 of 100         2   0 min 35 s" in drawn(watch, 20.0)
+    assert watch.summary(20.0) == "1 of 4 trials done; about 2 min 15 s left"
+
+
+def test_watch_of_private_data_tells_steps_and_no_rate_where_a_log_may_keep_it(files: list[Path]) -> None:
+    watch = SweepWatch(1, 0)
+    watch.started("a", 100, files[0])
+    for step in (10, 30):
+        tell(files[0], step)
+        line = watch.line(float(step))
+    assert line.startswith("0 of 1 trial done; a: step 30 of 100;")
+    assert "steps/s" not in line
+
+
+def test_watch_counts_each_end_once_and_knows_the_first_result(files: list[Path]) -> None:
+    watch = SweepWatch(2, 0)
+    watch.started("a", 100, files[0])
+    assert not watch.has_result
+    watch.ended("a")
+    watch.ended("a")
+    assert watch.has_result
+    assert watch.line(1.0) == "1 of 2 trials done; waiting for Ray's first process"
+
+
+def test_watch_takes_no_steps_of_an_earlier_attempt_for_this_one(files: list[Path]) -> None:
+    tell(files[0], 60)
+    watch = SweepWatch(1, 0)
+    watch.started("a", 100, files[0])
+    assert "a: starting" in watch.line(0.0)
+
+
+def test_watch_shows_scoring_and_no_more_rows_than_fit(tmp_path: Path) -> None:
+    watch = SweepWatch(20, 0)
+    for number in range(20):
+        file = tmp_path / str(number) / "progress.json"
+        watch.started(f"t{number}", 100, file)
+        tell(file, 100)
+    assert "t0: scoring" in watch.line(0.0)
+    assert "17 more run" in watch.line(0.0)
+    assert "and 8 more" in drawn(watch, 0.0)
+
+
+def test_sealed_watch_shows_nothing_of_trials(files: list[Path]) -> None:
+    watch, found = SealedWatch(0.0), []
+    for number, name in enumerate(("draw-0", "draw-1")):
+        watch.started(name, 100, files[number])
+        tell(files[number], 50)
+        found.append(watch.line(60.0))
+        watch.ended(name)
+        found.append(watch.line(60.0))
+    assert set(found) == {"sealed sweep under way, 1 min 00 s; nothing of its trials is shown"}
+    assert watch.table(60.0) is None
+
+
+# Lines
+
+
+def test_silence_ends_after_ten_seconds_until_the_first_result(
+    clock: Clock, capsys: pytest.CaptureFixture[str], files: list[Path]
+) -> None:
+    display = Display(clock=clock)
+    display.doing("starting Ray")
+    for clock.now in range(1, 26):
+        display.beat()
+    assert capsys.readouterr().out.splitlines() == [
+        "starting Ray …",
+        "… starting Ray, 10 s",
+        "… starting Ray, 20 s",
+    ]
+    watch = SweepWatch(2, 0)
+    watch.started("a", 100, files[0])
+    with display.watching(watch):
+        clock.now = 20 + SILENCE_SECONDS
+        display.beat()
+        assert capsys.readouterr().out == "… 0 of 2 trials done; a: starting\n"
+        watch.ended("a")
+        clock.now += LATER_SECONDS - 1
+        display.beat()
+        assert capsys.readouterr().out == ""
+        clock.now += 1
+        display.beat()
+        assert capsys.readouterr().out.startswith("… 1 of 2 trials done")
+
+
+def test_line_that_was_said_puts_the_next_one_off(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    display = Display(clock=clock)
+    display.doing("starting Ray")
+    clock.now = 9
+    display.put("note: one")
+    clock.now = 18
+    display.beat()
+    assert capsys.readouterr().out == "starting Ray …\nnote: one\n"
+
+
+def test_quiet_leaves_what_must_be_seen(capsys: pytest.CaptureFixture[str]) -> None:
+    with displays.displayed(quiet=True):
+        say("storage: /data")
+        displays.doing("starting Ray")
+        warn("warning: no gain")
+        with displays.displayed(quiet=False):  # of a second sweep in the same command
+            say("storage: /data")
+    say("after it")
+    assert capsys.readouterr().out == "warning: no gain\nafter it\n"
+
+
+def test_lines_are_whole_without_a_display(capsys: pytest.CaptureFixture[str]) -> None:
+    say("no answer from https://me:secret@host")
+    displays.doing("starting Ray")
+    assert capsys.readouterr().out == "no answer from https://***@host\nstarting Ray …\n"
+
+
+# In a terminal
+
+
+def shown_in_terminal(act: Callable[[], object]) -> str:
+    """All that is written to a terminal of 60 columns that is standard output and error."""
+    outer, inner = pty.openpty()
+    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    found: list[bytes] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):
+            while part := os.read(outer, 4096):
+                found.append(part)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    kept = os.dup(2)
+    os.dup2(inner, 2)
+    try:
+        with os.fdopen(inner, "w") as stream, contextlib.redirect_stdout(stream):
+            act()
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+    reader.join()
+    os.close(outer)
+    return b"".join(found).decode()
+
+
+@pytest.fixture
+def in_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], str]:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    return shown_in_terminal
+
+
+LONG = "http://127.0.0.1:5000/#/experiments/1/runs?" + "x" * 120
+
+
+def test_region_is_below_the_lines_and_strangers_do_not_tear_it(
+    in_terminal: Callable[[Callable[[], object]], str], files: list[Path]
+) -> None:
+    def act() -> None:
+        with displays.displayed(quiet=False):
+            say("storage: /data")
+            watch = SweepWatch(3, 0, tells_rates=True)
+            watch.started("trial-a", 100, files[0])
+            tell(files[0], 40)
+            with displays.watching(watch):
+                live = displays._CURRENT[0]._live
+                assert live is not None
+                for number in range(5):
+                    live.refresh()
+                    os.write(2, f"[core] stray {number}\n".encode())
+                    say(f"said {number}")
+                print("by Python", file=sys.stderr)
+                live.refresh()
+            say_link("runs: ", LONG)
+
+    written = in_terminal(act)
+    screen = screen_of(written)
+    assert "40 of 100" in written
+    wanted = {"storage: /data", "by Python", "runs: " + LONG}
+    wanted |= {f"said {n}" for n in range(5)} | {f"[core] stray {n}" for n in range(5)}
+    assert {line for line in screen if line} == wanted, "whole lines, and the region is gone"
+
+
+def test_terminal_that_only_takes_lines_gets_lines(
+    monkeypatch: pytest.MonkeyPatch, in_terminal: Callable[[Callable[[], object]], str]
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+
+    def act() -> None:
+        with displays.displayed(quiet=False):
+            displays.doing("starting Ray")
+
+    assert in_terminal(act) == "starting Ray …\r\n"

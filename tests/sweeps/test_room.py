@@ -1,0 +1,201 @@
+"""Room for what a sweep writes: refused where it surely does not fit, and a disk that fills up meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from dpgcl_core.errors import StorageError
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.room import check_room
+from sweeps.service.running.tune import DiskFull, _ended_by_full_disk
+from sweeps.service.storage.folder import SweepFolder
+from sweeps.service.storage.log import SweepLog
+from tests.sweeps.support import Driver, tracked_runs
+from trainers.data.dataset import image_shape_of
+from trainers.failures import NO_ROOM, Stage, describe_error
+from trainers.files.durable import replacing
+from trainers.tracking.server import connect
+
+QUICK = ("--tiny", "--noise-multiplier=1", "--no-non-private")
+SHAPE = (1, 8, 8)
+WEIGHTS = 8280 * 4
+"""Bytes of the weights of the tiny preset's network."""
+
+
+def refused(folder: SweepFolder, plan: SweepPlan, free: int, at_once: int = 1, **more: Any) -> bool:
+    try:
+        check_room(folder, plan.trials, SHAPE, at_once, usage=lambda _: SimpleNamespace(free=free), **more)
+    except StorageError as error:
+        return "make room, give another --storage, or train fewer" in str(error)
+    return False
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> SweepFolder:
+    return SweepFolder(tmp_path / "sweeps" / "one")
+
+
+def test_sweep_is_refused_by_what_its_checkpoints_take(
+    make_plan: Callable[..., SweepPlan], folder: SweepFolder
+) -> None:
+    """Weights and twice as much that Adam keeps, of two trainings, and once more of one being replaced."""
+    plan = make_plan(*QUICK, "--repeats=2")
+    assert image_shape_of(plan.data.train) == SHAPE
+    assert refused(folder, plan, 3 * 3 * WEIGHTS)
+    assert not refused(folder, plan, 3 * 3 * WEIGHTS + 3 * 4096)
+    assert refused(folder, plan, 3 * 3 * WEIGHTS + 3 * 4096, at_once=2)
+
+
+@pytest.mark.parametrize(
+    ("option", "copies"),
+    [(("--optimizer=sgd", "--momentum=0"), 1), (("--optimizer=sgd",), 2), (("--ema-decay=0.9",), 4)],
+)
+def test_what_a_checkpoint_takes_follows_the_optimizer(
+    option: tuple[str, ...], copies: int, make_plan: Callable[..., SweepPlan], folder: SweepFolder
+) -> None:
+    plan = make_plan(*QUICK, "--repeats=1", *option)
+    assert refused(folder, plan, 2 * copies * WEIGHTS)
+    assert not refused(folder, plan, 2 * copies * WEIGHTS + 4096)
+
+
+def test_checkpoints_that_lie_there_need_no_more_room(
+    make_plan: Callable[..., SweepPlan], folder: SweepFolder
+) -> None:
+    plan = make_plan(*QUICK, "--repeats=2")
+    for trial in plan.trials:
+        folder.checkpoint_folder(trial.name).mkdir(parents=True)
+        (folder.checkpoint_folder(trial.name) / "checkpoint.pt").touch()
+    assert not refused(folder, plan, 0)
+
+
+def test_only_trainings_that_surely_end_are_counted(
+    make_plan: Callable[..., SweepPlan], folder: SweepFolder
+) -> None:
+    plan = make_plan(*QUICK, "--repeats=9")
+    assert not refused(folder, plan, 2 * 3 * WEIGHTS + 4096, num_certain=1)
+
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize("error", [FULL, raised(StorageError("x"), FULL), OSError(errno.EDQUOT, "quota")])
+def test_full_disk_ends_the_sweep_and_no_training(error: Exception) -> None:
+    with pytest.raises(DiskFull), _ended_by_full_disk():
+        raise error
+
+
+@pytest.mark.parametrize("error", [StorageError("another"), OSError(errno.EACCES, "no"), KeyError("x")])
+def test_other_errors_are_what_they_are(error: Exception) -> None:
+    with pytest.raises(type(error)), _ended_by_full_disk():
+        raise error
+
+
+def save_to_full_disk() -> None:
+    """As `CheckpointFolder.save`; torch raises an error of its own over that of the file."""
+    with open("/dev/full", "wb", buffering=0) as file:
+        torch.save({"weights": torch.zeros(10_000)}, file)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("are_public", [False, True])
+def test_checkpoint_that_finds_no_room_is_told_in_one_sentence(are_public: bool) -> None:
+    with pytest.raises((OSError, RuntimeError)) as caught:
+        save_to_full_disk()
+    assert describe_error(caught.value, data_are_public=are_public, stage=Stage.WITH_DATA) == NO_ROOM
+
+
+def test_file_that_finds_no_room_leaves_the_old_one_alone(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    path.write_bytes(b"old")
+    with suppress(OSError), replacing(path) as file:
+        file.write(b"half")
+        raise FULL
+    assert (path.read_bytes(), len(list(tmp_path.iterdir()))) == (b"old", 1)
+
+
+def test_log_that_cannot_be_written_ends_no_sweep(tmp_path: Path) -> None:
+    SweepLog(tmp_path / "nowhere").write("begun", "", "text")
+
+
+# A disk that fills up in mid-sweep
+
+NUM_STEPS = 8
+ARGUMENTS = (
+    *("--tiny", "--noise-multiplier=1", "--no-non-private", "--name=one", "--no-references", "--repeats=3"),
+    *(f"--num-steps={NUM_STEPS}", "--checkpoint-every-steps=2", "--max-concurrent-trials=1"),
+    "--network=tests.sweeps.faulty:network",
+)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MiB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(path)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.decode().strip()}")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Takes all that is left of a disk."""
+    path = disk / "filler"
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(2**16))
+    return path
+
+
+@pytest.mark.ci
+@pytest.mark.ray
+@pytest.mark.timeout(900)
+def test_full_disk_ends_a_sweep_in_one_line_loses_nothing_and_is_resumed(
+    small_disk: Path, tmp_path: Path, empty_database: Path
+) -> None:
+    storage, runs = small_disk / "storage", tmp_path / "runs.db"
+    shutil.copy(empty_database, runs)
+    given = (*ARGUMENTS, f"--storage={storage}", f"--tracking-uri=sqlite:///{runs}")
+    env = {"DPGCL_TEST_FOLDER": str(tmp_path)}
+    hold, journal = tmp_path / "hold-1", tmp_path / "journal-1"
+    hold.write_text("3")
+    driver = Driver(*given, home=tmp_path / "home", env=env)
+    driver.wait_for(lambda: journal.exists() and journal.stat().st_size == 3)
+    filler = fill(small_disk)
+    hold.unlink()
+    assert driver.wait() == 1, driver.stdout + driver.stderr
+    said = [line for line in driver.stdout.splitlines() if "no space" in line or "Traceback" in line]
+    assert said == [
+        f"stopped: no space is left in {storage}, and nothing that was finished is lost; make room, then "
+        "continue with --resume --name one"
+    ]
+    assert driver.stderr == ""
+    assert [path.stem for path in (storage / "sweeps/one/trials").iterdir()] == ["S4-Na1-private-r0"]
+    filler.unlink()
+    driver = Driver(*given, "--resume", home=tmp_path / "home", env=env)
+    assert driver.wait() == 0, driver.stdout + driver.stderr
+    found = tracked_runs(connect(f"sqlite:///{runs}"), "tags.`dpgcl.role` = 'trial'")
+    assert sorted(run.data.tags["dpgcl.trial"] for run in found) == [f"S4-Na1-private-r{i}" for i in range(3)]
+    drawn = [(tmp_path / f"journal-{seed}").stat().st_size for seed in range(3)]
+    charged = {int(run.data.tags["dpgcl.trial"][-1]): run.data.metrics["num_steps_charged"] for run in found}
+    assert drawn[0] == drawn[2] == NUM_STEPS
+    assert all(charged[seed] >= drawn[seed] >= NUM_STEPS for seed in range(3))

@@ -1,0 +1,387 @@
+"""Trainings that a sweep ends: by scores on the way, which costs no more, and when its time is over."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpgcl_core.accounting.filters import StepClass
+from dpgcl_core.ledger.cap import Cap
+from dpgcl_core.ledger.ledger import Ledger
+from sweeps.service.options.service import ServiceOptions
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.trials import Charged, Trial
+from sweeps.service.privacy.account import account_of
+from sweeps.service.privacy.budget import SweepBudget, sweep_budget
+from sweeps.service.privacy.statement import build_statement, what_was_drawn
+from sweeps.service.running.stopping import Stopping, TuneRule, stopped_at
+from sweeps.service.storage.folder import SweepFolder
+from tests.sweeps.support import given, run
+from trainers.files.checkpoint import Drawn, write_drawn
+from trainers.files.oversight import Oversight
+
+QUICK = ("--tiny", "--noise-multiplier", "1", "--no-non-private", "--no-references")
+OF_SCANS = ("--num-records-public", "1445", "--ledger", "unused", "--dataset-id", "scans")
+NUM_STEPS = 10
+Plan = Callable[..., SweepPlan]
+
+
+# Rules
+
+
+def decided(rule: TuneRule, *told: tuple[str, int, float]) -> list[bool]:
+    return [rule.goes_on(*each) for each in told]
+
+
+def test_successive_halving_keeps_the_upper_third_at_every_rung() -> None:
+    rule = TuneRule("asha", 1, 10)
+    assert decided(rule, ("a", 1, 0.5), ("b", 1, 0.4), ("c", 1, 0.6), ("d", 1, 0.55)) == [
+        True,
+        False,
+        True,
+        True,
+    ]
+    assert decided(rule, ("c", 2, 0.1)) == [True], "no rung"
+    assert decided(rule, ("c", 3, 0.7), ("a", 3, 0.6)) == [True, False]
+
+
+def test_median_rule_ends_what_is_below_the_median_of_the_others() -> None:
+    rule = TuneRule("median", 1, 10)
+    assert decided(rule, ("a", 1, 0.5), ("b", 1, 0.1), ("c", 1, 0.6)) == [True, True, True], "too few to tell"
+    assert decided(rule, ("d", 1, 0.2), ("e", 1, 0.7)) == [False, True]
+
+
+# The driver's side
+
+
+@dataclasses.dataclass
+class Asking:
+    """Trainings of a sweep in one folder, and the driver that answers them, by a clock that a test sets."""
+
+    folder: SweepFolder
+    service: ServiceOptions
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.driver = Stopping(self.folder, self.service, "image", lambda: self.now)
+
+    def side(self, trial: Trial) -> Oversight:
+        """What a training of a worker's has, which shares nothing with the driver but files."""
+        found = self.driver.oversight(trial.name)
+        assert found is not None
+        self.folder.count_file(trial.name).parent.mkdir(parents=True, exist_ok=True)
+        return dataclasses.replace(found)
+
+    def answer(self, trial: Trial, step: int, score: float, others: tuple[Trial, ...] = ()) -> bool:
+        def look() -> None:
+            self.now += 1
+            self.driver.look({each.name: each for each in (trial, *others)})
+
+        return self.side(trial).goes_on(step, {"knn_accuracy": score}, look)
+
+
+def test_private_trainings_are_not_held_against_others_without_noise(make_plan: Plan, tmp_path: Path) -> None:
+    plan = make_plan("--tiny", "--noise-multiplier", "1", "--repeats", "2", "--early-stopping", "asha")
+    private = [trial for trial in plan.trials if trial.config.guarantee_label == "proven"]
+    free = [trial for trial in plan.trials if trial.config.guarantee_label == "none"]
+    asking = Asking(SweepFolder(tmp_path), ServiceOptions(early_stopping="asha"))
+    assert asking.answer(free[0], 1, 0.9)
+    assert asking.answer(private[0], 1, 0.5)
+    assert not asking.answer(private[1], 1, 0.4)
+    assert not asking.answer(free[1], 1, 0.8)
+
+
+def test_answer_to_an_earlier_attempt_is_none_to_a_later_one(make_plan: Plan, tmp_path: Path) -> None:
+    (trial,) = make_plan(*QUICK, "--repeats", "1", "--early-stopping", "asha").trials
+    asking = Asking(SweepFolder(tmp_path), ServiceOptions(early_stopping="asha"))
+    assert asking.answer(trial, 1, 0.5)
+    looks: list[int] = []
+
+    def look() -> None:
+        looks.append(1)
+        if len(looks) == 3:
+            asking.now += 1
+            asking.driver.look({trial.name: trial})
+
+    assert asking.side(trial).goes_on(1, {"knn_accuracy": 0.4}, look)
+    assert len(looks) == 3, "it waited for an answer of its own"
+
+
+def test_all_that_runs_is_stopped_when_the_time_is_over(make_plan: Plan, tmp_path: Path) -> None:
+    first, second = make_plan(*QUICK, "--repeats", "2").trials
+    asking = Asking(SweepFolder(tmp_path), ServiceOptions(time_budget=2.0))
+    asking.now = 119.0
+    asking.driver.look({first.name: first})
+    assert (asking.driver.is_over, asking.side(first).must_stop()) == (False, False)
+    asking.now = 120.0
+    asking.driver.look({first.name: first, second.name: second})
+    assert asking.driver.is_over
+    assert asking.side(first).must_stop()
+    assert asking.side(second).must_stop()
+    asking.driver.begin([first, second])
+    assert not asking.side(first).must_stop(), "a resume goes on"
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"time_budget": 5.0, "release": "sealed"}, "--time-budget out"),
+        ({"early_stopping": "asha", "release": "sealed"}, "--early-stopping compares them as they run"),
+        ({"time_budget": 0.0}, "time_budget must be a positive number of minutes; got 0"),
+    ],
+)
+def test_what_a_sweep_may_not_be_ended_by_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=r"must be|sealed sweep") as error:
+        given(**changes)
+    assert said in str(error.value)
+
+
+def test_early_stopping_needs_a_score_that_may_be_seen(refusal: Callable[..., str], own: str) -> None:
+    private = ("--dataset", own, "--no-ledger", "--num-records-public", "40", "--group-sizes", "2")
+    small = ("--expected-batch-size", "20", *QUICK, *private)
+    assert "--evaluate-on a public data set" in refusal(*small, "--early-stopping", "asha")
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> str:
+    from tests.sweeps.support import write_npz
+
+    return write_npz(tmp_path_factory.mktemp("own") / "own.npz", 40)
+
+
+# What is charged
+
+
+@pytest.fixture
+def budget(make_plan: Plan, tmp_path: Path) -> Callable[[], SweepBudget]:
+    """The budget of three trials of ten steps; called again, that of a resume."""
+    plan, url = make_plan(*QUICK, *OF_SCANS, "--repeats", "3"), str(tmp_path / "ledger.db")
+
+    def make() -> SweepBudget:
+        mechanism = plan.trials[0].config.mechanism
+        if not Path(url).exists():
+            quotas = ((StepClass(mechanism.sampling_prob, 1.0), 3 * NUM_STEPS),)
+            cap = Cap(epsilon=500.0, delta=mechanism.target_delta, quotas=quotas)
+            Ledger.create(url).register("scans", cap, num_records_public=mechanism.num_records_public)
+        ledger, folder = Ledger.open(url), SweepFolder(tmp_path / "one")
+        found = sweep_budget(plan, ledger, "scans", folder)
+        assert found is not None
+        if folder.read_plan() is None:
+            folder.create({"sweep_id": found.sweep_id, "account": account_of(ledger, "scans")})
+        return found
+
+    return make
+
+
+def charged(budget: SweepBudget) -> int:
+    return sum(budget.ledger.spent("scans", with_pld=False).num_steps.values())
+
+
+def test_trials_that_never_began_go_back_and_are_reserved_again(budget: Callable[[], SweepBudget]) -> None:
+    first = budget()
+    names = [trial.name for trial in first.trials]
+    first.begin(first.trials, None)
+    first.folder.mark_start(names[0])
+    assert first.give_back(names) == 2, "one has begun, and keeps its charge"
+    assert charged(first) == NUM_STEPS
+    resumed = budget()
+    resumed.check()
+    resumed.begin(resumed.trials, None)
+    assert charged(resumed) == 3 * NUM_STEPS
+    for name in names[1:]:
+        checkpoints = resumed.folder.checkpoints(name, every_steps=5, charged=True)
+        checkpoints.begin_attempt(0, NUM_STEPS)
+        resumed.settle(name, {"num_steps_charged": NUM_STEPS})
+    assert charged(resumed) == 3 * NUM_STEPS
+
+
+def test_driver_that_is_killed_while_it_gives_back_leaves_a_sweep_to_resume(
+    make_plan: Plan, tmp_path: Path
+) -> None:
+    """The steps were settled, those with noised numbers were not: these stay charged."""
+    noised = ("--snr-noise-multiplier", "5")
+    plan = make_plan(*QUICK, *OF_SCANS, *noised, "--repeats", "1")
+    delta, url = plan.trials[0].config.mechanism.target_delta, str(tmp_path / "ledger.db")
+    ledger, folder = Ledger.create(url), SweepFolder(tmp_path / "one")
+    ledger.register("scans", Cap(epsilon=500.0, delta=delta), num_records_public=1445)
+    first = sweep_budget(plan, ledger, "scans", folder)
+    assert first is not None
+    folder.create({"sweep_id": first.sweep_id, "account": account_of(ledger, "scans")})
+    first.begin(first.trials, None)
+    before = charged(first)
+    (held,) = first._open.values()
+    ledger.settle(held[""], 0)
+    resumed = sweep_budget(plan, ledger, "scans", folder)
+    assert resumed is not None
+    resumed.check()
+    resumed.begin(resumed.trials, None)
+    assert charged(resumed) == before + held["/snr"].num_steps
+    checkpoints = resumed.folder.checkpoints(plan.trials[0].name, every_steps=5, charged=True)
+    checkpoints.begin_attempt(0, NUM_STEPS)
+
+
+def test_worker_of_a_trial_that_was_given_back_draws_nothing(budget: Callable[[], SweepBudget]) -> None:
+    ledger = budget()
+    ledger.begin(ledger.trials, None)
+    name = ledger.trials[0].name
+    ledger.give_back([name])
+    checkpoints = ledger.folder.checkpoints(name, every_steps=5, charged=True)
+    with pytest.raises(ValueError, match="grants 0 steps"):
+        checkpoints.begin_attempt(0, NUM_STEPS)
+
+
+@pytest.mark.parametrize("trace", ["start", "count"])
+def test_any_trace_of_a_start_keeps_the_charge(trace: str, budget: Callable[[], SweepBudget]) -> None:
+    ledger = budget()
+    ledger.begin(ledger.trials, None)
+    name = ledger.trials[0].name
+    if trace == "start":
+        ledger.folder.mark_start(name)
+    else:
+        write_drawn(ledger.folder.count_file(name), Drawn(num_attempts=1, num_steps=5))
+    assert ledger.give_back([name]) == 0
+    assert charged(ledger) == 3 * NUM_STEPS
+
+
+def test_unused_steps_of_a_training_ended_by_scores_return_to_the_ledger_alone(
+    budget: Callable[[], SweepBudget], make_plan: Plan
+) -> None:
+    """The ledger has what was drawn; the sweep's own ε has all planned steps."""
+    ledger = budget()
+    ledger.begin(ledger.trials, None)
+    name = ledger.trials[0].name
+    ledger.folder.mark_start(name)
+    ledger.folder.checkpoints(name, every_steps=5, charged=True).begin_attempt(0, NUM_STEPS)
+    metrics = {"num_steps_charged": 4.0, "num_steps_done": 4.0}
+    ledger.settle(name, metrics)
+    assert charged(ledger) == 4 + 2 * NUM_STEPS
+    plan = make_plan(*QUICK, *OF_SCANS, "--repeats", "3")
+    drawn = what_was_drawn(plan, ledger.folder, {name: {"metrics": metrics}})
+    assert drawn == {name: Charged(num_steps=4)}
+    statement = build_statement(plan, "one", drawn=drawn)
+    assert statement.cost == plan.cost
+    assert stopped_at(plan.trials[0], metrics) == 4
+
+
+@pytest.mark.parametrize("noised", [(), ("--snr-noise-multiplier", "5")])
+def test_resumes_whose_time_is_over_before_a_draw_charge_nothing(
+    noised: tuple[str, ...], make_plan: Plan, tmp_path: Path
+) -> None:
+    """Each was started, and its process found the time over: nothing was counted."""
+    plan = make_plan(*QUICK, *OF_SCANS, *noised, "--repeats", "1")
+    (trial,), url = plan.trials, str(tmp_path / "ledger.db")
+    delta, folder = trial.config.mechanism.target_delta, SweepFolder(tmp_path / "one")
+    Ledger.create(url).register("scans", Cap(epsilon=500.0, delta=delta), num_records_public=1445)
+
+    def resumed() -> SweepBudget:
+        found = sweep_budget(plan, Ledger.open(url), "scans", folder)
+        assert found is not None
+        if folder.read_plan() is None:
+            folder.create({"sweep_id": found.sweep_id, "account": account_of(found.ledger, "scans")})
+        found.check()
+        found.begin([trial], None)
+        return found
+
+    before = charged(resumed())
+    for _ in range(5):
+        folder.mark_start(trial.name)
+        assert folder.checkpoints(trial.name, every_steps=5, charged=True).drawn().num_attempts == 0
+        assert charged(resumed()) == before
+    folder.mark_start(trial.name)
+    folder.checkpoints(trial.name, every_steps=5, charged=True).begin_attempt(0, NUM_STEPS)
+    after = charged(resumed())
+    assert after == before + 5, "now five may have been drawn"
+    folder.mark_start(trial.name)
+    assert charged(resumed()) == after
+
+
+# Whole sweeps on Ray
+
+
+FAULTY = ("--num-steps=12", "--checkpoint-every-steps=4", "--network=tests.sweeps.faulty:network")
+
+
+def sweep_with_ledger(top: Path, *arguments: str) -> tuple[Any, Path, Ledger]:
+    url = str(top / "ledger.db")
+    if not Path(url).exists():
+        Ledger.create(url).register("digits", Cap(epsilon=100.0, delta=1e-5), num_records_public=1445)
+    given = (*QUICK, *FAULTY, "--name=one", "--delta=1e-5", f"--ledger={url}", "--dataset-id=digits")
+    more = (f"--storage={top / 'storage'}", "--max-concurrent-trials=1", *arguments)
+    code, driver = run(*given, *more, home=top / "home", env={"DPGCL_TEST_FOLDER": str(top)})
+    return (code, driver), top / "storage/sweeps/one", Ledger.open(url)
+
+
+def drawn_in(top: Path) -> list[int]:
+    """The draws of every training, counted by the network itself."""
+    return [path.stat().st_size for path in sorted(top.glob("journal-*"))]
+
+
+@pytest.mark.ci
+@pytest.mark.ray
+@pytest.mark.timeout(900)
+def test_ledger_has_what_halved_trainings_drew_and_the_statement_all_their_steps(tmp_path: Path) -> None:
+    """Steps that move nothing: the scores are those of the public seeds, and so is who is ended."""
+    still = ("--learning-rate=1e-12", "--repeats=5", "--early-stopping=asha")
+    (code, driver), folder, ledger = sweep_with_ledger(tmp_path, *still)
+    assert code == 0, driver.stdout + driver.stderr
+    results = [json.loads(path.read_text())["metrics"] for path in sorted((folder / "trials").glob("*.json"))]
+    made = [int(each["num_steps_done"]) for each in results]
+    assert min(made) < max(made) == 12, made
+    assert sorted(made) == sorted(drawn_in(tmp_path))
+    assert sum(ledger.spent("digits", with_pld=False).num_steps.values()) == sum(made)
+    assert len({each["epsilon"] for each in results}) == 1, "of all planned steps, however many were made"
+    assert "ended by its scores after" in driver.stdout
+    stated = json.loads((folder / "privacy_statement.json").read_text())
+    assert math.isclose(stated["cost"]["tuned_epsilon"], stated["budget"]["tuned_epsilon"])
+
+
+@pytest.mark.ci
+@pytest.mark.ray
+@pytest.mark.timeout(900)
+def test_time_that_is_over_stops_and_a_resume_finishes(tmp_path: Path) -> None:
+    """The first training waits at its sixth draw until the time is over; the second does not begin."""
+    (tmp_path / "hold-0").write_text("6")
+    (tmp_path / "clock").write_text("0")
+    over = threading.Event()
+
+    def pass_time() -> None:
+        stop = tmp_path / "storage/sweeps/one/drawn/S4-Na1-private-r0.stop"
+        for there, then in ((tmp_path / "held", tick), (stop, let_go)):
+            while not there.exists() and not over.wait(0.1):
+                pass
+            then()
+
+    def tick() -> None:
+        (tmp_path / "clock.part").write_text("60")
+        (tmp_path / "clock.part").rename(tmp_path / "clock")
+
+    def let_go() -> None:
+        (tmp_path / "hold-0").unlink()
+
+    waiting = threading.Thread(target=pass_time)
+    waiting.start()
+    (code, driver), folder, ledger = sweep_with_ledger(tmp_path, "--repeats=2", "--time-budget=1")
+    over.set()
+    waiting.join()
+    assert code == 1, driver.stdout + driver.stderr
+    assert "1 training stopped and saved, 1 not begun" in driver.stdout
+    assert drawn_in(tmp_path) == [6]
+    assert not list((folder / "trials").glob("*.json"))
+    charged = ledger.spent("digits", with_pld=False)
+    assert sum(charged.num_steps.values()) == 12, "the one that began keeps its charge"
+    (tmp_path / "clock").unlink()
+    (code, driver), folder, ledger = sweep_with_ledger(tmp_path, "--repeats=2", "--resume")
+    assert code == 0, driver.stdout + driver.stderr
+    assert drawn_in(tmp_path) == [12, 12]
+    charged = ledger.spent("digits", with_pld=False)
+    assert sum(charged.num_steps.values()) == 12 + 2 + 12, "two were counted before the stop, and not drawn"
