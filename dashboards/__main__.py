@@ -1,7 +1,13 @@
-"""`python -m dashboards`: tables and figures from MLflow alone.
+"""`python -m dashboards`: tables, figures and reports from MLflow alone.
 
 python -m dashboards list
+python -m dashboards report --sweep NAME --output FOLDER
 python -m dashboards figure --question batch-size --sweep NAME --output FOLDER
+python -m dashboards compare SWEEP SWEEP
+python -m dashboards pareto SWEEP
+python -m dashboards importance --sweep SEARCH
+python -m dashboards burn-down --ledger ledger.db
+python -m dashboards retrieval --model FOLDER --dataset fashion-mnist
 """
 
 from __future__ import annotations
@@ -9,15 +15,23 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tyro.conf import Positional
+
+from dashboards.comparisons import draw_comparison, draw_importance, draw_pareto
 from dashboards.compose.questions import find_question
 from dashboards.errors import DashboardError
-from dashboards.figures import load_for, write_figure, write_table
+from dashboards.figures import load_for, write_all
+from dashboards.ledgers import draw_burn_down
 from dashboards.query.sweeps import list_sweeps
+from dashboards.report.write import write_report
 from dpgcl_core.addresses import hide_arguments
 from dpgcl_core.errors import DpgclError
 from trainers.files.storage import storage_root
+
+_LONGEST_NAME = 120
 
 
 def default_tracking_uri() -> str:
@@ -44,7 +58,7 @@ def figure_command(
 ) -> None:
     """Draw the figure of a question, and write its tables.
 
-    Writes QUESTION.png, .svg, .pdf, .html, .csv and .md.
+    Writes QUESTION.png, .svg, .pdf, .html, .csv, .md and .tex.
 
     Args:
       question: group-size, batch-size, num-augmentations, clip-norm, noise-multiplier, privacy-budget,
@@ -58,10 +72,134 @@ def figure_command(
     asked = find_question(question)
     asked = asked if axis is None else asked.along(axis)
     trials = load_for(asked, tracking_uri or default_tracking_uri(), sweep)
-    name = re.sub(r"[^\w.-]+", "_", str(trials["sweep"].iloc[0])).strip(".") or "sweep"
-    folder = output or storage_root(None) / "figures" / name
+    folder = output or storage_root(None) / "figures" / folder_name(str(trials["sweep"].iloc[0]))
+    _report(lambda: write_all(trials, folder, asked), folder)
+
+
+def compare_command(
+    runs: Positional[tuple[str, ...]],
+    /,
+    tracking_uri: str | None = None,
+    question: str | None = None,
+    axis: str | None = None,
+    output: Path | None = None,
+) -> None:
+    """Overlay sweeps of one question that scored the same records, with their paired differences.
+
+    Writes comparison.png, .svg, .pdf, .html, .csv, .md and .tex.
+
+    Args:
+      runs: names of sweeps, or ids of their runs; the first is what the others are compared with.
+      tracking_uri: MLflow server or database; default $MLFLOW_TRACKING_URI, else the results folder's.
+      question: to draw; default the one that all sweeps recorded.
+      axis: param to draw against, in place of the question's own.
+      output: folder to write; default `figures/compare_SWEEPS` in the results folder.
+    """
+    folder = output or _folder_of("compare", runs)
+    uri = tracking_uri or default_tracking_uri()
+    _report(lambda: draw_comparison(runs, uri, folder, question=question, axis=axis), folder)
+
+
+def pareto_command(
+    runs: Positional[tuple[str, ...]],
+    /,
+    tracking_uri: str | None = None,
+    score: str | None = None,
+    output: Path | None = None,
+) -> None:
+    """Draw all trials of sweeps by score and ε: of one training, and of the whole sweep with its tuning.
+
+    Writes pareto.png, .svg, .pdf, .html, .csv, .md and .tex.
+
+    Args:
+      runs: names of sweeps, or ids of their runs.
+      tracking_uri: MLflow server or database; default $MLFLOW_TRACKING_URI, else the results folder's.
+      score: to draw; default the first one that all trials have.
+      output: folder to write; default `figures/pareto_SWEEPS` in the results folder.
+    """
+    folder = output or _folder_of("pareto", runs)
+    _report(lambda: draw_pareto(runs, tracking_uri or default_tracking_uri(), folder, score=score), folder)
+
+
+def importance_command(
+    tracking_uri: str | None = None, sweep: str | None = None, output: Path | None = None
+) -> None:
+    """Draw how much each setting of a search mattered, by Optuna's own evaluators.
+
+    Writes importance.png, .svg, .pdf, .html, .csv, .md and .tex.
+
+    Args:
+      tracking_uri: MLflow server or database; default $MLFLOW_TRACKING_URI, else the results folder's.
+      sweep: name of the search; default the sweep started last.
+      output: folder to write; default `figures/importance_SWEEP` in the results folder.
+    """
+    folder = output or _folder_of("importance", [sweep or "last"])
+    _report(lambda: draw_importance(tracking_uri or default_tracking_uri(), sweep, folder), folder)
+
+
+def burn_down_command(ledger: str, dataset: str | None = None, output: Path | None = None) -> None:
+    """Draw what each data set's budget had left after each row of a ledger, in the ledger's units.
+
+    Writes burn_down_DATASET.png, .svg, .pdf, .html, .csv, .md and .tex.
+
+    Args:
+      ledger: file or URL of the ledger.
+      dataset: id of one data set; default all of them.
+      output: folder to write; default `figures/burn_down` in the results folder.
+    """
+    folder = output or _folder_of("burn_down", [])
+    _report(lambda: draw_burn_down(ledger, folder, folder_name, dataset), folder)
+
+
+def retrieval_command(
+    model: Path,
+    dataset: str,
+    num_queries: int = 6,
+    num_neighbors: int = 6,
+    network: str | None = None,
+    output: Path | None = None,
+) -> None:
+    """Show queries of a public data set with their nearest neighbours by an exported model.
+
+    Writes retrieval.png, .svg, .pdf, .html, .csv, .md and .tex.
+
+    Args:
+      model: folder of an exported model; of a CLIP model captions ask for images, where there are some.
+      dataset: name of a built-in public data set; files of your own are refused.
+      num_queries: spread over the classes, the same at every call.
+      num_neighbors: of each query.
+      network: the network of your own that the model names, if you trust it.
+      output: folder to write; default `figures/retrieval_DATASET` in the results folder.
+    """
+    folder = output or _folder_of("retrieval", [dataset])
+
+    def draw() -> Sequence[Path]:
+        from dashboards.retrieval import draw_retrieval  # with torch
+
+        return draw_retrieval(
+            model,
+            dataset,
+            folder,
+            num_queries=num_queries,
+            num_neighbors=num_neighbors,
+            own_network=network,
+        )
+
+    _report(draw, folder)
+
+
+def _folder_of(what: str, names: Sequence[str]) -> Path:
+    return storage_root(None) / "figures" / folder_name("_".join((what, *names)))[:_LONGEST_NAME]
+
+
+def _report(draw: Callable[[], Sequence[Path]], folder: Path) -> None:
+    """Draw, and print the paths.
+
+    Raises:
+      DashboardError: the folder cannot be written.
+    """
     try:
-        paths = [*write_figure(trials, folder, asked), *write_table(trials, folder, asked)]
+        paths = draw()
     except OSError as error:
         raise DashboardError(
             f"{folder} cannot be written ({error.strerror}); give another --output"
@@ -85,11 +223,50 @@ def group_size_command(
     figure_command("group-size", tracking_uri, sweep, output)
 
 
+def report_command(
+    tracking_uri: str | None = None, sweep: str | None = None, output: Path | None = None
+) -> None:
+    """Write the report of a sweep, one HTML file: answer, figure, trials, privacy, how to repeat it.
+
+    Args:
+      tracking_uri: MLflow server or database; default $MLFLOW_TRACKING_URI, else the results folder's.
+      sweep: name of the sweep; default the one started last.
+      output: folder to write; default `reports/SWEEP` in the results folder.
+    """
+    uri = tracking_uri or default_tracking_uri()
+    folder = output or storage_root(None) / "reports" / (folder_name(sweep) if sweep else "last")
+    try:
+        print(write_report(uri, sweep, folder))
+    except OSError as error:
+        raise DashboardError(
+            f"{folder} cannot be written ({error.strerror}); give another --output"
+        ) from error
+
+
+def folder_name(sweep: str) -> str:
+    """Return a sweep's name, fit for a folder.
+
+    >>> folder_name("a b/../c"), folder_name("..")
+    ('a_b_.._c', 'sweep')
+    """
+    return re.sub(r"[^\w.-]+", "_", sweep).strip(".") or "sweep"
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit code; 2 for bad input."""
     import tyro
 
-    commands = {"figure": figure_command, "group-size": group_size_command, "list": list_command}
+    commands = {
+        "figure": figure_command,
+        "group-size": group_size_command,
+        "list": list_command,
+        "report": report_command,
+        "compare": compare_command,
+        "pareto": pareto_command,
+        "importance": importance_command,
+        "burn-down": burn_down_command,
+        "retrieval": retrieval_command,
+    }
     try:
         tyro.extras.subcommand_cli_from_dict(commands, prog="python -m dashboards", args=arguments)
     except DpgclError as error:

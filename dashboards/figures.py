@@ -19,6 +19,7 @@ from dashboards.compose.planning import curves_content, numbers_of_curves
 from dashboards.compose.questions import Question, find_question
 from dashboards.errors import DashboardError
 from dashboards.query.trials import load_series, load_trials
+from dashboards.render.latex import to_latex
 from dashboards.render.page import page_of
 from dashboards.render.pictures import pictures_of
 from dashboards.render.tables import to_markdown
@@ -37,8 +38,16 @@ def draw(question: Question | str, tracking_uri: str, sweep: str | None, folder:
       DashboardError: the sweep does not make this figure.
       OSError: the folder cannot be written.
     """
-    trials = load_for(question, tracking_uri, sweep)
-    return [*write_figure(trials, folder, question), *write_table(trials, folder, question)]
+    return write_all(load_for(question, tracking_uri, sweep), folder, question)
+
+
+def write_all(trials: pd.DataFrame, folder: Path, question: Question | str) -> list[Path]:
+    """Write what `write_figure` and `write_table` do, from one content.
+
+    Raises as `write_figure`.
+    """
+    asked = find_question(question)
+    return write_drawing(content_of(trials, asked), numbers_of(trials, asked), folder, asked.stem)
 
 
 def write_figure(trials: pd.DataFrame, folder: Path, question: Question | str) -> list[Path]:
@@ -58,6 +67,22 @@ def write_figure(trials: pd.DataFrame, folder: Path, question: Question | str) -
     """
     asked = find_question(question)
     return _write_content(content_of(trials, asked), folder, asked.stem, asked.name)
+
+
+def write_drawing(content: Content, numbers: pd.DataFrame, folder: Path, stem: str) -> list[Path]:
+    """Write a figure's pictures, page, numbers and tables, and return their paths, the PNG first.
+
+    Args:
+      content: of the figure.
+      numbers: at full precision.
+      folder: created if missing.
+      stem: of the files' names.
+
+    Raises:
+      OSError: the folder cannot be written.
+    """
+    pictures = _write_content(content, folder, stem, stem.replace("_", "-"))
+    return [*pictures, *write_tables(content, numbers, folder, stem)]
 
 
 def write_curves(points: Sequence[Point], folder: Path, *, title: str, subtitle: str) -> list[Path]:
@@ -87,24 +112,52 @@ def _write_content(content: Content, folder: Path, stem: str, name: str) -> list
     return paths
 
 
-def write_table(trials: pd.DataFrame, folder: Path, question: Question | str) -> tuple[Path, Path]:
-    """Write the numbers at full precision (`.csv`) and the tables with the notes (`.md`).
+def write_table(trials: pd.DataFrame, folder: Path, question: Question | str) -> list[Path]:
+    """Write the numbers at full precision (`.csv`), and the tables as Markdown with notes and as LaTeX.
 
     Raises as `write_figure`.
     """
     asked = find_question(question)
-    content, numbers = content_of(trials, asked), numbers_of(trials, asked)
+    return write_tables(content_of(trials, asked), numbers_of(trials, asked), folder, asked.stem)
+
+
+def write_tables(content: Content, numbers: pd.DataFrame, folder: Path, stem: str) -> list[Path]:
+    """Write numbers (`.csv`) and tables (`.md`, `.tex`) of a figure, and return their paths.
+
+    Args:
+      content: of the figure, with a table at least.
+      numbers: at full precision.
+      folder: created if missing.
+      stem: of the files' names.
+
+    Raises:
+      OSError: the folder cannot be written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    csv_path, text_path = folder / f"{asked.stem}.csv", folder / f"{asked.stem}.md"
-    _without_formulas(numbers).to_csv(csv_path, index=False)
+    paths = [folder / f"{stem}{ending}" for ending in (".csv", ".md", ".tex")]
+    _without_formulas(numbers).to_csv(paths[0], index=False)
+    paths[1].write_text(_as_markdown(content), encoding="utf-8")
+    paths[2].write_text(_as_latex(content, stem), encoding="utf-8")
+    return paths
+
+
+def _as_markdown(content: Content) -> str:
     notes = "\n".join(f"- {escaped(note)}" for note in content.notes)
     (_, first), *others = content.tables
     text = f"# {escaped(content.title)}\n\n{escaped(content.subtitle)}\n\n{to_markdown(first)}\n\n{notes}\n"
     for heading, table in others:
         text += f"\n## {escaped(heading)}\n\n{to_markdown(table)}\n"
         text += f"\n{PAIRED}\n" if heading.startswith("Differences") else ""
-    text_path.write_text(text, encoding="utf-8")
-    return csv_path, text_path
+    return text
+
+
+def _as_latex(content: Content, stem: str) -> str:
+    """Return all tables, each with what it is of in its caption."""
+    found = ["% Needs \\usepackage{booktabs}; names in other scripts need XeLaTeX or LuaLaTeX."]
+    for number, (heading, table) in enumerate(content.tables, start=1):
+        caption = ". ".join(part for part in (heading, content.title, content.subtitle) if part)
+        found.append(to_latex(table, caption, stem.replace("_", "-") + f"-{number}" * (number > 1)))
+    return "\n\n".join(found) + "\n"
 
 
 def _without_formulas(numbers: pd.DataFrame) -> pd.DataFrame:

@@ -31,19 +31,20 @@ from dashboards.compose.axes import Axis
 from dashboards.compose.blocks import HIGHER, Blocks, Difference
 from dashboards.compose.names import (
     METHOD_NAMES,
-    UNTRAINED,
     common_scores,
     has_values,
+    listed,
     panel_scores,
     score_title,
     symbol,
     value_text,
 )
 from dashboards.compose.questions import Question, find_question
-from dashboards.compose.references import NETWORK, start_of
+from dashboards.compose.references import NETWORK, start_of, start_text
 from dashboards.compose.search import number_trials, objective, searched_columns
 from dashboards.compose.selection import ORDER, PROVEN, SAMPLED, cell_columns, shown_trials
-from dpgcl_core.release.statement import rounded_up
+from dashboards.errors import DashboardError
+from dpgcl_core.release.statement import delta_text, rounded_up
 from dpgcl_core.sampling.groups import BATCH
 
 POINT = "point"
@@ -54,7 +55,6 @@ OWN = Question(
     axis=Axis(column=POINT, label="Point", symbol="point", scale="categorical"),
 )
 """Of sweeps with points of somebody's own: each is a setting, by its label."""
-_MOST_NAMES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class PrivacyNumbers:
         if self.training_epsilon is None:
             return "No ε: no training has a guarantee."
         tuned = "not accounted" if self.tuned_epsilon is None else rounded_up(self.tuned_epsilon, 4)
-        delta = "" if self.delta is None else f", at δ = {rounded_up(self.delta, 3)}"
+        delta = "" if self.delta is None else f", at δ = {delta_text(self.delta)}"
         left = self.trainings_remaining
         more = "" if left is None else f"; the ledger holds {left} more such training{'s' * (left != 1)}"
         own = rounded_up(self.training_epsilon, 4)
@@ -179,7 +179,7 @@ class Answer:
         cheaper = any(self._named(name).cost <= taken.cost for name in passed_over)
         own = taken.over_start
         why = f"the cheapest that is resolved from {own.minus}" if own and cheaper else "the cheapest"
-        return f"; take {'one of ' * (len(self.take) > 1)}{_listed(self.take)}, {why}"
+        return f"; take {'one of ' * (len(self.take) > 1)}{listed(self.take)}, {why}"
 
     def lead(self) -> str:
         """Return the best score, and by how much it leads."""
@@ -223,8 +223,36 @@ class Answer:
         """Return everything as plain values, with the sentences in `lines`."""
         return dataclasses.asdict(self) | {"lines": self.lines(), "warning": self.warning()}
 
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Answer:
+        """Return the answer that `as_dict` gave.
+
+        Raises:
+          DashboardError: the values are of none, or of another version.
+        """
+        try:
+            given = {each.name: values[each.name] for each in dataclasses.fields(cls)}
+            given |= {name: tuple(given[name]) for name in ("tied", "take")}
+            given["settings"] = tuple(map(_read_setting, given["settings"]))
+            given["cheaper"] = _read_difference(given["cheaper"])
+            given["privacy"] = given["privacy"] and PrivacyNumbers(**given["privacy"])
+            found = cls(**given)
+            found.lines()
+        except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
+            raise DashboardError(f"the recorded answer is damaged ({type(error).__name__})") from error
+        return found
+
     def _named(self, name: str) -> Setting:
         return next(setting for setting in self.settings if setting.name == name)
+
+
+def _read_difference(values: Mapping[str, Any] | None) -> Difference | None:
+    return None if values is None else Difference(**values)
+
+
+def _read_setting(values: Mapping[str, Any]) -> Setting:
+    lists = {name: tuple(values[name]) for name in ("cost", "trials")}
+    return Setting(**{**values, **lists, "over_start": _read_difference(values["over_start"])})
 
 
 def answer_of(
@@ -284,9 +312,14 @@ def _prepared(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
         return number_trials(trials)
     if question.axis.column == "method" and "method" not in trials:
         return trials.assign(method="")
-    if question.axis.column == POINT and "trial" in trials:
-        return trials.assign(**{POINT: [re.sub(r"-r\d+$", "", str(name)) for name in trials["trial"]]})
-    return trials
+    return with_points(trials, question)
+
+
+def with_points(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
+    """Return the trials with the names of somebody's own points, where the question is about these."""
+    if question.axis.column != POINT or "trial" not in trials:
+        return trials
+    return trials.assign(**{POINT: [re.sub(r"-r\d+$", "", str(name)) for name in trials["trial"]]})
 
 
 def _candidates(shown: pd.DataFrame, question: Question) -> pd.DataFrame:
@@ -347,7 +380,7 @@ class _Candidates:
             cells=cells,
             blocks=blocks,
             num_left_out=len(scores) - len(blocks.scores),
-            start="the untrained network" if names <= {UNTRAINED} else "the public start",
+            start=start_text(names),
             costs=_costs(rows, cells),
         )
 
@@ -371,7 +404,7 @@ class _Candidates:
         alone = len(self._varying) <= 1 and self.question.axis.scale != "categorical"
         in_a_row = len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1
         if not (alone and in_a_row) or self.question.kind == "search":
-            return _listed(names)
+            return listed(names)
         last = value_text(_plain(self.cells[numbers[-1]][self.question.axis.column].iloc[0]))
         return f"{names[0]} to {last}"
 
@@ -459,17 +492,3 @@ def _verdict(setting: Setting) -> str | None:
 def _plain(value: Any) -> Any:
     """Return a value of a table as Python's own."""
     return value.item() if isinstance(value, np.generic) else value
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Return names in a sentence, some of many.
-
-    >>> _listed(["S = 2"]), _listed(["S = 2", "S = 4"]), _listed([str(i) for i in range(9)])
-    ('S = 2', 'S = 2 and S = 4', '0, 1, 2, 3, 4 and 4 others')
-    >>> _listed(["crop, blur", "crop", "none"])
-    'crop, blur; crop; and none'
-    """
-    shown = list(names) if len(names) <= _MOST_NAMES + 1 else list(names[:_MOST_NAMES])
-    last = f"{len(names) - _MOST_NAMES} others" if len(shown) < len(names) else shown.pop()
-    apart = "; " if any("," in name for name in shown) else ", "
-    return f"{apart.join(shown)}{apart.strip() if apart == '; ' else ''} and {last}" if shown else last

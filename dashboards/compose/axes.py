@@ -112,7 +112,8 @@ def ticks_of(axis: Axis, values: pd.Series) -> Ticks:
     margin = 0.5 if axis.scale == "categorical" else 0.4 * unit * (1 + axis.dense)
     ends = min(positions.values()), max(positions.values())
     ticks = round_numbers(inside[0], inside[-1], axis.scale) if axis.dense else []
-    ticks += [(positions[o], names[o]) for o in names if axis.is_detached(o) or not axis.dense]
+    is_one = not ticks and len(inside) == 1  # no round number is there
+    ticks += [(positions[o], names[o]) for o in names if axis.is_detached(o) or not axis.dense or is_one]
     categorical = axis.scale == "categorical"
     return Ticks(
         label=axis.label,

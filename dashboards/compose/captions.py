@@ -17,9 +17,12 @@ from dashboards.compose.names import (
     DURING,
     NOISED_SCORES,
     RECALLS,
+    SWEEP,
     UNTRAINED,
     dataset_title,
+    dataset_titles,
     has_values,
+    joined,
     natural_key,
     panel_scores,
     score_names,
@@ -27,7 +30,7 @@ from dashboards.compose.names import (
     value_text,
 )
 from dashboards.compose.questions import Question
-from dashboards.compose.references import start_of
+from dashboards.compose.references import start_of, start_text
 from dashboards.compose.repeats import num_trials
 from dashboards.compose.selection import AS_PUBLISHED, PROVEN
 from dashboards.compose.transfer import PROBE
@@ -46,7 +49,7 @@ def _values(trials: pd.DataFrame, name: str, form: str = ".4g") -> str:
     shown = list(
         dict.fromkeys(value_text(value) if isinstance(value, str) else format(value, form) for value in found)
     )
-    return ", ".join(shown) if len(shown) <= 3 else f"{shown[0]} to {shown[-1]}"
+    return joined(shown) if len(shown) <= 3 else f"{shown[0]} to {shown[-1]}"
 
 
 def title(shown: pd.DataFrame, question: Question) -> str:
@@ -54,7 +57,7 @@ def title(shown: pd.DataFrame, question: Question) -> str:
 
     ε, δ and the relation are those of trials with a proven guarantee alone.
     """
-    name = dataset_title(_values(shown, "dataset"))
+    name = _trained_on(shown)
     methods = "DP-GCL"
     if has_values(shown, "method"):
         many = shown["method"].nunique() > 1
@@ -77,6 +80,16 @@ def title(shown: pd.DataFrame, question: Question) -> str:
     # No sign for "one of": fonts without it would show an empty box.
     epsilon = f"ε from {epsilon}" if " to " in epsilon else f"ε = {' and '.join(epsilon.rsplit(', ', 1))}"
     return f"{head}, {epsilon}, δ = {delta} ({relation})"
+
+
+def _trained_on(shown: pd.DataFrame) -> str:
+    """Return the name of the data set, told apart from a scored one of the same folder's name."""
+    if not has_values(shown, "dataset") or shown["dataset"].nunique() > 1:
+        return dataset_title(_values(shown, "dataset"))
+    names = [str(shown["dataset"].dropna().iloc[0])]
+    if has_values(shown, "scored_on"):
+        names += map(str, shown["scored_on"].dropna().unique())
+    return dataset_titles(names)[0]
 
 
 def subtitle(shown: pd.DataFrame, question: Question) -> str:
@@ -133,7 +146,7 @@ def _along(cell: pd.DataFrame, axis: Axis) -> str:
     names = ticks_of(axis, cell[axis.column]).names
     attached = [name for order, name in names.items() if not axis.is_detached(order)]
     apart = [name for order, name in names.items() if axis.is_detached(order)]
-    shown = ", ".join(attached) if len(attached) <= 3 else f"{attached[0]} to {attached[-1]}"
+    shown = joined(attached) if len(attached) <= 3 else f"{attached[0]} to {attached[-1]}"
     if axis.scale == "categorical" and len(attached) > 3:
         shown = f"{len(attached)} values"
     return ", ".join(filter(None, [shown, *apart]))
@@ -180,7 +193,7 @@ def notes(
         cause = "they would be computed from private records" if private else "none was recorded"
         found.append(f"No scores: {cause}.")
     found.append(_overspent(shown))
-    found.append(_tuning_cost(shown))
+    found += tuning_costs(shown)
     return [note for note in found if note]
 
 
@@ -188,7 +201,7 @@ def _lines_across(references: Sequence[Reference]) -> list[str]:
     """Name the lines across the panels, and how many networks stand behind their bands."""
     if not references:
         return []
-    names = ", ".join(dict.fromkeys(each.label for each in references))
+    names = joined(list(dict.fromkeys(each.label for each in references)))
     most = max(each.num_repeats for each in references)
     band = f"; band: ± standard error over {most} initialisations" if most > 1 else ""
     return [f"Lines across: {names}{band}."]
@@ -199,10 +212,10 @@ def _private_gain(shown: pd.DataFrame) -> list[str]:
     scores = panel_scores(score_names(shown))
     if not any(has_gains(shown, score) for score in scores):
         return []
-    starts = (start_of(shown, score) for score in scores)
-    before = "untrained network" if all(each and each[0] == UNTRAINED for each in starts) else "public start"
+    starts = [start_of(shown, score) for score in scores]
+    before = start_text({each[0] if each else UNTRAINED for each in starts})
     return [
-        f"Private gain: difference to the {before}, paired over repeats; not resolved where ± "
+        f"Private gain: difference to {before}, paired over repeats; not resolved where ± "
         f"{RESOLVED_AT:g} standard errors include zero. This alone says what the private data add."
     ]
 
@@ -226,7 +239,8 @@ def _scored_on(shown: pd.DataFrame) -> list[str]:
         scored = scored[scored != shown.loc[scored.index, "dataset"]]
     if scored.empty:
         return []
-    names = ", ".join(dict.fromkeys(dataset_title(str(name)) for name in scored))
+    trained = list(map(str, shown["dataset"].dropna().unique())) if "dataset" in shown else []
+    names = joined(dataset_titles(dict.fromkeys([*trained, *map(str, scored)]))[len(trained) :])
     noised = " Noised scores: on private records held out." * any(has_values(shown, s) for s in NOISED_SCORES)
     return [f"Scored on {names}.{noised}"]
 
@@ -250,6 +264,14 @@ def _not_private(shown: pd.DataFrame, question: Question) -> list[str]:
     if named or aimed.empty or (shown["guarantee"] != PROVEN).all():
         return named
     return [f"{num_trials(aimed)} of {num_trials(shown)} trials aimed at a finite ε but have NO GUARANTEE."]
+
+
+def tuning_costs(trials: pd.DataFrame) -> list[str]:
+    """Return the tuning cost, of each sweep where there are several."""
+    if SWEEP not in trials or trials[SWEEP].nunique() < 2:
+        return [_tuning_cost(trials)]
+    each = [f"{name}: {_tuning_cost(rows)}" for name, rows in trials.groupby(SWEEP, sort=False)]
+    return [*each, "Sweeps of the same records add up: what all of them cost together, their ledger tells."]
 
 
 def _tuning_cost(trials: pd.DataFrame) -> str:

@@ -81,6 +81,7 @@ class Panel:
       curves: in the order of the legend.
       references: lines across.
       log_y: values on a logarithmic scale.
+      least_span: of the values that the axis shows, so that chance does not look like a trend.
     """
 
     legend: str
@@ -90,6 +91,7 @@ class Panel:
     curves: list[Curve]
     references: Sequence[Reference] = ()
     log_y: bool = False
+    least_span: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +115,40 @@ class Table:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A cell of a table that its reader sorts.
+
+    Attributes:
+      text: shown.
+      value: that it is sorted by; a number at full precision, None for the text itself.
+      link: address of a page on it; empty for none.
+      name: of the param or metric that MLflow holds the value under; empty for none.
+    """
+
+    text: str
+    value: float | None = None
+    link: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SortableTable:
+    """A table that its reader sorts and filters.
+
+    Attributes:
+      heading: one text per column.
+      rows: of cells.
+    """
+
+    heading: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+    def holds_numbers(self, column: int) -> bool:
+        """Return whether a column holds numbers, which stand on the right."""
+        return any(row[column].value is not None for row in self.rows)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Content:
     """Everything that a figure and its files show.
 
@@ -122,7 +158,8 @@ class Content:
       rows: panels, as they stand on the page.
       facts: drawn where there is no panel.
       tables: (heading, table), the first with the numbers of the figure.
-      notes: what the reader must know, one sentence each.
+      answer: of the sweep, in sentences; empty without one.
+      remarks: what else the reader must know, one sentence each.
     """
 
     title: str
@@ -130,7 +167,13 @@ class Content:
     rows: list[list[Panel]]
     facts: Table
     tables: list[tuple[str, Table]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    answer: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def notes(self) -> list[str]:
+        """Return the answer, then the remarks: what stands under a figure."""
+        return [*self.answer, *self.remarks]
 
     @property
     def panels(self) -> list[Panel]:

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from dashboards.compose.content import Curve, Style
-from dashboards.compose.names import METHOD_NAMES, natural_key, symbol, value_text
+from dashboards.compose.names import METHOD_NAMES, SWEEP, natural_key, symbol, value_text
 from dashboards.compose.questions import Question
 from dashboards.compose.repeats import means_and_errors
 from dashboards.compose.selection import AS_PUBLISHED, ORDER, PROVEN
@@ -29,7 +29,8 @@ DASHES = ("solid", "dashed", "dotted", "dashdot")
 def split(shown: pd.DataFrame, question: Question) -> list[tuple[Style, pd.DataFrame]]:
     """Return the trials of each curve and its style; the curve without noise comes first.
 
-    Colour tells methods apart where they differ, ε otherwise; dashes tell the rest, the largest N_a solid.
+    Colour tells sweeps apart where there are several, methods where they differ, ε otherwise; dashes tell the
+    rest, the largest N_a solid.
 
     Args:
       shown: from `dashboards.compose.selection.shown_trials`.
@@ -37,7 +38,7 @@ def split(shown: pd.DataFrame, question: Question) -> list[tuple[Style, pd.DataF
     """
     columns = [name for name in question.curve_columns if name in shown]
     varying = [name for name in columns if _varies(shown, name, within_methods="method" in columns)]
-    colour_by = "method" if "method" in varying else "target_epsilon"
+    colour_by = next((name for name in (SWEEP, "method") if name in varying), "target_epsilon")
     keys = list(
         dict.fromkeys([*(name for name in columns if name in (colour_by, "target_epsilon")), *varying])
     )
@@ -50,12 +51,12 @@ def split(shown: pd.DataFrame, question: Question) -> list[tuple[Style, pd.DataF
     dashes = _dashes([tuple(key[name] for name in others) for key, _ in groups])
     # Dashes that repeat tell nothing apart; then every curve has a colour of its own.
     too_many = len({tuple(key[name] for name in others) for key, _ in groups}) > len(DASHES)
-    by_method = colour_by == "method"
+    by_name = colour_by != "target_epsilon"
     looks: dict[tuple[Any, str], tuple[str, str, bool]] = {}
     found = []
     for index, (key, rows) in enumerate(groups):
         family = tuple(key.values()) if too_many else key.get(colour_by), str(key["guarantee"])
-        colour, marker, hollow = looks.setdefault(family, _look(key, looks, alone=too_many or by_method))
+        colour, marker, hollow = looks.setdefault(family, _look(key, looks, alone=too_many or by_name))
         if question.axis.scale == "categorical" and others and len(set(dashes)) > 1:
             marker = MARKERS[index % len(MARKERS)]
         style = Style(
@@ -68,6 +69,8 @@ def split(shown: pd.DataFrame, question: Question) -> list[tuple[Style, pd.DataF
 def curve(rows: pd.DataFrame, metric: str, axis: Any, style: Style, *, scale: float, dense: bool) -> Curve:
     """Return one curve of a metric; places without a value are left out.
 
+    One repeat of each point draws no line along an axis of settings: it would show chance as a trend.
+
     Args:
       rows: the trials of the curve.
       metric: column of the values.
@@ -79,6 +82,8 @@ def curve(rows: pd.DataFrame, metric: str, axis: Any, style: Style, *, scale: fl
     cells = list(means_and_errors(rows, [ORDER], metric).itertuples(name=None))
     if dense and len(cells) > 1:
         style = dataclasses.replace(style, marker="")
+    if not dense and style.marker and all(n < 2 for *_, n in cells):
+        style = dataclasses.replace(style, dash="")
     return Curve(
         style=style,
         names=[axis.names[order] for order, *_ in cells],
@@ -124,7 +129,7 @@ def _rank(key: dict[str, Any], colour_by: str) -> tuple[Any, ...]:
 
 def _varies(shown: pd.DataFrame, name: str, *, within_methods: bool) -> bool:
     """Return whether a column distinguishes curves beyond their method."""
-    if name == "method" or not within_methods:
+    if name in (SWEEP, "method") or not within_methods:
         return bool(shown[name].nunique() > 1)
     return bool(shown.groupby("method")[name].nunique().max() > 1)
 
@@ -161,13 +166,13 @@ def _look(
 
 
 def _label(key: dict[str, Any], varying: list[str]) -> str:
-    parts = []
+    parts = [str(key[SWEEP])] if SWEEP in varying else []
     if "method" in varying:
         parts.append(value_text(key["method"]))
     named = "target_epsilon" in varying or not parts or key["guarantee"] != PROVEN
     if named:
         parts.append(guarantee_text(str(key["guarantee"]), key.get("target_epsilon")))
     for name in varying:
-        if name not in _RANKED:
+        if name not in (*_RANKED, SWEEP):
             parts.append(f"{symbol(name)} = {value_text(key[name])}")
     return ", ".join(parts)

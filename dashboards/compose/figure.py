@@ -7,11 +7,11 @@ import dataclasses
 import pandas as pd
 
 from dashboards.compose import captions
-from dashboards.compose.answer import answer_of
+from dashboards.compose.answer import answer_of, with_points
 from dashboards.compose.content import Content, Table
 from dashboards.compose.differences import RESOLVED_AT, differences_table
 from dashboards.compose.methods import gain_table, guarantee_table, score_table
-from dashboards.compose.names import common_scores, score_names
+from dashboards.compose.names import SWEEP, common_scores, score_names
 from dashboards.compose.panels import axis_rows, series_rows, with_relative_loss
 from dashboards.compose.questions import Question, find_question
 from dashboards.compose.references import NETWORK, reference_rows
@@ -28,12 +28,13 @@ PAIRED = (
 )
 
 
-def content_of(trials: pd.DataFrame, question: Question | str) -> Content:
+def content_of(trials: pd.DataFrame, question: Question | str, *, answered: bool = True) -> Content:
     """Return everything that the figure of a question shows.
 
     Args:
       trials: from `load_for`.
       question: or its name.
+      answered: begin the notes with the sweep's answer.
 
     Raises:
       DashboardError: the trials do not make one figure, see `dashboards.compose.selection.shown_trials`.
@@ -45,15 +46,15 @@ def content_of(trials: pd.DataFrame, question: Question | str) -> Content:
     rows = draw(shown, asked)
     panels = [panel for row in rows for panel in row]
     facts = captions.facts(shown, asked)
-    answer = answer_of(given, asked)
+    answer = answer_of(given, asked) if answered else None
     return Content(
         title=captions.title(shown, asked),
         subtitle=captions.subtitle(shown, asked),
         rows=rows,
         facts=facts,
         tables=_tables(trials, shown, asked),
-        notes=(answer.lines() if answer is not None else [])
-        + captions.notes(
+        answer=answer.lines() if answer is not None else [],
+        remarks=captions.notes(
             shown,
             asked,
             num_repeats=sorted({n for panel in panels for curve in panel.curves for n in curve.num_repeats}),
@@ -83,7 +84,7 @@ def _prepared(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
         return number_trials(trials)
     if question.axis.column == PROBE and PROBE not in trials:
         return by_probe(trials)
-    return with_relative_loss(trials) if question.kind == "convergence" else trials
+    return with_relative_loss(trials) if question.kind == "convergence" else with_points(trials, question)
 
 
 def _method_tables(shown: pd.DataFrame, question: Question) -> list[tuple[str, Table]]:
@@ -103,8 +104,9 @@ def _method_tables(shown: pd.DataFrame, question: Question) -> list[tuple[str, T
 def _asked(question: Question | str, trials: pd.DataFrame) -> Question:
     """The question; starts differ along its axis where networks do."""
     asked = find_question(question)
-    networks = trials[NETWORK].nunique() if NETWORK in trials else 1
-    return dataclasses.replace(asked, untrained_along=asked.untrained_along or networks > 1)
+    kinds = [NETWORK, *(["warm_start"] if SWEEP in asked.splits else [])]
+    differ = any(trials[name].nunique(dropna=False) > 1 for name in kinds if name in trials)
+    return dataclasses.replace(asked, untrained_along=asked.untrained_along or differ)
 
 
 def _tables(trials: pd.DataFrame, shown: pd.DataFrame, question: Question) -> list[tuple[str, Table]]:

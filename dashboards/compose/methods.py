@@ -15,7 +15,7 @@ import pandas as pd
 from dashboards.compose.blocks import Blocks
 from dashboards.compose.content import Table
 from dashboards.compose.gains import gain_of, has_gains
-from dashboards.compose.names import has_values, score_title, value_text
+from dashboards.compose.names import has_values, joined, score_title, value_text
 from dashboards.compose.questions import Question
 from dashboards.compose.references import REFERENCE, reference_rows
 from dashboards.compose.repeats import mean_and_error
@@ -104,7 +104,7 @@ def _cells(shown: pd.DataFrame, question: Question) -> Iterator[tuple[list[str],
     others = [name for name in others if shown[name].nunique() > 1]
     for _, cell in shown.groupby([ORDER, *others, "guarantee"]):
         first = cell.iloc[0]
-        name = ", ".join(value_text(first[column]) for column in (question.axis.column, *others))
+        name = joined([value_text(first[column]) for column in (question.axis.column, *others)])
         yield [name, str(first["guarantee"])], cell
 
 
@@ -144,7 +144,7 @@ def without_guarantee(shown: pd.DataFrame, column: str) -> list[str]:
         rows = shown[(shown["guarantee"] == guarantee) & ~shown[column].isin(proven)].sort_values(ORDER)
         names = list(dict.fromkeys(value_text(value) for value in rows[column]))
         if names:
-            found.append(sentence.format(", ".join(names)))
+            found.append(sentence.format(joined(names)))
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -47,6 +47,8 @@ SNR_PLAIN = "snr_first_step_no_augmentation"
 SNR_NOISED = "noised_snr_first_step"
 DURING = "_during"
 UNTRAINED = "untrained"
+SWEEP = "sweep"
+"""Column of the sweep's name; tells curves apart where several sweeps are compared."""
 
 DATASET_NAMES = {
     "fashion_mnist": "Fashion-MNIST",
@@ -78,6 +80,17 @@ METHOD_NAMES = {
     "non_private": "Non-private",
     "base": "Base, not trained",
 }
+OPTION_TITLES = {
+    "ema": "averaged weights",
+    "view-draws": "several views",
+    "schedule": "learning-rate schedule",
+    "automatic-clipping": "automatic clipping",
+    "noise-sgd": "noised SGD",
+    "warm-start": "warm start",
+    "public-negatives": "public negatives",
+    "public-subspace": "public subspace",
+}
+"""Of the ablation's options."""
 _COLUMN_NAMES = {
     "group_size": "Group size S",
     "expected_batch_size": "Expected batch size B",
@@ -101,6 +114,7 @@ _COLUMN_NAMES = {
     "lora_rank": "LoRA rank",
     "probe_dataset": "Probing data set",
     "method": "Method",
+    SWEEP: "Sweep",
     "guarantee": "Guarantee",
     "num_trials": "Trials",
     "epsilon": "ε",
@@ -111,6 +125,10 @@ _COLUMN_NAMES = {
     SNR: "Gradient SNR, first step",
     SNR_PLAIN: "Gradient SNR without augmentation",
     SNR_NOISED: "Noised gradient SNR, first step",
+}
+_WORDS = {
+    **{"num": "number of", "prob": "probability", "max": "largest", "min": "smallest", "l2": "L2"},
+    **{"ema": "weight-averaging", "lora": "LoRA", "snr": "SNR", "public": "public"},
 }
 _SYMBOLS = {
     "group_size": "S",
@@ -123,6 +141,9 @@ _SYMBOLS = {
     "tan_factor": "k",
     "num_steps": "T",
 }
+
+
+_MOST_NAMES = 5
 
 
 def has_values(trials: pd.DataFrame, name: str) -> bool:
@@ -190,7 +211,39 @@ def column_title(column: str) -> str:
     """
     if title := score_title(column) or _COLUMN_NAMES.get(column):
         return title
-    return column.replace("_", " ").capitalize()
+    words = _in_words(column)
+    return words[:1].upper() + words[1:]
+
+
+def _in_words(column: str) -> str:
+    """Return an option's name in words.
+
+    >>> [_in_words(name) for name in ("num_view_draws", "flip_prob", "max_blur_sigma", "some_new_option")]
+    ['number of view draws', 'flip probability', 'largest blur sigma', 'some new option']
+    """
+    return " ".join(_WORDS.get(word, word) for word in column.split("_"))
+
+
+def dataset_titles(names: Iterable[str]) -> list[str]:
+    """Return the titles of several data sets, told apart by as much of their paths as that takes.
+
+    >>> dataset_titles(["images:/a/train/scans", "images:/b/public/scans", "cifar10"])
+    ['train/scans', 'public/scans', 'CIFAR-10']
+    >>> dataset_titles(["images:/a/scans", "images:/b/scans", "images:/a/scans"])
+    ['a/scans', 'b/scans', 'a/scans']
+    """
+    given = list(names)
+    found = [dataset_title(name) for name in given]
+    paths = [name.partition(":")[2].replace("\\", "/").rstrip("/").split("/") for name in given]
+    for place, (name, title) in enumerate(zip(given, found, strict=True)):
+        same = [i for i, other in enumerate(given) if other != name and dataset_title(other) == title]
+        for length in range(2, len(paths[place]) + 1):
+            if same and all(paths[i][-length:] != paths[place][-length:] for i in same):
+                found[place] = "/".join(paths[place][-length:])
+                break
+        else:
+            found[place] = name if same else title
+    return found
 
 
 def dataset_title(name: str) -> str:
@@ -215,7 +268,7 @@ def dataset_title(name: str) -> str:
 
 def symbol(column: str) -> str:
     """Return the sign of a column in labels such as "S = 8"."""
-    return _SYMBOLS.get(column, column.replace("_", " "))
+    return _SYMBOLS.get(column) or _in_words(column)
 
 
 def value_text(value: Any) -> str:
@@ -231,12 +284,37 @@ def value_text(value: Any) -> str:
     if isinstance(value, str):
         if value.startswith("shapes:"):
             return dataset_title(value)
-        return METHOD_NAMES.get(value) or DATASET_NAMES.get(value) or value
+        return METHOD_NAMES.get(value) or DATASET_NAMES.get(value) or OPTION_TITLES.get(value) or value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
     if math.isinf(value):
         return "∞"
     return str(int(value)) if value == int(value) and abs(value) < 1e7 else f"{value:.6g}"
+
+
+def joined(names: Sequence[str]) -> str:
+    """Return all names in a row, apart even where one holds a comma.
+
+    >>> joined(["raw pixels", "HOG"]), joined(["DP-SGD", "DPCL, SimCLR"])
+    ('raw pixels, HOG', 'DP-SGD; DPCL, SimCLR')
+    """
+    return ("; " if any("," in name for name in names) else ", ").join(names)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names in a sentence, some of many.
+
+    >>> listed(["S = 2"]), listed(["S = 2", "S = 4"]), listed([str(i) for i in range(9)])
+    ('S = 2', 'S = 2 and S = 4', '0, 1, 2, 3, 4 and 4 others')
+    >>> listed(["crop, blur", "crop", "none"])
+    'crop, blur; crop; and none'
+    >>> listed(["DP-GCL", "DP-SGD", "DPCL, SimCLR"])
+    'DP-GCL; DP-SGD; and DPCL, SimCLR'
+    """
+    shown = list(names) if len(names) <= _MOST_NAMES + 1 else list(names[:_MOST_NAMES])
+    apart = "; " if any("," in name for name in shown) else ", "
+    last = f"{len(names) - _MOST_NAMES} others" if len(shown) < len(names) else shown.pop()
+    return f"{apart.join(shown)}{apart.strip() if apart == '; ' else ''} and {last}" if shown else last
 
 
 def natural_key(text: str) -> list[tuple[int, float | str]]:

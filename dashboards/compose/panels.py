@@ -8,7 +8,7 @@ import math
 import pandas as pd
 
 from dashboards.compose.axes import Ticks, ticks_of
-from dashboards.compose.content import Panel
+from dashboards.compose.content import Curve, Panel
 from dashboards.compose.curves import MARKERS, curve, split
 from dashboards.compose.names import (
     DURING,
@@ -26,6 +26,8 @@ from dashboards.compose.references import lines_across, points_along
 SCORES, GRADIENT_SNR = "Scores", "Gradient SNR"
 RELATIVE_LOSS = "relative_loss"
 _PANELS_IN_A_ROW = 2
+_LEAST_SPAN = 4.0
+"""Points that an axis of scores shows at least, however small the errors: 0.25 of them are no trend."""
 _FEW_CURVES = 3
 """Up to so many SNRs are drawn with and without augmentation; of more the pairs would hide each other."""
 
@@ -99,8 +101,8 @@ def _score_panel(shown: pd.DataFrame, metric: str, question: Question, ticks: Ti
         for style, rows in split(shown, question)
     ]
     curves += [
-        curve(shown, column, ticks, style, scale=100, dense=False)
-        for style, column in points_along(shown, metric, question)
+        curve(rows, column, ticks, style, scale=100, dense=False)
+        for style, column, rows in points_along(shown, metric, question)
     ]
     panel = Panel(
         legend=SCORES,
@@ -109,8 +111,19 @@ def _score_panel(shown: pd.DataFrame, metric: str, question: Question, ticks: Ti
         axis_symbol=question.axis.symbol,
         curves=[drawn for drawn in curves if drawn.x],
         references=lines_across(shown, metric, question),
+        least_span=least_span(curves),
     )
     return beside(panel)
+
+
+def least_span(curves: list[Curve]) -> float:
+    """Return how many points an axis of scores shows at least: ± 2 standard errors of a difference.
+
+    The difference is taken for unpaired. Where its error is not known, for one repeat, or so small that few
+    repeats cannot vouch for it, `_LEAST_SPAN` points.
+    """
+    errors = [error for drawn in curves for error in drawn.standard_error if math.isfinite(error)]
+    return max(4 * math.sqrt(2) * max(errors, default=0.0), _LEAST_SPAN)
 
 
 def _snr_panel(shown: pd.DataFrame, question: Question, ticks: Ticks) -> Panel | None:

@@ -43,7 +43,7 @@ def curves_content(points: Sequence[Point], *, title: str, subtitle: str) -> Con
     ]
     drawn = [panel for panel in panels if panel.curves]
     return Content(
-        title=title, subtitle=subtitle, rows=[drawn], facts=cells, tables=[("", cells)], notes=notes
+        title=title, subtitle=subtitle, rows=[drawn], facts=cells, tables=[("", cells)], remarks=notes
     )
 
 

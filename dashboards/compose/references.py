@@ -1,24 +1,27 @@
-"""What trained networks are held against: raw pixels, HOG, untrained weights, the public start.
+"""What trained networks are held against: raw pixels, HOG, untrained weights, the public or private start.
 
 Their scores stand in columns of their own, `raw_pixels_knn_accuracy`, of every trial, by the same scorer as
-`knn_accuracy`. Those of raw pixels and HOG are of the sweep, those of untrained weights and of the public
+`knn_accuracy`. Those of raw pixels and HOG are of the sweep, those of untrained weights and of the
 start of each trial, and so paired with its own score.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pandas as pd
 
 from dashboards.compose.content import REFERENCE_COLOUR, Reference, Style
-from dashboards.compose.names import DURING, UNTRAINED, has_values, score_names, value_text
+from dashboards.compose.names import DURING, SWEEP, UNTRAINED, has_values, score_names, value_text
 from dashboards.compose.questions import Question
 from dashboards.compose.repeats import mean_and_error
 from dashboards.compose.selection import ORDER
 
-PUBLIC_START = "public_start"
+PUBLIC_START, PRIVATE_START = "public_start", "private_start"
+_STARTS = {PUBLIC_START: "public start", PRIVATE_START: "private start", UNTRAINED: UNTRAINED}
 NETWORK = "network_name"
 REFERENCE = "reference"
 """What tables say of its guarantee: nothing of it was trained on the data."""
@@ -59,6 +62,13 @@ COMPARED = (
         dash="solid",
         of_trials=True,
     ),
+    Compared(
+        prefix=f"{PRIVATE_START}_",
+        label="private start alone",
+        colour="#222222",
+        dash="solid",
+        of_trials=True,
+    ),
 )
 
 
@@ -95,14 +105,26 @@ def lines_across(shown: pd.DataFrame, metric: str, question: Question) -> list[R
     return found
 
 
-def points_along(shown: pd.DataFrame, metric: str, question: Question) -> list[tuple[Style, str]]:
-    """Return style and column of the references of a score that differ along the axis."""
+def points_along(
+    shown: pd.DataFrame, metric: str, question: Question
+) -> list[tuple[Style, str, pd.DataFrame]]:
+    """Return style, column and trials of the references of a score that differ along the axis.
+
+    Those of several sweeps stand apart.
+    """
+    if SWEEP in question.splits and shown[SWEEP].nunique() > 1:
+        alone = dataclasses.replace(question, splits=())
+        return [
+            (dataclasses.replace(style, label=f"{style.label}, {name}", hollow=not number % 2), column, rows)
+            for number, (name, cell) in enumerate(shown.groupby(SWEEP, sort=False))
+            for style, column, rows in points_along(cell, metric, alone)
+        ]
     found = []
-    for each, marker in zip(COMPARED, ("diamond", "triangle", "circle", "square"), strict=True):
+    for each, marker in zip(COMPARED, ("diamond", "triangle", "circle", "square", "square"), strict=True):
         column = each.prefix + metric.removesuffix(DURING)
         if has_values(shown, column) and _along(shown, column, each, question):
             style = Style(label=each.label, colour=each.colour, dash="", marker=marker, hollow=True)
-            found.append((style, column))
+            found.append((style, column, shown))
     return found
 
 
@@ -124,7 +146,9 @@ def reference_rows(shown: pd.DataFrame, question: Question) -> list[ReferenceRow
             by, name = ORDER, question.axis.column
             if question.kind == "methods" and has_values(shown, NETWORK):
                 by = name = NETWORK
-            parts = [(f", {value_text(cell[name].iloc[0])}", cell) for _, cell in shown.groupby(by)]
+            if SWEEP in question.splits:
+                by = name = SWEEP
+            parts = [(f", {_place(cell, name)}", cell) for _, cell in shown.groupby(by, sort=by != SWEEP)]
         for place, cell in parts:
             known = {score: _statistics(cell, name, each) for score, name in columns.items()}
             known = {score: numbers for score, numbers in known.items() if numbers[2]}
@@ -134,21 +158,41 @@ def reference_rows(shown: pd.DataFrame, question: Question) -> list[ReferenceRow
 
 
 def start_of(rows: pd.DataFrame, score: str) -> tuple[str, pd.Series] | None:
-    """Return the name and the scores that a gain is over: the public start, or else the untrained network."""
-    start, untrained = f"{PUBLIC_START}_{score}", f"{UNTRAINED}_{score}"
-    if not has_values(rows, start):
-        return (UNTRAINED, rows[untrained]) if has_values(rows, untrained) else None
-    if not has_values(rows, untrained):
-        return "public start", rows[start]
-    name = "public start" if rows[start].notna().all() else "start"
-    return name, rows[start].fillna(rows[untrained])
+    """Return the name and the scores that a gain is over: those of the start, or of the untrained network."""
+    columns = {name: f"{start}_{score}" for start, name in _STARTS.items()}
+    known = {name: rows[column] for name, column in columns.items() if has_values(rows, column)}
+    if not known:
+        return None
+    name, scores = next(iter(known.items()))
+    if scores.notna().all():
+        return name, scores
+    for other in known.values():
+        scores = scores.fillna(other)
+    return name if len(known) == 1 else "start", scores
+
+
+def start_text(names: Iterable[str]) -> str:
+    """Return what gains are over, by the names that `start_of` found.
+
+    >>> start_text({"untrained"}), start_text({"private start"}), start_text({"public start", "untrained"})
+    ('the untrained network', 'the private start', 'the start')
+    """
+    first, *others = sorted(set(names)) or [UNTRAINED]
+    if others:
+        return "the start"
+    return "the untrained network" if first == UNTRAINED else f"the {first}"
+
+
+def _place(cell: pd.DataFrame, column: str) -> str:
+    value = cell[column].iloc[0]
+    return str(value) if column == SWEEP else value_text(value)
 
 
 def _along(shown: pd.DataFrame, column: str, each: Compared, question: Question) -> bool:
     """Return whether a reference has its own score at each place of the axis."""
     if not question.untrained_along:
         return False
-    return each.of_trials or bool(shown.groupby(ORDER)[column].mean().nunique() > 1)
+    return each.of_trials or bool(shown.groupby(ORDER)[column].first().nunique() > 1)
 
 
 def _statistics(rows: pd.DataFrame, column: str, each: Compared) -> tuple[float, float, int]:

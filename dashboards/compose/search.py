@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from dashboards.compose.axes import Axis, fitting_scale, ticks_of
-from dashboards.compose.content import Curve, Panel, Style, Table
+from dashboards.compose.content import Content, Curve, Panel, Style, Table
 from dashboards.compose.curves import guarantee_text
 from dashboards.compose.names import (
     column_title,
@@ -23,7 +23,7 @@ from dashboards.compose.names import (
 from dashboards.compose.panels import beside
 from dashboards.compose.questions import Question, find_question
 from dashboards.compose.references import REFERENCE, lines_across, reference_rows
-from dashboards.compose.selection import PROVEN
+from dashboards.compose.selection import PROVEN, shown_trials
 from dashboards.compose.tables import NO_SCORE, mean_text
 from dpgcl_core.release.metrics import find_metric
 from dpgcl_core.release.statement import rounded_up
@@ -32,11 +32,12 @@ TRIALS, FRONT = "Trials", "Pareto front"
 _FRONT_COLOUR = "#222222"
 _MOST_TICKS = 8  # values that are all labelled
 # Params and tags that are no setting, or follow from one.
-_NOT_SEARCHED = (
+NOT_SEARCHED = (
     *("repeat", "public_seed", "sensitivity", "sampling_prob", "randomness", "neighboring_relation"),
     *("num_records_public_source", "guarantee_label", "guarantee", "data_is", "notes", "research", "sweep"),
     *("trial", "role", "release_mode", "tuning_cost", "tuned_epsilon", "tuned_delta", "tuning_theorem"),
     *("run_id", "run_name", "axis_order", "trial_number", "group_size_order", "searched", "objective"),
+    "sweep_run_id",
 )
 
 
@@ -58,11 +59,11 @@ def searched_columns(shown: pd.DataFrame) -> list[str]:
     if has_values(shown, "searched"):
         named = [name.strip() for name in str(shown["searched"].iloc[0]).split(",")]
         return [name for name in named if has_values(shown, name)]
-    shown = shown[_private(shown)] if _private(shown).any() else shown
+    shown = shown[is_private(shown)] if is_private(shown).any() else shown
     found = [
         str(name)
         for name in shown
-        if name not in _NOT_SEARCHED and find_metric(str(name)) is None and not score_title(str(name))
+        if name not in NOT_SEARCHED and find_metric(str(name)) is None and not score_title(str(name))
         if not str(name).startswith("epsilon_") and shown[name].map(str).nunique() > 1
     ]
     # σ is calibrated to the target, and so no setting of its own.
@@ -83,8 +84,8 @@ def search_rows(shown: pd.DataFrame, question: Question) -> list[list[Panel]]:
         return []
     first = [_history(shown, question, score)]
     searched = searched_columns(shown)
-    if shown.loc[_private(shown), "target_epsilon"].nunique() > 1:
-        first.append(_front_panel(shown, score))
+    if shown.loc[is_private(shown), "target_epsilon"].nunique() > 1:
+        first.append(front_panel(shown, score))
         searched = [name for name in searched if name != "target_epsilon"]
     scatters = [_scatter(shown, name, score) for name in searched]
     if len(first) == 1:
@@ -133,19 +134,20 @@ def trials_table(shown: pd.DataFrame) -> Table:
     return Table(heading=heading, rows=rows)
 
 
-def _private(shown: pd.DataFrame) -> pd.Series:
+def is_private(shown: pd.DataFrame) -> pd.Series:
+    """Return which trials have a proven guarantee."""
     return shown["guarantee"] == PROVEN
 
 
-def _spent(shown: pd.DataFrame) -> pd.Series:
+def epsilon_spent(shown: pd.DataFrame) -> pd.Series:
     """Return ε of every trial: what was spent, else the target."""
     return shown["epsilon"].fillna(shown["target_epsilon"]) if "epsilon" in shown else shown["target_epsilon"]
 
 
 def _marks(shown: pd.DataFrame, score: str) -> pd.Series:
     """Return which trials are on the front of those that are private."""
-    rows = shown[_private(shown) & shown[score].notna()]
-    front = on_the_front(list(_spent(rows)), list(rows[score]))
+    rows = shown[is_private(shown) & shown[score].notna()]
+    front = on_the_front(list(epsilon_spent(rows)), list(rows[score]))
     return pd.Series(front, index=rows.index, dtype=bool).reindex(shown.index, fill_value=False)
 
 
@@ -197,7 +199,7 @@ def _panel(shown: pd.DataFrame, axis: Axis, column: pd.Series, score: str, lines
     return beside(panel)
 
 
-def _line(label: str, x: list[float], y: list[float], names: list[str], dash: str = "solid") -> Curve:
+def plain_line(label: str, x: list[float], y: list[float], names: list[str], dash: str = "solid") -> Curve:
     style = Style(label=label, colour=_FRONT_COLOUR, marker="", dash=dash)
     nothing = [math.nan] * len(x)
     return Curve(style=style, names=names, x=x, mean=y, standard_error=nothing, num_repeats=[1] * len(x))
@@ -205,15 +207,31 @@ def _line(label: str, x: list[float], y: list[float], names: list[str], dash: st
 
 def _history(shown: pd.DataFrame, question: Question, score: str) -> Panel:
     """Return the panel of scores in the order of the trials, with the best private one so far."""
-    rows = shown[_private(shown) & shown[score].notna()].sort_values("trial_number")
+    rows = shown[is_private(shown) & shown[score].notna()].sort_values("trial_number")
     best = list(100 * rows[score].cummax())
     numbers = list(map(float, rows["trial_number"]))
-    x, y, names = _steps(numbers, best)
-    lines = [_line("best private trial so far", x, y, names, "dashed")] if x else []
+    x, y, names = staircase(numbers, best)
+    lines = [plain_line("best private trial so far", x, y, names, "dashed")] if x else []
     return _panel(shown, question.axis, shown["trial_number"], score, lines)
 
 
-def _front_panel(shown: pd.DataFrame, score: str) -> Panel:
+def front_content(trials: pd.DataFrame) -> Content:
+    """Return the content of one panel, trials by ε spent and score; empty where none has both.
+
+    Args:
+      trials: from `dashboards.query.trials.load_trials`, of any question.
+
+    Raises:
+      DashboardError: as `dashboards.compose.selection.shown_trials`.
+    """
+    asked = find_question("search")
+    shown = number_trials(shown_trials(number_trials(trials), asked))
+    score = objective(shown)
+    rows = [] if score is None or not is_private(shown).any() else [[front_panel(shown, score)]]
+    return Content(title="ε against score", subtitle="", rows=rows, facts=Table(heading=[], rows=[]))
+
+
+def front_panel(shown: pd.DataFrame, score: str) -> Panel:
     """Return the panel of the score against ε spent, with the Pareto front of the private trials."""
     axis = Axis(
         column="epsilon",
@@ -223,7 +241,7 @@ def _front_panel(shown: pd.DataFrame, score: str) -> Panel:
         dense=True,
         detached_name="none proven",
     )
-    spent = _spent(shown).where(_private(shown), math.inf)
+    spent = epsilon_spent(shown).where(is_private(shown), math.inf)
     front = shown[_marks(shown, score)].assign(spent=spent).sort_values(["spent", score])
     ticks = ticks_of(axis, spent)
     places = [ticks.positions[order] for order in axis.orders(front["spent"])]
@@ -231,11 +249,11 @@ def _front_panel(shown: pd.DataFrame, score: str) -> Panel:
         label="Pareto front", colour=_FRONT_COLOUR, marker="circle", dash="", hollow=True, ring=True
     )
     dots = _dots(front, spent, score, axis, ticks, style)
-    x, y, names = _steps(places, dots.mean)
-    return _panel(shown, axis, spent, score, [_line("Pareto front", x, y, names), dots] if x else [])
+    x, y, names = staircase(places, dots.mean)
+    return _panel(shown, axis, spent, score, [plain_line("Pareto front", x, y, names), dots] if x else [])
 
 
-def _steps(x: list[float], y: list[float]) -> tuple[list[float], list[float], list[str]]:
+def staircase(x: list[float], y: list[float]) -> tuple[list[float], list[float], list[str]]:
     """Return the corners of a staircase through the points."""
     corners_x, corners_y = x[:1], y[:1]
     for place, before, after in zip(x[1:], y, y[1:], strict=False):
@@ -248,7 +266,7 @@ def _scatter(shown: pd.DataFrame, column: str, score: str) -> Panel:
     """Return the panel of the score against one setting, with the private trials' rank correlation."""
     scale, label = fitting_scale(shown[column]), column_title(column)
     dense = scale != "categorical" and shown[column].nunique() > _MOST_TICKS
-    rows = shown[_private(shown)]
+    rows = shown[is_private(shown)]
     if scale != "categorical" and len(rows) > 2 and rows[column].nunique() > 1:
         places = Axis(column=column, label=label, symbol="", scale=scale).orders(rows[column])
         correlation = places.rank().corr(rows[score].rank())

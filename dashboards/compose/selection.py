@@ -19,7 +19,7 @@ _FIXED_IN_CELL = (
     *("dataset", "num_records_public", "sampling_prob", "num_steps", "target_delta", "l2_clip_norm"),
     *("temperature", "network_name", "embedding_dim", "optimizer_name", "learning_rate", "weight_decay"),
     *("group_size", "num_augmentations", "method", "target_epsilon", "lora_layers", "probe_dataset"),
-    *("lora_rank", "lora_alpha", "pretrained", "augmentation"),
+    *("lora_rank", "lora_alpha", "pretrained", "augmentation", "trained_layers"),
 )
 # What follows from the column on the axis and may differ with it.
 _FOLLOWS = {"noise_multiplier": ("target_epsilon",)}
@@ -42,17 +42,12 @@ def shown_trials(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
             f"a figure of {question.heading} needs {', '.join(missing)} in every trial; draw another "
             "question, or give the column that the trials differ in as the axis"
         )
-    epsilon = trials["target_epsilon"].map(lambda value: math.inf if pd.isna(value) else float(value))
-    shown = trials.assign(target_epsilon=epsilon.astype(float))
+    shown = released_trials(trials)
     for name in question.curve_columns:
         if name in shown and shown[name].isna().any():  # pandas would leave these trials out of every group
             shown[name] = shown[name].fillna(0 if name == "num_augmentations" else "not recorded")
         if name in shown and shown[name].map(type).nunique() > 1:  # 8 and "batch" have no order
             shown[name] = shown[name].map(str)
-    shown["guarantee"] = guarantees(shown)
-    if data_are_private(trials):
-        shown = shown[shown["guarantee"] == PROVEN]
-        shown = shown.drop(columns=[name for name in shown if _is_withheld(str(name))])
     if shown.empty:
         raise DashboardError(
             "no trial can be shown: the data are private and no trial has a finite target_epsilon with a "
@@ -62,6 +57,20 @@ def shown_trials(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     if question.kind != "search":
         _refuse_other_differences(shown, question)
     return shown.sort_values(cell_columns(shown, question), ignore_index=True)
+
+
+def released_trials(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return the trials that may be seen, with `guarantee`, without the numbers that may not.
+
+    Of private data these are proven trials alone; a trial that does not say its ε or its guarantee has none.
+    """
+    given = trials["target_epsilon"] if "target_epsilon" in trials else pd.Series(math.inf, trials.index)
+    shown = trials.assign(target_epsilon=pd.to_numeric(given, errors="coerce").fillna(math.inf).astype(float))
+    shown["guarantee"] = guarantees(shown)
+    if not data_are_private(trials):
+        return shown
+    shown = shown[shown["guarantee"] == PROVEN]
+    return shown.drop(columns=[name for name in shown if is_withheld(str(name))])
 
 
 def guarantees(trials: pd.DataFrame) -> pd.Series:
@@ -82,10 +91,10 @@ def cell_columns(trials: pd.DataFrame, question: Question) -> list[str]:
     return [ORDER, *(name for name in question.curve_columns if name in trials), "guarantee"]
 
 
-def _is_withheld(name: str) -> bool:
+def is_withheld(name: str) -> bool:
     """Return whether a number depends on private records outside any mechanism.
 
-    >>> [_is_withheld(name) for name in ("snr_first_step", "relative_loss", "knn_accuracy_during", "epsilon")]
+    >>> [is_withheld(name) for name in ("snr_first_step", "relative_loss", "knn_accuracy_during", "epsilon")]
     [True, True, False, False]
     """
     metric = find_metric(name) or find_metric(name.removesuffix(DURING))

@@ -15,6 +15,7 @@ from dashboards.compose.names import (
     SNR,
     SNR_NOISED,
     SNR_PLAIN,
+    SWEEP,
     column_title,
     has_values,
     score_names,
@@ -188,6 +189,8 @@ def _plain(name: str, value: Any, guarantee: str) -> str:
     """
     if isinstance(value, float) and math.isnan(value):
         return "–"
+    if name == SWEEP:
+        return str(value)
     if name == "guarantee":
         return {"none": "none: not private", "as-published": "as published, not proven"}.get(
             value, str(value)

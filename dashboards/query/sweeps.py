@@ -94,13 +94,15 @@ def _parents(client: MlflowClient, experiment_ids: list[str], address: str) -> l
 
 
 def find_parent(client: MlflowClient, address: str, sweep: str | None) -> Run:
+    """Return the parent run of a sweep by its name, the newest of a name, or by the run's id."""
     parents = _parents(client, list(_experiments(client)), address)
     by_name: dict[str, Run] = {}
     for run in parents:
         by_name.setdefault(run.data.tags[SWEEP_TAG], run)
-    if sweep is not None and sweep not in by_name:
+    known = {run.info.run_id: run for run in parents} | by_name
+    if sweep is not None and sweep not in known:
         raise DashboardError(unknown_choice("sweep", sweep, by_name))
-    found = parents[0] if sweep is None else by_name[sweep]
+    found = parents[0] if sweep is None else known[sweep]
     if found.data.tags[ROLE_TAG] == SEALED_ROLE:
         raise DashboardError(
             f"the sweep {found.data.tags[SWEEP_TAG]!r} is sealed: it published one run with its privacy "

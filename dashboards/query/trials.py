@@ -11,8 +11,8 @@ from dashboards.errors import DashboardError
 from dashboards.query.sweeps import find_parent
 from dpgcl_core.addresses import masked
 from dpgcl_core.release.metrics import is_reference
-from trainers.tracking.runs import PARENT_TAG, SWEEP_TAG
-from trainers.tracking.server import connect, search_runs, server_errors
+from trainers.tracking.runs import PARENT_TAG, STOPPED_TAG, SWEEP_TAG
+from trainers.tracking.server import connect, runs_below, server_errors
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -22,16 +22,17 @@ _STORED_INFINITY = 1.79e308
 
 
 def load_trials(tracking_uri: str, sweep: str | None = None) -> pd.DataFrame:
-    """Return one row per finished trial of a sweep.
+    """Return one row per finished trial of a sweep; those that were ended early by their scores are left out.
 
     Columns: `run_id`, `run_name`; every tag that is not MLflow's own (`dpgcl.` removed); every param, as int,
     float, bool, None or str; every metric's last value. Where the trial has no param or tag of a name, the
-    sweep's parent run fills in; so do its scores of raw pixels and of HOG. `group_size_order` sorts sizes,
-    "batch" last. Rows are sorted by group size, ε, num_augmentations and repeat, as far as these exist.
+    sweep's parent run, `sweep_run_id`, fills in; so do its scores of raw pixels and of HOG.
+    `group_size_order` sorts sizes, "batch" last. Rows are sorted by group size, ε, num_augmentations and
+    repeat, as far as these exist.
 
     Args:
       tracking_uri: as for `trainers.tracking.server.connect`.
-      sweep: the sweep's name; None is the one started last.
+      sweep: the sweep's name, or the id of its run; None is the one started last.
 
     Raises:
       TrackingError: the server does not answer or the database does not exist.
@@ -41,13 +42,22 @@ def load_trials(tracking_uri: str, sweep: str | None = None) -> pd.DataFrame:
     address = masked(tracking_uri)
     with server_errors(tracking_uri, "reading the runs"):
         parent = find_parent(client, address, sweep)
-        runs = search_runs(client, [parent.info.experiment_id], {PARENT_TAG: parent.info.run_id})
-    finished = [run for run in runs if run.info.status == "FINISHED"]
-    name = parent.data.tags[SWEEP_TAG]
-    if not finished:
+        runs = runs_below(client, [parent.info.experiment_id], {PARENT_TAG: parent.info.run_id})
+    trials = trials_of(parent, runs)
+    if trials.empty:
+        name = parent.data.tags[SWEEP_TAG]
         raise DashboardError(f"the sweep {name!r} at {address} has no finished trial yet ({len(runs)} begun)")
-    references = {name: value for name, value in _metrics(parent).items() if is_reference(name)}
-    shared = {**_own_tags(parent), **_typed_params(parent), **references}
+    return trials
+
+
+def trials_of(parent: Run, runs: list[Run]) -> pd.DataFrame:
+    """Return one row per finished trial among the runs of a sweep, as `load_trials`; none where none has."""
+    finished = [run for run in runs if run.info.status == "FINISHED" and STOPPED_TAG not in run.data.tags]
+    if not finished:
+        return pd.DataFrame()
+    references = {name: value for name, value in metrics_of(parent).items() if is_reference(name)}
+    shared = {**own_tags(parent), **typed_params(parent), **references}
+    shared["sweep_run_id"] = parent.info.run_id
     trials = pd.DataFrame([{**shared, **_row(run)} for run in finished])
     if "group_size" in trials:
         # object keeps 8 and "batch" as they are, whatever pandas would infer
@@ -111,7 +121,8 @@ def typed(text: str) -> int | float | bool | str | None:
     return text
 
 
-def _own_tags(run: Run) -> dict[str, str]:
+def own_tags(run: Run) -> dict[str, str]:
+    """Return a run's tags that are not MLflow's own, `dpgcl.` removed."""
     return {
         name.removeprefix("dpgcl."): value
         for name, value in run.data.tags.items()
@@ -119,16 +130,18 @@ def _own_tags(run: Run) -> dict[str, str]:
     }
 
 
-def _typed_params(run: Run) -> dict[str, Any]:
+def typed_params(run: Run) -> dict[str, Any]:
+    """Return a run's params, each as the value that it was."""
     return {name: typed(value) for name, value in run.data.params.items()}
 
 
 def _row(run: Run) -> dict[str, Any]:
     names = {"run_id": run.info.run_id, "run_name": run.info.run_name}
-    return {**_own_tags(run), **_typed_params(run), **_metrics(run), **names}
+    return {**own_tags(run), **typed_params(run), **metrics_of(run), **names}
 
 
-def _metrics(run: Run) -> dict[str, float]:
+def metrics_of(run: Run) -> dict[str, float]:
+    """Return the last values of a run's metrics."""
     return {name: _finite_or_infinite(value) for name, value in run.data.metrics.items()}
 
 

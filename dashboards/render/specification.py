@@ -18,6 +18,13 @@ VEGA_LITE = "6.4"
 
 _FONT = "DejaVu Sans, Verdana, Liberation Sans, sans-serif"  # the first has ₐ, σ and ∞ in one face
 _INK, _FRAME, _GRID, _GAP, _RULE = "#222222", "#555555", "#E3E3E3", "#B5B5B5", "#BBBBBB"
+DARK_COLOURS = {
+    **{_INK: "#E6E8EB", _FRAME: "#A3ABB5", _GRID: "#30363F", _GAP: "#656D78", _RULE: "#4A515B"},
+    **{"white": "#14171B", "#000000": "#FFFFFF", "#6B6B6B": "#A3A3A3"},
+    **{"#0072B2": "#4C9BE8", "#5B6C8F": "#8C9DC4", "#003F5C": "#2F9BC4"},
+    **{"#882255": "#D0689F", "#666633": "#A8A860"},
+}
+"""What takes the place of colours that a dark page would hide; all others stay."""
 _WIDTH, _HEIGHT = 285, 238  # of a panel
 _LEFT = 60  # beside a panel, for its numbers
 _LEAST_WIDTH = 490
@@ -53,13 +60,7 @@ def page_specification(content: Content) -> Json:
     Hovering over a point shows its mean, standard error and number of repeats; a click on a name in a
     legend fades the other curves.
     """
-    return {
-        "$schema": f"https://vega.github.io/schema/vega-lite/v{VEGA_LITE}.json",
-        "background": "white",
-        "padding": 12,
-        "config": _CONFIG,
-        **_drawing(content),
-    }
+    return page_around(_drawing(content))
 
 
 def print_specification(content: Content) -> Json:
@@ -67,10 +68,26 @@ def print_specification(content: Content) -> Json:
 
     Where nothing was scored, the table of facts replaces the panels.
     """
-    width = max(_width(content), _LEAST_WIDTH)
-    title = {
-        "text": _wrapped(content.title, width / _TITLE_CHARACTER),
-        "subtitle": _wrapped(content.subtitle, width / _SETTING_CHARACTER),
+    page = page_specification(content)
+    for name in ("$schema", "background", "padding", "config"):
+        page.pop(name)
+    return around(
+        page, title=content.title, subtitle=content.subtitle, notes=content.notes, width=_width(content)
+    )
+
+
+def around(view: Json, *, title: str, subtitle: str, notes: Sequence[str], width: float) -> Json:
+    """Return the specification of a view with words around it, for paper.
+
+    Args:
+      view: of Vega-Lite.
+      title, subtitle, notes: the words, one note per line.
+      width: of the view.
+    """
+    width = max(width, _LEAST_WIDTH)
+    heading = {
+        "text": _wrapped(title, width / _TITLE_CHARACTER),
+        "subtitle": _wrapped(subtitle, width / _SETTING_CHARACTER),
         "anchor": "start",
         "fontSize": 12.5,
         "lineHeight": 17,
@@ -79,8 +96,8 @@ def print_specification(content: Content) -> Json:
         "subtitlePadding": 5,
         "offset": 14,
     }
-    notes = {
-        "text": [line for note in content.notes for line in _wrapped(note, width / _NOTE_CHARACTER)],
+    below = {
+        "text": [line for note in notes for line in _wrapped(note, width / _NOTE_CHARACTER)],
         "orient": "bottom",
         "anchor": "start",
         "fontSize": 9,
@@ -88,9 +105,21 @@ def print_specification(content: Content) -> Json:
         "lineHeight": 13.5,
         "offset": 16,
     }
-    page = page_specification(content)
-    around = {name: page.pop(name) for name in ("$schema", "background", "padding", "config")}
-    return {**around, "title": title, "vconcat": [{**page, "title": notes}]}
+    return {**_page(), "title": heading, "vconcat": [{**view, "title": below}]}
+
+
+def page_around(view: Json) -> Json:
+    """Return the specification of a view alone, for the page."""
+    return {**_page(), **view}
+
+
+def _page() -> Json:
+    return {
+        "$schema": f"https://vega.github.io/schema/vega-lite/v{VEGA_LITE}.json",
+        "background": "white",
+        "padding": 12,
+        "config": _CONFIG,
+    }
 
 
 _CONFIG: Json = {
@@ -159,7 +188,7 @@ def _panel(panel: Panel, picked: str, *, named: bool) -> Json:
     """Return one pair of axes: gaps, references, bands, lines, error bars, markers, from back to front."""
     axes = _Axes(panel, named=named)
     faded = {"opacity": {"condition": {"param": picked, "value": 1}, "value": _FADED}}
-    curve: Json = {"detail": {"field": "curve"}}
+    curve: Json = {"detail": [{"field": "curve"}, {"field": "part"}]}
     layers: list[Json] = []
     if panel.axis.gaps:
         mark = {"type": "rule", "color": _GAP, "strokeWidth": 0.9, "strokeDash": [1, 2]}
@@ -177,7 +206,7 @@ def _panel(panel: Panel, picked: str, *, named: bool) -> Json:
     if any(math.isfinite(error) for drawn in panel.curves for error in drawn.standard_error):
         layers += _error_bars(panel, axes, _COLOUR | faded)
     layers += _markers(panel, axes, faded)
-    points = [row for drawn in panel.curves for row in _points(drawn, axes.domain[0])]
+    points = [row for drawn in panel.curves for row in _points(drawn, axes.domain[0], panel.axis.gaps)]
     return {"data": {"values": points}, "layer": layers, "width": _WIDTH, "height": _height(panel)}
 
 
@@ -256,16 +285,26 @@ def _domain(panel: Panel) -> list[float]:
     if panel.log_y:
         factor = 10 ** (_MARGIN * math.log10(high / low) or 0.1)
         return [low / factor, high * factor]
+    if (missing := panel.least_span - (high - low)) > 0:
+        low, high = _widened(low, high, missing)
     margin = _MARGIN * (high - low) or 0.05 * abs(high) or 1.0
     return [low - margin, high + margin]
 
 
-def _points(curve: Curve, least: float) -> list[Json]:
+def _widened(low: float, high: float, missing: float) -> tuple[float, float]:
+    """Widen a range of per cents at both ends, and only at one where the other would leave 0 to 100."""
+    down = min(missing / 2, max(low, 0.0))
+    up = min(missing - down, max(100.0 - high, 0.0))
+    return low - min(max(down, missing - up), max(low, 0.0)), high + up
+
+
+def _points(curve: Curve, least: float, gaps: Sequence[float]) -> list[Json]:
     """Return a row for each point of a curve, with its look; without `low` and `high` where it has no error.
 
     Args:
       curve: of a panel.
       least: the lower end of the axis, where error bars end that a logarithm does not hold.
+      gaps: of the axis, across which no line is drawn: "batch" or ε = ∞ is no next number.
     """
     look = _look(curve.style) | {"band": curve.band}
     look["marked"] = look["marked"] and not curve.band
@@ -273,6 +312,7 @@ def _points(curve: Curve, least: float) -> list[Json]:
     cells = zip(curve.x, curve.names, curve.mean, curve.standard_error, curve.num_repeats, strict=True)
     for order, (place, name, mean, error, n) in enumerate(cells):
         row = {"curve": curve.style.label, "name": name, "place": place, "value": mean, "order": order}
+        row["part"] = sum(gap < place for gap in gaps)
         row |= _numbers(mean, error, n) | look
         if math.isfinite(error):
             row |= {"low": max(mean - error, least), "high": mean + error}

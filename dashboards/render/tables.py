@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 
-from dashboards.compose.content import Table
+from dashboards.compose.content import Cell, SortableTable, Table
 from dpgcl_core.release.markdown import escaped
 
 
@@ -31,11 +31,55 @@ def to_html(table: Table) -> str:
     def cell(tag: str, text: str, column: int, bold: bool = False) -> str:
         side = ' class="name"' if table.holds_text(column) else ""
         shown = html.escape(text)
-        return f"<{tag}{side}>{f'<b>{shown}</b>' if bold else shown}</{tag}>"
+        return f"<{tag}{side}>{f'<b>{shown}</b>' if bold else shown}</{tag.split()[0]}>"
 
-    head = "".join(cell("th", text, i) for i, text in enumerate(table.heading))
+    head = "".join(cell('th scope="col"', text, i) for i, text in enumerate(table.heading))
     body = "".join(
         "<tr>" + "".join(cell("td", text, i, (n, i) in table.bold) for i, text in enumerate(row)) + "</tr>"
         for n, row in enumerate(table.rows)
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def boxed(table: Table, name: str) -> str:
+    """Return a table as HTML in a box of its own, which scrolls where the page is too narrow.
+
+    Args:
+      table: what is shown.
+      name: of the table, for screen readers.
+    """
+    said = html.escape(name)
+    return f'<div class="table" role="region" tabindex="0" aria-label="{said}">{to_html(table)}</div>'
+
+
+def to_sortable_html(table: SortableTable, name: str) -> str:
+    """Return a table that its reader sorts and filters, every text escaped; needs the script `TABLES`.
+
+    Args:
+      table: what is shown.
+      name: of the table, for screen readers.
+    """
+    sides = ["" if table.holds_numbers(column) else ' class="name"' for column in range(len(table.heading))]
+    head = "".join(
+        f'<th scope="col"{side}><button type="button">{html.escape(text)}</button></th>'
+        for side, text in zip(sides, table.heading, strict=True)
+    )
+    body = "".join("<tr>" + "".join(map(_sortable_cell, row, sides)) + "</tr>" for row in table.rows)
+    said = html.escape(name)
+    return (
+        '<div class="sortable"><div class="filter"><label>Filter '
+        f'<input type="search" aria-label="Filter: {said}"></label>'
+        '<output class="soft" aria-live="polite"></output></div>'
+        f'<div class="table" role="region" tabindex="0" aria-label="{said}"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></div>"
+    )
+
+
+def _sortable_cell(cell: Cell, side: str) -> str:
+    value = "" if cell.value is None else f' data-value="{cell.value!r}"'
+    value = value.replace('"inf"', '"Infinity"').replace('"-inf"', '"-Infinity"')
+    named = f' data-name="{html.escape(cell.name)}"' if cell.name else ""
+    shown = html.escape(cell.text)
+    if cell.link:
+        shown = f'<a href="{html.escape(cell.link)}" rel="noreferrer" target="_blank">{shown}</a>'
+    return f"<td{side}{named}{value}>{shown}</td>"

@@ -6,10 +6,12 @@ import pytest
 
 from dashboards.__main__ import main
 
+pytestmark = pytest.mark.ci
+
 
 def test_command_draws_from_mlflow_alone(tracking, tmp_path, capsys):
     assert main(["group-size", "--tracking-uri", tracking[0], "--output", str(tmp_path)]) == 0
-    names = {f"group_size.{ending}" for ending in ("png", "svg", "pdf", "html", "csv", "md")}
+    names = {f"group_size.{ending}" for ending in ("png", "svg", "pdf", "html", "csv", "md", "tex")}
     assert {path.name for path in tmp_path.iterdir()} == names
     assert "group_size.png" in capsys.readouterr().out
 

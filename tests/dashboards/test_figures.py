@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dashboards.figures import draw, write_figure, write_table
 
-ENDINGS = ("png", "svg", "pdf", "html", "csv", "md")
+pytestmark = pytest.mark.ci
+
+ENDINGS = ("png", "svg", "pdf", "html", "csv", "md", "tex")
 
 
 def test_files_are_named_after_the_question(make_sweep, tmp_path):
@@ -30,7 +34,7 @@ def test_files_of_hostile_names_hold_no_markup_and_no_formula(make_trials, tmp_p
 
 def test_text_that_a_spreadsheet_would_run_is_written_as_text(make_sweep, tmp_path):
     trials = make_sweep("network_name", ("=cmd|'/C calc'!A0", "cnn"))
-    path, _ = write_table(trials, tmp_path, "architectures")
+    path, *_ = write_table(trials, tmp_path, "architectures")
     assert ",=cmd" not in path.read_text("utf-8")
     assert not path.read_text("utf-8").startswith("=")
     assert "\n=cmd" not in path.read_text("utf-8")

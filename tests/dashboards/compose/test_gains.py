@@ -104,6 +104,18 @@ def test_private_gain_is_over_the_untrained_network_where_there_is_no_public_sta
     assert any("public start, paired" in note for note in content_of(trials, "methods").notes)
 
 
+def test_private_gain_over_a_private_start_is_not_called_one_over_a_public_start(
+    trials: pd.DataFrame,
+) -> None:
+    private = trials.rename(columns={"public_start_knn_accuracy": "private_start_knn_accuracy"})
+    assert _gain(private, "dp_gcl").mean == _gain(trials, "dp_gcl").mean
+    content = content_of(private, "methods")
+    assert any("the private start, paired" in note for note in content.notes)
+    labels = {row[0] for _, table in content.tables for row in table.rows}
+    assert "private start alone" in labels
+    assert "public start alone" not in labels
+
+
 def test_private_gain_of_one_repeat_is_not_resolved(trials: pd.DataFrame) -> None:
     assert not _gain(trials[trials["repeat"] == 0], "dp_gcl").is_resolved
 
@@ -155,7 +167,7 @@ def test_references_are_rows_below_every_table_and_never_bold(trials: pd.DataFra
     assert _cell(table, "HOG", "ε = 1: k-NN accuracy (%)") == "89.00"
     assert _cell(table, "public start alone", "ε = 1: k-NN accuracy (%)") == "60.00 ± 5.77"
     assert not table.bold  # one private method is the best of nothing
-    csv, _ = write_table(trials, tmp_path, "methods")
+    csv, *_ = write_table(trials, tmp_path, "methods")
     written = pd.read_csv(csv).set_index("method")
     assert written.loc["raw pixels", "knn_accuracy_mean"] == 0.85
 

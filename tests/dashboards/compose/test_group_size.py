@@ -196,7 +196,7 @@ def test_summary_table_of_private_data_withholds_snr_and_unnoised_trials(make_tr
 
 def test_summary_csv_keeps_every_digit(make_trials, tmp_path):
     trials = make_trials()
-    csv, _ = write_table(trials, tmp_path, "group-size")
+    csv, *_ = write_table(trials, tmp_path, "group-size")
     found = pd.read_csv(csv)
     np.testing.assert_array_equal(
         found.loc[found["guarantee"] != "reference", "knn_accuracy_mean"],
@@ -205,7 +205,7 @@ def test_summary_csv_keeps_every_digit(make_trials, tmp_path):
 
 
 def test_summary_text_states_epsilon_delta_and_the_notes(make_trials, tmp_path):
-    _, text = write_table(make_trials(), tmp_path, "group-size")
+    _, text, _ = write_table(make_trials(), tmp_path, "group-size")
     words_of_file = text.read_text(encoding="utf-8")
     assert "ε = 10, δ = 1.5e-06" in words_of_file
     assert TUNING_COST in words_of_file

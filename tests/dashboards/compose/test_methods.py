@@ -10,6 +10,8 @@ from dashboards.compose.curves import PRIVATE_COLOURS
 from dashboards.compose.figure import content_of
 from dashboards.render.tables import to_html, to_markdown
 
+pytestmark = pytest.mark.ci
+
 UNPROVEN = {"dpcl_simclr": "as-published", "non_private": "none", "base": "none"}
 METHODS = ("non_private", "dp_gcl", "dpcl_simclr", "base", "dp_clip")
 
@@ -123,7 +125,7 @@ def test_methods_figure_draws_private_colours_for_proven_trials_alone(trials):
 def test_methods_notes_name_what_is_not_private(trials):
     notes = " ".join(content_of(trials, "methods").notes)
     assert "not counted as private: DPCL, SimCLR." in notes
-    assert "No guarantee at all: Non-private, Base, not trained." in notes
+    assert "No guarantee at all: Non-private; Base, not trained." in notes
 
 
 def test_methods_are_compared_with_the_method_of_the_house_pairwise(trials):

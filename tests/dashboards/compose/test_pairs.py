@@ -142,7 +142,7 @@ def test_scores_of_pairs_have_titles_wherever_they_are_declared():
     declared = {name for name, metric in METRICS.items() if metric.release is Release.SCORE}
     words = ("_recall_at_", "zero_shot", "caption_", "next_token", "word_order")
     of_pairs = {name for name in declared if any(word in name for word in words)}
-    every = (("", ""), ("untrained_", ""), ("public_start_", ""), ("", "_during"))
+    every = (("", ""), ("untrained_", ""), ("public_start_", ""), ("private_start_", ""), ("", "_during"))
     assert of_pairs == {f"{before}{name}{behind}" for name in PAIR_SCORES for before, behind in every}
 
 

@@ -184,3 +184,10 @@ def test_question_of_many_curves_draws_no_two_alike(make_sweep):
     trials = make_sweep("num_augmentations", (0, 1, 2, 3, 4, 5, 6)).assign(temperature=0.2)
     styles = [c.style for c in content_of(trials, "temperature").panels[0].curves]
     assert len({(style.colour, style.dash) for style in styles}) == len(styles) == 14
+
+
+def test_options_are_named_in_words(make_sweep):
+    trials = make_sweep("option", ("plain", "view-draws", "noise-sgd"))
+    content = content_of(trials, "ablation")
+    names = {row[0] for row in content.tables[0][1].rows}
+    assert {"plain", "several views", "noised SGD"} <= names

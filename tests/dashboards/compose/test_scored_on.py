@@ -82,3 +82,9 @@ def test_figure_page_and_table_from_mlflow_say_what_was_scored_on(make_trials, t
 def test_printed_figure_says_what_was_scored_on(make_trials):
     content = content_of(make_trials(dataset=OWN, scored_on="shapes:400"), "group-size")
     assert "Scored on Shapes (400)." in drawn.said(content)
+
+
+def test_training_and_scored_sets_of_one_folder_name_are_told_apart(make_trials):
+    trials = make_trials(dataset="images:/own/train/scans", scored_on="images:/own/public/scans")
+    assert said(trials) == ["Scored on public/scans."]
+    assert content_of(trials, "group-size").title.startswith("train/scans: ")

@@ -129,7 +129,7 @@ def test_difference_is_to_the_untrained_network_on_the_same_data(probed):
 
 def test_figure_and_tables_are_written(probed, tmp_path):
     paths = [*write_figure(probed, tmp_path, "transfer"), *write_table(probed, tmp_path, "transfer")]
-    endings = ("png", "svg", "pdf", "html", "csv", "md")
+    endings = ("png", "svg", "pdf", "html", "csv", "md", "tex")
     assert {path.name for path in paths} == {f"transfer.{ending}" for ending in endings}
     assert "npz-faces" in (tmp_path / "transfer.md").read_text()
 
@@ -137,6 +137,6 @@ def test_figure_and_tables_are_written(probed, tmp_path):
 def test_ablation_is_compared_with_plain(make_sweep):
     trials = make_sweep("option", ("plain", "ema", "all"), epsilons=(10.0,))
     content = content_of(trials, "ablation")
-    assert list(content.panels[0].axis.names.values()) == ["plain", "ema", "all"]
+    assert list(content.panels[0].axis.names.values()) == ["plain", "averaged weights", "all"]
     differences = differences_table(trials, find_question("ablation"))
     assert "plain" in set(differences["minus"])

@@ -24,6 +24,8 @@ from tests.dashboards.render.drawn import (
     words_of,
 )
 
+pytestmark = pytest.mark.ci
+
 
 def group_size_content(trials):
     return content_of(trials, "group-size")
@@ -273,3 +275,56 @@ def test_the_schema_refuses_a_misspelt_property(make_trials):
     specification["vconcat"][0]["concat"][0]["layer"][0]["mark"]["strokDash"] = [1, 2]
     with pytest.raises(jsonschema.ValidationError):
         altair.Chart.from_dict(specification)
+
+
+def line_parts(panel):
+    """The points that each drawn line joins."""
+    (line,) = layers(panel, "line")
+    detail = [each["field"] for each in line["encoding"]["detail"]]
+    found = {}
+    for row in panel["data"]["values"]:
+        if row["dash"]:
+            found.setdefault(tuple(row[name] for name in detail), []).append(row["name"])
+    return found
+
+
+def test_no_line_joins_a_number_to_the_batch(make_trials):
+    joined = line_parts(panels_of(group_size_content(make_trials()))[0]).values()
+    assert ["2", "8", "64"] in joined
+    assert all("batch" not in names or len(names) == 1 for names in joined)
+
+
+def test_one_repeat_draws_markers_and_no_line(make_trials):
+    panel = panels_of(group_size_content(make_trials(num_repeats=1)))[0]
+    assert layers(panel, "line") == []
+    assert len(points(panel, "ε = 10")) == 4
+    assert layers(panels_of(group_size_content(make_trials(num_repeats=2)))[0], "line")
+
+
+@pytest.mark.parametrize("num_repeats", [1, 3])
+def test_a_quarter_of_a_point_is_a_small_part_of_the_axis(make_trials, num_repeats):
+    trials = make_trials(sizes=(2, 8), epsilons=(10.0,), num_repeats=num_repeats, scores=("knn_accuracy",))
+    trials["knn_accuracy"] = [0.8 if size == 2 else 0.8025 for size in trials["group_size"]]
+    trials = trials.drop(columns="untrained_knn_accuracy")
+    low, high = values_domain(group_size_content(trials))
+    assert high - low > 16 * 0.25
+    assert low < 80 < 80.25 < high
+
+
+def test_axis_shows_the_error_of_a_difference(make_trials):
+    trials = make_trials(sizes=(2, 8), epsilons=(10.0,), scores=("knn_accuracy",))
+    trials["knn_accuracy"] = [0.7, 0.8, 0.9, 0.9, 0.8, 0.7]
+    trials = trials.drop(columns="untrained_knn_accuracy")
+    low, high = values_domain(group_size_content(trials))
+    error = by_hand(trials, "knn_accuracy", 2, 10.0)[1]
+    assert high - low >= 100 * 4 * math.sqrt(2) * error
+
+
+def test_widened_axis_of_per_cents_stays_between_0_and_100_but_for_its_margin(make_trials):
+    trials = make_trials(sizes=(2, 8), epsilons=(10.0,), scores=("knn_accuracy",), num_repeats=1)
+    for value in (0.999, 0.001):
+        trials["knn_accuracy"] = value
+        low, high = values_domain(group_size_content(trials.drop(columns="untrained_knn_accuracy")))
+        assert low > -1
+        assert high < 101
+        assert high - low >= 4

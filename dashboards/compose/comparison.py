@@ -1,0 +1,228 @@
+"""Several sweeps of one question in one figure: which may be overlaid, and what differs between them.
+
+Scores are comparable where the same records were scored in the same way by sweeps of one data set; others are
+refused. Trainings of two sweeps with one seed start from the same network and are scored on the same
+records, so their differences are paired over the seeds that both have; without such seeds the errors of both
+means are added in squares.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+
+from dashboards.compose.content import Content, Table
+from dashboards.compose.differences import RESOLVED_AT, is_resolved, paired
+from dashboards.compose.figure import content_of, numbers_of
+from dashboards.compose.names import (
+    SWEEP,
+    column_title,
+    has_values,
+    natural_key,
+    panel_scores,
+    score_names,
+    score_title,
+    value_text,
+)
+from dashboards.compose.questions import Question, find_question
+from dashboards.compose.repeats import mean_and_error
+from dashboards.compose.search import NOT_SEARCHED
+from dashboards.compose.selection import ORDER, cell_columns, shown_trials
+from dashboards.compose.tables import differences_for_readers
+from dashboards.errors import DashboardError
+from dpgcl_core.release.metrics import find_metric
+
+SEED = "public_seed"
+_SAME = ("dataset", "scored_on")
+_SCORERS = (
+    *("max_index_records", "max_query_records", "num_neighbors", "readout", "score_on_held_out"),
+    "score_noise_multiplier",
+)
+_NO_SETTINGS = {*NOT_SEARCHED, "num_trials", "noise_multiplier", "image_shape", "question"}
+_HASH = re.compile(r"^([0-9a-f]{8})[0-9a-f]{56}$")
+_UNPAIRED = "no seed in common: not paired"
+
+
+def overlaid(sweeps: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Return the trials of several sweeps as one table, told apart by the column `sweep`.
+
+    Args:
+      sweeps: from `dashboards.figures.load_for`, each of one sweep, with `sweep_run_id` of its own.
+
+    Raises:
+      DashboardError: fewer than two, one of them twice, or scores that may not be compared.
+    """
+    if len(sweeps) < 2:
+        raise DashboardError(f"a comparison needs two sweeps or more; got {_names(sweeps)}")
+    return together(sweeps)
+
+
+def together(sweeps: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Return the trials of one or several sweeps as one table, as `overlaid`."""
+    ids = [str(trials["sweep_run_id"].iloc[0]) for trials in sweeps]
+    if len(set(ids)) < len(ids):
+        raise DashboardError(f"each sweep is given once; got {_names(sweeps)}")
+    for column in _SAME:
+        _refuse_unless_same(sweeps, column, "sweeps of different data sets are no curves of one figure")
+    for column in _SCORERS:
+        _refuse_unless_same(sweeps, column, "they were scored differently, so their scores do not compare")
+    names = [str(trials[SWEEP].iloc[0]) for trials in sweeps]
+    told = [
+        f"{name} ({run_id[:8]})" if names.count(name) > 1 else name
+        for name, run_id in zip(names, ids, strict=True)
+    ]
+    return pd.concat(
+        [trials.assign(**{SWEEP: name}) for trials, name in zip(sweeps, told, strict=True)],
+        ignore_index=True,
+    )
+
+
+def question_of(sweeps: Sequence[pd.DataFrame], asked: str | None) -> Question:
+    """Return the question that is drawn: the one given, or that of all sweeps, with sweeps as curves.
+
+    Raises:
+      DashboardError: none is given and the sweeps asked different ones, or it is a search.
+    """
+    recorded = {
+        str(trials["question"].iloc[0]) if has_values(trials, "question") else "none recorded"
+        for trials in sweeps
+    }
+    if asked is None and len(recorded) > 1:
+        raise DashboardError(
+            f"sweeps of one question are compared; got {', '.join(sorted(recorded))}: give --question the "
+            "one to draw"
+        )
+    question = find_question(asked or recorded.pop())
+    if question.kind == "search":
+        raise DashboardError(
+            "searches propose different settings, which have no place in one figure; compare them with "
+            "`python -m dashboards pareto`"
+        )
+    return dataclasses.replace(question, splits=(SWEEP, *question.splits))
+
+
+def comparison_of(trials: pd.DataFrame, question: Question) -> tuple[Content, pd.DataFrame]:
+    """Return the figure of overlaid sweeps, and its numbers.
+
+    Args:
+      trials: from `overlaid`.
+      question: from `question_of`.
+
+    Raises:
+      DashboardError: as `dashboards.compose.figure.content_of`, or one of the sweeps has nothing to show.
+    """
+    for name, own in trials.groupby(SWEEP, sort=False):
+        _refuse_nothing_to_show(str(name), own.dropna(axis="columns", how="all"), question)
+    content = content_of(trials, question, answered=False)
+    names = list(dict.fromkeys(trials[SWEEP]))
+    tables, notes = list(content.tables), [f"{len(names)} sweeps compared: {'; '.join(names)}."]
+    if question.kind != "convergence" and question.axis.column in trials:
+        between = differences_between(trials, question)
+        if len(between):
+            tables.append((f"Differences to {names[0]}", _between_for_readers(between)))
+            notes.append(
+                f"Differences between sweeps: paired over the seeds that both have; resolved above "
+                f"{RESOLVED_AT:g} standard errors, not corrected for how many are looked at."
+            )
+    if (settings := settings_that_differ(trials)).rows:
+        tables.append(("Settings that differ between the sweeps", settings))
+    whole = dataclasses.replace(content, tables=tables, remarks=notes + content.remarks)
+    return whole, numbers_of(trials, question)
+
+
+def _refuse_nothing_to_show(name: str, own: pd.DataFrame, question: Question) -> None:
+    """Refuse a sweep that would silently have no curve beside the others."""
+    try:
+        shown = shown_trials(own, question)
+    except DashboardError as error:
+        raise DashboardError(f"{name!r} cannot be compared: {error}") from error
+    if not score_names(shown):
+        raise DashboardError(f"{name!r} cannot be compared: none of its trials has a score")
+
+
+def differences_between(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
+    """Return the difference of every point to the same point of the first sweep.
+
+    Columns as of `dashboards.compose.differences.differences_table`, with `minus` the first sweep and
+    `num_repeats` the number of seeds in common; 0 where there are none and the difference is not paired.
+
+    Raises:
+      DashboardError: as `dashboards.compose.selection.shown_trials`.
+    """
+    shown, first = shown_trials(trials, question), str(trials[SWEEP].iloc[0])
+    by = [name for name in cell_columns(shown, question) if name != SWEEP]
+    rows: list[dict[str, Any]] = []
+    for score in panel_scores(score_names(shown)):
+        for key, cell in shown.groupby(by):
+            place = {question.axis.column: cell[question.axis.column].iloc[0]}
+            place |= {n: v for n, v in zip(by, key, strict=True) if n != ORDER and n not in place}
+            for name, difference in _to_first(cell, score, first):
+                rows.append({"score": score, SWEEP: name, **place, "minus": first} | difference)
+    return pd.DataFrame(rows)
+
+
+def _to_first(cell: pd.DataFrame, score: str, first: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    scored = cell[cell[score].notna()]
+    reference = scored[scored[SWEEP] == first]
+    for name, own in scored[scored[SWEEP] != first].groupby(SWEEP, sort=False):
+        if len(reference):
+            yield str(name), _difference(own, reference, score)
+
+
+def _difference(own: pd.DataFrame, reference: pd.DataFrame, score: str) -> dict[str, Any]:
+    if SEED in own and SEED in reference:
+        both = own.groupby(SEED)[score].mean() - reference.groupby(SEED)[score].mean()
+        if both.notna().any():
+            return paired(both)
+    (mean, error, _), (other, other_error, _) = (mean_and_error(rows, score) for rows in (own, reference))
+    difference, spread = mean - other, math.hypot(error, other_error)
+    resolved = is_resolved(difference, spread)
+    verdict = ("higher" if difference > 0 else "lower") if resolved else "not resolved"
+    return {"difference": difference, "standard_error": spread, "num_repeats": 0, "verdict": verdict}
+
+
+def _between_for_readers(differences: pd.DataFrame) -> Table:
+    table = differences_for_readers(differences.assign(num_repeats=differences["num_repeats"].map(str)))
+    seeds = list(table.heading).index("Repeats")
+    rows = [
+        [_UNPAIRED if i == seeds and cell == "0" else cell for i, cell in enumerate(row)]
+        for row in table.rows
+    ]
+    heading = ["Seeds in common" if i == seeds else name for i, name in enumerate(table.heading)]
+    return Table(heading=heading, rows=rows)
+
+
+def settings_that_differ(trials: pd.DataFrame) -> Table:
+    """Return one row per setting whose values differ between sweeps, and a column per sweep."""
+    sweeps = dict(iter(trials.groupby(SWEEP, sort=False)))
+    rows = []
+    for column in map(str, trials):
+        if column in _NO_SETTINGS or find_metric(column) is not None or score_title(column):
+            continue
+        told = [_values(rows[column]) for rows in sweeps.values()]
+        if len(set(told)) > 1 and not column.startswith(("epsilon_", "sweep")):
+            rows.append([column_title(column), *told])
+    return Table(heading=["Setting", *map(str, sweeps)], rows=rows)
+
+
+def _values(column: pd.Series) -> str:
+    found = sorted({_HASH.sub(r"\1…", value_text(value)) for value in column}, key=natural_key)
+    return ", ".join(found) if len(found) <= 5 else f"{len(found)} values"
+
+
+def _refuse_unless_same(sweeps: Sequence[pd.DataFrame], column: str, why: str) -> None:
+    told = [_values(trials[column]) if column in trials else "none" for trials in sweeps]
+    if len(set(told)) > 1:
+        each = "; ".join(
+            f"{trials[SWEEP].iloc[0]!r} has {value}" for trials, value in zip(sweeps, told, strict=True)
+        )
+        raise DashboardError(f"{why}: {column} must be the same; {each}")
+
+
+def _names(sweeps: Sequence[pd.DataFrame]) -> str:
+    return ", ".join(repr(str(trials[SWEEP].iloc[0])) for trials in sweeps) or "none"

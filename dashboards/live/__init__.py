@@ -1,0 +1,1 @@
+"""What goes on now: how far trainings are, and the page that shows it."""

@@ -1,0 +1,154 @@
+"""Who may read the live page: this machine's own browser, and elsewhere whoever has the token.
+
+*Host.* A page of somebody else may let its name point to this machine and read what is here (DNS rebinding).
+A request that names a host which is not this server's own is refused, before anything else.
+
+*Token.* On an address that others reach, every request needs a token of 256 random bits. It is told once, on
+the terminal, in a link; from the first use on a cookie of another random value stands for it, and no link has
+it. Both are compared in a time that tells nothing of them.
+
+*Nothing is written.* There is no method but GET and HEAD.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+import socket
+from collections.abc import MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_NO_POLICY = "default-src 'none'; frame-ancestors 'none'"
+_COOKIE = "dpgcl-live"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether nobody but this machine reaches an address.
+
+    >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "example.org")]
+    [True, True, True, False, False]
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The names by which a server may be asked for.
+
+    Attributes:
+      bound: the address that it listens at.
+      own: names of this machine.
+    """
+
+    bound: str
+    own: tuple[str, ...] = field(default_factory=lambda: (socket.gethostname(),))
+
+    def allow(self, header: str) -> bool:
+        """Return whether a request's Host is the server's own.
+
+        On an address that others reach, any address in numbers is one: only names can be pointed elsewhere.
+
+        >>> [Hosts("127.0.0.1").allow(name) for name in ("127.0.0.1:80", "localhost", "evil.example", "")]
+        [True, True, False, False]
+        >>> Hosts("127.0.0.1").allow("192.0.2.7"), Hosts("0.0.0.0").allow("192.0.2.7:80")
+        (False, True)
+        """
+        name = _without_port(header).lower()
+        if is_loopback(name):
+            return True
+        if is_loopback(self.bound):
+            return False
+        return name in {self.bound.lower(), *(each.lower() for each in self.own)} or _is_number(name)
+
+
+def _without_port(header: str) -> str:
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.rpartition(":")[0] if header.count(":") == 1 else header
+
+
+def _is_number(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+class Guard:
+    """Let through whom the rules above allow, and give every answer the headers of a page that nobody embeds.
+
+    Args:
+      app: what is guarded.
+      hosts: its names.
+      token: that is needed; None where this machine alone reaches it.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Hosts, token: str | None) -> None:
+        self._app, self._hosts, self._token = app, hosts, token
+        self._session = secrets.token_urlsafe(32)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or hand it on."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+        refused = self._refusal(Request(scope))
+        await (refused or self._app)(scope, receive, _with_headers(send))
+
+    def _refusal(self, request: Request) -> Response | None:
+        """The answer to a request that is not let through."""
+        if not self._hosts.allow(request.headers.get("host", "")):
+            return PlainTextResponse("This server is not known by that name.\n", status_code=421)
+        if self._token is None or _same(request.cookies.get(_COOKIE, ""), self._session):
+            return None
+        if not _same(request.query_params.get("token", ""), self._token):
+            return PlainTextResponse(
+                "This page needs the link with the token, which its terminal shows.\n", status_code=401
+            )
+        found = RedirectResponse(_without_token(request), status_code=303)
+        found.set_cookie(_COOKIE, self._session, httponly=True, samesite="lax", path="/")
+        return found
+
+
+def _same(given: str, wanted: str) -> bool:
+    return secrets.compare_digest(given.encode(errors="replace"), wanted.encode())
+
+
+def _without_token(request: Request) -> str:
+    others = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
+    path = "/" + request.url.path.lstrip("/\\")  # of this server: //host would be another one
+    return quote(path) + (f"?{urlencode(others)}" if others else "")
+
+
+def _with_headers(send: Send) -> Send:
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(raw=list(message["headers"]))
+            for name, value in _HEADERS.items():
+                headers[name] = value
+            headers.setdefault("Content-Security-Policy", _NO_POLICY)
+            changed: MutableMapping[str, Any] = {**message, "headers": headers.raw}
+            message = changed
+        await send(message)
+
+    return sent

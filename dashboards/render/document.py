@@ -1,0 +1,146 @@
+"""The page around what is shown: one HTML file without a network, in a light and a dark theme.
+
+Every page has a Content-Security-Policy that allows the scripts written here, by their hashes, and nothing
+else: no text of a user can run, load or send anything, whatever escaping has missed. The library of the
+figures comes compressed, once per page, and is unpacked by the browser.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import gzip
+import hashlib
+import html
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+import vl_convert
+
+from dashboards.compose.content import Content
+from dashboards.render.specification import DARK_COLOURS, VEGA_LITE, page_specification
+
+THEME, DRAWINGS, TABLES = "theme.js", "drawings.js", "tables.js"
+
+
+def document_of(
+    title: str, body: str, *, scripts: Sequence[str] = (), styles: Sequence[str] = (), connect: str = "'none'"
+) -> str:
+    """Return a whole page.
+
+    Args:
+      title: of the window, a text.
+      body: HTML, in which every text is escaped.
+      scripts: names of the scripts that the body needs: `DRAWINGS` for figures, `TABLES` for `sortable`
+        tables, and those of other pages.
+      styles: names of style sheets besides the one of all pages.
+      connect: where the scripts may send requests, as of `policy_of`.
+    """
+    policy = html.escape(policy_of(scripts, connect=connect))
+    sheets = "".join(map(asset, ("page.css", *styles)))
+    ran = "".join(f"<script>{asset(name)}</script>" for name in scripts)
+    library = packed_library() if DRAWINGS in scripts else ""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{html.escape(title)}</title><style>{sheets}</style>"
+        f"<script>{asset(THEME)}</script></head>\n<body>{body}{library}{ran}</body></html>\n"
+    )
+
+
+def policy_of(scripts: Sequence[str], *, connect: str = "'none'") -> str:
+    """Return the Content-Security-Policy of a page.
+
+    Args:
+      scripts: as of `document_of`.
+      connect: where its scripts may send requests.
+    """
+    allowed = [asset(THEME), *map(asset, scripts)]
+    allowed += [_library()] if DRAWINGS in scripts else []
+    hashes = " ".join(f"'sha256-{_digest(each)}'" for each in allowed)
+    # Vega writes its styles into elements; no style can load anything, for nothing may be loaded.
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
+        f"connect-src {connect}; base-uri 'none'; form-action 'none'"
+    )
+
+
+def header_of(title: str, below: str) -> str:
+    """Return the head of a body: a link past it, the title, and the button that changes the theme.
+
+    Args:
+      title: a text.
+      below: HTML under the title.
+    """
+    return (
+        '<a class="skip" href="#main">Skip to the content</a>'
+        f"<header><div><h1>{html.escape(title)}</h1>{below}</div>"
+        '<button type="button" id="theme" hidden>Dark theme</button></header>'
+    )
+
+
+def drawing_of(content: Content, name: str, description: str, caption: str = "") -> str:
+    """Return a figure, drawn when the page opens.
+
+    Args:
+      content: with at least one panel.
+      name: of the pictures that a reader saves.
+      description: what a screen reader says in place of the figure.
+      caption: below it.
+    """
+    return drawing_of_specification(page_specification(content), name, description, caption)
+
+
+def drawing_of_specification(
+    specification: dict[str, Any], name: str, description: str, caption: str = ""
+) -> str:
+    """Return a figure of a Vega-Lite specification, as `drawing_of`."""
+    said = html.escape(description)
+    below = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
+    return (
+        f'<figure class="drawing" data-name="{html.escape(name)}" data-description="{said}">'
+        '<div class="canvas" role="region" tabindex="0" aria-label="Figure"><div></div></div>'
+        f'<script type="application/json">{script_json(specification)}</script>{below}</figure>'
+    )
+
+
+def packed_library() -> str:
+    """Return Vega, Vega-Lite and their loader, compressed, and the colours of the dark theme."""
+    return (
+        f'<script type="text/plain" id="library">{_packed()}</script>'
+        f'<script type="application/json" id="dark-colours">{script_json(DARK_COLOURS)}</script>'
+    )
+
+
+def script_json(value: Any) -> str:
+    """Return JSON that no text in it can end the script of.
+
+    >>> script_json({"name": "</script><b>"})
+    '{"name": "\\\\u003c/script>\\\\u003cb>"}'
+    """
+    return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
+
+
+@functools.cache
+def asset(name: str) -> str:
+    """Return a style sheet or script of `dashboards/render/assets`."""
+    return (files("dashboards.render") / "assets" / name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def _library() -> str:
+    """Return the library as one minified script; bundling takes seconds, so do it once."""
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed", VEGA_LITE)
+
+
+@functools.cache
+def _packed() -> str:
+    """Return the library, the same bytes for the same version: no time, no name."""
+    return base64.b64encode(gzip.compress(_library().encode(), 9, mtime=0)).decode()
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

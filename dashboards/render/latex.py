@@ -1,0 +1,109 @@
+r"""Tables as LaTeX, with booktabs' rules; every cell is text, whatever it holds.
+
+*Why nothing of a cell is a command.* Each of the ten characters that LaTeX gives a meaning becomes the
+command that prints it; so do those that mean something at the start of a row, after a line's end (`[`, `*`),
+or side by side (`--`, quotes). A line break would end a comment or, twice, a paragraph: it becomes a space,
+and so does all that is not printable. Signs that fonts of text lack, such as ε and ±, become mathematics.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from dashboards.compose.content import Table
+
+_CHARACTERS = {
+    **{sign: f"\\{sign}" for sign in "{}$&#_%"},
+    **{sign: f"{{{sign}}}" for sign in "[]*"},
+    "\\": r"\textbackslash{}",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "`": r"\textasciigrave{}",
+    "'": r"\textquotesingle{}",
+    '"': r"{\ttfamily\char34}",
+    "–": r"\textendash{}",
+    "—": r"\textemdash{}",
+    **{
+        sign: f"${command}$"
+        for sign, command in {
+            "ε": r"\varepsilon",
+            "δ": r"\delta",
+            "σ": r"\sigma",
+            "τ": r"\tau",
+            "α": r"\alpha",
+            "±": r"\pm",
+            "×": r"\times",
+            "∞": r"\infty",
+            "→": r"\rightarrow",
+            "≤": r"\leq",
+            "≥": r"\geq",
+            "∈": r"\in",
+            "·": r"\cdot",
+            "−": "-",
+            "ₐ": "_a",
+        }.items()
+    },
+}
+_DASHES = re.compile(r"-(?=-)")
+_MINUS = re.compile(r"-(?=\.?\d)")
+
+
+def latex_escaped(text: str) -> str:
+    r"""Return a text as one line of LaTeX that prints it and nothing else.
+
+    >>> print(latex_escaped("50 % of a_b & \\input{c}"))
+    50 \% of a\_b \& \textbackslash{}input\{c\}
+    >>> print(latex_escaped("-0.4 ± 0.1 at ε = ∞"))
+    $-$0.4 $\pm$ 0.1 at $\varepsilon$ = $\infty$
+    """
+    text = unicodedata.normalize("NFC", text)
+    line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
+    sign, line = ("$-$", line[1:]) if _MINUS.match(line) else ("", line)
+    return sign + _DASHES.sub("-{}", "".join(_CHARACTERS.get(each, each) for each in line))
+
+
+def to_latex(table: Table, caption: str, label: str) -> str:
+    r"""Return a table in an environment of its own; names on the left, numbers on the right.
+
+    >>> table = Table(heading=["S", "%"], rows=[["a_b", "0.12"], ["c", "–"]], bold={(0, 1)})
+    >>> print(to_latex(table, "Scores", "one"))
+    \begin{table}
+      \centering
+      \caption{Scores}
+      \label{tab:one}
+      \begin{tabular}{lr}
+        \toprule
+        S & \% \\
+        \midrule
+        a\_b & \textbf{0.12} \\
+        c & \textendash{} \\
+        \bottomrule
+      \end{tabular}
+    \end{table}
+    """
+    columns = "".join("l" if table.holds_text(i) else "r" for i in range(len(table.heading)))
+    lines = [
+        rf"\begin{{tabular}}{{{columns}}}",
+        *(f"  {line}" for line in _rows(table)),
+        r"\end{tabular}",
+    ]
+    inside = [r"\centering", rf"\caption{{{latex_escaped(caption)}}}", rf"\label{{tab:{label}}}", *lines]
+    return "\n".join([r"\begin{table}", *(f"  {line}" for line in inside), r"\end{table}"])
+
+
+def _rows(table: Table) -> list[str]:
+    def line(cells: list[str]) -> str:
+        return " & ".join(cells) + r" \\"
+
+    def cell(text: str, bold: bool) -> str:
+        return rf"\textbf{{{latex_escaped(text)}}}" if bold else latex_escaped(text)
+
+    body = [
+        line([cell(text, (number, i) in table.bold) for i, text in enumerate(row)])
+        for number, row in enumerate(table.rows)
+    ]
+    return [r"\toprule", line(list(map(latex_escaped, table.heading))), r"\midrule", *body, r"\bottomrule"]

@@ -1,0 +1,98 @@
+"""A report as one HTML file, which needs no network."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Sequence
+
+from dashboards.compose.content import Content, Table
+from dashboards.render.document import DRAWINGS, TABLES, document_of, drawing_of, header_of
+from dashboards.render.page import description_of
+from dashboards.render.tables import boxed, to_sortable_html
+from dashboards.report.content import Report
+
+_MOST_OPEN = 8
+"""Settings whose table is open; of more it is folded, so that the figure stays in sight."""
+
+
+def report_page(report: Report) -> str:
+    """Return the page of a report; every text of it stands for itself."""
+    parts = [_answer(report), *map(_figure, report.figures), _trials(report), _privacy(report)]
+    parts += [_repetition(report), _notes(report.notes)]
+    drawn = any(each.rows for each in report.figures)
+    scripts = (*([DRAWINGS] if drawn else []), *([TABLES] if report.trials is not None else []))
+    below = f'<p class="soft">{html.escape(report.name)}. {html.escape(report.status)}{_link(report)}</p>'
+    head = header_of(report.title or report.name, below)
+    return document_of(
+        f"{report.name}: {report.title}", f'{head}<main id="main">{"".join(parts)}</main>', scripts=scripts
+    )
+
+
+def _link(report: Report) -> str:
+    if not report.link:
+        return ""
+    return f' <a href="{html.escape(report.link)}" rel="noreferrer" target="_blank">Runs in MLflow</a>'
+
+
+def _answer(report: Report) -> str:
+    if not report.answer:
+        return ""
+    first, *others = report.answer
+    so_far = "" if report.is_final else '<p class="soft">Of the trials so far:</p>'
+    warned = f'<p class="warning">Warning: {html.escape(report.warning)}.</p>' if report.warning else ""
+    table = "" if report.settings is None else _settings(report.settings)
+    return (
+        f'<section class="card" aria-label="Answer"><h2 class="unseen">Answer</h2>{so_far}'
+        f'<p class="first">{html.escape(first)}</p>{_paragraphs(others)}{warned}</section>{table}'
+    )
+
+
+def _settings(table: Table) -> str:
+    """Return the settings, folded where they are many."""
+    is_open = " open" if len(table.rows) <= _MOST_OPEN else ""
+    title = f"All {len(table.rows)} settings"
+    return f"<details{is_open}><summary>{title}</summary>{boxed(table, title)}</details>"
+
+
+def _figure(content: Content) -> str:
+    """Return a figure, its notes and its tables; the answer, which stands above, is no note here."""
+    drawn = drawing_of(content, "figure", description_of(content)) if content.rows else ""
+    tables = content.tables if content.rows else [("What was trained", content.facts), *content.tables]
+    shown = "".join(f"<h3>{html.escape(name)}</h3>{boxed(table, name)}" for name, table in tables)
+    folded = f"<details><summary>The figure's numbers, as tables</summary>{shown}</details>" if shown else ""
+    return (
+        f'<h2>{html.escape(content.title)}</h2><p class="soft">{html.escape(content.subtitle)}</p>'
+        f"{drawn}{_paragraphs(content.remarks)}{folded}"
+    )
+
+
+def _trials(report: Report) -> str:
+    if report.trials is None:
+        return ""
+    return f"<h2>Trials</h2>{to_sortable_html(report.trials, 'Trials')}"
+
+
+def _privacy(report: Report) -> str:
+    rows = "".join(
+        f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in report.privacy
+    )
+    return f"<h2>Privacy</h2><p><b>{html.escape(report.promise)}</b></p><dl>{rows}</dl>"
+
+
+def _repetition(report: Report) -> str:
+    """Return the command and the file that repeat the sweep; the file can be saved."""
+    if report.config is None:
+        return "<h2>Repeat it</h2><p>The configuration of this sweep was not logged.</p>"
+    packed = base64.b64encode(report.config.encode()).decode()
+    saved = f'<a download="config.yaml" href="data:application/yaml;base64,{packed}">config.yaml</a>'
+    command = f'<pre tabindex="0">{html.escape(report.command)}</pre>' if report.command else ""
+    return f'<h2>Repeat it</h2>{command}<p>{saved}:</p><pre tabindex="0">{html.escape(report.config)}</pre>'
+
+
+def _notes(notes: Sequence[str]) -> str:
+    return f"<h2>Notes</h2>{_paragraphs(notes)}" if notes else ""
+
+
+def _paragraphs(texts: Sequence[str]) -> str:
+    return "".join(f"<p>{html.escape(text)}</p>" for text in texts)

@@ -1,0 +1,127 @@
+"""MLflow → one sweep: its parent run, its trials, and the documents that were logged with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from dashboards.query.sweeps import find_parent
+from dashboards.query.trials import metrics_of, own_tags, trials_of, typed_params
+from dpgcl_core.addresses import masked
+from dpgcl_core.errors import ConfigError, TrackingError
+from trainers.tracking.runs import PARENT_TAG, STOPPED_TAG, SWEEP_TAG, TRIAL_TAG
+from trainers.tracking.server import connect, is_database, run_link, runs_below, runs_link, server_errors
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+ANSWER, STATEMENT, CONFIG = "answer.json", "privacy_statement.json", "config.yaml"
+_MOST_BYTES = 1_000_000
+"""Of a document; a larger one is none that a sweep has logged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRecord:
+    """One sweep, as MLflow holds it.
+
+    Attributes:
+      name: of the sweep.
+      status: of its parent run: "RUNNING", "FINISHED", "FAILED" or "KILLED".
+      tags, params, metrics: of the parent run.
+      trials: the finished ones, as of `dashboards.query.trials.load_trials`; empty where there is none.
+      num_planned: trials in all; None where that was not recorded.
+      unfinished: numbers of the trials that have not finished, by status.
+      stopped: names of the trials that were ended early by their scores; none of them is in `trials`.
+      answer, statement, config: documents of the sweep; None where they are not there, or damaged.
+      links: pages of MLflow, by the id of a run; none of a database, which has no pages by itself.
+      sweep_link: the page of all runs of the sweep; empty without.
+    """
+
+    name: str
+    status: str
+    tags: Mapping[str, str]
+    params: Mapping[str, Any]
+    metrics: Mapping[str, float]
+    trials: pd.DataFrame
+    num_planned: int | None = None
+    unfinished: Mapping[str, int] = field(default_factory=dict)
+    stopped: Sequence[str] = ()
+    answer: Mapping[str, Any] | None = None
+    statement: Mapping[str, Any] | None = None
+    config: str | None = None
+    links: Mapping[str, str] = field(default_factory=dict)
+    sweep_link: str = ""
+
+
+def load_record(tracking_uri: str, sweep: str | None = None) -> SweepRecord:
+    """Return a sweep, finished or not; nothing of a sealed one.
+
+    Args:
+      tracking_uri: as for `trainers.tracking.server.connect`.
+      sweep: the sweep's name; None is the one started last.
+
+    Raises:
+      TrackingError: the server does not answer or the database does not exist.
+      DashboardError: there is no such sweep, or it is sealed.
+    """
+    client = connect(tracking_uri)
+    with server_errors(tracking_uri, "reading the sweep"):
+        parent = find_parent(client, masked(tracking_uri), sweep)
+        runs = runs_below(client, [parent.info.experiment_id], {PARENT_TAG: parent.info.run_id})
+    experiment, name = parent.info.experiment_id, parent.data.tags[SWEEP_TAG]
+    params, planned = typed_params(parent), typed_params(parent).get("num_trials")
+    documents = _documents(client, tracking_uri, parent.info.run_id)
+    links, sweep_link = {}, ""
+    if not is_database(tracking_uri):
+        links = {r.info.run_id: run_link(tracking_uri, experiment, r.info.run_id) for r in runs}
+        with suppress(ConfigError):  # a name that MLflow cannot search for
+            sweep_link = runs_link(tracking_uri, experiment, {SWEEP_TAG: name})
+    return SweepRecord(
+        name=name,
+        status=str(parent.info.status),
+        tags=own_tags(parent),
+        params=params,
+        metrics=metrics_of(parent),
+        trials=trials_of(parent, runs),
+        num_planned=planned if isinstance(planned, int) else None,
+        unfinished=Counter(str(run.info.status) for run in runs if run.info.status != "FINISHED"),
+        stopped=sorted(run.data.tags.get(TRIAL_TAG, "") for run in runs if STOPPED_TAG in run.data.tags),
+        answer=_json(documents.get(ANSWER)),
+        statement=_json(documents.get(STATEMENT)),
+        config=documents.get(CONFIG),
+        links=links,
+        sweep_link=sweep_link,
+    )
+
+
+def _documents(client: MlflowClient, tracking_uri: str, run_id: str) -> dict[str, str]:
+    """Return the texts of the documents that lie with a run; what cannot be read is left out."""
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # it would write over a terminal
+    found, there = {}, set[str]()
+    with suppress(TrackingError), server_errors(tracking_uri, "listing the documents of the sweep"):
+        there = {each.path for each in client.list_artifacts(run_id)}
+    with tempfile.TemporaryDirectory(prefix="dpgcl-report-") as folder:
+        for name in there.intersection((ANSWER, STATEMENT, CONFIG)):
+            with suppress(TrackingError, UnicodeDecodeError):
+                with server_errors(tracking_uri, f"reading {name}"):
+                    path = Path(client.download_artifacts(run_id, name, folder))
+                if path.is_file() and path.stat().st_size <= _MOST_BYTES:
+                    found[name] = path.read_text(encoding="utf-8")
+    return found
+
+
+def _json(text: str | None) -> dict[str, Any] | None:
+    try:
+        found = json.loads(text or "null")
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

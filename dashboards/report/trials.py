@@ -1,0 +1,102 @@
+"""Trials → the table of a report: settings that differ, scores, ε and guarantee, one row per trial."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from dashboards.compose.content import Cell, SortableTable
+from dashboards.compose.names import column_title, has_values, score_names, score_title, value_text
+from dashboards.compose.questions import Question
+from dashboards.compose.search import NOT_SEARCHED
+from dashboards.compose.selection import AS_PUBLISHED, PROVEN, is_withheld
+from dpgcl_core.release.metrics import find_metric, is_reference
+from dpgcl_core.release.statement import rounded_up
+
+_SECONDS = "train_seconds"
+# What follows from other settings, or only says how a training was run.
+_FOLLOWS = {"sampling_prob", "sensitivity", "data_is", "restarts", "notes", "tuned_from", "tuning_grid_size"}
+
+
+def trial_table(shown: pd.DataFrame, question: Question, links: Mapping[str, str]) -> SortableTable:
+    """Return one row per trial that may be seen.
+
+    Args:
+      shown: from `dashboards.compose.selection.released_trials`.
+      question: of the sweep, whose axis comes first.
+      links: pages by run id.
+    """
+    axis, others = setting_columns(shown, question)
+    scores, seconds = list(score_names(shown)), has_values(shown, _SECONDS)
+    heading = ["Trial", *map(column_title, axis), *(f"{score_title(name)} (%)" for name in scores)]
+    heading += ["ε spent", "Guarantee", *map(column_title, others), *(["Training (s)"] if seconds else [])]
+    rows = []
+    for record in shown.to_dict("records"):
+        row: dict[str, Any] = {str(name): value for name, value in record.items()}
+        name = str(row.get("trial") or row.get("run_name") or row.get("run_id", ""))
+        cells = [Cell(text=name, link=links.get(str(row.get("run_id")), ""))]
+        cells += [
+            *(_setting(row[column], column) for column in axis),
+            *(_score(row[score], score) for score in scores),
+        ]
+        cells += [
+            _epsilon(row),
+            Cell(text=_guarantee(row)),
+            *(_setting(row[column], column) for column in others),
+        ]
+        rows.append([*cells, _seconds(row[_SECONDS])] if seconds else cells)
+    return SortableTable(heading=heading, rows=rows)
+
+
+def setting_columns(shown: pd.DataFrame, question: Question) -> tuple[list[str], list[str]]:
+    """Return the columns of what the trials differ in: the question's axis; others, the repeat last."""
+    axis = question.axis.column
+    found = [str(name) for name in shown if _is_setting(str(name)) and shown[name].map(str).nunique() > 1]
+    first = [axis] if axis in found else []
+    last = ["repeat"] if has_values(shown, "repeat") else []
+    return first, [*(name for name in found if name not in (*first, *last)), *last]
+
+
+def withheld_names(trials: pd.DataFrame, shown: pd.DataFrame) -> list[str]:
+    """Return the metrics of trials that the release policy keeps out of `shown`."""
+    return sorted(str(name) for name in trials if name not in shown and is_withheld(str(name)))
+
+
+def _is_setting(name: str) -> bool:
+    if name in NOT_SEARCHED or name in _FOLLOWS or name == "tags":
+        return False
+    if name.startswith(("epsilon_", "tuned_", "tuning_")) or find_metric(name) is not None:
+        return False
+    return not (score_title(name) or is_reference(name) or name.endswith("_during"))
+
+
+def _setting(value: Any, name: str) -> Cell:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and not pd.isna(value)
+    return Cell(text=value_text(value), value=float(value) if is_number else None, name=name)
+
+
+def _score(value: float, name: str) -> Cell:
+    return (
+        Cell(text="–") if pd.isna(value) else Cell(text=f"{100 * value:.2f}", value=float(value), name=name)
+    )
+
+
+def _epsilon(row: Mapping[str, Any]) -> Cell:
+    """Return ε of a trial, rounded up; a number only where it is guaranteed or claimed."""
+    epsilon = row.get("epsilon", math.nan)
+    if row["guarantee"] not in (PROVEN, AS_PUBLISHED) or pd.isna(epsilon):
+        return Cell(text="none")
+    claimed = "claimed " if row["guarantee"] == AS_PUBLISHED else ""
+    return Cell(text=f"{claimed}{rounded_up(float(epsilon), 4)}", value=float(epsilon), name="epsilon")
+
+
+def _guarantee(row: Mapping[str, Any]) -> str:
+    texts = {"none": "none: not private", AS_PUBLISHED: "as published, not proven"}
+    return texts.get(str(row["guarantee"]), str(row["guarantee"]))
+
+
+def _seconds(value: float) -> Cell:
+    return Cell(text="–") if pd.isna(value) else Cell(text=f"{value:.1f}", value=float(value), name=_SECONDS)

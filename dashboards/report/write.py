@@ -1,0 +1,50 @@
+"""MLflow → the file of a sweep's report."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import pandas as pd
+
+from dashboards.errors import DashboardError
+from dashboards.figures import load_for
+from dashboards.report.content import question_of, report_of
+from dashboards.report.page import report_page
+from dashboards.report.record import SweepRecord, load_record
+
+REPORT = "report.html"
+
+
+def write_report(tracking_uri: str, sweep: str | None, folder: Path) -> Path:
+    """Write `report.html` of a sweep, finished or not, in place of an earlier one at once; return its path.
+
+    The same runs give the same file.
+
+    Args:
+      tracking_uri: as for `trainers.tracking.server.connect`.
+      sweep: the sweep's name; None is the one started last.
+      folder: created if missing.
+
+    Raises:
+      TrackingError: the server does not answer or the database does not exist.
+      DashboardError: there is no such sweep, or it is sealed.
+      OSError: the folder cannot be written.
+    """
+    record = load_record(tracking_uri, sweep)
+    page = report_page(report_of(record, _series(tracking_uri, record)))
+    folder.mkdir(parents=True, exist_ok=True)
+    part, path = folder / f".{REPORT}.part", folder / REPORT
+    part.write_text(page, encoding="utf-8")
+    part.replace(path)
+    return path
+
+
+def _series(tracking_uri: str, record: SweepRecord) -> pd.DataFrame | None:
+    """Return the histories that a figure over steps is drawn from; None where there are none."""
+    question = question_of(record)
+    if question.kind != "convergence" or record.trials.empty:
+        return None
+    with suppress(DashboardError):
+        return load_for(question, tracking_uri, record.name)
+    return None

@@ -1,0 +1,150 @@
+"""The commands given what they cannot draw: one line, exit code 2, and nothing that may not be seen."""
+
+from __future__ import annotations
+
+import pytest
+
+from dashboards.__main__ import main
+from dpgcl_core.ledger.ledger import Ledger
+from tests.dashboards.conftest import log_trials
+from tests.dashboards.report.conftest import HOSTILE
+from tests.trainers.databases import open_tracker
+
+SECRET = 0.918273
+"""A number that the release policy forbids."""
+
+COMPARE = ("compare", "whole")
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory, make_trials):
+    """Sweeps of every bad kind, each of its name."""
+    folder = tmp_path_factory.mktemp("mlflow")
+    tracker, trials = open_tracker(folder), make_trials(sizes=(2, 8), num_repeats=2)
+    trials["scored_on"] = "fashion_mnist"
+    private = trials.assign(data_is="private", train_loss=SECRET, snr_first_step=SECRET)
+    unproven = private.assign(guarantee_label="none")
+    sweeps = {
+        "whole": trials,
+        "other": trials.assign(knn_accuracy=0.5),
+        "empty": trials[:0],
+        "unfinished": trials[:0],
+        "old": trials.drop(columns=["group_size", "target_epsilon"]),
+        "unscored": trials.drop(columns=[name for name in trials if "accuracy" in name]),
+        "private": private,
+        "private too": private.assign(knn_accuracy=0.5),
+        "unproven": unproven,
+        HOSTILE.replace('"', ""): trials,
+    }
+    for name, rows in sweeps.items():
+        data_is = "private" if len(rows) and rows["data_is"].iloc[0] == "private" else "public"
+        params = {"question": "group-size", "dataset": "fashion_mnist", "num_trials": 8}
+        parent = tracker.start_sweep(name, params, {"data_is": data_is, "release_mode": "open"})
+        log_trials(tracker, parent, rows)
+        if name == "unfinished":
+            half_written(tracker, parent)
+    return f"sqlite:///{folder / 'mlflow.db'}"
+
+
+def half_written(tracker, parent):
+    """Leave runs of the sweep that failed, and that nobody ended."""
+    for status in ("FAILED", "RUNNING"):
+        tags = {"mlflow.parentRunId": parent}
+        run = tracker.client.create_run(tracker.experiment_id, tags=tags, run_name="half")
+        tracker.client.log_metric(run.info.run_id, "knn_accuracy", SECRET)
+        if status == "FAILED":
+            tracker.client.set_terminated(run.info.run_id, status)
+
+
+def refused(capsys, *words):
+    """Run a command that must refuse, and return what it says."""
+    assert main([str(word) for word in words]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("error: ")
+    assert told.err.count("\n") == 1
+    assert str(SECRET) not in told.err
+    return told.err
+
+
+CANNOT_BE_DRAWN = [
+    ("empty", "no finished trial yet (0 begun)"),
+    ("unfinished", "no finished trial yet (2 begun)"),
+    ("old", ""),
+    ("unscored", "score"),
+    ("unproven", "no trial"),
+    ("no such sweep", "unknown sweep"),
+]
+FIGURE = ("figure", "--question", "group-size", "--sweep")
+COMMANDS = [FIGURE, ("importance", "--sweep"), ("pareto",), COMPARE]
+
+
+@pytest.mark.parametrize(
+    ("command", "sweep", "reason"),
+    [
+        pytest.param(command, *case, id=f"{command[0]}-{case[0]}")
+        for command in COMMANDS
+        for case in CANNOT_BE_DRAWN
+        if (command, case[0]) != (FIGURE, "unscored")  # which shows its SNR and its settings
+    ],
+)
+def test_sweeps_that_cannot_be_drawn_are_refused_in_one_line(uri, command, sweep, reason, tmp_path, capsys):
+    folder = tmp_path / "figures"
+    said = refused(capsys, *command, sweep, "--tracking-uri", uri, "--output", folder)
+    assert not folder.exists()
+    assert reason in said or command[0] in ("importance", "pareto")
+    if command == COMPARE and sweep != "no such sweep":
+        assert f"'{sweep}'" in said, "which of them it is"
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "words",
+    [(*FIGURE, "private"), ("pareto", "private"), ("compare", "private", "private too")],
+    ids=lambda words: words[0],
+)
+def test_forbidden_numbers_are_in_no_file_and_a_note_says_so(uri, words, tmp_path, capsys):
+    assert main([*words, "--tracking-uri", uri, "--output", str(tmp_path)]) == 0, capsys.readouterr().err
+    written = {path: path.read_bytes().decode("utf-8", "replace") for path in tmp_path.iterdir()}
+    assert len(written) == 7
+    assert [path.name for path, text in written.items() if str(SECRET) in text or "91.83" in text] == []
+    assert any("private" in text for path, text in written.items() if path.suffix == ".md")
+
+
+@pytest.mark.ci
+def test_hostile_sweeps_are_compared_as_text(uri, tmp_path, capsys):
+    words = ["compare", "whole", HOSTILE.replace('"', ""), "--tracking-uri", uri, "--output", str(tmp_path)]
+    assert main(words) == 0, capsys.readouterr().err
+    for path in tmp_path.iterdir():
+        text = path.read_bytes().decode("utf-8", "replace")
+        if path.suffix in (".html", ".svg"):
+            assert "<img src=x" not in text
+            assert "</script><img" not in text
+        if path.suffix == ".md":
+            assert "<img" not in text
+            assert "[c](javascript" not in text
+
+
+@pytest.mark.parametrize("content", [None, "", "no database at all"])
+def test_ledger_that_is_none_is_refused_in_one_line(content, tmp_path, capsys):
+    path = tmp_path / "ledger.db"
+    if content is not None:
+        path.write_text(content)
+    refused(capsys, "burn-down", "--ledger", path, "--output", tmp_path / "figures")
+    assert not (tmp_path / "figures").exists()
+
+
+def test_ledger_without_data_sets_has_nothing_to_draw(tmp_path, capsys):
+    Ledger.create(str(tmp_path / "ledger.db"))
+    said = refused(capsys, "burn-down", "--ledger", tmp_path / "ledger.db", "--output", tmp_path / "figures")
+    assert "no data set" in said
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]", "{}"])
+def test_model_that_is_none_is_refused_in_one_line(content, tmp_path, capsys):
+    folder = tmp_path / "model"
+    if content is not None:
+        folder.mkdir()
+        (folder / "model.json").write_text(content)
+    refused(capsys, "retrieval", "--model", folder, "--dataset", "digits", "--output", tmp_path / "figures")
+    assert not (tmp_path / "figures").exists()
