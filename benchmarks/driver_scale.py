@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """What a sweep of many trials costs its driver, with trials that do nothing.
 
-    python benchmarks/driver_scale.py                                   # 100 and 2,000 trials, and 300 on Ray
+    python benchmarks/driver_scale.py                              # 100, 500 and 2,000 trials, and 300 on Ray
     python benchmarks/driver_scale.py --trials 20 200 --ray-trials 0 --json
 
 Each number is of a process of its own, in seconds of its processor: other programs on the machine do not
@@ -32,6 +32,7 @@ from benchmarks.harness import ROOT, MeasurementError, Output, Page, say
 from dpgcl_core.errors import exit_on_bad_input
 
 MODULE = "benchmarks.driver_scale"
+NUM_STEPS = 10
 SIZES = ("2", "4", "8", "16", "32")
 BARS = {
     "seconds_per_trial": 0.15,
@@ -39,6 +40,7 @@ BARS = {
     "memory_bytes": 1.5 * 2**30,
     "resume_seconds": 20.0,
     "dashboard_seconds": 5.0,
+    "report_bytes": 2e6,
 }
 """What the driver may take, at the larger number of trials; the ratio is that of seconds per trial."""
 
@@ -47,8 +49,8 @@ BARS = {
 class Options(Output):
     """What to measure."""
 
-    trials: tuple[int, int] = (100, 2000)
-    """Trials of the smaller and of the larger sweep, whose results are replayed; multiples of ten."""
+    trials: tuple[int, ...] = (100, 500, 2000)
+    """Trials of sweeps whose results are replayed, multiples of ten; the last is compared with the first."""
     ray_trials: tuple[int, ...] = (100, 300)
     """Trials of the sweeps on a real Ray."""
 
@@ -58,8 +60,9 @@ class Options(Output):
 
 def _result() -> dict[str, Any]:
     """As of an ordinary training of a hundred recorded steps."""
-    final = ("epsilon", "num_steps_charged", "num_steps_done", "knn_accuracy", "linear_probe_accuracy")
+    final = ("epsilon", "knn_accuracy", "linear_probe_accuracy")
     metrics = {name: 1.0 for name in (*final, "snr_first_step", "untrained_knn_accuracy")}
+    metrics |= dict.fromkeys(("num_steps_charged", "num_steps_done"), float(NUM_STEPS))
     return {
         "metrics": metrics,
         "series": {name: [(step, 0.5) for step in range(100)] for name in ("snr", "loss")},
@@ -100,17 +103,19 @@ class _Meter:
 
 
 def _arguments(storage: str, num_trials: int) -> list[str]:
+    repeats = num_trials // (2 * len(SIZES))
     return [
         *("--tiny", "--noise-multiplier", "1", "--name", "scale", "--storage", storage, "--no-references"),
-        *("--group-sizes", *SIZES, "--repeats", str(num_trials // (2 * len(SIZES)))),
+        *(f"--num-steps={NUM_STEPS}", f"--repeats={repeats}", "--group-sizes", *SIZES),
     ]
 
 
 def _run(storage: str, num_trials: int, *, on_ray: bool) -> dict[str, float]:
-    """Run a sweep of trials that do nothing in this process."""
+    """Run a sweep of trials that do nothing in this process; what MLflow gets beside the loop counts, too."""
     from sweeps import group_size
     from sweeps.service.options.command_line import parse_options
     from sweeps.service.running import sweep as service
+    from sweeps.service.running.outbox import Outbox
     from sweeps.service.running.tune import run_trials
     from trainers import ray_worker
 
@@ -120,6 +125,7 @@ def _run(storage: str, num_trials: int, *, on_ray: bool) -> dict[str, float]:
     )
     with contextlib.ExitStack() as patches:
         patches.enter_context(patch.object(service, "run_trials", meter(run_trials if on_ray else _replay)))
+        patches.enter_context(patch.object(Outbox, "finish", meter(Outbox.finish)))
         if on_ray:
             patches.enter_context(patch.object(ray_worker, "run_trial", report_at_once))
         else:
@@ -133,12 +139,35 @@ def _run(storage: str, num_trials: int, *, on_ray: bool) -> dict[str, float]:
 
 
 def _load(storage: str) -> dict[str, float]:
-    """Load what the figures of a sweep are drawn from."""
+    """Load what the figures of a sweep are drawn from, write its report, and make its live page, twice."""
+    from dashboards.live.pages import Pages, View, page_of
+    from dashboards.live.state import Reader
     from dashboards.query.trials import load_trials
+    from dashboards.report.write import write_report
 
-    started = time.process_time()
-    found = load_trials(f"sqlite:///{storage}/mlflow.db", "scale")
-    return {"dashboard_seconds": time.process_time() - started, "rows": len(found)}
+    uri, started = f"sqlite:///{storage}/mlflow.db", time.process_time()
+    found = load_trials(uri, "scale")
+    loaded = time.process_time()
+    report = write_report(uri, "scale", Path(storage))
+    reported = time.process_time()
+
+    def live_page() -> str:
+        view: View | None = Pages(Reader(Path(storage), uri)).sweep("scale")
+        if view is None:
+            raise MeasurementError("the live page does not show the sweep")
+        return page_of(view, "/sweep/state")
+
+    live_page()  # the first one loads the libraries
+    shown = time.process_time()
+    page = live_page()
+    return {
+        "live_seconds": time.process_time() - shown,
+        "live_bytes": len(page.encode()),
+        "dashboard_seconds": loaded - started,
+        "rows": len(found),
+        "report_seconds": reported - loaded,
+        "report_bytes": report.stat().st_size,
+    }
 
 
 def _in_this_process(order: Mapping[str, Any]) -> None:
@@ -195,7 +224,7 @@ def measure(kind: str, num_trials: int) -> dict[str, Any]:
 def misses(smaller: Mapping[str, Any], larger: Mapping[str, Any]) -> list[str]:
     """Return the bars that are missed, in words.
 
-    >>> one = {"seconds_per_trial": 0.05, "memory_bytes": 1, "resume_seconds": 1, "dashboard_seconds": 1}
+    >>> one = {"seconds_per_trial": 0.05} | dict.fromkeys(list(BARS)[2:], 1)
     >>> misses(one, one | {"seconds_per_trial": 0.07})
     ['ratio is 1.4 and may be 1.2']
     """
@@ -207,10 +236,23 @@ def misses(smaller: Mapping[str, Any], larger: Mapping[str, Any]) -> list[str]:
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the rows as a Markdown table."""
-    columns = ["results", "trials", "CPU per trial", "peak memory", "resume", "dashboards' data"]
+    columns = [
+        "results",
+        "trials",
+        "CPU per trial",
+        "peak memory",
+        "resume",
+        "dashboards' data",
+        "report",
+        "live page",
+    ]
 
     def shown(row: Mapping[str, Any], name: str) -> str:
         return f"{row[name]:.2f} s" if name in row else "–"
+
+    def page(row: Mapping[str, Any], name: str) -> str:
+        size = f"{name}_bytes"
+        return shown(row, f"{name}_seconds") + (f", {row[size] / 1e6:.2f} MB" if size in row else "")
 
     return harness.markdown_table(
         columns,
@@ -222,6 +264,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
                 f"{row['memory_bytes'] / 2**20:.0f} MiB",
                 shown(row, "resume_seconds"),
                 shown(row, "dashboard_seconds"),
+                page(row, "report"),
+                page(row, "live"),
             ]
             for row in rows
         ],
@@ -236,7 +280,7 @@ def main() -> int:
     options = harness.read_options(Options, __doc__)
     facts = harness.about(device="cpu", threads=1)
     rows = [measure("replay", number) for number in options.trials]
-    missed = misses(*rows)
+    missed = misses(rows[0], rows[-1])
     rows += [measure("ray", number) for number in options.ray_trials]
     for each in missed:
         say(f"missed: {each}")
@@ -248,8 +292,9 @@ def main() -> int:
 
 PAGE = """
 Processor seconds of the driver for each trial that ends, with MLflow on SQLite; of a resume of the finished
-sweep, from the interpreter's start to the figure; and of loading its trials from MLflow. Replayed results are
-handed to the driver's own code as a trial's end does it; those on Ray come from trials that report at once.
+sweep, from the interpreter's start to the figure; of loading its trials from MLflow; of writing its report;
+and of the live page of all trials, read anew, each with the size of its HTML. Replayed results are handed to
+the driver's own code as a trial's end does it; those on Ray come from trials that report at once.
 """
 
 

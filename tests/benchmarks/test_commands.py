@@ -146,7 +146,7 @@ def test_clip_step_ratio_is_the_median_of_the_rounds() -> None:
     assert found["memory_over_in_groups"] == pytest.approx(1.2)
 
 
-@pytest.mark.parametrize("model", ["mae-toy", "cap-toy"])
+@pytest.mark.parametrize("model", ["mae-toy", pytest.param("cap-toy", marks=pytest.mark.long)])
 def test_record_step_command_measures_time_and_memory(model: str) -> None:
     result = _json_of(
         "record_step.py", "--models", model, "--expected-batch-size", "6", "--microbatches", "2", "4",
