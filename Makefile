@@ -17,10 +17,22 @@ PYTEST_OPTIONS ?=
 unexport PYTHONDONTWRITEBYTECODE
 INSTALLED := $(VENV)/installed
 
-.PHONY: sweep test test-ci test-long mutants mutants-slice lint docs gpu-bundle clean
+.PHONY: sweep dashboard services services-stop test test-ci test-long mutants mutants-slice lint docs gpu-bundle clean
 
 sweep: $(INSTALLED)
 	$(BIN)/python sweeps/group_size.py $(OPTIONS)
+
+# What sweeps do, in a browser: make dashboard OPTIONS="--storage FOLDER"
+dashboard: $(INSTALLED)
+	$(BIN)/python -m dashboards.live $(OPTIONS)
+
+# PostgreSQL (Debian's package) and an MLflow server on it, on 127.0.0.1: docs/operations.md. More options:
+# make services OPTIONS="--folder /srv/dpgcl --host 10.0.0.10"
+services: $(INSTALLED)
+	$(BIN)/python -m sweeps.servers start $(OPTIONS)
+
+services-stop: $(INSTALLED)
+	$(BIN)/python -m sweeps.servers stop $(OPTIONS)
 
 test: $(INSTALLED)
 	$(PYTEST) -n auto --maxprocesses 8 -m "not ci and not long and not gpu" $(PYTEST_OPTIONS)

@@ -22,7 +22,7 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("RAY_worker_niceness", "0")  # 15 unless told: beside other work its workers starve
 # The user's own services must not be touched by tests.
-for name in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS", "DPGCL_STORAGE"):
+for name in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS", "RAY_AUTH_TOKEN", "DPGCL_STORAGE"):
     os.environ.pop(name, None)
 torch.set_num_threads(1)
 

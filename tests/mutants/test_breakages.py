@@ -35,7 +35,7 @@ def test_names_differ() -> None:
 
 
 def test_slice_follows_the_commit_and_covers_all_in_time() -> None:
-    slices = [part_for(f"commit {number}", BREAKAGES, 5) for number in range(200)]
+    slices = [part_for(f"commit {number}", BREAKAGES, 5) for number in range(600)]
     assert part_for("commit 0", BREAKAGES, 5) == slices[0]
     assert {len(each) for each in slices} == {5}
     assert {breakage.name for each in slices for breakage in each} == {each.name for each in BREAKAGES}

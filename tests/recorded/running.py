@@ -97,7 +97,7 @@ def _run(command: Command, folder: Path) -> dict[str, Any]:
         "exit_code": done.returncode,
         "plan": _plan(lines),
         "printed": _results_sorted(
-            [_printed(line, folder) for line in lines if not line.startswith("estimate:")]
+            [_printed(line, folder) for line in lines if not line.startswith(("estimate:", "… "))]
         ),
         "errors": [_text(line, folder) for line in errors],
     }
@@ -194,7 +194,8 @@ def _tracked(path: Path) -> dict[str, list[str]]:
             table: [
                 key
                 for (key,) in database.execute(f"SELECT DISTINCT key FROM {table} ORDER BY key")
-                if not key.startswith("mlflow.")  # user, source and commit, as MLflow finds them
+                # MLflow's own find user, source and commit; the machine's metrics need a training that lasts.
+                if not key.startswith(("mlflow.", "system/"))
             ]
             for table in ("params", "metrics", "tags")
         }
