@@ -85,6 +85,13 @@ def test_procedural_images_need_no_data_set(faces: str, make_plan: Plan, refusal
     assert "got image for image-text" in refusal(*QUICK, "--dataset", "shapes:300", *asked)
 
 
+def test_procedural_images_are_named_where_a_source_is_unknown(refusal: Callable[..., str]) -> None:
+    for name, hint in (("synthetic", "."), ("proceedural", "; did you mean 'procedural'?")):
+        said = refusal("--dataset", "digits", "--public-records", name, "--num-public-negatives", "4")
+        assert f"unknown data set '{name}'{hint} Valid: " in said
+        assert "parquet:PATH, procedural, shapes" in said
+
+
 def test_public_pairs_help_pairs(make_plan: Plan) -> None:
     pairs = ("--dataset", "shapes:300", "--group-sizes", "4", "--expected-batch-size", "64")
     plan = make_plan(*QUICK, *pairs, "--public-records", "shapes:200:7", "--num-public-negatives", "5")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,13 +69,13 @@ __all__ = [
 _REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
-def check_dataset_name(name: str) -> None:
-    """Check that `name` is a built-in data set or a file of one's own, such as `npz:PATH`.
+def check_dataset_name(name: str, *, also: Collection[str] = ()) -> None:
+    """Check that `name` is a built-in data set or a file of one's own, such as `npz:PATH`, or one of `also`.
 
     Nothing is read: whether there is anything at PATH shows when it is loaded.
 
     Raises:
-      ConfigError: it is neither.
+      ConfigError: it is none of these.
 
     >>> check_dataset_name("digit")
     Traceback (most recent call last):
@@ -85,13 +85,16 @@ csv:PATH, digits, eurosat, fashion-mnist, folder:PATH, npz:PATH, parquet:PATH, s
 webdataset:PATH
     """
     scheme, _, path = name.partition(":")
+    if name in also:
+        return
     if is_builtin_name(name):
         if scheme == "shapes":
             shapes_name(name)
     elif not (path and scheme in {*_OWN, *_OWN_PAIRS}):
         schemes = (f"{own}:PATH" for own in {*_OWN, *_OWN_PAIRS})
         shown = masked(name) if set("/@=") & set(name) else name
-        raise ConfigError(unknown_choice("data set", shown, [*BUILTIN_DATASETS, "shapes:NUM:SEED", *schemes]))
+        choices = [*BUILTIN_DATASETS, "shapes:NUM:SEED", *schemes, *also]
+        raise ConfigError(unknown_choice("data set", shown, choices))
     elif _REMOTE.match(path):
         raise ConfigError(
             f"PATH must be a file or folder of this machine, not an address: got {masked(name)!r}; copy the "

@@ -124,8 +124,7 @@ def load_public_records(
 
 def check_public_records_name(name: str) -> None:
     """Raise ConfigError unless public records can have this name."""
-    if name != PROCEDURAL:
-        check_dataset_name(name)
+    check_dataset_name(name, also=(PROCEDURAL,))
 
 
 def _check_modality(modality: Modality, dataset: Dataset) -> None:
