@@ -30,7 +30,7 @@ from sweeps.service.running.sweep import run_sweep
 from trainers.config.tree import changed
 from trainers.models.clip.published import SMALL_MODELS
 
-OF_IMAGES = ("tiny_cnn", "small_cnn", "resnet18")
+OF_IMAGES = ("tiny_cnn", "wide_cnn", "small_cnn", "resnet18")
 
 
 @dataclass(frozen=True, kw_only=True)
