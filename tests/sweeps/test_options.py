@@ -123,7 +123,10 @@ def test_option_names_are_none_of_ray_job_submit() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--group-sizs", "4"], "unknown option '--group-sizs'; did you mean '--group-sizes'? Valid: --"),
+        (
+            ["--group-sizs", "4"],
+            "unknown option '--group-sizs'; did you mean '--group-sizes'? Valid: what --help-all lists",
+        ),
         (["--dataset", "digit"], "unknown data set 'digit'; did you mean 'digits'? Valid: cifar10, csv:PATH"),
         (["--dataset", "shapes:0"], "shapes:NUM:SEED must have 1 to 60000 training pairs"),
         (["--csv-separator", ","], "--csv-separator must be left out: they tell how csv:PATH is read"),

@@ -237,9 +237,19 @@ def _refuse_unknown_options(kind: type[SweepOptions], arguments: Sequence[str]) 
             axis = varied[option]
             found.append(f"this sweep varies that: give --{axis.replace('_', '-')}, not {name}")
         elif name not in {*valid, *flags}:
-            found.append(unknown_choice("option", name, [*valid, "--help", "--help-all"]))
+            found.append(_unknown_option(name, valid))
     if found:
         raise _together(found)
+
+
+def _unknown_option(name: str, valid: Collection[str]) -> str:
+    """Tell the nearest option; there are too many to list.
+
+    >>> _unknown_option("--group-sise", ["--group-size", "--epsilon"])
+    "unknown option '--group-sise'; did you mean '--group-size'? Valid: what --help-all lists"
+    """
+    told, _, _ = unknown_choice("option", name, [*valid, "--help", "--help-all"]).partition(" Valid: ")
+    return f"{told} Valid: what --help-all lists"
 
 
 def _refuse_contradictions(options: SweepOptions, given: Collection[str]) -> None:
