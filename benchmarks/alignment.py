@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""How far groups' gradients agree: S₀ of the expected SNR, from the tables under `benchmarks/results/`.
+"""How far groups' gradients agree: S₀ of the expected SNR, from the tables of `benchmarks/results/calibration/`.
 
     python benchmarks/alignment.py            # one line per row, one per table, and the constant
     python benchmarks/alignment.py --json
@@ -27,7 +27,7 @@ from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import DataError, exit_on_bad_input
 from dpgcl_core.planning.snr import alignment_size_of
 
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = Path(__file__).resolve().parent / "results" / "calibration"
 TABLES = ("group_size_fashion_mnist", "group_size_shapes", "regime_epsilon_1")
 """The tables with first-step SNRs of several group sizes. Where a row does not say, records were sampled."""
 

@@ -28,6 +28,9 @@ torch.set_num_threads(1)
 
 WHEN = ("gpu", "long", "ci")
 """The markers that decide who runs a test; the others describe it. A test with none is run by `make test`."""
+LONG_SECONDS = 3600
+"""What a long test may take: some do in minutes what a processor without bfloat16 or float16 products does in
+half an hour beside other jobs. All others have `--timeout`."""
 
 SOURCE = ("dpgcl_core", "trainers", "sweeps", "dashboards", "benchmarks")
 Definition = tuple[ModuleType | type, str, object]
@@ -58,6 +61,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         chosen = {*long_slice(fit, num_long, commit()), *others}
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
         items[:] = [item for item in items if item.nodeid in chosen]
+    for item in items:
+        if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_SECONDS))
     heavy = {item.path for item in items if any(item.get_closest_marker(name) for name in ("ray", *WHEN))}
     items.sort(key=lambda item: item.path not in heavy)
 
