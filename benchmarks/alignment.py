@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""How far groups' gradients agree: S₀ of the expected SNR, from the tables of `benchmarks/results/calibration/`.
+"""How far groups' gradients agree: S₀ of the expected SNR, from `benchmarks/results/calibration/`.
 
     python benchmarks/alignment.py            # one line per row, one per table, and the constant
     python benchmarks/alignment.py --json
