@@ -14,7 +14,7 @@ import dataclasses
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -166,6 +166,20 @@ class _Watched:
 
     paces: dict[str, Pace] = field(default_factory=dict)
     first: tuple[float, float] | None = None
+    furthest: dict[str, Progress] = field(default_factory=dict)
+
+    def in_tenths(self, begun: Mapping[str, Progress], done: Collection[str]) -> dict[str, Progress]:
+        """Return what is told of trainings on private data, by name.
+
+        Tenths of their steps, never fewer than before, and one that is between two attempts is still there:
+        single steps cannot be timed, and restarts cannot be counted, by who looks on.
+        """
+        for name, progress in begun.items():
+            before, now = self.furthest.get(name), progress.in_tenths
+            if before is None or now.step > before.step:
+                self.furthest[name] = now
+        self.furthest = {name: each for name, each in self.furthest.items() if name not in done}
+        return dict(self.furthest)
 
 
 class Reader:
@@ -337,10 +351,13 @@ class Reader:
             num_done=max(state.num_done, len(done)),
             has_report=folder.report is not None,
         )
+        watched = self._watched.setdefault(state.name, _Watched())
         begun = folder.begun(done)
+        if not state.is_public:
+            begun = watched.in_tenths(begun, done)
         if state.status not in ("running", "unknown") or not begun:
             return state
-        now, watched = self._clock(), self._watched.setdefault(state.name, _Watched())
+        now = self._clock()
         for name, progress in begun.items():
             watched.paces.setdefault(name, Pace()).see(now, progress)
         running = tuple(self._running(name, watched, now, state.is_public) for name in begun)

@@ -115,13 +115,16 @@ def test_file_of_a_sweep_says_nothing_of_places_and_passwords() -> None:
         tracking_uri="https://me:secret@server",
         ledger="postgresql://me:secret@server/ledger",
         dataset_id="scans",
+        notify="curl -H 'Authorization: Bearer secret' https://hooks.example/place",
+        publish_to="s3://place",
         name="mine",
         resume=True,
         dry_run=True,
     )
     text = options_text(chosen)
     assert yaml.safe_load(text)["ledger"] == {"dataset_id": "scans"}
-    assert not [word for word in ("secret", "place", "mine", "resume", "dry_run") if word in text]
+    named = ("secret", "place", "mine", "resume", "dry_run", "notify")
+    assert not [word for word in named if word in text]
 
 
 def test_command_line_wins_over_the_file(read: Read) -> None:

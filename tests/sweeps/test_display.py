@@ -71,14 +71,16 @@ def test_watch_tells_step_rate_and_time_left(files: list[Path]) -> None:
     assert watch.summary(20.0) == "1 of 4 trials done; about 2 min 15 s left"
 
 
-def test_watch_of_private_data_tells_steps_and_no_rate_where_a_log_may_keep_it(files: list[Path]) -> None:
+def test_watch_of_private_data_tells_tenths_and_no_time_where_a_log_may_keep_it(files: list[Path]) -> None:
+    """What is left is elapsed time over steps done: with both in a line, the time of a step would be, too."""
     watch = SweepWatch(1, 0)
     watch.started("a", 100, files[0])
-    for step in (10, 30):
+    for step in (10, 39):
         tell(files[0], step)
         line = watch.line(float(step))
-    assert line.startswith("0 of 1 trial done; a: step 30 of 100;")
-    assert "steps/s" not in line
+    assert line == "0 of 1 trial done; a: step 30 of 100"
+    assert "39 of 100         1   1 min 01 s" in drawn(watch, 39.0), "in a terminal, to its operator"
+    assert watch.summary(39.0) == "0 of 1 trial done; about 1 min 01 s left"
 
 
 def test_watch_counts_each_end_once_and_knows_the_first_result(files: list[Path]) -> None:

@@ -13,7 +13,9 @@ from urllib.request import ProxyHandler, build_opener
 
 import pytest
 
+from sweeps.service.planning.cost import cost_of
 from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.trials import Charged
 from sweeps.service.running import metrics as module
 from sweeps.service.running import tune
 from sweeps.service.running.metrics import MEANINGS, SweepMetrics
@@ -68,6 +70,36 @@ def test_states_and_epsilon_of_a_sweep(make_plan: Plan) -> None:
     assert told.values["dpgcl_epsilon_spent", "one"] == told.values["dpgcl_epsilon_reserved", "one"]
 
 
+def test_epsilon_spent_of_a_search_is_that_of_its_least_noise(make_plan: Plan) -> None:
+    """A σ that scores have chosen is no number to compose at."""
+    plan, told = make_plan(*QUICK, "--repeats", "3"), Told()
+    config = plan.trials[0].config
+    quieter = dataclasses.replace(config.mechanism, noise_multiplier=4 * config.mechanism.noise_multiplier)
+    chosen = [
+        dataclasses.replace(trial, config=dataclasses.replace(config, mechanism=quieter))
+        for trial in plan.trials
+    ]
+    followed(plan, told, clock=lambda: 0.0).look(chosen, **counts(running=3))
+    assert told.values["dpgcl_epsilon_spent", "one"] == told.values["dpgcl_epsilon_reserved", "one"]
+
+
+def test_epsilon_spent_has_the_earlier_sweep_that_chose_the_settings(make_plan: Plan) -> None:
+    plan, told = make_plan(*QUICK, "--repeats", "2"), Told()
+    first, second = plan.trials
+    drawn = {first.name: Charged(num_steps=first.config.mechanism.num_steps + 3, num_first_steps=2)}
+    comparing: Any = SimpleNamespace(
+        data=plan.data,
+        trials=[second],
+        cost=plan.cost,
+        release=plan.release,
+        earlier=SimpleNamespace(trials=(first,), drawn=drawn),
+    )
+    followed(comparing, told, clock=lambda: 0.0).look([second], **counts(running=1))
+    expected = cost_of(plan.release, plan.trials, drawn)
+    assert expected is not None
+    assert told.values["dpgcl_epsilon_spent", "one"] == expected.tuned_epsilon
+
+
 def test_accounting_takes_a_hundredth_of_the_time_at_most(
     make_plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,7 +123,8 @@ def test_private_records_tell_no_speed_and_no_restarts(make_plan: Plan) -> None:
     in_advance = dataclasses.replace(config.mechanism, num_restart_steps=4)
     trial = dataclasses.replace(plan.trials[0], config=dataclasses.replace(config, mechanism=in_advance))
     private: Any = SimpleNamespace(
-        data=SimpleNamespace(train_is_public=False), trials=[trial], cost=plan.cost, release=plan.release
+        data=SimpleNamespace(train_is_public=False),
+        **{"trials": [trial], "cost": plan.cost, "release": plan.release, "earlier": None},
     )
     followed(private, told, clock=lambda: 0.0).look([trial], **counts(steps=9, restarts=1))
     assert {name for name, *_ in told.values} == {

@@ -16,11 +16,13 @@ from dpgcl_core.accounting.filters import StepClass
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service.options.service import ServiceOptions
+from sweeps.service.planning.cost import cost_of
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Charged, Trial
 from sweeps.service.privacy.account import account_of
 from sweeps.service.privacy.budget import SweepBudget, sweep_budget
 from sweeps.service.privacy.statement import build_statement, what_was_drawn
+from sweeps.service.running import sweep as service
 from sweeps.service.running.stopping import Stopping, TuneRule, stopped_at
 from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import given, run
@@ -96,6 +98,29 @@ def test_private_trainings_are_not_held_against_others_without_noise(make_plan: 
     assert asking.answer(private[0], 1, 0.5)
     assert not asking.answer(private[1], 1, 0.4)
     assert not asking.answer(free[1], 1, 0.8)
+
+
+@pytest.mark.parametrize("rule", ["asha", "median"])
+@pytest.mark.parametrize("new_driver", [False, True])
+def test_training_that_was_ended_is_ended_again_at_the_same_step(
+    rule: str, new_driver: bool, make_plan: Plan, tmp_path: Path
+) -> None:
+    """Its worker died before it had a result: neither scores that have come since nor a new driver undo it."""
+    given = (*QUICK, "--repeats", "4", "--early-stopping", rule)
+    *others, last = make_plan(*given).trials
+    service = ServiceOptions(early_stopping=rule)
+    asking = Asking(SweepFolder(tmp_path), service)
+    for trial in others:
+        assert asking.answer(trial, 1, 0.5) or rule == "asha"
+    assert not asking.answer(last, 1, 0.1)
+    if new_driver:
+        asking = Asking(SweepFolder(tmp_path), service)
+        asking.driver.begin([last])
+    ended = asking.side(last).ended_at()
+    assert ended is not None
+    assert asking.answer(last, ended - 1, 0.9)
+    assert not asking.answer(last, ended, 0.9)
+    assert not asking.answer(last, ended + 3, 0.9)
 
 
 def test_answer_to_an_earlier_attempt_is_none_to_a_later_one(make_plan: Plan, tmp_path: Path) -> None:
@@ -267,10 +292,41 @@ def test_unused_steps_of_a_training_ended_by_scores_return_to_the_ledger_alone(
     assert charged(ledger) == 4 + 2 * NUM_STEPS
     plan = make_plan(*QUICK, *OF_SCANS, "--repeats", "3")
     drawn = what_was_drawn(plan, ledger.folder, {name: {"metrics": metrics}})
-    assert drawn == {name: Charged(num_steps=4)}
+    assert drawn == {name: Charged(num_steps=NUM_STEPS)}
     statement = build_statement(plan, "one", drawn=drawn)
     assert statement.cost == plan.cost
     assert stopped_at(plan.trials[0], metrics) == 4
+
+
+def test_epsilon_of_a_sweep_has_all_planned_steps_and_the_repeated_ones_of_a_training_ended_by_scores(
+    make_plan: Plan, tmp_path: Path
+) -> None:
+    """Three steps were repeated before it was ended after four: T + 3, whatever the scores had said."""
+    plan = make_plan(*QUICK, "--repeats", "3")
+    trial, folder = plan.trials[0], SweepFolder(tmp_path / "one")
+    assert trial.config.mechanism.num_restart_steps is None
+    write_drawn(folder.count_file(trial.name), Drawn(num_attempts=2, num_steps=7))
+    metrics = {"num_steps_charged": 7.0, "num_steps_done": 4.0}
+    drawn = what_was_drawn(plan, folder, {trial.name: {"metrics": metrics}})
+    assert drawn[trial.name] == Charged(num_steps=NUM_STEPS + 3, num_first_steps=2)
+    statement = build_statement(plan, "one", drawn=drawn)
+    assert statement.cost is not None
+    assert plan.cost is not None
+    expected = cost_of(plan.release, plan.trials, {trial.name: Charged(num_steps=NUM_STEPS + 3)})
+    assert statement.cost == expected
+    assert statement.cost.tuned_epsilon > plan.cost.tuned_epsilon
+    assert statement.trials is not None
+    assert statement.trials.steps_repeated == 3
+
+
+def test_lost_attempts_of_a_training_ended_by_scores_are_beside_all_planned_steps(make_plan: Plan) -> None:
+    trial = make_plan(*QUICK, "--repeats", "3").trials[0]
+    metrics = {"num_steps_charged": 7.0, "num_steps_done": 4.0}
+    assert service._with_lost(trial, metrics, Charged(num_steps=NUM_STEPS + 3, num_first_steps=2)) == {}
+    lost = Charged(num_steps=2 * NUM_STEPS + 3, num_first_steps=2 + NUM_STEPS, num_scorings=2)
+    found = service._with_lost(trial, metrics, lost)
+    assert found["num_steps_charged"] == 7 + NUM_STEPS
+    assert found["epsilon"] == trial.config.epsilon(2 * NUM_STEPS + 3)
 
 
 @pytest.mark.parametrize("noised", [(), ("--snr-noise-multiplier", "5")])

@@ -64,8 +64,17 @@ class Oversight:
         self._file("stop").parent.mkdir(parents=True, exist_ok=True)
         self._file("stop").touch()
 
+    def ended_at(self) -> int | None:
+        """Return the step at which the driver ended the training for its scores; None where it has not.
+
+        It stands for every later attempt, under another driver, too: one that went on would draw steps that
+        were to be left out, and give its final network scores that were drawn of an earlier one.
+        """
+        step = _read(self._file("ended")).get("step")
+        return None if step is None else int(step)
+
     def begin(self) -> None:
-        """Forget what was told to earlier attempts."""
+        """Forget what was told to earlier attempts, but for the end that scores have decided."""
         for name in ("stop", "asked", "answer"):
             self._file(name).unlink(missing_ok=True)
 
@@ -94,7 +103,9 @@ class Oversight:
         return Question(token=asked["token"], step=asked["step"], scores=asked["scores"])
 
     def answer(self, question: Question, *, goes_on: bool) -> None:
-        """Answer a question."""
+        """Answer a question; an end is noted before it is told."""
+        if not goes_on:
+            _write(self._file("ended"), {"step": question.step})
         _write(self._file("answer"), {"token": question.token, "goes_on": goes_on})
 
     def _file(self, name: str) -> Path:

@@ -176,7 +176,7 @@ def _train(
         _score_on_the_way(run)
     attempt = _begin(run, checkpoints, oversight)
     run.seconds_scoring, started, first_step = 0.0, time.perf_counter(), run.step
-    goes_on = True
+    goes_on = not _has_ended(run, oversight)
     while goes_on and run.step < config.mechanism.num_steps:
         if checkpoints:
             checkpoints.refuse_outdated()
@@ -215,6 +215,14 @@ def _goes_on(
         return True
     look = checkpoints.refuse_outdated if checkpoints else _nothing
     return _at_all(run, lambda: oversight.goes_on(run.step, scores, look))
+
+
+def _has_ended(run: _Run, oversight: Oversight | None) -> bool:
+    """Whether an earlier attempt was ended for its scores by this step, and died before it had a result."""
+    if oversight is None or not oversight.by_scores:
+        return False
+    ended = oversight.ended_at() if run.workers.rank == 0 else None
+    return _at_all(run, lambda: ended is not None and run.step >= ended)
 
 
 def _nothing() -> None:

@@ -31,11 +31,12 @@ from trainers.config.tree import Leaf, leaves, values_of
 
 VERSION = 1
 _OF_ONE_RUN = (
-    *("storage", "name", "resume", "tracking_uri", "publish_to", "ledger", "no_ledger", "dry_run", "quiet"),
+    *("storage", "name", "resume", "tracking_uri", "publish_to", "notify", "ledger", "no_ledger", "dry_run"),
+    "quiet",
 )
-"""Where results of one run go, perhaps with passwords, how it goes on, and whether private data are
-trained on without a ledger: a repetition says that anew."""
-_SECRET = ("ledger", "tracking_uri", "publish_to")
+"""Where results of one run go and who is told, perhaps with passwords, how it goes on, and whether private
+data are trained on without a ledger: a repetition says that anew."""
+_SECRET = ("ledger", "tracking_uri", "publish_to", "notify")
 """May hold a password: no message repeats a value of theirs."""
 
 

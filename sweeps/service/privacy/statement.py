@@ -14,7 +14,7 @@ from sweeps.service.planning.cost import cost_of, open_trials
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Charged, Trial, is_proven, trial_class
 from sweeps.service.privacy.budget import NO_LEDGER
-from sweeps.service.storage.folder import SweepFolder, replace_text, storage_errors
+from sweeps.service.storage.folder import SweepFolder, is_drawn, replace_text, storage_errors
 from trainers.export.finished import ANSWER
 from trainers.files.checkpoint import read_grant
 
@@ -35,14 +35,15 @@ def what_one_drew(trial: Trial, folder: SweepFolder, result: Mapping[str, Any] |
     """Return an upper bound on what a trial has drawn; None where it has not begun.
 
     Of attempts whose traces were lost only the number of steps is known: each of them may have been a first
-    one, and as many scorings may have been among them as starts or as whole trainings.
+    one, and as many scorings may have been among them as starts or as whole trainings. One that was ended
+    early counts as if it had not been (`steps_left_out`).
     """
     path, planned = folder.checkpoint_folder(trial.name), trial.config.mechanism.num_steps
     counted, grant, starts = folder.drawn(trial.name), read_grant(path), folder.starts(trial.name)
     lost_by_grant = grant.num_steps_lost if grant is not None else 0
     lost = max(lost_by_grant, starts.num_lost * planned)
     if result is not None:
-        num_steps = int(result["metrics"]["num_steps_charged"])
+        num_steps = int(result["metrics"]["num_steps_charged"]) + steps_left_out(trial, result["metrics"])
         num_restarts = max(0, num_steps - planned) if counted is None else counted.num_attempts - 1
     elif counted is not None:
         num_steps, num_restarts = counted.num_steps, counted.num_attempts - 1
@@ -56,6 +57,20 @@ def what_one_drew(trial: Trial, folder: SweepFolder, result: Mapping[str, Any] |
         num_first_steps=min(num_steps + lost, 1 + num_restarts + lost),
         num_scorings=num_scorings + max(starts.num_lost, lost // max(1, planned)),
     )
+
+
+def steps_left_out(trial: Trial, metrics: Mapping[str, float]) -> int:
+    """Return the planned steps that a finished training was ended before, for its scores.
+
+    Every ε has them beside what was drawn. Scores chose the step s that a training ended at, so the s + r
+    steps that it made, r of them repeated for a restart, are a number that follows the private data, and no
+    ε of so many is a guarantee. Whatever the scores, it would have made at most T + r: all that it released
+    is a function of so many steps. Where R steps for restarts are charged in advance, the T + R that its
+    metrics tell are that number already.
+    """
+    if trial.config.mechanism.num_restart_steps is not None or "num_steps_done" not in metrics:
+        return 0
+    return max(0, trial.config.mechanism.num_steps - int(metrics["num_steps_done"]))
 
 
 def cost_charged(plan: SweepPlan, drawn: Mapping[str, Charged]) -> TuningCost | None:
@@ -157,10 +172,18 @@ def write_statement(statement: PrivacyStatement, folder: Path) -> tuple[Path, Pa
     return paths
 
 
-def withdraw_statement(folder: Path) -> None:
-    """Take earlier statement and answer away before more is drawn: they would promise less than is spent."""
-    for path in (*folder.glob(f"{STATEMENT}.*"), *folder.glob(ANSWER)):
+def withdraw_statement(folder: Path, question: str | None = None) -> None:
+    """Take what states the sweep's cost away before more is drawn: it would promise less than is spent.
+
+    That is the statement, the answer, and the figure and tables of its question, whose captions have it.
+    """
+    drawn = () if question is None else folder.glob(f"{question.replace('-', '_')}.*")
+    for path in (*folder.glob(f"{STATEMENT}.*"), *folder.glob(ANSWER), *filter(_is_figure, drawn)):
         path.unlink()
+
+
+def _is_figure(path: Path) -> bool:
+    return is_drawn(path.name) and path.is_file()
 
 
 def statement_text(statement: PrivacyStatement) -> str:

@@ -21,7 +21,7 @@ RESTARTS, STEPS_PER_SECOND = "dpgcl_restarts", "dpgcl_steps_per_second"
 MEANINGS = {
     TRIALS: "trainings of the sweep, by state",
     EPSILON_RESERVED: "epsilon of all planned trainings of the sweep together, at its delta, by PLD",
-    EPSILON_SPENT: "epsilon of those that have begun, each counted whole, likewise",
+    EPSILON_SPENT: "epsilon of those that have begun, each as planned, repeated steps not counted, likewise",
     RESTARTS: "times that trainings of the sweep were restarted since its driver started",
     STEPS_PER_SECOND: "training steps per second of all trainings, since the sweep's driver started",
 }
@@ -105,10 +105,21 @@ class SweepMetrics:
             self._set(name, epsilon)
 
     def _account(self, begun: Sequence[Trial], now: float) -> None:
-        """Tell ε of what has begun; seldom, where accounting takes long."""
+        """Tell ε of what has begun; seldom, where accounting takes long.
+
+        Each as it is planned: a σ or ε that a search has chosen follows scores, and what trainings at chosen
+        ones compose to is no guarantee; at the least noise of the search it is.
+        """
         if len(begun) == self._num_counted or now < self._next_count:
             return
-        cost = cost_of(self._plan.release, begun)
+        names = {trial.name for trial in begun}
+        planned = [trial for trial in self._plan.trials if trial.name in names]
+        earlier = self._plan.earlier
+        cost = (
+            cost_of(self._plan.release, planned)
+            if earlier is None
+            else cost_of(self._plan.release, (*planned, *earlier.trials), earlier.drawn)
+        )
         self._num_counted = len(begun)
         self._next_count = self._clock() + (self._clock() - now) / _SHARE_OF_TIME
         if cost is not None and cost.tuned_epsilon is not None:

@@ -26,7 +26,7 @@ from dpgcl_core.errors import ConfigError, StorageError
 from dpgcl_core.release.metrics import Release, find_metric
 from sweeps.service.running.outbox import AT_THE_END, Outbox, Patience
 from sweeps.service.running.terminal import count, say, warn
-from sweeps.service.storage.folder import CONFIG_FILE, SweepFolder, storage_errors, write_json
+from sweeps.service.storage.folder import CONFIG_FILE, SweepFolder, is_drawn, storage_errors, write_json
 from trainers.export.finished import ANSWER
 from trainers.export.folder import STATEMENT
 from trainers.files.destination import MANIFEST, Content, Copies, Destination, files_below
@@ -34,7 +34,6 @@ from trainers.files.destination import MANIFEST, Content, Copies, Destination, f
 _STATEMENTS = (f"{STATEMENT}.json", f"{STATEMENT}.md", ANSWER, REPORT)
 """What is true only while nothing more is drawn."""
 _NAMED = (*_STATEMENTS, CONFIG_FILE)
-_DRAWN = (".png", ".svg", ".pdf", ".html", ".csv", ".md", ".tex")
 _PLACES = "published.json"
 
 
@@ -83,11 +82,7 @@ def shown_result(result: Mapping[str, Any], *, is_public: bool) -> bytes:
 def open_files(folder: Path) -> dict[str, Path]:
     """Return the files of an open sweep that may be seen as they are, by name."""
     found = {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and not path.is_symlink()}
-    return {
-        name: path
-        for name, path in found.items()
-        if name in _NAMED or (path.suffix in _DRAWN and not name.startswith("."))
-    }
+    return {name: path for name, path in found.items() if name in _NAMED or is_drawn(name)}
 
 
 def publish_release(
@@ -186,13 +181,15 @@ class Publisher:
 def withdraw_copies(folder: SweepFolder, owner: str) -> None:
     """Take the statements of an open sweep away wherever they were sent, before more is drawn.
 
+    Figures and tables, too: they state the cost of the whole sweep, which repeated steps may raise.
+
     Raises:
       StorageError: that fails; the sweep must not draw.
     """
     for address in places_of(folder):
         copies = Copies(Destination.open(address).at(folder.name), owner)
         for name in copies.names:
-            if name in _STATEMENTS:
+            if name in _STATEMENTS or is_drawn(name):
                 copies.remove(name)
 
 

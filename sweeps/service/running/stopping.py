@@ -30,7 +30,7 @@ from sweeps.service.options.service import ServiceOptions
 from sweeps.service.planning.trials import Trial
 from sweeps.service.storage.folder import SweepFolder
 from trainers.data.dataset import Modality
-from trainers.files.oversight import Oversight
+from trainers.files.oversight import Oversight, Question
 
 ASHA = "asha"
 _REDUCTION = 3
@@ -137,10 +137,14 @@ class Stopping:
     def _answer(self, trial: Trial, oversight: Oversight) -> None:
         if (asked := oversight.question()) is None:
             return
+        ended = oversight.ended_at()  # an earlier attempt, maybe under an earlier driver
+        goes_on = asked.step < ended if ended is not None else self._decided(trial, asked)
+        oversight.answer(asked, goes_on=goes_on)
+
+    def _decided(self, trial: Trial, asked: Question) -> bool:
         name = default_score(self._modality, trial.config.mechanism.method)
         score = asked.scores.get(name)
-        goes_on = score is None or self._rule_for(trial, name).goes_on(trial.name, asked.step, score)
-        oversight.answer(asked, goes_on=goes_on)
+        return score is None or self._rule_for(trial, name).goes_on(trial.name, asked.step, score)
 
     def _rule_for(self, trial: Trial, score: str) -> Rule:
         """Return the rule for trainings like one: private ones are not held against others without noise."""

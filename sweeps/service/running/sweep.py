@@ -60,6 +60,7 @@ from sweeps.service.privacy.budget import SweepBudget, new_sweep_id, sweep_budge
 from sweeps.service.privacy.statement import (
     build_statement,
     statement_text,
+    steps_left_out,
     what_one_drew,
     what_was_drawn,
     withdraw_statement,
@@ -660,7 +661,7 @@ class OpenSweep:
         self._begin_publishing(will_draw=bool(remaining))
         self._charge(remaining)
         if remaining:
-            withdraw_statement(self._folder.path)
+            withdraw_statement(self._folder.path, self._plan.question)
             self._reporter.withdraw()
         self._outbox.put(_BEGINNING)
         for name, result in done.items():
@@ -990,11 +991,10 @@ def _stop_note(config: TrainingConfig) -> str:
 
 def _with_lost(trial: Trial, metrics: dict[str, float], drawn: Charged | None) -> dict[str, float]:
     """The metrics of a training that differ once attempts count of which its checkpoints know nothing."""
-    if drawn is None or drawn.num_steps <= metrics["num_steps_charged"]:
+    left_out = steps_left_out(trial, metrics)
+    if drawn is None or drawn.num_steps <= metrics["num_steps_charged"] + left_out:
         return {}
-    epsilon = trial.config.epsilon(  # of all T, though it was ended early
-        max(drawn.num_steps, trial.config.mechanism.num_steps),
-        num_restarts=drawn.num_first_steps - 1,
-        num_scorings=drawn.num_scorings,
+    epsilon = trial.config.epsilon(
+        drawn.num_steps, num_restarts=drawn.num_first_steps - 1, num_scorings=drawn.num_scorings
     )
-    return {"num_steps_charged": float(drawn.num_steps), "epsilon": epsilon}
+    return {"num_steps_charged": float(drawn.num_steps - left_out), "epsilon": epsilon}

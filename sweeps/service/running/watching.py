@@ -1,8 +1,9 @@
 """The trainings of a sweep that run: how far each is, how fast it goes, and when all will have ended.
 
 Steps done are public. How long a step takes depends on how many records are drawn: with private ones the rate
-of a training is told in a terminal, to its operator, and in no line that a log may keep. Of a sealed sweep's
-trainings nothing is looked at.
+of a training and the time left are told in a terminal, to its operator, and in no line that a log may keep,
+nor steps from whose times they would follow: there they are in tenths. Of a sealed sweep's trainings nothing
+is looked at.
 """
 
 from __future__ import annotations
@@ -39,12 +40,11 @@ class _Running:
     def share(self) -> float:
         return fraction_done(self.pace.latest)
 
-    @property
-    def stage(self) -> str:
+    def stage(self, *, in_tenths: bool = False) -> str:
         """What it does, in words."""
-        if not self.begun or self.pace.latest is None:
+        if not self.begun or (latest := self.pace.latest) is None:
             return "starting"
-        step = self.pace.latest.step
+        step = (latest.in_tenths if in_tenths else latest).step
         return "scoring" if step >= self.num_steps else f"step {step} of {self.num_steps}"
 
 
@@ -54,7 +54,7 @@ class SweepWatch:
     Args:
       num_trials: of the sweep.
       num_over: of these, ones that will not run any more.
-      tells_rates: whether a line may say how fast a training goes.
+      tells_rates: whether a line may say how fast a training goes, or from what it would follow.
     """
 
     is_open = True
@@ -110,13 +110,15 @@ class SweepWatch:
     def line(self, now: float) -> str:
         """Return how far the sweep is, in a line."""
         running = self._look(now)
-        rates = [_rate(each, now) if self._tells_rates else "" for _, each in running]
         told = [
-            f"{name}: {each.stage}{rate}"
-            for (name, each), rate in zip(running[:_MOST_NAMED], rates, strict=False)
+            f"{name}: {each.stage()}{_rate(each, now)}"
+            if self._tells_rates
+            else f"{name}: {each.stage(in_tenths=True)}"
+            for name, each in running[:_MOST_NAMED]
         ]
         more = [f"{len(running) - _MOST_NAMED} more run"] if len(running) > _MOST_NAMED else []
         over, *end = self._summary(now)
+        end = end if self._tells_rates else []
         return "; ".join([over, *(told or ["waiting for Ray's first process"]), *more, *end])
 
     def summary(self, now: float) -> str:
@@ -141,7 +143,7 @@ class SweepWatch:
             left = each.pace.seconds_left(now)
             rate = each.pace.rate
             shown = (
-                each.stage.removeprefix("step "),
+                each.stage().removeprefix("step "),
                 "" if rate is None else f"{rate:.3g}",
                 "" if left is None else duration(left),
             )
@@ -184,6 +186,6 @@ class SealedWatch:
 
 def _rate(each: _Running, now: float) -> str:
     left = each.pace.seconds_left(now)
-    if left is None or each.stage == "scoring":
+    if left is None or each.stage() == "scoring":
         return ""
     return f", {each.pace.rate:.3g} steps/s, {duration(left)} left"

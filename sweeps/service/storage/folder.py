@@ -43,6 +43,17 @@ LAYOUT = 3
 """Of a sweep's folder; one of another layout is not continued."""
 _TRACES = ("trials", "checkpoints", "drawn", "started", "trusted", "release", "suggested")
 
+_DRAWN = (".png", ".svg", ".pdf", ".html", ".csv", ".md", ".tex")
+
+
+def is_drawn(name: str) -> bool:
+    """Whether a file at the top of a sweep's folder is a figure, a page or a table.
+
+    >>> is_drawn("group_size.png"), is_drawn("trials/S4-r0.csv"), is_drawn(".group_size.png.part")
+    (True, False, False)
+    """
+    return Path(name).suffix in _DRAWN and "/" not in name and not name.startswith(".")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Starts:

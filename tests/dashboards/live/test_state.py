@@ -83,7 +83,7 @@ def test_sweep_of_private_data_shows_steps_and_no_rate(storage: Storage) -> None
     storage.sweep("one", "private")
     storage.folder("one")
     reader = storage.reader()
-    for storage.now, step in ((0.0, 20), (10.0, 40)):
+    for storage.now, step in ((0.0, 20), (10.0, 49)):
         storage.tell("one", "b", step)
         state = reader.sweep("one")
     assert state is not None
@@ -93,6 +93,28 @@ def test_sweep_of_private_data_shows_steps_and_no_rate(storage: Storage) -> None
     assert "40 of 100" in page
     assert "Steps/s" not in page
     assert "The data are private" in page
+
+
+def test_restart_of_a_training_on_private_data_is_not_seen(storage: Storage) -> None:
+    """Its file is gone until the next attempt has begun, which begins at an earlier step."""
+    storage.sweep("one", "private")
+    folder = storage.folder("one")
+    reader, seen = storage.reader(), []
+    for storage.now, step in ((0.0, 57), (10.0, None), (20.0, 30), (30.0, 61)):
+        if step is None:
+            next(folder.rglob("progress.json")).unlink()
+        else:
+            storage.tell("one", "b", step)
+        state = reader.sweep("one")
+        assert state is not None
+        seen.append([(trial.name, trial.progress.step) for trial in state.running])
+    assert seen == [[("b", 50)], [("b", 50)], [("b", 50)], [("b", 60)]]
+    storage.tell("one", "b", 100)
+    storage.finish("one", "b")
+    storage.now = 40.0
+    state = reader.sweep("one")
+    assert state is not None
+    assert state.running == ()
 
 
 def test_sweep_without_data_known_to_be_public_counts_as_private(storage: Storage) -> None:

@@ -14,6 +14,7 @@ from trainers.config.training import EvaluationConfig, TrainingConfig
 from trainers.files.attempts import Drawn
 from trainers.files.checkpoint import CheckpointFolder, write_drawn
 from trainers.files.oversight import Oversight, Question, TrainingStopped
+from trainers.training import loop
 from trainers.training.loop import train
 
 pytestmark = pytest.mark.ci  # trainings of a second each
@@ -81,6 +82,37 @@ def test_steps_for_restarts_stay_charged_in_advance(tmp_path: Path) -> None:
     ended = train(config, make_data(), checkpoints=checkpoints, oversight=checkpoints.oversight).metrics
     assert ended["num_steps_charged"] == NUM_STEPS + 3
     assert ended["epsilon"] == config.epsilon(NUM_STEPS + 3)
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_end_decided_by_scores_stands_for_an_attempt_that_died_before_its_result(
+    saved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the checkpoint of the last step is lost as well, the steps to it are repeated, and no more."""
+
+    def die(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    checkpoints = folder_in(tmp_path, lambda question: question.step < 2)
+    with monkeypatch.context() as dying:
+        dying.setattr(loop, "_finish" if saved else "_draw_noised_scores", die)
+        with pytest.raises(MemoryError):
+            train(config_of(), make_data(), checkpoints=checkpoints, oversight=checkpoints.oversight)
+    assert checkpoints.saved_step() == (2 if saved else 0)
+    checkpoints.oversight.begin()
+    assert checkpoints.oversight.ended_at() == 2
+    asked: list[int] = []
+
+    def by_the_first_decision(question: Question) -> bool:
+        asked.append(question.step)
+        return question.step < 2
+
+    again = folder_in(tmp_path, by_the_first_decision)
+    metrics = train(config_of(), make_data(), checkpoints=again, oversight=again.oversight).metrics
+    assert asked == ([] if saved else [2])
+    assert metrics["num_steps_done"] == 2
+    assert metrics["num_steps_charged"] >= (2 if saved else 4)
+    assert metrics["epsilon"] > config_of().epsilon(NUM_STEPS)
 
 
 def test_driver_is_told_no_score_that_may_not_be_seen(tmp_path: Path) -> None:
