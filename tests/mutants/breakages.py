@@ -1589,21 +1589,27 @@ BREAKAGES = (
         file="sweeps/service/privacy/statement.py",
         before='return max(0, trial.config.mechanism.num_steps - int(metrics["num_steps_done"]))',
         after="return 0",
-        tests=("tests/sweeps/test_stopping.py",),
+        tests=(
+            "tests/sweeps/test_stopping.py::test_epsilon_of_a_sweep_has_all_steps_of_a_training_ended_by_scores",
+        ),
     ),
     Breakage(
         name="a training that was ended goes on after a restart",
         file="sweeps/service/running/stopping.py",
         before="goes_on = asked.step < ended if ended is not None else self._decided(trial, asked)",
         after="goes_on = self._decided(trial, asked)",
-        tests=("tests/sweeps/test_stopping.py",),
+        tests=(
+            "tests/sweeps/test_stopping.py::test_training_that_was_ended_is_ended_again_at_the_same_step",
+        ),
     ),
     Breakage(
         name="restarts on private data are seen on the live page",
         file="dashboards/live/state.py",
         before="begun = watched.in_tenths(begun, done)",
         after="pass",
-        tests=("tests/dashboards/live/test_state.py",),
+        tests=(
+            "tests/dashboards/live/test_state.py::test_restart_of_a_training_on_private_data_is_not_seen",
+        ),
     ),
     Breakage(
         name="a sweep's log and plan are copied, too",

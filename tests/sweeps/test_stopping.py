@@ -105,7 +105,7 @@ def test_private_trainings_are_not_held_against_others_without_noise(make_plan: 
 def test_training_that_was_ended_is_ended_again_at_the_same_step(
     rule: str, new_driver: bool, make_plan: Plan, tmp_path: Path
 ) -> None:
-    """Its worker died before it had a result: neither scores that have come since nor a new driver undo it."""
+    """Its worker died before it had a result: neither later scores nor a new driver undo it."""
     given = (*QUICK, "--repeats", "4", "--early-stopping", rule)
     *others, last = make_plan(*given).trials
     service = ServiceOptions(early_stopping=rule)
@@ -298,7 +298,7 @@ def test_unused_steps_of_a_training_ended_by_scores_return_to_the_ledger_alone(
     assert stopped_at(plan.trials[0], metrics) == 4
 
 
-def test_epsilon_of_a_sweep_has_all_planned_steps_and_the_repeated_ones_of_a_training_ended_by_scores(
+def test_epsilon_of_a_sweep_has_all_steps_of_a_training_ended_by_scores(
     make_plan: Plan, tmp_path: Path
 ) -> None:
     """Three steps were repeated before it was ended after four: T + 3, whatever the scores had said."""
