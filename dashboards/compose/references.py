@@ -131,6 +131,8 @@ def points_along(
 def reference_rows(shown: pd.DataFrame, question: Question) -> list[ReferenceRow]:
     """Return the rows of references of a table, one for each place on the axis where they differ along it.
 
+    Places with the same scores share one; where all have them, it names none.
+
     Args:
       shown: from `dashboards.compose.selection.shown_trials`.
       question: of the table.
@@ -148,12 +150,18 @@ def reference_rows(shown: pd.DataFrame, question: Question) -> list[ReferenceRow
                 by = name = NETWORK
             if SWEEP in question.splits:
                 by = name = SWEEP
-            parts = [(f", {_place(cell, name)}", cell) for _, cell in shown.groupby(by, sort=by != SWEEP)]
+            parts = [(_place(cell, name), cell) for _, cell in shown.groupby(by, sort=by != SWEEP)]
+        places: list[tuple[dict[str, tuple[float, float, int]], list[str]]] = []
         for place, cell in parts:
             known = {score: _statistics(cell, name, each) for score, name in columns.items()}
             known = {score: numbers for score, numbers in known.items() if numbers[2]}
-            if known:
-                found.append(ReferenceRow(label=each.label + place, scores=known))
+            if shared := next((named for scores, named in places if scores == known), None):
+                shared.append(place)
+            elif known:
+                places.append((known, [place]))
+        for known, named in places:
+            at = "" if len(named) == len(parts) else f", {' and '.join(named)}"
+            found.append(ReferenceRow(label=each.label + at, scores=known))
     return found
 
 

@@ -189,6 +189,30 @@ def test_references_that_were_not_scored_have_no_row(make_trials) -> None:
     assert [row.label for row in rows] == ["untrained network"]
 
 
+def test_places_with_the_same_reference_share_a_row(make_trials) -> None:
+    """Most options of an ablation begin with the same random weights."""
+    trials = make_trials().drop(columns=["linear_probe_accuracy", "untrained_linear_probe_accuracy"])
+    first, second, third, *_ = sizes = sorted(trials["group_size"].unique(), key=str)
+    names = dict(zip(sizes, ("plain", "ema", "warm-start"), strict=False))
+    trials = trials[trials["group_size"].isin([first, second, third])].assign(
+        option=lambda rows: rows["group_size"].map(names),
+        untrained_knn_accuracy=lambda rows: 0.5 + 0.01 * rows["repeat"].astype(int),
+    )
+    question = find_question("ablation")
+
+    def labels(**changes) -> list[str]:
+        return [
+            row.label for row in reference_rows(shown_trials(trials.assign(**changes), question), question)
+        ]
+
+    assert labels() == ["untrained network"]
+    other = trials["untrained_knn_accuracy"].where(trials["option"] != "warm-start", 0.7)
+    assert labels(untrained_knn_accuracy=other) == [
+        "untrained network, plain and averaged weights",
+        "untrained network, warm start",
+    ]
+
+
 def test_differences_are_to_the_public_start(trials: pd.DataFrame) -> None:
     differences = differences_table(trials, find_question("methods"))
     row = differences[(differences["method"] == "dp_gcl") & (differences["minus"] == "public start")]
