@@ -168,9 +168,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for source, page in ELSEWHERE.items():
         if page != "index.md":
             files.append(File.generated(config, page, content=(ROOT / source).read_text()))
-    for file in sorted((ROOT / RESULTS).iterdir()):
+    for file in sorted((ROOT / RESULTS).rglob("*")):
         if file.suffix in _RESULT_FILES:
-            place = f"results/{file.name}"
+            place = f"results/{file.relative_to(ROOT / RESULTS).as_posix()}"
             files.append(File.generated(config, place, abs_src_path=str(file)))
     for file in sorted((ROOT / "examples").glob("*.py")):
         files.append(File.generated(config, f"examples/{file.name}", abs_src_path=str(file)))
