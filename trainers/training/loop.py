@@ -221,8 +221,7 @@ def _has_ended(run: _Run, oversight: Oversight | None) -> bool:
     """Whether an earlier attempt was ended for its scores by this step, and died before it had a result."""
     if oversight is None or not oversight.by_scores:
         return False
-    ended = oversight.ended_at() if run.workers.rank == 0 else None
-    return _at_all(run, lambda: ended is not None and run.step >= ended)
+    return _at_all(run, lambda: (ended := oversight.ended_at()) is not None and run.step >= ended)
 
 
 def _nothing() -> None:

@@ -113,13 +113,11 @@ class SweepMetrics:
         if len(begun) == self._num_counted or now < self._next_count:
             return
         names = {trial.name for trial in begun}
-        planned = [trial for trial in self._plan.trials if trial.name in names]
-        earlier = self._plan.earlier
-        cost = (
-            cost_of(self._plan.release, planned)
-            if earlier is None
-            else cost_of(self._plan.release, (*planned, *earlier.trials), earlier.drawn)
-        )
+        charged = [trial for trial in self._plan.trials if trial.name in names]
+        drawn = None
+        if (earlier := self._plan.earlier) is not None:
+            charged, drawn = [*charged, *earlier.trials], earlier.drawn
+        cost = cost_of(self._plan.release, charged, drawn)
         self._num_counted = len(begun)
         self._next_count = self._clock() + (self._clock() - now) / _SHARE_OF_TIME
         if cost is not None and cost.tuned_epsilon is not None:
