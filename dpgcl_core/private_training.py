@@ -29,6 +29,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -57,6 +58,7 @@ from dpgcl_core.mechanism.numbers import default_delta
 from dpgcl_core.mechanism.passes import groups_of_a_pass
 from dpgcl_core.methods.in_groups import ClippedGroups
 from dpgcl_core.noise.chacha20 import SecureRandomness
+from dpgcl_core.noise.parts import add_in_parts, drawn_of, in_float32
 from dpgcl_core.noise.sources import DrawSource
 from dpgcl_core.sampling.stage import DrawnGroups
 
@@ -254,11 +256,11 @@ class PrivateTraining:
         parameters = trainable_parameters(self._model)
         total = self._clipped_sum(leaves, drawn, parameters[0].device)
         refuse_changed_state(self._model, self._state, modes=False)
-        noise = self.mechanism.noise(num_summed=self._randomness.num_summed_normals)
-        secret = self._randomness.generator(self.num_steps_taken, "noise")
-        noise.add_rounded_once(total, noise.draw(len(total), secret).to(total.device))
+        law = self.mechanism.noise(num_summed=self._randomness.num_summed_normals)
+        secret = partial(self._randomness.generator, self.num_steps_taken)
+        add_in_parts(total, law, drawn_of(law, secret))
         self.num_steps_taken += 1  # charged before the first weight moves
-        set_gradients(parameters, total.float() / self.mechanism.divisor)
+        set_gradients(parameters, in_float32(total).div_(self.mechanism.divisor))
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 

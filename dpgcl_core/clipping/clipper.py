@@ -65,6 +65,7 @@ from dpgcl_core.clipping.types import (
     GroupInputs,
     GroupReport,
     Objective,
+    add_to_sum,
     num_trainable,
     trainable_parameters,
 )
@@ -79,7 +80,8 @@ FLAT, AUTOMATIC = "flat", "automatic"
 GAMMA = 0.01
 """γ of automatic clipping: public, and the same for every training."""
 _MARGIN = 1 - 1e-4
-_MAX_GRADIENT_NUMBERS = 2**26  # 256 MiB of per-group gradients at a time
+_MAX_GRADIENT_NUMBERS = 2**26  # 256 MiB of per-group gradients at a time,
+_MAX_GRADIENT_NUMBERS_PER_WEIGHT = 2  # or as much memory as the float64 sum takes, if that is more
 _LOOP_FROM_VIEWS = 96  # on a CPU a backward pass of this many images is as fast alone as among others,
 _LOOP_FROM_VIEWS_OF_MANY_WEIGHTS = 48  # and here it also saves the memory of the other groups' gradients
 _MANY_WEIGHTS = 2**20
@@ -185,7 +187,7 @@ class GroupClipper:
         isolated = model if self.isolated else None
         if isolated is not None or size == 1 or not _goes_in_one_pass(model, objective, inputs):
             return _gradients_in_a_loop(parameters, objective, inputs, isolated)
-        size, found = _equal_shares(size, num_trainable(model)), []
+        size, found = _equal_shares(size, model, num_trainable(model)), []
         for start in range(0, _num_groups(inputs), size):
             some = _groups(inputs, start, min(start + size, _num_groups(inputs)))
             try:
@@ -222,7 +224,7 @@ class GroupClipper:
         if basis is None:
             size = _groups_of_a_pass(wanted, model, parameters, objective, inputs)
         else:
-            size = _equal_shares(wanted, num_trainable(model))
+            size = _equal_shares(wanted, model, num_trainable(model))
         reports = []
         for start in range(0, _num_groups(inputs), size):
             stop = min(start + size, _num_groups(inputs))
@@ -363,7 +365,7 @@ def _plain(
     flat = flat_gradient(torch.autograd.grad(losses.sum(), parameters, allow_unused=True), parameters)
     finite = torch.isfinite(flat).all()
     flat = torch.where(finite, flat, torch.zeros_like(flat))
-    total += flat if basis is None else basis @ flat
+    add_to_sum(total, flat if basis is None else basis @ flat)
     return GroupReport(
         norms=torch.full_like(losses.detach(), math.nan),
         losses=losses.detach(),
@@ -422,7 +424,7 @@ def _loop(
         factor, finite = _factors(norm, l2_clip_norm, gamma)
         counts = finite if complete is None else finite & complete[index : index + 1]
         for part, run in runs:
-            total[run] += torch.where(counts[0], flat[run], 0.0) * factor[part, 0]
+            add_to_sum(total[run], torch.where(counts[0], flat[run], 0.0).mul_(factor[part, 0]))
         norms.append(norm)
         losses.append(loss.detach())
         finites.append(finite)
@@ -633,7 +635,7 @@ def _groups_of_a_pass(
     wanted: int, model: nn.Module, parameters: list[nn.Parameter], objective: Objective, inputs: GroupInputs
 ) -> int:
     """How many groups go at once: as many as are wanted, or equal shares of them whose gradients fit."""
-    if wanted * num_trainable(model) <= _MAX_GRADIENT_NUMBERS:
+    if wanted * num_trainable(model) <= _most_numbers(model):
         return wanted
     numbers = _gradient_numbers.get(model, {}).get(_shape(inputs))
     if numbers is None:  # learned on groups of zeros, lest a real one be alone in its pass
@@ -644,12 +646,16 @@ def _groups_of_a_pass(
         except NotSeparableError:
             return 1
         numbers = _gradient_numbers[model][_shape(inputs)]
-    return _equal_shares(wanted, numbers)
+    return _equal_shares(wanted, model, numbers)
 
 
-def _equal_shares(wanted: int, numbers_per_group: int) -> int:
+def _most_numbers(model: nn.Module) -> int:
+    return max(_MAX_GRADIENT_NUMBERS, _MAX_GRADIENT_NUMBERS_PER_WEIGHT * num_trainable(model))
+
+
+def _equal_shares(wanted: int, model: nn.Module, numbers_per_group: int) -> int:
     """Return how many groups go in one pass, of passes of equal size, given each one's gradient numbers."""
-    fits = max(1, _MAX_GRADIENT_NUMBERS // max(1, numbers_per_group))
+    fits = max(1, _most_numbers(model) // max(1, numbers_per_group))
     return math.ceil(wanted / math.ceil(wanted / fits))
 
 

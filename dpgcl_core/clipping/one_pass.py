@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from dpgcl_core.clipping.direct_uses import DirectUses, NotSeparableError
 from dpgcl_core.clipping.layers import LayerRule, rule_of
+from dpgcl_core.clipping.types import add_to_sum
 
 PER_GROUP = "per-group gradient"
 GHOST_NORM = "ghost norm"
@@ -127,9 +128,9 @@ class GroupGradients:
             row = self.part_of[parameter]
             mask = None if masks is None else masks[row]
             if parameter in self.kept:
-                part += _weighted(self.kept[parameter], factor[row], mask)
+                add_to_sum(part, _weighted(self.kept[parameter], factor[row], mask))
             elif parameter in self.deferred:
-                part += self.deferred[parameter].weighted(factor[row], mask)
+                add_to_sum(part, self.deferred[parameter].weighted(factor[row], mask))
             offset += parameter.numel()
 
 

@@ -76,14 +76,38 @@ def no_sum(model: nn.Module) -> Tensor:
     return torch.zeros(num_trainable(model), dtype=torch.float64, device=device)
 
 
+def add_to_sum(total: Tensor, values: Tensor) -> None:
+    """Add float32 values to float64 sums of the same shape, in place.
+
+    In pieces, for torch would first copy all the values as float64.
+
+    Args:
+      total: float64, contiguous.
+      values: float32.
+    """
+    if values.numel() <= _ADDED_PIECE or not values.is_contiguous():
+        total += values
+        return
+    sums, values = total.view(-1), values.view(-1)
+    for start in range(0, len(values), _ADDED_PIECE):
+        sums[start : start + _ADDED_PIECE] += values[start : start + _ADDED_PIECE]
+
+
+_ADDED_PIECE = 2**17
+"""Numbers of a clipped sum that are added at a time: their float64 copies fit into the cache."""
+
 Embed = Callable[[Tensor], Tensor]
 """Maps inputs `[groups, group_size, views, ...]` to unit embeddings `[groups, group_size, views, dim]`."""
 
 
 def set_gradients(parameters: Iterable[nn.Parameter], flat: Tensor) -> None:
-    """Give every parameter its part of a flat gradient, `[num_parameters]`, in the order of `parameters`."""
+    """Give every parameter its part of a flat gradient, `[num_parameters]`, in the order of `parameters`.
+
+    A part shares the memory of `flat`, except where the parameter has another memory format.
+    """
     offset = 0
     for parameter in parameters:
         part = flat[offset : offset + parameter.numel()].view_as(parameter)
-        parameter.grad = torch.empty_like(parameter).copy_(part)  # in the parameter's own memory format
+        same = part.dtype == parameter.dtype and part.stride() == parameter.stride()
+        parameter.grad = part if same else torch.empty_like(parameter).copy_(part)
         offset += parameter.numel()

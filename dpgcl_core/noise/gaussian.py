@@ -33,8 +33,8 @@ NUM_SUMMED = 4
 _PIECE = 2**15
 """Coordinates summed at a time: they fit into the cache."""
 
-_ADDED_PIECE = 2**17
-"""Coordinates added at a time."""
+_ADDED_PIECE = 2**15
+"""Coordinates added at a time: they fit into the cache, and one thread adds them."""
 
 _GRID_BITS = 20
 

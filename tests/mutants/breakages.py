@@ -55,6 +55,20 @@ BREAKAGES = (
         tests=("tests/dpgcl_core/noise/test_gaussian.py::test_plain_noise_is_one_draw",),
     ),
     Breakage(
+        name="all parts of the noise vector have one generator",
+        file="dpgcl_core/noise/parts.py",
+        before='    return f"noise {index}" if index else "noise"\n',
+        after='    return "noise"\n',
+        tests=("tests/dpgcl_core/noise/test_parts.py::test_no_two_coordinates_share_noise",),
+    ),
+    Breakage(
+        name="the parts of the noise vector but the first are not added",
+        file="dpgcl_core/noise/parts.py",
+        before="    parts = parts_of(len(total))\n    squares",
+        after="    parts = parts_of(len(total))[:1]\n    squares",
+        tests=("tests/dpgcl_core/noise/test_parts.py::test_no_two_coordinates_share_noise",),
+    ),
+    Breakage(
         name="summed normals are divided by their number, not its root",
         file="dpgcl_core/noise/gaussian.py",
         before="self.std / math.sqrt(self.num_summed)",
@@ -83,8 +97,8 @@ BREAKAGES = (
     Breakage(
         name="a step's noise is 0.7 of what it should be",
         file="trainers/training/loop.py",
-        before="        return lambda: law.draw(len(run.total), generator)\n",
-        after="        return lambda: law.draw(len(run.total), generator).mul_(0.7)\n",
+        before="        return noise_of\n",
+        after="        return lambda part: noise_of(part).mul_(0.7)\n",
         tests=(
             "tests/trainers/test_audit.py::test_audit_of_the_step_sees_a_planted_defect_and_nothing_else",
         ),
@@ -543,8 +557,8 @@ BREAKAGES = (
     Breakage(
         name="group that is not finite is multiplied by zero, one group at a time",
         file="dpgcl_core/clipping/clipper.py",
-        before="torch.where(counts[0], flat[run], 0.0) * factor[part, 0]",
-        after="flat[run] * factor[part, 0]",
+        before="torch.where(counts[0], flat[run], 0.0).mul_(factor[part, 0])",
+        after="flat[run].mul_(factor[part, 0])",
         tests=(
             "tests/dpgcl_core/clipping/test_parts.py"
             "::test_group_with_one_part_not_finite_is_left_out_as_a_whole",
@@ -668,8 +682,8 @@ BREAKAGES = (
     Breakage(
         name="sum is divided by the realised number of groups",
         file="trainers/training/loop.py",
-        before="_apply(run, noisy / divisor_of(run.config.optimizer, mechanism))",
-        after="_apply(run, noisy / max(1, len(groups)))",
+        before="_apply(run, noisy.div_(divisor_of(run.config.optimizer, mechanism)))",
+        after="_apply(run, noisy.div_(max(1, len(groups))))",
         tests=(
             "tests/trainers/training/test_loop.py::test_divisor_does_not_follow_the_realised_number_of_groups",
         ),

@@ -159,11 +159,11 @@ def _sum_at_first(workers: SingleWorker, values: Tensor) -> None:
 
 
 def _planted_snr(
-    observer: Observer, step: int, clean_norm: float, bare_norm: float | None, noise: Tensor
+    observer: Observer, step: int, clean_norm: float, bare_norm: float | None, noise_norm: float
 ) -> None:
     clean = METRICS["snr_first_step" if step == 0 else "snr"]
     bare = None if bare_norm is None else METRICS["snr_first_step_no_augmentation"]
-    _record_snr(observer, step, clean, bare, torch.ones(1))
+    _record_snr(observer, step, clean, bare, 1.0)
 
 
 def write_records(folder: Path, num_records: int) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from dpgcl_core.clipping.types import (
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.passes import groups_of_a_pass
 from dpgcl_core.noise.gaussian import GaussianNoise
+from dpgcl_core.noise.parts import PartNoise, add_in_parts, drawn_of, in_float32, parts_of
 from dpgcl_core.noise.sources import DrawSource
 from dpgcl_core.sampling.stage import DrawnGroups
 from trainers.config.training import TrainingConfig
@@ -60,11 +62,8 @@ from trainers.training.subspace import check_subspace, empty_sum, in_subspace, i
 from trainers.training.warm_start import starting_encoder
 from trainers.training.workers import SingleWorker, Workers
 
-_LONG_DRAW = 2**20
-"""Coordinates from which noise is drawn in a thread: ten milliseconds plain, fifty from the stream."""
-
 _THREADS_BESIDE = 2
-"""One draws noise, one makes views: neither waits for the other."""
+"""At least: beside a GPU one draws noise, one makes views, and neither waits for the other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +241,7 @@ def _step(run: _Run) -> None:
     law = mechanism.noise(num_summed=num_summed)
     _use_public_records(run)
     groups = _draw_groups(run)
-    drawn = _draw_noise(run, law)
+    noise_of = _noise_of(run, law)
     run.total.zero_()
     reports = _add_clipped_sum(run, groups, run.total, run.config.num_augmentations)
     _refuse_changed(run)
@@ -251,17 +250,17 @@ def _step(run: _Run) -> None:
     if recorded:
         observer.record_groups(run.step, groups.batch_size, groups.num_grouped, reports, run.workers)
         bare_norm = _norm_without_augmentation(run, groups)
-    if drawn is not None:
-        noise = drawn()
-        if recorded and mechanism.is_private:
-            observer.record_snr(run.step, _norm(run.total), bare_norm, noise)
+    if noise_of is not None:
+        clean_norm = _norm(run.total) if recorded and mechanism.is_private else None
         if observer.releases_noised_snr(run.step):
             generator = run.randomness.generator(run.step, "snr noise")
             observer.record_noised_snr(run.total, generator, num_summed=num_summed)
-        law.add_rounded_once(run.total, noise.to(run.device))
-    noisy = _of_all_weights(run, run.total.float())  # rounded already, where noise was added
+        noise_norm = add_in_parts(run.total, law, noise_of, beside=run.beside)
+        if clean_norm is not None:
+            observer.record_snr(run.step, clean_norm, bare_norm, noise_norm)
+    noisy = _of_all_weights(run, in_float32(run.total))  # rounded already, where noise was added
     run.workers.share(noisy)
-    _apply(run, noisy / divisor_of(run.config.optimizer, mechanism))
+    _apply(run, noisy.div_(divisor_of(run.config.optimizer, mechanism)))
 
 
 def _use_public_records(run: _Run) -> None:
@@ -297,18 +296,21 @@ def _refuse_changed(run: _Run) -> None:
         refuse_changed_state(network, before)
 
 
-def _draw_noise(run: _Run, law: GaussianNoise) -> Callable[[], Tensor] | None:
-    """Return how to get the step's one noise draw, float64 `[num_parameters]`; None but at the first worker.
+def _noise_of(run: _Run, law: GaussianNoise) -> PartNoise | None:
+    """Return how to get the parts of the step's one noise draw; None but at the first worker.
 
-    A long draw is made in a thread while the gradients are computed: it needs nothing of them. A step
-    that fails throws its draw away, unreleased.
+    Beside a GPU they are drawn in a thread while it computes the gradients: they need nothing of them. On a
+    CPU the gradients have all threads and most memory, so parts are drawn once they are to be added. A
+    step that fails throws its draw away, unreleased.
     """
     if run.workers.rank > 0:
         return None
-    generator = run.randomness.generator(run.step, "noise")
-    if len(run.total) < _LONG_DRAW:
-        return lambda: law.draw(len(run.total), generator)
-    return run.beside.submit(law.draw, len(run.total), generator).result
+    noise_of = drawn_of(law, partial(run.randomness.generator, run.step))
+    if run.device.type == "cpu":
+        return noise_of
+    parts = parts_of(len(run.total))
+    drawn = run.beside.submit(lambda: [noise_of(part) for part in parts])
+    return lambda part: drawn.result()[parts.index(part)]
 
 
 def _draw_groups(run: _Run) -> DrawnGroups:
@@ -434,7 +436,7 @@ def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memor
         total=empty_sum(config, encoder),
         states=[(network, whole_state(network)) for network in networks],
         max_views=fits,
-        beside=ThreadPoolExecutor(_THREADS_BESIDE),
+        beside=ThreadPoolExecutor(max(_THREADS_BESIDE, config.performance.threads_per_worker)),
     )
 
 

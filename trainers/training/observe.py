@@ -106,15 +106,14 @@ class Observer:
             return (report.part_ratios > 1).any(1).cpu()
         return (report.norms > self._config.mechanism.l2_clip_norm).cpu()
 
-    def record_snr(self, step: int, clean_norm: float, bare_norm: float | None, noise: Tensor) -> None:
+    def record_snr(self, step: int, clean_norm: float, bare_norm: float | None, noise_norm: float) -> None:
         """Record SNR as DP-GCL defines it: norm of the clean clipped sum over the norm of the noise.
 
         Args:
           clean_norm: norm of the clean clipped sum.
           bare_norm: the same without augmented negatives, at the first step; None elsewhere.
-          noise: the step's noise, `[num_parameters]`.
+          noise_norm: norm of the step's noise.
         """
-        noise_norm = float(torch.linalg.vector_norm(noise))
         self.note(step, {"snr": clean_norm / noise_norm})
         if bare_norm is not None:
             first = {

@@ -141,13 +141,14 @@ def take_step(
     Args:
       optimizer: over `parameters`.
       parameters: in the order of the gradient.
-      gradient: `[num_parameters]`.
+      gradient: `[num_parameters]`; an optimizer may use its memory.
       learning_rate: of this step.
     """
     set_gradients(parameters, gradient)
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
     optimizer.step()
+    optimizer.zero_grad(set_to_none=True)  # the gradients' memory is the caller's
 
 
 def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:

@@ -43,7 +43,7 @@ class Resources:
       num_weights: d, trained weights.
       records_per_second: of one core or GPU.
       is_measured: whether that was measured here; otherwise it was stated.
-      memory_bytes: of one worker, by S: weights, the sum of the groups and the noise in float64, what the
+      memory_bytes: of one worker, by S: weights, the sum of the groups in float64, the gradients, what the
         optimizer keeps, and one pass (`trainers.training.microbatch.pass_bytes`). Libraries and the records,
         which all processes of a machine share, are not counted. Empty where the weights were stated.
     """
@@ -167,4 +167,4 @@ def _config(options: PlannerOptions, size: GroupSize) -> TrainingConfig:
 def _memory_bytes(config: TrainingConfig, encoder: AnyEncoder, shape: ImageShape) -> float:
     weights, trained = sum(each.numel() for each in encoder.parameters()), num_trainable(encoder)
     kept = _STATES.get(config.optimizer.name, 1)
-    return 4 * weights + (8 + 8 + 4 * (1 + kept)) * trained + pass_bytes(config, encoder, shape)
+    return 4 * weights + (8 + 4 * (1 + kept)) * trained + pass_bytes(config, encoder, shape)

@@ -195,7 +195,10 @@ def test_ghost_norm_of_cancelling_gradients_is_not_too_small() -> None:
     assert float(actual[0]) >= float(exact) * (1 - 1e-7)
 
 
-def test_gradients_too_many_to_hold_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("per_weight", [0, 2])
+def test_gradients_too_many_to_hold_are_taken_in_parts(
+    per_weight: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, views = _built(TinyEncoder), _images(7, 2, 3, 0)
     expected = oracles.clipped_sum(model, group_losses_of(model), views, 0.3 * (1 - 1e-4))
     clipper, sizes = GroupClipper(l2_clip_norm=0.3), []
@@ -206,7 +209,9 @@ def test_gradients_too_many_to_hold_are_taken_in_parts(monkeypatch: pytest.Monke
         return right(*args, **kwargs)
 
     monkeypatch.setattr(clipping, "_checked", {model: {None: True}})
-    monkeypatch.setattr(clipping, "_MAX_GRADIENT_NUMBERS", 2 * num_trainable(model) + 1)
+    most = 0 if per_weight else 2 * num_trainable(model) + 1
+    monkeypatch.setattr(clipping, "_MAX_GRADIENT_NUMBERS", most)
+    monkeypatch.setattr(clipping, "_MAX_GRADIENT_NUMBERS_PER_WEIGHT", per_weight)
     monkeypatch.setattr(clipping, "_one_pass", counted)
     total = torch.zeros(num_trainable(model))
     report = clipper.add_clipped_sum(total, model, group_losses_of(model), views)

@@ -360,6 +360,7 @@ def test_report_has_norms_of_whole_gradients_and_ratios_of_parts(monkeypatch: py
     gradients = torch.randn(5, 9, generator=torch.Generator().manual_seed(0))
     monkeypatch.setattr(one_pass, "_FLOPS_PER_NUMBER", BY_GRADIENT)
     monkeypatch.setattr(clipping, "_MAX_GRADIENT_NUMBERS", 18)  # two groups in a pass
+    monkeypatch.setattr(clipping, "_MAX_GRADIENT_NUMBERS_PER_WEIGHT", 0)
     report = GroupClipper(l2_clip_norm=2.0, parts=PARTS[3]).add_clipped_sum(
         torch.zeros(9), model, model.group_losses, gradients[:, None, None]
     )

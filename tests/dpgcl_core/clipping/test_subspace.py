@@ -171,6 +171,7 @@ def test_passes_of_whole_gradients_fit_into_memory(monkeypatch: pytest.MonkeyPat
         return right(*args, **kwargs)
 
     monkeypatch.setattr(clipping, "_MAX_GRADIENT_NUMBERS", 2 * num_trainable(model) + 1)
+    monkeypatch.setattr(clipping, "_MAX_GRADIENT_NUMBERS_PER_WEIGHT", 0)
     monkeypatch.setattr(clipping, "_one_pass", counted)
     parts, _ = _sum(model, views, basis, groups_at_once=6)
     assert sizes == [2, 2, 2]

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from torch import nn
 from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.info_nce import two_view_group_loss
+from dpgcl_core.noise import parts
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.sources import SecretRandomness
 from dpgcl_core.release.metrics import METRICS, Release
@@ -134,7 +136,7 @@ def test_failure_to_make_views_ends_the_training_as_it_is(
         train(make_config(performance=performance, sampling_prob=1.0), make_data())
 
 
-def test_noise_drawn_in_a_thread_is_that_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_drawn_in_threads_is_that_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     results, threads = [], set()
     original = GaussianNoise.draw
 
@@ -143,11 +145,36 @@ def test_noise_drawn_in_a_thread_is_that_of_the_step(monkeypatch: pytest.MonkeyP
         return original(self, n, generator)
 
     monkeypatch.setattr(GaussianNoise, "draw", spy)
-    for long_draw in (2**40, 1):
-        monkeypatch.setattr(loop, "_LONG_DRAW", long_draw)
+    monkeypatch.setattr(parts, "PART", 1000)
+    for beside in (None, ThreadPoolExecutor(2)):
+        add = partial(parts.add_in_parts, beside=beside)
+        monkeypatch.setattr(loop, "add_in_parts", lambda *args, add=add, **_: add(*args))
         results.append(_weights(train(make_config(seeded_non_private=True), make_data()).encoder))
     assert threads == {True, False}
     assert torch.equal(*results)
+
+
+def test_beside_a_gpu_the_noise_is_drawn_in_a_thread_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "PART", 1000)
+    run = _run(seeded_non_private=True)
+    law = run.config.mechanism.noise()
+    on_the_cpu, run.device = loop._noise_of(run, law), torch.device("cuda")
+    threads = set()
+    original = GaussianNoise.draw
+
+    def spy(self: GaussianNoise, n: int, generator: np.random.Generator) -> torch.Tensor:
+        threads.add(threading.current_thread() is threading.main_thread())
+        return original(self, n, generator)
+
+    monkeypatch.setattr(GaussianNoise, "draw", spy)
+    beside = loop._noise_of(run, law)
+    assert on_the_cpu is not None
+    assert beside is not None
+    found = [beside(part) for part in reversed(parts.parts_of(len(run.total)))]
+    assert threads == {False}
+    expected = [on_the_cpu(part) for part in parts.parts_of(len(run.total))]
+    assert len(found) > 1
+    assert torch.equal(torch.cat(found[::-1]), torch.cat(expected))
 
 
 @pytest.mark.parametrize(

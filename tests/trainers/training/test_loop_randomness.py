@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from scipy import stats
 
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.noise import parts
 from dpgcl_core.noise.chacha20 import SecureRandomness
 from dpgcl_core.noise.gaussian import NUM_SUMMED, GaussianNoise
 from dpgcl_core.noise.sources import Draws, SecretRandomness
@@ -120,17 +122,20 @@ def _clean_and_released(
         SingleWorker(),
     )
     clean: list[torch.Tensor] = []
-    own = GaussianNoise.add_rounded_once
+    released: list[torch.Tensor] = []
+    own = parts.add_in_parts
 
-    def spy(self: GaussianNoise, total: torch.Tensor, noise: torch.Tensor) -> None:
+    def spy(total: torch.Tensor, *args: Any, **kwargs: Any) -> float:
         clean.append(total.clone())
-        own(self, total, noise)
+        norm = own(total, *args, **kwargs)
+        released.append(total.clone())
+        return norm
 
-    monkeypatch.setattr(GaussianNoise, "add_rounded_once", spy)
+    monkeypatch.setattr(loop, "add_in_parts", spy)
     loop._step(run)
     assert len(clean) == 1
     assert float(clean[0].norm()) > 0
-    return clean[0], run.total.double()
+    return clean[0], released[0]
 
 
 def test_released_sum_has_the_mechanisms_noise_around_the_clean_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +171,7 @@ def test_released_sum_of_public_data_is_not_rounded_to_a_grid(monkeypatch: pytes
     assert _share_on_grid(released) < 0.99
 
 
-def test_noise_of_the_stream_is_drawn_in_a_thread_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "_LONG_DRAW", 1)
+def test_noise_of_the_stream_is_drawn_in_parts_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "PART", 1000)
     clean, released = _clean_and_released(monkeypatch)
     assert stats.kstest((released - clean).numpy() / STD, "norm").pvalue > 1e-6

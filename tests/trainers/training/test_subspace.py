@@ -136,7 +136,7 @@ def test_noise_is_drawn_in_the_subspace_at_the_std_of_the_mechanism(monkeypatch:
 def test_released_gradient_is_the_noisy_sum_of_the_subspace_lifted(monkeypatch: pytest.MonkeyPatch) -> None:
     run = _run()
     noise = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
-    monkeypatch.setattr(loop, "_draw_noise", lambda run, law: lambda: noise)
+    monkeypatch.setattr(loop, "_noise_of", lambda run, law: lambda part: noise[part])
     monkeypatch.setattr(loop, "_draw_groups", lambda run: DrawnGroups.all_complete(GROUPS))
     clean = torch.zeros_like(run.total)
     loop._add_clipped_sum(run, DrawnGroups.all_complete(GROUPS), clean, 1)

@@ -99,11 +99,12 @@ def _train_with_public_records_and_save(rank: int, folder: Path) -> None:
 
 def _save_noise(rank: int, folder: Path) -> None:
     run = loop._prepare(make_config(), make_data(), current_workers())
-    run.optimizer.step = lambda: None
+    gradients = []
+    run.optimizer.step = lambda: gradients.extend(p.grad.flatten().clone() for p in run.encoder.parameters())
     nothing = DrawnGroups.all_complete(np.empty((0, 4), dtype=np.int64))
     SampledGroups.draw = lambda *_, **__: nothing
     loop._step(run)
-    noise = torch.cat([p.grad.flatten() for p in run.encoder.parameters()]) * run.config.mechanism.divisor
+    noise = torch.cat(gradients) * run.config.mechanism.divisor
     torch.save(noise, folder / f"{rank}.pt")
 
 
