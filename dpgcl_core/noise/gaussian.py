@@ -34,7 +34,7 @@ _PIECE = 2**15
 """Coordinates summed at a time: they fit into the cache."""
 
 _ADDED_PIECE = 2**15
-"""Coordinates added at a time: they fit into the cache, and one thread adds them."""
+"""Coordinates added at a time on a CPU: they fit into the cache, and one thread adds them."""
 
 _GRID_BITS = 20
 
@@ -112,7 +112,8 @@ class GaussianNoise:
         """
         if len(total) != len(noise):
             raise ConfigError(f"noise must have one number per coordinate; got {len(noise)}, {len(total)}")
-        for start in range(0, len(total), _ADDED_PIECE):
-            sums = total[start : start + _ADDED_PIECE]
-            noisy = sums.double().add_(noise[start : start + _ADDED_PIECE])
+        at_once = _ADDED_PIECE if total.device.type == "cpu" else max(1, len(total))
+        for start in range(0, len(total), at_once):
+            sums = total[start : start + at_once]
+            noisy = sums.double().add_(noise[start : start + at_once])
             sums.copy_((self.on_grid(noisy) if self.num_summed > 1 else noisy).float())
