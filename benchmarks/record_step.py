@@ -35,7 +35,7 @@ from dpgcl_core.errors import exit_on_bad_input
 MODELS = ("mae-toy", "cap-toy", "mae-base", "cap-base")
 BATCH_SIZES = {"mae-toy": 512, "cap-toy": 256}
 MICROBATCHES = {"mae-toy": (64, 128, 256, 512), "cap-toy": (32, 64, 128, 256)}
-LARGE_BATCH, LARGE_MICROBATCHES = 16, (4, 8, 16)
+LARGE_BATCH, LARGE_MICROBATCHES = 64, (8, 16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Options(Output):
     models: tuple[str, ...] = MODELS
     """Networks of dp_mae and dp_cap, each of them."""
     expected_batch_size: int | None = None
-    """B, records per step, exactly; 512 of mae-toy, 256 of cap-toy and 16 of the others unless given."""
+    """B, records per step, exactly; 512 of mae-toy, 256 of cap-toy and 64 of the others unless given."""
     microbatches: tuple[int, ...] = ()
     """Records at once that are tried; a few by model unless given."""
     tie_embeddings: bool = False
