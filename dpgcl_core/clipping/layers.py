@@ -28,6 +28,10 @@ from torch import Tensor, nn
 MAX_PATCH_NUMBERS = 2**22
 """Convolution patches are copied in pieces of this many numbers, which fit into the cache."""
 
+PIECE_NUMBERS = 2**17
+"""Numbers of which a temporary copy is made at a time: fresh memory for all of them would cost more than the
+arithmetic."""
+
 MANY_PATCHES, MANY_NUMBERS = 50, 2**21
 """On a CPU, groups with this many patch numbers, and this many per weight, take the convolution's own weight
 gradient: copying the patches would cost more than one call per group."""
@@ -94,10 +98,22 @@ def _norms(of_inputs: Tensor, of_outputs: Tensor) -> GhostNorms:
     return (of_inputs * of_outputs).sum((1, 2)).clamp_min(0), (lengths[0] * lengths[1]).sum(1)
 
 
-def _ghost_norm(x: Tensor, grad: Tensor) -> GhostNorms:
-    """Return `_norms` of `[groups, M, ·]` tensors, in float64."""
-    x, grad = x.double(), grad.double()
-    return _norms(torch.bmm(x, x.transpose(1, 2)), torch.bmm(grad, grad.transpose(1, 2)))
+def _gram(x: Tensor) -> Tensor:
+    """Return the Gram matrices of `[groups, M, ·]`, float64 `[groups, M, M]`."""
+    grams = x.new_empty(len(x), x.shape[1], x.shape[1], dtype=torch.float64)
+    for piece in _pieces(x):
+        exact = x[piece].double()
+        torch.bmm(exact, exact.transpose(1, 2), out=grams[piece])
+    return grams
+
+
+def _pieces(x: Tensor) -> Iterator[slice]:
+    """Yield runs of groups: on a CPU a piece's temporary copy stays in the cache, on a GPU all go at once."""
+    at_once = len(x)
+    if x.device.type == "cpu":
+        at_once = max(1, PIECE_NUMBERS // max(1, x[0].numel()))
+    for start in range(0, len(x), at_once):
+        yield slice(start, start + at_once)
 
 
 class LinearRule(LayerRule):
@@ -123,7 +139,7 @@ class LinearRule(LayerRule):
         return 2 * length**2 * (x.shape[-1] + grad.shape[-1])
 
     def ghost_norms(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> GhostNorms:
-        return _ghost_norm(*(_rows(t, num_groups, t.shape[-1]) for t in (x, grad)))
+        return _norms(*(_gram(_rows(t, num_groups, t.shape[-1])) for t in (x, grad)))
 
     def total(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
         return grad.float().flatten(0, -2).T @ x.float().flatten(0, -2)
@@ -332,11 +348,14 @@ class LayerNormRule(LayerRule):
         if not module.elementwise_affine:
             return
         shape = (num_groups, -1, *module.normalized_shape)
-        grad = grad.float()
-        normal = F.layer_norm(x.float(), module.normalized_shape, eps=module.eps)
-        yield module.weight, (grad * normal).reshape(shape).sum(1)
+        x, grad = x.reshape(shape), grad.float().reshape(shape)
+        slopes = grad.new_empty(num_groups, *module.normalized_shape)
+        for piece in _pieces(x):
+            normal = F.layer_norm(x[piece].float(), module.normalized_shape, eps=module.eps)
+            torch.sum(normal.mul_(grad[piece]), 1, out=slopes[piece])
+        yield module.weight, slopes
         if module.bias is not None:
-            yield module.bias, grad.reshape(shape).sum(1)
+            yield module.bias, grad.sum(1)
 
 
 class EmbeddingRule(LayerRule):
@@ -375,9 +394,9 @@ class EmbeddingRule(LayerRule):
 
     def ghost_norms(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> GhostNorms:
         index = x.reshape(num_groups, -1)
-        outputs = _rows(self._kept(module, x, grad).double(), num_groups, grad.shape[-1])
+        outputs = _rows(self._kept(module, x, grad), num_groups, grad.shape[-1])
         same = index[:, :, None] == index[:, None, :]  # one-hot inputs: their inner products
-        return _norms(same.double(), torch.bmm(outputs, outputs.transpose(1, 2)))
+        return _norms(same.double(), _gram(outputs))
 
     def total(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
         assert isinstance(module, nn.Embedding)

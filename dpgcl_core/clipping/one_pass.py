@@ -182,7 +182,7 @@ def squares_of(gradients: Tensor) -> Tensor:
     """
     matrix, _ = _dense(gradients)
     whole = matrix.shape[1] // _CHUNK * _CHUNK
-    squares = matrix[:, whole:].double().square().sum(1)
+    squares: Tensor = torch.linalg.vector_norm(matrix[:, whole:], dim=1, dtype=torch.float64).square()
     if whole:
         chunks = torch.linalg.vector_norm(matrix[:, :whole].view(len(matrix), -1, _CHUNK), dim=2)
         squares = squares + chunks.double().square().sum(1)

@@ -401,6 +401,15 @@ BREAKAGES = (
     ),
     # Clipping
     Breakage(
+        name="norms without the last piece of groups",
+        file="dpgcl_core/clipping/layers.py",
+        before="for start in range(0, len(x), at_once):",
+        after="for start in range(0, max(1, len(x) - at_once), at_once):",
+        tests=(
+            "tests/dpgcl_core/clipping/test_one_pass.py::test_pieces_in_which_norms_are_taken_change_nothing",
+        ),
+    ),
+    Breakage(
         name="clipping after the sum",
         file="dpgcl_core/clipping/clipper.py",
         before="""            return _plain(total, parameters, objective, inputs, complete, basis=self.basis)

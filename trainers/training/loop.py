@@ -44,6 +44,7 @@ from trainers.models.networks import AnyEncoder
 from trainers.models.precision import gradient_scale
 from trainers.tasks.scoring import all_scores
 from trainers.tasks.task import AnyTask, task_of
+from trainers.training.allocation import keep_freed_memory
 from trainers.training.averaging import WeightAverage, average_of
 from trainers.training.foreign import refuse_mixing_network
 from trainers.training.microbatch import in_turn, max_views
@@ -408,6 +409,7 @@ def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memor
     check_release(config, data)
     randomness = config.randomness(data_are_private=not data.train_is_public)
     torch.set_num_threads(config.performance.threads_per_worker)
+    keep_freed_memory()
     device = device_named(config.performance.device)
     task, shape = task_of(config), image_shape_of(data.train)
     task.check(config, data.train)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dpgcl_core.clipping import clipper as clipping
-from dpgcl_core.clipping import one_pass
+from dpgcl_core.clipping import layers, one_pass
 from dpgcl_core.clipping.clipper import GroupClipper
 from dpgcl_core.clipping.direct_uses import NotSeparableError
 from dpgcl_core.clipping.layers import Conv2dRule, EmbeddingRule, LayerRule, LinearRule
@@ -94,6 +94,18 @@ def test_one_pass_equals_oracle_for_texts(
         patch.setattr(one_pass, "_FLOPS_PER_NUMBER", flops_per_number)
         actual = _one_pass_sum(model, group_losses_of(model), tokens, 0.3)
     assert _relative_error(actual, expected) < 1e-5
+
+
+@pytest.mark.parametrize("pieces_of", [1, 3 * 3 * 8 * 64, 2**30])
+@pytest.mark.parametrize(("build", "inputs_of"), [(ImageTransformer, _images), (TextEncoder, _tokens)])
+def test_pieces_in_which_norms_are_taken_change_nothing(  # type: ignore[no-untyped-def]
+    build, inputs_of, pieces_of: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, inputs = _built(build), inputs_of(5, 3, 3, 0)
+    expected = oracles.clipped_sum(model, group_losses_of(model), inputs, 0.3 * (1 - 1e-4))
+    monkeypatch.setattr(one_pass, "_FLOPS_PER_NUMBER", BY_GHOST_NORM)
+    monkeypatch.setattr(layers, "PIECE_NUMBERS", pieces_of)
+    assert _relative_error(_one_pass_sum(model, group_losses_of(model), inputs, 0.3), expected) < 1e-5
 
 
 @pytest.mark.parametrize("groups", [1, 2, 5])

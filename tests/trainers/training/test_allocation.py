@@ -1,0 +1,44 @@
+"""Memory that a training frees: its process reuses it, so a step does not wait for the operating system."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.trainers.conftest import make_config, make_data
+from trainers.training import loop
+from trainers.training.allocation import keep_freed_memory
+
+TWICE = """
+import resource
+
+import numpy as np
+
+from trainers.training.allocation import keep_freed_memory
+
+def faults_of_an_array() -> int:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    array = np.empty(2**26, dtype=np.uint8)  # more than glibc ever keeps by itself
+    array.fill(1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+print(keep_freed_memory(), faults_of_an_array(), faults_of_an_array())
+"""
+
+
+def test_freed_memory_is_reused_without_a_page_fault() -> None:
+    kept, first, second = subprocess.run(
+        [sys.executable, "-c", TWICE], capture_output=True, text=True, check=True
+    ).stdout.split()
+    if kept == "False":
+        pytest.skip("this C library has no mallopt")
+    assert 10 * int(second) < int(first)
+
+
+def test_trainings_keep_freed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+    monkeypatch.setattr(loop, "keep_freed_memory", lambda: called.append(True) or keep_freed_memory())
+    loop.train(make_config(), make_data())
+    assert called == [True]

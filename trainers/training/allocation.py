@@ -1,0 +1,31 @@
+"""What a training's process does with memory that it has freed: it keeps it for the next step.
+
+Every pass allocates the same tensors again. Left to itself the C library hands large ones back to the
+operating system whenever they are freed, and gets them back page by page, each page cleared first: on a CPU
+that took a fifth of the time of a private step, whose per-group gradients are such tensors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""Of glibc's `mallopt`."""
+
+_LARGEST_KEPT, _MOST_KEPT = 2**30, 2**31 - 1
+
+
+def keep_freed_memory() -> bool:
+    """Have this process reuse the memory it frees; return whether the C library can be told so.
+
+    Up to 2 GiB at a time, in tensors of up to 1 GiB; glibc alone has the call. It changes no result, and the
+    peak by what lies between tensors.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        set_option = ctypes.CDLL(None).mallopt
+    except AttributeError:
+        return False
+    return bool(set_option(_MMAP_THRESHOLD, _LARGEST_KEPT)) and bool(set_option(_TRIM_THRESHOLD, _MOST_KEPT))
