@@ -240,13 +240,13 @@ class _Layer:
         self._kept: Tensor | None = None
         self._squares = torch.zeros(len(call.x), device=call.output.device)
 
-    def take(self, gradient: Tensor, index: int, num: int, own: Tensor | None) -> None:
-        """Take the gradient along cotangent `index` of `num`, of the rows `[rows]` whose own it is."""
+    def take(self, gradient: Tensor, index: int, num: int, others: Tensor | None) -> None:
+        """Take the gradient along cotangent `index` of `num`, but for the rows `[rows]` whose own it is not."""
         b = of_output(self._module, gradient)
         squares = torch.linalg.vector_norm(b, dim=(1, 2)).square()
-        if own is not None and bool((~own & (squares != 0)).any()):
+        if others is not None and bool((others & (squares != 0)).any()):
             # A cotangent of zero was not enough: 0·inf is not 0.
-            b, squares = torch.where(own[:, None, None], b, 0.0), torch.where(own, squares, 0.0)
+            b, squares = torch.where(others[:, None, None], 0.0, b), torch.where(others, 0.0, squares)
         self._squares += squares
         for part in self._parts:
             if part.is_explicit(b, self._dim, self._partners):
@@ -288,13 +288,16 @@ def _pull(
       The gradients at `also`, `[rows, k, width]`; `of` itself, unused, where `also` is None.
     """
     wanted = [layer.output for layer in layers] + ([] if also is None else [also])
+    others: Sequence[Tensor | None] = [None] * len(cotangents)
+    if own is not None:
+        others = [None if bool(mine.all()) else ~mine for mine in own]
     at_also = []
     for index, cotangent in enumerate(cotangents):
         found = torch.autograd.grad(of, wanted, cotangent, retain_graph=True, allow_unused=True)
         with torch.no_grad():
             for layer, gradient in zip(layers, found, strict=False):
                 if gradient is not None:
-                    layer.take(gradient, index, len(cotangents), None if own is None else own[index])
+                    layer.take(gradient, index, len(cotangents), others[index])
         at_also.append(found[-1])  # None where a cotangent does not depend on it
     return (
         of if also is None else torch.stack([torch.zeros_like(also) if g is None else g for g in at_also], 1)
