@@ -177,12 +177,14 @@ def ranks(
 ) -> Tensor | None:
     """Return how many cotangents of each row pass the neck, `[rows]`; None where the network has none.
 
+    By which rows are sorted: `_narrowed` decides, and may differ where a matrix is nearly of lower rank.
+
     Raises:
       NotSeparableError: a parameter is used in a way that is not supported.
     """
     z, calls = _watched(model, parameters, embed, inputs)
     neck = _neck(z, calls)
-    return _spectrum(_pull(z, [], _axes(z), calls[neck].x)).ranks if neck else None
+    return _rank(_pull(z, [], _axes(z), calls[neck].x)) if neck else None
 
 
 def by_layer(
@@ -292,8 +294,7 @@ def _pull(
     if own is not None:
         others = [None if bool(mine.all()) else ~mine for mine in own]
     at_also = []
-    for index, cotangent in enumerate(cotangents):
-        found = torch.autograd.grad(of, wanted, cotangent, retain_graph=True, allow_unused=True)
+    for index, found in enumerate(_gradients(of, wanted, cotangents, together=also is not None)):
         with torch.no_grad():
             for layer, gradient in zip(layers, found, strict=False):
                 if gradient is not None:
@@ -302,6 +303,20 @@ def _pull(
     return (
         of if also is None else torch.stack([torch.zeros_like(also) if g is None else g for g in at_also], 1)
     )
+
+
+def _gradients(
+    of: Tensor, wanted: Sequence[Tensor], cotangents: Tensor, *, together: bool
+) -> Iterator[Sequence[Tensor | None]]:
+    """Yield the gradients at `wanted` for one cotangent after another; `together` by a single pass."""
+    if together:
+        found = torch.autograd.grad(
+            of, wanted, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=True
+        )
+        yield from zip(*(len(cotangents) * [None] if g is None else g for g in found), strict=True)
+    else:
+        for cotangent in cotangents:
+            yield torch.autograd.grad(of, wanted, cotangent, retain_graph=True, allow_unused=True)
 
 
 def _neck(z: Tensor, calls: Sequence[_Call]) -> int:
@@ -329,24 +344,26 @@ def _is_cut(z: Tensor, x: Tensor, before: Sequence[Tensor]) -> bool:
     return True
 
 
-class _Spectrum(NamedTuple):
-    """Matrices `h`, float64 `[rows, k, width]`, zero where not `finite`; eigenvectors and ranks of h hᵀ."""
-
-    h: Tensor
-    finite: Tensor
-    vectors: Tensor
-    ranks: Tensor
-
-
-def _spectrum(gradients: Tensor) -> _Spectrum:
+def _products(gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return h, float64 `[rows, k, width]` and zero where it is not finite, h hᵀ, and which rows are finite."""
     finite = torch.isfinite(torch.linalg.vector_norm(gradients, dim=(1, 2)))
     if not bool(finite.all()):
         gradients = torch.where(finite[:, None, None], gradients, 0.0)
     h = gradients.double()
-    values, vectors = torch.linalg.eigh(h @ h.transpose(1, 2))
-    left_out = values.clamp_min(0).cumsum(1)  # ascending: squared length of the first ones
-    num = (left_out > _LEFT_OUT * left_out[:, -1:]).sum(1)
-    return _Spectrum(h, finite, vectors, num)
+    return h, h @ h.transpose(1, 2), finite
+
+
+def _rank(gradients: Tensor) -> Tensor:
+    """Return the ranks `[rows]` of matrices `[rows, k, width]`: how many of a row's vectors are new directions.
+
+    A pivot of Cholesky's factor is a vector's distance to those before it. Ten times as fast as eigenvalues.
+    """
+    _, products, _ = _products(gradients)
+    square = products.diagonal(dim1=1, dim2=2).sum(1)
+    # A little is added to be positive definite; combinations of earlier vectors keep some multiple of it.
+    products.diagonal(dim1=1, dim2=2).add_(1e-13 * square[:, None] + torch.finfo(products.dtype).tiny)
+    factor, _ = torch.linalg.cholesky_ex(products)
+    return (factor.diagonal(dim1=1, dim2=2).square() > 1e-9 * square[:, None]).sum(1)
 
 
 def _narrowed(gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -357,7 +374,10 @@ def _narrowed(gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Returns:
       A basis `[rows, dim, k]`, the cotangents in it `[k, rows, width]`, which are a row's own `[k, rows]`.
     """
-    h, finite, vectors, num = _spectrum(gradients)
+    h, products, finite = _products(gradients)
+    values, vectors = torch.linalg.eigh(products)
+    left_out = values.clamp_min(0).cumsum(1)  # ascending: squared length of the first ones
+    num = (left_out > _LEFT_OUT * left_out[:, -1:]).sum(1)
     rank = max(1, int(num.max()))
     own = torch.arange(rank, device=num.device) < num[:, None]
     basis = torch.where(own[:, None], vectors.flip(2)[:, :, :rank], 0.0)
