@@ -10,10 +10,11 @@ input x, row i's cotangents at x are the rows of a d × width matrix H_i, of ran
 is off for some units. Only r_i cotangents then go on through the front of the network, which is most of the
 work: the leading eigenvectors of H_i H_iᵀ. See docs/theory/logit-dp.md.
 
-*A row's Jacobian is its own.* Every cotangent is a pass of its own, so the shapes of a pass are those of its
-inputs. A row takes part in its own r_i passes; what later passes bring, which only others need, is masked
-before anything is computed of it. So at one place of a pass of one shape, no bit of a row's tensors follows
-the other rows. An unsupported use of a parameter raises.
+*A row's Jacobian is its own.* Behind the neck all d axes go in one pass: d is public. In front of it every
+cotangent is a pass of its own, so that no shape follows how many of them other rows need. A row takes part in
+its own r_i passes; what later passes bring, which only others need, is masked before anything is computed of
+it. So at one place of a pass of one shape, no bit of a row's tensors follows the other rows. An unsupported
+use of a parameter raises.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ class Rows:
 
     Attributes:
       z: `[rows, dim]`.
-      shares: one for every parameter in use.
+      shares: one for every parameter in use; those that have a basis have the same one.
       magnitude_bound: float64 `[rows]`: √(Σ ‖a‖²‖b‖²) over the layers. By Cauchy and Schwarz the terms
         Σ_m ‖a_m‖‖b_m‖ of the gradients are no larger, along any unit combination of axes.
     """
@@ -177,7 +177,7 @@ def ranks(
 ) -> Tensor | None:
     """Return how many cotangents of each row pass the neck, `[rows]`; None where the network has none.
 
-    By which rows are sorted: `_narrowed` decides, and may differ where a matrix is nearly of lower rank.
+    Rows are only sorted by it: `_narrowed` decides, and differs where a matrix is nearly of lower rank.
 
     Raises:
       NotSeparableError: a parameter is used in a way that is not supported.
@@ -243,7 +243,7 @@ class _Layer:
         self._squares = torch.zeros(len(call.x), device=call.output.device)
 
     def take(self, gradient: Tensor, index: int, num: int, others: Tensor | None) -> None:
-        """Take the gradient along cotangent `index` of `num`, but for the rows `[rows]` whose own it is not."""
+        """Take the gradient along cotangent `index` of `num`, but for `others`, rows that do not own it."""
         b = of_output(self._module, gradient)
         squares = torch.linalg.vector_norm(b, dim=(1, 2)).square()
         if others is not None and bool((others & (squares != 0)).any()):
@@ -308,7 +308,7 @@ def _pull(
 def _gradients(
     of: Tensor, wanted: Sequence[Tensor], cotangents: Tensor, *, together: bool
 ) -> Iterator[Sequence[Tensor | None]]:
-    """Yield the gradients at `wanted` for one cotangent after another; `together` by a single pass."""
+    """Yield the gradients at `wanted` for one cotangent after another, found `together` or pass by pass."""
     if together:
         found = torch.autograd.grad(
             of, wanted, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=True
@@ -345,7 +345,7 @@ def _is_cut(z: Tensor, x: Tensor, before: Sequence[Tensor]) -> bool:
 
 
 def _products(gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return h, float64 `[rows, k, width]` and zero where it is not finite, h hᵀ, and which rows are finite."""
+    """Return h, float64 `[rows, k, width]`, zero where not finite, h hᵀ, and which rows are finite."""
     finite = torch.isfinite(torch.linalg.vector_norm(gradients, dim=(1, 2)))
     if not bool(finite.all()):
         gradients = torch.where(finite[:, None, None], gradients, 0.0)
@@ -354,16 +354,19 @@ def _products(gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _rank(gradients: Tensor) -> Tensor:
-    """Return the ranks `[rows]` of matrices `[rows, k, width]`: how many of a row's vectors are new directions.
+    """Return the ranks of matrices `[rows, k, width]`: how many of a row's vectors are new directions.
 
-    A pivot of Cholesky's factor is a vector's distance to those before it. Ten times as fast as eigenvalues.
+    A pivot of Cholesky's factor is a vector's distance to those before it: ten times as fast as
+    eigenvalues, and good enough to sort by.
     """
     _, products, _ = _products(gradients)
     square = products.diagonal(dim1=1, dim2=2).sum(1)
     # A little is added to be positive definite; combinations of earlier vectors keep some multiple of it.
-    products.diagonal(dim1=1, dim2=2).add_(1e-13 * square[:, None] + torch.finfo(products.dtype).tiny)
+    tiny = torch.finfo(products.dtype).tiny  # for matrices of zeros
+    products.diagonal(dim1=1, dim2=2).add_(1e-13 * square[:, None] + tiny)
     factor, _ = torch.linalg.cholesky_ex(products)
-    return (factor.diagonal(dim1=1, dim2=2).square() > 1e-9 * square[:, None]).sum(1)
+    pivots: Tensor = factor.diagonal(dim1=1, dim2=2).square()
+    return (pivots > 1e-9 * square[:, None] + 2 * tiny).sum(1)
 
 
 def _narrowed(gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
