@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from dpgcl_core.clipping.layers import rule_of
 
-MAX_NUMBERS = 2**19
-"""Numbers of one piece of a product, which fit into the cache."""
+MAX_NUMBERS = 2**17
+"""Numbers of one piece of a product: in float64 a megabyte, which fits into a core's own cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +59,11 @@ class Part:
         """Return ‖a_i‖², float64 `[rows]`."""
         if self.is_index:
             return self.a.new_full((len(self.a),), self.a.shape[1], dtype=torch.float64)
-        norms: Tensor = torch.linalg.vector_norm(self.a.flatten(1), dim=1)
+        norms: Tensor = torch.linalg.vector_norm(self.a, dim=(1, 2, 3))
         return norms.double().square()
 
     def is_explicit(self, b: Tensor, num: int, partners: int) -> bool:
-        """Return whether forming the gradients is cheaper, for b `[rows, out, positions]`.
+        """Return whether forming the gradients is cheaper, for b `[rows, positions, out]`.
 
         Args:
           num: number of cotangents.
@@ -71,7 +71,7 @@ class Part:
         """
         if self.is_index:
             return False
-        out, length = b.shape[1] // self.blocks, b.shape[2]
+        out, length = b.shape[2] // self.blocks, b.shape[1]
         width = self.a.shape[2]
         # Multiplications per row and block: forming the gradients and their Gram matrix, or the kernel and
         # its products. Those in float64 count twice.
@@ -83,14 +83,15 @@ class Part:
         return bool(formed <= kept)
 
     def gradient(self, b: Tensor) -> Tensor:
-        """Return the gradients `[rows, numbers]` along one cotangent, for b `[rows, out, positions]`."""
-        rows, _, length = b.shape
+        """Return the gradients `[rows, numbers]` along one cotangent, for b `[rows, positions, out]`."""
         if self.is_bias:
-            return b.sum(2)
-        if self.blocks == b.shape[1] and self.a.shape[2] == 1:  # a scale per channel
-            return (b * self.a[:, :, 0]).sum(2)
-        b = b.reshape(rows * self.blocks, -1, length)
-        return torch.bmm(b, self.a.flatten(0, 1).transpose(1, 2)).view(rows, -1)
+            return b.sum(1)
+        if self.blocks == b.shape[2] and self.a.shape[2] == 1:  # a scale per channel
+            return (b * self.a[:, :, 0].transpose(1, 2)).sum(1)
+        # Channels stand along the fast axis of the product, not a first layer's few taps: much faster.
+        by_block = _by_block(b[:, None], self.blocks)[:, 0].transpose(1, 2)
+        product = torch.bmm(self.a.flatten(0, 1), by_block.flatten(0, 1))
+        return product.transpose(1, 2).reshape(len(b), -1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +101,7 @@ class Share:
     Attributes:
       part: the parameter and its layer's input.
       formed: whether `values` are gradients `[rows, k, numbers]`, or else the output gradients
-        `[rows, k, out, positions]`.
+        `[rows, k, positions, out]`, the layout in which channels-last layers and linear ones bring them.
       values: float32.
       basis: float64 `[rows, dim, k]`, the cotangents as combinations of the embedding's axes; None: the axes.
     """
@@ -120,16 +121,15 @@ class Share:
         )
 
     def gram(self) -> Tensor:
-        """Return each row's Gram matrix along the axes of the embedding, float64 `[rows, dim, dim]`."""
+        """Return each row's Gram matrix along its own cotangents, float64 `[rows, k, k]`."""
         at_once = max(1, MAX_NUMBERS // max(1, self.values[0].numel()))
         starts = range(0, len(self.values), at_once)
-        gram = torch.cat([self.rows(slice(start, start + at_once))._gram() for start in starts])
-        return gram if self.basis is None else self.basis @ gram @ self.basis.transpose(1, 2)
+        return torch.cat([self.rows(slice(start, start + at_once))._gram() for start in starts])
 
     def _gram(self) -> Tensor:
         left = right = self.values.double()
         if not self.formed:
-            right = _through(_by_block(left, self.part.blocks), kernel(self.part.a))
+            right = _through(left, kernel(self.part.a))
         return torch.bmm(left.flatten(2), right.flatten(2).transpose(1, 2))
 
     def combined(self, coefficients: Tensor) -> Tensor:
@@ -155,11 +155,11 @@ class Share:
         a = self.part.a.to(c.dtype) if self.part.a.is_floating_point() else self.part.a
         b = (c @ values.flatten(2)).reshape(len(c), num, *values.shape[2:])
         if self.part.is_index:
-            table = c.new_zeros(self.part.parameter.shape[0], num, b.shape[2])
+            table = c.new_zeros(self.part.parameter.shape[0], num, b.shape[3])
             used = a >= 0
-            table.index_add_(0, a[used], b.permute(0, 3, 1, 2)[used])
+            table.index_add_(0, a[used], b.transpose(1, 2)[used])
             return table.transpose(0, 1).flatten(1)
-        return torch.einsum("rgbom,rbim->gboi", _by_block(b, self.part.blocks), a).flatten(1)
+        return torch.einsum("rgmbo,rbim->gboi", _by_block(b, self.part.blocks), a).flatten(1)
 
     def as_formed(self) -> Share:
         """Return the same share with gradients formed in float64, for a product with one that has them.
@@ -173,9 +173,9 @@ class Share:
         if self.part.is_index:
             table = F.one_hot(a.clamp_min(0), self.part.parameter.shape[0]).double() * (a >= 0)[..., None]
             a = table.transpose(1, 2)[:, None]
-            values = torch.einsum("rkom,rbim->rkbio", b, a)
+            values = torch.einsum("rkmo,rbim->rkbio", b, a)
         else:
-            values = torch.einsum("rkbom,rbim->rkboi", _by_block(b, self.part.blocks), a.double())
+            values = torch.einsum("rkmbo,rbim->rkboi", _by_block(b, self.part.blocks), a.double())
         return dataclasses.replace(self, formed=True, values=values.flatten(2))
 
 
@@ -193,22 +193,22 @@ def cross(queries: Share, keys: Share, of_queries: Tensor, of_keys: Tensor) -> T
     other_c = other_c if keys.basis is None else other_c @ keys.basis
     values, other_values = queries.values.double().flatten(2), keys.values.double().flatten(2)
     total = of_queries.new_zeros(of_queries.shape[:2])
-    at_once = max(1, 4 * MAX_NUMBERS // max(1, len(other_values) * other_values.shape[2]))
+    at_once = max(1, 16 * MAX_NUMBERS // max(1, len(other_values) * other_values.shape[2]))
     for start in range(0, len(total), at_once):
         some = slice(start, start + at_once)
         # Both sides of the inner product, combined for every pair (i, j): `[some rows, J, numbers]`.
         u, v = c[some] @ values[some], (other_c[:, some] @ other_values).transpose(0, 1)
         if not queries.formed:  # u and v are output gradients: the kernel of the inputs goes in between
-            u = u.view(*u.shape[:2], queries.part.blocks, -1, queries.values.shape[-1])
-            u = (u @ kernels_between(queries.part.a[some], keys.part.a)).flatten(2)
+            u = _by_block(u.view(*u.shape[:2], *queries.values.shape[2:]), queries.part.blocks)
+            between = kernels_between(queries.part.a[some], keys.part.a).transpose(3, 4)
+            u = (between @ u.transpose(2, 3)).transpose(2, 3).flatten(2)
         total[some] = (u * v).sum(2)
     return total
 
 
 def _by_block(b: Tensor, blocks: int) -> Tensor:
-    """Reshape `[rows, k, out, positions]` to `[rows, k, blocks, out per block, positions]`."""
-    rows, num, out, length = b.shape
-    return b.reshape(rows, num, blocks, out // blocks, length)
+    """Reshape `[rows, k, positions, out]` to `[rows, k, positions, blocks, out per block]`."""
+    return b.reshape(*b.shape[:3], blocks, b.shape[3] // blocks)
 
 
 def kernel(a: Tensor) -> Tensor:
@@ -235,16 +235,16 @@ def _same(a: Tensor, other: Tensor) -> Tensor:
 
 
 def _through(b: Tensor, kernels: Tensor) -> Tensor:
-    """Return Σ_m' b_m' K_m'm.
+    """Return Σ_m' K_mm' b_m'.
 
     Args:
-      b: `[rows, k, blocks, out, positions]`.
+      b: `[rows, k, positions, out]`.
       kernels: K, `[rows, blocks, positions, positions]`.
     """
-    rows, num, blocks, out, length = b.shape
-    if blocks == 1:
-        return torch.bmm(b.reshape(rows, num * out, length), kernels[:, 0]).view(b.shape)
-    return b @ kernels[:, None]
+    # All cotangents beside each other: one product per row and block, however few the positions are.
+    by_position = _by_block(b, kernels.shape[1]).permute(0, 3, 2, 1, 4)
+    product = torch.bmm(kernels.flatten(0, 1), by_position.flatten(3).flatten(0, 1))
+    return product.view(by_position.shape).permute(0, 3, 2, 1, 4).reshape(b.shape)
 
 
 def parts_of(module: nn.Module, x: Tensor, wanted: Container[Tensor]) -> list[Part]:
@@ -266,11 +266,11 @@ def has_parts(module: nn.Module) -> bool:
 
 
 def of_output(module: nn.Module, grad: Tensor) -> Tensor:
-    """Reshape the gradient of a layer's output `[rows, ...]` to `[rows, out, positions]`."""
+    """Reshape the gradient of a layer's output `[rows, ...]` to `[rows, positions, out]`."""
     if isinstance(module, nn.Conv2d | nn.GroupNorm):
-        return grad.reshape(len(grad), grad.shape[1], -1)
+        return grad.reshape(len(grad), grad.shape[1], -1).transpose(1, 2)
     width = module.normalized_shape if isinstance(module, nn.LayerNorm) else grad.shape[-1:]
-    return grad.reshape(len(grad), -1, torch.Size(width).numel()).transpose(1, 2)
+    return grad.reshape(len(grad), -1, torch.Size(width).numel())
 
 
 def _length(module: nn.Module, x: Tensor) -> int:
@@ -316,7 +316,7 @@ def _group_norm(module: nn.Module, x: Tensor) -> Tensor:
 def _layer_norm(module: nn.Module, x: Tensor) -> Tensor:
     assert isinstance(module, nn.LayerNorm)
     normal = F.layer_norm(x, module.normalized_shape, eps=module.eps)
-    return of_output(module, normal)[:, :, None]
+    return of_output(module, normal).transpose(1, 2)[:, :, None]
 
 
 def _embedding(module: nn.Module, x: Tensor) -> Tensor:

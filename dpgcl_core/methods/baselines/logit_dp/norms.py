@@ -107,8 +107,14 @@ def summary(rows: Rows, path: str) -> Side:
     """Return Gram matrices and magnitude bounds of these rows."""
     dim = rows.z.shape[1]
     gram = torch.zeros(len(rows.z), dim, dim, dtype=torch.float64, device=rows.z.device)
+    basis, along_basis = None, gram.new_zeros(())
     for share in rows.shares:
-        gram += share.gram()
+        if share.basis is None:
+            gram += share.gram()
+        else:  # all have the same one, so it is their sum that is brought back to the axes
+            basis, along_basis = share.basis, along_basis + share.gram()
+    if basis is not None:
+        gram += basis @ along_basis @ basis.transpose(1, 2)
     finite = (
         torch.isfinite(rows.z).all(1)
         & torch.isfinite(gram).all((1, 2))

@@ -147,6 +147,15 @@ def test_narrowed_cotangents_are_as_many_as_the_rank() -> None:
     assert torch.allclose(basis.float() @ cotangents.transpose(0, 1), h, rtol=0, atol=1e-6)
 
 
+def test_ranks_that_rows_are_sorted_by_are_those_of_the_narrowed_cotangents() -> None:
+    generator = torch.Generator().manual_seed(0)
+    ranks = torch.tensor([0, 1, 5, 9, 16])
+    own = (torch.arange(16) < ranks[:, None]).float()[:, None]
+    h = (torch.randn(5, 32, 16, generator=generator) * own) @ torch.randn(5, 16, 40, generator=generator)
+    assert torch.equal(logit_jacobians._rank(h), ranks)
+    assert torch.equal(logit_jacobians._narrowed(h)[2].sum(0), ranks)
+
+
 @pytest.mark.parametrize("padding_idx", [None, 3])
 def test_text_encoder_sum_equals_oracle(padding_idx: int | None) -> None:
     model = _model(lambda: TextEncoder(padding_idx=padding_idx))
