@@ -34,7 +34,7 @@ from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.errors import ConfigError, exit_on_bad_input
 
 Engine = Literal["loop", "vmap", "opacus", "opacus_ghost"]
-Model = Literal["small_cnn", "tiny_cnn", "resnet18", "vit_b_32_lora"]
+Model = Literal["small_cnn", "tiny_cnn", "wide_cnn", "resnet18", "vit_b_32_lora"]
 GROUP_SIZES = (2, 4, 16, 64)
 BATCH_SIZES: dict[str, tuple[int, ...]] = {
     "small_cnn": (256, 1024),

@@ -32,17 +32,19 @@ from dpgcl_core.errors import exit_on_bad_input
 BATCH_SIZES = {
     "tiny_cnn": (256, 1024, 4096, 16_384),
     "small_cnn": (256, 1024, 4096, 16_384),
+    "wide_cnn": (256, 1024, 4096, 16_384),
     "resnet18": (64, 256, 1024),
     "vit_b_32_lora": (16, 64, 256),
 }
 GROUP_SIZES = {
     "tiny_cnn": (2, 8, 32, 64, 128, 256),
     "small_cnn": (2, 8, 32, 64, 128, 256),
+    "wide_cnn": (2, 8, 32, 64, 128, 256),
     "resnet18": (2, 8, 32, 64),
     "vit_b_32_lora": (2, 4, 16),
 }
 REFERENCE_BATCH = 1024
-MICROBATCH = {"tiny_cnn": 384, "small_cnn": 384, "resnet18": 96, "vit_b_32_lora": 48}
+MICROBATCH = {"tiny_cnn": 384, "small_cnn": 384, "wide_cnn": 384, "resnet18": 96, "vit_b_32_lora": 48}
 """Views passed at once; a group of more views is passed whole."""
 
 
@@ -50,7 +52,7 @@ MICROBATCH = {"tiny_cnn": 384, "small_cnn": 384, "resnet18": 96, "vit_b_32_lora"
 class Options(Output):
     """The axes to measure."""
 
-    model: Literal["small_cnn", "tiny_cnn", "resnet18", "vit_b_32_lora"] = "small_cnn"
+    model: Literal["small_cnn", "tiny_cnn", "wide_cnn", "resnet18", "vit_b_32_lora"] = "small_cnn"
     """The network."""
     batch_sizes: tuple[int, ...] | None = None
     """Values of B; a range by model unless given, none if given empty."""

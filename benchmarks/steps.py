@@ -47,6 +47,7 @@ CLIP_NORM = 1.0
 IMAGE_SHAPES = {
     "tiny_cnn": (1, 28, 28),
     "small_cnn": (1, 28, 28),
+    "wide_cnn": (1, 28, 28),
     "resnet18": (3, 32, 32),
     "vit_b_32_lora": (3, 224, 224),
 }
@@ -55,6 +56,7 @@ IMAGE_SHAPES = {
 MICROBATCHES = {
     "tiny_cnn": (48, 96, 192, 384, 768, 1536),
     "small_cnn": (48, 96, 192, 384, 768, 1536),
+    "wide_cnn": (48, 96, 192, 384, 768, 1536),
     "resnet18": (24, 48, 96, 192, 384),
     "vit_b_32_lora": (12, 24, 48, 96, 192),
 }

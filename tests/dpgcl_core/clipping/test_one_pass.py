@@ -192,7 +192,7 @@ def test_many_patches_of_few_weights_take_the_convolution_itself(monkeypatch: py
 def test_patches_in_several_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x, grad = nn.Conv2d(2, 2, 3, padding=1), torch.randn(10, 2, 9, 9), torch.randn(10, 2, 9, 9)
     whole = Conv2dRule().per_group(layer, x, grad, 5)
-    monkeypatch.setattr("dpgcl_core.clipping.layers.MAX_PATCH_NUMBERS", 2 * 2 * 9 * 81 * 2)
+    monkeypatch.setattr("dpgcl_core.clipping.layers.CACHED_NUMBERS", 2 * 2 * 9 * 81 * 2)
     assert torch.equal(Conv2dRule().per_group(layer, x, grad, 5), whole)
 
 
