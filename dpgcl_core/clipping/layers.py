@@ -34,10 +34,6 @@ which stay in a core's cache. All pieces take the same memory: new pages cost mo
 SHORT_RUN = 16
 """Patches of shorter runs of memory (kernel width × channels) are copied tap by tap, along the lines."""
 
-PIECE_NUMBERS = 2**17
-"""Numbers of which a temporary copy is made at a time: fresh memory for all of them would cost more than the
-arithmetic."""
-
 MANY_PATCHES, MANY_NUMBERS = 50, 2**21
 """On a CPU, groups with this many patch numbers, and this many per weight, take the convolution's own weight
 gradient: copying the patches would cost more than one call per group."""
@@ -118,10 +114,8 @@ def _gram(x: Tensor) -> Tensor:
 
 
 def _pieces(x: Tensor) -> Iterator[slice]:
-    """Yield runs of groups: on a CPU a piece's temporary copy stays in the cache, on a GPU all go at once."""
-    at_once = len(x)
-    if x.device.type == "cpu":
-        at_once = max(1, PIECE_NUMBERS // max(1, x[0].numel()))
+    """Yield runs of the leading axis, a piece each."""
+    at_once = _at_once(x, len(x), x[0].numel())
     for start in range(0, len(x), at_once):
         yield slice(start, start + at_once)
 
@@ -416,9 +410,7 @@ class _Normalisation(torch.autograd.Function):
         result = torch.empty_like(x)
         values, grads, results = (_positions(t, x) for t in (x, grad, result))
         of_x, of_one, of_grad = (_positions(t, x) for t in (times_x, constant, scale * gamma))
-        at_once = _at_once(x, len(x), x[0].numel())
-        for start in range(0, len(x), at_once):
-            piece = slice(start, start + at_once)
+        for piece in _pieces(x):
             torch.addcmul(of_one[piece], values[piece], of_x[piece], out=results[piece])
             results[piece].addcmul_(grads[piece], of_grad[piece])
         return result, *(None,) * 6

@@ -104,7 +104,7 @@ def test_pieces_in_which_norms_are_taken_change_nothing(  # type: ignore[no-unty
     model, inputs = _built(build), inputs_of(5, 3, 3, 0)
     expected = oracles.clipped_sum(model, group_losses_of(model), inputs, 0.3 * (1 - 1e-4))
     monkeypatch.setattr(one_pass, "_FLOPS_PER_NUMBER", BY_GHOST_NORM)
-    monkeypatch.setattr(layers, "PIECE_NUMBERS", pieces_of)
+    monkeypatch.setattr(layers, "CACHED_NUMBERS", pieces_of)
     assert _relative_error(_one_pass_sum(model, group_losses_of(model), inputs, 0.3), expected) < 1e-5
 
 
