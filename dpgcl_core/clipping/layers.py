@@ -429,10 +429,9 @@ def _normalised(
     result = torch.empty_like(x)
     mean, scale = x.new_empty(2, len(x), num_groups)
     values, results, beta = _positions(x, x), _positions(result, x), _positions(beta[None], x)
-    at_once = _at_once(x, len(x), x[0].numel())
-    room = torch.empty_like(values[:at_once])
-    for start in range(0, len(x), at_once):
-        piece = slice(start, start + at_once)
+    pieces = list(_pieces(x))
+    room = torch.empty_like(values[pieces[0]])
+    for piece in pieces:
         of_group = values[piece].sum(axis).unflatten(1, (num_groups, -1))
         torch.sum(of_group, 2, out=mean[piece]).div_(numbers)
         of_channel = _positions(_by_channel(mean[piece], channels), x)
@@ -449,10 +448,9 @@ def _add_up(x: Tensor, grad: Tensor, products: Tensor, sums: Tensor) -> None:
     """Write Σ g·x and Σ g over each row's positions, `[rows, channels]` each."""
     axis = _axis(x)
     values, grads = _positions(x, x), _positions(grad, x)
-    at_once = _at_once(x, len(x), x[0].numel())
-    room = torch.empty_like(values[:at_once])
-    for start in range(0, len(x), at_once):
-        piece = slice(start, start + at_once)
+    pieces = list(_pieces(x))
+    room = torch.empty_like(values[pieces[0]])
+    for piece in pieces:
         product = torch.mul(grads[piece], values[piece], out=room[: len(values[piece])])
         torch.sum(product, axis, out=products[piece])
         torch.sum(grads[piece], axis, out=sums[piece])

@@ -401,6 +401,34 @@ BREAKAGES = (
     ),
     # Clipping
     Breakage(
+        name="GroupNorm's input gradient without the part of its variance",
+        file="dpgcl_core/clipping/layers.py",
+        before="times_x = (of_sums * mean - of_products) * scale**3 / numbers",
+        after="times_x = 0 * (of_sums * mean - of_products) * scale**3 / numbers",
+        tests=(
+            "tests/dpgcl_core/clipping/test_layers.py::test_group_norm_and_its_gradients_are_those_in_float64",
+        ),
+    ),
+    Breakage(
+        name="patches copied without their taps in order",
+        file="dpgcl_core/clipping/layers.py",
+        before="_copied(patches.permute(0, 4, 5, 6, 1, 2, 3), copied)",
+        after="_copied(patches.permute(0, 5, 4, 6, 1, 2, 3), copied)",
+        tests=(
+            "tests/dpgcl_core/clipping/test_layers.py::test_a_convolution_in_pieces_gives_each_groups_own_gradient",
+        ),
+    ),
+    Breakage(
+        name="matrices of zeros sorted as of full rank",
+        file="dpgcl_core/methods/baselines/logit_dp/jacobians.py",
+        before="return (pivots > 1e-9 * square[:, None] + 2 * tiny).sum(1)",
+        after="return (pivots > 1e-9 * square[:, None]).sum(1)",
+        tests=(
+            "tests/dpgcl_core/methods/baselines/test_logit_dp.py"
+            "::test_ranks_that_rows_are_sorted_by_are_those_of_the_narrowed_cotangents",
+        ),
+    ),
+    Breakage(
         name="norms without the last piece of groups",
         file="dpgcl_core/clipping/layers.py",
         before="for start in range(0, len(x), at_once):",
