@@ -13,14 +13,14 @@ import sys
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Of glibc's `mallopt`."""
 
-_LARGEST_KEPT, _MOST_KEPT = 2**30, 2**31 - 1
+_LARGEST_KEPT, _MOST_KEPT = 2**25, 2**28
 
 
 def keep_freed_memory() -> bool:
     """Have this process reuse the memory it frees; return whether the C library can be told so.
 
-    Up to 2 GiB at a time, in tensors of up to 1 GiB; glibc alone has the call. It changes no result, and the
-    peak by what lies between tensors.
+    Up to 256 MiB at a time, in tensors of up to 32 MiB: larger ones would leave gaps that large networks
+    have no room for. glibc alone has the call. It changes no result; the peak grows by what is kept.
     """
     if not sys.platform.startswith("linux"):
         return False
