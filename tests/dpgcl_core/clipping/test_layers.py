@@ -1,4 +1,4 @@
-"""Layer rules that work in pieces, against torch's own gradients in float64."""
+"""Layer rules that work in pieces, against torch's own gradients."""
 
 from __future__ import annotations
 
