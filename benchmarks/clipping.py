@@ -263,7 +263,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             side_text(row["sides"]["non_private"]),
             harness.with_spread(row["time_ratio"], row["time_ratio_range"]),
             ratio_text(row["memory_ratio"]),
-            f"{row['max_relative_error']:.0e}",
+            f"{row['relative_error']:.0e}",
             *(_other_text(row["sides"].get(name)) for name in others),
         ]
         for row in rows

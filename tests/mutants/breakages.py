@@ -401,6 +401,15 @@ BREAKAGES = (
     ),
     # Clipping
     Breakage(
+        name="GroupNorm's input gradient without the part of its variance",
+        file="dpgcl_core/clipping/layers.py",
+        before="times_x = (of_sums * mean - of_products) * scale**3 / numbers",
+        after="times_x = 0 * (of_sums * mean - of_products) * scale**3 / numbers",
+        tests=(
+            "tests/dpgcl_core/clipping/test_layers.py::test_group_norm_and_its_gradients_are_those_in_float64",
+        ),
+    ),
+    Breakage(
         name="patches copied without their taps in order",
         file="dpgcl_core/clipping/layers.py",
         before="_copied(patches.permute(0, 4, 5, 6, 1, 2, 3), copied)",
