@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from dpgcl_core.clipping.direct_uses import DirectUses, NotSeparableError
-from dpgcl_core.clipping.layers import LayerRule, rule_of
+from dpgcl_core.clipping.layers import LayerRule, gram, rule_of
 from dpgcl_core.clipping.types import add_to_sum
 
 PER_GROUP = "per-group gradient"
@@ -34,6 +34,10 @@ NORM_FLOOR = 5e-3
 float32 product rounds by some 3e-8 of the magnitude bound (measured; 5e-7 is allowed for): with a factor of
 at most C/(5e-3·bound) that is at most 1e-4 C. It acts where gradients cancel to 1/200 of their terms, and
 over-clips there."""
+
+SMALL = 1024
+"""Per-group gradients of at most this many numbers, such as biases, are put side by side once all are known:
+their norms and sums then take a few calls, not a few per parameter."""
 
 _FLOPS_PER_NUMBER = 80
 """A ghost norm is computed where it needs fewer flops than this per parameter: the cost of writing a number
@@ -63,6 +67,7 @@ class GroupGradients:
       part_of: each parameter's part; all have part 0 where the gradient is clipped as a whole.
       paths: how each layer's norm was computed, by layer name.
       kept: per-group gradients `[groups, *shape]`, by parameter.
+      small: per-group gradients side by side, by part.
       deferred: layers with a ghost norm, by their weight; their sums are computed once factors are known.
     """
 
@@ -72,12 +77,14 @@ class GroupGradients:
     part_of: dict[Tensor, int]
     paths: dict[str, str] = field(default_factory=dict)
     kept: dict[Tensor, Tensor] = field(default_factory=dict)
+    small: dict[int, _SideBySide] = field(default_factory=dict)
     deferred: dict[Tensor, _Deferred] = field(default_factory=dict)
 
     @property
     def numbers_per_group(self) -> int:
         """Numbers of the per-group gradients kept, for one group."""
-        return sum(gradients[0].numel() for gradients in self.kept.values())
+        matrices = (*self.kept.values(), *(each.matrix for each in self.small.values()))
+        return sum(gradients[0].numel() for gradients in matrices)
 
     def norms(self) -> Tensor:
         """Return the norms to clip by, float32 `[parts, groups]`: at least a share of the magnitude bound.
@@ -122,12 +129,17 @@ class GroupGradients:
         """
         masked = factor == 0
         masks = masked if bool(masked.any()) else None
+        sums: dict[Tensor, Tensor] = {}
+        for row, small in self.small.items():
+            sums |= small.weighted(factor[row], None if masks is None else masks[row])
         offset = 0
         for parameter in parameters:
             part = total[offset : offset + parameter.numel()].view_as(parameter)
             row = self.part_of[parameter]
             mask = None if masks is None else masks[row]
-            if parameter in self.kept:
+            if parameter in sums:
+                add_to_sum(part, sums[parameter])
+            elif parameter in self.kept:
                 add_to_sum(part, _weighted(self.kept[parameter], factor[row], mask))
             elif parameter in self.deferred:
                 add_to_sum(part, self.deferred[parameter].weighted(factor[row], mask))
@@ -155,6 +167,36 @@ class _Deferred:
                 x = torch.where(rows.view(-1, *(1,) * (x.ndim - 1)), 0.0, x)
         rows = factor.repeat_interleave(per_group).view(-1, *(1,) * (grad.ndim - 1))
         return self.rule.total(self.module, x, grad * rows)
+
+
+def _is_same(x: Tensor, y: Tensor) -> bool:
+    """Return whether two tensors, both alive, are views of the same numbers."""
+    return (x.data_ptr(), x.shape, x.stride(), x.dtype) == (y.data_ptr(), y.shape, y.stride(), y.dtype)
+
+
+class _SideBySide:
+    """Small per-group gradients in one matrix, `[groups, numbers]`, in the order in which they came.
+
+    Args:
+      gradients: densely strided, `[groups, *shape]` each.
+    """
+
+    def __init__(self, gradients: dict[Tensor, Tensor]) -> None:
+        dense = [_dense(each) for each in gradients.values()]
+        self.matrix = torch.cat([matrix for matrix, _ in dense], 1)
+        self._places = [
+            (parameter, matrix.shape[1], strides)
+            for parameter, (matrix, strides) in zip(gradients, dense, strict=True)
+        ]
+
+    def weighted(self, factor: Tensor, mask: Tensor | None) -> dict[Tensor, Tensor]:
+        """Return Σ factor_G ∇L_G by parameter, where `mask` is not set."""
+        together = _weighted(self.matrix, factor, mask)
+        parts = together.split([numbers for _, numbers, _ in self._places])
+        return {
+            parameter: part.as_strided(parameter.shape, strides)
+            for part, (parameter, _, strides) in zip(parts, self._places, strict=True)
+        }
 
 
 def _dense(gradients: Tensor) -> tuple[Tensor, tuple[int, ...]]:
@@ -258,6 +300,8 @@ class _Recorder:
         self._hooks: list[Any] = []
         self._saved: dict[nn.Module, tuple[Tensor, ...]] = {}
         self._shared: set[Tensor] = set()
+        self._small: dict[int, dict[Tensor, Tensor]] = {}
+        self._gram: tuple[Tensor, Tensor] | None = None
         shape, device = (max(part_of.values()) + 1, num_groups), next(iter(part_of)).device
         squares = torch.zeros(shape, dtype=torch.float64, device=device)
         self._result = GroupGradients(
@@ -296,6 +340,10 @@ class _Recorder:
 
     def _remember(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         self._direct.leave()
+        with torch._C.DisableTorchFunction():  # what follows is no use of a parameter
+            return self._recorded(module, args, output)
+
+    def _recorded(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         rule = self._rules[module]
         if (
             len(args) != 1
@@ -334,6 +382,8 @@ class _Recorder:
         for hook in self._hooks:
             hook.remove()
         self._leaves.clear()
+        self._small.clear()
+        self._gram = None
         self._direct.forget()
 
     def _arrived(self, call: _Call, grad: Tensor) -> None:
@@ -350,7 +400,7 @@ class _Recorder:
             # The choice depends on shapes alone, so it is the same for all groups and follows no record.
             by_ghost_norm = rule.ghost_norm_flops(module, x, grad, n) < _FLOPS_PER_NUMBER * matrix.numel()
             if by_ghost_norm and matrix not in self._shared and not self._keeps_all:
-                squares, magnitude_bound = rule.ghost_norms(module, x, grad, n)
+                squares, magnitude_bound = rule.ghost_norms(module, x, grad, n, self._gram_of)
                 part = self._result.part_of[matrix]
                 self._result.squares[part] += squares
                 self._result.magnitude_bound[part] += magnitude_bound
@@ -362,8 +412,18 @@ class _Recorder:
                 GHOST_NORM if matrix in self._result.deferred else PER_GROUP
             )
 
+    def _gram_of(self, x: Tensor) -> Tensor:
+        """Return `gram(x)`, which layers of the same input, such as queries, keys and values, share."""
+        if self._gram is not None and _is_same(self._gram[0], x):  # unchanged: `_arrived` has seen to it
+            return self._gram[1]
+        self._gram = x, gram(x)
+        return self._gram[1]
+
     def _keep(self, parameter: Tensor, gradients: Tensor) -> None:
         if parameter not in self._wanted:
+            return
+        if parameter not in self._shared and gradients[0].numel() <= SMALL and not self._keeps_all:
+            self._small.setdefault(self._result.part_of[parameter], {})[parameter] = gradients
             return
         if parameter not in self._shared:
             self._result.squares[self._result.part_of[parameter]] += squares_of(gradients)
@@ -377,8 +437,11 @@ class _Recorder:
         """Return the result after the backward pass."""
         result = self._result
         result.losses = losses.detach()
-        for parameter, gradients in self._direct.gradients():
-            self._keep(parameter, gradients)
+        for parameter, of_use in self._direct.gradients():
+            self._keep(parameter, of_use)
+        for part, gradients in self._small.items():
+            result.small[part] = _SideBySide(gradients)
+            result.squares[part] += squares_of(result.small[part].matrix)
         for shared in self._shared & result.kept.keys():
             result.squares[result.part_of[shared]] += squares_of(result.kept[shared])
         return result
