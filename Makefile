@@ -38,17 +38,17 @@ test: $(INSTALLED)
 	$(PYTEST) -n auto --maxprocesses 8 -m "not ci and not long and not gpu" $(PYTEST_OPTIONS)
 
 test-ci: $(INSTALLED)
-	$(PYTEST) $(CI_PROCESSES) -m "not gpu" --long-slice=3 $(PYTEST_OPTIONS)
+	$(PYTEST) $(CI_PROCESSES) -m "not gpu" --long-slice=1 $(PYTEST_OPTIONS)
 
 test-long: $(INSTALLED) mutants
 	$(PYTEST) $(CI_PROCESSES) -m "long and not gpu" $(PYTEST_OPTIONS)
 
-# Deliberate breakages, which the tests must notice; the slice is of five, chosen by the commit.
+# Deliberate breakages, which the tests must notice; the slice is of three, chosen by the commit.
 mutants: $(INSTALLED)
 	$(BIN)/python -m tests.mutants
 
 mutants-slice: $(INSTALLED)
-	$(BIN)/python -m tests.mutants --slice 5
+	$(BIN)/python -m tests.mutants --slice 3
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

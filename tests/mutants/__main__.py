@@ -1,7 +1,7 @@
 """Breaks the code in every way that `breakages` lists, one at a time, and sees the named tests fail.
 
     python -m tests.mutants                     # all
-    python -m tests.mutants --slice 5           # five, chosen by the commit
+    python -m tests.mutants --slice 3           # three, chosen by the commit
     python -m tests.mutants --name "short last group is kept"
 
 First the named tests pass on the code as it is. Prints a table; exit code 1 when a breakage survives or no
