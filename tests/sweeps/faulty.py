@@ -8,6 +8,7 @@ as long as there are at least as many as `hold-SEED` says, the training waits. W
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
@@ -51,10 +52,19 @@ def _obey(folder: Path, seed: int) -> None:
     die, hold = folder / f"die-{seed}", folder / f"hold-{seed}"
     if (folder / f"raise-{seed}").exists():
         raise RuntimeError("the words of a record")
-    if die.exists() and drawn >= int(die.read_text()):
+    if drawn >= _number_in(die):
         die.unlink()
         os._exit(17)
-    while hold.exists() and drawn >= int(hold.read_text()):
-        (folder / "held.part").write_text(str(os.getpid()))
-        (folder / "held.part").rename(folder / "held")  # whoever sees it finds the number in it
+    part = folder / f"held-{seed}.part"  # of its own: several trainings may be held at once
+    while drawn >= _number_in(hold):
+        part.write_text(str(os.getpid()))
+        part.rename(folder / "held")  # whoever sees it finds the number in it
         time.sleep(0.02)
+
+
+def _number_in(path: Path) -> float:
+    """Returns what the file says; infinity once it is gone, which may be at any moment."""
+    try:
+        return int(path.read_text())
+    except FileNotFoundError:
+        return math.inf
