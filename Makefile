@@ -2,8 +2,9 @@
 # Each creates .venv and installs what is missing; a second run installs nothing.
 # Options of the sweep: make sweep OPTIONS="--dataset fashion-mnist"
 # `make test` takes five minutes and skips, with the reason, what this machine lacks. `make test-ci`, which
-# .ci/run calls, adds clusters, servers and a slice of the long tests that the commit chooses.
-# `make test-long` is the rest: killing real sweeps, searching all they wrote for leaks, deliberate breakages.
+# .ci/run calls, adds what the commit chooses: a quarter of the files that start clusters and servers, and a long
+# test. `make test-long` is the rest: all of those, killing real sweeps, searching all they wrote for leaks,
+# deliberate breakages.
 
 PYTHON ?= python3
 VENV := .venv
@@ -38,10 +39,10 @@ test: $(INSTALLED)
 	$(PYTEST) -n auto --maxprocesses 8 -m "not ci and not long and not gpu" $(PYTEST_OPTIONS)
 
 test-ci: $(INSTALLED)
-	$(PYTEST) $(CI_PROCESSES) -m "not gpu" --long-slice=1 $(PYTEST_OPTIONS)
+	$(PYTEST) $(CI_PROCESSES) -m "not gpu" --ci-share=4 --long-slice=1 $(PYTEST_OPTIONS)
 
 test-long: $(INSTALLED) mutants
-	$(PYTEST) $(CI_PROCESSES) -m "long and not gpu" $(PYTEST_OPTIONS)
+	$(PYTEST) $(CI_PROCESSES) -m "(ci or long) and not gpu" $(PYTEST_OPTIONS)
 
 # Deliberate breakages, which the tests must notice; the slice is of three, chosen by the commit.
 mutants: $(INSTALLED)

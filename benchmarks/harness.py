@@ -193,13 +193,20 @@ def clear_peak() -> bool:
 # Results
 
 
-def side_row(seconds: Sequence[float], memory_bytes: int | None, views_per_microbatch: int) -> dict[str, Any]:
-    """Return what is kept of one side of a step."""
+def side_row(
+    seconds: Sequence[float],
+    memory_bytes: int | None,
+    views_per_microbatch: int,
+    *,
+    memory_views: int | None = None,
+) -> dict[str, Any]:
+    """Return what is kept of one side of a step; its memory is at `memory_views` at once if they are given."""
     return {
         "seconds": statistics.median(seconds),
         "all_seconds": list(seconds),
         "memory_bytes": memory_bytes,
         "views_per_microbatch": views_per_microbatch,
+        "memory_views": memory_views or views_per_microbatch,
     }
 
 
@@ -212,7 +219,9 @@ def memory_ratio(side: Row, other: Row) -> float | None:
 def side_text(side: Row) -> str:
     """Return a side of a step for a table."""
     memory = f"{side['memory_bytes'] / 2**20:.0f} MiB" if side["memory_bytes"] else "?"
-    return f"{seconds_text(side['seconds'])} s, {memory} at {side['views_per_microbatch']}"
+    at = f" at {side['views_per_microbatch']}"
+    between = "" if side["memory_views"] == side["views_per_microbatch"] else at
+    return f"{seconds_text(side['seconds'])} s{between}, {memory} at {side['memory_views']}"
 
 
 def ratio_text(ratio: float | None) -> str:

@@ -8,7 +8,8 @@ The private step is a training's own: views, one clipped gradient per record, no
 is of the same network, records, loss and optimizer, with one backward pass per microbatch. Each side runs at
 its own fastest microbatch. Both are timed in turn in one process, the order turning round with every round;
 the ratio is the median over rounds of the ratio within a round. Memory is the peak of a fresh process per
-side (see `benchmarks/memory.py`). Weights are random and records made up, so nothing is downloaded.
+side (see `benchmarks/memory.py`), both at the private step's microbatch. Weights are random and records made
+up, so nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -105,7 +106,12 @@ def measure(options: Options, task: RecordTask) -> dict[str, Any]:
     del steps, step, ours  # the measuring processes need the memory
     gc.collect()
     sides = {
-        side: harness.side_row(times[side], _memory(options, side, task, views), views)
+        side: harness.side_row(
+            times[side],
+            _memory(options, side, task, at_once["ours"]),
+            views,
+            memory_views=at_once["ours"],
+        )
         for side, views in at_once.items()
     }
     ratio, *ends = ratio_of(sides["ours"]["all_seconds"], sides[ORDINARY]["all_seconds"])
@@ -167,8 +173,9 @@ The private step of a training (views, one clipped gradient per record, noise, A
 of the same network, records, loss and optimizer, each at its own fastest microbatch ("at", in records).
 Ratios are medians over rounds of the ratio within a round; both sides were timed in turn in one process.
 Memory: peak resident memory of two steps in a fresh process less what was resident before the network was
-built (on a GPU: peak allocated). `error`: relative error of the clipped sum against one exact backward pass
-per record, with norms and sum in float64. Weights are random, and records made up.
+built (on a GPU: peak allocated), both at the private step's microbatch; a training on a CPU keeps up to
+256 MiB of what it has freed besides. `error`: relative error of the clipped sum against one exact backward
+pass per record, with norms and sum in float64. Weights are random, and records made up.
 """
 
 

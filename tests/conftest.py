@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,6 +43,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="of the tests marked `long`, run N that the commit chooses, from as many files as possible",
     )
+    parser.addoption(
+        "--ci-share",
+        type=int,
+        metavar="N",
+        help="of the files with tests marked `ci`, run those of one in N, which the commit chooses",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,15 +58,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Chooses the slice of the long tests; files that take long come first, to keep all processes busy."""
-    num_long = config.getoption("--long-slice")
+    """Chooses what a commit runs of `ci` and `long`; files that take long come first, to keep processes busy."""
+    num_long, share = config.getoption("--long-slice"), config.getoption("--ci-share")
+    left_out = set[pytest.Item]()
     if num_long is not None:
         long = [item for item in items if item.get_closest_marker("long")]
         fit = [item.nodeid for item in long if not item.get_closest_marker("whole")]
-        others = {item.nodeid for item in items} - {item.nodeid for item in long}
-        chosen = {*long_slice(fit, num_long, commit()), *others}
-        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
-        items[:] = [item for item in items if item.nodeid in chosen]
+        chosen = set(long_slice(fit, num_long, commit()))
+        left_out |= {item for item in long if item.nodeid not in chosen}
+    if share is not None:
+        shared = [i for i in items if i.get_closest_marker("ci") and not i.get_closest_marker("long")]
+        files = set(share_of({str(item.path.relative_to(config.rootpath)) for item in shared}, share, commit()))
+        left_out |= {item for item in shared if str(item.path.relative_to(config.rootpath)) not in files}
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
     for item in items:
         if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_SECONDS))
@@ -70,15 +82,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def long_slice(tests: Sequence[str], num_tests: int, seed: str) -> list[str]:
     """Returns the tests that `seed` chooses: one of each file, files in its order, then another of each."""
-
-    def drawn(name: str) -> bytes:
-        return hashlib.sha256(f"{seed} {name}".encode()).digest()
-
     files: dict[str, list[str]] = {}
-    for test in sorted(tests, key=drawn):
+    for test in sorted(tests, key=lambda test: _drawn(seed, test)):
         files.setdefault(test.split("::")[0], []).append(test)
-    turns = [(turn, drawn(file), test) for file, own in files.items() for turn, test in enumerate(own)]
+    turns = [(turn, _drawn(seed, file), test) for file, own in files.items() for turn, test in enumerate(own)]
     return [test for _, _, test in sorted(turns)[:num_tests]]
+
+
+def share_of(files: Iterable[str], share: int, seed: str) -> list[str]:
+    """Returns one in `share` of the files, rounded up, which `seed` chooses."""
+    ordered = sorted(files, key=lambda file: _drawn(seed, file))
+    return ordered[: -(-len(ordered) // share)]
+
+
+def _drawn(seed: str, name: str) -> bytes:
+    return hashlib.sha256(f"{seed} {name}".encode()).digest()
 
 
 def commit() -> str:

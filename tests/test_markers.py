@@ -1,11 +1,11 @@
-"""The slice of the long tests that each commit runs, and the times per marker."""
+"""What each commit runs of the tests marked `ci` and `long`, and the times per marker."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
-from tests.conftest import TimesPerMarker, long_slice
+from tests.conftest import TimesPerMarker, long_slice, share_of
 
 LONG = [f"tests/{file}.py::test_{number}" for file in "abcd" for number in range(5)]
 
@@ -21,6 +21,14 @@ def test_every_long_test_is_in_the_slice_of_some_commit() -> None:
 
 def test_slice_depends_on_the_commit_alone() -> None:
     assert long_slice(LONG, 3, "a") == long_slice(LONG[::-1], 3, "a") != long_slice(LONG, 3, "b")
+
+
+def test_share_of_the_files_follows_the_commit_and_covers_all_in_time() -> None:
+    files = [f"tests/{number}.py" for number in range(10)]
+    assert share_of(files, 4, "a") == share_of(files[::-1], 4, "a") != share_of(files, 4, "b")
+    assert {len(share_of(files, 4, str(seed))) for seed in range(50)} == {3}
+    assert {file for seed in range(50) for file in share_of(files, 4, str(seed))} == set(files)
+    assert set(share_of(files, 1, "a")) == set(files)
 
 
 def test_times_of_all_phases_of_a_test_are_added_to_its_marker() -> None:

@@ -27,9 +27,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 PIECE_NUMBERS = 2**22
-CACHED_NUMBERS = 2**18
-"""What is read again at once, such as patches, is made in pieces of this many numbers; on a CPU of fewer,
-which stay in a core's cache. All pieces take the same memory: new pages cost more than writing to them."""
+CACHED_NUMBERS = 2**19
+"""What is read again at once, such as patches, is made in pieces of this many numbers; on a CPU of fewer for
+each thread, which stay in its cache. All pieces take the same memory: new pages cost more than writing."""
 
 SHORT_RUN = 16
 """Patches of shorter runs of memory (kernel width × channels) are copied tap by tap, along the lines."""
@@ -114,15 +114,17 @@ def _norms(of_inputs: Tensor, of_outputs: Tensor) -> GhostNorms:
 def gram(x: Tensor) -> Tensor:
     """Return the Gram matrices of `[groups, M, ·]`, float64 `[groups, M, M]`."""
     grams = x.new_empty(len(x), x.shape[1], x.shape[1], dtype=torch.float64)
-    for piece in _pieces(x):
-        exact = x[piece].double()
+    pieces = list(_pieces(x, 2))
+    room = torch.empty_like(x[pieces[0]], dtype=torch.float64)
+    for piece in pieces:
+        exact = room[: len(x[piece])].copy_(x[piece])
         torch.bmm(exact, exact.transpose(1, 2), out=grams[piece])
     return grams
 
 
-def _pieces(x: Tensor) -> Iterator[slice]:
-    """Yield runs of the leading axis, a piece each."""
-    at_once = _at_once(x, len(x), x[0].numel())
+def _pieces(x: Tensor, size: int = 1) -> Iterator[slice]:
+    """Yield runs of the leading axis, a piece each, where a number takes `size` times the room of a float32."""
+    at_once = _at_once(x, len(x), size * x[0].numel())
     for start in range(0, len(x), at_once):
         yield slice(start, start + at_once)
 
@@ -307,7 +309,7 @@ def _patches(module: nn.Conv2d, x: Tensor) -> Tensor:
 
 def _at_once(x: Tensor, num_all: int, numbers: int) -> int:
     """Return how many of `num_all` rows or groups, of so many numbers each, make up a piece: at least one."""
-    piece = CACHED_NUMBERS if x.device.type == "cpu" else PIECE_NUMBERS
+    piece = CACHED_NUMBERS * torch.get_num_threads() if x.device.type == "cpu" else PIECE_NUMBERS
     return min(num_all, max(1, piece // max(1, numbers)))
 
 
@@ -339,11 +341,7 @@ class GroupNormRule(LayerRule):
     """
 
     def runs(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]] | None:
-        if (
-            type(module) is not nn.GroupNorm
-            or x.dtype != torch.float32
-            or torch.is_autocast_enabled(x.device.type)
-        ):
+        if type(module) is not nn.GroupNorm or not _is_exact(x):
             return None
         products, sums = x.new_empty(2, *x.shape[:2])
         output, mean, scale = _Normalisation.apply(  # type: ignore[no-untyped-call]
@@ -484,12 +482,24 @@ def _by_channel(of_groups: Tensor, num_channels: int) -> Tensor:
     return of_groups[:, :, None].expand(-1, -1, num_channels // num_groups).reshape(rows, -1)
 
 
+def _is_exact(x: Tensor) -> bool:
+    return x.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type)
+
+
 def _is_channels_last(x: Tensor) -> bool:
     return x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
 
 class LayerNormRule(LayerRule):
-    """Scale and shift behind the normalisation of each position."""
+    """Scale and shift behind the normalisation of each position, whose statistics the forward pass keeps."""
+
+    def runs(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]] | None:
+        if type(module) is not nn.LayerNorm or not _is_exact(x):
+            return None
+        output, *statistics = torch.native_layer_norm(
+            x, module.normalized_shape, module.weight, module.bias, module.eps
+        )
+        return output, tuple(each.detach() for each in statistics)
 
     def vectors(
         self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int, saved: tuple[Tensor, ...] = ()
@@ -497,15 +507,22 @@ class LayerNormRule(LayerRule):
         assert isinstance(module, nn.LayerNorm)
         if not module.elementwise_affine:
             return
-        shape = (num_groups, -1, *module.normalized_shape)
-        x, grad = x.reshape(shape), grad.float().reshape(shape)
-        slopes = grad.new_empty(num_groups, *module.normalized_shape)
-        for piece in _pieces(x):
-            normal = F.layer_norm(x[piece].float(), module.normalized_shape, eps=module.eps)
+        numbers = module.weight.numel()
+        x, grad = _rows(x, num_groups, numbers), _rows(grad.float(), num_groups, numbers)
+        slopes = grad.new_empty(num_groups, numbers)
+        pieces = list(_pieces(x))
+        if saved:
+            mean, scale = (_rows(each, num_groups, 1) for each in saved)
+            room = torch.empty_like(x[pieces[0]])
+        for piece in pieces:
+            if saved:
+                normal = torch.sub(x[piece], mean[piece], out=room[: len(x[piece])]).mul_(scale[piece])
+            else:
+                normal = F.layer_norm(x[piece].float(), (numbers,), eps=module.eps)
             torch.sum(normal.mul_(grad[piece]), 1, out=slopes[piece])
-        yield module.weight, slopes
+        yield module.weight, slopes.view(num_groups, *module.weight.shape)
         if module.bias is not None:
-            yield module.bias, grad.sum(1)
+            yield module.bias, grad.sum(1).view(num_groups, *module.bias.shape)
 
 
 class EmbeddingRule(LayerRule):

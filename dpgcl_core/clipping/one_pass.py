@@ -313,8 +313,8 @@ class _Recorder:
         """Record the forward pass; parameters require no gradient of their own meanwhile."""
         handles = [layer.register_forward_hook(self._remember) for layer in self._rules]
         handles += [layer.register_forward_pre_hook(self._direct.enter) for layer in self._rules]
-        # GroupNorm runs through its layer rule, which keeps the statistics that its gradient needs.
-        replaced = [layer for layer in self._rules if type(layer) is nn.GroupNorm]
+        # Normalisations run through their layer rules, which keep the statistics that their gradients need.
+        replaced = [layer for layer in self._rules if type(layer) in (nn.GroupNorm, nn.LayerNorm)]
         for layer in replaced:
             layer.forward = partial(self._run, layer, layer.forward)  # type: ignore[method-assign]
         for parameter in self._wanted:

@@ -8,21 +8,25 @@ that took a fifth of the time of a private step, whose per-group gradients are s
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Of glibc's `mallopt`."""
 
+_OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+
 _LARGEST_KEPT, _MOST_KEPT = 2**25, 2**28
 
 
 def keep_freed_memory() -> bool:
-    """Have this process reuse the memory it frees; return whether the C library can be told so.
+    """Have this process reuse the memory it frees; return whether the C library was told so.
 
     Up to 256 MiB at a time, in tensors of up to 32 MiB: larger ones would leave gaps that large networks
-    have no room for. glibc alone has the call. It changes no result; the peak grows by what is kept.
+    have no room for. glibc alone has the call. It changes no result; the peak grows by what is kept. Who has
+    set one of glibc's own variables for it, such as `MALLOC_TRIM_THRESHOLD_`, keeps what they say.
     """
-    if not sys.platform.startswith("linux"):
+    if not sys.platform.startswith("linux") or any(os.environ.get(name) for name in _OF_THE_USER):
         return False
     try:
         set_option = ctypes.CDLL(None).mallopt
