@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -42,6 +43,23 @@ their norms and sums then take a few calls, not a few per parameter."""
 _FLOPS_PER_NUMBER = 80
 """A ghost norm is computed where it needs fewer flops than this per parameter: the cost of writing a number
 of the per-group gradient and reading it twice, measured on a CPU; a data-centre GPU has about this ratio."""
+
+
+_KEEPS_STATISTICS = ContextVar("keeps_statistics", default=True)
+
+
+@contextmanager
+def as_layers_run() -> Iterator[None]:
+    """Let normalisations run as they do outside of a recorded pass, with the same rounding to the bit.
+
+    Otherwise a ReLU's input so close to 0 that rounding decides makes two correct gradients differ by more than
+    a comparison allows.
+    """
+    token = _KEEPS_STATISTICS.set(False)
+    try:
+        yield
+    finally:
+        _KEEPS_STATISTICS.reset(token)
 
 
 @dataclass
@@ -314,7 +332,8 @@ class _Recorder:
         handles = [layer.register_forward_hook(self._remember) for layer in self._rules]
         handles += [layer.register_forward_pre_hook(self._direct.enter) for layer in self._rules]
         # Normalisations run through their layer rules, which keep the statistics that their gradients need.
-        replaced = [layer for layer in self._rules if type(layer) in (nn.GroupNorm, nn.LayerNorm)]
+        normalisations = (nn.GroupNorm, nn.LayerNorm) if _KEEPS_STATISTICS.get() else ()
+        replaced = [layer for layer in self._rules if type(layer) in normalisations]
         for layer in replaced:
             layer.forward = partial(self._run, layer, layer.forward)  # type: ignore[method-assign]
         for parameter in self._wanted:
