@@ -312,8 +312,8 @@ in views); 3 views per record; medians of sides timed in turn. `error`: relative
 against one exact backward pass per group, with norms and sum in float64. Memory: peak resident memory of
 two steps in a fresh process less what was resident before the network was built (on a GPU: peak
 allocated), of the non-private step at the private one's microbatch. A training on a CPU keeps up to 256 MiB
-of what it has freed besides. `opacus`: per-view gradients by hooks, summed per group. `opacus_ghost` {PER_VIEW},
-for ghost norms of Opacus cannot express groups: another mechanism, shown for its cost.
+of what it has freed besides. `opacus`: per-view gradients by hooks, summed per group. `opacus_ghost`
+{PER_VIEW}, for ghost norms of Opacus cannot express groups: another mechanism, shown for its cost.
 """
 
 

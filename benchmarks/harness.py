@@ -200,7 +200,7 @@ def side_row(
     *,
     memory_views: int | None = None,
 ) -> dict[str, Any]:
-    """Return what is kept of one side of a step; its memory is at `memory_views` at once if they are given."""
+    """Return what is kept of one side of a step; its memory is of `memory_views` at once if given."""
     return {
         "seconds": statistics.median(seconds),
         "all_seconds": list(seconds),

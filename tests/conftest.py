@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Chooses what a commit runs of `ci` and `long`; files that take long come first, to keep processes busy."""
+    """Chooses what a commit runs of `ci` and `long`; files that take long come first, for busy processes."""
     num_long, share = config.getoption("--long-slice"), config.getoption("--ci-share")
     left_out = set[pytest.Item]()
     if num_long is not None:
@@ -68,7 +68,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out |= {item for item in long if item.nodeid not in chosen}
     if share is not None:
         shared = [i for i in items if i.get_closest_marker("ci") and not i.get_closest_marker("long")]
-        files = set(share_of({str(item.path.relative_to(config.rootpath)) for item in shared}, share, commit()))
+        files = set(
+            share_of({str(item.path.relative_to(config.rootpath)) for item in shared}, share, commit())
+        )
         left_out |= {item for item in shared if str(item.path.relative_to(config.rootpath)) not in files}
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])

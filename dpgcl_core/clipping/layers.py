@@ -123,7 +123,7 @@ def gram(x: Tensor) -> Tensor:
 
 
 def _pieces(x: Tensor, size: int = 1) -> Iterator[slice]:
-    """Yield runs of the leading axis, a piece each, where a number takes `size` times the room of a float32."""
+    """Yield runs of the leading axis, a piece each, where a number takes the room of `size` float32."""
     at_once = _at_once(x, len(x), size * x[0].numel())
     for start in range(0, len(x), at_once):
         yield slice(start, start + at_once)

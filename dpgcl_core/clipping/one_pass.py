@@ -52,8 +52,8 @@ _KEEPS_STATISTICS = ContextVar("keeps_statistics", default=True)
 def as_layers_run() -> Iterator[None]:
     """Let normalisations run as they do outside of a recorded pass, with the same rounding to the bit.
 
-    Otherwise a ReLU's input so close to 0 that rounding decides makes two correct gradients differ by more than
-    a comparison allows.
+    Otherwise a ReLU's input so close to 0 that rounding decides makes two correct gradients differ by more
+    than a comparison allows.
     """
     token = _KEEPS_STATISTICS.set(False)
     try:
@@ -335,7 +335,7 @@ class _Recorder:
         normalisations = (nn.GroupNorm, nn.LayerNorm) if _KEEPS_STATISTICS.get() else ()
         replaced = [layer for layer in self._rules if type(layer) in normalisations]
         for layer in replaced:
-            layer.forward = partial(self._run, layer, layer.forward)  # type: ignore[method-assign]
+            layer.forward = partial(self._run, layer, layer.forward)
         for parameter in self._wanted:
             parameter.requires_grad_(False)
         try:

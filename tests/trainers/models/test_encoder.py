@@ -14,8 +14,8 @@ from dpgcl_core.clipping.cross_record import refuse_cross_record
 from dpgcl_core.clipping.layers import rule_of
 from dpgcl_core.clipping.verification import unsupported_layer
 from dpgcl_core.errors import ConfigError
-from trainers.config.training import NetworkConfig
 from tests.dpgcl_core.models import group_losses_of
+from trainers.config.training import NetworkConfig
 from trainers.models.encoder import NETWORKS, Encoder, build_encoder, to_fast_layout
 
 SHAPE = (3, 8, 8)
