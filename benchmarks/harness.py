@@ -220,8 +220,9 @@ def side_text(side: Row) -> str:
     """Return a side of a step for a table."""
     memory = f"{side['memory_bytes'] / 2**20:.0f} MiB" if side["memory_bytes"] else "?"
     at = f" at {side['views_per_microbatch']}"
-    between = "" if side["memory_views"] == side["views_per_microbatch"] else at
-    return f"{seconds_text(side['seconds'])} s{between}, {memory} at {side['memory_views']}"
+    memory_views = side.get("memory_views", side["views_per_microbatch"])  # not in earlier results
+    between = "" if memory_views == side["views_per_microbatch"] else at
+    return f"{seconds_text(side['seconds'])} s{between}, {memory} at {memory_views}"
 
 
 def ratio_text(ratio: float | None) -> str:
