@@ -68,10 +68,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out |= {item for item in long if item.nodeid not in chosen}
     if share is not None:
         shared = [i for i in items if i.get_closest_marker("ci") and not i.get_closest_marker("long")]
-        files = set(
-            share_of({str(item.path.relative_to(config.rootpath)) for item in shared}, share, commit())
-        )
-        left_out |= {item for item in shared if str(item.path.relative_to(config.rootpath)) not in files}
+        files = set(share_of({_file(item.nodeid) for item in shared}, share, commit()))
+        left_out |= {item for item in shared if _file(item.nodeid) not in files}
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
@@ -86,7 +84,7 @@ def long_slice(tests: Sequence[str], num_tests: int, seed: str) -> list[str]:
     """Returns the tests that `seed` chooses: one of each file, files in its order, then another of each."""
     files: dict[str, list[str]] = {}
     for test in sorted(tests, key=lambda test: _drawn(seed, test)):
-        files.setdefault(test.split("::")[0], []).append(test)
+        files.setdefault(_file(test), []).append(test)
     turns = [(turn, _drawn(seed, file), test) for file, own in files.items() for turn, test in enumerate(own)]
     return [test for _, _, test in sorted(turns)[:num_tests]]
 
@@ -95,6 +93,10 @@ def share_of(files: Iterable[str], share: int, seed: str) -> list[str]:
     """Returns one in `share` of the files, rounded up, which `seed` chooses."""
     ordered = sorted(files, key=lambda file: _drawn(seed, file))
     return ordered[: -(-len(ordered) // share)]
+
+
+def _file(test: str) -> str:
+    return test.split("::")[0]
 
 
 def _drawn(seed: str, name: str) -> bytes:

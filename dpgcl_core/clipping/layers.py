@@ -114,10 +114,8 @@ def _norms(of_inputs: Tensor, of_outputs: Tensor) -> GhostNorms:
 def gram(x: Tensor) -> Tensor:
     """Return the Gram matrices of `[groups, M, ·]`, float64 `[groups, M, M]`."""
     grams = x.new_empty(len(x), x.shape[1], x.shape[1], dtype=torch.float64)
-    pieces = list(_pieces(x, 2))
-    room = torch.empty_like(x[pieces[0]], dtype=torch.float64)
-    for piece in pieces:
-        exact = room[: len(x[piece])].copy_(x[piece])
+    for piece, room in _pieces_with_room(x, torch.float64):
+        exact = room.copy_(x[piece])
         torch.bmm(exact, exact.transpose(1, 2), out=grams[piece])
     return grams
 
@@ -127,6 +125,14 @@ def _pieces(x: Tensor, size: int = 1) -> Iterator[slice]:
     at_once = _at_once(x, len(x), size * x[0].numel())
     for start in range(0, len(x), at_once):
         yield slice(start, start + at_once)
+
+
+def _pieces_with_room(x: Tensor, dtype: torch.dtype | None = None) -> Iterator[tuple[slice, Tensor]]:
+    """Yield as `_pieces`, each with room for its numbers, of `dtype` if given; all have the same memory."""
+    pieces = list(_pieces(x, 2 if dtype == torch.float64 else 1))
+    room = torch.empty_like(x[pieces[0]], dtype=dtype)
+    for piece in pieces:
+        yield piece, room[: len(x[piece])]
 
 
 class LinearRule(LayerRule):
@@ -439,14 +445,12 @@ def _normalised(
     result = torch.empty_like(x)
     mean, scale = x.new_empty(2, len(x), num_groups)
     values, results, beta = _positions(x, x), _positions(result, x), _positions(beta[None], x)
-    pieces = list(_pieces(x))
-    room = torch.empty_like(values[pieces[0]])
-    for piece in pieces:
+    for piece, room in _pieces_with_room(values):
         of_group = values[piece].sum(axis).unflatten(1, (num_groups, -1))
         torch.sum(of_group, 2, out=mean[piece]).div_(numbers)
         of_channel = _positions(_by_channel(mean[piece], channels), x)
         centred = torch.sub(values[piece], of_channel, out=results[piece])
-        squares = torch.mul(centred, centred, out=room[: len(centred)])
+        squares = torch.mul(centred, centred, out=room)
         variance = squares.sum(axis).unflatten(1, (num_groups, -1)).sum(2).div_(numbers)
         torch.rsqrt(variance.add_(eps), out=scale[piece])
         of_channel = _positions(_by_channel(scale[piece], channels) * gamma, x)
@@ -458,10 +462,8 @@ def _add_up(x: Tensor, grad: Tensor, products: Tensor, sums: Tensor) -> None:
     """Write Σ g·x and Σ g over each row's positions, `[rows, channels]` each."""
     axis = _axis(x)
     values, grads = _positions(x, x), _positions(grad, x)
-    pieces = list(_pieces(x))
-    room = torch.empty_like(values[pieces[0]])
-    for piece in pieces:
-        product = torch.mul(grads[piece], values[piece], out=room[: len(values[piece])])
+    for piece, room in _pieces_with_room(values):
+        product = torch.mul(grads[piece], values[piece], out=room)
         torch.sum(product, axis, out=products[piece])
         torch.sum(grads[piece], axis, out=sums[piece])
 
