@@ -45,8 +45,9 @@ class Options(Output):
 
     models: tuple[str, ...] = MODELS
     """Networks of dp_mae and dp_cap, each of them."""
-    expected_batch_size: int | None = None
-    """B, records per step, exactly; 512 of mae-toy, 256 of cap-toy and 64 of the others unless given."""
+    expected_batch_sizes: tuple[int, ...] = ()
+    """B, records per step, exactly, a row each; 512 of mae-toy, 256 of cap-toy and 64 of the others unless
+    given."""
     microbatches: tuple[int, ...] = ()
     """Records at once that are tried; a few by model unless given."""
     tie_embeddings: bool = False
@@ -68,13 +69,14 @@ def tasks(options: Options) -> list[RecordTask]:
     return [
         RecordTask(
             model=model,
-            expected_batch_size=options.expected_batch_size or BATCH_SIZES.get(model, LARGE_BATCH),
+            expected_batch_size=size,
             tie_embeddings=options.tie_embeddings and model.startswith("cap"),
             device=options.device,
             precision=options.precision,
             threads=options.threads,
         )
         for model in options.models
+        for size in options.expected_batch_sizes or (BATCH_SIZES.get(model, LARGE_BATCH),)
     ]
 
 

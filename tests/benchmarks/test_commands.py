@@ -149,7 +149,7 @@ def test_clip_step_ratio_is_the_median_of_the_rounds() -> None:
 @pytest.mark.parametrize("model", ["mae-toy", pytest.param("cap-toy", marks=pytest.mark.long)])
 def test_record_step_command_measures_time_and_memory(model: str) -> None:
     result = _json_of(
-        "record_step.py", "--models", model, "--expected-batch-size", "6", "--microbatches", "2", "4",
+        "record_step.py", "--models", model, "--expected-batch-sizes", "6", "--microbatches", "2", "4",
         "--threads", "1", "--repeats", "1",
     )  # fmt: skip
     (row,) = result["rows"]

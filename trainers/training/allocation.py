@@ -14,7 +14,8 @@ import sys
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Of glibc's `mallopt`."""
 
-_OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+_OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
+_TUNABLES = "GLIBC_TUNABLES"
 
 _LARGEST_KEPT, _MOST_KEPT = 2**25, 2**28
 
@@ -24,9 +25,12 @@ def keep_freed_memory() -> bool:
 
     Up to 256 MiB at a time, in tensors of up to 32 MiB: larger ones would leave gaps that large networks
     have no room for. glibc alone has the call. It changes no result; the peak grows by what is kept. Who has
-    set one of glibc's own variables for it, such as `MALLOC_TRIM_THRESHOLD_`, keeps what they say.
+    set one of glibc's own variables for it, such as `MALLOC_TRIM_THRESHOLD_`, or a `glibc.malloc` tunable
+    keeps what they say.
     """
-    if not sys.platform.startswith("linux") or any(os.environ.get(name) for name in _OF_THE_USER):
+    told = any(os.environ.get(name) for name in _OF_THE_USER)
+    told |= "glibc.malloc." in os.environ.get(_TUNABLES, "")
+    if told or not sys.platform.startswith("linux"):
         return False
     try:
         set_option = ctypes.CDLL(None).mallopt

@@ -38,11 +38,26 @@ def test_freed_memory_is_reused_without_a_page_fault() -> None:
     assert 10 * int(second) < int(first)
 
 
-@pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"])
-def test_what_the_user_tells_the_c_library_is_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MALLOC_TRIM_THRESHOLD_", "65536"),
+        ("MALLOC_MMAP_THRESHOLD_", "65536"),
+        ("GLIBC_TUNABLES", "glibc.pthread.rseq=0:glibc.malloc.trim_threshold=65536"),
+    ],
+)
+def test_what_the_user_tells_the_c_library_is_kept(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Benchmarks measure peaks so: with nothing kept, a peak is what is needed."""
-    monkeypatch.setenv(name, "65536")
+    monkeypatch.setenv(name, value)
     assert not keep_freed_memory()
+
+
+def test_a_tunable_of_something_else_leaves_memory_to_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = keep_freed_memory()
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.pthread.rseq=0")
+    assert keep_freed_memory() == kept
 
 
 def test_trainings_keep_freed_memory(monkeypatch: pytest.MonkeyPatch) -> None:

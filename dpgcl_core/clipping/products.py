@@ -1,0 +1,87 @@
+"""Products of float32 matrices over their rows, by the library that is faster on this processor.
+
+PyTorch gives float32 products on an x86 CPU to MKL, which on AMD's processors does without AVX-512; oneDNN,
+which PyTorch has for convolutions, uses it everywhere and is then about twice as fast (measured on an AMD
+EPYC; on Intel's the two are about as fast). Which of the two is taken follows the processor and the shapes,
+no record. Both compute in float32, so the error bounds of docs/theory/clipping.md hold for either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+_LARGE = 2**24
+"""A product of fewer multiplications is over before oneDNN has arranged its operands."""
+
+_Product = Callable[[Tensor, Tensor], Tensor]
+
+
+def product_over_rows(left: Tensor, right: Tensor) -> Tensor:
+    """Return leftᵀ right.
+
+    Args:
+      left: float32 `[rows, m]`.
+      right: float32 `[rows, n]`, on the same device.
+
+    Returns:
+      Float32 `[m, n]`.
+    """
+    product = _faster(left, right)
+    return left.T @ right if product is None else product(left, right)
+
+
+def products_over_rows(left: Tensor, right: Tensor) -> Tensor:
+    """Return leftᵀ right of each group.
+
+    Args:
+      left: float32 `[groups, rows, m]`.
+      right: float32 `[groups, rows, n]`, on the same device.
+
+    Returns:
+      Float32 `[groups, m, n]`.
+    """
+    product = _faster(left[0], right[0])
+    if product is None:
+        return torch.bmm(left.transpose(1, 2), right)
+    result = left.new_empty(len(left), left.shape[2], right.shape[2])
+    for one, of_left, of_right in zip(result, left, right, strict=True):
+        one.copy_(product(of_left, of_right))
+    return result
+
+
+@cache
+def has_avx512() -> bool:
+    """Return whether PyTorch computes with AVX-512 in this process."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+def _faster(left: Tensor, right: Tensor) -> _Product | None:
+    """Return oneDNN's product if it is the faster one for these shapes."""
+    if left.device.type != "cpu" or left.numel() * right.shape[1] < _LARGE:
+        return None
+    if not has_avx512() or not torch.backends.mkldnn.enabled:
+        return None
+    return _by_onednn()
+
+
+@cache
+def _by_onednn() -> _Product | None:
+    """Return oneDNN's product, which PyTorch has for its compiler; None where it is not as it was."""
+    linear = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    if linear is None or not torch.backends.mkldnn.is_available():
+        return None
+
+    def product(left: Tensor, right: Tensor) -> Tensor:
+        result: Tensor = linear(left.T, right.T, None, "none", [], "")
+        return result
+
+    left, right = torch.arange(6.0).view(3, 2), torch.arange(12.0).view(3, 4)
+    try:
+        works = torch.equal(product(left, right), left.T @ right)
+    except (RuntimeError, TypeError):
+        return None
+    return product if works else None
