@@ -308,6 +308,9 @@ class _NoiseOfTheRun:
     def num_summed_normals(self) -> int:
         return self.inner.num_summed_normals
 
+    def gpu_seed(self, step: int, purpose: str) -> None:
+        return None  # what is drawn is kept, and put in the place of another draw
+
     @property
     def description(self) -> str:
         return self.inner.description

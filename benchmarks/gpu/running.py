@@ -31,6 +31,8 @@ class RunOptions:
 
     part: Literal["a", "b", "c", "d", "e"] | None = None
     """One part; all of them, in order, unless given."""
+    only: tuple[str, ...] = ()
+    """Only slices whose name has one of these words in it: "B = 1024,", say."""
     limit_minutes: float | None = None
     """Begin no slice that might not end in so many minutes; the next call goes on."""
     output: Path = Path("results/gpu")
@@ -73,6 +75,8 @@ def run(options: RunOptions) -> int:
     heading = {"version": version_of(ROOT), "toy": options.toy, **facts(options.device)}
     results = Results(options.output, heading)
     slices = [each for each in all_slices(options) if options.part in (None, each.part)]
+    if options.only:
+        slices = [each for each in slices if any(word in each.name for word in options.only)]
     is_whole = run_slices(slices, results, budget, again=options.again)
     for part in PARTS:
         rows = results.rows(part).values()

@@ -51,11 +51,13 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from dpgcl_core.clipping.capture import CapturedPasses
 from dpgcl_core.clipping.direct_uses import NotSeparableError
 from dpgcl_core.clipping.full_precision import full_precision
 from dpgcl_core.clipping.isolation import isolated_gradients
@@ -69,7 +71,7 @@ from dpgcl_core.clipping.types import (
     num_trainable,
     trainable_parameters,
 )
-from dpgcl_core.clipping.verification import BothWays, one_pass_mismatch, unsupported_layer
+from dpgcl_core.clipping.verification import Way, Ways, one_pass_mismatch, unsupported_layer
 from dpgcl_core.errors import ConfigError, unknown_choice
 
 logger = logging.getLogger(__name__)
@@ -81,7 +83,8 @@ GAMMA = 0.01
 """γ of automatic clipping: public, and the same for every training."""
 _MARGIN = 1 - 1e-4
 _MAX_GRADIENT_NUMBERS = 2**26  # 256 MiB of per-group gradients at a time,
-_MAX_GRADIENT_NUMBERS_PER_WEIGHT = 2  # or as much memory as the float64 sum takes, if that is more
+_MAX_GRADIENT_NUMBERS_PER_WEIGHT = 2  # or as much memory as the float64 sum takes, if that is more,
+_GPU_BYTES_PER_GRADIENT_NUMBER = 256  # or 1/64 of a GPU's memory, which takes small passes no faster
 _LOOP_FROM_VIEWS = 96  # on a CPU a backward pass of this many images is as fast alone as among others,
 _LOOP_FROM_VIEWS_OF_MANY_WEIGHTS = 48  # and here it also saves the memory of the other groups' gradients
 _MANY_WEIGHTS = 2**20
@@ -102,6 +105,7 @@ class GroupClipper:
         mix records or keep something of them (`dpgcl_core.clipping.isolation`).
       basis: float32 `[k, num_trainable]`, public directions: what is clipped and summed are the gradients'
         coordinates on them (`dpgcl_core.clipping.subspace`). None for the gradients themselves.
+      passes: replays passes on a GPU, for one objective of one network; None runs each as it is.
 
     Raises:
       ConfigError: a field is outside its range, or there are parts and a basis.
@@ -113,6 +117,7 @@ class GroupClipper:
     groups_at_once: int | None = None
     isolated: bool = False
     basis: Tensor | None = field(default=None, compare=False, repr=False)
+    passes: CapturedPasses | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.parts is not None and self.basis is not None:
@@ -187,7 +192,7 @@ class GroupClipper:
         isolated = model if self.isolated else None
         if isolated is not None or size == 1 or not _goes_in_one_pass(model, objective, inputs):
             return _gradients_in_a_loop(parameters, objective, inputs, isolated)
-        size, found = _equal_shares(size, model, num_trainable(model)), []
+        size, found = _equal_shares(size, parameters, num_trainable(model)), []
         for start in range(0, _num_groups(inputs), size):
             some = _groups(inputs, start, min(start + size, _num_groups(inputs)))
             try:
@@ -224,14 +229,23 @@ class GroupClipper:
         if basis is None:
             size = _groups_of_a_pass(wanted, model, parameters, objective, inputs)
         else:
-            size = _equal_shares(wanted, model, num_trainable(model))
+            size = _equal_shares(wanted, parameters, num_trainable(model))
         reports = []
         for start in range(0, _num_groups(inputs), size):
             stop = min(start + size, _num_groups(inputs))
             some, taken = _groups(inputs, start, stop), None if complete is None else complete[start:stop]
             try:
                 report = _in_fixed_shape(
-                    size, total, model, parameters, objective, some, *law, taken, basis=basis
+                    size,
+                    total,
+                    model,
+                    parameters,
+                    objective,
+                    some,
+                    *law,
+                    taken,
+                    basis=basis,
+                    passes=self.passes,
                 )
             except NotSeparableError:  # some of these groups took another way through the network
                 report = _each_by_its_own_way(
@@ -286,15 +300,20 @@ def _in_fixed_shape(
     complete: Tensor | None,
     *,
     basis: Tensor | None = None,
+    passes: CapturedPasses | None = None,
 ) -> GroupReport:
     """`_one_pass` of exactly `num_groups` groups; those that `inputs` lacks contribute nothing."""
     law, given = (l2_clip_norm, gamma, owners), _num_groups(inputs)
-    if given == num_groups:
+
+    def run(total: Tensor, inputs: GroupInputs, complete: Tensor | None) -> GroupReport:
         return _one_pass(total, model, parameters, objective, inputs, *law, complete, basis=basis)
+
+    take = run if passes is None else partial(passes.take, run)
+    if given == num_groups:
+        return take(total, inputs, complete)
     counts = torch.zeros(num_groups, dtype=torch.bool, device=total.device)
     counts[:given] = True if complete is None else complete
-    filled = _filled_up(inputs, num_groups)
-    report = _one_pass(total, model, parameters, objective, filled, *law, counts, basis=basis)
+    report = take(total, _filled_up(inputs, num_groups), counts)
     return replace(
         report,
         norms=report.norms[:given],
@@ -410,14 +429,21 @@ def _loop(
     *,
     isolated: nn.Module | None = None,
     basis: Tensor | None = None,
+    among_zeros: bool = False,
 ) -> GroupReport:
-    """One backward pass per group: exact for any network; for `isolated` each on copies of its state."""
+    """One backward pass per group: exact for any network; for `isolated` each on copies of its state.
+
+    `among_zeros`: each group in its place among groups of zeros.
+    """
     norms, losses, finites = [], [], []
     runs = runs_of(parameters, owners)
     if basis is not None:
         runs = [(0, slice(0, len(basis)))]
     for index in range(_num_groups(inputs)):
-        loss, flat = _gradient_alone(parameters, objective, inputs, index, isolated)
+        if among_zeros:
+            loss, flat = _gradient_among_zeros(parameters, objective, inputs, index)
+        else:
+            loss, flat = _gradient_alone(parameters, objective, inputs, index, isolated)
         if basis is not None:
             flat = basis @ flat
         norm = norms_of(flat, runs)
@@ -447,6 +473,19 @@ def _gradient_alone(
         gradients: Sequence[Tensor | None] = torch.autograd.grad(loss.sum(), parameters, allow_unused=True)
     else:
         loss, gradients = isolated_gradients(isolated, objective, group)
+    return loss, flat_gradient(gradients, parameters)
+
+
+def _gradient_among_zeros(
+    parameters: list[nn.Parameter], objective: Objective, inputs: GroupInputs, index: int
+) -> tuple[Tensor, Tensor]:
+    """The loss `[1]` and the flat gradient of one group, the others of `inputs` set to zero."""
+    torch.clear_autocast_cache()
+    filled = tuple(torch.zeros_like(each) for each in _each(inputs))
+    for zeros, each in zip(filled, _each(inputs), strict=True):
+        zeros[index] = each[index]
+    loss = objective(filled[0] if isinstance(inputs, Tensor) else filled)[index : index + 1]
+    gradients = torch.autograd.grad(loss.sum(), parameters, allow_unused=True)
     return loss, flat_gradient(gradients, parameters)
 
 
@@ -635,7 +674,7 @@ def _groups_of_a_pass(
     wanted: int, model: nn.Module, parameters: list[nn.Parameter], objective: Objective, inputs: GroupInputs
 ) -> int:
     """How many groups go at once: as many as are wanted, or equal shares of them whose gradients fit."""
-    if wanted * num_trainable(model) <= _most_numbers(model):
+    if wanted * num_trainable(model) <= _most_numbers(parameters):
         return wanted
     numbers = _gradient_numbers.get(model, {}).get(_shape(inputs))
     if numbers is None:  # learned on groups of zeros, lest a real one be alone in its pass
@@ -646,16 +685,23 @@ def _groups_of_a_pass(
         except NotSeparableError:
             return 1
         numbers = _gradient_numbers[model][_shape(inputs)]
-    return _equal_shares(wanted, model, numbers)
+    return _equal_shares(wanted, parameters, numbers)
 
 
-def _most_numbers(model: nn.Module) -> int:
-    return max(_MAX_GRADIENT_NUMBERS, _MAX_GRADIENT_NUMBERS_PER_WEIGHT * num_trainable(model))
+def _most_numbers(parameters: list[nn.Parameter]) -> int:
+    of_weights = _MAX_GRADIENT_NUMBERS_PER_WEIGHT * sum(each.numel() for each in parameters)
+    return max(_MAX_GRADIENT_NUMBERS, of_weights, _gpu_memory(parameters) // _GPU_BYTES_PER_GRADIENT_NUMBER)
 
 
-def _equal_shares(wanted: int, model: nn.Module, numbers_per_group: int) -> int:
+def _gpu_memory(parameters: list[nn.Parameter]) -> int:
+    """The bytes of the GPU that parameters are on, used or not; 0 on a CPU."""
+    device = parameters[0].device
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+
+
+def _equal_shares(wanted: int, parameters: list[nn.Parameter], numbers_per_group: int) -> int:
     """Return how many groups go in one pass, of passes of equal size, given each one's gradient numbers."""
-    fits = max(1, _most_numbers(model) // max(1, numbers_per_group))
+    fits = max(1, _most_numbers(parameters) // max(1, numbers_per_group))
     return math.ceil(wanted / math.ceil(wanted / fits))
 
 
@@ -671,9 +717,7 @@ def _goes_in_one_pass(
         return False
     known = _checked.setdefault(model, {})
     if owners not in known:
-        wrong = unsupported_layer(model) or one_pass_mismatch(
-            model, _both_ways(model, objective, owners), inputs
-        )
+        wrong = unsupported_layer(model) or one_pass_mismatch(model, _ways(model, objective, owners), inputs)
         if wrong:
             logger.warning("per-group gradients one by one (exact, slower): %s", wrong)
         known[owners] = not wrong
@@ -684,14 +728,15 @@ def _loop_from_views(model: nn.Module) -> int:
     return _LOOP_FROM_VIEWS if num_trainable(model) < _MANY_WEIGHTS else _LOOP_FROM_VIEWS_OF_MANY_WEIGHTS
 
 
-def _both_ways(model: nn.Module, objective: Objective, owners: Owners | None) -> BothWays:
+def _ways(model: nn.Module, objective: Objective, owners: Owners | None) -> Ways:
     """Return what the self-check compares: sum and report of `_loop` and of `_one_pass`, with C = 1."""
     parameters = trainable_parameters(model)
 
-    def run(inputs: GroupInputs, *, in_one_pass: bool) -> tuple[Tensor, GroupReport]:
+    def run(inputs: GroupInputs, way: Way) -> tuple[Tensor, GroupReport]:
         total = torch.zeros(num_trainable(model), device=_each(inputs)[0].device)
         rest = (parameters, objective, inputs, 1.0, None, owners)
-        report = _one_pass(total, model, *rest) if in_one_pass else _loop(total, *rest)
-        return total, report
+        if way is Way.ONE_PASS:
+            return total, _one_pass(total, model, *rest)
+        return total, _loop(total, *rest, among_zeros=way is Way.AMONG_ZEROS)
 
     return run

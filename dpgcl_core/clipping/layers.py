@@ -28,10 +28,15 @@ from torch import Tensor, nn
 
 from dpgcl_core.clipping.products import has_avx512, product_over_rows, products_over_rows
 
-PIECE_NUMBERS = 2**22
+PIECE_NUMBERS = 2**27
 CACHED_NUMBERS = 2**19
-"""What is read again at once, such as patches, is made in pieces of this many numbers; on a CPU of fewer for
-each thread, which stay in its cache. All pieces take the same memory: new pages cost more than writing."""
+"""What is read again at once, such as patches, is made in pieces of this many numbers: on a GPU large ones,
+lest it wait for the next call; on a CPU fewer for each thread, which stay in its cache. All pieces take the
+same memory: new pages cost more than writing."""
+
+POSITIONS_AT_ONCE = 2**13
+"""On a GPU sums over more positions than these are taken in runs of whole rows: a single long one would
+occupy few of its processors, and round more."""
 
 SHORT_RUN = 16
 """Patches of shorter runs of memory (kernel width × channels) are copied tap by tap, along the lines."""
@@ -156,7 +161,7 @@ class LinearRule(LayerRule):
             yield module.bias, _rows(grad.float(), num_groups, grad.shape[-1]).sum(1)
 
     def per_group(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> Tensor:
-        x, grad = (_rows(t.float(), num_groups, t.shape[-1]) for t in (x, grad))
+        x, grad = (_rows(t, num_groups, t.shape[-1]) for t in _as_multiplied(x, grad))
         return products_over_rows(grad, x)
 
     def ghost_norm_flops(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> float:
@@ -197,7 +202,9 @@ class Conv2dRule(LayerRule):
         out_channels, in_channels, height, width = module.weight.shape
         positions = rows * grad.shape[2:].numel()
         numbers = positions * height * width * x.shape[1]
-        if x.device.type == "cpu" and _pays_one_by_one(module.weight, numbers, positions):
+        if x.device.type != "cpu":
+            return self._in_runs(module, x, grad, num_groups)
+        if _pays_one_by_one(module.weight, numbers, positions):
             return self._one_by_one(module, x, grad, num_groups)
         x, grad = x.float(), _channels_last(grad.float(), num_groups)
         at_once = _at_once(x, num_groups, numbers)
@@ -212,6 +219,29 @@ class Conv2dRule(LayerRule):
             outputs = _by_block(grad[start:stop].unsqueeze(2), blocks)
             torch.bmm(outputs.transpose(1, 2), patches, out=result[start * blocks : stop * blocks])
         return result.view(num_groups, out_channels, height, width, in_channels).permute(0, 1, 4, 2, 3)
+
+    def _in_runs(self, module: nn.Conv2d, x: Tensor, grad: Tensor, num_groups: int) -> Tensor:
+        """Return `per_group` by products over runs of rows, as a GPU takes them."""
+        blocks, rows = module.groups, len(x) // num_groups
+        out_channels, in_channels, height, width = module.weight.shape
+        x, grad = _as_multiplied(x, grad)
+        positions = grad.shape[2:].numel()
+        rows_at_once = _run_of_rows(rows, positions)
+        num_runs = len(x) // rows_at_once
+        numbers = rows_at_once * positions * height * width * x.shape[1]
+        outputs = _by_block(_channels_last(grad, num_runs).unsqueeze(2), blocks)
+        patches = _patches(module, x)
+        at_once = _at_once(x, num_runs, numbers)
+        copied, found = x.new_empty(at_once * numbers), []
+        for start in range(0, num_runs, at_once):
+            stop = min(start + at_once, num_runs)
+            some = _copied(patches[start * rows_at_once : stop * rows_at_once], copied)
+            some = _by_block(some.view(stop - start, -1, height * width, x.shape[1]), blocks)
+            found.append(products_over_rows(outputs[start * blocks : stop * blocks], some))
+        of_runs = found[0] if len(found) == 1 else torch.cat(found)
+        if num_runs > num_groups:
+            of_runs = of_runs.view(num_groups, -1, blocks, *of_runs.shape[1:]).sum(1)
+        return of_runs.reshape(num_groups, out_channels, height, width, in_channels).permute(0, 1, 4, 2, 3)
 
     def _tap_by_tap(self, module: nn.Conv2d, x: Tensor, grad: Tensor, copied: Tensor) -> Tensor:
         """Return `per_group`, given the output gradient `[groups, M, channels]` and room for patches."""
@@ -341,7 +371,55 @@ def _at_once(x: Tensor, num_all: int, numbers: int) -> int:
 
 def _copied(values: Tensor, room: Tensor) -> Tensor:
     """Return a contiguous copy that takes the first numbers of `room`."""
-    return room[: values.numel()].view(values.shape).copy_(values)
+    copy = room[: values.numel()].view(values.shape)
+    if values.device.type == "cuda" and _fits_wide_numbers(values):
+        copy.view(_WIDE).copy_(_in_wide_numbers(values))  # several times as fast as number by number
+        return copy
+    return copy.copy_(values)
+
+
+_WIDE, _WIDE_BYTES = torch.complex128, 16
+
+
+def _fits_wide_numbers(values: Tensor) -> bool:
+    counts = (*values.stride()[:-1], values.shape[-1], values.storage_offset())
+    return values.stride(-1) == 1 and not any(each * values.element_size() % _WIDE_BYTES for each in counts)
+
+
+def _in_wide_numbers(values: Tensor) -> Tensor:
+    """Return strided numbers, which must fit, as numbers of sixteen bytes in the same memory.
+
+    >>> rows = torch.arange(16.0).view(2, 8)[:, 4:]
+    >>> _in_wide_numbers(rows).contiguous().view(torch.float32)
+    tensor([[ 4.,  5.,  6.,  7.],
+            [12., 13., 14., 15.]])
+    """
+    per_number, size = _WIDE_BYTES // values.element_size(), values.untyped_storage().nbytes()
+    whole = values.as_strided((size // _WIDE_BYTES * per_number,), (1,), 0).view(_WIDE)
+    shape = (*values.shape[:-1], values.shape[-1] // per_number)
+    strides = (*(stride // per_number for stride in values.stride()[:-1]), 1)
+    return whole.as_strided(shape, strides, values.storage_offset() // per_number)
+
+
+def _run_of_rows(rows: int, positions: int) -> int:
+    """Return the most rows of a group, a divisor of their number, whose positions are summed at once.
+
+    >>> _run_of_rows(48, 1024), _run_of_rows(6, 1024), _run_of_rows(7, 2048), _run_of_rows(3, 50_000)
+    (8, 6, 1, 1)
+    """
+    most = min(rows, max(1, POSITIONS_AT_ONCE // positions))
+    return next(size for size in range(most, 0, -1) if rows % size == 0)
+
+
+def _as_multiplied(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a layer's input and output gradient in the precision in which their products are taken.
+
+    On a GPU that is the one that the layer ran in: there are units for it, which sum in float32. No bound
+    depends on that, for the norm is taken of what is summed.
+    """
+    if grad.device.type == "cuda" and grad.dtype in (torch.bfloat16, torch.float16):
+        return x.to(grad.dtype), grad
+    return x.float(), grad.float()
 
 
 def _channels_last(x: Tensor, num_groups: int) -> Tensor:
@@ -367,9 +445,9 @@ class GroupNormRule(LayerRule):
     """
 
     def runs(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]] | None:
-        if type(module) is not nn.GroupNorm or not _is_exact(x):
+        if type(module) is not nn.GroupNorm or not _returns_float32(x):
             return None
-        products, sums = x.new_empty(2, *x.shape[:2])
+        products, sums = x.new_empty(2, *x.shape[:2], dtype=torch.float32)
         output, mean, scale = _Normalisation.apply(  # type: ignore[no-untyped-call]
             x, module.weight, module.bias, module.num_groups, module.eps, products, sums
         )
@@ -419,7 +497,7 @@ class _Normalisation(torch.autograd.Function):
             x = x.contiguous()
         positions, channels = x.shape[2:].numel(), x.shape[1]
         is_slow = _is_channels_last(x) and positions < MANY_POSITIONS and channels < FEW_CHANNELS * num_groups
-        if x.device.type == "cpu" and is_slow:
+        if x.device.type != "cpu" or is_slow:  # a GPU's own is for contiguous images of float32 alone
             # What watches the network's use of parameters and rows has nothing to find in here.
             with torch._C.DisableTorchFunction():
                 output, mean, scale = _normalised(x, weight, bias, num_groups, eps)
@@ -436,14 +514,14 @@ class _Normalisation(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         x, weight, mean, scale = ctx.saved_tensors
         products, sums = ctx.row_sums
-        gamma = x.new_ones(x.shape[1]) if weight is None else weight
+        gamma = mean.new_ones(x.shape[1]) if weight is None else weight
         numbers = x[0].numel() // mean.shape[1]
         of_sums = (sums * gamma).unflatten(1, (mean.shape[1], -1)).sum(2)
         of_products = (products * gamma).unflatten(1, (mean.shape[1], -1)).sum(2)
         times_x = (of_sums * mean - of_products) * scale**3 / numbers
         constant = -times_x * mean - of_sums * scale / numbers
         times_x, constant, scale = (_by_channel(t, x.shape[1]) for t in (times_x, constant, scale))
-        result = torch.empty_like(x)
+        result = torch.empty_like(x, dtype=torch.float32)
         values, grads, results = (_positions(t, x) for t in (x, grad, result))
         of_x, of_one, of_grad = (_positions(t, x) for t in (times_x, constant, scale * gamma))
         for piece in _pieces(x):
@@ -460,13 +538,14 @@ def _normalised(
     The variance is that of centred numbers: Σ x² − n·m² would lose the digits that a large mean takes.
     """
     axis, channels, numbers = _axis(x), x.shape[1], x[0].numel() // num_groups
-    gamma = x.new_ones(channels) if weight is None else weight
+    exact = torch.float32
+    gamma = x.new_ones(channels, dtype=exact) if weight is None else weight
     beta = torch.zeros_like(gamma) if bias is None else bias
-    result = torch.empty_like(x)
-    mean, scale = x.new_empty(2, len(x), num_groups)
+    result = torch.empty_like(x, dtype=exact)
+    mean, scale = x.new_empty(2, len(x), num_groups, dtype=exact)
     values, results, beta = _positions(x, x), _positions(result, x), _positions(beta[None], x)
-    for piece, room in _pieces_with_room(values):
-        of_group = values[piece].sum(axis).unflatten(1, (num_groups, -1))
+    for piece, room in _pieces_with_room(values, exact):
+        of_group = values[piece].sum(axis, dtype=exact).unflatten(1, (num_groups, -1))
         torch.sum(of_group, 2, out=mean[piece]).div_(numbers)
         of_channel = _positions(_by_channel(mean[piece], channels), x)
         centred = torch.sub(values[piece], of_channel, out=results[piece])
@@ -482,7 +561,7 @@ def _add_up(x: Tensor, grad: Tensor, products: Tensor, sums: Tensor) -> None:
     """Write Σ g·x and Σ g over each row's positions, `[rows, channels]` each."""
     axis = _axis(x)
     values, grads = _positions(x, x), _positions(grad, x)
-    for piece, room in _pieces_with_room(values):
+    for piece, room in _pieces_with_room(values, torch.float32):
         product = torch.mul(grads[piece], values[piece], out=room)
         torch.sum(product, axis, out=products[piece])
         torch.sum(grads[piece], axis, out=sums[piece])
@@ -504,8 +583,11 @@ def _by_channel(of_groups: Tensor, num_channels: int) -> Tensor:
     return of_groups[:, :, None].expand(-1, -1, num_channels // num_groups).reshape(rows, -1)
 
 
-def _is_exact(x: Tensor) -> bool:
-    return x.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type)
+def _returns_float32(x: Tensor) -> bool:
+    """Return whether a normalisation of `x` computes and returns float32: on a GPU under autocast, too."""
+    if torch.is_autocast_enabled(x.device.type):
+        return x.device.type == "cuda" and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return x.dtype == torch.float32
 
 
 def _is_channels_last(x: Tensor) -> bool:
@@ -516,10 +598,10 @@ class LayerNormRule(LayerRule):
     """Scale and shift behind the normalisation of each position, whose statistics the forward pass keeps."""
 
     def runs(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]] | None:
-        if type(module) is not nn.LayerNorm or not _is_exact(x):
+        if type(module) is not nn.LayerNorm or not _returns_float32(x):
             return None
         output, *statistics = torch.native_layer_norm(
-            x, module.normalized_shape, module.weight, module.bias, module.eps
+            x.float(), module.normalized_shape, module.weight, module.bias, module.eps
         )
         return output, tuple(each.detach() for each in statistics)
 
@@ -535,7 +617,7 @@ class LayerNormRule(LayerRule):
         pieces = list(_pieces(x))
         if saved:
             mean, scale = (_rows(each, num_groups, 1) for each in saved)
-            room = torch.empty_like(x[pieces[0]])
+            room = torch.empty_like(x[pieces[0]], dtype=torch.float32)
         for piece in pieces:
             if saved:
                 normal = torch.sub(x[piece], mean[piece], out=room[: len(x[piece])]).mul_(scale[piece])

@@ -146,7 +146,9 @@ class GroupGradients:
           factor: float32 `[parts, groups]`.
         """
         masked = factor == 0
-        masks = masked if bool(masked.any()) else None
+        # A capture can ask for no number, and serves passes with masked groups, too.
+        is_needed = factor.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        masks = masked if is_needed or bool(masked.any()) else None
         sums: dict[Tensor, Tensor] = {}
         for row, small in self.small.items():
             sums |= small.weighted(factor[row], None if masks is None else masks[row])

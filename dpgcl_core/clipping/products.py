@@ -38,12 +38,15 @@ def products_over_rows(left: Tensor, right: Tensor) -> Tensor:
     """Return leftᵀ right of each group.
 
     Args:
-      left: float32 `[groups, rows, m]`.
-      right: float32 `[groups, rows, n]`, on the same device.
+      left: float32 `[groups, rows, m]`; on a GPU bfloat16 or float16, too, whose products it sums in float32.
+      right: the same of `[groups, rows, n]`, on the same device.
 
     Returns:
       Float32 `[groups, m, n]`.
     """
+    if left.dtype != torch.float32:
+        low: Tensor = torch.bmm(left.transpose(1, 2), right, out_dtype=torch.float32)
+        return low
     product = _faster(left[0], right[0])
     if product is None:
         return torch.bmm(left.transpose(1, 2), right)

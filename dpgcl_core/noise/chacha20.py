@@ -187,6 +187,9 @@ class SecureRandomness:
     def generator(self, step: int, purpose: str) -> SecureGenerator:
         return SecureGenerator()
 
+    def gpu_seed(self, step: int, purpose: str) -> None:
+        return None  # no GPU has the stream
+
 
 def choose_randomness(
     *, secure_noise: bool | None, data_are_private: bool, public_seed: int | None = None

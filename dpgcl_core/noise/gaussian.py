@@ -76,6 +76,20 @@ class GaussianNoise:
                 part += generator.standard_normal(len(part))
         return torch.from_numpy(noise).mul_(self.std / math.sqrt(self.num_summed))
 
+    def draw_on_gpu(self, num_coordinates: int, seed: int, device: torch.device | str) -> Tensor:
+        """Return a draw as `draw` does, made by the device's own generator: for public data.
+
+        Args:
+          num_coordinates: of the part.
+          seed: fresh, of 63 bits.
+          device: a GPU; on a CPU PyTorch keeps 32 bits of a seed only.
+        """
+        generator = torch.Generator(device).manual_seed(seed)
+        noise = torch.zeros(num_coordinates, dtype=torch.float64, device=device)
+        for _ in range(self.num_summed):
+            noise += torch.randn(num_coordinates, dtype=torch.float64, device=device, generator=generator)
+        return noise.mul_(self.std / math.sqrt(self.num_summed))
+
     @property
     def grid(self) -> float:
         """Public spacing of the grid: the largest power of two of at most 2^-20 `std`; 0 without noise.

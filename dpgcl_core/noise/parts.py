@@ -28,7 +28,7 @@ PART = 2**20
 _NARROWED_PIECE = 2**17
 
 PartNoise = Callable[[slice], Tensor]
-"""Returns the noise of a part's coordinates, float64, on the CPU."""
+"""Returns the noise of a part's coordinates, float64, on any device."""
 
 
 def parts_of(num_coordinates: int) -> list[slice]:
@@ -60,6 +60,17 @@ def drawn_of(law: GaussianNoise, generator_of: Callable[[str], Draws]) -> PartNo
     return lambda part: law.draw(part.stop - part.start, generator_of(purpose_of(part)))
 
 
+def drawn_on_gpu(law: GaussianNoise, seed_of: Callable[[str], int], device: torch.device | str) -> PartNoise:
+    """Return what draws the noise of a part on a GPU when it is asked for it: for public data.
+
+    Args:
+      law: of the noise.
+      seed_of: a fresh seed for a purpose at this step, see `dpgcl_core.noise.sources`.
+      device: a GPU.
+    """
+    return lambda part: law.draw_on_gpu(part.stop - part.start, seed_of(purpose_of(part)), device)
+
+
 def add_in_parts(
     total: Tensor, law: GaussianNoise, noise_of: PartNoise, *, beside: Executor | None = None
 ) -> float:
@@ -75,14 +86,15 @@ def add_in_parts(
       The norm of the noise.
     """
 
-    def add(part: slice) -> float:
-        noise = noise_of(part)
-        law.add_rounded_once(total[part], noise.to(total.device))
-        return float(torch.linalg.vector_norm(noise)) ** 2
+    def add(part: slice) -> Tensor:
+        noise = noise_of(part).to(total.device)
+        law.add_rounded_once(total[part], noise)
+        square: Tensor = torch.linalg.vector_norm(noise).square()
+        return square
 
     parts = parts_of(len(total))
     squares = map(add, parts) if beside is None or len(parts) < 2 else beside.map(add, parts)
-    return math.sqrt(sum(squares))
+    return math.sqrt(float(sum(squares, torch.zeros((), dtype=torch.float64, device=total.device))))
 
 
 def in_float32(total: Tensor) -> Tensor:
@@ -99,7 +111,8 @@ def in_float32(total: Tensor) -> Tensor:
     tensor([1.0000, 2.5000])
     """
     narrow = total.view(torch.float32)[: len(total)]
-    for start in range(0, len(total), _NARROWED_PIECE):
-        piece = slice(start, start + _NARROWED_PIECE)
+    at_once = _NARROWED_PIECE if total.device.type == "cpu" else PART
+    for start in range(0, len(total), at_once):
+        piece = slice(start, start + at_once)
         narrow[piece] = total[piece].float()
     return narrow

@@ -50,9 +50,15 @@ class DrawSource(Protocol):
     def generator(self, step: int, purpose: str) -> Draws:
         """Return the draws of `purpose` ("sampling", "permutation", "noise" and the like) at `step`."""
 
+    def gpu_seed(self, step: int, purpose: str) -> int | None:
+        """Return a seed of 63 bits for a GPU's own generator; None where all draws are the CPU's."""
+
 
 class SecretRandomness:
     """Independent generators from the operating system's entropy; the arguments select nothing.
+
+    A GPU may draw the noise itself, by PyTorch's counter-based generator (Philox 4×32 with ten rounds; Salmon
+    et al. 2011), seeded afresh for every draw. It is statistical, too, and so for public data alone.
 
     Two calls with the same arguments return independent generators, so a step that is repeated after a
     crash is an independent draw, to be charged once more.
@@ -64,11 +70,16 @@ class SecretRandomness:
     """
 
     num_summed_normals = 1
-    description = "PCG64DXSM, seeded afresh by the operating system for every step"
+    description = (
+        "PCG64DXSM, for noise on a GPU Philox 4×32-10, seeded afresh by the operating system for every step"
+    )
 
     def generator(self, step: int, purpose: str) -> np.random.Generator:
         entropy = np.random.SeedSequence(secrets.randbits(256), pool_size=8)
         return np.random.Generator(np.random.PCG64DXSM(entropy))
+
+    def gpu_seed(self, step: int, purpose: str) -> int:
+        return secrets.randbits(63)
 
 
 class SeededNonPrivateRandomness:
@@ -88,3 +99,6 @@ class SeededNonPrivateRandomness:
     def generator(self, step: int, purpose: str) -> np.random.Generator:
         words = [self._seed, step, *purpose.encode()]
         return np.random.Generator(np.random.PCG64DXSM(np.random.SeedSequence(words)))
+
+    def gpu_seed(self, step: int, purpose: str) -> None:
+        return None  # the same run on any device

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from dpgcl_core.clipping.capture import CapturedPasses
 from dpgcl_core.clipping.isolation import refuse_changed_state, whole_state
 from dpgcl_core.clipping.subspace import lifted
 from dpgcl_core.clipping.types import (
@@ -30,9 +31,17 @@ from dpgcl_core.clipping.types import (
     zeros_where_incomplete,
 )
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.mechanism.method import GroupRule
 from dpgcl_core.mechanism.passes import groups_of_a_pass
 from dpgcl_core.noise.gaussian import GaussianNoise
-from dpgcl_core.noise.parts import PartNoise, add_in_parts, drawn_of, in_float32, parts_of
+from dpgcl_core.noise.parts import (
+    PartNoise,
+    add_in_parts,
+    drawn_of,
+    drawn_on_gpu,
+    in_float32,
+    parts_of,
+)
 from dpgcl_core.noise.sources import DrawSource
 from dpgcl_core.sampling.stage import DrawnGroups
 from trainers.config.training import TrainingConfig
@@ -100,6 +109,7 @@ class _Run:
     states: list[tuple[nn.Module, dict[str, Any]]]
     max_views: int
     beside: ThreadPoolExecutor
+    passes: CapturedPasses | None = None
     public_keys: Tensor | None = None
     basis: Tensor | None = None
     step: int = 0
@@ -256,7 +266,8 @@ def _step(run: _Run) -> None:
         if observer.releases_noised_snr(run.step):
             generator = run.randomness.generator(run.step, "snr noise")
             observer.record_noised_snr(run.total, generator, num_summed=num_summed)
-        noise_norm = add_in_parts(run.total, law, noise_of, beside=run.beside)
+        beside = run.beside if run.device.type == "cpu" else None  # a GPU adds them in turn
+        noise_norm = add_in_parts(run.total, law, noise_of, beside=beside)
         if clean_norm is not None:
             observer.record_snr(run.step, clean_norm, bare_norm, noise_norm)
     noisy = _of_all_weights(run, in_float32(run.total))  # rounded already, where noise was added
@@ -300,18 +311,42 @@ def _refuse_changed(run: _Run) -> None:
 def _noise_of(run: _Run, law: GaussianNoise) -> PartNoise | None:
     """Return how to get the parts of the step's one noise draw; None but at the first worker.
 
-    Beside a GPU they are drawn in a thread while it computes the gradients: they need nothing of them. On a
-    CPU the gradients have all threads and most memory, so parts are drawn once they are to be added. A
-    step that fails throws its draw away, unreleased.
+    A GPU draws that of public data itself. Other noise is drawn in threads beside it while it computes the
+    gradients, of which it needs nothing; one thread is left for the views. On a CPU the gradients have all
+    threads and most memory, so parts are drawn once they are to be added. A step that fails throws its draw
+    away, unreleased.
     """
     if run.workers.rank > 0:
         return None
+    if run.device.type == "cuda" and run.randomness.gpu_seed(run.step, "noise") is not None:
+        return drawn_on_gpu(law, partial(_gpu_seed, run), run.device)
     noise_of = drawn_of(law, partial(run.randomness.generator, run.step))
     if run.device.type == "cpu":
         return noise_of
     parts = parts_of(len(run.total))
-    drawn = run.beside.submit(lambda: [noise_of(part) for part in parts])
-    return lambda part: drawn.result()[parts.index(part)]
+    shares = min(len(parts), max(1, _threads_beside(run.config) - 1))
+
+    def draw(share: int) -> list[Tensor]:
+        return [noise_of(part) for part in parts[share::shares]]
+
+    drawn = [run.beside.submit(draw, share) for share in range(shares)]
+    places = {part.start: divmod(index, shares) for index, part in enumerate(parts)}
+
+    def drawn_part(part: slice) -> Tensor:
+        row, share = places[part.start]
+        return drawn[share].result()[row]
+
+    return drawn_part
+
+
+def _gpu_seed(run: _Run, purpose: str) -> int:
+    seed = run.randomness.gpu_seed(run.step, purpose)
+    assert seed is not None
+    return seed
+
+
+def _threads_beside(config: TrainingConfig) -> int:
+    return max(_THREADS_BESIDE, config.performance.threads_per_worker)
 
 
 def _draw_groups(run: _Run) -> DrawnGroups:
@@ -344,6 +379,8 @@ def _add_clipped_sum(
     fits = max(1, run.max_views // (groups.rows.shape[1] * run.task.num_views(config, num_augmentations)))
     at_once = groups_of_a_pass(config.mechanism, most=fits, num_workers=run.workers.count)
     rule, scale = in_subspace(config.rule(at_once), run.basis), gradient_scale(config.network)
+    if run.passes is not None and isinstance(rule, GroupRule):
+        rule = dataclasses.replace(rule, clipper=dataclasses.replace(rule.clipper, passes=run.passes))
     objective = objective_of(config, run.encoder, config.network, run.target, run.public_keys)
     draws = run.randomness.generator(run.step, "statistics") if rule.needs_draws else None
     if rule.whole_batch:
@@ -438,8 +475,16 @@ def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memor
         total=empty_sum(config, encoder),
         states=[(network, whole_state(network)) for network in networks],
         max_views=fits,
-        beside=ThreadPoolExecutor(max(_THREADS_BESIDE, config.performance.threads_per_worker)),
+        beside=ThreadPoolExecutor(_threads_beside(config)),
+        passes=CapturedPasses() if _repeats_passes(config, device) else None,
     )
+
+
+def _repeats_passes(config: TrainingConfig, device: torch.device) -> bool:
+    """Whether a GPU may replay passes: network and loss are this package's, and the same at every step."""
+    if device.type != "cuda" or config.network.is_foreign or config.mechanism.rules.needs_target:
+        return False
+    return not config.public.subspace_dim and not config.public.num_public_negatives
 
 
 def _resume(run: _Run, checkpoints: CheckpointFolder | None) -> None:
