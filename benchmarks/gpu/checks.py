@@ -21,6 +21,8 @@ from benchmarks.gpu.slices import CheckError, Slice
 from benchmarks.harness import Row
 from benchmarks.steps import CLIP_NORM, OurStep, Task, exact_clipped_sum
 from dpgcl_core.clipping.full_precision import full_precision
+from dpgcl_core.clipping.layers import GroupNormRule
+from dpgcl_core.clipping.one_pass import as_layers_run
 from dpgcl_core.clipping.types import trainable_parameters
 from dpgcl_core.mechanism.method import GroupRule
 from dpgcl_core.noise.gaussian import NUM_SUMMED, GaussianNoise
@@ -158,7 +160,8 @@ def resume_goes_on(task: Task) -> Numbers:
 def clipped_sums_are_exact(task: Task) -> Numbers:
     """In every precision the clipped sum is that of one pass per group, also where TF32 was allowed.
 
-    The median of a few draws counts, see `OurStep.check`.
+    Normalisations run as they do by themselves, lest a ReLU's input of zero but for rounding decide; they
+    have a check of their own. The median of a few draws counts, see `OurStep.check`.
     """
     found = {}
     for precision, bound in ERRORS.items():
@@ -177,6 +180,49 @@ def _tf32_allowed() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def normalisations_are_torchs(task: Task) -> Numbers:
+    """A GroupNorm's output, input gradient and row sums are those of its own forward and backward pass."""
+    found, generator = {}, torch.Generator().manual_seed(0)
+    for shape in ((24, 64, 16, 16), (6, 24, 9, 9), (4, 128, 1, 1)):
+        for layout in (torch.contiguous_format, torch.channels_last):
+            x, grad = (torch.randn(shape, generator=generator).to(task.device) for _ in range(2))
+            layer = nn.GroupNorm(8, shape[1]).to(task.device)
+            with torch.no_grad():
+                for weights in layer.parameters():
+                    weights.copy_(torch.randn(weights.shape, generator=generator))
+            x = x.contiguous(memory_format=layout).requires_grad_()
+            ends = _normalised_by_rule(layer, x, grad), _normalised_by_torch(layer, x, grad)
+            errors = [_distance(a.cpu().double(), b.cpu().double()) for a, b in zip(*ends, strict=True)]
+            name = f"{shape}, {'channels last' if layout is torch.channels_last else 'contiguous'}"
+            found[name] = at_most(f"the error of {name}", max(errors), 1e-4)
+    return found
+
+
+def _normalised_by_rule(layer: nn.GroupNorm, x: Tensor, grad: Tensor) -> list[Tensor]:
+    """Output, gradient of the input, and those of scale and shift, of each row."""
+    rule, num_rows = GroupNormRule(), len(x)
+    ran = rule.runs(layer, x)
+    assert ran is not None
+    output, saved = ran
+    per_row: list[Tensor] = []
+
+    def arrived(gradient: Tensor) -> None:
+        with torch.no_grad():
+            vectors = rule.vectors(layer, x.detach(), gradient, num_rows, saved)
+            per_row.extend(of_rows for _, of_rows in vectors)
+
+    output.register_hook(arrived)
+    (of_x,) = torch.autograd.grad(output, x, grad)
+    return [output.detach(), of_x, *per_row]
+
+
+def _normalised_by_torch(layer: nn.GroupNorm, x: Tensor, grad: Tensor) -> list[Tensor]:
+    output = layer(x)
+    of_x, *_ = torch.autograd.grad(output, x, grad)
+    normal = nn.functional.group_norm(x.detach(), layer.num_groups, eps=layer.eps)
+    return [output.detach(), of_x, (grad * normal).sum((2, 3)), grad.sum((2, 3))]
 
 
 def contributions_keep_to_the_clip(task: Task) -> Numbers:
@@ -215,7 +261,7 @@ class _Clipped:
     def error_at(self, step: int) -> float:
         """Return how far the sum of a step is from that of one pass per group."""
         views = self.views(step)
-        with _tf32_allowed():
+        with _tf32_allowed(), as_layers_run():
             actual = self.sum_of(views)
         with full_precision(str(views.device.type)):
             return _distance(actual, self.sum_by_groups(views))
@@ -345,6 +391,7 @@ CHECKS: dict[str, Check] = {
         resume_goes_on,
         optimizers_step_as_on_the_cpu,
         clipped_sums_are_exact,
+        normalisations_are_torchs,
         contributions_keep_to_the_clip,
         contributions_have_no_companions,
         noise_is_added_as_on_the_cpu,

@@ -23,7 +23,7 @@ from dpgcl_core.clipping.full_precision import full_precision
 from trainers.models.clip.published import CLIP_TINY
 
 OURS, NON_PRIVATE = "ours", "non_private"
-_LONG_SECONDS = 10.0
+_LONG_SECONDS = 3.0
 _PRECISIONS = ("float32", "bfloat16")
 _GRID = {
     "resnet18": ((64, 1024, 8192, 65536), (2, 16, 256)),

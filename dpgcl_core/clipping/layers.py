@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpgcl_core.clipping.gpu import normalisation_kernels
 from dpgcl_core.clipping.products import has_avx512, product_over_rows, products_over_rows
 
 PIECE_NUMBERS = 2**27
@@ -521,6 +522,10 @@ class _Normalisation(torch.autograd.Function):
         times_x = (of_sums * mean - of_products) * scale**3 / numbers
         constant = -times_x * mean - of_sums * scale / numbers
         times_x, constant, scale = (_by_channel(t, x.shape[1]) for t in (times_x, constant, scale))
+        kernels = normalisation_kernels(x, mean.shape[1])
+        if kernels is not None:
+            grad = grad.contiguous(memory_format=torch.channels_last)
+            return kernels.combined(x, grad, constant, times_x, scale * gamma), *(None,) * 6
         result = torch.empty_like(x, dtype=torch.float32)
         values, grads, results = (_positions(t, x) for t in (x, grad, result))
         of_x, of_one, of_grad = (_positions(t, x) for t in (times_x, constant, scale * gamma))
@@ -541,6 +546,10 @@ def _normalised(
     exact = torch.float32
     gamma = x.new_ones(channels, dtype=exact) if weight is None else weight
     beta = torch.zeros_like(gamma) if bias is None else bias
+    kernels = normalisation_kernels(x, num_groups)
+    if kernels is not None:
+        normalised: tuple[Tensor, Tensor, Tensor] = kernels.normalised(x, gamma, beta, num_groups, eps)
+        return normalised
     result = torch.empty_like(x, dtype=exact)
     mean, scale = x.new_empty(2, len(x), num_groups, dtype=exact)
     values, results, beta = _positions(x, x), _positions(result, x), _positions(beta[None], x)
@@ -559,6 +568,10 @@ def _normalised(
 
 def _add_up(x: Tensor, grad: Tensor, products: Tensor, sums: Tensor) -> None:
     """Write Σ g·x and Σ g over each row's positions, `[rows, channels]` each."""
+    kernels = normalisation_kernels(x, 1)
+    if kernels is not None:
+        kernels.add_up(x, grad.contiguous(memory_format=torch.channels_last), products, sums)
+        return
     axis = _axis(x)
     values, grads = _positions(x, x), _positions(grad, x)
     for piece, room in _pieces_with_room(values, torch.float32):
