@@ -90,7 +90,7 @@ def _not_measured(row: Row) -> str:
 
 def _of_checks(rows: Sequence[Row]) -> Iterable[str]:
     lines = [
-        [row["name"], ", ".join(f"{name}: {value:.2g}" for name, value in row["found"].items()) or "holds"]
+        [row["name"], ", ".join(f"{name}: {value:.4g}" for name, value in row["found"].items()) or "holds"]
         for row in rows
     ]
     yield markdown_table(["check", "measured"], lines)
