@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.gpu.slices import CheckError, Slice
+from benchmarks.gpu.slices import OPEN_CLIP, PEFT, CheckError, Slice
 from benchmarks.harness import Row
+from benchmarks.pair_steps import PairTask
 from benchmarks.steps import CLIP_NORM, OurStep, Task, exact_clipped_sum
 from dpgcl_core.clipping.full_precision import full_precision
 from dpgcl_core.clipping.layers import GroupNormRule
@@ -29,6 +30,7 @@ from dpgcl_core.noise.gaussian import NUM_SUMMED, GaussianNoise
 from trainers.config.training import OptimizerConfig, TrainingConfig
 from trainers.data.dataset import TrainingData
 from trainers.files.checkpoint import CheckpointFolder
+from trainers.models.clip.published import CLIP_TINY
 from trainers.models.encoder import build_encoder
 from trainers.models.precision import gradient_scale
 from trainers.training import loop
@@ -50,11 +52,19 @@ _NUM_STEPS, _NUM_DRAWS = 4, 3
 
 def checks(tasks: list[Task]) -> list[Slice]:
     """Return part a: every check of every task, in the precisions that a check goes through by itself."""
-    return [
+    found = [
         Slice(part="a", name=f"{name}, {task.model}", run=_deferred(check, task), minutes=2.0)
         for task in tasks
         for name, check in CHECKS.items()
     ]
+    pairs = Slice(
+        part="a",
+        name=f"passes of pairs are replayed, {CLIP_TINY}",
+        run=_deferred(passes_of_pairs_are_replayed, tasks[0]),
+        libraries=(OPEN_CLIP, PEFT),
+        minutes=2.0,
+    )
+    return [*found, pairs]
 
 
 def _deferred(check: Check, task: Task) -> Callable[[object], Row]:
@@ -274,6 +284,22 @@ class _Clipped:
         assert isinstance(made, Tensor)
         return made
 
+    def error_of_replays(self) -> float:
+        """Return how far a replay's sum is from that of the pass itself, both with the same groups masked."""
+        run, at_once = self._run, len(self._groups)
+        _require_replays(run)
+        with torch.no_grad():
+            for weights in trainable_parameters(run.encoder):
+                weights.mul_(1.01)  # in place, as optimizers do
+        views, complete = self.views(1), torch.arange(at_once) != 2
+        views[1] = torch.inf
+        ends = []
+        for rule in (loop._rule(run, at_once), self._config.rule(at_once)):
+            run.total.zero_()
+            add_clipped_sum(rule, run.total, run.encoder, self._objective, views, self._scale, None, complete)
+            ends.append(run.total.double().cpu().clone())
+        return _distance(*ends)
+
     def sum_of(self, views: Tensor, place: int | None = None) -> Tensor:
         """Return the sum, or what the group at a place adds to it, float64 on the CPU."""
         rule, total = self._config.rule(), torch.zeros_like(self._run.total)
@@ -290,6 +316,36 @@ class _Clipped:
         bound = CLIP_NORM * self._scale
         total = exact_clipped_sum(self._run.encoder, self._objective, views, bound)
         return (total / self._scale).cpu()
+
+
+def replays_are_the_passes(task: Task) -> Numbers:
+    """A captured pass adds what the pass does: of other inputs, weights and masks, with an infinite group."""
+    if task.device != "cuda":
+        return {}
+    found = {}
+    for precision, bound in COMPANIONS.items():
+        error = _Clipped(dataclasses.replace(task, precision=precision)).error_of_replays()
+        found[precision] = at_most(f"the change of a sum in {precision}", error, bound)
+    return found
+
+
+def passes_of_pairs_are_replayed(task: Task) -> Numbers:
+    """The step of CLIP on pairs of images and texts asks the GPU for no number, so its pass is captured."""
+    pairs = PairTask(
+        model=CLIP_TINY, group_size=4, expected_batch_size=32, threads=task.threads, device=task.device
+    )
+    step = OurStep(pairs, 32 * pairs.num_views)
+    step.take()
+    if task.device == "cuda":
+        _require_replays(step.run)
+    return {}
+
+
+def _require_replays(run: loop._Run) -> None:
+    if run.passes is None or not run.passes.count:
+        raise CheckError("the pass has not been captured")
+    if torch.cuda.current_stream() != torch.cuda.default_stream():
+        raise CheckError("the capture has left its stream behind")
 
 
 # What comes after the sum
@@ -392,6 +448,7 @@ CHECKS: dict[str, Check] = {
         optimizers_step_as_on_the_cpu,
         clipped_sums_are_exact,
         normalisations_are_torchs,
+        replays_are_the_passes,
         contributions_keep_to_the_clip,
         contributions_have_no_companions,
         noise_is_added_as_on_the_cpu,

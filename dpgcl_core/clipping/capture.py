@@ -5,76 +5,83 @@ training have one shape (`dpgcl_core.clipping.clipper`), so the kernels of one s
 what the capture ran, on other inputs: norms, factors and masks are computed anew of what is summed, so every
 bound and proof of the clipper holds for it, whatever the inputs are.
 
+Passes are captured before any record is seen, on groups of zeros that count as not complete. So which passes
+are replays follows no record, and no other thread uses the GPU meanwhile.
+
 What Python decides in a pass is decided once, at the capture. So passes are captured only where network and
 objective are the same function at every step: no code of others, no second network, no embeddings of public
-records, no basis. Whoever hands over `CapturedPasses` vouches for that.
+records, no basis. Whoever hands over `CapturedPasses` vouches for that. A pass that waits for a number of the
+GPU cannot be captured, and runs as it is.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from dpgcl_core.clipping.one_pass import asking_for_no_number
 from dpgcl_core.clipping.types import GroupInputs, GroupReport
 
 logger = logging.getLogger(__name__)
 
-_MOST_CAPTURED = 4
-"""Shapes whose kernels are kept: each holds the memory of a pass."""
-
 Pass = Callable[[Tensor, GroupInputs, Tensor], GroupReport]
 """Adds the clipped sum of inputs to a total, where a mask of groups is set."""
+
+Law = tuple[object, ...]
+"""What else decides what a pass computes, as a key: network, C, γ and parts."""
 
 _Key = tuple[object, ...]
 
 
 class CapturedPasses:
-    """The captured passes of one objective of one network, whose weights stay where they are in memory.
-
-    The first pass of a shape runs as it is, the second is captured. Where capturing fails, passes run as they
-    are from then on.
-    """
+    """The captured passes of one objective of one network, whose weights stay where they are in memory."""
 
     def __init__(self) -> None:
-        self._seen: set[_Key] = set()
         self._captured: dict[_Key, _Captured] = {}
-        self._fails = False
+        self._is_open = False
 
-    def take(self, run: Pass, total: Tensor, inputs: GroupInputs, complete: Tensor | None) -> GroupReport:
-        """Take a pass: `run(total, inputs, complete)`, by a replay if there is one.
+    @property
+    def count(self) -> int:
+        """Passes that are replayed."""
+        return len(self._captured)
+
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Capture the passes that are taken meanwhile, of groups of zeros, before any record is seen."""
+        self._is_open = True
+        try:
+            yield
+        finally:
+            self._is_open = False
+
+    def take(
+        self, run: Pass, total: Tensor, inputs: GroupInputs, complete: Tensor | None, law: Law
+    ) -> GroupReport:
+        """Take a pass: `run(total, inputs, complete)`, by a replay where one like it has been captured.
 
         Args:
-          run: as `Pass`; the same function in every call.
+          run: as `Pass`; the same function for the same law.
           total: float64 `[num_trainable]`, on a GPU.
           inputs: on the same one.
           complete: bool `[groups]`; None: all.
+          law: what tells apart passes of the same shape.
         """
-        leaves = (inputs,) if isinstance(inputs, Tensor) else inputs
+        leaves = _leaves(inputs)
         if complete is None:
             complete = torch.ones(len(leaves[0]), dtype=torch.bool, device=total.device)
-        key: _Key = (total.data_ptr(), *((each.shape, each.dtype) for each in leaves))
-        if key not in self._captured and not self._is_captured(key, run, total, inputs, complete):
+        key: _Key = (law, total.data_ptr(), *((each.shape, each.dtype) for each in leaves))
+        if self._is_open and key not in self._captured:
+            captured = _captured_if_possible(run, total, inputs, complete)
+            if captured is not None:
+                self._captured[key] = captured
+        if key not in self._captured:
             return run(total, inputs, complete)
         return self._captured[key].replayed(leaves, complete)
-
-    def _is_captured(
-        self, key: _Key, run: Pass, total: Tensor, inputs: GroupInputs, complete: Tensor
-    ) -> bool:
-        is_first = key not in self._seen
-        self._seen.add(key)
-        if is_first or self._fails or len(self._captured) == _MOST_CAPTURED:
-            return False
-        try:
-            self._captured[key] = _captured(run, total, inputs, complete)
-        except Exception as error:  # whatever cannot be captured
-            logger.info("passes are not captured: %s: %s", type(error).__name__, error)
-            self._fails = True
-            return False
-        return True
 
 
 @dataclass(frozen=True)
@@ -106,11 +113,50 @@ def copied_report(report: GroupReport, complete: Tensor) -> GroupReport:
     )
 
 
+def _leaves(inputs: GroupInputs) -> tuple[Tensor, ...]:
+    return (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+
+
+def _captured_if_possible(
+    run: Pass, total: Tensor, inputs: GroupInputs, complete: Tensor
+) -> _Captured | None:
+    """Return a captured pass; None where it asks for a number, or cannot be captured for another reason."""
+    run(total, inputs, complete)  # compiles kernels
+    try:
+        with _no_number_asked_for(), asking_for_no_number():
+            run(total, inputs, complete)
+    except RuntimeError as error:
+        logger.info("passes are not captured: %s", error)
+        return None
+    try:
+        return _captured(run, total, inputs, complete)
+    except Exception as error:
+        logger.warning("passes are not captured: %s: %s", type(error).__name__, error)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # raises, before any record is seen, if the failure has broken the allocator
+        return None
+
+
+@contextmanager
+def _no_number_asked_for() -> Iterator[None]:
+    """Make whatever would wait for a number of the GPU an error."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
 def _captured(run: Pass, total: Tensor, inputs: GroupInputs, complete: Tensor) -> _Captured:
     """Capture a pass, which is not run by that."""
-    leaves = tuple(each.clone() for each in ((inputs,) if isinstance(inputs, Tensor) else inputs))
+    leaves = tuple(each.clone() for each in _leaves(inputs))
     mask, graph = complete.clone(), torch.cuda.CUDAGraph()
-    # Other threads make views and draw noise meanwhile.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    # The outer context restores the stream also where the inner one fails to end.
+    with (
+        torch.cuda.stream(torch.cuda.current_stream()),
+        torch.cuda.graph(graph, capture_error_mode="thread_local"),
+        asking_for_no_number(),
+    ):
         report = run(total, leaves[0] if isinstance(inputs, Tensor) else leaves, mask)
     return _Captured(graph, leaves, mask, report)

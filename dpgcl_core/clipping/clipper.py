@@ -17,20 +17,21 @@ A group that is marked as not complete is computed like the others and masked in
 inputs are, it contributes exactly zero.
 
 *Companions.* A group's contribution depends on no other group, and not on how many there are. Which way the
-groups go, and how many go at once, M, is decided by the network and the shape of a group alone; a pass with
-fewer groups is filled up with groups of zeros that count as not complete. So every pass has one shape, and no
-kernel is chosen by the draw. **Proposition.** Exchange, add or remove one group of a pass, the others keeping
-their places, as the couplings of `dpgcl_core.sampling.groups` allow; then on a device whose kernels are
-deterministic no bit of the others' losses, norms, factors and gradients changes. *Sketch.* The network mixes
-no records, so each number of a row is computed of that row by an order of operations that the shapes fix; a
-group's gradient is a sum over its own rows, in an order that the shapes fix; and what a masked group adds is
-exactly zero. What is left is the rounding of the sum over groups: below M·2⁻²⁴ times the sum of a pass's
-norms, each at most C. In another *place* of the pass, row or tile, kernels may round otherwise. The tests
-allow a contribution 4e-6 C for it in float32, and 2e-2 C in bfloat16 and float16, where a last digit is 4e-3;
-small built-in networks were measured not to move at all. The couplings leave the others in their places, so
-no sensitivity needs this margin. M is public, but a caller may let it follow the memory that is free, with
-the data loaded: for a neighbour of another size it may be another one, and contributions then move, by 8e-7 C
-as measured in float32, within the same margin. Give M where this must not be.
+groups go, and how many go at once, M, is decided by the network, the shape of a group and the machine; a pass
+with fewer groups is filled up with groups of zeros that count as not complete. So every pass has one shape,
+and no kernel is chosen by the draw. **Proposition.** Exchange, add or remove one group of a pass, the
+others keeping their places, as the couplings of `dpgcl_core.sampling.groups` allow; then on a device whose
+kernels are deterministic no bit of the others' losses, norms, factors and gradients changes. *Sketch.* The
+network mixes no records, so each number of a row is computed of that row by an order of operations that the
+shapes fix; a group's gradient is a sum over its own rows, in an order that the shapes fix; and what a
+masked group adds is exactly zero. What is left is the rounding of the sum over groups: below M·2⁻²⁴ times
+the sum of a pass's norms, each at most C. In another *place* of the pass, row or tile, kernels may round
+otherwise. The tests allow a contribution 4e-6 C for it in float32, and 2e-2 C in bfloat16 and float16,
+where a last digit is 4e-3; small built-in networks were measured not to move at all. The couplings leave
+the others in their places, so no sensitivity needs this margin. M is public, but a caller may let it follow
+the memory that is free, with the data loaded: for a neighbour of another size it may be another one, and
+contributions then move, by 8e-7 C as measured in float32, within the same margin. Give M where this must
+not be.
 Where inputs take a way through the network that one pass cannot separate, each group of that pass is looked
 at alone, in the same shape, and goes one by one if it takes such a way itself: a decision about that group.
 
@@ -51,7 +52,6 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
@@ -108,7 +108,8 @@ class GroupClipper:
       passes: replays passes on a GPU, for one objective of one network; None runs each as it is.
 
     Raises:
-      ConfigError: a field is outside its range, or there are parts and a basis.
+      ConfigError: a field is outside its range, there are parts and a basis, or passes to replay of a network
+        that is isolated or with a basis.
     """
 
     l2_clip_norm: float
@@ -124,6 +125,8 @@ class GroupClipper:
             raise ConfigError(
                 "coordinates on a subspace have no parts: give clipping parts or a basis, not both"
             )
+        if self.passes is not None and (self.isolated or self.basis is not None):
+            raise ConfigError("passes of isolated networks and of coordinates on a basis are not replayed")
         if not self.l2_clip_norm > 0:
             raise ConfigError(f"l2_clip_norm must be positive; got {self.l2_clip_norm}")
         if self.groups_at_once is not None and self.groups_at_once < 1:
@@ -308,7 +311,12 @@ def _in_fixed_shape(
     def run(total: Tensor, inputs: GroupInputs, complete: Tensor | None) -> GroupReport:
         return _one_pass(total, model, parameters, objective, inputs, *law, complete, basis=basis)
 
-    take = run if passes is None else partial(passes.take, run)
+    def take(total: Tensor, inputs: GroupInputs, complete: Tensor | None) -> GroupReport:
+        return (
+            run(total, inputs, complete) if passes is None else passes.take(run, total, inputs, complete, key)
+        )
+
+    key = (id(model), l2_clip_norm, gamma, owners)
     if given == num_groups:
         return take(total, inputs, complete)
     counts = torch.zeros(num_groups, dtype=torch.bool, device=total.device)
@@ -429,19 +437,19 @@ def _loop(
     *,
     isolated: nn.Module | None = None,
     basis: Tensor | None = None,
-    among_zeros: bool = False,
+    among_copies: bool = False,
 ) -> GroupReport:
     """One backward pass per group: exact for any network; for `isolated` each on copies of its state.
 
-    `among_zeros`: each group in its place among groups of zeros.
+    `among_copies`: each group in its place among copies of it.
     """
     norms, losses, finites = [], [], []
     runs = runs_of(parameters, owners)
     if basis is not None:
         runs = [(0, slice(0, len(basis)))]
     for index in range(_num_groups(inputs)):
-        if among_zeros:
-            loss, flat = _gradient_among_zeros(parameters, objective, inputs, index)
+        if among_copies:
+            loss, flat = _gradient_among_copies(parameters, objective, inputs, index)
         else:
             loss, flat = _gradient_alone(parameters, objective, inputs, index, isolated)
         if basis is not None:
@@ -476,15 +484,13 @@ def _gradient_alone(
     return loss, flat_gradient(gradients, parameters)
 
 
-def _gradient_among_zeros(
+def _gradient_among_copies(
     parameters: list[nn.Parameter], objective: Objective, inputs: GroupInputs, index: int
 ) -> tuple[Tensor, Tensor]:
-    """The loss `[1]` and the flat gradient of one group, the others of `inputs` set to zero."""
+    """The loss `[1]` and the flat gradient of one group, with copies of it in all other places."""
     torch.clear_autocast_cache()
-    filled = tuple(torch.zeros_like(each) for each in _each(inputs))
-    for zeros, each in zip(filled, _each(inputs), strict=True):
-        zeros[index] = each[index]
-    loss = objective(filled[0] if isinstance(inputs, Tensor) else filled)[index : index + 1]
+    copies = tuple(each[index : index + 1].expand_as(each).clone() for each in _each(inputs))
+    loss = objective(copies[0] if isinstance(inputs, Tensor) else copies)[index : index + 1]
     gradients = torch.autograd.grad(loss.sum(), parameters, allow_unused=True)
     return loss, flat_gradient(gradients, parameters)
 
@@ -737,6 +743,6 @@ def _ways(model: nn.Module, objective: Objective, owners: Owners | None) -> Ways
         rest = (parameters, objective, inputs, 1.0, None, owners)
         if way is Way.ONE_PASS:
             return total, _one_pass(total, model, *rest)
-        return total, _loop(total, *rest, among_zeros=way is Way.AMONG_ZEROS)
+        return total, _loop(total, *rest, among_copies=way is Way.AMONG_COPIES)
 
     return run

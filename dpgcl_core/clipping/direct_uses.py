@@ -106,6 +106,7 @@ class DirectUses(TorchFunctionMode):
         self._alive: list[Tensor] = []
         self._hooks: list[Any] = []
         self._gradients: list[tuple[nn.Parameter, Tensor, Tensor]] = []
+        self._counted: list[tuple[Tensor, int]] = []
 
     def enter(self, module: nn.Module, *_: object) -> None:
         """Stop watching a layer's own parameters: its layer rule handles them. A forward pre-hook."""
@@ -121,6 +122,7 @@ class DirectUses(TorchFunctionMode):
         for hook in self._hooks:
             hook.remove()
         self.leaves.clear()
+        self._counted.clear()
 
     def _is_watched(self, tensor: Tensor) -> bool:
         key = id(tensor)
@@ -154,7 +156,7 @@ class DirectUses(TorchFunctionMode):
                 f"records are picked by index ({func.__name__}): their order may follow the data"
             )
         if not watched:
-            return func(*args, **kwargs)
+            return self._without_parameters(func, args, kwargs)
         if any(self._is_watched(value) for value in _tensors(kwargs.values())) and func not in _BY_NAME:
             raise NotSeparableError(
                 f"a parameter as a keyword argument is not supported in {getattr(func, '__name__', func)}"
@@ -183,6 +185,12 @@ class DirectUses(TorchFunctionMode):
             )
         return result
 
+    def _without_parameters(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        if func is torch.arange and len(args) == 1 and kwargs.keys() <= {"device"}:
+            self._counted.append((result, result._version))
+        return result
+
     def _keeps_rows(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether an indexing operation leaves every row of a batch in place, whatever the data."""
         if not args or not isinstance(args[0], Tensor) or self._is_watched(args[0]) or kwargs:
@@ -196,6 +204,8 @@ class DirectUses(TorchFunctionMode):
         if first is None or first is Ellipsis or isinstance(first, slice):
             return True
         if isinstance(first, Tensor) and first.dtype == torch.int64 and first.shape == (len(batch),):
+            if any(first is counted and first._version == version for counted, version in self._counted):
+                return True  # without a look at its numbers, for which a GPU would have to be waited for
             return bool(torch.equal(first, torch.arange(len(batch), device=first.device)))
         return False
 

@@ -62,6 +62,19 @@ def as_layers_run() -> Iterator[None]:
         _KEEPS_STATISTICS.reset(token)
 
 
+_ASKS_FOR_NO_NUMBER = ContextVar("asks_for_no_number", default=False)
+
+
+@contextmanager
+def asking_for_no_number() -> Iterator[None]:
+    """Apply masks without asking the device whether any group is masked: captured passes serve both cases."""
+    token = _ASKS_FOR_NO_NUMBER.set(True)
+    try:
+        yield
+    finally:
+        _ASKS_FOR_NO_NUMBER.reset(token)
+
+
 @dataclass
 class _Call:
     """One use of a layer in the forward pass."""
@@ -146,9 +159,7 @@ class GroupGradients:
           factor: float32 `[parts, groups]`.
         """
         masked = factor == 0
-        # A capture can ask for no number, and serves passes with masked groups, too.
-        is_needed = factor.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        masks = masked if is_needed or bool(masked.any()) else None
+        masks = masked if _ASKS_FOR_NO_NUMBER.get() or bool(masked.any()) else None
         sums: dict[Tensor, Tensor] = {}
         for row, small in self.small.items():
             sums |= small.weighted(factor[row], None if masks is None else masks[row])

@@ -18,16 +18,16 @@ from dpgcl_core.clipping.types import GroupInputs, GroupReport
 class Way(Enum):
     """How the groups' gradients are taken: in one pass, or by a backward pass each.
 
-    `AMONG_ZEROS` keeps each group's place in a pass of the same shape, whose kernels round as those of the
+    `AMONG_COPIES` keeps each group's place in a pass of the same shape, whose kernels round as those of the
     one pass; `ALONE` gives it a pass of its own, whose kernels may round otherwise.
     """
 
     ONE_PASS = auto()
-    AMONG_ZEROS = auto()
+    AMONG_COPIES = auto()
     ALONE = auto()
 
 
-_TOLERANCES = {Way.AMONG_ZEROS: 1e-3, Way.ALONE: 5e-2}
+_TOLERANCES = {Way.AMONG_COPIES: 1e-3, Way.ALONE: 5e-2}
 """What one pass may differ by from each. Where a ReLU's input is zero but for rounding, two correct
 gradients differ by 1e-3 and more; among the millions of a ResNet there is often one. A mistake is as large
 as a group's gradient."""
@@ -96,7 +96,7 @@ def _compare(model: nn.Module, run: Ways, inputs: GroupInputs) -> str:
     """Return how one pass differs from an exact one per group on these inputs; empty if it does not."""
     exact = {Way.ALONE: run(inputs, Way.ALONE)}
     try:
-        exact[Way.AMONG_ZEROS] = run(inputs, Way.AMONG_ZEROS)
+        exact[Way.AMONG_COPIES] = run(inputs, Way.AMONG_COPIES)
         with as_layers_run():
             actual, fast = run(inputs, Way.ONE_PASS)
     except NotSeparableError as error:

@@ -22,10 +22,10 @@ import torch
 from benchmarks.gpu import bundle, device, packages, report, trainings
 from benchmarks.gpu import slices as slices_
 from benchmarks.gpu.bundle import Bundle, fill
-from benchmarks.gpu.checks import CHECKS, at_most
+from benchmarks.gpu.checks import CHECKS, at_most, passes_of_pairs_are_replayed
 from benchmarks.gpu.packages import BundleError, Target
 from benchmarks.gpu.running import RunOptions, all_slices, run
-from benchmarks.gpu.slices import PARTS, Budget, CheckError, Results, Slice, run_slices
+from benchmarks.gpu.slices import PARTS, Budget, CheckError, Results, Slice, read_heading, run_slices
 from benchmarks.gpu.step_costs import Where
 from benchmarks.steps import Task
 from dpgcl_core.errors import ConfigError, DpgclError
@@ -74,6 +74,14 @@ def test_a_stopped_call_loses_the_slice_that_it_was_at_alone(tmp_path: Path) -> 
             [_slice("first", ran), _slice("second", ran, stopped)], _results(tmp_path), UNLIMITED, again=False
         )
     assert list(_results(tmp_path).rows("b")) == ["first"]
+
+
+def test_only_slices_that_are_named_are_run(tmp_path: Path) -> None:
+    options = RunOptions(output=tmp_path, device="cpu", toy=True, threads=1, part="a", only=("noise",))
+    assert run(options) == 0
+    names = set(Results(tmp_path, read_heading(tmp_path)).rows("a"))
+    assert names == {each.name for each in all_slices(options) if "noise" in each.name and each.part == "a"}
+    assert names
 
 
 def test_no_slice_begins_that_might_not_end_in_time(tmp_path: Path) -> None:
@@ -396,6 +404,12 @@ def test_check_holds_on_a_cpu(name: str) -> None:
 @pytest.mark.parametrize("name", CHECKS)
 def test_check_holds_on_a_gpu(name: str, model: str) -> None:
     CHECKS[name](_task("cuda", model))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_passes_of_pairs_are_replayed_on_a_gpu() -> None:
+    passes_of_pairs_are_replayed(_task("cuda"))
 
 
 def test_a_bound_is_kept_by_no_larger_number_and_not_by_nan() -> None:

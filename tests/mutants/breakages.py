@@ -71,8 +71,8 @@ BREAKAGES = (
     Breakage(
         name="summed normals are divided by their number, not its root",
         file="dpgcl_core/noise/gaussian.py",
-        before="self.std / math.sqrt(self.num_summed)",
-        after="self.std / self.num_summed",
+        before="return torch.from_numpy(noise).mul_(self.std / math.sqrt(self.num_summed))",
+        after="return torch.from_numpy(noise).mul_(self.std / self.num_summed)",
         tests=(
             "tests/dpgcl_core/noise/test_gaussian.py::test_summed_noise_is_the_sum_over_the_root_of_the_count",
         ),
@@ -399,7 +399,69 @@ BREAKAGES = (
             "tests/dpgcl_core/methods/test_view_draws.py::test_sum_of_a_whole_batch_is_the_mean_of_its_draws_sums",
         ),
     ),
+    Breakage(
+        name="a GPU draws the noise of private data by its own generator",
+        file="dpgcl_core/noise/chacha20.py",
+        before="        return None  # no GPU has the stream",
+        after="        return 7",
+        tests=(
+            "tests/dpgcl_core/noise/test_sources.py::test_a_gpu_draws_noise_of_public_data_alone",
+            "tests/trainers/training/test_loop_randomness.py"
+            "::test_noise_of_private_data_comes_from_the_stream_beside_a_gpu_too",
+        ),
+    ),
+    Breakage(
+        name="summed normals of a GPU are divided by their number, not its root",
+        file="dpgcl_core/noise/gaussian.py",
+        before="return noise.mul_(self.std / math.sqrt(self.num_summed))",
+        after="return noise.mul_(self.std / self.num_summed)",
+        tests=(
+            "tests/dpgcl_core/noise/test_parts.py"
+            "::test_noise_that_a_device_draws_itself_has_a_seed_for_each_part",
+        ),
+    ),
     # Clipping
+    Breakage(
+        name="replayed passes keep the mask of the captured one",
+        file="dpgcl_core/clipping/capture.py",
+        before="        self.complete.copy_(complete)\n",
+        after="",
+        tests=(
+            "tests/dpgcl_core/clipping/test_capture.py"
+            "::test_masked_groups_of_a_capture_are_not_those_of_its_replays",
+        ),
+    ),
+    Breakage(
+        name="passes of another clipping norm are replayed",
+        file="dpgcl_core/clipping/clipper.py",
+        before="key = (id(model), l2_clip_norm, gamma, owners)",
+        after="key = (id(model), gamma, owners)",
+        tests=("tests/dpgcl_core/clipping/test_capture.py::test_another_law_is_another_pass",),
+    ),
+    Breakage(
+        name="passes are captured once records are seen",
+        file="dpgcl_core/clipping/capture.py",
+        before="if self._is_open and key not in self._captured:",
+        after="if key not in self._captured:",
+        tests=("tests/dpgcl_core/clipping/test_capture.py::test_nothing_is_captured_once_records_are_seen",),
+    ),
+    Breakage(
+        name="a capture that fails leaves its stream behind",
+        file="dpgcl_core/clipping/capture.py",
+        before="        torch.cuda.stream(torch.cuda.current_stream()),\n",
+        after="",
+        tests=("tests/dpgcl_core/clipping/test_capture.py::test_a_capture_leaves_the_stream_as_it_was",),
+    ),
+    Breakage(
+        name="passes are replayed though public negatives change",
+        file="trainers/training/loop.py",
+        before="return not config.public.subspace_dim and not config.public.num_public_negatives",
+        after="return not config.public.subspace_dim",
+        tests=(
+            "tests/trainers/training/test_loop.py"
+            "::test_passes_are_replayed_where_they_are_the_same_at_every_step",
+        ),
+    ),
     Breakage(
         name="GroupNorm's input gradient without the part of its variance",
         file="dpgcl_core/clipping/layers.py",

@@ -31,7 +31,7 @@ from dpgcl_core.clipping.types import (
     zeros_where_incomplete,
 )
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.mechanism.method import GroupRule
+from dpgcl_core.mechanism.method import GradientRule, GroupRule
 from dpgcl_core.mechanism.passes import groups_of_a_pass
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.parts import (
@@ -43,6 +43,7 @@ from dpgcl_core.noise.parts import (
     parts_of,
 )
 from dpgcl_core.noise.sources import DrawSource
+from dpgcl_core.sampling.groups import BATCH
 from dpgcl_core.sampling.stage import DrawnGroups
 from trainers.config.training import TrainingConfig
 from trainers.data.dataset import TrainingData, image_shape_of
@@ -376,11 +377,8 @@ def _add_clipped_sum(
     config = run.config
     if not groups.rows.size:
         return []
-    fits = max(1, run.max_views // (groups.rows.shape[1] * run.task.num_views(config, num_augmentations)))
-    at_once = groups_of_a_pass(config.mechanism, most=fits, num_workers=run.workers.count)
-    rule, scale = in_subspace(config.rule(at_once), run.basis), gradient_scale(config.network)
-    if run.passes is not None and isinstance(rule, GroupRule):
-        rule = dataclasses.replace(rule, clipper=dataclasses.replace(rule.clipper, passes=run.passes))
+    at_once = _groups_at_once(run, groups.rows.shape[1], num_augmentations)
+    rule, scale = _rule(run, at_once), gradient_scale(config.network)
     objective = objective_of(config, run.encoder, config.network, run.target, run.public_keys)
     draws = run.randomness.generator(run.step, "statistics") if rule.needs_draws else None
     if rule.whole_batch:
@@ -405,6 +403,37 @@ def _add_clipped_sum(
         )
         for some, inputs in zip(microbatches, made, strict=True)
     ]
+
+
+def _groups_at_once(run: _Run, group_size: int, num_augmentations: int) -> int:
+    fits = max(1, run.max_views // (group_size * run.task.num_views(run.config, num_augmentations)))
+    return groups_of_a_pass(run.config.mechanism, most=fits, num_workers=run.workers.count)
+
+
+def _rule(run: _Run, at_once: int) -> GradientRule:
+    rule = in_subspace(run.config.rule(at_once), run.basis)
+    if run.passes is None or not isinstance(rule, GroupRule):
+        return rule
+    return dataclasses.replace(rule, clipper=dataclasses.replace(rule.clipper, passes=run.passes))
+
+
+def _capture_passes(run: _Run, image_shape: tuple[int, ...]) -> None:
+    """Let a GPU capture the training's pass, on groups of zeros that contribute nothing."""
+    config, size = run.config, run.config.mechanism.group_size
+    if run.passes is None or size == BATCH or config.rule().whole_batch:
+        return
+    at_once = _groups_at_once(run, int(size), config.num_augmentations)
+    num_views = run.task.num_views(config, config.num_augmentations)
+    inputs = run.task.blank_inputs(
+        run.encoder, image_shape, groups=at_once, group_size=int(size), num_views=num_views
+    )
+    nothing = torch.zeros(at_once, dtype=torch.bool)
+    objective = objective_of(config, run.encoder, config.network)
+    rule, scale = _rule(run, at_once), gradient_scale(config.network)
+    if rule.needs_draws:
+        return
+    with run.passes.capturing():
+        add_clipped_sum(rule, run.total, run.encoder, objective, inputs, scale, None, nothing)
 
 
 def _inputs(run: _Run, groups: NDArray[np.int64], num_augmentations: int) -> GroupInputs:
@@ -459,7 +488,7 @@ def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memor
     refuse_mixing_network(config, encoder, shape, fits)
     average = average_of(config, encoder)
     networks: list[nn.Module] = [encoder, *([average.network] if average else [])]
-    return _Run(
+    run = _Run(
         config=config,
         task=task,
         data=data,
@@ -478,6 +507,8 @@ def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memor
         beside=ThreadPoolExecutor(_threads_beside(config)),
         passes=CapturedPasses() if _repeats_passes(config, device) else None,
     )
+    _capture_passes(run, shape)
+    return run
 
 
 def _repeats_passes(config: TrainingConfig, device: torch.device) -> bool:

@@ -69,9 +69,9 @@ def add_clipped_sum(
         return rule.add_clipped_sum(total, encoder, objective, inputs, draws, complete)
     assert isinstance(rule, GroupRule)  # `TrainingConfig` refuses the others
     scaled = dataclasses.replace(rule, clipper=rule.clipper.scaled(scale))
-    scaled_total = torch.zeros_like(total)
-    report = scaled.add_clipped_sum(scaled_total, encoder, objective, inputs, draws, complete)
-    total.add_(scaled_total.div_(scale))
+    total.mul_(scale)  # exact in float64, and captured passes add to this very memory
+    report = scaled.add_clipped_sum(total, encoder, objective, inputs, draws, complete)
+    total.div_(scale)
     return dataclasses.replace(report, norms=report.norms / scale)
 
 

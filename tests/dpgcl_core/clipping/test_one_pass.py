@@ -211,6 +211,64 @@ def test_many_patches_of_few_weights_take_the_convolution_itself(monkeypatch: py
     assert torch.allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(16, 12, 3, padding=1),
+        nn.Conv2d(16, 12, 3, stride=2, padding=1, groups=2),
+        nn.Conv2d(16, 12, 1, stride=2, bias=False),
+        nn.Conv2d(16, 12, 3, padding=1, padding_mode="reflect"),
+    ],
+)
+@pytest.mark.parametrize("positions_at_once", [1, 200, 2**13])
+def test_products_over_runs_of_rows_are_the_gradients(
+    layer: nn.Conv2d, positions_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU takes them: a group's rows in one run or in several, runs in one piece or in several."""
+    monkeypatch.setattr(layers, "POSITIONS_AT_ONCE", positions_at_once)
+    monkeypatch.setattr(layers, "CACHED_NUMBERS", 40_000)
+    x = torch.randn(18, 16, 9, 9).to(memory_format=torch.channels_last)
+    grad = torch.randn_like(layer(x))
+    actual = Conv2dRule()._in_runs(layer, x, grad, 3)
+    expected = torch.stack(
+        [
+            torch.autograd.grad(layer(rows), layer.weight, of_rows)[0]
+            for rows, of_rows in zip(x.chunk(3), grad.chunk(3), strict=True)
+        ]
+    )
+    assert torch.allclose(actual, expected, rtol=1e-4, atol=1e-4)
+    assert actual.permute(0, 1, 3, 4, 2).is_contiguous()  # densely strided, as sums and norms ask for
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_patches_are_copied_in_wide_numbers_where_they_fit(dtype: torch.dtype) -> None:
+    layer, x = nn.Conv2d(8, 4, 3, padding=1), torch.randn(6, 8, 5, 5).to(dtype)
+    patches = layers._patches(layer, x)[2:5]
+    assert layers._fits_wide_numbers(patches)
+    assert torch.equal(layers._in_wide_numbers(patches).contiguous().view(dtype), patches)
+    for channels in (3, 6):
+        narrow = layers._patches(nn.Conv2d(channels, 4, 3), torch.randn(6, channels, 5, 5).to(dtype))
+        assert not layers._fits_wide_numbers(narrow)
+
+
+def test_with_avx512_many_positions_take_the_convolution_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = nn.Conv2d(8, 8, 3, padding=1), torch.randn(4, 8, 12, 12)
+    grad, found = torch.randn(4, 8, 12, 12), []
+    monkeypatch.setattr(layers, "MANY_POSITIONS_OF_AVX512", 200)
+    monkeypatch.setattr(layers, "POSITIONS_OF_A_CALL", 0)
+    for has in (True, False):
+        monkeypatch.setattr(layers, "has_avx512", lambda has=has: has)
+        found.append(Conv2dRule().per_group(layer, x, grad, 2))
+    assert torch.allclose(*found, rtol=1e-4, atol=1e-4)
+    monkeypatch.setattr(layers, "_patches", None)
+    with pytest.raises(TypeError):
+        Conv2dRule().per_group(layer, x, grad, 2)
+    monkeypatch.setattr(layers, "has_avx512", lambda: True)
+    assert torch.equal(Conv2dRule().per_group(layer, x, grad, 2), found[0])
+    with pytest.raises(TypeError):  # too few positions
+        Conv2dRule().per_group(layer, x[:2], grad[:2], 2)
+
+
 def test_patches_in_several_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x, grad = nn.Conv2d(2, 2, 3, padding=1), torch.randn(10, 2, 9, 9), torch.randn(10, 2, 9, 9)
     whole = Conv2dRule().per_group(layer, x, grad, 5)
@@ -465,6 +523,41 @@ def test_self_check_restores_a_model_whose_state_dict_is_not_its_weights(fails: 
     before = [p.detach().clone() for p in model.parameters()]
     assert clipping._goes_in_one_pass(model, group_losses_of(model), _images(4, 2, 3, 0)) is not fails
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+
+
+def test_self_check_is_not_misled_by_kernels_that_round_by_shape() -> None:
+    """Behind a ReLU's input of zero but for rounding two correct gradients differ; a ResNet has millions."""
+
+    class RoundsByShape(TinyEncoder):
+        def forward(self, images: Tensor) -> Tensor:
+            return super().forward(images) * (1 + 2e-3 * (len(images) % 4 == 2))
+
+    model, inputs = _built(RoundsByShape), _images(4, 2, 3, 0)
+    alone, together = (model(_images(n, 2, 3, 0).flatten(0, 2)) for n in (1, 2))
+    assert not torch.allclose(alone, together[:6], rtol=1e-3)
+    assert clipping._goes_in_one_pass(model, group_losses_of(model), inputs)
+
+
+def test_self_check_has_no_rows_of_zeros() -> None:
+    """A network that divides by a row's length has no gradient there."""
+
+    class Divides(TinyEncoder):
+        def forward(self, images: Tensor) -> Tensor:
+            return super().forward(images / images.flatten(1).norm(dim=1)[:, None, None, None])
+
+    model = _built(Divides)
+    assert clipping._goes_in_one_pass(model, group_losses_of(model), _images(4, 2, 3, 0))
+
+
+def test_self_check_finds_what_follows_the_number_of_rows() -> None:
+    """A pass of one group and one of many must be the same function, but for rounding."""
+
+    class Counts(TinyEncoder):
+        def forward(self, images: Tensor) -> Tensor:
+            return super().forward(images) + images.mean((1, 2, 3), keepdim=True)[..., 0, 0] * len(images)
+
+    model = _built(Counts)
+    assert not clipping._goes_in_one_pass(model, group_losses_of(model), _images(4, 2, 3, 0))
 
 
 def test_inputs_given_by_name_fall_back_to_the_loop() -> None:

@@ -10,7 +10,14 @@ import torch
 
 from dpgcl_core.noise import parts
 from dpgcl_core.noise.gaussian import NUM_SUMMED, GaussianNoise
-from dpgcl_core.noise.parts import add_in_parts, drawn_of, in_float32, parts_of, purpose_of
+from dpgcl_core.noise.parts import (
+    add_in_parts,
+    drawn_of,
+    drawn_on_gpu,
+    in_float32,
+    parts_of,
+    purpose_of,
+)
 from dpgcl_core.noise.sources import Draws, SeededNonPrivateRandomness
 
 PART = 1000
@@ -85,3 +92,22 @@ def test_float32_numbers_take_the_memory_of_the_float64_ones(length: int) -> Non
     narrow = in_float32(total)
     assert torch.equal(narrow, expected)
     assert narrow.untyped_storage().data_ptr() == total.untyped_storage().data_ptr()
+
+
+def test_noise_that_a_device_draws_itself_has_a_seed_for_each_part() -> None:
+    seeds = iter(range(10))
+    asked: list[str] = []
+
+    def seed_of(purpose: str) -> int:
+        asked.append(purpose)
+        return next(seeds)
+
+    law, length = GaussianNoise(std=2.0, num_summed=NUM_SUMMED), 8 * PART
+    noise_of = drawn_on_gpu(law, seed_of, "cpu")
+    total = torch.zeros(length, dtype=torch.float64)
+    norm = add_in_parts(total, law, noise_of)
+    assert asked == [purpose_of(part) for part in parts_of(length)]
+    assert norm == pytest.approx(float(total.norm()), rel=1e-5)
+    apart = np.corrcoef(total.view(8, PART).numpy()) - np.eye(8)
+    assert np.abs(apart).max() < 5 / PART**0.5
+    assert abs(float(total.std()) / law.std - 1) < 5 / (2 * length) ** 0.5

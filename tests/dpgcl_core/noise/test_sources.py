@@ -329,3 +329,12 @@ def test_seeded_run_is_seeded_and_has_no_stream() -> None:
 def test_floating_point_defence_belongs_to_the_stream_alone() -> None:
     sources = (SecureRandomness(), SecretRandomness(), SeededNonPrivateRandomness(0))
     assert [source.num_summed_normals for source in sources] == [4, 1, 1]
+
+
+def test_a_gpu_draws_noise_of_public_data_alone() -> None:
+    for source in (SecureRandomness(), SeededNonPrivateRandomness(0)):
+        assert source.gpu_seed(3, "noise") is None
+    assert choose_randomness(secure_noise=None, data_are_private=True).gpu_seed(0, "noise") is None
+    seeds = [SecretRandomness().gpu_seed(3, "noise") for _ in range(200)]
+    assert len(set(seeds)) == 200
+    assert 2**58 < max(seeds) < 2**63

@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from dpgcl_core.clipping.types import num_trainable, trainable_parameters
+from dpgcl_core.clipping import capture
+from dpgcl_core.clipping.types import GroupReport, num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.info_nce import two_view_group_loss
 from dpgcl_core.noise import parts
@@ -24,7 +27,13 @@ from dpgcl_core.sampling.poisson import PoissonSampler
 from dpgcl_core.sampling.slots import SampledGroups
 from dpgcl_core.sampling.stage import DrawnGroups
 from tests.trainers.conftest import make_config, make_data
-from trainers.config.training import EvaluationConfig, NetworkConfig, OptimizerConfig, PerformanceConfig
+from trainers.config.training import (
+    EvaluationConfig,
+    NetworkConfig,
+    OptimizerConfig,
+    PerformanceConfig,
+    PublicRecordsConfig,
+)
 from trainers.tasks import images
 from trainers.training import loop
 from trainers.training.loop import train
@@ -152,6 +161,69 @@ def test_noise_drawn_in_threads_is_that_of_the_step(monkeypatch: pytest.MonkeyPa
         results.append(_weights(train(make_config(seeded_non_private=True), make_data()).encoder))
     assert threads == {True, False}
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"network": NetworkConfig(name="tests.trainers.training.test_loop:my_backbone")}, False),
+        (
+            {
+                "network": NetworkConfig(name="small_cnn", predictor=True),
+                "method": "byol_groups",
+                "num_augmentations": 0,
+            },
+            False,
+        ),
+        ({"public": PublicRecordsConfig(num_public_negatives=5)}, False),
+        ({"public": PublicRecordsConfig(subspace_dim=2)}, False),
+    ],
+)
+def test_passes_are_replayed_where_they_are_the_same_at_every_step(
+    changes: dict[str, Any], expected: bool
+) -> None:
+    """Not where foreign code, a second network or something made of public records changes between steps."""
+    config = make_config(**changes)
+    assert loop._repeats_passes(config, torch.device("cuda")) is expected
+    assert not loop._repeats_passes(config, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_passes_are_captured_before_a_record_is_seen_and_replayed_in_every_step(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for a graph, there being no GPU: it counts, and runs the pass."""
+    order: list[str] = []
+
+    class Replayed:
+        def __init__(self, run: Callable[..., GroupReport], total: torch.Tensor) -> None:
+            self.run, self.total = run, total
+
+        def replayed(self, leaves: tuple[torch.Tensor, ...], complete: torch.Tensor) -> GroupReport:
+            order.append("replay")
+            return self.run(self.total, leaves[0], complete)
+
+    def captured(
+        run: Callable[..., GroupReport], total: torch.Tensor, inputs: torch.Tensor, complete: torch.Tensor
+    ) -> Replayed:
+        order.append("capture")
+        assert not inputs.any()
+        assert not complete.any()
+        return Replayed(run, total)
+
+    monkeypatch.setattr(capture, "_captured_if_possible", captured)
+    monkeypatch.setattr(loop, "_repeats_passes", lambda *_: True)
+    own = loop._inputs
+    monkeypatch.setattr(loop, "_inputs", lambda *given: order.append("records") or own(*given))
+    network = NetworkConfig(name="small_cnn", embedding_dim=8, precision=precision)
+    run = _run(sampling_prob=1.0, network=network, evaluation=EvaluationConfig(also_untrained=False))
+    assert order == ["capture", "replay"]
+    assert float(run.total.norm()) == 0  # groups of zeros contribute nothing
+    run.step = 1  # the first one makes a pass without augmentation besides
+    loop._step(run)
+    assert order[2:] == ["records", "replay"] * (len(order[2:]) // 2)
+    assert len(order) > 4
 
 
 def test_beside_a_gpu_the_noise_is_drawn_in_a_thread_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,6 +106,36 @@ def test_seeded_training_has_no_stream(secure: bool, drawn: Drawn) -> None:
     assert not drawn
 
 
+@pytest.mark.parametrize(("private", "expected"), [(True, None), (False, "a GPU's")])
+def test_noise_of_private_data_comes_from_the_stream_beside_a_gpu_too(
+    private: bool, expected: str | None, drawn: Drawn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = loop._prepare(make_config(), make_data(private=private), SingleWorker())
+    run.device = torch.device("cuda")
+    monkeypatch.setattr(loop, "drawn_on_gpu", lambda *_: "a GPU's")
+    noise_of = loop._noise_of(run, run.config.mechanism.noise())
+    if expected is not None:
+        assert noise_of == expected
+        assert not drawn
+        return
+    assert callable(noise_of)
+    for part in parts.parts_of(len(run.total)):
+        noise_of(part)
+    assert drawn == {(SecureRandomness, "noise"): 1}
+
+
+def test_seeded_noise_is_the_same_on_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = loop._prepare(make_config(seeded_non_private=True), make_data(), SingleWorker())
+    law, (part, *_) = run.config.mechanism.noise(), parts.parts_of(len(run.total))
+    found = []
+    for device in ("cpu", "cuda"):
+        run.device = torch.device(device)
+        noise_of = loop._noise_of(run, law)
+        assert noise_of is not None
+        found.append(noise_of(part))
+    assert torch.equal(*found)
+
+
 def test_private_records_are_refused_without_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "starting_encoder", lambda *_: pytest.fail("something was built"))
     with pytest.raises(ConfigError, match="cryptographic stream only"):
