@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -229,10 +230,9 @@ class OurStep:
     def check(self, max_groups: int = 32, draws: int = 5) -> Check:
         """Compare the clipped sums of a few microbatches with `exact_clipped_sum`, always in float32.
 
-        The median of the draws counts: where the input of a ReLU is zero but for rounding, as normalisations
-        do it in two ways, one sum has the gradient behind it and the other has not. For that reason torch's
-        own gradients in float32 and in float64 differ by 5e-5 to 8e-4 in about one draw of thirty (small_cnn,
-        32 groups of two).
+        The median of the draws counts: where the input of a ReLU is zero but for rounding, one sum has the
+        gradient behind it and the other has not. For that reason torch's own gradients in float32 and in
+        float64 differ by 5e-5 to 8e-4 in about one draw of thirty (small_cnn, 32 groups of two).
         """
         config, encoder = self.run.config, self.run.encoder
         objective, in_full = objective_of(config, encoder, config.network), objective_of(config, encoder)
@@ -275,18 +275,30 @@ class Check:
 
 
 def exact_clipped_sum(
-    encoder: nn.Module, group_losses: Objective, views: GroupInputs, l2_clip_norm: float
+    encoder: nn.Module,
+    group_losses: Objective,
+    views: GroupInputs,
+    l2_clip_norm: float,
+    *,
+    together: bool = False,
 ) -> Tensor:
     """Σ Clip_C(∇L_G) with one exact backward pass per group; norms and the sum in float64.
 
-    The forward pass is one of all groups: in a pass of its own, a group's activations would be rounded
-    otherwise, and behind a ReLU's input of zero but for rounding another gradient is correct.
+    `together` makes the forward pass one of all groups, at the price of a backward pass through all of them
+    for each: alone, a group's activations are rounded otherwise, and where a ReLU's input is zero but for
+    rounding another gradient is correct.
     """
     parameters = trainable_parameters(encoder)
-    losses = group_losses(views)
-    total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64, device=losses.device)
+    leaves, is_one = ([views], True) if isinstance(views, Tensor) else (list(views), False)
+    total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64, device=leaves[0].device)
+    losses: Iterable[Tensor] = (
+        group_losses(group[0][None] if is_one else tuple(leaf[None] for leaf in group)).sum()
+        for group in zip(*leaves, strict=True)
+    )
+    if together:
+        losses = group_losses(views)
     for loss in losses:
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=True)
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True, retain_graph=together)
         flat = torch.cat(
             [
                 torch.zeros_like(p).double().flatten() if g is None else g.double().flatten()

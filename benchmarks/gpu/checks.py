@@ -314,7 +314,7 @@ class _Clipped:
     def sum_by_groups(self, views: Tensor) -> Tensor:
         """Return the sum by one backward pass per group, in the same precision."""
         bound = CLIP_NORM * self._scale
-        total = exact_clipped_sum(self._run.encoder, self._objective, views, bound)
+        total = exact_clipped_sum(self._run.encoder, self._objective, views, bound, together=True)
         return (total / self._scale).cpu()
 
 
