@@ -70,9 +70,7 @@ class SecretRandomness:
     """
 
     num_summed_normals = 1
-    description = (
-        "PCG64DXSM, for noise on a GPU Philox 4×32-10, seeded afresh by the operating system for every step"
-    )
+    description = "PCG64DXSM, seeded afresh by the operating system for every step; noise drawn on a GPU by Philox 4×32-10"
 
     def generator(self, step: int, purpose: str) -> np.random.Generator:
         entropy = np.random.SeedSequence(secrets.randbits(256), pool_size=8)
