@@ -389,7 +389,7 @@ def _plain(
         return _plain_of_some(total, parameters, objective, inputs, complete, basis)
     torch.clear_autocast_cache()
     losses = objective(inputs)
-    flat = flat_gradient(torch.autograd.grad(losses.sum(), parameters, allow_unused=True), parameters)
+    flat = flat_gradient(_gradients_of(losses, parameters), parameters)
     finite = torch.isfinite(flat).all()
     flat = torch.where(finite, flat, torch.zeros_like(flat))
     add_to_sum(total, flat if basis is None else basis @ flat)
@@ -457,8 +457,10 @@ def _loop(
         norm = norms_of(flat, runs)
         factor, finite = _factors(norm, l2_clip_norm, gamma)
         counts = finite if complete is None else finite & complete[index : index + 1]
+        flat.masked_fill_(~counts, 0.0)
         for part, run in runs:
-            add_to_sum(total[run], torch.where(counts[0], flat[run], 0.0).mul_(factor[part, 0]))
+            add_to_sum(total[run], flat[run].mul_(factor[part, 0]))
+        del flat  # before the next group's is there
         norms.append(norm)
         losses.append(loss.detach())
         finites.append(finite)
@@ -478,10 +480,13 @@ def _gradient_alone(
     group = _groups(inputs, index, index + 1)
     if isolated is None:
         loss = objective(group)
-        gradients: Sequence[Tensor | None] = torch.autograd.grad(loss.sum(), parameters, allow_unused=True)
-    else:
-        loss, gradients = isolated_gradients(isolated, objective, group)
+        return loss, flat_gradient(_gradients_of(loss, parameters), parameters)
+    loss, gradients = isolated_gradients(isolated, objective, group)
     return loss, flat_gradient(gradients, parameters)
+
+
+def _gradients_of(losses: Tensor, parameters: list[nn.Parameter]) -> list[Tensor | None]:
+    return list(torch.autograd.grad(losses.sum(), parameters, allow_unused=True))
 
 
 def _gradient_among_copies(
@@ -491,8 +496,7 @@ def _gradient_among_copies(
     torch.clear_autocast_cache()
     copies = tuple(each[index : index + 1].expand_as(each).clone() for each in _each(inputs))
     loss = objective(copies[0] if isinstance(inputs, Tensor) else copies)[index : index + 1]
-    gradients = torch.autograd.grad(loss.sum(), parameters, allow_unused=True)
-    return loss, flat_gradient(gradients, parameters)
+    return loss, flat_gradient(_gradients_of(loss, parameters), parameters)
 
 
 def _gradients_in_a_loop(
@@ -544,14 +548,19 @@ def _report(
     )
 
 
-def flat_gradient(gradients: Sequence[Tensor | None], parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Return gradients as one float32 vector in the order of `parameters`, zero where there is none."""
-    return torch.cat(
-        [
-            (torch.zeros_like(p) if g is None else g).flatten().float()
-            for g, p in zip(gradients, parameters, strict=True)
-        ]
-    )
+def flat_gradient(gradients: list[Tensor | None], parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Return gradients as one float32 vector in the order of `parameters`, zero where there is none.
+
+    `gradients` is emptied on the way, so that memory never holds both copies of all of them.
+    """
+    flat = torch.empty(sum(p.numel() for p in parameters), device=parameters[0].device)
+    offset = flat.numel()
+    for parameter in reversed(parameters):
+        offset -= parameter.numel()
+        gradient = gradients.pop()
+        part = flat[offset : offset + parameter.numel()].view_as(parameter)
+        part.zero_() if gradient is None else part.copy_(gradient)
+    return flat
 
 
 def gamma_of(clipping: str) -> float | None:

@@ -47,7 +47,7 @@ _CONSTANT = (type(None), bool, int, float, complex, str, bytes, torch.dtype, tor
 
 def isolated_gradients(
     model: nn.Module, objective: Objective, inputs: GroupInputs
-) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+) -> tuple[Tensor, list[Tensor | None]]:
     """Return losses and the gradient of their sum, of a pass that leaves nothing behind in any network.
 
     Args:
@@ -58,7 +58,7 @@ def isolated_gradients(
     with isolated(model, *networks_of(objective)), torch.enable_grad():
         weights = trainable_parameters(model)  # of this moment: a pass may add some
         losses = objective(inputs)
-        return losses, torch.autograd.grad(losses.sum(), weights, allow_unused=True)
+        return losses, list(torch.autograd.grad(losses.sum(), weights, allow_unused=True))
 
 
 @contextmanager

@@ -70,7 +70,9 @@ class SecretRandomness:
     """
 
     num_summed_normals = 1
-    description = "PCG64DXSM, seeded afresh by the operating system for every step; noise drawn on a GPU by Philox 4×32-10"
+    description = (
+        "PCG64DXSM, seeded afresh by the operating system for every step; noise on a GPU by Philox 4×32-10"
+    )
 
     def generator(self, step: int, purpose: str) -> np.random.Generator:
         entropy = np.random.SeedSequence(secrets.randbits(256), pool_size=8)

@@ -64,7 +64,7 @@ def _add_passes(gradients: Tensor, model: nn.Module, embed: Embed, rows: Tensor,
         z = embed(rows)[0, :, 0]
     for gradient, cotangent in zip(gradients, c.to(z.dtype), strict=True):
         found = torch.autograd.grad(z, parameters, cotangent, retain_graph=True, allow_unused=True)
-        gradient += flat_gradient(found, parameters)
+        gradient += flat_gradient(list(found), parameters)
 
 
 def _by_jacobians(

@@ -230,7 +230,7 @@ class LogitClipper:
                     z = embed(inputs[:, some])[0]
                 if z.requires_grad:
                     found = torch.autograd.grad(z, parameters, c[some].to(z), allow_unused=True)
-                    flat = flat_gradient(found, parameters)
+                    flat = flat_gradient(list(found), parameters)
                     total += torch.where(torch.isfinite(flat).all(), flat, torch.zeros_like(flat))
         return LogitReport(norms=batch.norms, losses=losses.float(), non_finite=~batch.finite)
 

@@ -87,7 +87,7 @@ def _jacobian(z: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
     return torch.stack(
         [
             flat_gradient(
-                torch.autograd.grad(x, parameters, retain_graph=True, allow_unused=True), parameters
+                list(torch.autograd.grad(x, parameters, retain_graph=True, allow_unused=True)), parameters
             )
             for x in z
         ]
