@@ -88,6 +88,9 @@ def _by_onednn() -> _Product | None:
         return None
 
     def product(left: Tensor, right: Tensor) -> Tensor:
+        rows, m, n = *left.shape, right.shape[1]
+        if rows * (m - n) > m * n:  # it first copies the transposed left operand; the other one is narrower
+            return product(right, left).T
         result: Tensor = linear(left.T, right.T, None, "none", [], "")
         return result
 
