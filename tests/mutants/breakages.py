@@ -656,8 +656,8 @@ BREAKAGES = (
     Breakage(
         name="group that is not finite is multiplied by zero, one group at a time",
         file="dpgcl_core/clipping/clipper.py",
-        before="torch.where(counts[0], flat[run], 0.0).mul_(factor[part, 0])",
-        after="flat[run].mul_(factor[part, 0])",
+        before="        flat.masked_fill_(~counts, 0.0)\n",
+        after="",
         tests=(
             "tests/dpgcl_core/clipping/test_parts.py"
             "::test_group_with_one_part_not_finite_is_left_out_as_a_whole",
