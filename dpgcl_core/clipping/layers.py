@@ -54,6 +54,10 @@ FEW_CHANNELS, MANY_POSITIONS = 8, 1024
 """With fewer channels per channel group and fewer positions than these, torch's normalisation of
 channels-last images on a CPU takes about twice as long as sums and products in pieces (measured)."""
 
+SHORT_LINE = 16
+"""Channels-last images of fewer channels than these are multiplied line by line, by factors repeated along
+the line: torch would otherwise start a loop at every position (8 channels then take three times as long)."""
+
 PerGroup = Iterator[tuple[Tensor, Tensor]]
 GhostNorms = tuple[Tensor, Tensor]
 """Squared norms, and magnitude bounds Σ_m ‖x_m‖·‖y_m‖ on the terms whose sum is the gradient."""
@@ -218,7 +222,7 @@ class Conv2dRule(LayerRule):
             patches = _copied(_patches(module, x[start * rows : stop * rows]), copied)
             patches = _by_block(patches.view(stop - start, -1, height * width, x.shape[1]), blocks)
             outputs = _by_block(grad[start:stop].unsqueeze(2), blocks)
-            torch.bmm(outputs.transpose(1, 2), patches, out=result[start * blocks : stop * blocks])
+            products_over_rows(outputs, patches, out=result[start * blocks : stop * blocks])
         return result.view(num_groups, out_channels, height, width, in_channels).permute(0, 1, 4, 2, 3)
 
     def _in_runs(self, module: nn.Conv2d, x: Tensor, grad: Tensor, num_groups: int) -> Tensor:
@@ -527,8 +531,8 @@ class _Normalisation(torch.autograd.Function):
             grad = grad.contiguous(memory_format=torch.channels_last)
             return kernels.combined(x, grad, constant, times_x, scale * gamma), *(None,) * 6
         result = torch.empty_like(x, dtype=torch.float32)
-        values, grads, results = (_positions(t, x) for t in (x, grad, result))
-        of_x, of_one, of_grad = (_positions(t, x) for t in (times_x, constant, scale * gamma))
+        values, grads, results = (_lines(t, x) for t in (x, grad, result))
+        of_x, of_one, of_grad = (_along_lines(t, x) for t in (times_x, constant, scale * gamma))
         for piece in _pieces(x):
             torch.addcmul(of_one[piece], values[piece], of_x[piece], out=results[piece])
             results[piece].addcmul_(grads[piece], of_grad[piece])
@@ -542,7 +546,7 @@ def _normalised(
 
     The variance is that of centred numbers: Σ x² − n·m² would lose the digits that a large mean takes.
     """
-    axis, channels, numbers = _axis(x), x.shape[1], x[0].numel() // num_groups
+    channels, numbers = x.shape[1], x[0].numel() // num_groups
     exact = torch.float32
     gamma = x.new_ones(channels, dtype=exact) if weight is None else weight
     beta = torch.zeros_like(gamma) if bias is None else bias
@@ -552,16 +556,16 @@ def _normalised(
         return normalised
     result = torch.empty_like(x, dtype=exact)
     mean, scale = x.new_empty(2, len(x), num_groups, dtype=exact)
-    values, results, beta = _positions(x, x), _positions(result, x), _positions(beta[None], x)
+    values, results, beta = _lines(x, x), _lines(result, x), _along_lines(beta[None], x)
     for piece, room in _pieces_with_room(values, exact):
-        of_group = values[piece].sum(axis, dtype=exact).unflatten(1, (num_groups, -1))
+        of_group = _sums(values[piece], x, dtype=exact).unflatten(1, (num_groups, -1))
         torch.sum(of_group, 2, out=mean[piece]).div_(numbers)
-        of_channel = _positions(_by_channel(mean[piece], channels), x)
+        of_channel = _along_lines(_by_channel(mean[piece], channels), x)
         centred = torch.sub(values[piece], of_channel, out=results[piece])
         squares = torch.mul(centred, centred, out=room)
-        variance = squares.sum(axis).unflatten(1, (num_groups, -1)).sum(2).div_(numbers)
+        variance = _sums(squares, x).unflatten(1, (num_groups, -1)).sum(2).div_(numbers)
         torch.rsqrt(variance.add_(eps), out=scale[piece])
-        of_channel = _positions(_by_channel(scale[piece], channels) * gamma, x)
+        of_channel = _along_lines(_by_channel(scale[piece], channels) * gamma, x)
         torch.addcmul(beta, centred, of_channel, out=results[piece])
     return result, mean, scale
 
@@ -572,22 +576,38 @@ def _add_up(x: Tensor, grad: Tensor, products: Tensor, sums: Tensor) -> None:
     if kernels is not None:
         kernels.add_up(x, grad.contiguous(memory_format=torch.channels_last), products, sums)
         return
-    axis = _axis(x)
-    values, grads = _positions(x, x), _positions(grad, x)
+    values, grads = _lines(x, x), _lines(grad, x)
     for piece, room in _pieces_with_room(values, torch.float32):
         product = torch.mul(grads[piece], values[piece], out=room)
-        torch.sum(product, axis, out=products[piece])
-        torch.sum(grads[piece], axis, out=sums[piece])
+        _sums(product, x, out=products[piece])
+        _sums(grads[piece], x, out=sums[piece])
 
 
-def _positions(values: Tensor, like: Tensor) -> Tensor:
-    """Flatten the positions of `[rows, channels, *]` in the order of the memory of `like`, axis 1 or 2."""
-    values = values.reshape(*values.shape[:2], -1)
-    return values.transpose(1, 2) if _is_channels_last(like) else values
+def _lines(values: Tensor, like: Tensor) -> Tensor:
+    """Return `[rows, channels, *]` as `[rows, lines, numbers]`, in the order of the memory of `like`.
+
+    A line is a channel, or, channels last, a position; of an image of few channels, a line of it.
+    """
+    if not _is_channels_last(like):
+        return values.reshape(*values.shape[:2], -1)
+    values = values.permute(0, 2, 3, 1)
+    return values.flatten(2) if like.shape[1] < SHORT_LINE else values.flatten(1, 2)
 
 
-def _axis(x: Tensor) -> int:
-    return 1 if _is_channels_last(x) else 2
+def _along_lines(of_channels: Tensor, like: Tensor) -> Tensor:
+    """Return `[rows, channels]` as a factor, or term, of `_lines` of an image."""
+    if not _is_channels_last(like):
+        return of_channels[:, :, None]
+    if like.shape[1] < SHORT_LINE:
+        return of_channels.repeat(1, like.shape[3])[:, None]
+    return of_channels[:, None]
+
+
+def _sums(lines: Tensor, like: Tensor, **options: Any) -> Tensor:
+    """Return `_lines` of an image summed over its positions, `[rows, channels]`; options of `torch.sum`."""
+    if not _is_channels_last(like):
+        return torch.sum(lines, 2, **options)
+    return torch.sum(lines.reshape(len(lines), -1, like.shape[1]), 1, **options)
 
 
 def _by_channel(of_groups: Tensor, num_channels: int) -> Tensor:

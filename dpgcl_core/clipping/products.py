@@ -14,8 +14,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-_LARGE = 2**24
-"""A product of fewer multiplications is over before oneDNN has arranged its operands."""
+_LARGE = 2_500_000
+"""A product of fewer multiplications, on one thread, is over before oneDNN has arranged its operands. Of two
+threads MKL gives each its own group's products, oneDNN half of one: four times as many are then the bound."""
 
 _Product = Callable[[Tensor, Tensor], Tensor]
 
@@ -34,12 +35,13 @@ def product_over_rows(left: Tensor, right: Tensor) -> Tensor:
     return left.T @ right if product is None else product(left, right)
 
 
-def products_over_rows(left: Tensor, right: Tensor) -> Tensor:
+def products_over_rows(left: Tensor, right: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return leftᵀ right of each group.
 
     Args:
       left: float32 `[groups, rows, m]`; on a GPU bfloat16 or float16, too, whose products it sums in float32.
       right: the same of `[groups, rows, n]`, on the same device.
+      out: where to write them, for float32; None for new memory.
 
     Returns:
       Float32 `[groups, m, n]`.
@@ -52,8 +54,8 @@ def products_over_rows(left: Tensor, right: Tensor) -> Tensor:
             left, right = left.float(), right.float()
     product = _faster(left[0], right[0])
     if product is None:
-        return torch.bmm(left.transpose(1, 2), right)
-    result = left.new_empty(len(left), left.shape[2], right.shape[2])
+        return torch.bmm(left.transpose(1, 2), right, out=out)
+    result = left.new_empty(len(left), left.shape[2], right.shape[2]) if out is None else out
     for one, of_left, of_right in zip(result, left, right, strict=True):
         one.copy_(product(of_left, of_right))
     return result
@@ -67,7 +69,7 @@ def has_avx512() -> bool:
 
 def _faster(left: Tensor, right: Tensor) -> _Product | None:
     """Return oneDNN's product if it is the faster one for these shapes."""
-    if left.device.type != "cpu" or left.numel() * right.shape[1] < _LARGE:
+    if left.device.type != "cpu" or left.numel() * right.shape[1] < _LARGE * torch.get_num_threads() ** 2:
         return None
     if not has_avx512() or not torch.backends.mkldnn.enabled or _overlaps(left) or _overlaps(right):
         return None

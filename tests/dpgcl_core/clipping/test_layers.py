@@ -17,19 +17,26 @@ def _normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("num_channel_groups", [1, 4])  # torch's own forward pass, and the one in pieces
+@pytest.mark.parametrize("layout_of_gradient", LAYOUTS)
+# Torch's own forward pass, and the one in pieces, of few channels line by line.
+@pytest.mark.parametrize(("channels", "num_channel_groups"), [(16, 1), (16, 4), (8, 2)])
 @pytest.mark.parametrize("piece", [1, 500, 2**18])
 def test_group_norm_and_its_gradients_are_those_in_float64(
-    layout: torch.memory_format, num_channel_groups: int, piece: int, monkeypatch: pytest.MonkeyPatch
+    layout: torch.memory_format,
+    layout_of_gradient: torch.memory_format,
+    channels: int,
+    num_channel_groups: int,
+    piece: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(layers, "CACHED_NUMBERS", piece)
-    layer = nn.GroupNorm(num_channel_groups, 16)
-    layer.weight.data, layer.bias.data = _normal(16, seed=1), _normal(16, seed=2)
+    layer = nn.GroupNorm(num_channel_groups, channels)
+    layer.weight.data, layer.bias.data = _normal(channels, seed=1), _normal(channels, seed=2)
     layer.requires_grad_(False)
-    x = (_normal(6, 16, 5, 3) + 5).contiguous(memory_format=layout).requires_grad_()
-    grad = _normal(6, 16, 5, 3, seed=3).contiguous(memory_format=layout)
+    x = (_normal(6, channels, 5, 3) + 5).contiguous(memory_format=layout).requires_grad_()
+    grad = _normal(6, channels, 5, 3, seed=3).contiguous(memory_format=layout_of_gradient)
 
-    exact, exact_x = nn.GroupNorm(num_channel_groups, 16).double(), x.detach().double().contiguous()
+    exact, exact_x = nn.GroupNorm(num_channel_groups, channels).double(), x.detach().double().contiguous()
     exact.load_state_dict(layer.state_dict())
     exact_x.requires_grad_()
     expected = exact(exact_x)
@@ -49,7 +56,9 @@ def test_group_norm_and_its_gradients_are_those_in_float64(
             assert torch.allclose(found[parameter][group].double(), wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("channels", "side", "num_channel_groups"), [(16, 14, 4), (64, 4, 16), (64, 12, 32)])
+@pytest.mark.parametrize(
+    ("channels", "side", "num_channel_groups"), [(8, 14, 2), (16, 14, 4), (64, 4, 16), (64, 12, 32)]
+)
 def test_group_norm_computes_a_row_alike_wherever_it_stands(
     channels: int, side: int, num_channel_groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

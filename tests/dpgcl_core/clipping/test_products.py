@@ -65,12 +65,27 @@ def test_products_of_strided_operands_are_exact() -> None:
     assert error < 1e-5
 
 
-def test_large_products_go_to_onednn_and_small_ones_do_not(taken: list[str]) -> None:
-    products.product_over_rows(_matrices(1024, 128), _matrices(1024, 128))
+@pytest.mark.parametrize("threads", [1, 2])
+def test_large_products_go_to_onednn_and_small_ones_do_not(
+    threads: int, taken: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    rows = 153 * threads**2
+    products.product_over_rows(_matrices(rows, 128), _matrices(rows, 128))
     assert taken == ["onednn"]
-    products.product_over_rows(_matrices(1024, 127), _matrices(1024, 128))
-    products.products_over_rows(_matrices(8, 256, 128), _matrices(8, 256, 128))  # each by itself is small
+    products.product_over_rows(_matrices(rows - 8, 128), _matrices(rows - 8, 128))
+    products.products_over_rows(_matrices(8, 100, 128), _matrices(8, 100, 128))  # each by itself is small
     assert taken == ["onednn"]
+
+
+@pytest.mark.usefixtures("_processor")
+def test_products_of_groups_are_written_where_they_are_wanted() -> None:
+    left, right = _matrices(3, 1024, 96), _matrices(3, 1024, 200)
+    all_of_them = torch.full((5, 96, 200), -1.0)
+    actual = products.products_over_rows(left, right, out=all_of_them[1:4])
+    assert torch.equal(actual, products.products_over_rows(left, right))
+    assert torch.equal(all_of_them[1:4], actual)
+    assert (all_of_them[[0, 4]] == -1).all()
 
 
 @pytest.mark.parametrize(("name", "value"), [("has_avx512", lambda: False), ("_by_onednn", lambda: None)])
