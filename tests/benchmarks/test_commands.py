@@ -372,7 +372,13 @@ def test_infeasible_engine_says_why() -> None:
 def test_table_covers_every_model_batch_and_group_size() -> None:
     found = {(t.model, t.expected_batch_size, t.group_size) for t in clipping.tasks(clipping.Options())}
     assert {size for model, _, size in found if model == "resnet18"} == {2, 4, 8, 16, 64}
-    assert {model for model, _, _ in found} == {"small_cnn", "resnet18", "vit_b_32_lora"}
+    assert {model for model, _, _ in found} == {
+        "small_cnn",
+        "tiny_cnn",
+        "wide_cnn",
+        "resnet18",
+        "vit_b_32_lora",
+    }
 
 
 def test_candidates_hold_different_groups() -> None:
