@@ -16,33 +16,42 @@ record of the loader's data set, with the label of the mechanism's method, as lo
 - the loss of a group is a function of that group's inputs and the model alone, and is not random. The groups
   are passed one at a time, on copies of the model's weights and buffers, so that the model has nothing to
   mix and keeps nothing (`dpgcl_core.clipping.isolation` says what that cannot see); with
-  `mixes_no_records=True` they are passed together, and that nothing is mixed is the caller's promise. Both
-  are tried on made-up inputs, and layers that mix records are refused by type;
-- the weights change by `step` alone, and nothing else that was computed of the records is released.
+  `mixes_no_records=True` they are passed together, and that model and loss mix no records, keep every row of
+  a batch in its place and keep nothing is the caller's promise. Both are tried on made-up inputs, and layers
+  that mix records or write their weights are refused by type;
+- weights and optimizer begin with nothing that was computed of the records, or that is paid for elsewhere;
+- the weights change by `step` alone, and nothing else that was computed of the records is released. What the
+  data loader raises and whether a step fails are such outputs, and are not covered (docs/limits.md).
 
-One step follows every draw: a draw that is used twice, or not at all, is refused, for the accounting is about
-fresh secret draws each of which is released once.
+**Proposition.** Whatever calls and exceptions follow each other, at most `num_steps_taken` draws reach a
+pass, each has one noise draw at most, and the optimizer applies a gradient of these draws only after it was
+clipped and noised. *Proof.* A draw is counted before its records are asked for, and handed out only then.
+`step` takes the draw away before the first pass, so no draw has two sums and no sum two noises. Between the
+draw's passes and the optimizer nothing returns: what is raised there, or by the data loader, ends the
+training, clears all gradients, and every later draw and step is refused. At the update each parameter of the
+optimizer has the noised gradient or none (`_check_gradients`), and no pass wrote a weight (`unwritten`). A
+call that is refused before the first pass leaves the draw open: it has read the program alone. ∎
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.utils.data import DataLoader, IterableDataset
+from torch.optim import Optimizer, SparseAdam
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from dpgcl_core.clipping.clipper import FLAT
-from dpgcl_core.clipping.cross_record import (
-    refuse_batch_statistics,
-    refuse_mixed_groups,
-)
-from dpgcl_core.clipping.isolation import refuse_changed_state, whole_state
+from dpgcl_core.clipping.cross_record import PROMISE, check_layers, refuse_mixed_groups
+from dpgcl_core.clipping.isolation import networks_of, refuse_changed_state, unwritten, whole_state
 from dpgcl_core.clipping.types import (
     GroupInputs,
     Objective,
@@ -51,15 +60,17 @@ from dpgcl_core.clipping.types import (
     trainable_parameters,
     zeros_where_incomplete,
 )
+from dpgcl_core.clipping.verification import Verdicts
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import LossSettings
-from dpgcl_core.mechanism.numbers import default_delta
+from dpgcl_core.mechanism.numbers import default_delta, whole_number
 from dpgcl_core.mechanism.passes import groups_of_a_pass
 from dpgcl_core.methods.in_groups import ClippedGroups
 from dpgcl_core.noise.chacha20 import SecureRandomness
 from dpgcl_core.noise.parts import add_in_parts, drawn_of, in_float32
 from dpgcl_core.noise.sources import DrawSource
+from dpgcl_core.release.statement import delta_text, epsilon_text
 from dpgcl_core.sampling.stage import DrawnGroups
 
 _NUM_PROBE_GROUPS, _PROBE_GROUP_SIZE = 3, 4
@@ -87,11 +98,12 @@ def make_private(
 
     Args:
       model: the network that `loss` calls; its trainable parameters are what is released.
-      optimizer: over trainable parameters of `model`.
+      optimizer: over the trainable parameters of `model`, all of them and no others.
       data_loader: of a data set in which one item is one record: its views, a tensor `[views, ...]` or a
-        tuple of such. Data set, `collate_fn` and workers are used; its `batch_size` is the expected number of
-        records of a step, and its order of records is replaced by secret Poisson sampling, of groups of
-        records or of records.
+        tuple of such, of one shape for all records. Data set, workers and `collate_fn` are used, the last for
+        each record alone; its `batch_size` is the expected number of records of a step, and its order of
+        records is replaced by secret Poisson sampling, of groups of records or of records. A sampler of its
+        own would be ignored and is refused: train on a part by `torch.utils.data.Subset`.
       loss: maps inputs `[groups, group_size, views, ...]`, or a tuple of such, to losses `[groups]`, each
         from its own group's inputs alone and without draws of its own.
       group_size: S records whose gradient is clipped together, or "batch" for the whole batch.
@@ -107,17 +119,21 @@ def make_private(
       clipping: "flat" or "automatic".
       max_groups_at_once: groups of one forward and backward pass at most; as many as a step is expected to
         have unless given. For models that mix no records.
-      mixes_no_records: your word that model and loss mix no records, whatever they are, and keep nothing of
-        them. Many groups then go through the model at once, which is faster; otherwise one at a time.
+      mixes_no_records: your word that model and loss mix no records, whatever they are, keep every row of a
+        batch in its place, and keep nothing of the records. Many groups then go through the model at once,
+        which is faster; otherwise one at a time.
 
     Returns:
       The training; iterate over it.
 
     Raises:
       ConfigError: the numbers contradict each other, a target ε cannot be met, the model or the loss mixes
-        records, the optimizer holds other parameters than the model's, or the records are no tensors.
+        records, the optimizer holds other parameters than the model's or wants a closure, the records are no
+        tensors, the data loader has a sampler of its own, or there are several processes.
     """
-    n = len(_records_of(data_loader)) if num_records_public is None else num_records_public
+    n = len(_records_of(data_loader))
+    if num_records_public is not None:
+        n = whole_number("num_records_public", num_records_public)
     if data_loader.batch_size is None:
         raise ConfigError("the data loader must have a batch_size: the expected number of records of a step")
     if (target_epsilon is None) == (noise_multiplier is None):
@@ -155,7 +171,7 @@ class PrivateTraining:
 
     Attributes:
       mechanism: the private step and its accounting.
-      num_steps_taken: steps that are charged.
+      num_steps_taken: steps that are charged: all that were drawn.
     """
 
     def __init__(
@@ -185,23 +201,31 @@ class PrivateTraining:
             raise ConfigError(
                 f"{mechanism.method} does not clip disjoint groups by a loss of each: use `trainers.train`"
             )
-        if max_groups_at_once is not None and max_groups_at_once < 1:
-            raise ConfigError(f"max_groups_at_once must be at least 1; got {max_groups_at_once}")
+        if max_groups_at_once is not None:
+            max_groups_at_once = whole_number("max_groups_at_once", max_groups_at_once)
+            if max_groups_at_once < 1:
+                raise ConfigError(f"max_groups_at_once must be at least 1; got {max_groups_at_once}")
         self._records = _records_of(data_loader)
+        _check_sampler(data_loader)
         method.check_records(mechanism, len(self._records))
-        refuse_batch_statistics(model)
-        _check_optimizer(model, optimizer)
+        check_layers(model)
+        _check_update(optimizer)
         self.mechanism = mechanism
         self.num_steps_taken = 0
         self._model, self._optimizer, self._loss = model, optimizer, loss
-        self._loader = data_loader
+        self._parameters = trainable_parameters(model)
+        self._check_gradients()
+        self._loader, self._collate = data_loader, _Collate(data_loader.collate_fn, self._records[0])
         self._groups_at_once = groups_of_a_pass(mechanism, most=max_groups_at_once) if mixes_no_records else 1
         self._randomness = SecureRandomness() if randomness is None else randomness
         self._rule = mechanism.rule(  # clips; the loss is the caller's
             LossSettings(temperature=1.0, groups_at_once=self._groups_at_once, isolated=not mixes_no_records)
         )
         self._open: DrawnGroups | None = None
-        self._check_loss()
+        self._has_failed = False
+        self._mixes_no_records, self._tried = mixes_no_records, Verdicts[None]()
+        _check_single_process()
+        self._check_loss([leaf[:, None] for leaf in self._collate.first])
         self._state = whole_state(model, modes=False)  # between steps the caller may change modes
 
     def __iter__(self) -> Iterator[GroupInputs]:
@@ -212,15 +236,15 @@ class PrivateTraining:
         zeros, and contributes nothing.
 
         Raises:
-          ConfigError: the last draw was not followed by its step.
+          ConfigError: the last draw was not followed by its step, the training has failed, a record has
+            another shape than the first one, or there are several processes.
         """
-        self._refuse_open()
-        draws = _SecretGroups(self)
-        loader = self._loader
+        self._check_drawable()
+        draws, loader = _SecretGroups(self), self._loader
         batches: DataLoader[Any] = DataLoader(
             loader.dataset,
             batch_sampler=draws,
-            collate_fn=loader.collate_fn,
+            collate_fn=self._collate,
             num_workers=loader.num_workers,
             pin_memory=loader.pin_memory,
             timeout=loader.timeout,
@@ -228,51 +252,79 @@ class PrivateTraining:
             multiprocessing_context=loader.multiprocessing_context,
             prefetch_factor=loader.prefetch_factor,
         )
-        for batch in batches:
-            self._refuse_open()
-            drawn = self._open = draws.drawn.popleft()
-            yield _as_given([_in_groups(leaf, drawn) for leaf in _leaves(batch)])
-        self._refuse_open()
+        loaded = chain.from_iterable([batches])  # begins with the first draw, which may fail
+        while self.num_steps_taken < self.mechanism.num_steps:
+            self._check_drawable()
+            self.num_steps_taken += 1
+            with self._ending_if_it_fails():
+                batch = next(loaded)
+                drawn = draws.drawn.popleft()
+                inputs = _as_given([_in_groups(leaf, drawn) for leaf in batch])
+            self._open = drawn
+            yield inputs
+        self._check_drawable()
 
     def step(self, inputs: GroupInputs) -> None:
         """Clip, sum, noise and average the groups' gradients, and take one step of the optimizer.
 
         Guarantee: the new weights are those of one more step of the mechanism, (ε, δ)-differentially private
-        for the mechanism's neighbouring relation (see `dpgcl_core.mechanism.mechanism`).
+        for the mechanism's neighbouring relation (see `dpgcl_core.mechanism.mechanism`). Whatever fails from
+        the first pass on ends the training: it draws no more, and the draw stays charged.
 
         Args:
           inputs: what the iteration yielded, perhaps augmented: `[groups, group_size, views, ...]`.
 
         Raises:
-          ConfigError: nothing was drawn since the last step, the number of groups is another, or the model
-            wrote to a buffer or holds other parts.
+          ConfigError: before any pass, and then the call can be mended: nothing was drawn since the last
+            step, the number of groups is another, the optimizer does not hold exactly the trained parameters
+            or holds a gradient that no step made, or model and loss are not what was tried and mix groups or
+            draw at random as they are now. Or a pass changed the model.
         """
+        _check_single_process()
+        self._check_running()
         if self._open is None:
             raise ConfigError("one draw is for one step: take the next batch of groups from the iteration")
         drawn, leaves = self._open, _leaves(inputs)
         if any(leaf.shape[:2] != drawn.rows.shape for leaf in leaves):
             raise ConfigError("a step takes the groups that were drawn, all of them and no others")
+        self._check_gradients()
+        self._check_loss(leaves)
         self._open = None
-        parameters = trainable_parameters(self._model)
-        total = self._clipped_sum(leaves, drawn, parameters[0].device)
-        refuse_changed_state(self._model, self._state, modes=False)
-        law = self.mechanism.noise(num_summed=self._randomness.num_summed_normals)
-        secret = partial(self._randomness.generator, self.num_steps_taken)
-        add_in_parts(total, law, drawn_of(law, secret))
-        self.num_steps_taken += 1  # charged before the first weight moves
-        set_gradients(parameters, in_float32(total).div_(self.mechanism.divisor))
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        with self._ending_if_it_fails():
+            with unwritten(self._model, *networks_of(self._loss)):
+                total = self._clipped_sum(leaves, drawn, self._parameters[0].device)
+            refuse_changed_state(self._model, self._state, modes=False)
+            law = self.mechanism.noise(num_summed=self._randomness.num_summed_normals)
+            secret = partial(self._randomness.generator, self.num_steps_taken - 1)
+            add_in_parts(total, law, drawn_of(law, secret))
+            self._check_gradients()
+            set_gradients(self._parameters, in_float32(total).div_(self.mechanism.divisor))
+            self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
 
     def epsilon(self, num_steps: int | None = None) -> float:
-        """Return ε at the mechanism's δ, of the steps taken so far or of `num_steps`; 0 before the first.
+        """Return ε at the mechanism's δ, of the steps drawn so far or of `num_steps`; 0 before the first.
 
         Source: privacy loss distributions (Koskela et al. 2020; Doroshenko et al. 2022); inf without noise.
         """
-        steps = self.num_steps_taken if num_steps is None else num_steps
+        steps = self.num_steps_taken if num_steps is None else whole_number("num_steps", num_steps)
         if not steps:
             return 0.0
         return self.mechanism.epsilon(steps) if self.mechanism.is_private else math.inf
+
+    def statement(self) -> str:
+        """Return in words what is guaranteed of the weights so far, and on whose word."""
+        numbers, word = self.mechanism, "a loss of a group of its own records alone"
+        if self._mixes_no_records:
+            word = f"a network and a loss of which each {PROMISE}"
+        condition = numbers.rules.condition(numbers)
+        return (
+            f"ε = {epsilon_text(self.epsilon())} at δ = {delta_text(numbers.target_delta)}, label "
+            f"{numbers.guarantee_label}, of the weights after {self.num_steps_taken} of {numbers.num_steps} "
+            f"steps, to {numbers.neighboring_relation}{condition and f', for {condition}'}. On the word of "
+            f"the loop's author: {word}; nothing else is released"
+            + (". The training failed: that it did is not covered." if self._has_failed else ".")
+        )
 
     def _clipped_sum(self, leaves: Sequence[Tensor], drawn: DrawnGroups, device: torch.device) -> Tensor:
         total = no_sum(self._model)
@@ -284,23 +336,72 @@ class PrivateTraining:
             self._rule.add_clipped_sum(total, self._model, self._loss, some, None, complete)
         return total
 
-    def _check_loss(self) -> None:
-        """Try the loss on made-up groups, as many as go at once, in the mode that the model is in."""
+    def _check_loss(self, leaves: Sequence[Tensor]) -> None:
+        """Try the loss on made-up groups like these, unless it was, with model and loss as they are now."""
         size = self.mechanism.group_size
         num_groups = max(_NUM_PROBE_GROUPS, self._groups_at_once)
         shape = (num_groups, _PROBE_GROUP_SIZE if isinstance(size, str) else size)
-        one = _leaves(self._loader.collate_fn([self._records[0]]))
-        device, generator = trainable_parameters(self._model)[0].device, torch.Generator().manual_seed(0)
-        inputs, others = (
-            tuple(_made_up(leaf, shape, generator).to(device) for leaf in one) for _ in range(2)
-        )
-        refuse_mixed_groups(self._model, self._loss, inputs, others)
+        device, generator = self._parameters[0].device, torch.Generator().manual_seed(0)
 
-    def _refuse_open(self) -> None:
+        def try_it() -> None:
+            inputs, others = (
+                tuple(_made_up(leaf, shape, generator).to(device) for leaf in leaves) for _ in range(2)
+            )
+            refuse_mixed_groups(self._model, self._loss, inputs, others)
+
+        forms = tuple((leaf.shape[2:], leaf.dtype) for leaf in leaves)
+        self._tried.of(self._model, self._loss, forms, try_it)
+
+    def _check_drawable(self) -> None:
+        _check_single_process()
+        self._check_running()
         if self._open is not None:
             raise ConfigError(
                 "every draw must be followed by exactly one step, whatever it looks like: call step once for "
                 "each batch of groups"
+            )
+
+    def _check_running(self) -> None:
+        if self._has_failed:
+            raise ConfigError(
+                "this training has ended with an exception after records were drawn: another draw in place "
+                f"of that one would not be covered. Its ε counts {self.num_steps_taken} steps; begin another "
+                "training, and add its ε"
+            )
+
+    @contextmanager
+    def _ending_if_it_fails(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._has_failed = True
+            self._optimizer.zero_grad(set_to_none=True)
+            self._model.zero_grad(set_to_none=True)
+            raise
+
+    def _check_gradients(self) -> None:
+        """Refuse an optimizer that holds other parameters than those trained, or a gradient of others."""
+        trained = {id(parameter): parameter for parameter in self._parameters}
+        held = {id(p): p for group in self._optimizer.param_groups for p in group["params"]}
+        if not trained:
+            raise ConfigError("the model has no trainable parameters")
+        if trained.keys() != {id(parameter) for parameter in trainable_parameters(self._model)}:
+            raise ConfigError("the model's trainable parameters are not those that the training began with")
+        own = {id(parameter) for parameter in self._model.parameters()}
+        if not held.keys() <= own:
+            raise ConfigError(
+                "the optimizer holds parameters that are not the model's: their gradients would reach them "
+                "without clipping and noise. Give it model.parameters() alone"
+            )
+        if not trained.keys() <= held.keys():
+            raise ConfigError(
+                "the optimizer does not hold all trainable parameters of the model: give it "
+                "model.parameters(), and freeze what is not to be trained by requires_grad_(False)"
+            )
+        if any(p.grad is not None for key, p in held.items() if key not in trained):
+            raise ConfigError(
+                "the optimizer holds a frozen parameter with a gradient that no private step has made, and "
+                "would apply it without clipping and noise: clear it by optimizer.zero_grad()"
             )
 
 
@@ -340,6 +441,73 @@ def _records_of(data_loader: DataLoader[Any]) -> Any:
     return records
 
 
+def _check_sampler(data_loader: DataLoader[Any]) -> None:
+    """Refuse a loader that draws or restricts records by itself: secret sampling takes its place."""
+    sampler: Any = data_loader.sampler
+    is_plain = type(sampler) is SequentialSampler or (
+        type(sampler) is RandomSampler and not sampler.replacement
+    )
+    if not is_plain or len(sampler) != len(data_loader.dataset):  # type: ignore[arg-type]
+        raise ConfigError(
+            f"records are drawn in secret, so the data loader's {type(sampler).__name__} would be ignored, "
+            "and with it what it leaves out: train on a part of the records by torch.utils.data.Subset, with "
+            "shuffle=True or without"
+        )
+    if type(data_loader).__iter__ is not DataLoader.__iter__:
+        raise ConfigError(
+            f"records are drawn in secret, so the iteration of {type(data_loader).__name__} would be "
+            "ignored: give a torch.utils.data.DataLoader"
+        )
+
+
+def _check_update(optimizer: Optimizer) -> None:
+    """Refuse an optimizer whose step cannot be called with dense gradients and nothing else."""
+    try:
+        inspect.signature(optimizer.step).bind()
+    except TypeError:
+        raise ConfigError(
+            f"{type(optimizer).__name__}.step wants a closure, which would take passes of its own over the "
+            "records: use an optimizer whose step needs none"
+        ) from None
+    if isinstance(optimizer, SparseAdam):
+        raise ConfigError("SparseAdam wants sparse gradients, and noised ones are dense: use Adam")
+
+
+def _check_single_process() -> None:
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise ConfigError(
+            "each process would draw for itself, and all draws together cost more than is stated: run in one "
+            f"process; got a torch.distributed group of {distributed.get_world_size()}"
+        )
+
+
+class _Collate:
+    """Collates each record alone, so that no record decides what becomes of another.
+
+    Attributes:
+      first: what becomes of the first record.
+    """
+
+    def __init__(self, collate_fn: Callable[[list[Any]], Any], record: Any) -> None:
+        self._collate_fn = collate_fn
+        self.first = _leaves(collate_fn([record]))
+
+    def __call__(self, records: list[Any]) -> tuple[Tensor, ...]:
+        collated = [self._collate_fn([record]) for record in records]
+        try:
+            rows = [_leaves(each) for each in collated]
+        except ConfigError:
+            rows = []
+        form = [(leaf.shape, leaf.dtype) for leaf in self.first]
+        if not rows or any([(leaf.shape, leaf.dtype) for leaf in leaves] != form for leaves in rows):
+            raise ConfigError(
+                "every record must become tensors of one shape and kind, those of the first record, when "
+                "collate_fn is called with it alone: pad to a length that is fixed before the data are seen"
+            )
+        return tuple(torch.cat(leaves) for leaves in zip(*rows, strict=True))
+
+
 def _leaves(batch: Any) -> tuple[Tensor, ...]:
     """The tensors of a collated batch."""
     leaves = (batch,) if isinstance(batch, Tensor) else batch
@@ -367,19 +535,7 @@ def _as_given(leaves: Sequence[Tensor]) -> GroupInputs:
 
 def _made_up(leaf: Tensor, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
     """Random numbers in the place of records; of whole numbers 0 and 1, which every vocabulary has."""
-    shape = (*shape, *leaf.shape[1:])
+    shape = (*shape, *leaf.shape[2:])
     if leaf.is_floating_point():
         return (torch.rand(shape, generator=generator) * 2 - 1).to(leaf.dtype)
     return torch.randint(0, 2, shape, generator=generator).to(leaf.dtype)
-
-
-def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
-    known = {id(parameter) for parameter in trainable_parameters(model)}
-    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if not known:
-        raise ConfigError("the model has no trainable parameters")
-    if any(id(parameter) not in known for parameter in held if parameter.requires_grad):
-        raise ConfigError(
-            "the optimizer holds parameters that are not the model's: their gradients would reach them "
-            "without clipping and noise. Give it model.parameters() alone"
-        )

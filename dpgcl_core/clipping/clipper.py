@@ -7,12 +7,14 @@ by layer, at about the price of the ordinary backward pass. Networks with a part
 `_loop`, one ordinary backward pass per group: exact and general. So do groups that fill a microbatch by
 themselves, for which there is nothing to separate, and networks that nobody here has read (`isolated`).
 
-Guarantee. Every group contributes a vector of norm at most C to the sum: the factor is
-min(1, C(1 − 1e-4)/norm); the sum is taken over the tensors the norm was taken of, and both in float32 or
+Guarantee. Every group moves the sum by a vector of norm at most C: the factor is
+min(1, C(1 − 5e-4)/norm); the sum is taken over the tensors the norm was taken of, and both in float32 or
 better whatever the precision of the network, or of the caller (`dpgcl_core.clipping.full_precision`).
-Norms are exact to 4e-5 of themselves, which the margin covers: squares are summed in short runs, then in
-float64, and ghost norms in float64 throughout. A group whose gradient is not finite contributes exactly zero
-and is masked *before* the product that sums groups, because 0·inf is not 0. No other group changes by a bit.
+The margin pays for norms, exact to 4e-5 of themselves (squares are summed in short runs, then in float64;
+ghost norms in float64 throughout), and for the rounding of the sum over groups (`one_pass.RUN_GROUPS`).
+C is at least `MIN_CLIP_NORM`: squares of smaller numbers would be lost in float32. A group whose gradient is
+not finite contributes exactly zero and is masked *before* the product that sums groups, because 0·inf is not
+0. No other group changes by a bit.
 A group that is marked as not complete is computed like the others and masked in the same way: whatever its
 inputs are, it contributes exactly zero.
 
@@ -24,10 +26,11 @@ others keeping their places, as the couplings of `dpgcl_core.sampling.groups` al
 kernels are deterministic no bit of the others' losses, norms, factors and gradients changes. *Sketch.* The
 network mixes no records, so each number of a row is computed of that row by an order of operations that the
 shapes fix; a group's gradient is a sum over its own rows, in an order that the shapes fix; and what a
-masked group adds is exactly zero. What is left is the rounding of the sum over groups: below M·2⁻²⁴ times
-the sum of a pass's norms, each at most C. In another *place* of the pass, row or tile, kernels may round
-otherwise. The tests allow a contribution 4e-6 C for it in float32, and 2e-2 C in bfloat16 and float16,
-where a last digit is 4e-3; small built-in networks were measured not to move at all. The couplings leave
+masked group adds is exactly zero. What is left is the rounding of the sum over groups, in float32 over runs
+of 16 of them and in float64 over runs: the margin pays for it, whatever M is. In another *place* of the pass,
+row or tile, kernels may round otherwise. The tests allow a contribution 4e-6 C for it in float32, and 2e-2 C
+in bfloat16 and float16, where a last digit is 4e-3; small built-in networks were measured not to move at all.
+The couplings leave
 the others in their places, so no sensitivity needs this margin. M is public, but a caller may let it follow
 the memory that is free, with the data loaded: for a neighbour of another size it may be another one, and
 contributions then move, by 8e-7 C as measured in float32, within the same margin. Give M where this must
@@ -35,9 +38,9 @@ not be.
 Where inputs take a way through the network that one pass cannot separate, each group of that pass is looked
 at alone, in the same shape, and goes one by one if it takes such a way itself: a decision about that group.
 
-*Automatic clipping* ("Automatic clipping", Bu et al. 2023) takes C(1 − 1e-4)/(norm + γ) instead, γ a public
+*Automatic clipping* ("Automatic clipping", Bu et al. 2023) takes C(1 − 5e-4)/(norm + γ) instead, γ a public
 constant: short gradients are lengthened, so C and the learning rate act as one. The contribution's norm is
-C(1 − 1e-4)·norm/(norm + γ), again below C whatever the gradient is, and every proof of a sensitivity asks
+C(1 − 5e-4)·norm/(norm + γ), again below C whatever the gradient is, and every proof of a sensitivity asks
 for no more than that. A factor may reach C/γ here, so an absolute error e of a short gradient's norm, as a
 ghost norm's cancellation leaves, grows with it: the contribution stays below C as long as e ≤ γ. A gradient
 of zero gives zero, for the factor is finite. Without a bound (C = inf) neither law does anything.
@@ -71,7 +74,7 @@ from dpgcl_core.clipping.types import (
     num_trainable,
     trainable_parameters,
 )
-from dpgcl_core.clipping.verification import Way, Ways, one_pass_mismatch, unsupported_layer
+from dpgcl_core.clipping.verification import Verdicts, Way, Ways, one_pass_mismatch, unsupported_layer
 from dpgcl_core.errors import ConfigError, unknown_choice
 
 logger = logging.getLogger(__name__)
@@ -81,7 +84,10 @@ ONE_BY_ONE = "one group at a time"
 FLAT, AUTOMATIC = "flat", "automatic"
 GAMMA = 0.01
 """γ of automatic clipping: public, and the same for every training."""
-_MARGIN = 1 - 1e-4
+MIN_CLIP_NORM = 1e-10
+"""Smallest C. A number below 1.1e-19 has no exact square in float32. Those of 10^12 weights, all lost, are
+less than 1e-5 of the square of this norm."""
+_MARGIN = 1 - 5e-4
 _MAX_GRADIENT_NUMBERS = 2**26  # 256 MiB of per-group gradients at a time,
 _MAX_GRADIENT_NUMBERS_PER_WEIGHT = 2  # or as much memory as the float64 sum takes, if that is more,
 _GPU_BYTES_PER_GRADIENT_NUMBER = 256  # or 1/64 of a GPU's memory, which takes small passes no faster
@@ -127,8 +133,7 @@ class GroupClipper:
             )
         if self.passes is not None and (self.isolated or self.basis is not None):
             raise ConfigError("passes of isolated networks and of coordinates on a basis are not replayed")
-        if not self.l2_clip_norm > 0:
-            raise ConfigError(f"l2_clip_norm must be positive; got {self.l2_clip_norm}")
+        check_clip_norm(self.l2_clip_norm)
         if self.groups_at_once is not None and self.groups_at_once < 1:
             raise ConfigError(f"groups_at_once must be at least 1; got {self.groups_at_once}")
         check_gamma(self.gamma)
@@ -563,6 +568,15 @@ def flat_gradient(gradients: list[Tensor | None], parameters: Sequence[nn.Parame
     return flat
 
 
+def check_clip_norm(l2_clip_norm: float) -> None:
+    """Raise ConfigError unless C is at least `MIN_CLIP_NORM`."""
+    if not l2_clip_norm >= MIN_CLIP_NORM:
+        raise ConfigError(
+            f"l2_clip_norm must be positive, and at least {MIN_CLIP_NORM:g}: float32 loses the squares of "
+            f"smaller numbers; got {l2_clip_norm}"
+        )
+
+
 def gamma_of(clipping: str) -> float | None:
     """Return γ of a clipping law by its name; None for flat clipping.
 
@@ -678,7 +692,7 @@ def _add_coordinates(
 
 _Shape = tuple[torch.Size, ...]
 _gradient_numbers: WeakKeyDictionary[nn.Module, dict[_Shape, int]] = WeakKeyDictionary()
-_checked: WeakKeyDictionary[nn.Module, dict[Owners | None, bool]] = WeakKeyDictionary()
+_checked: Verdicts[bool] = Verdicts()
 
 
 def _shape(inputs: GroupInputs) -> _Shape:
@@ -730,13 +744,15 @@ def _goes_in_one_pass(
     first = _each(inputs)[0]
     if first.device.type == "cpu" and _views(inputs) >= _loop_from_views(model):
         return False
-    known = _checked.setdefault(model, {})
-    if owners not in known:
+
+    def is_exact() -> bool:
         wrong = unsupported_layer(model) or one_pass_mismatch(model, _ways(model, objective, owners), inputs)
         if wrong:
             logger.warning("per-group gradients one by one (exact, slower): %s", wrong)
-        known[owners] = not wrong
-    return known[owners]
+        return not wrong
+
+    dtypes = tuple(each.dtype for each in _each(inputs))
+    return _checked.of(model, objective, (owners, _shape(inputs), dtypes, first.device), is_exact)
 
 
 def _loop_from_views(model: nn.Module) -> int:

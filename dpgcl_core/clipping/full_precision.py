@@ -5,7 +5,8 @@ A process can be set to compute float32 products in bfloat16 or TensorFloat32
 have an effect depends on the processor. So every gradient rule enters `full_precision` before its forward
 pass and leaves it after the sum: norms are computed from the tensors that are summed, at the accuracy that
 the margin of `dpgcl_core.clipping.clipper` needs, and every processor runs the same passes. A network that is
-meant to run in low precision has an autocast of its own around its forward pass. Such an inner autocast
+meant to run in low precision has an autocast of its own around its forward pass; it asks
+`is_low_precision_off` first, for ways that are compared run in float32. Such an inner autocast
 casts weights once and keeps the casts until the outermost one ends, here `full_precision`. So every pass
 begins with `torch.clear_autocast_cache`, lest it run on casts of weights that are no longer there: those that
 a self-check had perturbed, or copies for another group (`dpgcl_core.clipping.isolation`).
@@ -16,6 +17,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -25,6 +27,23 @@ _HIGHEST, _EXACT, _INHERITED = "highest", "ieee", "none"
 
 _OWNED = threading.RLock()
 """The settings are the process's: a second thread waits, lest it restore them under the first one's pass."""
+
+_LOW_PRECISION_OFF = ContextVar("low_precision_off", default=False)
+
+
+@contextmanager
+def low_precision_off() -> Iterator[None]:
+    """Let networks with an autocast of their own run in float32, so that two ways can be compared."""
+    token = _LOW_PRECISION_OFF.set(True)
+    try:
+        yield
+    finally:
+        _LOW_PRECISION_OFF.reset(token)
+
+
+def is_low_precision_off() -> bool:
+    """Return whether an autocast of a network's own must be left out."""
+    return _LOW_PRECISION_OFF.get()
 
 
 @contextmanager

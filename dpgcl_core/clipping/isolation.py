@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from types import FunctionType, MethodType
@@ -42,6 +42,8 @@ from dpgcl_core.errors import ConfigError
 _OWN = frozenset(vars(nn.Module()))
 """What every module has: parameters, buffers, children, hooks, mode."""
 _MANY = 256
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_FLAG = (type(None), bool, str, torch.dtype)
 _CONSTANT = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 
 
@@ -139,21 +141,55 @@ def networks_of(objective: object) -> list[nn.Module]:
     >>> networks_of(lambda inputs: layer(inputs)) == [layer]
     True
     """
-    found: dict[nn.Module, None] = {}
+    return [each for each in _reached_from(objective) if isinstance(each, nn.Module)]
+
+
+def settings_of(model: nn.Module, objective: object) -> Hashable:
+    """Return a key of what decides how an objective computes, besides weights, buffers and inputs.
+
+    It holds the flags and names that the objective refers to, and of every module of its networks the class,
+    the mode, which parameters are trained, and the flags and names among its attributes. Not seen: numbers,
+    which schedules change, what `networks_of` does not reach, and the contents of other objects.
+
+    Args:
+      model: a network of the objective.
+      objective: of groups, or an embedding.
+    """
+    objects = _reached_from(objective)
+    networks = [model, *(each for each in objects if isinstance(each, nn.Module))]
+    return (
+        tuple(each for each in objects if isinstance(each, _FLAG)),
+        tuple(_settings_of_module(module) for network in networks for module in network.modules()),
+    )
+
+
+def _settings_of_module(module: nn.Module) -> Hashable:
+    trained = tuple(p is not None and p.requires_grad for p in module._parameters.values())
+    flags = tuple(
+        (n, value) for n, value in vars(module).items() if n not in _OWN and isinstance(value, _FLAG)
+    )
+    return id(module), type(module), module.training, trained, flags
+
+
+def _reached_from(objective: object) -> list[object]:
+    """What an objective refers to, flags and names included, in an order that depends on nothing else."""
+    reached: list[object] = []
     seen: dict[int, object] = {}
     waiting: list[object] = [objective]
     while waiting:
         each = waiting.pop()
+        if isinstance(each, _FLAG):
+            reached.append(each)
         if id(each) in seen or isinstance(each, (*_CONSTANT, Tensor, type)):
             continue
         seen[id(each)] = each
         if isinstance(each, nn.Module):
-            found[each] = None
+            reached.append(each)
         elif isinstance(each, FunctionType):
             waiting += [cell.cell_contents for cell in each.__closure__ or () if _is_full(cell)]
             waiting += [*(each.__defaults__ or ()), *(each.__kwdefaults__ or {}).values()]
             named = [each.__globals__.get(name) for name in each.__code__.co_names]
-            waiting += [g for g in named if isinstance(g, nn.Module) or _stands_beside(g, each)]
+            waiting += [g for g in named if isinstance(g, (nn.Module, *_FLAG)) or _stands_beside(g, each)]
         elif isinstance(each, MethodType):
             waiting += [each.__self__, each.__func__]
         elif isinstance(each, functools.partial):
@@ -165,7 +201,7 @@ def networks_of(objective: object) -> list[nn.Module]:
             held = getattr(each, "__dict__", {})
             waiting += [*held.values(), *(vars(cls).get("__call__") for cls in type(each).__mro__)]
             waiting += [getattr(each, item.name, None) for item in fields(each)] if is_dataclass(each) else []
-    return list(found)
+    return reached
 
 
 def _is_full(cell: Any) -> bool:
@@ -235,6 +271,31 @@ def changed_state(
     return ""
 
 
+_CHANGED = (
+    "a network changed in a step what the optimizer alone may change: a weight, a buffer, a mode, a part "
+    "that is new or gone; it would be released without noise. Keep no such state. What it was is not told, "
+    "for that may follow a record: try the loss on public records"
+)
+
+
+@contextmanager
+def unwritten(*networks: nn.Module) -> Iterator[None]:
+    """Refuse passes that write to networks: to weights, too, which a layer may rescale as it is used.
+
+    All is compared bit by bit, for version counters miss what is written through `.data`.
+
+    Args:
+      networks: that the passes run; copies of their weights and buffers are held meanwhile.
+
+    Raises:
+      ConfigError: on exit, in one text whatever was written.
+    """
+    before = [(network, whole_state(network, weights=True)) for network in networks]
+    yield
+    if any(changed_state(network, state, weights=True) for network, state in before):
+        raise ConfigError(_CHANGED)
+
+
 def refuse_changed_state(network: nn.Module, before: dict[str, Any], *, modes: bool = True) -> None:
     """Refuse a network of which more than trained weights has changed since `before`.
 
@@ -246,14 +307,10 @@ def refuse_changed_state(network: nn.Module, before: dict[str, Any], *, modes: b
       modes: as for `before`.
 
     Raises:
-      ConfigError: names what has changed.
+      ConfigError: in one text whatever has changed.
     """
-    changed = changed_state(network, before, modes=modes)
-    if changed:
-        raise ConfigError(
-            f"the network changed {changed!r} during training: a buffer, a mode, a part that is new or gone; "
-            "it would be released without noise. Keep no such state"
-        )
+    if changed_state(network, before, modes=modes):
+        raise ConfigError(_CHANGED)
 
 
 def attributes_of(model: nn.Module) -> dict[nn.Module, dict[str, Any]]:
@@ -299,7 +356,9 @@ def _same(before: Any, now: Any) -> bool:
     if isinstance(before, Tensor):
         if before.shape != now.shape or before.dtype != now.dtype:
             return False
-        return torch.equal(before, now) or bool(((before == now) | (before.isnan() & now.isnan())).all())
+        if before.is_complex():
+            return _same(torch.view_as_real(before), torch.view_as_real(now))
+        return torch.equal(*(each.detach().view(_WORDS[each.itemsize]) for each in (before, now)))
     if isinstance(before, dict):
         return before.keys() == now.keys() and all(_same(value, now[key]) for key, value in before.items())
     if isinstance(before, list | tuple):

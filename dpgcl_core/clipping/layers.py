@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from dpgcl_core.clipping.gpu import normalisation_kernels
 from dpgcl_core.clipping.products import has_avx512, product_over_rows, products_over_rows
@@ -188,21 +189,32 @@ class Conv2dRule(LayerRule):
 
     Everything is channels-last: an input's patches are then runs of kernel width × channels, copied
     straight into the matrix whose product with the output gradient is the weight gradient.
+
+    Convolutions of lines and transposed ones are taken as a Conv2d (`_as_conv2d`).
     """
 
+    def refuses(self, module: nn.Module) -> str:
+        assert isinstance(module, _ConvNd)
+        fits = all(extra < step for extra, step in zip(module.output_padding, module.stride, strict=True))
+        return "" if fits else "output_padding is not below the stride"
+
     def matrix(self, module: nn.Module) -> Tensor | None:
-        assert isinstance(module, nn.Conv2d)
+        assert isinstance(module, _ConvNd)
         return module.weight
 
     def vectors(
         self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int, saved: tuple[Tensor, ...] = ()
     ) -> PerGroup:
-        assert isinstance(module, nn.Conv2d)
+        assert isinstance(module, _ConvNd)
         if module.bias is not None:
-            yield module.bias, _channels_last(grad.float(), num_groups).sum(1)
+            yield module.bias, _channels_last(_as_images(grad.float(), module), num_groups).sum(1)
 
     def per_group(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> Tensor:
-        assert isinstance(module, nn.Conv2d)
+        assert isinstance(module, _ConvNd)
+        gradients = self._per_group(*_as_conv2d(module, x, grad), num_groups)
+        return gradients.view(num_groups, *module.weight.shape)
+
+    def _per_group(self, module: nn.Conv2d, x: Tensor, grad: Tensor, num_groups: int) -> Tensor:
         blocks, rows = module.groups, len(x) // num_groups
         out_channels, in_channels, height, width = module.weight.shape
         positions = rows * grad.shape[2:].numel()
@@ -272,7 +284,7 @@ class Conv2dRule(LayerRule):
         return result
 
     def ghost_norm_flops(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> float:
-        assert isinstance(module, nn.Conv2d)
+        module, x, grad = _as_conv2d(module, x, grad)
         rows = len(x) // num_groups
         pixels, positions = rows * x.shape[2:].numel(), rows * grad.shape[2:].numel()
         taps = module.weight.shape[2:].numel()
@@ -285,7 +297,7 @@ class Conv2dRule(LayerRule):
         self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int, gram_of: GramOf
     ) -> GhostNorms:
         """Sum slices of the pixels' Gram matrix over the kernel's taps: that is the patches' Gram matrix."""
-        assert isinstance(module, nn.Conv2d)
+        module, x, grad = _as_conv2d(module, x, grad)
         blocks, rows = module.groups, len(x) // num_groups
         height, width = grad.shape[2:]
         padded = _pad(module, x)
@@ -306,9 +318,42 @@ class Conv2dRule(LayerRule):
         return squares.view(num_groups, blocks).sum(1), magnitude_bound.view(num_groups, blocks).sum(1)
 
     def total(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
-        assert isinstance(module, nn.Conv2d)
+        assert isinstance(module, _ConvNd)
+        conv2d, x, grad = _as_conv2d(module, x, grad)
         x = x.float().contiguous(memory_format=torch.channels_last)
-        return _convolution_weight_gradient(module, x, grad.float())
+        return _convolution_weight_gradient(conv2d, x, grad.float()).view(module.weight.shape)
+
+
+def _as_images(x: Tensor, module: _ConvNd) -> Tensor:
+    return x.unsqueeze(2) if module.weight.ndim == 3 else x
+
+
+def _as_conv2d(module: nn.Module, x: Tensor, grad: Tensor) -> tuple[nn.Conv2d, Tensor, Tensor]:
+    """Return the Conv2d that has a convolution's weight gradient, and its input and output gradient.
+
+    A line is an image of height one. A transposed convolution is the adjoint of a Conv2d, C: as
+    ⟨Cᵀx, y⟩ = ⟨x, Cy⟩, its weight gradient is C's with input and output gradient exchanged.
+    """
+    if isinstance(module, nn.Conv2d):
+        return module, x, grad
+    assert isinstance(module, _ConvNd)
+    x, grad = (_as_images(t, module) for t in ((grad, x) if module.transposed else (x, grad)))
+    height: Any = (1,) * (4 - module.weight.ndim)
+    padding: Any = module.padding
+    conv2d = nn.Conv2d(
+        x.shape[1],
+        grad.shape[1],
+        height + module.kernel_size,
+        height + module.stride,
+        padding if isinstance(padding, str) else (0,) * len(height) + padding,
+        height + module.dilation,
+        module.groups,
+        bias=False,
+        padding_mode=module.padding_mode,
+        device="meta",  # draws no weights
+    )
+    conv2d.weight = nn.Parameter(_as_images(module.weight.detach(), module), requires_grad=False)
+    return conv2d, x, grad
 
 
 def _pays_one_by_one(weight: Tensor, numbers: int, positions: int) -> bool:
@@ -628,7 +673,10 @@ def _is_channels_last(x: Tensor) -> bool:
 
 
 class LayerNormRule(LayerRule):
-    """Scale and shift behind the normalisation of each position, whose statistics the forward pass keeps."""
+    """Scale and shift behind the normalisation of each position, whose statistics the forward pass keeps.
+
+    RMSNorm is one without mean and shift.
+    """
 
     def runs(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]] | None:
         if type(module) is not nn.LayerNorm or not _returns_float32(x):
@@ -641,9 +689,10 @@ class LayerNormRule(LayerRule):
     def vectors(
         self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int, saved: tuple[Tensor, ...] = ()
     ) -> PerGroup:
-        assert isinstance(module, nn.LayerNorm)
+        assert isinstance(module, nn.LayerNorm | nn.RMSNorm)
         if not module.elementwise_affine:
             return
+        normalise: Callable[..., Tensor] = F.layer_norm if isinstance(module, nn.LayerNorm) else F.rms_norm
         numbers = module.weight.numel()
         x, grad = _rows(x, num_groups, numbers), _rows(grad.float(), num_groups, numbers)
         slopes = grad.new_empty(num_groups, numbers)
@@ -655,10 +704,10 @@ class LayerNormRule(LayerRule):
             if saved:
                 normal = torch.sub(x[piece], mean[piece], out=room[: len(x[piece])]).mul_(scale[piece])
             else:
-                normal = F.layer_norm(x[piece].float(), (numbers,), eps=module.eps)
+                normal = normalise(x[piece].float(), (numbers,), eps=module.eps)
             torch.sum(normal.mul_(grad[piece]), 1, out=slopes[piece])
         yield module.weight, slopes.view(num_groups, *module.weight.shape)
-        if module.bias is not None:
+        if isinstance(module, nn.LayerNorm) and module.bias is not None:
             yield module.bias, grad.sum(1).view(num_groups, *module.bias.shape)
 
 
@@ -714,8 +763,12 @@ class EmbeddingRule(LayerRule):
 _RULES: dict[type[nn.Module], LayerRule] = {
     nn.Linear: LinearRule(),
     nn.Conv2d: Conv2dRule(),
+    nn.Conv1d: Conv2dRule(),
+    nn.ConvTranspose1d: Conv2dRule(),
+    nn.ConvTranspose2d: Conv2dRule(),
     nn.GroupNorm: GroupNormRule(),
     nn.LayerNorm: LayerNormRule(),
+    nn.RMSNorm: LayerNormRule(),
     nn.Embedding: EmbeddingRule(),
 }
 

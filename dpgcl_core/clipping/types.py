@@ -77,13 +77,13 @@ def no_sum(model: nn.Module) -> Tensor:
 
 
 def add_to_sum(total: Tensor, values: Tensor) -> None:
-    """Add float32 values to float64 sums of the same shape, in place.
+    """Add values to float64 sums of the same shape, in place.
 
-    On a CPU in pieces, for torch would first copy all the values as float64.
+    On a CPU in pieces, for torch would first copy all float32 values as float64.
 
     Args:
       total: float64, contiguous.
-      values: float32.
+      values: float32 or float64.
     """
     if total.device.type != "cpu" or values.numel() <= _ADDED_PIECE or not values.is_contiguous():
         total += values

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Hashable, Sequence
 from enum import Enum, auto
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from dpgcl_core.clipping.direct_uses import NotSeparableError
+from dpgcl_core.clipping.full_precision import low_precision_off
+from dpgcl_core.clipping.isolation import settings_of
 from dpgcl_core.clipping.layers import rule_of
 from dpgcl_core.clipping.one_pass import as_layers_run
 from dpgcl_core.clipping.types import GroupInputs, GroupReport
@@ -31,6 +34,43 @@ _TOLERANCES = {Way.AMONG_COPIES: 1e-3, Way.ALONE: 5e-2}
 """What one pass may differ by from each. Where a ReLU's input is zero but for rounding, two correct
 gradients differ by 1e-3 and more; among the millions of a ResNet there is often one. A mistake is as large
 as a group's gradient."""
+
+
+_Verdict = TypeVar("_Verdict")
+
+
+class Verdicts(Generic[_Verdict]):
+    """Verdicts of checks, each kept for the model, the function and the settings that it is about.
+
+    Another function of the same model, a function made anew, a layer more, another mode or flag of a module,
+    or another flag that the function refers to is another question.
+    """
+
+    def __init__(self) -> None:
+        self._of_model: weakref.WeakKeyDictionary[
+            nn.Module, dict[Hashable, tuple[weakref.ref[object], _Verdict]]
+        ] = weakref.WeakKeyDictionary()
+
+    def of(
+        self, model: nn.Module, function: object, key: Hashable, check: Callable[[], _Verdict]
+    ) -> _Verdict:
+        """Return the verdict on `function` of `model`, of `check` unless it has been passed already.
+
+        Args:
+          model: that `function` calls.
+          function: an objective or embedding.
+          key: what else the check is about, such as shapes.
+          check: passes the verdict.
+        """
+        try:
+            reference = weakref.ref(function)
+        except TypeError:  # nothing would tell it from another one at its place in memory
+            return check()
+        kept = self._of_model.setdefault(model, {})
+        key = (id(function), settings_of(model, function), key)
+        if key not in kept or kept[key][0]() is not function:
+            kept[key] = (reference, check())
+        return kept[key][1]
 
 
 class Ways(Protocol):
@@ -72,7 +112,8 @@ def one_pass_mismatch(model: nn.Module, run: Ways, inputs: GroupInputs) -> str:
                 parameter.add_(0.1 * noise.to(parameter))
         for num_groups in (2, 3):
             synthetic = tuple(_synthetic(each, num_groups, vocabulary, generator) for each in leaves)
-            wrong = _compare(model, run, synthetic[0] if isinstance(inputs, Tensor) else synthetic)
+            with low_precision_off():  # whose rounding is above the tolerances
+                wrong = _compare(model, run, synthetic[0] if isinstance(inputs, Tensor) else synthetic)
             if wrong:
                 return wrong
     finally:

@@ -25,7 +25,14 @@ from dp_accounting import dp_event
 from dpgcl_core.clipping.clipper import GroupClipper, gamma_of
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.method import GradientRule, GroupLoss, GuaranteeLabel, LossSettings, Method, Sampler
-from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, GROUPS, RECORDS, ZERO_OUT_ONE, PublicNumbers
+from dpgcl_core.mechanism.numbers import (
+    ADD_OR_REMOVE_ONE,
+    GROUPS,
+    RECORDS,
+    ZERO_OUT_ONE,
+    PublicNumbers,
+    real_number,
+)
 from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.sampling.groups import BATCH, Grouper
@@ -138,7 +145,7 @@ class Mechanism(PublicNumbers):
         Raises:
           ConfigError: no noise multiplier meets the target.
         """
-        if math.isinf(target_epsilon):
+        if math.isinf(target_epsilon := real_number("target_epsilon", target_epsilon)):
             return dataclasses.replace(self, noise_multiplier=0.0, l2_clip_norm=math.inf)
         noise = self.rules.calibrated(self, target_epsilon, cache_folder)
         return dataclasses.replace(self, noise_multiplier=noise)

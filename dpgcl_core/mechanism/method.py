@@ -36,7 +36,7 @@ from dpgcl_core.mechanism.numbers import (
 from dpgcl_core.noise.sources import Draws
 from dpgcl_core.sampling.groups import Grouper, build_grouper, expected_num_groups
 from dpgcl_core.sampling.poisson import PoissonSampler
-from dpgcl_core.sampling.slots import SampledGroups, num_blocks
+from dpgcl_core.sampling.slots import SampledGroups, more_records_than_slots, num_blocks
 from dpgcl_core.sampling.stage import GroupStage, SampledRecords, Sampler
 
 __all__ = ["GradientRule", "GroupLoss", "GroupRule", "GuaranteeLabel", "LossSettings", "Method", "Sampler"]
@@ -235,7 +235,7 @@ class Method:
 
     def num_records_covered(self, numbers: PublicNumbers) -> RecordRange | None:
         """Return how many records the data sets have that the guarantee is about; None for any number."""
-        return None
+        return None if numbers.num_records_from_data else RecordRange(most=numbers.num_records_public)
 
     def condition(self, numbers: PublicNumbers) -> str:
         """Return what the guarantee asks of both neighbours besides the relation; empty for nothing."""
@@ -243,7 +243,9 @@ class Method:
         return "" if covered is None else covered.text
 
     def check_records(self, numbers: PublicNumbers, num_records: int) -> None:
-        """Raise ConfigError for a number of records that the accounting does not cover."""
+        """Raise ConfigError for a number of records that is not covered: the message does not tell it."""
+        if num_records > numbers.num_records_public:
+            raise ConfigError(more_records_than_slots(numbers.num_records_public))
 
     def sensitivity(self, numbers: PublicNumbers) -> float:
         """Return the largest change of the clipped sum between neighbouring data sets."""

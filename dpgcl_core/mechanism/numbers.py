@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Final, Literal
 
 from dpgcl_core.accounting.composition import MIN_NOISE_MULTIPLIER
-from dpgcl_core.clipping.clipper import FLAT, gamma_of
+from dpgcl_core.clipping.clipper import FLAT, check_clip_norm, gamma_of
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.sampling.groups import BATCH, GroupSize
 from dpgcl_core.sampling.poisson import PoissonSampler
@@ -66,6 +67,33 @@ def in_all(ranges: Iterable[RecordRange]) -> list[RecordRange]:
         one = RecordRange(fewest=fewest, most=most, in_slots=in_slots)
         narrowed += [one] if fewest <= most else dict.fromkeys(same)
     return narrowed
+
+
+def whole_number(name: str, value: object) -> int:
+    """Return a whole number as Python's own, however arithmetic or numpy have left it.
+
+    Raises:
+      ConfigError: it is none.
+
+    >>> whole_number("num_steps", 3 * 400 / 40)
+    30
+    """
+    if isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value):
+        whole: int = math.floor(value)  # type: ignore[assignment]
+        if whole == value:
+            return whole
+    raise ConfigError(f"{name} must be a whole number; got {value!r}")
+
+
+def real_number(name: str, value: object) -> float:
+    """Return a real number as Python's own.
+
+    Raises:
+      ConfigError: it is none.
+    """
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return float(value)
+    raise ConfigError(f"{name} must be a number; got {value!r}")
 
 
 def default_delta(num_records_public: int) -> float:
@@ -136,15 +164,19 @@ class PublicNumbers:
     num_records_from_data: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("num_records_public", "group_size", "num_steps", "batch_cap", "num_restart_steps"):
+            if getattr(self, name) not in (None, BATCH):
+                object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        for name in ("sampling_prob", "l2_clip_norm", "noise_multiplier", "target_delta"):
+            object.__setattr__(self, name, real_number(name, getattr(self, name)))
         gamma_of(self.clipping)
         n = self.num_records_public
         if n < 3:
             raise ConfigError(f"num_records_public must be at least 3; got {n}")
         PoissonSampler(sampling_prob=self.sampling_prob)
-        if self.group_size != BATCH and not (isinstance(self.group_size, int) and self.group_size >= 1):
+        if self.group_size != BATCH and not int(self.group_size) >= 1:
             raise ConfigError(f'group_size must be a positive integer or "batch"; got {self.group_size!r}')
-        if not self.l2_clip_norm > 0:
-            raise ConfigError(f"l2_clip_norm must be positive; got {self.l2_clip_norm}")
+        check_clip_norm(self.l2_clip_norm)
         if not (self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier)):
             raise ConfigError(
                 f"noise_multiplier must be finite and not negative; got {self.noise_multiplier}"

@@ -19,7 +19,7 @@ from dpgcl_core.losses.sigmoid import two_view_sigmoid_loss
 from dpgcl_core.mechanism.method import GroupLoss, GroupRule, LossSettings, Method
 from dpgcl_core.mechanism.numbers import GROUPS, RECORDS, PublicNumbers, RecordRange, Sampled
 from dpgcl_core.sampling.groups import BATCH
-from dpgcl_core.sampling.slots import MOST_BLOCKS_LOST, more_records_than_slots, most_empty
+from dpgcl_core.sampling.slots import MOST_BLOCKS_LOST, most_empty
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +52,13 @@ class ClippedGroups(Method):
 
     def num_records_covered(self, numbers: PublicNumbers) -> RecordRange | None:
         if numbers.sampling != GROUPS or numbers.num_records_from_data:
-            return None
+            return super().num_records_covered(numbers)
         return RecordRange(fewest=_fewest_records(numbers), most=numbers.num_records_public, in_slots=True)
 
     def check_records(self, numbers: PublicNumbers, num_records: int) -> None:
+        super().check_records(numbers, num_records)
         if numbers.sampling != GROUPS:
             return
-        if num_records > numbers.num_records_public:
-            raise ConfigError(more_records_than_slots(numbers.num_records_public))
         if not numbers.num_records_from_data and num_records < _fewest_records(numbers):
             raise ConfigError(
                 f"too many of the {numbers.num_records_public} slots are empty: groups of "

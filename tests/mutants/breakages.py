@@ -317,7 +317,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="data set of one record more than slots is trained on",
-        file="dpgcl_core/methods/in_groups.py",
+        file="dpgcl_core/mechanism/method.py",
         before="if num_records > numbers.num_records_public:",
         after="if num_records > numbers.num_records_public + 1:",
         tests=(
@@ -520,6 +520,159 @@ BREAKAGES = (
         after="        if wanted == 1 or _num_groups(inputs) == 1 or not _goes_in_one_pass(",
         tests=(
             "tests/dpgcl_core/clipping/test_companions.py::test_path_is_the_shapes_choice_and_not_the_counts",
+        ),
+    ),
+    Breakage(
+        name="one verdict on a model serves all of its losses",
+        file="dpgcl_core/clipping/verification.py",
+        before="""        key = (id(function), settings_of(model, function), key)
+        if key not in kept or kept[key][0]() is not function:
+""",
+        after="""        if key not in kept:
+""",
+        tests=("tests/dpgcl_core/clipping/test_clipper.py::test_every_objective_of_a_model_is_checked",),
+    ),
+    Breakage(
+        name="a verdict outlives the modes and flags that it was about",
+        file="dpgcl_core/clipping/verification.py",
+        before="        key = (id(function), settings_of(model, function), key)\n",
+        after="        key = (id(function), key)\n",
+        tests=(
+            "tests/dpgcl_core/clipping/test_clipper.py"
+            "::test_check_is_repeated_where_what_it_is_about_has_changed",
+        ),
+    ),
+    Breakage(
+        name="a pass sums all of its groups in float32",
+        file="dpgcl_core/clipping/one_pass.py",
+        before="RUN_GROUPS = 16\n",
+        after="RUN_GROUPS = 2**20\n",
+        tests=("tests/dpgcl_core/clipping/test_one_pass.py::test_groups_are_summed_in_short_runs",),
+    ),
+    Breakage(
+        name="C may be so small that float32 loses the squares",
+        file="dpgcl_core/clipping/clipper.py",
+        before="    if not l2_clip_norm >= MIN_CLIP_NORM:\n",
+        after="    if not l2_clip_norm > 0:\n",
+        tests=("tests/dpgcl_core/clipping/test_clipper.py::test_clip_norm_must_be_positive",),
+    ),
+    Breakage(
+        name="more records than declared where records are sampled",
+        file="dpgcl_core/mechanism/method.py",
+        before="        if num_records > numbers.num_records_public:\n",
+        after="        if num_records > numbers.num_records_public and numbers.sampling == GROUPS:\n",
+        tests=(
+            "tests/dpgcl_core/methods/test_methods.py"
+            "::test_more_records_than_declared_are_refused_where_records_are_sampled",
+        ),
+    ),
+    Breakage(
+        name="a weight that a foreign network writes in a pass is released",
+        file="trainers/training/loop.py",
+        before="    with unwritten(*foreign):\n",
+        after="    with unwritten():\n",
+        tests=(
+            "tests/trainers/training/test_companions.py"
+            "::test_weight_that_a_foreign_network_writes_in_a_pass_is_refused_before_the_noise",
+        ),
+    ),
+    # A loop of somebody's own
+    Breakage(
+        name="own loop: another draw follows one that failed",
+        file="dpgcl_core/private_training.py",
+        before="            self._has_failed = True\n",
+        after="",
+        tests=(
+            "tests/dpgcl_core/test_private_training.py"
+            "::test_step_that_fails_in_a_pass_ends_the_training_before_noise_is_drawn",
+        ),
+    ),
+    Breakage(
+        name="own loop: what a pass leaves in the optimizer is applied",
+        file="dpgcl_core/private_training.py",
+        before="            self._check_gradients()\n            set_gradients",
+        after="            set_gradients",
+        tests=(
+            "tests/dpgcl_core/test_private_training.py"
+            "::test_gradients_that_a_pass_leaves_in_the_optimizer_end_the_training",
+        ),
+    ),
+    Breakage(
+        name="own loop: a frozen parameter keeps the gradient of an ordinary pass",
+        file="dpgcl_core/private_training.py",
+        before="        if any(p.grad is not None for key, p in held.items() if key not in trained):\n",
+        after="        if False:\n",
+        tests=(
+            "tests/dpgcl_core/test_private_training.py"
+            "::test_frozen_parameter_with_a_gradient_is_refused_and_without_one_stays",
+        ),
+    ),
+    Breakage(
+        name="own loop: passes may write weights",
+        file="dpgcl_core/private_training.py",
+        before="            with unwritten(self._model, *networks_of(self._loss)):\n",
+        after="            with unwritten():\n",
+        tests=(
+            "tests/dpgcl_core/test_private_training.py"
+            "::test_pass_that_writes_a_weight_is_refused_or_leaves_no_trace",
+        ),
+    ),
+    Breakage(
+        name="own loop: passes may write to the loss's other networks",
+        file="dpgcl_core/private_training.py",
+        before="            with unwritten(self._model, *networks_of(self._loss)):\n",
+        after="            with unwritten(self._model):\n",
+        tests=(
+            "tests/dpgcl_core/test_private_training.py"
+            "::test_pass_that_writes_to_another_network_of_the_loss_is_refused",
+        ),
+    ),
+    Breakage(
+        name="own loop: the mask of incomplete groups is ignored",
+        file="dpgcl_core/private_training.py",
+        before="            complete = torch.from_numpy(drawn.complete[chosen])\n",
+        after="            complete = torch.ones(len(drawn.complete[chosen]), dtype=torch.bool)\n",
+        tests=(
+            "tests/dpgcl_core/test_private_training.py"
+            "::test_incomplete_group_contributes_nothing_though_zeros_have_a_gradient",
+        ),
+    ),
+    Breakage(
+        name="own loop: noise of C, whatever is sampled",
+        file="dpgcl_core/private_training.py",
+        before="            secret = partial(self._randomness.generator, self.num_steps_taken - 1)\n",
+        after="""            std = self.mechanism.noise_multiplier * self.mechanism.l2_clip_norm
+            law = type(law)(std=std, num_summed=law.num_summed)
+            secret = partial(self._randomness.generator, self.num_steps_taken - 1)
+""",
+        tests=(
+            "tests/dpgcl_core/test_private_training.py::test_noise_of_the_loop_is_that_of_what_is_sampled",
+        ),
+    ),
+    Breakage(
+        name="own loop: records are collated together",
+        file="dpgcl_core/private_training.py",
+        before="        collated = [self._collate_fn([record]) for record in records]\n",
+        after="        collated = [leaf[None] for leaf in self._collate_fn(records)]\n",
+        tests=("tests/dpgcl_core/test_private_training.py::test_collation_sees_each_record_alone",),
+    ),
+    Breakage(
+        name="own loop: a sampler is ignored",
+        file="dpgcl_core/private_training.py",
+        before="    if not is_plain or len(sampler)",
+        after="    if is_plain and len(sampler)",
+        tests=(
+            "tests/dpgcl_core/test_private_training.py"
+            "::test_loader_that_draws_or_leaves_out_records_is_refused",
+        ),
+    ),
+    Breakage(
+        name="own loop: every process draws for itself",
+        file="dpgcl_core/private_training.py",
+        before="distributed.get_world_size() > 1:\n",
+        after="distributed.get_world_size() > 2:\n",
+        tests=(
+            "tests/dpgcl_core/test_private_training.py::test_several_processes_are_refused_whenever_they_come",
         ),
     ),
     Breakage(
@@ -842,6 +995,26 @@ BREAKAGES = (
         tests=("tests/dpgcl_core/mechanism/test_mechanism.py::test_mechanism_refuses",),
     ),
     Breakage(
+        name="δ is checked against the records trained on alone",
+        file="trainers/training/resolve.py",
+        before="check_delta(mechanism.target_delta, n)",
+        after="check_delta(mechanism.target_delta, trained)",
+        tests=(
+            "tests/trainers/config/test_settings.py"
+            "::test_delta_is_at_most_one_over_all_records_where_some_are_held_out",
+        ),
+    ),
+    Breakage(
+        name="δ by default is of the records trained on alone",
+        file="trainers/training/resolve.py",
+        before="target_delta=default_delta(n) if given",
+        after="target_delta=default_delta(trained) if given",
+        tests=(
+            "tests/trainers/config/test_settings.py"
+            "::test_default_delta_is_of_all_records_where_some_are_held_out",
+        ),
+    ),
+    Breakage(
         name="several noised counts cost what one does",
         file="dpgcl_core/release/noised_counts.py",
         before="score_noise_multiplier / math.sqrt(num_scores * num_trials)",
@@ -897,6 +1070,39 @@ BREAKAGES = (
         ),
     ),
     # Crashes and the ledger
+    Breakage(
+        name="a resume repeats the sample of the first step after its checkpoint",
+        file="trainers/training/loop.py",
+        before='sampling=run.randomness.generator(run.step, "sampling"),',
+        after="sampling=np.random.default_rng(run.step)\n"
+        "            if run.step % run.config.performance.checkpoint_every_steps == 0\n"
+        '            else run.randomness.generator(run.step, "sampling"),',
+        tests=(
+            "tests/trainers/files/test_checkpoint.py::test_every_repeated_step_is_drawn_afresh_by_every_attempt",
+        ),
+    ),
+    Breakage(
+        name="a resume repeats the noise of the first step after its checkpoint",
+        file="trainers/training/loop.py",
+        before="    noise_of = drawn_of(law, partial(run.randomness.generator, run.step))\n",
+        after="    noise_of = drawn_of(law, partial(run.randomness.generator, run.step))\n"
+        "    if run.step % run.config.performance.checkpoint_every_steps == 0:\n"
+        "        noise_of = drawn_of(law, lambda purpose: np.random.default_rng(run.step))\n",
+        tests=(
+            "tests/trainers/files/test_checkpoint.py::test_every_repeated_step_is_drawn_afresh_by_every_attempt",
+        ),
+    ),
+    Breakage(
+        name="resumes from one checkpoint draw alike",
+        file="trainers/training/loop.py",
+        before="        run.step = saved.step\n",
+        after="        run.step = saved.step\n"
+        "        from dpgcl_core.noise.sources import SeededNonPrivateRandomness\n\n"
+        "        run.randomness = SeededNonPrivateRandomness(saved.step)\n",
+        tests=(
+            "tests/trainers/files/test_checkpoint.py::test_every_repeated_step_is_drawn_afresh_by_every_attempt",
+        ),
+    ),
     Breakage(
         name="steps that a restart repeats are not charged",
         file="trainers/files/checkpoint.py",
@@ -1510,6 +1716,50 @@ BREAKAGES = (
         before="        if not self.starts:\n",
         after="        if self.starts:\n",
         tests=("tests/sweeps/test_classify.py::test_statement_says_that_the_encoders_epsilon_comes_on_top",),
+    ),
+    # Who may read a sweep's folder
+    Breakage(
+        name="the folder of a sweep on private data lets others in",
+        file="sweeps/service/running/sweep.py",
+        before="is_closed = data.are_private and options.release.is_open",
+        after="is_closed = data.are_private and not options.release.is_open",
+        tests=("tests/sweeps/test_storage.py::test_open_sweep_on_private_data_is_closed_to_others",),
+    ),
+    Breakage(
+        name="the folder of a sweep is made open, and closed afterwards",
+        file="sweeps/service/storage/folder.py",
+        before="make_folder(self.path, mode=0o700 if is_closed else 0o777)",
+        after="make_folder(self.path)",
+        tests=(
+            "tests/sweeps/test_storage.py::test_sweep_on_private_data_is_its_owners_alone_from_the_first_write",
+        ),
+    ),
+    Breakage(
+        name="folders are more open than the one they lie in",
+        file="trainers/files/durable.py",
+        before="folder.mkdir(mode=mode & _mode_in(folder), exist_ok=True)",
+        after="folder.mkdir(mode=mode, exist_ok=True)",
+        tests=(
+            "tests/sweeps/test_storage.py::test_sweep_on_private_data_is_its_owners_alone_from_the_first_write",
+        ),
+    ),
+    Breakage(
+        name="files are more open than the folder they lie in",
+        file="trainers/files/durable.py",
+        before="os.open(path, flags, mode & _mode_in(Path(path)))",
+        after="os.open(path, flags, mode)",
+        tests=(
+            "tests/sweeps/test_storage.py::test_sweep_on_private_data_is_its_owners_alone_from_the_first_write",
+        ),
+    ),
+    Breakage(
+        name="anybody may read the log of a sweep",
+        file="sweeps/service/storage/log.py",
+        before='open(self.path, "a", encoding="utf-8", opener=new_file)',
+        after='open(self.path, "a", encoding="utf-8")',
+        tests=(
+            "tests/sweeps/test_storage.py::test_sweep_on_private_data_is_its_owners_alone_from_the_first_write",
+        ),
     ),
     # Restarts that are told
     Breakage(

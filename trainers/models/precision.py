@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpgcl_core.clipping.full_precision import is_low_precision_off
 from trainers.config.training import AnyNetworkConfig
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -41,7 +42,7 @@ def scale_gradient(network: AnyNetworkConfig, outputs: Tensor) -> Tensor:
 
 
 def _autocast(network: AnyNetworkConfig, device: torch.device) -> AbstractContextManager[Any]:
-    if network.precision == "float32":
+    if network.precision == "float32" or is_low_precision_off():
         return nullcontext()
     # Without the cache of cast weights: it would keep one pass's graph for the next.
     return torch.autocast(device.type, dtype=_DTYPES[network.precision], cache_enabled=False)

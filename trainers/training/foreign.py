@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dpgcl_core.clipping.cross_record import refuse_mixed_groups
+from dpgcl_core.clipping.cross_record import PROMISE, refuse_mixed_groups
 from dpgcl_core.clipping.types import Objective
 from dpgcl_core.losses.objective import embedding_of
 from dpgcl_core.mechanism.passes import groups_of_a_pass
@@ -63,8 +63,8 @@ def foreign_note(config: TrainingConfig) -> str:
         return ""
     if config.network.mixes_no_records:
         return (
-            f"On the word of the network's author: {name} mixes no records and keeps nothing of them. It was "
-            "tried on made-up inputs, and no test can prove it; the guarantee depends on it."
+            f"On the word of the network's author: {name} {PROMISE}. It was tried on made-up inputs, and no "
+            "test can prove it; the guarantee depends on it."
         )
     return (
         f"The network {name} is not this package's: groups go through it one at a time, on copies of its "

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpgcl_core.clipping.capture import CapturedPasses
-from dpgcl_core.clipping.isolation import refuse_changed_state, whole_state
+from dpgcl_core.clipping.isolation import refuse_changed_state, unwritten, whole_state
 from dpgcl_core.clipping.subspace import lifted
 from dpgcl_core.clipping.types import (
     GroupInputs,
     GroupReport,
+    Objective,
     num_trainable,
     trainable_parameters,
     zeros_where_incomplete,
@@ -66,7 +67,7 @@ from trainers.training.optimizers import (
     load_optimizer,
     take_step,
 )
-from trainers.training.precision import add_clipped_sum, look_at_engine, objective_of
+from trainers.training.precision import add_clipped_sum, objective_of
 from trainers.training.public_keys import public_keys
 from trainers.training.release import check_release, noised_scores
 from trainers.training.subspace import check_subspace, empty_sum, in_subspace, is_renewed_at, public_basis
@@ -120,6 +121,11 @@ class _Run:
     def released(self) -> AnyEncoder:
         """The network that is scored and returned."""
         return self.average.network if self.average and self.config.optimizer.ema_decay else self.encoder
+
+    @cached_property
+    def objective(self) -> Objective:
+        """Stages 5 and 6, one function for all steps: the clipping engine checks every new one."""
+        return objective_of(self.config, self.encoder, self.config.network, self.target)
 
     @property
     def target(self) -> AnyEncoder | None:
@@ -255,7 +261,9 @@ def _step(run: _Run) -> None:
     groups = _draw_groups(run)
     noise_of = _noise_of(run, law)
     run.total.zero_()
-    reports = _add_clipped_sum(run, groups, run.total, run.config.num_augmentations)
+    foreign = [network for network, _ in run.states] if run.config.network.is_foreign else []
+    with unwritten(*foreign):
+        reports = _add_clipped_sum(run, groups, run.total, run.config.num_augmentations)
     _refuse_changed(run)
     run.workers.sum_at_first(run.total)
     recorded, bare_norm = observer.wants(run.step), None
@@ -379,7 +387,9 @@ def _add_clipped_sum(
         return []
     at_once = _groups_at_once(run, groups.rows.shape[1], num_augmentations)
     rule, scale = _rule(run, at_once), gradient_scale(config.network)
-    objective = objective_of(config, run.encoder, config.network, run.target, run.public_keys)
+    objective = run.objective
+    if run.public_keys is not None:
+        objective = objective_of(config, run.encoder, config.network, run.target, run.public_keys)
     draws = run.randomness.generator(run.step, "statistics") if rule.needs_draws else None
     if rule.whole_batch:
         at_once = len(groups)
@@ -428,12 +438,11 @@ def _capture_passes(run: _Run, image_shape: tuple[int, ...]) -> None:
         run.encoder, image_shape, groups=at_once, group_size=int(size), num_views=num_views
     )
     nothing = torch.zeros(at_once, dtype=torch.bool)
-    objective = objective_of(config, run.encoder, config.network)
     rule, scale = _rule(run, at_once), gradient_scale(config.network)
     if rule.needs_draws:
         return
     with run.passes.capturing():
-        add_clipped_sum(rule, run.total, run.encoder, objective, inputs, scale, None, nothing)
+        add_clipped_sum(rule, run.total, run.encoder, run.objective, inputs, scale, None, nothing)
 
 
 def _inputs(run: _Run, groups: NDArray[np.int64], num_augmentations: int) -> GroupInputs:
@@ -482,7 +491,6 @@ def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memor
     encoder = starting_encoder(config, shape)
     task.check_network(config, encoder, shape)
     task.place(encoder, device, shape)
-    look_at_engine(config, encoder, shape)
     check_subspace(config, encoder)
     fits = max_views(config, encoder, shape, memory_share=memory_share)
     refuse_mixing_network(config, encoder, shape, fits)

@@ -17,18 +17,15 @@ from __future__ import annotations
 
 import dataclasses
 
-import torch
 from torch import Tensor
 
-from dpgcl_core.clipping.types import GroupInputs, GroupReport, Objective, num_trainable
+from dpgcl_core.clipping.types import GroupInputs, GroupReport, Objective
 from dpgcl_core.mechanism.method import GradientRule, GroupRule
 from dpgcl_core.methods.view_draws import objective_over_view_draws
 from dpgcl_core.noise.sources import Draws
-from dpgcl_core.sampling.groups import BATCH
 from trainers.config.training import AnyNetworkConfig, TrainingConfig
 from trainers.models.networks import AnyEncoder
 from trainers.tasks.task import task_of
-from trainers.training.averaging import target_of
 from trainers.training.public_keys import with_public_keys
 
 
@@ -73,19 +70,3 @@ def add_clipped_sum(
     report = scaled.add_clipped_sum(total, encoder, objective, inputs, draws, complete)
     total.div_(scale)
     return dataclasses.replace(report, norms=report.norms / scale)
-
-
-def look_at_engine(config: TrainingConfig, encoder: AnyEncoder, image_shape: tuple[int, ...]) -> None:
-    """Let the clipping engine compare its ways through this network once, in float32.
-
-    It does so at a network's first use, to a tolerance that low precision does not reach.
-    """
-    size, network = config.mechanism.group_size, config.network
-    if network.precision == "float32" or size == BATCH or config.rule().whole_batch:
-        return
-    task = task_of(config)
-    num_views = task.num_views(config, config.num_augmentations)
-    inputs = task.blank_inputs(encoder, image_shape, groups=2, group_size=int(size), num_views=num_views)
-    total = torch.zeros(num_trainable(encoder), device=next(encoder.parameters()).device)
-    objective = objective_of(config, encoder, target=target_of(config, encoder))
-    config.rule(groups_at_once=2).add_clipped_sum(total, encoder, objective, inputs, None)

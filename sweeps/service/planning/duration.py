@@ -21,7 +21,7 @@ from trainers.models.precision import gradient_scale
 from trainers.tasks.task import task_of
 from trainers.training.averaging import target_of
 from trainers.training.microbatch import max_views
-from trainers.training.precision import add_clipped_sum, look_at_engine, objective_of
+from trainers.training.precision import add_clipped_sum, objective_of
 from trainers.training.subspace import empty_sum, in_subspace
 from trainers.training.warm_start import starting_encoder
 from trainers.views.images import normalise
@@ -97,7 +97,6 @@ def seconds_per_record(trial: Trial, shape: ImageShape) -> float:
     if not rule.whole_batch:
         groups = groups_of_a_pass(config.mechanism, most=groups, num_workers=config.performance.num_workers)
         rule = config.rule(groups)
-    look_at_engine(config, encoder, shape)
     total = empty_sum(config, encoder)
     if config.public.subspace_dim:
         rule = in_subspace(rule, torch.zeros(len(total), num_trainable(encoder)))

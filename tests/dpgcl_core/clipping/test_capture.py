@@ -75,6 +75,7 @@ class _Training:
 
     def __init__(self, passes: CapturedPasses | None, num_groups: int = NUM_GROUPS) -> None:
         self.model = _model()
+        self.losses = group_losses_of(self.model)
         self.total = torch.zeros(num_trainable(self.model), dtype=torch.float64)
         self.clipper = GroupClipper(l2_clip_norm=0.3, groups_at_once=num_groups, passes=passes)
         if passes is not None:
@@ -83,8 +84,7 @@ class _Training:
 
     def take(self, views: Tensor, mask: Tensor | None = None) -> tuple[GroupReport, Tensor]:
         self.total.zero_()
-        losses = group_losses_of(self.model)
-        report = self.clipper.add_clipped_sum(self.total, self.model, losses, views, mask)
+        report = self.clipper.add_clipped_sum(self.total, self.model, self.losses, views, mask)
         return report, self.total.clone()
 
 

@@ -18,6 +18,7 @@ from dpgcl_core.clipping.isolation import (
     first_changed,
     networks_of,
     refuse_changed_state,
+    unwritten,
     whole_state,
 )
 from dpgcl_core.clipping.types import num_trainable, trainable_parameters
@@ -226,8 +227,20 @@ def test_network_that_has_other_parts_after_a_step_is_refused(where: str) -> Non
     before = whole_state(model)
     refuse_changed_state(model, before)
     model.keep(torch.ones(1, DIM))
-    with pytest.raises(ConfigError, match=r"extra|child"):
+    with pytest.raises(ConfigError, match="the optimizer alone may change") as raised:
         refuse_changed_state(model, before)
+    assert "extra" not in str(raised.value)  # a name may follow a record
+
+
+@pytest.mark.parametrize("value", [-0.0, 1.0, torch.nan])
+def test_every_bit_of_a_weight_that_a_pass_writes_counts(value: float) -> None:
+    """Also a sign of zero, and through `.data`, which no version counter sees."""
+    layer = nn.Linear(DIM, 3)
+    layer.weight.data.zero_()
+    with unwritten(layer):
+        layer(torch.ones(1, DIM)).sum().backward()
+    with pytest.raises(ConfigError, match="the optimizer alone may change"), unwritten(layer):
+        layer.weight.data[0, 0] = value
 
 
 def test_networks_that_an_objective_refers_to_are_isolated_with_the_trained_one() -> None:
@@ -259,7 +272,7 @@ def test_large_batch_norm_breaks_the_bound_when_its_groups_go_together() -> None
 
 def test_isolated_sum_of_an_honest_network_is_the_clipped_sum() -> None:
     model, groups = _built(_Network), _groups(6)
-    expected = clipped_sum(model, _loss(model), groups, CLIP * (1 - 1e-4))
+    expected = clipped_sum(model, _loss(model), groups, CLIP * (1 - 5e-4))
     assert float((_sum(model, groups, isolated=True) - expected).norm() / expected.norm()) < 1e-5
 
 
@@ -278,7 +291,7 @@ def test_isolated_weights_of_a_recurrent_layer_are_those_that_are_summed() -> No
     model, groups = _built(Recurrent), _groups(3)
     weights = list(trainable_parameters(model))
     for _ in range(2):
-        expected = clipped_sum(model, _loss(model), groups, CLIP * (1 - 1e-4))
+        expected = clipped_sum(model, _loss(model), groups, CLIP * (1 - 5e-4))
         assert float((_sum(model, groups, isolated=True) - expected).norm() / expected.norm()) < 1e-5
     assert all(a is b for a, b in zip(weights, trainable_parameters(model), strict=True))
 

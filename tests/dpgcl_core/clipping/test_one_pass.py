@@ -66,6 +66,44 @@ def _relative_error(actual: Tensor, expected: Tensor) -> float:
     return float((actual.double() - expected).norm() / expected.norm())
 
 
+def test_groups_are_summed_in_short_runs() -> None:
+    """One float32 sum of 16,384 groups would round by what all of them are: this is below its last digit."""
+    generator, layer = torch.Generator().manual_seed(0), nn.Linear(64, 1, bias=False)
+    gradients, factor = (0.5 + torch.rand(shape, generator=generator) for shape in ((16_384, 64), (16_384,)))
+    exact = factor.double() @ gradients.double()
+    deferred = one_pass._Deferred(LinearRule(), layer, gradients, torch.ones(16_384, 1), (0, 0))
+    of_products = torch.stack([run.double() for run in deferred.weighted(factor, None)]).sum(0)
+    for total in (one_pass._weighted(gradients, factor, None), of_products.flatten()):
+        assert float((total / exact - 1).abs().max()) < 2e-8
+
+
+@pytest.mark.parametrize("flops_per_number", [BY_GRADIENT, BY_GHOST_NORM])
+def test_group_among_thousands_moves_the_sum_by_c_at_most(
+    flops_per_number: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(one_pass, "_FLOPS_PER_NUMBER", flops_per_number)
+    monkeypatch.setattr(one_pass, "SMALL", 0)
+    model = nn.Linear(4, 1, bias=False)
+    noise = torch.rand(8192, 1, 1, 4, generator=torch.Generator().manual_seed(0))
+    inputs = torch.tensor([1.0, 1e-3, 0, 0]) + 1e-2 * noise
+    clipper, sums = GroupClipper(l2_clip_norm=1.0, groups_at_once=8192), []
+    for group in (inputs[:1], torch.zeros_like(inputs[:1])):
+        total = torch.zeros(4, dtype=torch.float64)
+        complete = torch.arange(8192) >= (0 if group.any() else 1)
+        report = clipper.add_clipped_sum(
+            total,
+            model,
+            lambda views: 100 * model(views).flatten(1).sum(1),
+            torch.cat([group, inputs[1:]]),
+            complete,
+        )
+        assert list(report.paths.values())[-1] == (
+            one_pass.GHOST_NORM if flops_per_number else one_pass.PER_GROUP
+        )
+        sums.append(total)
+    assert 0.999 < float((sums[1] - sums[0]).norm()) <= 1.0
+
+
 @pytest.mark.parametrize("flops_per_number", [BY_GRADIENT, BY_GHOST_NORM])
 @pytest.mark.parametrize("name", IMAGE_MODELS)
 @settings(max_examples=4, deadline=None)
@@ -74,7 +112,7 @@ def test_one_pass_equals_oracle_for_every_layer_on_both_paths(
     name: str, flops_per_number: float, groups: int, size: int, copies: int, seed: int
 ) -> None:
     model, views = _built(IMAGE_MODELS[name]), 3 * _images(groups, size, 2 + copies, seed)
-    expected = oracles.clipped_sum(model, group_losses_of(model), views, 0.3 * (1 - 1e-4))
+    expected = oracles.clipped_sum(model, group_losses_of(model), views, 0.3 * (1 - 5e-4))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(one_pass, "_FLOPS_PER_NUMBER", flops_per_number)
         actual = _one_pass_sum(model, group_losses_of(model), views, 0.3)
@@ -89,7 +127,7 @@ def test_one_pass_equals_oracle_for_texts(
     options: dict[str, int], flops_per_number: float, groups: int, size: int, seed: int
 ) -> None:
     model, tokens = _built(lambda: TextEncoder(**options)), _tokens(groups, size, 3, seed)
-    expected = oracles.clipped_sum(model, group_losses_of(model), tokens, 0.3 * (1 - 1e-4))
+    expected = oracles.clipped_sum(model, group_losses_of(model), tokens, 0.3 * (1 - 5e-4))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(one_pass, "_FLOPS_PER_NUMBER", flops_per_number)
         actual = _one_pass_sum(model, group_losses_of(model), tokens, 0.3)
@@ -102,7 +140,7 @@ def test_pieces_in_which_norms_are_taken_change_nothing(  # type: ignore[no-unty
     build, inputs_of, pieces_of: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, inputs = _built(build), inputs_of(5, 3, 3, 0)
-    expected = oracles.clipped_sum(model, group_losses_of(model), inputs, 0.3 * (1 - 1e-4))
+    expected = oracles.clipped_sum(model, group_losses_of(model), inputs, 0.3 * (1 - 5e-4))
     monkeypatch.setattr(one_pass, "_FLOPS_PER_NUMBER", BY_GHOST_NORM)
     monkeypatch.setattr(layers, "CACHED_NUMBERS", pieces_of)
     assert _relative_error(_one_pass_sum(model, group_losses_of(model), inputs, 0.3), expected) < 1e-5
@@ -124,11 +162,11 @@ def test_one_pass_equals_oracle_for_two_towers_with_a_learned_temperature(groups
                 for g, p in zip(gradients, trainable_parameters(model), strict=True)
             ]
         ).double()
-        expected += flat * min(1.0, 0.3 * (1 - 1e-4) / float(flat.norm()))
+        expected += flat * min(1.0, 0.3 * (1 - 5e-4) / float(flat.norm()))
     total = torch.zeros(num_trainable(model))
     GroupClipper(l2_clip_norm=0.3).add_clipped_sum(total, model, model.group_losses, inputs)
     assert _relative_error(total, expected) < 1e-5
-    assert groups == 1 or clipping._checked[model][None]
+    assert groups == 1 or clipping._goes_in_one_pass(model, model.group_losses, inputs)
 
 
 @pytest.mark.parametrize("name", IMAGE_MODELS)
@@ -152,7 +190,7 @@ def test_groups_of_one_record_are_per_record_dp_sgd(
     for image, target in zip(images[:, 0], targets, strict=True):
         loss = (model(image) - target).square().sum()
         flat = torch.cat([g.flatten() for g in torch.autograd.grad(loss, trainable_parameters(model))])
-        expected += flat.double() * min(1.0, 0.2 * (1 - 1e-4) / float(flat.double().norm()))
+        expected += flat.double() * min(1.0, 0.2 * (1 - 5e-4) / float(flat.double().norm()))
     assert (
         _relative_error(_one_pass_sum(model, regression, (images, targets[:, None, None]), 0.2), expected)
         < 1e-5
@@ -199,7 +237,7 @@ def test_layers_of_one_input_share_its_gram_matrix_and_no_other(monkeypatch: pyt
     losses_of = group_losses_of(model)
     total = _one_pass_sum(model, losses_of, x, 0.2)
     assert len(inputs) == 2
-    assert _relative_error(total, oracles.clipped_sum(model, losses_of, x, 0.2 * (1 - 1e-4))) < 1e-5
+    assert _relative_error(total, oracles.clipped_sum(model, losses_of, x, 0.2 * (1 - 5e-4))) < 1e-5
 
 
 def test_many_patches_of_few_weights_take_the_convolution_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +330,7 @@ def test_gradients_too_many_to_hold_are_taken_in_parts(
     per_weight: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, views = _built(TinyEncoder), _images(7, 2, 3, 0)
-    expected = oracles.clipped_sum(model, group_losses_of(model), views, 0.3 * (1 - 1e-4))
+    expected = oracles.clipped_sum(model, group_losses_of(model), views, 0.3 * (1 - 5e-4))
     clipper, sizes = GroupClipper(l2_clip_norm=0.3), []
     right = clipping._one_pass
 
@@ -300,7 +338,7 @@ def test_gradients_too_many_to_hold_are_taken_in_parts(
         sizes.append(len(args[4]))
         return right(*args, **kwargs)
 
-    monkeypatch.setattr(clipping, "_checked", {model: {None: True}})
+    monkeypatch.setattr(clipping, "_goes_in_one_pass", lambda *_: True)
     most = 0 if per_weight else 2 * num_trainable(model) + 1
     monkeypatch.setattr(clipping, "_MAX_GRADIENT_NUMBERS", most)
     monkeypatch.setattr(clipping, "_MAX_GRADIENT_NUMBERS_PER_WEIGHT", per_weight)
@@ -427,15 +465,17 @@ class _Picking(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["sorted", "rows of a token", "token"])
-def test_records_picked_by_their_content_are_never_attributed_to_other_groups(kind: str) -> None:
+def test_records_picked_by_their_content_are_never_attributed_to_other_groups(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, views = _built(lambda: _Picking(kind)), _images(4, 2, 3, 0)
     model(views.flatten(0, 2))
     for group in range(4):
         views[group, 0, 0, 0, :, : group % 3] = 0
         views[group, 1, 1] *= 1e-6
-    expected = oracles.clipped_sum(model, group_losses_of(model), views, 0.3 * (1 - 1e-4))
+    expected = oracles.clipped_sum(model, group_losses_of(model), views, 0.3 * (1 - 5e-4))
     total = torch.zeros(num_trainable(model))
-    clipping._checked[model] = {None: True}  # as if the self-check had seen nothing
+    monkeypatch.setattr(clipping, "_goes_in_one_pass", lambda *_: True)  # as if the self-check saw nothing
     clipping._gradient_numbers[model] = {(views.shape[1:],): 1}
     GroupClipper(l2_clip_norm=0.3).add_clipped_sum(total, model, group_losses_of(model), views)
     assert _relative_error(total, expected) < 1e-5
@@ -455,7 +495,7 @@ def test_own_position_of_every_row_may_be_picked() -> None:
             return nn.functional.normalize(self.head(hidden[torch.arange(len(hidden)), end]), dim=-1)
 
     model, views = _built(Pooled), _images(4, 2, 3, 0)
-    expected = oracles.clipped_sum(model, group_losses_of(model), views, 0.3 * (1 - 1e-4))
+    expected = oracles.clipped_sum(model, group_losses_of(model), views, 0.3 * (1 - 5e-4))
     assert _relative_error(_one_pass_sum(model, group_losses_of(model), views, 0.3), expected) < 1e-5
 
 
@@ -490,9 +530,9 @@ def test_gradient_changed_in_place_after_its_norm_is_refused(monkeypatch: pytest
             return nn.functional.normalize(self.head(torch.tanh(hidden)), dim=-1)
 
     model, views = _built(Hooked), _images(3, 2, 3, 0)
-    expected = oracles.clipped_sum(model, group_losses_of(model), views, 0.3 * (1 - 1e-4))
+    expected = oracles.clipped_sum(model, group_losses_of(model), views, 0.3 * (1 - 5e-4))
     total = torch.zeros(num_trainable(model))
-    clipping._checked[model] = {None: True}
+    monkeypatch.setattr(clipping, "_goes_in_one_pass", lambda *_: True)
     GroupClipper(l2_clip_norm=0.3).add_clipped_sum(total, model, group_losses_of(model), views)
     assert _relative_error(total, expected) < 1e-5
 
@@ -575,7 +615,7 @@ def test_inputs_given_by_name_fall_back_to_the_loop() -> None:
             return nn.functional.normalize(torch.matmul(hidden, other=self.head), dim=-1)
 
     model, views = _built(Named), _images(3, 2, 3, 0)
-    expected = oracles.clipped_sum(model, group_losses_of(model), views, 0.3 * (1 - 1e-4))
+    expected = oracles.clipped_sum(model, group_losses_of(model), views, 0.3 * (1 - 5e-4))
     total = torch.zeros(num_trainable(model))
     GroupClipper(l2_clip_norm=0.3).add_clipped_sum(total, model, group_losses_of(model), views)
     assert _relative_error(total, expected) < 1e-5
@@ -593,7 +633,7 @@ def test_parameter_without_a_rule_is_named(caplog: pytest.LogCaptureFixture) -> 
             return nn.functional.normalize(self.head(torch.nn.functional.prelu(flat, self.curve)), dim=-1)
 
     model, views = _built(Odd), _images(3, 2, 3, 0)
-    expected = oracles.clipped_sum(model, group_losses_of(model), views, 0.3 * (1 - 1e-4))
+    expected = oracles.clipped_sum(model, group_losses_of(model), views, 0.3 * (1 - 5e-4))
     total = torch.zeros(num_trainable(model))
     GroupClipper(l2_clip_norm=0.3).add_clipped_sum(total, model, group_losses_of(model), views)
     assert _relative_error(total, expected) < 1e-5
@@ -621,7 +661,7 @@ def test_use_around_a_layer_that_only_some_records_take_is_not_missed() -> None:
 
     model, views = _built(Sometimes), _images(3, 2, 3, 0)
     views[0, 0, 0, 0, 0, 0] = 60.0
-    expected = oracles.clipped_sum(model, group_losses_of(model), views, 0.3 * (1 - 1e-4))
+    expected = oracles.clipped_sum(model, group_losses_of(model), views, 0.3 * (1 - 5e-4))
     assert _relative_error(_one_pass_sum(model, group_losses_of(model), views, 0.3), expected) < 1e-5
 
 

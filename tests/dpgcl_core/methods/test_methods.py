@@ -298,6 +298,19 @@ def test_data_set_that_the_slots_do_not_hold_is_refused_without_its_number() -> 
         assert str(refused) not in str(raised.value)
 
 
+def test_more_records_than_declared_are_refused_where_records_are_sampled() -> None:
+    """δ is at most 1/N, and of more records it would let one be published at random."""
+    for name, changes in (("dp_gcl", {"sampling": "records"}), ("dp_sgd", {})):
+        mechanism = _changed(name, **changes)
+        n = mechanism.num_records_public
+        assert mechanism.rules.condition(mechanism) == f"data sets of at most {n} records"
+        for accepted in (1, n):
+            mechanism.rules.check_records(mechanism, accepted)
+        with pytest.raises(ConfigError, match="more records than num_records_public") as raised:
+            mechanism.rules.check_records(mechanism, n + 1)
+        assert str(n + 1) not in str(raised.value)
+
+
 def test_number_of_records_from_the_data_leaves_no_condition() -> None:
     mechanism = _changed("dp_gcl", num_records_from_data=True)
     assert mechanism.rules.condition(mechanism) == ""

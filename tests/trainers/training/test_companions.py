@@ -212,9 +212,44 @@ def test_network_that_grew_a_buffer_during_a_step_is_refused_before_the_noise() 
     run.encoder.backbone.register_forward_hook(
         lambda module, args, output: module.register_buffer("late", output.detach())
     )
-    with pytest.raises(ConfigError, match=r"backbone\.late"):
+    with pytest.raises(ConfigError, match="the optimizer alone may change"):
         loop._step(run)
     assert run.total.any()
+
+
+def writes_its_scale(image_shape: tuple[int, int, int]) -> torch.nn.Module:
+    """A network that mixes nothing, and caps a weight where an input is larger than any that is made up."""
+
+    class Writes(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(int(np.prod(image_shape)), 8)
+            self.limit = 1e9
+
+        def forward(self, images: Tensor) -> Tensor:
+            if images.abs().max() > self.limit:
+                self.layer.weight.data = self.layer.weight.data.clamp(max=0.01)
+            return self.layer(images.flatten(1))
+
+    return Writes()
+
+
+def test_weight_that_a_foreign_network_writes_in_a_pass_is_refused_before_the_noise() -> None:
+    name = "tests.trainers.training.test_companions:writes_its_scale"
+    config = make_config(network=NetworkConfig(name=name, embedding_dim=8, mixes_no_records=True))
+    assert "keeps every row of a batch in its place" in foreign_note(config)
+    data = TrainingData(
+        train=IMAGES.synthetic_records(60, (1, 8, 8)),
+        index=None,
+        queries=None,
+        train_is_public=True,
+        evaluation_is_public=True,
+    )
+    run = loop._prepare(config, data, SingleWorker())
+    loop._step(run)
+    run.encoder.backbone.limit = 0.0
+    with pytest.raises(ConfigError, match="the optimizer alone may change"):
+        loop._step(run)
 
 
 @pytest.mark.parametrize("method", ["dp_gcl", "dp_sgd"])

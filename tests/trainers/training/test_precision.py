@@ -28,7 +28,6 @@ from trainers.training import loop
 from trainers.training.loop import train
 from trainers.training.precision import (
     add_clipped_sum,
-    look_at_engine,
 )
 from trainers.training.workers import SingleWorker
 
@@ -134,7 +133,6 @@ def test_low_precision_keeps_the_fast_way_of_clipping(name: str, caplog: pytest.
     config = make_config(network=network(name))
     encoder = make_encoder()
     with caplog.at_level(logging.WARNING):
-        look_at_engine(config, encoder, (1, 8, 8))
         clipped_sum(encoder, make_views(), config.network)
     assert "one by one" not in caplog.text
 
@@ -149,7 +147,7 @@ def test_low_precision_training_keeps_the_fast_way_of_clipping(caplog: pytest.Lo
 def test_looking_at_the_engine_changes_no_weight() -> None:
     encoder = make_encoder()
     before = torch.cat([p.detach().flatten().clone() for p in encoder.parameters()])
-    look_at_engine(make_config(network=network("bfloat16")), encoder, (1, 8, 8))
+    clipped_sum(encoder, make_views(), network("bfloat16"))
     assert torch.equal(before, torch.cat([p.detach().flatten() for p in encoder.parameters()]))
 
 
