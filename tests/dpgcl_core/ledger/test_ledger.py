@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from fractions import Fraction
 
 import pytest
 
@@ -237,6 +238,16 @@ def test_sealed_curve_and_steps_share_one_budget(ledger: Ledger) -> None:
         reserve(ledger, NUM_ADMITTED // 10)
 
 
+def test_charges_of_several_kinds_add_up_to_no_less_than_their_exact_sum(ledger: Ledger) -> None:
+    """Rounded to nearest, about half of these sums would lie below it."""
+    exact = Fraction(0)
+    for number in range(1, 9):
+        label, rdp = f"sealed {number}", 0.1 / (2 * number + 1)
+        ledger.reserve_sealed("scans", label=label, epsilon=1.0, delta=1e-7, rdp_curve=lambda _, rdp=rdp: rdp)
+        exact += Fraction(rdp)
+        assert Fraction(ledger.spent("scans", with_pld=False).rdp or 0.0) >= exact
+
+
 def test_sealed_bound_is_charged_to_what_the_cap_sets_aside(ledger: Ledger) -> None:
     ledger.reserve_sealed("quotas", label="first", epsilon=0.75, delta=5e-7)
     with pytest.raises(BudgetExceeded, match="set"):
@@ -288,6 +299,12 @@ def test_training_of_another_unit_cannot_be_charged(ledger: Ledger) -> None:
     plan = [PlannedTraining(label="trial", step_class=STEPS, num_steps=1)]
     with pytest.raises(LedgerError, match="registered with unit 'record'"):
         ledger.reserve("scans", plan, unit="person")
+
+
+def test_training_of_another_relation_cannot_be_charged(ledger: Ledger) -> None:
+    plan = [PlannedTraining(label="trial", step_class=STEPS, num_steps=1)]
+    with pytest.raises(LedgerError, match="registered with neighboring_relation 'add or remove"):
+        ledger.reserve("scans", plan, neighboring_relation="zero out one record")
 
 
 def test_delta_above_one_over_the_records_is_refused_for_a_trial(ledger: Ledger) -> None:

@@ -72,13 +72,13 @@ def test_target_is_the_average_of_earlier_steps_alone(monkeypatch: pytest.Monkey
     """The step's own iterate enters after its gradient was taken: at the first step it is the initial one."""
     run, used = _run(), []
     initial = _weights(run.encoder)
-    original = loop.objective_of
+    original = loop._add_clipped_sum
 
-    def spy(config, encoder, network, target, public_keys):  # type: ignore[no-untyped-def]
-        used.append(_weights(target))
-        return original(config, encoder, network, target, public_keys)
+    def spy(run, *rest):  # type: ignore[no-untyped-def]
+        used.append(_weights(run.target))
+        return original(run, *rest)
 
-    monkeypatch.setattr(loop, "objective_of", spy)
+    monkeypatch.setattr(loop, "_add_clipped_sum", spy)
     monkeypatch.setattr(loop, "_norm_without_augmentation", lambda *_: None)
     iterates = []
     for _ in range(2):

@@ -90,7 +90,7 @@ def test_scored_record_reaches_no_other_records_answer_and_no_released_buffer(ha
     images[0] = 200
     special = dataclasses.replace(data.scored, images=images)
     if has_word:  # its author was wrong: nothing is saved or returned
-        with pytest.raises(ConfigError, match="seen"):
+        with pytest.raises(ConfigError, match="the optimizer alone may change"):
             train(config, dataclasses.replace(data, scored=special))
         return
     encoder = build_encoder(config.network, data.scored.images.shape[1:], 0)
@@ -117,9 +117,10 @@ def test_noised_numbers_need_to_be_asked_for() -> None:
 def test_noised_score_is_the_noised_count_over_the_public_number() -> None:
     config, data = _config(), _data()
     encoder = loop._prepare(config, data, SingleWorker()).encoder
-    scores = release.noised_scores(encoder, data.index, data.scored, config, np.random.default_rng(3), "cpu")
+    scored = data.scored.take(np.arange(SCORED) > 0)  # type: ignore[union-attr]  # a slot is empty
+    scores = release.noised_scores(encoder, data.index, scored, config, np.random.default_rng(3), "cpu")
     generator = np.random.default_rng(3)
-    for name, count in correct_counts(encoder, data.index, data.scored, config, "cpu").items():
+    for name, count in correct_counts(encoder, data.index, scored, config, "cpu").items():
         expected = noised_count(count, 5.0, generator) / config.num_scored_public
         assert scores[f"noised_{name}"] == expected
 
@@ -217,6 +218,29 @@ def test_noised_snr_is_the_norm_over_the_public_noise_norm() -> None:
     assert abs(np.std(released) - std) < 5 * std / math.sqrt(4000)
 
 
+@pytest.mark.parametrize(("sampling", "sensitivity"), [("groups", 1.0), ("records", 2.0)])
+def test_noised_snr_has_the_noise_of_the_sensitivity(sampling: str, sensitivity: float) -> None:
+    """Where records are sampled, one of them moves the norm by 2C."""
+    observer = Observer(_config(sampling=sampling), train_is_public=False, evaluation_is_public=False)
+    observer.record_noised_snr(torch.zeros(400), _Ones())
+    released = observer.final["noised_snr_first_step"]
+    assert released * 4.0 * sensitivity * 20 == pytest.approx(8.0 * sensitivity, rel=1e-4)
+    assert _config(sampling=sampling).mechanism.sensitivity == sensitivity
+
+
+class _Ones:
+    """Draws that are all one standard deviation."""
+
+    def standard_normal(self, size: int) -> np.ndarray:
+        return np.ones(size)
+
+
+def test_score_of_private_records_is_hidden_whoever_computes_it() -> None:
+    """`check_release` refuses such data; this is the second lock."""
+    run = loop._prepare(make_config(), make_data(private=True), SingleWorker())
+    assert run.observer.visible({"knn_accuracy": 0.5, "epsilon": 1.0}) == {"epsilon": 1.0}
+
+
 def test_noised_scores_are_drawn_once_whatever_the_restarts(tmp_path: Path) -> None:
     first, second = (
         train(_config(), _data(), checkpoints=CheckpointFolder(tmp_path, every_steps=1)).metrics
@@ -280,6 +304,11 @@ def test_lost_worker_is_told_by_torchs_own_words(text: str, is_lost: bool) -> No
 
 def test_restart_charges_the_noised_snr_again() -> None:
     assert _config().epsilon(5, num_restarts=1) > _config().epsilon(5, num_restarts=0)
+
+
+def test_noised_scores_that_are_drawn_again_are_charged_again() -> None:
+    config = _config(evaluation=dataclasses.replace(NOISED, score_noise_multiplier=0.5))
+    assert config.epsilon(2, num_scorings=2) > config.epsilon(2, num_scorings=1) == config.epsilon(2)
 
 
 class _Leaky:
