@@ -1717,6 +1717,151 @@ BREAKAGES = (
         after="        if self.starts:\n",
         tests=("tests/sweeps/test_classify.py::test_statement_says_that_the_encoders_epsilon_comes_on_top",),
     ),
+    # Noised releases, and what is charged for them
+    Breakage(
+        name="noise of a noised SNR of C alone where records are sampled",
+        file="trainers/training/observe.py",
+        before="released = noised_norm(norm, mechanism.sensitivity, multiplier",
+        after="released = noised_norm(norm, mechanism.l2_clip_norm, multiplier",
+        tests=("tests/trainers/training/test_release.py::test_noised_snr_has_the_noise_of_the_sensitivity",),
+    ),
+    Breakage(
+        name="noised counts are divided by the number of records that are there",
+        file="trainers/training/release.py",
+        before="public_share(count, config.num_scored_public)",
+        after="public_share(count, len(scored.ids))",
+        tests=(
+            "tests/trainers/training/test_release.py"
+            "::test_noised_score_is_the_noised_count_over_the_public_number",
+        ),
+    ),
+    Breakage(
+        name="noised scores that are drawn again are free",
+        file="trainers/config/training.py",
+        before="self.evaluation.num_noised_scores * max(1, num_scorings),",
+        after="self.evaluation.num_noised_scores,",
+        tests=(
+            "tests/trainers/training/test_release.py"
+            "::test_noised_scores_that_are_drawn_again_are_charged_again",
+        ),
+    ),
+    Breakage(
+        name="noised SNRs of restarts are free",
+        file="trainers/config/training.py",
+        before="num_snr_steps=1 + num_restarts,",
+        after="num_snr_steps=1,",
+        tests=("tests/trainers/training/test_release.py::test_restart_charges_the_noised_snr_again",),
+    ),
+    Breakage(
+        name="a resume draws other noised scores",
+        file="trainers/training/loop.py",
+        before="run.workers.rank > 0 or holds_noised_scores(final):",
+        after="run.workers.rank > 0:",
+        tests=(
+            "tests/trainers/training/test_release.py"
+            "::test_noised_scores_are_drawn_once_whatever_the_restarts",
+        ),
+    ),
+    Breakage(
+        name="noised scores are drawn before they are counted",
+        file="trainers/training/loop.py",
+        before="before_drawing=checkpoints.begin_scoring if checkpoints else None",
+        after="before_drawing=None",
+        tests=("tests/trainers/training/test_release.py::test_scoring_is_noted_before_it_is_made",),
+    ),
+    Breakage(
+        name="scores of private records pass the observer",
+        file="trainers/training/loop.py",
+        before="evaluation_is_public=data.evaluation_is_public\n        ),",
+        after="evaluation_is_public=True\n        ),",
+        tests=(
+            "tests/trainers/training/test_release.py"
+            "::test_score_of_private_records_is_hidden_whoever_computes_it",
+        ),
+    ),
+    Breakage(
+        name="series keep private-only numbers",
+        file="trainers/training/observe.py",
+        before="for name, value in self.visible(values).items():",
+        after="for name, value in values.items():",
+        tests=(
+            "tests/trainers/training/test_release.py"
+            "::test_nothing_private_only_leaves_a_training_with_private_records",
+        ),
+    ),
+    Breakage(
+        name="held-out slots follow the number of records",
+        file="trainers/data/loading.py",
+        before="trained, _ = split_public(slots.capacity, share)",
+        after="trained, _ = split_public(len(records), share)",
+        tests=(
+            "tests/trainers/training/test_release.py"
+            "::test_split_is_by_slot_alone_of_exact_sizes_and_the_same_for_every_trial",
+        ),
+    ),
+    Breakage(
+        name="new records get the lowest free slots",
+        file="dpgcl_core/sampling/slot_table.py",
+        before="free = generator.permutation(np.setdiff1d(np.arange(self.capacity, dtype=np.int64), kept))",
+        after="free = np.setdiff1d(np.arange(self.capacity, dtype=np.int64), kept)",
+        tests=(
+            "tests/dpgcl_core/sampling/test_slot_table.py::test_law_of_the_others_is_that_without_the_record",
+        ),
+    ),
+    Breakage(
+        name="an attempt looks for newer ones before it has counted",
+        file="trainers/files/attempts.py",
+        before="        self._write(number, drawn)\n        try:\n            self.refuse_outdated(number)\n",
+        after="        self.refuse_outdated(number)\n        self._write(number, drawn)\n"
+        "        try:\n            pass\n",
+        tests=(
+            "tests/trainers/files/test_attempts.py::test_attempt_looks_for_newer_ones_after_it_has_counted",
+        ),
+    ),
+    Breakage(
+        name="a count beyond T + R goes on at the next checkpoint",
+        file="trainers/files/checkpoint.py",
+        before="if restarts is not None and drawn.num_steps + more > self._num_steps + restarts:",
+        after="if restarts is not None and more > self._num_steps + restarts:",
+        tests=(
+            "tests/trainers/files/test_checkpoint.py::test_count_beyond_what_is_charged_stops_whoever_counts",
+        ),
+    ),
+    Breakage(
+        name="a ledger charges trainings of another neighbouring relation",
+        file="dpgcl_core/ledger/account.py",
+        before='for name, value in (("unit", unit), ("neighboring_relation", neighboring_relation)):',
+        after='for name, value in (("unit", unit),):',
+        tests=(
+            "tests/dpgcl_core/ledger/test_ledger.py::test_training_of_another_relation_cannot_be_charged",
+        ),
+    ),
+    Breakage(
+        name="a ledger's sum is rounded to nearest",
+        file="dpgcl_core/ledger/account.py",
+        before="math.nextafter(math.fsum(parts), math.inf) if len(parts) > 1 or curves else sum(parts)",
+        after="math.fsum(parts)",
+        tests=(
+            "tests/dpgcl_core/ledger/test_ledger.py"
+            "::test_charges_of_several_kinds_add_up_to_no_less_than_their_exact_sum",
+        ),
+    ),
+    Breakage(
+        name="steps of lost attempts are refunded",
+        file="sweeps/service/privacy/budget.py",
+        before='total = int(metrics["num_steps_charged"]) + grant.num_steps_lost',
+        after='total = int(metrics["num_steps_charged"])',
+        tests=("tests/sweeps/test_budget.py::test_lost_folder_is_charged_in_full_again",),
+    ),
+    Breakage(
+        name="starts without a trace are free",
+        file="sweeps/service/privacy/budget.py",
+        before="max(starts.num_lost * num_steps, reserved if before is None else before.num_steps_lost)",
+        after="reserved if before is None else before.num_steps_lost",
+        tests=(
+            "tests/sweeps/test_budget.py::test_started_training_without_a_trace_is_charged_in_full_again",
+        ),
+    ),
     # Who may read a sweep's folder
     Breakage(
         name="the folder of a sweep on private data lets others in",

@@ -25,14 +25,19 @@ from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.privacy.statement import write_statement
 from sweeps.service.running import sweep as service_run
 from sweeps.service.running import tune as execution
+from sweeps.service.running.search import write_suggestion
 from sweeps.service.running.sweep import run_sweep
 from sweeps.service.storage import folder as storage_folder
 from sweeps.service.storage.calibrations import calibrations
 from sweeps.service.storage.folder import Starts, SweepFolder, config_hash, find_folder
+from sweeps.service.storage.log import SweepLog
 from sweeps.service.storage.runs import tracking_address
-from tests.sweeps.support import contents, options
+from tests.sweeps.support import contents, options, write_npz
 from trainers.config.training import PerformanceConfig
 from trainers.files import storage
+from trainers.files.checkpoint import Checkpoint, Grant, write_grant
+from trainers.files.oversight import Oversight, Question
+from trainers.files.progress import ProgressWriter
 from trainers.files.storage import check_writable, storage_root
 
 QUICK = ("--tiny", "--noise-multiplier", "1")
@@ -433,6 +438,91 @@ def test_lock_leaves_a_folder_with_a_plan(tmp_path: Path) -> None:
     with folder.locked():
         pass
     assert (folder.read_plan() or {})["fingerprint"] == "mine"
+
+
+# Who may enter
+
+
+@pytest.fixture
+def open_root(tmp_path: Path) -> Iterator[Path]:
+    """A storage folder that stood open before; the umask takes nothing away."""
+    root = tmp_path / "results"
+    root.mkdir()
+    root.chmod(0o755)
+    before = os.umask(0)
+    yield root
+    os.umask(before)
+
+
+def modes(folder: Path) -> dict[str, int]:
+    """The permissions of a folder and of all that is in it."""
+    return {
+        str(path.relative_to(folder)): path.stat().st_mode & 0o777 for path in (folder, *folder.rglob("*"))
+    }
+
+
+def write_all(folder: SweepFolder) -> None:
+    """Writes what a sweep and a training keep there."""
+    folder.create({"fingerprint": "mine"}, "num_steps: 3")
+    folder.keep_head({"num_entries": 3})
+    folder.mark_start("trial")
+    folder.keep("trial", {"metrics": {}})
+    write_suggestion(folder, 1, {"temperature": 0.5})
+    SweepLog(folder.path).write("begun", "trial", "it begins")
+    checkpoints = folder.checkpoints("trial", every_steps=2)
+    with checkpoints.held():
+        checkpoints.begin_attempt(0, 6)
+        checkpoints.save(Checkpoint(step=2, model={}, optimizer={}, series={}, final={}))
+    write_grant(folder.checkpoint_folder("trial"), Grant(num_steps=6))
+    ProgressWriter(folder.progress_file("trial"), 6)(2)
+    oversight = Oversight(count_file=folder.count_file("trial"))
+    oversight.stop()
+    oversight.answer(Question(token="a", step=2, scores={}), goes_on=False)
+    assert oversight.goes_on(2, {}, lambda: None)
+
+
+def test_sweep_on_private_data_is_its_owners_alone_from_the_first_write(
+    open_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "chmod", lambda *_: None)  # nothing is narrowed after it was written
+    folder = SweepFolder(open_root / "sweeps" / "one")
+    with folder.locked(is_closed=True):
+        write_all(folder)
+    found = modes(folder.path)
+    assert len(found) > 20
+    assert found == {name: 0o700 if (folder.path / name).is_dir() else 0o600 for name in found}
+    assert modes(open_root)["."] == 0o755, "the user's own folder stays as it is"
+
+
+def test_sweep_that_is_not_closed_is_as_open_as_its_folder(open_root: Path) -> None:
+    folder = SweepFolder(open_root / "sweeps" / "one")
+    with folder.locked():
+        write_all(folder)
+    found = modes(folder.path)
+    assert found["."] == found["drawn"] == found["checkpoints/trial"] == 0o755
+    assert found["plan.json"] == found["log.jsonl"] == found["drawn/trial.json"] == 0o644
+
+
+def test_sweep_of_an_earlier_version_is_closed_before_it_goes_on(open_root: Path) -> None:
+    folder = create(open_root, "one")
+    with folder.locked(is_closed=True):
+        assert modes(folder.path)["."] == 0o700
+
+
+@pytest.mark.parametrize(
+    ("more", "is_closed"),
+    [
+        (("--data-is=private", "--no-ledger"), True),
+        (("--data-is=private", "--no-ledger", "--release=sealed"), False),  # others may read its release
+        (("--data-is=public",), False),
+    ],
+)
+def test_open_sweep_on_private_data_is_closed_to_others(
+    more: tuple[str, ...], is_closed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SweepFolder, "locked", lambda _, *, is_closed: pytest.fail(f"closed: {is_closed}"))
+    with pytest.raises(pytest.fail.Exception, match=f"closed: {is_closed}"):
+        sweep(tmp_path, "--evaluate-on", write_npz(tmp_path / "public.npz", 40), *more)
 
 
 class Stated(SimpleNamespace):

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpgcl_core.errors import StorageError
-from trainers.files.durable import replacing, sync_folder
+from trainers.files.durable import make_folder, new_file, replacing, sync_folder
 
 _NAME = re.compile(r"(\d{6})\.json")
 
@@ -76,7 +76,7 @@ class Attempts:
 
     def claim(self) -> int:
         """Take the next number; every earlier attempt is outdated when this returns."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         number = self._newest() + 1
         while not self._created(number):
             number += 1
@@ -152,7 +152,7 @@ class Attempts:
 
     def _created(self, number: int) -> bool:
         try:
-            os.close(os.open(self._file(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+            os.close(new_file(self._file(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return False
         return True

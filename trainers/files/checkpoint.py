@@ -35,7 +35,7 @@ from torch import Tensor
 
 from dpgcl_core.errors import LedgerError, StorageError
 from trainers.files.attempts import Attempts, Drawn
-from trainers.files.durable import replacing, sync_folder
+from trainers.files.durable import make_folder, replacing, sync_folder
 
 _WAIT_SECONDS = 900.0
 """An attempt that is outdated ends with its step, and a large one takes minutes."""
@@ -93,7 +93,7 @@ class CheckpointFolder:
         self._attempts = attempts_of(self.count_file)
         self._number: int | None = None
         self._own = Drawn()
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -110,6 +110,7 @@ class CheckpointFolder:
             self.count_file.with_suffix(".lock"),
             timeout=_WAIT_SECONDS,
             poll_interval=0.2,
+            mode=0o600,
             fallback_to_soft=False,
         )
         try:
@@ -379,7 +380,7 @@ def attempts_of(count_file: Path) -> Attempts:
 def write_drawn(count_file: Path, drawn: Drawn) -> None:
     """Note durably what a training may have drawn, before it draws it."""
     if not count_file.parent.is_dir():
-        count_file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(count_file.parent)
         sync_folder(count_file.parent.parent)
     with replacing(count_file) as file:
         file.write(json.dumps(vars(drawn)).encode())
@@ -415,6 +416,6 @@ def read_grant(folder: Path) -> Grant | None:
 
 def write_grant(folder: Path, grant: Grant) -> None:
     """Note a grant durably, in place of an earlier one."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with replacing(folder / "grant.json") as file:
         file.write(json.dumps(vars(grant)).encode())

@@ -1,4 +1,7 @@
-"""Files that are replaced as a whole, and stay after a power failure."""
+"""Files that are replaced as a whole, stay after a power failure, and are no more open than their folder.
+
+The folder of a sweep on private data lets in its owner alone. So does all that is made in it, at any umask.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,31 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO
+
+
+def make_folder(folder: Path, *, mode: int = 0o777) -> None:
+    """Make a folder, and what is missing above it, that lets in nobody whom the one above keeps out.
+
+    Args:
+      folder: left as it is where it stands.
+      mode: of the folder itself, as of `os.mkdir`.
+    """
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(mode=mode & _mode_in(folder), exist_ok=True)
+
+
+def new_file(path: str | Path, flags: int, *, mode: int = 0o666) -> int:
+    """Open a file as `os.open` does; where that makes it, only those whom its folder lets in may read it."""
+    return os.open(path, flags, mode & _mode_in(Path(path)))
+
+
+def _mode_in(path: Path) -> int:
+    """Return what the folder of a path leaves to group and others, and all to the owner."""
+    return 0o700 | path.parent.stat().st_mode
 
 
 @contextmanager
@@ -18,7 +44,7 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """
     temporary = path.with_suffix(f".{secrets.token_hex(8)}.tmp")  # of two nodes, processes may share a number
     try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        with open(temporary, "xb", opener=partial(new_file, mode=mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainers.files.durable import replacing
+from trainers.files.durable import make_folder, replacing
 
 _LOOK_EVERY_SECONDS = 0.05
 
@@ -61,8 +61,8 @@ class Oversight:
 
     def stop(self) -> None:
         """Tell the training to stop before its next step."""
-        self._file("stop").parent.mkdir(parents=True, exist_ok=True)
-        self._file("stop").touch()
+        make_folder(self.count_file.parent)
+        self._file("stop").touch(mode=0o600)
 
     def ended_at(self) -> int | None:
         """Return the step at which the driver ended the training for its scores; None where it has not.

@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainers.files.durable import new_file
+
 PROGRESS_FILE = "progress.json"
 _LEAST_SECONDS = 1.0
 
@@ -65,7 +67,8 @@ class ProgressWriter:
         self._next = now + _LEAST_SECONDS
         part = self._path.with_suffix(".part")
         with suppress(OSError):  # what is only looked at stops no training
-            part.write_text(json.dumps(vars(Progress(step=step, num_steps=self._num_steps))))
+            with open(part, "w", opener=new_file) as file:
+                json.dump(vars(Progress(step=step, num_steps=self._num_steps)), file)
             part.replace(self._path)
 
 

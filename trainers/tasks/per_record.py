@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dpgcl_core.clipping.cross_record import refuse_batch_statistics, refuse_mixed_groups
+from dpgcl_core.clipping.cross_record import check_layers, refuse_mixed_groups
 from dpgcl_core.clipping.types import GroupInputs
 from trainers.config.training import TrainingConfig
 from trainers.models.encoder import ImageShape
@@ -50,7 +50,7 @@ class PerRecordTask(Task[NetworkT]):
         return network
 
     def check_network(self, config: TrainingConfig, network: NetworkT, image_shape: tuple[int, ...]) -> None:
-        refuse_batch_statistics(network)
+        check_layers(network)
         probes = [self.made_up(network, seed) for seed in (0, 1)]
         refuse_mixed_groups(network, self.objective(config, network), *probes)
 

@@ -70,6 +70,7 @@ from sweeps.service.running.tune import DiskFull, Stopped, no_room_text
 from sweeps.service.storage.folder import SweepFolder, config_hash, write_json
 from trainers.export.finished import PUBLISHED, released_state
 from trainers.files.checkpoint import CheckpointFolder
+from trainers.files.durable import make_folder
 from trainers.files.weights import write_weights
 from trainers.tracking.runs import SEALED_TIME_MS, Tracker
 
@@ -304,7 +305,6 @@ class SealedFolder:
         ledger_lines = dataclasses.asdict(charged) if charged is not None else None
         drawn = [vars(draw) for draw in draws]
         write_json(path, {"draws": drawn, "ledger": ledger_lines, "started": started, "left": left})
-        path.chmod(0o600)
         facts = {"fingerprint": plan.fingerprint, "params": plan.params(), "sweep_id": new_sweep_id()}
         if charged is not None:
             facts["head"] = vars(charged.head)
@@ -314,10 +314,9 @@ class SealedFolder:
 
     def _make_trusted(self) -> None:
         """Make all that will lie in `trusted/`, whose own times others see: they are those of the start."""
-        self.trusted.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.trusted.path.chmod(0o700)
+        make_folder(self.trusted.path, mode=0o700)
         for name in ("trials", "checkpoints", "started", "drawn", "ray", self.outgoing.name):
-            (self.trusted.path / name).mkdir(exist_ok=True)
+            make_folder(self.trusted.path / name)
 
     def _read(self, path: Path) -> Begun:
         try:

@@ -32,7 +32,7 @@ from sweeps.service.running.tune import RaySession, run_trials
 from sweeps.service.storage.calibrations import CalibrationCache
 from sweeps.service.storage.folder import SweepFolder, config_hash, write_json
 from trainers.data.dataset import TrainingData
-from trainers.files.durable import sync_folder
+from trainers.files.durable import make_folder, sync_folder
 from trainers.tracking.runs import Tracker
 
 
@@ -177,7 +177,7 @@ def write_suggestion(folder: SweepFolder, number: int, values: Mapping[str, Any]
     """
     path = suggestion_file(folder, number)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         sync_folder(folder.path)
         write_json(path, values)
     except OSError as error:

@@ -318,12 +318,14 @@ def _execute(
             return Outcome(code=0, plan=plan)
         _check_machine_and_room(options, plan, folder)
         known = folder.read_plan()
-        with folder.locked(), ThreadPoolExecutor(1) as beside:  # MLflow opens while Ray starts
+        is_closed = data.are_private and options.release.is_open  # a sealed one has `trusted/` for it
+        with folder.locked(is_closed=is_closed), ThreadPoolExecutor(1) as beside:
             if folder.read_plan() != known:
                 raise StorageError(f"the sweep {folder.name!r} was started by another process meanwhile")
             if records.slots is not None:
                 slot_files.keep(records.slots)
             named = experiment_of(plan)
+            # MLflow opens while Ray starts.
             opened = beside.submit(lambda: patiently(lambda: Tracker.open(uri, root, *named), warn))
             again = options_text(told or given)
             if not options.release.is_open:

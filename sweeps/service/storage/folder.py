@@ -35,7 +35,7 @@ from dpgcl_core.errors import StorageError
 from trainers.config.training import PerformanceConfig, TrainingConfig
 from trainers.files.attempts import Drawn
 from trainers.files.checkpoint import CheckpointFolder, read_drawn, write_drawn
-from trainers.files.durable import sync_folder
+from trainers.files.durable import make_folder, replacing, sync_folder
 from trainers.files.progress import PROGRESS_FILE
 
 CONFIG_FILE = "config.yaml"
@@ -92,9 +92,9 @@ class SweepFolder:
           again: the options that repeat the sweep, for `config.yaml`.
         """
         with storage_errors(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
             if again is not None:
-                (self.path / CONFIG_FILE).write_text(again, encoding="utf-8")
+                replace_text(self.path / CONFIG_FILE, again)
             write_json(self.path / "plan.json", {**plan, "layout": LAYOUT})
 
     def read_plan(self) -> dict[str, Any] | None:
@@ -171,7 +171,7 @@ class SweepFolder:
         with storage_errors(path):
             if known.num_starts == 0 and not self.count_file(trial).is_file():
                 write_drawn(self.count_file(trial), Drawn())
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             sync_folder(self.path)
             write_json(path, vars(dataclasses.replace(known, num_starts=known.num_starts + 1)))
 
@@ -210,7 +210,7 @@ class SweepFolder:
     def keep(self, trial: str, result: dict[str, Any]) -> None:
         """Keep a finished trial's result, durably and at once."""
         with storage_errors(self._result_file(trial)):
-            self._result_file(trial).parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self._result_file(trial).parent)
             write_json(self._result_file(trial), result)
 
     def _result_file(self, trial: str) -> Path:
@@ -220,18 +220,23 @@ class SweepFolder:
         return self.path / f"started/{trial}.json"
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, *, is_closed: bool = False) -> Iterator[None]:
         """Hold the folder for one driver; the system lets go even when the driver is killed.
 
         A folder that got no plan meanwhile is removed again.
+
+        Args:
+          is_closed: keep other users out of the folder, and so out of all that is made in it.
 
         Raises:
           StorageError: another driver holds it, or it cannot be written.
         """
         missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
-        lock = FileLock(self.path / "lock", fallback_to_soft=False)
+        lock = FileLock(self.path / "lock", mode=0o600, fallback_to_soft=False)
         with storage_errors(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path, mode=0o700 if is_closed else 0o777)
+            if is_closed:
+                self.path.chmod(0o700)  # an earlier version made it
             try:
                 lock.acquire(blocking=False)
             except Timeout as error:
@@ -374,7 +379,8 @@ def _fingerprint(folder: SweepFolder) -> str | None:
 
 
 def _folders(sweeps: Path) -> list[SweepFolder]:
-    return [SweepFolder(path) for path in sweeps.iterdir() if path.is_dir()] if sweeps.is_dir() else []
+    paths = sweeps.iterdir() if sweeps.is_dir() else ()
+    return [SweepFolder(path) for path in paths if path.is_dir() and os.access(path, os.X_OK)]
 
 
 def _unused(sweeps: Path, prefix: str) -> Path:
@@ -400,13 +406,5 @@ def write_json(path: Path, content: Any) -> None:
 
 def replace_text(path: Path, text: str) -> None:
     """Replace a file durably and at once; where that fails, the old one stays and nothing lies beside it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    with replacing(path) as file:
+        file.write(text.encode())

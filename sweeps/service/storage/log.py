@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from trainers.files.durable import new_file
+
 BEGUN, FINISHED, FAILED, RESTARTED, LOST, ENDED = "begun", "finished", "failed", "restarted", "lost", "ended"
 
 
@@ -32,7 +34,7 @@ class SweepLog:
         """
         now = datetime.now(UTC).isoformat(timespec="seconds")
         line = {"time": now, "sweep": self.path.parent.name, "trial": trial, "event": event, "text": text}
-        with suppress(OSError), self.path.open("a", encoding="utf-8") as file:
+        with suppress(OSError), open(self.path, "a", encoding="utf-8", opener=new_file) as file:
             file.write(json.dumps(line | facts) + "\n")
 
     def restarts(self, trial: str) -> list[str]:

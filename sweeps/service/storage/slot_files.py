@@ -20,7 +20,7 @@ from dpgcl_core.noise.chacha20 import SecureGenerator
 from dpgcl_core.sampling.records import Ids
 from dpgcl_core.sampling.slot_table import SlotTable
 from sweeps.service.options.data import DataOptions, data_path
-from trainers.files.durable import replacing
+from trainers.files.durable import make_folder, replacing
 
 SLOTS = ".dpgcl-slots"
 _FOLDER = "slot-tables"
@@ -85,7 +85,7 @@ class SlotFiles:
         """
         path = self.path(table.capacity)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             with FileLock(f"{path}.lock"):
                 if _content(path) != self._found[table.capacity]:
                     raise StorageError(f"another sweep wrote {path} meanwhile: start this one again")

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.mechanism.numbers import default_delta
 from tests.trainers.conftest import make_config, make_data
 from trainers.config.settings import TrainingOptions
 from trainers.config.training import EvaluationConfig
@@ -112,3 +113,19 @@ def test_every_option_reaches_the_params() -> None:
 def test_options_out_of_range_are_refused(given: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         _config(**given)
+
+
+HELD_OUT = {"score_on_held_out": 0.5, "score_noise_multiplier": 5.0}
+
+
+@pytest.mark.parametrize("declared", [None, 60])
+def test_delta_is_at_most_one_over_all_records_where_some_are_held_out(declared: int | None) -> None:
+    """30 of 60 are trained on, and those that are scored have the promise, too."""
+    config = _config(**HELD_OUT, delta=1 / 60, num_records_public=declared)
+    assert config.mechanism.num_records_public == 30
+    with pytest.raises(ConfigError, match=r"at most 1/num_records_public = 0.0167 .* got 0.02"):
+        _config(**HELD_OUT, delta=1 / 50, num_records_public=declared)
+
+
+def test_default_delta_is_of_all_records_where_some_are_held_out() -> None:
+    assert _config(**HELD_OUT, delta=None).mechanism.target_delta == default_delta(60)

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,6 +69,22 @@ def test_attempt_that_may_not_draw_takes_its_count_back(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="outdated"):
         attempts.count(number, Drawn(num_attempts=1, num_steps=4))
     assert attempts.total() == Drawn(num_attempts=1, num_steps=2)
+
+
+def test_attempt_looks_for_newer_ones_after_it_has_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newer one that begins before the count lies there has not read it."""
+    attempts, write = Attempts(tmp_path / "one"), Attempts._write
+    number = attempts.claim()
+
+    def write_late(own: Attempts, *count: Any) -> None:
+        Attempts(own.folder).claim()
+        write(own, *count)
+
+    monkeypatch.setattr(Attempts, "_write", write_late)
+    with pytest.raises(StorageError, match="outdated"):
+        attempts.count(number, Drawn(num_attempts=1, num_steps=2))
 
 
 def test_damaged_count_of_an_attempt_is_refused(tmp_path: Path) -> None:

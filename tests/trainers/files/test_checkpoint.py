@@ -6,15 +6,20 @@ import json
 import os
 import shutil
 import signal
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from dpgcl_core.clipping.types import trainable_parameters
 from dpgcl_core.errors import StorageError
+from dpgcl_core.noise.sources import Draws
+from dpgcl_core.sampling.slots import SampledGroups
 from tests.trainers.conftest import make_config, make_data
 from trainers.files import checkpoint
 from trainers.files.attempts import Drawn
@@ -42,12 +47,14 @@ def _crash_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(loop, "_step", crashing)
 
 
-def _crashed(monkeypatch: pytest.MonkeyPatch, path: Path, step: int, **changes: object) -> None:
+def _crashed(
+    monkeypatch: pytest.MonkeyPatch, path: Path, step: int, *, private: bool = False, **changes: object
+) -> None:
     config = make_config(**changes)
     with monkeypatch.context() as patch:
         _crash_at(patch, step)
         with pytest.raises(_CrashError):
-            train(config, make_data(), checkpoints=_folder(path))
+            train(config, make_data(private=private), checkpoints=_folder(path))
 
 
 def _weights(encoder: torch.nn.Module) -> torch.Tensor:
@@ -63,23 +70,66 @@ def test_seeded_resume_equals_the_uninterrupted_run(tmp_path: Path, monkeypatch:
     assert resumed.series["train_loss"] == whole.series["train_loss"]
 
 
-def test_private_resume_draws_fresh_batches_and_noise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class _Recorder:
+    """Draws of a generator, which it keeps."""
+
+    def __init__(self, generator: Draws, kept: list[bytes]) -> None:
+        self._generator, self._kept = generator, kept
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def draw(*arguments: Any) -> Any:
+            values = getattr(self._generator, name)(*arguments)
+            self._kept.append(values.tobytes())
+            return values
+
+        return draw
+
+
+@pytest.fixture
+def draws_by_step(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, str], list[bytes]]:
+    """All that the steps of a test draw, by step and purpose; an entry for each attempt."""
+    kept: dict[tuple[int, str], list[bytes]] = defaultdict(list)
+    step, add, draw = loop._step, loop.add_in_parts, SampledGroups.draw
+    now: dict[str, list[bytes]] = {}
+
+    def spy_step(run: Any) -> None:
+        now.update(sampling=[], permutation=[], noise=[])
+        step(run)
+        for purpose, values in now.items():
+            kept[run.step, purpose].append(b"".join(values))
+
+    def spy_draw(stage: SampledGroups, num_records: int, **generators: Draws) -> Any:
+        return draw(stage, num_records, **{k: _Recorder(v, now[k]) for k, v in generators.items()})
+
+    def spy_add(total: torch.Tensor, law: Any, noise_of: Any, **options: Any) -> float:
+        def keep(part: slice) -> torch.Tensor:
+            noise = noise_of(part)
+            now["noise"].append(noise.numpy().tobytes())
+            return noise
+
+        return add(total, law, keep, **options)
+
+    monkeypatch.setattr(loop, "_step", spy_step)
+    monkeypatch.setattr(loop, "add_in_parts", spy_add)
+    monkeypatch.setattr(SampledGroups, "draw", spy_draw)
+    return kept
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_every_repeated_step_is_drawn_afresh_by_every_attempt(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    draws_by_step: dict[tuple[int, str], list[bytes]],
+    private: bool,
 ) -> None:
-    drawn: list[tuple[int, bytes]] = []
-    original = loop._draw_groups
-
-    def spy(run):  # type: ignore[no-untyped-def]
-        groups = original(run)
-        drawn.append((run.step, groups.rows.tobytes()))
-        return groups
-
-    monkeypatch.setattr(loop, "_draw_groups", spy)
-    _crashed(monkeypatch, tmp_path, 3)
-    train(make_config(), make_data(), checkpoints=_folder(tmp_path))
-    again = [groups for step, groups in drawn if step == 3]
-    assert len(again) == 2
-    assert again[0] != again[1]  # a replayed batch is one step at σ/√2, not two
+    """A replayed batch or noise is one step at σ/√2, not two; the second resume repeats the first one's."""
+    for _ in range(3):  # each saves after step 2, or goes on from there
+        _crashed(monkeypatch, tmp_path, 3, private=private, sampling_prob=0.9)
+    for step in (2, 3):
+        for purpose in ("sampling", "permutation", "noise"):
+            drawn = draws_by_step[step, purpose]
+            assert len(drawn) == 3
+            assert len({*drawn, b""}) == 4, f"{purpose} of step {step}"
 
 
 def test_checkpoint_holds_no_random_state(tmp_path: Path) -> None:

@@ -31,13 +31,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from dpgcl_core.clipping.direct_uses import NotSeparableError
 from dpgcl_core.clipping.types import Embed, trainable_parameters
+from dpgcl_core.clipping.verification import Verdicts
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.methods.baselines.logit_dp.jacobians import Rows, by_layer, ranks, row_by_row
 from dpgcl_core.methods.baselines.logit_dp.layers import cross, has_parts
@@ -387,19 +387,19 @@ class _Known(NamedTuple):
     parameters: frozenset[Tensor]
 
 
-_checked: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], _Known]] = WeakKeyDictionary()
+_checked: Verdicts[_Known] = Verdicts()
 
 
 def _look_at(model: nn.Module, embed: Embed, rows: Tensor, tower: int, num_rows: int) -> _Known:
     """Return the way through a tower, and its parameters: tried once, on made-up rows, perturbed weights."""
-    known = _checked.setdefault(model, {})
-    key = (tower, num_rows, rows.shape[3:], tuple(p.requires_grad for p in model.parameters()))
-    if key not in known:
+
+    def look() -> _Known:
         wrong, parameters = _self_check(model, embed, rows, num_rows)
         if wrong:
             logger.warning("Jacobians are computed one row at a time (exact, slower): %s", wrong)
-        known[key] = _Known(ROW_BY_ROW if wrong else BY_LAYER, parameters)
-    return known[key]
+        return _Known(ROW_BY_ROW if wrong else BY_LAYER, parameters)
+
+    return _checked.of(model, embed, (tower, num_rows, rows.shape[3:], rows.dtype), look)
 
 
 def _self_check(model: nn.Module, embed: Embed, rows: Tensor, num_rows: int) -> tuple[str, frozenset[Tensor]]:
