@@ -260,7 +260,7 @@ class PrivateTraining:
                 batch = next(loaded)
                 drawn = draws.drawn.popleft()
                 inputs = _as_given([_in_groups(leaf, drawn) for leaf in batch])
-            self._open = drawn
+                self._open = drawn
             yield inputs
         self._check_drawable()
 
@@ -289,8 +289,8 @@ class PrivateTraining:
             raise ConfigError("a step takes the groups that were drawn, all of them and no others")
         self._check_gradients()
         self._check_loss(leaves)
-        self._open = None
         with self._ending_if_it_fails():
+            self._open = None
             with unwritten(self._model, *networks_of(self._loss)):
                 total = self._clipped_sum(leaves, drawn, self._parameters[0].device)
             refuse_changed_state(self._model, self._state, modes=False)

@@ -44,7 +44,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Captioner]
 
 def test_exported_network_is_the_trained_one(exported: tuple[Path, Captioner]) -> None:
     folder, trained = exported
-    network, description = load_captioner(folder)
+    network, description = load_captioner(str(folder))
     assert same_weights(network.state_dict(), trained)
     assert network.predict.weight is network.embed_tokens.weight
     assert (description.kind, description.method, description.network) == ("captioner", "dp_cap", "cap-toy")

@@ -85,7 +85,7 @@ def test_classes_of_images_are_the_networks(small: tuple[Path, Classifier], tmp_
 
 def test_only_a_classifier_tells_classes(small: tuple[Path, Classifier], tmp_path: Path) -> None:
     folder, network = small
-    found, description = load_encoder(folder)
+    found, description = load_encoder(str(folder))  # a string will do
     assert isinstance(found, Classifier)
     assert same_weights(found.state_dict(), network)
     assert description.weights_file == "model.safetensors"
@@ -127,7 +127,7 @@ def test_exported_classifier_is_the_trained_one(name: str, layers: str, tmp_path
     ((trial, network),) = trained.items()
     chosen = ["--storage", str(tmp_path), "--sweep", "classes", "--trial", trial]
     assert export([*chosen, "--to", str(tmp_path / "m")]) == 0
-    found, description = load_classifier(tmp_path / "m")
+    found, description = load_classifier(f"{tmp_path}/m")
     about = description.classifier
     assert same_weights(found.state_dict(), network)
     assert about is not None

@@ -150,7 +150,7 @@ def test_peft_puts_the_adapters_on_the_base_model(sweeps: Sweeps, adapted: Path)
 
 
 def test_exported_model_is_loaded_as_it_was_trained(sweeps: Sweeps, private: Path) -> None:
-    encoder, _ = load_clip(private)
+    encoder, _ = load_clip(str(private))
     assert _same(encoder, sweeps.trained["pairs"][PRIVATE])
     assert not encoder.training
     assert not any(parameter.requires_grad for parameter in encoder.parameters())

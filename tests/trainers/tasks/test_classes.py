@@ -226,10 +226,10 @@ def test_mechanism_clips_each_record_with_sensitivity_c() -> None:
 
 
 def test_training_learns_the_labels_without_noise() -> None:
-    images = np.zeros((60, *SHAPE), dtype=np.uint8)
-    labels = np.arange(60, dtype=np.int64) % 2
+    images = np.zeros((40, *SHAPE), dtype=np.uint8)
+    labels = np.arange(40, dtype=np.int64) % 2
     images[labels == 1] = 200
-    records = Records(images=images, ids=np.arange(60, dtype=np.uint64), labels=labels)
+    records = Records(images=images, ids=np.arange(40, dtype=np.uint64), labels=labels)
     config = config_of(
         noise_multiplier=None,
         epsilon=math.inf,
@@ -452,7 +452,7 @@ def test_feature_that_is_constant_on_procedural_images_is_not_stretched() -> Non
 def test_fixed_map_is_the_same_whatever_the_records_and_after_training(layers: str) -> None:
     config = config_of(trained_layers=layers, epsilon=math.inf, noise_multiplier=None)
     before = CLASSES.build(config, SHAPE, None).whiten
-    records = records_of(60)
+    records = records_of(40)
     others = dataclasses.replace(records, images=255 - records.images)
     for each in (records, others):
         after = train(config, data_of(each)).encoder

@@ -232,7 +232,7 @@ def test_training_with_public_negatives_resumes_where_it_would_have_been(
 ) -> None:
     config = _config()
     whole = train(config, _data())
-    monkeypatch.setattr("tests.trainers.files.test_checkpoint.make_data", _data)
+    monkeypatch.setattr("tests.trainers.files.test_checkpoint.make_data", lambda **_: _data())
     _crashed(monkeypatch, tmp_path, 2, seeded_non_private=True, l2_clip_norm=0.05, public=config.public)
     resumed = train(config, _data(), checkpoints=_folder(tmp_path))
     for one, other in zip(whole.encoder.parameters(), resumed.encoder.parameters(), strict=True):

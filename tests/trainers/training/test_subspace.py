@@ -182,7 +182,7 @@ def test_training_in_a_subspace_resumes_where_it_would_have_been(
     """A checkpoint between two renewals keeps the directions, which are those of earlier weights."""
     config = _config(subspace_every_steps=every)
     whole = train(config, _data())
-    monkeypatch.setattr("tests.trainers.files.test_checkpoint.make_data", _data)
+    monkeypatch.setattr("tests.trainers.files.test_checkpoint.make_data", lambda **_: _data())
     _crashed(monkeypatch, tmp_path, 2, seeded_non_private=True, l2_clip_norm=0.05, public=config.public)
     saved = _folder(tmp_path).load()
     assert saved is not None
