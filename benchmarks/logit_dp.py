@@ -191,7 +191,7 @@ def sum_error(setting: Setting) -> float:
     z = (torch.stack(queries) @ torch.stack(keys).T).detach().double()
     coefficients = ((z / TEMPERATURE).softmax(1) - torch.eye(n)) / TEMPERATURE
     gradients = setting.gradients(n, n).double()
-    factor = (CLIP_NORM * (1 - 5e-4) / gradients.norm(dim=2)).clamp_max(1)
+    factor = (CLIP_NORM * (1 - 1e-4) / gradients.norm(dim=2)).clamp_max(1)
     exact = torch.einsum("ij,ijp->p", coefficients * factor, gradients)
     return float((setting.ours(n)[0].double() - exact).norm() / exact.norm())
 

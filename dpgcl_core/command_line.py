@@ -119,9 +119,11 @@ def errors_in_one_line(arguments: Sequence[str]) -> Iterator[None]:
       arguments: the command line, which may ask for help.
     """
     said = io.StringIO()
-    columns, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), "10000"  # no line is broken
-    if {"-h", "--help", "--help-all"} & set(arguments):
-        os.environ["COLUMNS"] = columns or str(shutil.get_terminal_size().columns)
+    wants_help = bool({"-h", "--help", "--help-all"} & set(arguments))
+    width = (
+        shutil.get_terminal_size((100, 24)).columns if wants_help else 10000
+    )  # no line of an error is broken
+    columns, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), str(width)
     try:
         with contextlib.redirect_stderr(said):
             yield

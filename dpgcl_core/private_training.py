@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -47,11 +48,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer, SparseAdam
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
 from dpgcl_core.clipping.clipper import FLAT
 from dpgcl_core.clipping.cross_record import PROMISE, check_layers, refuse_mixed_groups
-from dpgcl_core.clipping.isolation import networks_of, refuse_changed_state, unwritten, whole_state
+from dpgcl_core.clipping.isolation import changed_state, networks_of, unwritten, whole_state
 from dpgcl_core.clipping.types import (
     GroupInputs,
     Objective,
@@ -134,8 +135,8 @@ def make_private(
     n = len(_records_of(data_loader))
     if num_records_public is not None:
         n = whole_number("num_records_public", num_records_public)
-    if data_loader.batch_size is None:
-        raise ConfigError("the data loader must have a batch_size: the expected number of records of a step")
+    _check_sampler(data_loader)
+    assert data_loader.batch_size is not None
     if (target_epsilon is None) == (noise_multiplier is None):
         raise ConfigError(
             "give target_epsilon or noise_multiplier, and not both; "
@@ -222,7 +223,7 @@ class PrivateTraining:
             LossSettings(temperature=1.0, groups_at_once=self._groups_at_once, isolated=not mixes_no_records)
         )
         self._open: DrawnGroups | None = None
-        self._has_failed = False
+        self._has_failed, self._lock = False, threading.RLock()  # a thread waits for another one's step
         self._mixes_no_records, self._tried = mixes_no_records, Verdicts[None]()
         _check_single_process()
         self._check_loss([leaf[:, None] for leaf in self._collate.first])
@@ -242,7 +243,7 @@ class PrivateTraining:
         self._check_drawable()
         draws, loader = _SecretGroups(self), self._loader
         batches: DataLoader[Any] = DataLoader(
-            loader.dataset,
+            _OneByOne(self._records),
             batch_sampler=draws,
             collate_fn=self._collate,
             num_workers=loader.num_workers,
@@ -254,13 +255,14 @@ class PrivateTraining:
         )
         loaded = chain.from_iterable([batches])  # begins with the first draw, which may fail
         while self.num_steps_taken < self.mechanism.num_steps:
-            self._check_drawable()
-            self.num_steps_taken += 1
-            with self._ending_if_it_fails():
-                batch = next(loaded)
-                drawn = draws.drawn.popleft()
-                inputs = _as_given([_in_groups(leaf, drawn) for leaf in batch])
-                self._open = drawn
+            with self._lock:
+                self._check_drawable()
+                self.num_steps_taken += 1
+                with self._ending_if_it_fails():
+                    batch = next(loaded)
+                    drawn = draws.drawn.popleft()
+                    inputs = _as_given([_in_groups(leaf, drawn) for leaf in batch])
+                    self._open = drawn
             yield inputs
         self._check_drawable()
 
@@ -277,9 +279,14 @@ class PrivateTraining:
         Raises:
           ConfigError: before any pass, and then the call can be mended: nothing was drawn since the last
             step, the number of groups is another, the optimizer does not hold exactly the trained parameters
-            or holds a gradient that no step made, or model and loss are not what was tried and mix groups or
-            draw at random as they are now. Or a pass changed the model.
+            or holds a gradient that no step made, the model's buffers or parts are others, or model and loss
+            are not what was tried and mix groups or draw at random as they are now. Or a pass changed the
+            model.
         """
+        with self._lock:
+            self._step(inputs)
+
+    def _step(self, inputs: GroupInputs) -> None:
         _check_single_process()
         self._check_running()
         if self._open is None:
@@ -288,19 +295,23 @@ class PrivateTraining:
         if any(leaf.shape[:2] != drawn.rows.shape for leaf in leaves):
             raise ConfigError("a step takes the groups that were drawn, all of them and no others")
         self._check_gradients()
+        if changed := changed_state(self._model, self._state, modes=False):
+            raise ConfigError(
+                f"{changed!r} of the model is not what the training began with: buffers and parts are "
+                "released as they are, so put it back, and keep what follows a schedule in a plain attribute"
+            )
         self._check_loss(leaves)
         with self._ending_if_it_fails():
             self._open = None
             with unwritten(self._model, *networks_of(self._loss)):
                 total = self._clipped_sum(leaves, drawn, self._parameters[0].device)
-            refuse_changed_state(self._model, self._state, modes=False)
             law = self.mechanism.noise(num_summed=self._randomness.num_summed_normals)
             secret = partial(self._randomness.generator, self.num_steps_taken - 1)
             add_in_parts(total, law, drawn_of(law, secret))
             self._check_gradients()
             set_gradients(self._parameters, in_float32(total).div_(self.mechanism.divisor))
             self._optimizer.step()
-            self._optimizer.zero_grad(set_to_none=True)
+            self._clear_gradients()
 
     def epsilon(self, num_steps: int | None = None) -> float:
         """Return ε at the mechanism's δ, of the steps drawn so far or of `num_steps`; 0 before the first.
@@ -308,6 +319,8 @@ class PrivateTraining:
         Source: privacy loss distributions (Koskela et al. 2020; Doroshenko et al. 2022); inf without noise.
         """
         steps = self.num_steps_taken if num_steps is None else whole_number("num_steps", num_steps)
+        if steps < 0:
+            raise ConfigError(f"num_steps must not be negative; got {steps}")
         if not steps:
             return 0.0
         return self.mechanism.epsilon(steps) if self.mechanism.is_private else math.inf
@@ -347,7 +360,16 @@ class PrivateTraining:
             inputs, others = (
                 tuple(_made_up(leaf, shape, generator).to(device) for leaf in leaves) for _ in range(2)
             )
-            refuse_mixed_groups(self._model, self._loss, inputs, others)
+            try:
+                refuse_mixed_groups(self._model, self._loss, inputs, others)
+            except ConfigError:
+                raise
+            except Exception as error:  # a model or loss of somebody's own may fail in any way
+                raise ConfigError(
+                    f"the loss fails on made-up groups ({type(error).__name__}: {error}): it must take "
+                    "numbers from -30 to 30, whole numbers 0 and 1, and zeros, of which groups with an empty "
+                    "slot are"
+                ) from error
 
         forms = tuple((leaf.shape[2:], leaf.dtype) for leaf in leaves)
         self._tried.of(self._model, self._loss, forms, try_it)
@@ -375,9 +397,13 @@ class PrivateTraining:
             yield
         except BaseException:
             self._has_failed = True
-            self._optimizer.zero_grad(set_to_none=True)
-            self._model.zero_grad(set_to_none=True)
+            self._clear_gradients()
             raise
+
+    def _clear_gradients(self) -> None:
+        held = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
+        for parameter in chain(held, self._model.parameters()):
+            parameter.grad = None
 
     def _check_gradients(self) -> None:
         """Refuse an optimizer that holds other parameters than those trained, or a gradient of others."""
@@ -391,7 +417,8 @@ class PrivateTraining:
         if not held.keys() <= own:
             raise ConfigError(
                 "the optimizer holds parameters that are not the model's: their gradients would reach them "
-                "without clipping and noise. Give it model.parameters() alone"
+                "without clipping and noise. Give it model.parameters() alone, and networks that train "
+                "together as one nn.ModuleList"
             )
         if not trained.keys() <= held.keys():
             raise ConfigError(
@@ -419,8 +446,10 @@ class _SecretGroups:
         mechanism, randomness = self._training.mechanism, self._training._randomness
         stage = mechanism.group_stage()
         for step in range(self._first, mechanism.num_steps):
+            num_records = len(self._training._records)  # it may have grown
+            mechanism.rules.check_records(mechanism, num_records)
             groups = stage.draw(
-                len(self._training._records),
+                num_records,
                 sampling=randomness.generator(step, "sampling"),
                 permutation=randomness.generator(step, "permutation"),
             )
@@ -453,6 +482,11 @@ def _check_sampler(data_loader: DataLoader[Any]) -> None:
             "and with it what it leaves out: train on a part of the records by torch.utils.data.Subset, with "
             "shuffle=True or without"
         )
+    if data_loader.batch_size is None:
+        raise ConfigError(
+            "the data loader must have a batch_size, the expected number of records of a step, and no "
+            "batch_sampler: records are drawn in secret"
+        )
     if type(data_loader).__iter__ is not DataLoader.__iter__:
         raise ConfigError(
             f"records are drawn in secret, so the iteration of {type(data_loader).__name__} would be "
@@ -463,7 +497,7 @@ def _check_sampler(data_loader: DataLoader[Any]) -> None:
 def _check_update(optimizer: Optimizer) -> None:
     """Refuse an optimizer whose step cannot be called with dense gradients and nothing else."""
     try:
-        inspect.signature(optimizer.step).bind()
+        inspect.signature(type(optimizer).step).bind(optimizer)  # a scheduler wraps the instance's
     except TypeError:
         raise ConfigError(
             f"{type(optimizer).__name__}.step wants a closure, which would take passes of its own over the "
@@ -480,6 +514,16 @@ def _check_single_process() -> None:
             "each process would draw for itself, and all draws together cost more than is stated: run in one "
             f"process; got a torch.distributed group of {distributed.get_world_size()}"
         )
+
+
+class _OneByOne(Dataset[Any]):
+    """Reads one record at a time: a data set's `__getitems__` could let records decide about each other."""
+
+    def __init__(self, records: Any) -> None:
+        self._records = records
+
+    def __getitem__(self, row: int) -> Any:
+        return self._records[row]
 
 
 class _Collate:

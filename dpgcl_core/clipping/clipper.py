@@ -8,7 +8,7 @@ by layer, at about the price of the ordinary backward pass. Networks with a part
 themselves, for which there is nothing to separate, and networks that nobody here has read (`isolated`).
 
 Guarantee. Every group moves the sum by a vector of norm at most C: the factor is
-min(1, C(1 − 5e-4)/norm); the sum is taken over the tensors the norm was taken of, and both in float32 or
+min(1, C(1 − 1e-4)/norm); the sum is taken over the tensors the norm was taken of, and both in float32 or
 better whatever the precision of the network, or of the caller (`dpgcl_core.clipping.full_precision`).
 The margin pays for norms, exact to 4e-5 of themselves (squares are summed in short runs, then in float64;
 ghost norms in float64 throughout), and for the rounding of the sum over groups (`one_pass.RUN_GROUPS`).
@@ -27,20 +27,19 @@ kernels are deterministic no bit of the others' losses, norms, factors and gradi
 network mixes no records, so each number of a row is computed of that row by an order of operations that the
 shapes fix; a group's gradient is a sum over its own rows, in an order that the shapes fix; and what a
 masked group adds is exactly zero. What is left is the rounding of the sum over groups, in float32 over runs
-of 16 of them and in float64 over runs: the margin pays for it, whatever M is. In another *place* of the pass,
-row or tile, kernels may round otherwise. The tests allow a contribution 4e-6 C for it in float32, and 2e-2 C
-in bfloat16 and float16, where a last digit is 4e-3; small built-in networks were measured not to move at all.
-The couplings leave
-the others in their places, so no sensitivity needs this margin. M is public, but a caller may let it follow
-the memory that is free, with the data loaded: for a neighbour of another size it may be another one, and
-contributions then move, by 8e-7 C as measured in float32, within the same margin. Give M where this must
-not be.
+of 16 of them at most, and in float64 over runs: the margin pays for it, whatever M is. In another *place* of
+the pass, row or tile, kernels may round otherwise. The tests allow a contribution 4e-6 C for it in float32,
+and 2e-2 C in bfloat16 and float16, where a last digit is 4e-3; small built-in networks were measured not to
+move at all. The couplings leave the others in their places, so no sensitivity needs this allowance. M is
+public, but a caller may let it follow the memory that is free, with the data loaded: for a neighbour of
+another size it may be another one, and contributions then move, by 8e-7 C as measured in float32, within the
+same allowance. Give M where this must not be.
 Where inputs take a way through the network that one pass cannot separate, each group of that pass is looked
 at alone, in the same shape, and goes one by one if it takes such a way itself: a decision about that group.
 
-*Automatic clipping* ("Automatic clipping", Bu et al. 2023) takes C(1 − 5e-4)/(norm + γ) instead, γ a public
+*Automatic clipping* ("Automatic clipping", Bu et al. 2023) takes C(1 − 1e-4)/(norm + γ) instead, γ a public
 constant: short gradients are lengthened, so C and the learning rate act as one. The contribution's norm is
-C(1 − 5e-4)·norm/(norm + γ), again below C whatever the gradient is, and every proof of a sensitivity asks
+C(1 − 1e-4)·norm/(norm + γ), again below C whatever the gradient is, and every proof of a sensitivity asks
 for no more than that. A factor may reach C/γ here, so an absolute error e of a short gradient's norm, as a
 ghost norm's cancellation leaves, grows with it: the contribution stays below C as long as e ≤ γ. A gradient
 of zero gives zero, for the factor is finite. Without a bound (C = inf) neither law does anything.
@@ -87,7 +86,7 @@ GAMMA = 0.01
 MIN_CLIP_NORM = 1e-10
 """Smallest C. A number below 1.1e-19 has no exact square in float32. Those of 10^12 weights, all lost, are
 less than 1e-5 of the square of this norm."""
-_MARGIN = 1 - 5e-4
+_MARGIN = 1 - 1e-4
 _MAX_GRADIENT_NUMBERS = 2**26  # 256 MiB of per-group gradients at a time,
 _MAX_GRADIENT_NUMBERS_PER_WEIGHT = 2  # or as much memory as the float64 sum takes, if that is more,
 _GPU_BYTES_PER_GRADIENT_NUMBER = 256  # or 1/64 of a GPU's memory, which takes small passes no faster
@@ -558,7 +557,8 @@ def flat_gradient(gradients: list[Tensor | None], parameters: Sequence[nn.Parame
 
     `gradients` is emptied on the way, so that memory never holds both copies of all of them.
     """
-    flat = torch.empty(sum(p.numel() for p in parameters), device=parameters[0].device)
+    num_parameters = sum(p.numel() for p in parameters)
+    flat = torch.empty(num_parameters, dtype=torch.float32, device=parameters[0].device)
     offset = flat.numel()
     for parameter in reversed(parameters):
         offset -= parameter.numel()

@@ -9,7 +9,7 @@ groups are taken one at a time (`dpgcl_core.clipping.isolation`), unless its aut
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +62,11 @@ def check_layers(model: nn.Module) -> None:
                 f"module {name!r} is a {type(module).__name__} with max_norm, which rescales the rows that "
                 "records look up in a forward pass, without noise. Leave max_norm out, normalise its output"
             )
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise ConfigError(
+                f"module {name!r} is a {type(module).__name__} with sparse gradients, and noised ones are "
+                "dense: leave sparse out"
+            )
 
 
 def refuse_mixed_groups(
@@ -70,7 +75,8 @@ def refuse_mixed_groups(
     """Refuse an objective in which groups see each other, that is random, or that writes to its model.
 
     A random one, dropout for example, would be clipped by the norm of another gradient than its own. The
-    weights, buffers and attributes of the model are left as they were. Inputs are tried at several scales.
+    weights, buffers and attributes of the model are left as they were. Inputs are tried at several scales,
+    and once with perturbed weights.
     In passes of one shape an exchanged group may change no bit of what the others' losses are, where the
     device gives the same bits for the same inputs, and nothing but the rounding of their gradient; so mixing
     by a millionth is seen.
@@ -87,25 +93,38 @@ def refuse_mixed_groups(
     """
     device = inputs[0].device
     networks = {network: None for network in (model, *networks_of(objective))}
-    with (
-        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
-        isolated(*networks),
-    ):
-        before = [(each, whole_state(each, weights=True), attributes_of(each)) for each in networks]
-        try:
-            for scale in _SCALES:
-                _refuse_companions(model, objective, _scaled(inputs, scale), _scaled(others, scale))
-            _refuse_counting(objective, inputs)
-        finally:
-            changed = [
-                changed_state(each, state, weights=True) or first_changed(each, held)
-                for each, state, held in before
-            ]
-    if any(changed):
-        raise ConfigError(
-            f"the loss writes {next(filter(None, changed))!r} of the model; such state would carry un-noised "
-            "data into the released model, and from one group to the next. Keep nothing between passes"
-        )
+    for scales in (_SCALES, ()):
+        with (
+            torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+            isolated(*networks),
+        ):
+            if not scales:
+                _perturb(networks)
+            before = [(each, whole_state(each, weights=True), attributes_of(each)) for each in networks]
+            try:
+                for scale in scales or (1.0,):
+                    _refuse_companions(model, objective, _scaled(inputs, scale), _scaled(others, scale))
+                _refuse_counting(objective, inputs)
+            finally:
+                changed = [
+                    changed_state(each, state, weights=True) or first_changed(each, held)
+                    for each, state, held in before
+                ]
+        if any(changed):
+            raise ConfigError(
+                f"the loss writes {next(filter(None, changed))!r} of the model; such state would carry "
+                "un-noised data into the released model, and from one group to the next. Keep nothing "
+                "between passes"
+            )
+
+
+def _perturb(networks: Iterable[nn.Module]) -> None:
+    """Move all weights, lest a zero initialisation hide a branch."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in dict.fromkeys(p for network in networks for p in network.parameters()):
+            if parameter.is_floating_point():
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator).to(parameter))
 
 
 def _scaled(inputs: tuple[Tensor, ...], scale: float) -> tuple[Tensor, ...]:
@@ -210,8 +229,7 @@ def refuse_cross_record(encoder: nn.Module, image_shape: tuple[int, int, int]) -
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
         _refuse_written_state(probe, images)
         _refuse_moved_rows(probe, images, others)
-        for parameter in probe.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator).to(parameter))
+        _perturb([probe])
         _refuse_moved_rows(probe, images, others)
 
 

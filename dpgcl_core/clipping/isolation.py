@@ -30,7 +30,7 @@ import functools
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -43,7 +43,8 @@ _OWN = frozenset(vars(nn.Module()))
 """What every module has: parameters, buffers, children, hooks, mode."""
 _MANY = 256
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_FLAG = (type(None), bool, str, torch.dtype)
+_FLAG = (bool, str, torch.dtype)
+_FOLLOWED = (nn.Module, list, tuple, set, dict, *_FLAG)
 _CONSTANT = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 
 
@@ -149,7 +150,8 @@ def settings_of(model: nn.Module, objective: object) -> Hashable:
 
     It holds the flags and names that the objective refers to, and of every module of its networks the class,
     the mode, which parameters are trained, and the flags and names among its attributes. Not seen: numbers,
-    which schedules change, what `networks_of` does not reach, and the contents of other objects.
+    which schedules change, names that are attributes of other objects, such as a line of a log, and what
+    `networks_of` does not reach.
 
     Args:
       model: a network of the objective.
@@ -157,9 +159,10 @@ def settings_of(model: nn.Module, objective: object) -> Hashable:
     """
     objects = _reached_from(objective)
     networks = [model, *(each for each in objects if isinstance(each, nn.Module))]
+    modules = dict.fromkeys(module for network in networks for module in network.modules())
     return (
         tuple(each for each in objects if isinstance(each, _FLAG)),
-        tuple(_settings_of_module(module) for network in networks for module in network.modules()),
+        tuple(_settings_of_module(module) for module in modules),
     )
 
 
@@ -188,8 +191,8 @@ def _reached_from(objective: object) -> list[object]:
         elif isinstance(each, FunctionType):
             waiting += [cell.cell_contents for cell in each.__closure__ or () if _is_full(cell)]
             waiting += [*(each.__defaults__ or ()), *(each.__kwdefaults__ or {}).values()]
-            named = [each.__globals__.get(name) for name in each.__code__.co_names]
-            waiting += [g for g in named if isinstance(g, (nn.Module, *_FLAG)) or _stands_beside(g, each)]
+            named = [each.__globals__.get(name) for name in _names_in(each.__code__)]
+            waiting += [g for g in named if isinstance(g, _FOLLOWED) or _stands_beside(g, each)]
         elif isinstance(each, MethodType):
             waiting += [each.__self__, each.__func__]
         elif isinstance(each, functools.partial):
@@ -198,8 +201,9 @@ def _reached_from(objective: object) -> list[object]:
             if len(each) <= _MANY:  # not a table of records
                 waiting += each.values() if isinstance(each, dict) else each
         elif type(each).__module__ != "builtins":
-            held = getattr(each, "__dict__", {})
-            waiting += [*held.values(), *(vars(cls).get("__call__") for cls in type(each).__mro__)]
+            held = getattr(each, "__dict__", {}).values()
+            waiting += [value for value in held if is_dataclass(each) or not isinstance(value, str)]
+            waiting += [*(vars(cls).get("__call__") for cls in type(each).__mro__)]
             waiting += [getattr(each, item.name, None) for item in fields(each)] if is_dataclass(each) else []
     return reached
 
@@ -211,8 +215,18 @@ def _is_full(cell: Any) -> bool:
         return False
 
 
+def _names_in(code: CodeType) -> Iterator[str]:
+    """Yield the global names in a function's code, those of comprehensions and inner functions included."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
+
+
 def _stands_beside(value: object, function: FunctionType) -> bool:
-    return isinstance(value, FunctionType) and value.__module__ == function.__module__
+    """Return whether a function, or the class of an object, is of the function's own file."""
+    kind = value if isinstance(value, FunctionType) else type(value)
+    return kind.__module__ == function.__module__
 
 
 def _twin(tensor: Tensor) -> Tensor:
@@ -290,7 +304,9 @@ def unwritten(*networks: nn.Module) -> Iterator[None]:
     Raises:
       ConfigError: on exit, in one text whatever was written.
     """
-    before = [(network, whole_state(network, weights=True)) for network in networks]
+    inner = {module for network in networks for module in network.modules() if module is not network}
+    outer = [network for network in dict.fromkeys(networks) if network not in inner]
+    before = [(network, whole_state(network, weights=True)) for network in outer]
     yield
     if any(changed_state(network, state, weights=True) for network, state in before):
         raise ConfigError(_CHANGED)

@@ -11,10 +11,9 @@ there are two ways to compute its norm:
   ordinary weight gradient of the rescaled Y ("book-keeping", Bu et al. 2023).
 
 The Gram matrices are computed in float64: their sum may cancel, and a norm that is too small by more than the
-clipper's margin would let more than C through. The clipped sum itself is a float32 product whose rounding
-grows with the terms, not with their sum, so a group's norm counts as at least a small share of its
-*magnitude bound* Σ_m ‖x_m‖·‖y_m‖ (`one_pass.NORM_FLOOR`): no group's terms are then so large that their
-rounding exceeds the margin. See docs/theory/clipping.md.
+clipper's margin would let more than C through. So is the clipped sum of such a layer, whose rounding grows
+with the terms, not with their sum; a group's norm counts as at least a small share of its *magnitude bound*
+Σ_m ‖x_m‖·‖y_m‖ (`one_pass.NORM_FLOOR`), which bounds the terms. See docs/theory/clipping.md.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from dpgcl_core.clipping.gpu import normalisation_kernels
-from dpgcl_core.clipping.products import has_avx512, product_over_rows, products_over_rows
+from dpgcl_core.clipping.products import has_avx512, products_over_rows
 
 PIECE_NUMBERS = 2**27
 CACHED_NUMBERS = 2**19
@@ -110,7 +109,7 @@ class LayerRule:
         raise NotImplementedError
 
     def total(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
-        """Return the matrix's gradient of all rows together, float32, in the shape of the matrix."""
+        """Return the matrix's gradient of some rows together, float64, in the shape of the matrix."""
         raise NotImplementedError
 
 
@@ -181,7 +180,7 @@ class LinearRule(LayerRule):
         return _norms(gram_of(x), gram(grad))
 
     def total(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
-        return product_over_rows(grad.float().flatten(0, -2), x.float().flatten(0, -2))
+        return grad.double().flatten(0, -2).T @ x.double().flatten(0, -2)
 
 
 class Conv2dRule(LayerRule):
@@ -320,8 +319,8 @@ class Conv2dRule(LayerRule):
     def total(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
         assert isinstance(module, _ConvNd)
         conv2d, x, grad = _as_conv2d(module, x, grad)
-        x = x.float().contiguous(memory_format=torch.channels_last)
-        return _convolution_weight_gradient(conv2d, x, grad.float()).view(module.weight.shape)
+        x = x.double().contiguous(memory_format=torch.channels_last)
+        return _convolution_weight_gradient(conv2d, x, grad.double()).view(module.weight.shape)
 
 
 def _as_images(x: Tensor, module: _ConvNd) -> Tensor:
@@ -729,8 +728,8 @@ class EmbeddingRule(LayerRule):
     def _kept(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
         assert isinstance(module, nn.Embedding)
         if module.padding_idx is None:
-            return grad.float()
-        return torch.where((x != module.padding_idx)[..., None], grad.float(), 0.0)
+            return grad
+        return torch.where((x != module.padding_idx)[..., None], grad, 0.0)
 
     def per_group(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> Tensor:
         assert isinstance(module, nn.Embedding)
@@ -738,7 +737,7 @@ class EmbeddingRule(LayerRule):
         first = torch.arange(num_groups, device=x.device)[:, None] * size
         rows = (x.reshape(num_groups, -1) + first).flatten()
         table = grad.new_zeros(num_groups * size, width, dtype=torch.float32)
-        table.index_add_(0, rows, self._kept(module, x, grad).reshape(-1, width))
+        table.index_add_(0, rows, self._kept(module, x, grad).float().reshape(-1, width))
         return table.view(num_groups, size, width)
 
     def ghost_norm_flops(self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int) -> float:
@@ -755,8 +754,8 @@ class EmbeddingRule(LayerRule):
 
     def total(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
         assert isinstance(module, nn.Embedding)
-        table = torch.zeros_like(module.weight, dtype=torch.float32)
-        kept = self._kept(module, x, grad).reshape(-1, grad.shape[-1])
+        table = torch.zeros_like(module.weight, dtype=torch.float64)
+        kept = self._kept(module, x, grad).double().reshape(-1, grad.shape[-1])
         return table.index_add_(0, x.flatten(), kept)
 
 

@@ -31,15 +31,17 @@ PER_GROUP = "per-group gradient"
 GHOST_NORM = "ghost norm"
 
 NORM_FLOOR = 5e-3
-"""A group's norm counts as at least this share of its magnitude bound over the layers with a ghost norm. With
-a factor of at most C/(5e-3·bound) its terms are then of a size of at most 200 C. It acts where gradients
-cancel to 1/200 of their terms, and over-clips there."""
+"""A group's norm counts as at least this share of its magnitude bound over the layers with a ghost norm: it
+acts where gradients cancel to 1/200 of their terms, and over-clips there. The factor is then at most
+C/(5e-3·bound), and a float64 product over N rows of all groups rounds by at most N·2⁻⁵³·200 C per group."""
 
 RUN_GROUPS = 16
-"""Groups that a float32 sum is taken over; sums of such runs are added in float64. One group more or less in
-a run moves the rounding of the others: by at most 2·16²·2⁻²⁴ C = 3e-5 C where per-group gradients are summed;
-where a product sums terms of at most 200 C per group, rounding by 6e-8 of their size (3e-8 as measured), by
-at most 2·16·200·6e-8 C = 3.9e-4 C. The clipper's margin pays for both."""
+"""Per-group gradients that a float32 sum is taken over; sums of such runs are added in float64. One group
+more or less in a run moves the rounding of the others by at most 2·16²·2⁻²⁴ C = 3e-5 C, for which the
+clipper's margin pays."""
+
+_EXACT_NUMBERS = 2**22
+"""Numbers of a layer's input that are multiplied in float64 at a time."""
 
 SMALL = 1024
 """Per-group gradients of at most this many numbers, such as biases, are put side by side once all are known:
@@ -194,18 +196,23 @@ class _Deferred:
     versions: tuple[int, int]
 
     def weighted(self, factor: Tensor, mask: Tensor | None) -> Iterator[Tensor]:
-        """Yield Σ factor_G ∇L_G over each run of groups, where `mask` is not set."""
+        """Yield parts of Σ factor_G ∇L_G where `mask` is not set, in float64.
+
+        In float32 a product's rounding grows with its terms, of all groups, and not with their sum: where
+        they cancel, one group would move the others' by thousandths of C.
+        """
         per_group = len(self.grad) // len(factor)
-        x, grad = self.x, self.grad.float()
+        x, grad = self.x, self.grad
         # Masked groups become zero on both sides of the product: 0·inf would not be 0.
         if mask is not None:
             rows = mask.repeat_interleave(per_group)
             grad = torch.where(rows.view(-1, *(1,) * (grad.ndim - 1)), 0.0, grad)
             if x.is_floating_point():
                 x = torch.where(rows.view(-1, *(1,) * (x.ndim - 1)), 0.0, x)
-        grad = grad * factor.repeat_interleave(per_group).view(-1, *(1,) * (grad.ndim - 1))
-        for some_x, some_grad in zip(*(t.split(RUN_GROUPS * per_group) for t in (x, grad)), strict=True):
-            yield self.rule.total(self.module, some_x, some_grad)
+        factors = factor.double().repeat_interleave(per_group).view(-1, *(1,) * (grad.ndim - 1))
+        at_once = max(1, _EXACT_NUMBERS // x[0].numel())
+        for some_x, some_grad, some in zip(*(t.split(at_once) for t in (x, grad, factors)), strict=True):
+            yield self.rule.total(self.module, some_x, some_grad * some)
 
 
 def _is_same(x: Tensor, y: Tensor) -> bool:

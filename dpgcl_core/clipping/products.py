@@ -21,20 +21,6 @@ threads MKL gives each its own group's products, oneDNN half of one: four times 
 _Product = Callable[[Tensor, Tensor], Tensor]
 
 
-def product_over_rows(left: Tensor, right: Tensor) -> Tensor:
-    """Return leftᵀ right.
-
-    Args:
-      left: float32 `[rows, m]`.
-      right: float32 `[rows, n]`, on the same device.
-
-    Returns:
-      Float32 `[m, n]`.
-    """
-    product = _faster(left, right)
-    return left.T @ right if product is None else product(left, right)
-
-
 def products_over_rows(left: Tensor, right: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return leftᵀ right of each group.
 
@@ -102,6 +88,6 @@ def _by_onednn() -> _Product | None:
         error = (product(left, right) - left.double().T @ right.double()).abs()
     except (RuntimeError, TypeError):
         return None
-    # What one_pass.NORM_FLOOR allows for. An environment can ask oneDNN for bfloat16, which is far off.
+    # Float32's rounding, and some. An environment can ask oneDNN for bfloat16, which is far off.
     is_exact = bool((error <= 5e-7 * (left.abs().double().T @ right.abs().double())).all())
     return product if is_exact else None

@@ -350,7 +350,7 @@ def test_other_engines_compute_the_same_sum(engine: str) -> None:
     exact = exact_clipped_sum(plain, group_losses_of(plain, step.config.temperature), views, 1.0)
     actual = torch.zeros(len(exact))
     step.add(actual, views)
-    assert float((actual.double() - exact).norm() / exact.norm()) < 7e-4  # the margin below C is 5e-4
+    assert float((actual.double() - exact).norm() / exact.norm()) < 3e-4  # the margin below C is 1e-4
 
 
 def test_opacus_ghost_clips_every_view() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dpgcl_core.methods.baselines.logit_dp.clipper import LogitClipper
 
-MARGIN = 1 - 5e-4
+MARGIN = 1 - 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ TAU, BIAS, NOISE = 0.3, -1.0, 1.5
 OF_ONE_RECORD = 0.5
 """What the embeddings of a task of one record are to become, in place of what its own network rebuilds."""
 SETTINGS = LossSettings(temperature=TAU, bias=BIAS)
-MARGIN = 1 - 5e-4
+MARGIN = 1 - 1e-4
 NUM_RECORDS, DELTA = 1000, 1e-4
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -104,7 +105,7 @@ def _expected_step(mechanism: Mechanism, model: nn.Module, step: int) -> Tensor:
         views = torch.stack([_Records()[int(row)] for row in rows])[None]
         gradients = torch.autograd.grad(_loss(model)(views).sum(), trainable_parameters(model))
         flat = torch.cat([each.flatten() for each in gradients])
-        total += flat * min(1.0, mechanism.l2_clip_norm * (1 - 5e-4) / float(flat.norm()))
+        total += flat * min(1.0, mechanism.l2_clip_norm * (1 - 1e-4) / float(flat.norm()))
     noise = source.generator(step, "noise").standard_normal(len(total))
     return (total + mechanism.noise().std * torch.from_numpy(noise).float()) / mechanism.divisor
 
@@ -756,6 +757,7 @@ def test_make_private_samples_what_is_asked_for(sampling: str | None, sensitivit
         ({"max_groups_at_once": 0}, "at least 1"),
         ({"max_groups_at_once": 1.5}, "max_groups_at_once must be a whole number"),
         ({"group_size": 0}, "group_size"),
+        ({"num_steps": -8}, "num_steps must be at least 1"),
         ({"num_steps": "8"}, "num_steps must be a whole number; got '8'"),
         ({"num_steps": 2.5}, "num_steps must be a whole number; got 2.5"),
         ({"num_records_public": math.nan}, "num_records_public must be a whole number"),
@@ -799,3 +801,131 @@ def test_gradient_whose_order_of_adding_follows_all_indices_is_no_mixing(
     training = _make(loader=loader, loss=model_loss, mixes_no_records=mixes_no_records, model=model)
     training.step(next(iter(training)))
     assert training.num_steps_taken == 1
+
+
+def test_learning_rate_schedule_is_no_closure() -> None:
+    """A scheduler wraps the `step` of the optimizer that it is given."""
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    training = _training(model=model, optimizer=optimizer)
+    for views in training:
+        training.step(views)
+        schedule.step()
+    assert optimizer.param_groups[0]["lr"] == 0.125
+
+
+def test_draw_of_two_threads_has_one_step() -> None:
+    model, could_enter = _model(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    training = _training(model=model, optimizer=optimizer)
+    views = next(iter(training))
+    with ThreadPoolExecutor(2) as both:
+        optimizer.register_step_pre_hook(
+            lambda *_: could_enter.append(
+                ThreadPoolExecutor(1).submit(training._lock.acquire, False).result()
+            )
+        )
+        calls = [both.submit(training.step, views) for _ in range(2)]
+    assert could_enter == [False]
+    assert sum(call.exception() is None for call in calls) == 1
+
+
+class _ReadsAhead(_Records):
+    """Takes all rows of a draw at once, and lets them decide about each other."""
+
+    def __getitems__(self, rows: list[int]) -> list[Tensor]:
+        return [self[row] + len(rows) for row in rows]
+
+
+def test_records_are_read_one_at_a_time() -> None:
+    drawn = next(iter(_training(loader=DataLoader(_ReadsAhead(), batch_size=10))))
+    assert isinstance(drawn, Tensor)
+    assert drawn.max() <= 1
+
+
+class _Grows(_Records):
+    count = NUM_RECORDS
+
+    def __len__(self) -> int:
+        return self.count
+
+
+def test_data_set_that_grew_beyond_what_is_declared_is_not_drawn_from() -> None:
+    records, model = _Grows(), _model()
+    loader = DataLoader(records, batch_size=10)
+    training = _training(_mechanism(sampling="records"), model, loader=loader)
+    records.count += 1
+    with pytest.raises(ConfigError, match="more records than num_records_public"):
+        next(iter(training))
+    _assert_ended(training, model, 1)
+
+
+def test_batch_sampler_is_refused() -> None:
+    loader = DataLoader(_Records(), batch_sampler=[[0, 1]])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="no batch_sampler"):
+        _training(loader=loader)
+
+
+class _LowRank(nn.Module):
+    """A branch that a zero initialisation hides."""
+
+    def __init__(self, branch: nn.Module) -> None:
+        super().__init__()
+        self.branch, self.back = branch, nn.Linear(4, 4, bias=False)
+        nn.init.zeros_(self.back.weight)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values + self.back(self.branch(values))
+
+
+class _Mixes(nn.Module):
+    def forward(self, values: Tensor) -> Tensor:
+        return values - values.mean(0)
+
+
+@pytest.mark.parametrize(
+    ("branch", "named"), [(nn.Dropout(0.5), "another one every time"), (_Mixes(), "another group changed")]
+)
+def test_branch_that_a_zero_initialisation_hides_is_tried(branch: nn.Module, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        _training(model=_model(_LowRank(branch)))
+
+
+def test_buffer_that_changed_between_steps_is_refused_before_a_pass() -> None:
+    model = _model(_Remembers()).eval()
+    training = _training(model=model, loss=lambda views: _loss(nn.Sequential(model[0], model[2]))(views))
+    views = next(iter(training))
+    model[1].mean.fill_(1.0)  # type: ignore[operator,union-attr]
+    with pytest.raises(ConfigError, match=r"'1\.mean' of the model is not what"):
+        training.step(views)
+    model[1].mean.zero_()  # type: ignore[operator,union-attr]
+    training.step(views)
+
+
+def test_loss_that_fails_on_made_up_groups_is_named() -> None:
+    model = _model()
+
+    def losses(views: Tensor) -> Tensor:
+        assert views.min() >= 0, "pixels are not negative"
+        return _loss(model)(views)
+
+    with pytest.raises(ConfigError, match="AssertionError: pixels are not negative"):
+        _training(model=model, loss=losses)
+
+
+def test_whole_numbers_that_are_labels_do_not_end_a_training_of_many_words() -> None:
+    """The engine's self-check takes numbers of the vocabulary first."""
+    words = [(torch.randint(0, 50, (1, 4)), torch.tensor([[row % 2]])) for row in range(NUM_RECORDS)]
+    model = nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(16, 2))
+
+    def losses(pairs: tuple[Tensor, Tensor]) -> Tensor:
+        tokens, labels = pairs
+        errors = nn.functional.cross_entropy(model(tokens.flatten(0, 2)), labels.flatten(), reduction="none")
+        return errors.unflatten(0, tokens.shape[:2]).sum(1)
+
+    loader = DataLoader(words, batch_size=10)  # type: ignore[arg-type,var-annotated]
+    training = _training(model=model, loader=loader, loss=losses, mixes_no_records=True)
+    for pairs in training:
+        training.step(pairs)
+    assert training.num_steps_taken == 3

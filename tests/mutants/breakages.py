@@ -550,6 +550,16 @@ BREAKAGES = (
         tests=("tests/dpgcl_core/clipping/test_one_pass.py::test_groups_are_summed_in_short_runs",),
     ),
     Breakage(
+        name="products of layers with a ghost norm are float32",
+        file="dpgcl_core/clipping/layers.py",
+        before="        return grad.double().flatten(0, -2).T @ x.double().flatten(0, -2)\n",
+        after="        return grad.float().flatten(0, -2).T @ x.float().flatten(0, -2)\n",
+        tests=(
+            "tests/dpgcl_core/clipping/test_one_pass.py"
+            "::test_group_moves_the_sum_by_c_at_most_beside_groups_whose_terms_cancel",
+        ),
+    ),
+    Breakage(
         name="C may be so small that float32 loses the squares",
         file="dpgcl_core/clipping/clipper.py",
         before="    if not l2_clip_norm >= MIN_CLIP_NORM:\n",
@@ -664,6 +674,59 @@ BREAKAGES = (
         tests=(
             "tests/dpgcl_core/test_private_training.py"
             "::test_loader_that_draws_or_leaves_out_records_is_refused",
+        ),
+    ),
+    Breakage(
+        name="own loop: two threads take one draw",
+        file="dpgcl_core/private_training.py",
+        before="        with self._lock:\n            self._step(inputs)\n",
+        after="        self._step(inputs)\n",
+        tests=("tests/dpgcl_core/test_private_training.py::test_draw_of_two_threads_has_one_step",),
+    ),
+    Breakage(
+        name="own loop: a draw's records are read together",
+        file="dpgcl_core/private_training.py",
+        before="            _OneByOne(self._records),\n",
+        after="            self._records,\n",
+        tests=("tests/dpgcl_core/test_private_training.py::test_records_are_read_one_at_a_time",),
+    ),
+    Breakage(
+        name="own loop: a data set may grow beyond what is declared",
+        file="dpgcl_core/private_training.py",
+        before="            mechanism.rules.check_records(mechanism, num_records)\n",
+        after="",
+        tests=(
+            "tests/dpgcl_core/test_private_training.py"
+            "::test_data_set_that_grew_beyond_what_is_declared_is_not_drawn_from",
+        ),
+    ),
+    Breakage(
+        name="own loop: a zero initialisation hides what mixes",
+        file="dpgcl_core/clipping/cross_record.py",
+        before="            if not scales:\n                _perturb(networks)\n",
+        after="",
+        tests=(
+            "tests/dpgcl_core/test_private_training.py"
+            "::test_branch_that_a_zero_initialisation_hides_is_tried",
+        ),
+    ),
+    Breakage(
+        name="networks inside of comprehensions are not isolated",
+        file="dpgcl_core/clipping/isolation.py",
+        before="        if isinstance(constant, CodeType):\n",
+        after="        if False:\n",
+        tests=(
+            "tests/dpgcl_core/clipping/test_isolation.py"
+            "::test_networks_inside_of_comprehensions_and_inner_functions_are_found",
+        ),
+    ),
+    Breakage(
+        name="a group's gradient has the dtype that new tensors have",
+        file="dpgcl_core/clipping/clipper.py",
+        before="    flat = torch.empty(num_parameters, dtype=torch.float32, device=",
+        after="    flat = torch.empty(num_parameters, device=",
+        tests=(
+            "tests/dpgcl_core/clipping/test_clipper.py::test_sum_is_exact_whatever_dtype_new_tensors_have",
         ),
     ),
     Breakage(

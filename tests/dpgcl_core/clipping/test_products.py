@@ -43,7 +43,7 @@ def _matrices(*shape: int) -> Tensor:
 def test_product_is_exact_on_every_processor(rows: int, m: int, n: int) -> None:
     left, right = _matrices(rows, m), _matrices(rows, n)
     expected = left.double().T @ right.double()
-    error = (products.product_over_rows(left, right) - expected).norm() / expected.norm()
+    error = (products.products_over_rows(left[None], right[None])[0] - expected).norm() / expected.norm()
     assert error < 1e-5
 
 
@@ -61,7 +61,7 @@ def test_products_of_strided_operands_are_exact() -> None:
     """Weight gradients have operands that are slices and transposes."""
     left, right = _matrices(2048, 300)[:, 100:196], _matrices(200, 2048).T
     expected = left.double().T @ right.double()
-    error = (products.product_over_rows(left, right) - expected).norm() / expected.norm()
+    error = (products.products_over_rows(left[None], right[None])[0] - expected).norm() / expected.norm()
     assert error < 1e-5
 
 
@@ -71,9 +71,9 @@ def test_large_products_go_to_onednn_and_small_ones_do_not(
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     rows = 153 * threads**2
-    products.product_over_rows(_matrices(rows, 128), _matrices(rows, 128))
+    products.products_over_rows(_matrices(1, rows, 128), _matrices(1, rows, 128))
     assert taken == ["onednn"]
-    products.product_over_rows(_matrices(rows - 8, 128), _matrices(rows - 8, 128))
+    products.products_over_rows(_matrices(1, rows - 8, 128), _matrices(1, rows - 8, 128))
     products.products_over_rows(_matrices(8, 100, 128), _matrices(8, 100, 128))  # each by itself is small
     assert taken == ["onednn"]
 
@@ -94,7 +94,7 @@ def test_without_avx512_or_the_operator_torch_multiplies(
 ) -> None:
     monkeypatch.setattr(products, name, value)
     left, right = _matrices(1024, 128), _matrices(1024, 128)
-    assert torch.equal(products.product_over_rows(left, right), left.T @ right)
+    assert torch.equal(products.products_over_rows(left[None], right[None])[0], left.T @ right)
     assert not taken
 
 
@@ -103,7 +103,7 @@ def test_products_of_operands_whose_rows_share_memory_are_exact() -> None:
     """As of a Linear layer over `unfold`."""
     left, right = torch.randn(1100, 1)[:, 0].unfold(0, 77, 1)[:1024], _matrices(1024, 300)
     expected = left.double().T @ right.double()
-    error = (products.product_over_rows(left, right) - expected).norm() / expected.norm()
+    error = (products.products_over_rows(left[None], right[None])[0] - expected).norm() / expected.norm()
     assert error < 1e-5
 
 

@@ -38,14 +38,14 @@ Floating point. The proof holds for any z and J that are functions of one record
   before any record is seen, and a record's rank is its own (`norms`, `jacobians`). Records whose embedding,
   Gram matrix or magnitude bound is not finite in float32 have z and J zero: a decision about them alone.
 - *What is left.* Float64 rounding of norms and sum: with N = n·d products the sum is off by at most
-  N·2⁻⁵³/`PAIR_NORM_FLOOR` of Σ|∂L/∂Z_ij|·B, below a tenth of the margin in B(1 − 5e-4)/norm at n = 1,000 and
+  N·2⁻⁵³/`PAIR_NORM_FLOOR` of Σ|∂L/∂Z_ij|·B, below a tenth of the margin in B(1 − 1e-4)/norm at n = 1,000 and
   d = 64 even if all errors agree. And a row's *place* in a pass, where a kernel rounds by place: of tiny_cnn,
   small_cnn and resnet18 on a CPU no bit changes (measured over places and numbers of companions; a test has
   one network). Where a device rounds a place's Jacobian by a share ρ of its magnitude bound, one removed
   record moves each other pair by at most 2ρB/`PAIR_NORM_FLOOR`. A network that is not trusted to be so tame
   takes `isolated`: every row alone, in no place.
 
-Factors are B(1 − 5e-4)/norm, or those of automatic clipping (`dpgcl_core.clipping.clipper.clip_factor`) for
+Factors are B(1 − 1e-4)/norm, or those of automatic clipping (`dpgcl_core.clipping.clipper.clip_factor`) for
 the same norms. Low precision is refused, for a layer's share is computed in float32.
 """
 

@@ -31,7 +31,7 @@ from tests.dpgcl_core.dpcl_oracle import (
 from tests.dpgcl_core.models import TinyEncoder
 
 TAU = 0.3
-MARGIN = 1 - 5e-4
+MARGIN = 1 - 1e-4
 Rule = DpSimClr | DpBarlowTwins
 
 

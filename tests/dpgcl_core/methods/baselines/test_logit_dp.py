@@ -310,7 +310,7 @@ def test_nearly_parallel_pair_contributes_no_more_than_the_clip_norm() -> None:
         tower = logit_norms.Jacobians(model, _embed(model), inputs)
         (side,), batch = logit_dp._with_norms([tower], "upper_bound")
         total = torch.zeros(num_trainable(model), dtype=torch.float64)
-        weights = torch.diag(torch.tensor([1e-3 * (1 - 5e-4), 0.0]).double()) / batch.norms
+        weights = torch.diag(torch.tensor([1e-3 * (1 - 1e-4), 0.0]).double()) / batch.norms
         tower.add_products(total, side, logit_dp._cotangents(weights, batch).flatten(0, 1))
         assert float(total.norm()) <= 1e-3
 

@@ -36,7 +36,7 @@ class _Angle(nn.Module):
 
 def _overflowing(n: int) -> nn.Module:
     """Its backward pass overflows for cotangents longer than those of a balanced batch of n records."""
-    scale = LARGEST / ((1 - 5e-4) * (1 + 0.5 / (n + 1)))
+    scale = LARGEST / ((1 - 1e-4) * (1 + 0.5 / (n + 1)))
     return _Angle(lambda h: (h / scale) * scale)
 
 
