@@ -64,6 +64,9 @@ _CONNECTION_STRING = re.compile(
 )
 _IN_TEXT = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]*:[/\\]+\S*")
 _BARE = re.compile(r"(?<![\w:/.-])([\w.-]+):(?!/)[^\s@]*@\S*")
+_PLAIN_PATH = re.compile(
+    rf"(?:(?:{'|'.join(sorted(_OWN_FILES))}):)?(?:/|\.\.?/|~)(?!.*(?:://|:[^/]*@))[^?&;\s]*"
+)
 _TRAILING = ".,;:!)]}'\"`>…"
 
 
@@ -220,6 +223,8 @@ def _occurs(piece: str, text: str) -> bool:
 
 def _secret_argument(argument: str) -> str:
     value = argument.partition("=")[2] if argument.startswith("--") else argument
+    if _PLAIN_PATH.fullmatch(value):
+        return ""
     is_address = "://" in value or _CONNECTION_STRING.search(value) is not None or ":/" in value
     return value if (is_address and has_secret(value)) or masked_text(value) != value else ""
 

@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -118,20 +119,21 @@ def errors_in_one_line(arguments: Sequence[str]) -> Iterator[None]:
     Args:
       arguments: the command line, which may ask for help.
     """
-    said = io.StringIO()
+    said, page = io.StringIO(), io.StringIO()
     wants_help = bool({"-h", "--help", "--help-all"} & set(arguments))
-    width = (
-        shutil.get_terminal_size((100, 24)).columns if wants_help else 10000
-    )  # no line of an error is broken
+    width = shutil.get_terminal_size((100, 24)).columns if wants_help else 10000  # no line of an error breaks
     columns, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), str(width)
+    output = sys.stdout if sys.stdout.isatty() or not wants_help else page
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(output):
             yield
     except SystemExit as stop:
         if not stop.code or not said.getvalue().lstrip().startswith("╭"):
             raise
         raise ConfigError(plainly(first_section(said.getvalue()))) from None
     finally:
+        for line in page.getvalue().splitlines():
+            print(textwrap.fill(line, width) if len(line) > width else line)
         os.environ.pop("COLUMNS", None)
         if columns is not None:
             os.environ["COLUMNS"] = columns

@@ -35,6 +35,9 @@ CACHED_NUMBERS = 2**19
 lest it wait for the next call; on a CPU fewer for each thread, which stay in its cache. All pieces take the
 same memory: new pages cost more than writing."""
 
+EXACT_NUMBERS = 2**22
+"""Numbers of an operand that are multiplied in float64 at a time."""
+
 POSITIONS_AT_ONCE = 2**13
 """On a GPU sums over more positions than these are taken in runs of whole rows: a single long one would
 occupy few of its processors, and round more."""
@@ -319,8 +322,17 @@ class Conv2dRule(LayerRule):
     def total(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
         assert isinstance(module, _ConvNd)
         conv2d, x, grad = _as_conv2d(module, x, grad)
-        x = x.double().contiguous(memory_format=torch.channels_last)
-        return _convolution_weight_gradient(conv2d, x, grad.double()).view(module.weight.shape)
+        blocks, channels = conv2d.groups, x.shape[1]
+        out_channels, in_channels, height, width = conv2d.weight.shape
+        shape = (blocks, out_channels // blocks, height * width * in_channels)
+        total = torch.zeros(shape, dtype=torch.float64, device=x.device)
+        at_once = max(1, EXACT_NUMBERS // (grad.shape[2:].numel() * height * width * channels))
+        for some_x, some_grad in zip(x.split(at_once), grad.split(at_once), strict=True):
+            patches = _patches(conv2d, some_x.double()).reshape(1, -1, height * width, channels)
+            outputs = _channels_last(some_grad.double(), 1).unsqueeze(2)
+            total.baddbmm_(_by_block(outputs, blocks).transpose(1, 2), _by_block(patches, blocks))
+        of_weight = total.view(out_channels, height, width, in_channels).permute(0, 3, 1, 2)
+        return of_weight.reshape(module.weight.shape)
 
 
 def _as_images(x: Tensor, module: _ConvNd) -> Tensor:

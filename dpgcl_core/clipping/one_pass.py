@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from dpgcl_core.clipping.direct_uses import DirectUses, NotSeparableError
-from dpgcl_core.clipping.layers import LayerRule, gram, rule_of
+from dpgcl_core.clipping.layers import EXACT_NUMBERS, LayerRule, gram, rule_of
 from dpgcl_core.clipping.types import add_to_sum
 
 PER_GROUP = "per-group gradient"
@@ -39,9 +39,6 @@ RUN_GROUPS = 16
 """Per-group gradients that a float32 sum is taken over; sums of such runs are added in float64. One group
 more or less in a run moves the rounding of the others by at most 2·16²·2⁻²⁴ C = 3e-5 C, for which the
 clipper's margin pays."""
-
-_EXACT_NUMBERS = 2**22
-"""Numbers of a layer's input that are multiplied in float64 at a time."""
 
 SMALL = 1024
 """Per-group gradients of at most this many numbers, such as biases, are put side by side once all are known:
@@ -210,7 +207,7 @@ class _Deferred:
             if x.is_floating_point():
                 x = torch.where(rows.view(-1, *(1,) * (x.ndim - 1)), 0.0, x)
         factors = factor.double().repeat_interleave(per_group).view(-1, *(1,) * (grad.ndim - 1))
-        at_once = max(1, _EXACT_NUMBERS // x[0].numel())
+        at_once = max(1, EXACT_NUMBERS // x[0].numel())
         for some_x, some_grad, some in zip(*(t.split(at_once) for t in (x, grad, factors)), strict=True):
             yield self.rule.total(self.module, some_x, some_grad * some)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from dpgcl_core.accounting.filters import QuotaFilter, StepClass
+from dpgcl_core.accounting.filters import QuotaFilter, RdpFilter, StepClass
 from dpgcl_core.errors import BudgetExceeded, ConfigError, LedgerError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.mechanism.numbers import check_delta
@@ -240,7 +240,15 @@ class Account:
             if each.delta is not None:
                 check_delta(each.delta, self.num_records_public)
             trial.check_label(each.label)
-            trial.admit_steps(each.step_class, each.num_steps)
+            try:
+                trial.admit_steps(each.step_class, each.num_steps)
+            except BudgetExceeded:
+                if len(planned) == 1 or self.closed or isinstance(budget := self.cap.filter(), QuotaFilter):
+                    raise
+                rdp = sum(budget.cost(one.step_class, one.num_steps) for one in planned)
+                raise BudgetExceeded(
+                    self._rdp_message(budget, f"{len(planned)} more trainings", rdp)
+                ) from None
             trial.charge(
                 Reservation(
                     ledger_id="",
@@ -264,12 +272,8 @@ class Account:
             return
         cost = budget.cost(step_class, num_steps)
         if not budget.admits(self.rdp_spent(), cost):
-            raise BudgetExceeded(
-                f"{self._cap_text()} does not hold {num_steps} more steps of {_class_text(step_class)}: "
-                f"RDP {self.rdp_spent():.4g} at order {budget.order:g} is taken, by this request's earlier "
-                f"parts, too; they need {cost:.4g}, and {budget.rdp_budget:.4g} is the budget; take fewer "
-                f"steps, fewer trainings, more noise or a smaller sampling_prob{self._raise_text()}"
-            )
+            steps = f"{num_steps} more steps of {_class_text(step_class)}"
+            raise BudgetExceeded(self._rdp_message(budget, steps, cost))
 
     def num_admitted(self, step_class: StepClass, num_steps: int) -> int:
         """Return the largest number of trainings of `num_steps` steps that `admit_steps` lets through."""
@@ -327,11 +331,16 @@ class Account:
         if not rdp > 0:
             raise ConfigError(f"a sealed sweep's RDP must be positive; got {rdp}")
         if not budget.admits(self.rdp_spent(), rdp):
-            raise BudgetExceeded(
-                f"{self._cap_text()} does not hold this sealed sweep: RDP {self.rdp_spent():.4g} at order "
-                f"{budget.order:g} is charged, it needs {rdp:.4g}, and {budget.rdp_budget:.4g} is the budget"
-                f"{self._raise_text()}"
-            )
+            raise BudgetExceeded(self._rdp_message(budget, "this sealed sweep", rdp))
+
+    def _rdp_message(self, budget: RdpFilter, request: str, rdp: float) -> str:
+        used, needed = (value / (budget.rdp_budget or 1.0) for value in (self.rdp_spent(), rdp))
+        digits = 1 if used + needed > 1.001 else 6
+        return (
+            f"{self._cap_text()} does not hold {request}: {used:.{digits}%} of it is used, this needs "
+            f"{needed:.{digits}%}, and {1 - used:.{digits}%} is left; take fewer steps, fewer trainings, "
+            f"more noise or a smaller sampling_prob{self._raise_text()}"
+        )
 
     def _quota_message(self, step_class: StepClass, num_steps: int) -> str:
         quota = dict(self.cap.quotas).get(step_class)
