@@ -30,13 +30,14 @@ from dashboards.report.write import write_report
 from dpgcl_core.addresses import hide_arguments
 from dpgcl_core.errors import DpgclError
 from trainers.files.storage import storage_root
+from trainers.tracking.server import database_address
 
 _LONGEST_NAME = 120
 
 
 def default_tracking_uri() -> str:
     """Return $MLFLOW_TRACKING_URI, else the database in the results folder."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{storage_root(None) / 'mlflow.db'}"
+    return os.environ.get("MLFLOW_TRACKING_URI") or database_address(storage_root(None))
 
 
 def list_command(tracking_uri: str | None = None) -> None:

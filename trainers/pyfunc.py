@@ -36,7 +36,7 @@ class EmbeddingModel:
       folder: as `python -m trainers.export` wrote it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | str) -> None:
         self.description: ModelDescription = read_description(folder)
         is_clip = self.description.kind == CLIP
         self._network: Any = (load_clip(folder) if is_clip else load_encoder(folder))[0]

@@ -16,6 +16,7 @@ from dashboards.live.guard import Hosts, is_loopback
 from dpgcl_core.addresses import hide_arguments, masked_text
 from dpgcl_core.errors import DpgclError
 from trainers.files.storage import storage_root
+from trainers.tracking.server import database_address
 
 PORT = 8421
 
@@ -37,7 +38,7 @@ def live_command(
       port: to listen at; 0 for any that is free.
     """
     root = storage_root(storage)
-    uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
+    uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or database_address(root)
     serve(root, uri, ledger or os.environ.get("DPGCL_LEDGER"), host, port)
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from dpgcl_core.errors import DpgclError
 from dpgcl_core.ledger.ledger import Ledger
 from sweeps.doctor.findings import Finding, note, ok, skipped, wrong
 from sweeps.doctor.nodes import NodeFacts
-from trainers.tracking.server import connect, is_database
+from trainers.tracking.server import connect, database_file, is_database
 
 _CLOCK_SECONDS = 1.0
 _FREE_BYTES, _FEW_BYTES = 2 * 10**9, 20 * 10**9
@@ -138,7 +137,7 @@ def check_ports(nodes: Sequence[NodeFacts]) -> list[Finding]:
 
 def check_tracking(uri: str) -> Finding:
     """Refuse an MLflow that does not answer; a database that is not there yet will be made."""
-    if uri.lower().startswith("sqlite") and not Path(uri.partition(":///")[2].partition("?")[0]).exists():
+    if uri.lower().startswith("sqlite") and not database_file(uri).exists():
         return ok("mlflow", "a database of this machine's, which the first sweep makes")
     kind = "database" if is_database(uri) else "server"
     return _answers("mlflow", lambda: connect(uri), f"the {kind} answers", "start it (`make services`)")

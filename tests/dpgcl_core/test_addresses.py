@@ -204,6 +204,19 @@ def test_password_on_the_command_line_is_overwritten_for_others() -> None:
 
 
 def test_command_line_without_a_secret_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ["x", "--ledger", "/data/l.db", "--dataset", "npz:/d/x.npz", "--group-sizes", "2", "batch"]
+    arguments = [
+        "x",
+        "folder:/data/key=1/pass",
+        "--storage",
+        "/srv/token=1/u@h:/x",
+        "--to=./secret=a",
+        "--ledger",
+        "/data/l.db",
+        "--dataset",
+        "npz:/d/x.npz",
+        "--group-sizes",
+        "2",
+        "batch",
+    ]
     monkeypatch.setattr(sys, "argv", arguments)
     assert not hide_arguments()

@@ -94,6 +94,17 @@ def test_help_names_every_option_and_says_what_it_is(capsys: pytest.CaptureFixtu
         assert text in out
 
 
+def test_help_keeps_to_100_columns_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    with pytest.raises(SystemExit):
+        run_command({"shown": Shown}, prog="shown", description="many words " * 50, arguments=["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert sum("many words" in line for line in lines) > 5
+
+
 @pytest.mark.parametrize("module", ["dpgcl_core.audit", "dpgcl_core.calculator", "dpgcl_core.ledger"])
 def test_module_is_a_program(
     module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

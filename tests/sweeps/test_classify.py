@@ -21,6 +21,7 @@ from sweeps.service.planning.trials import Point
 from sweeps.service.privacy.account import check_starts
 from sweeps.service.privacy.statement import build_statement
 from tests.sweeps.support import plan_of, run_script, train_here, write_npz
+from tests.trainers.data.test_data import encoded, noise, write_parquet
 from tests.trainers.exporting import write_small_model
 from trainers.config.networks import ClassifierConfig
 from trainers.export.trial import main as export
@@ -77,6 +78,14 @@ def test_sealed_sweep_selects_by_the_classifiers_accuracy_unless_told() -> None:
 def test_another_method_is_refused() -> None:
     with pytest.raises(ConfigError, match="this sweep trains dp_classifier; got dp_gcl"):
         options("--method", "dp_gcl")
+
+
+def test_missing_labels_are_named_with_the_columns_there_are(tmp_path: Path) -> None:
+    images = [encoded(noise(8, 8, seed=seed)) for seed in range(60)]
+    name = write_parquet(tmp_path, image=images, patient=list(range(60)), cls=list(range(60)))
+    chosen = options("--dataset", name, "--no-ledger", *SMALL)
+    with pytest.raises(ConfigError, match="give a column named `label`; found cls, image, patient"):
+        plan_of("classify", chosen, [Point(label="head", changes={"epsilon": 3.0})])
 
 
 def test_private_encoder_is_started_from_where_the_same_data_set_is_charged(

@@ -6,6 +6,7 @@ import dataclasses
 import html
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -14,6 +15,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
+from mlflow.tracking import MlflowClient
 
 from dashboards.compose.answer import answer_of
 from dashboards.errors import DashboardError
@@ -482,6 +484,16 @@ def test_link_opens_the_runs_of_the_sweep_in_the_mode_for_training_models(
     assert len(client.search_runs([experiment.experiment_id], asked["searchFilter"][0])) == 1 + 4
     assert experiment.name == "group-size on digits"
     assert "Which group size?" in experiment.tags["mlflow.note.content"]
+
+
+def test_printed_command_opens_the_database_in_a_folder_of_any_name(
+    ray: Ray, sweep: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep("--storage", str(tmp_path / "it's a b#c?d 50%20"))
+    (line,) = (each for each in capsys.readouterr().out.splitlines() if each.startswith("runs: "))
+    *command, uri = shlex.split(line.removeprefix("runs: "), comments=True)
+    assert command == ["mlflow", "ui", "--backend-store-uri"]
+    assert len(tracked_runs(MlflowClient(uri), "tags.`dpgcl.role` = 'trial'")) == 4
 
 
 def test_trial_of_public_data_has_the_times_of_its_training(

@@ -285,7 +285,19 @@ def test_best_is_the_pareto_front_of_score_and_epsilon() -> None:
     for k, (score, epsilon) in enumerate([(0.5, 1.0), (0.4, 2.0), (0.7, 4.0), (0.7, 8.0)], start=1):
         proposals.ask()
         proposals.tell(k, {"knn_accuracy": score, "epsilon": epsilon})
-    assert [number for number, _ in proposals.best()] == [1, 3]
+    assert [numbers for numbers, _ in proposals.best()] == [[1], [3]]
+
+
+def test_trainings_of_one_setting_count_by_their_mean() -> None:
+    chosen = options("--group-sizes", "2", "4")
+    proposals = Proposals(Space.of(chosen), chosen)
+    for k, (size, score) in enumerate([(2, 0.9), (2, 0.1), (4, 0.6)], start=1):
+        proposals.repeat({"group_size": size})
+        proposals.tell(k, {"knn_accuracy": score})
+    assert proposals.best() == [([3], {"knn_accuracy": 0.6})]
+    proposals.repeat({"group_size": 4})
+    proposals.tell(4, {"knn_accuracy": 0.8})
+    assert proposals.best() == [([3, 4], {"knn_accuracy": pytest.approx(0.7)})]
 
 
 @pytest.mark.parametrize("metrics", [None, {}, {"knn_accuracy": math.nan}])
@@ -295,7 +307,7 @@ def test_failed_trials_are_no_best_ones(metrics: dict[str, float] | None) -> Non
     for k, told in enumerate([metrics, {"knn_accuracy": 0.1}], start=1):
         proposals.ask()
         proposals.tell(k, told)
-    assert [number for number, _ in proposals.best()] == [2]
+    assert [numbers for numbers, _ in proposals.best()] == [[2]]
 
 
 # A search under way; trials end at once

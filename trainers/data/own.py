@@ -424,5 +424,20 @@ def _name_ids(names: list[str]) -> Ids:
     return ids
 
 
+def label_place(name: str) -> str:
+    """Return where `load_dataset` looks for the labels of readable images of one's own, and what it found.
+
+    >>> label_place("folder:scans")
+    'sub-folders named after the classes'
+    """
+    import pyarrow.parquet as pq
+
+    scheme, _, path = name.partition(":")
+    if scheme == "parquet":
+        file = min(Path(path).expanduser().rglob("*.parquet"), default=Path(path).expanduser())
+        return f"a column named `label`; found {_listed(pq.read_schema(file).names)}"
+    return "sub-folders named after the classes" if scheme == "folder" else "an array named `labels`"
+
+
 def _listed(names: list[str]) -> str:
     return ", ".join(sorted(names)) or "none"

@@ -14,6 +14,7 @@ from trainers.data.channels import with_channels
 from trainers.data.dataset import AnyRecords, Dataset, Probe
 from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.data.loading import PairOptions, load_dataset, split_train_test
+from trainers.data.own import label_place
 from trainers.data.records import Records
 
 
@@ -84,7 +85,7 @@ def load_probe(
     dataset = load_dataset(name, image_size=height, pairs=fitting, max_image_pixels=max_image_pixels)
     index, queries = split_train_test(dataset, test_fraction)
     if index.labels is None or queries.labels is None:
-        raise ConfigError(f"probe_datasets need labels, for k-NN and the linear probe; {name} has none")
+        raise ConfigError(f"probe_datasets need labels, for k-NN and the linear probe: {label_place(name)}")
     index, queries = _images(index, channels), _images(queries, channels)
     return Probe(name=probe_name(name), index=index, queries=queries, class_names=dataset.class_names)
 

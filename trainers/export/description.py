@@ -209,13 +209,13 @@ def write_description(folder: Path, description: ModelDescription) -> None:
     (folder / DESCRIPTION).write_text(text, encoding="utf-8")
 
 
-def read_description(folder: Path) -> ModelDescription:
+def read_description(folder: Path | str) -> ModelDescription:
     """Return what an exported folder says of its model.
 
     Raises:
       StorageError: there is no exported model, or it is of a format or kind that this version cannot read.
     """
-    path = folder / DESCRIPTION
+    path = Path(folder) / DESCRIPTION
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -100,7 +100,9 @@ def _as_json(values: Mapping[str, Any]) -> str:
     return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
 
 
-def load_encoder(folder: Path, *, own_network: str | None = None) -> tuple[ImageNetwork, ModelDescription]:
+def load_encoder(
+    folder: Path | str, *, own_network: str | None = None
+) -> tuple[ImageNetwork, ModelDescription]:
     """Return an exported encoder of images on the CPU, in evaluation mode, and what it is.
 
     Args:
@@ -119,10 +121,10 @@ def load_encoder(folder: Path, *, own_network: str | None = None) -> tuple[Image
             f"the model in {folder} must be an encoder of images; got a CLIP model, which "
             "trainers.export.folder.load_clip loads"
         )
-    return KINDS[description.kind].open(folder, description, own_network=own_network), description
+    return KINDS[description.kind].open(Path(folder), description, own_network=own_network), description
 
 
-def load_clip(folder: Path) -> tuple[ImageTextEncoder, ModelDescription]:
+def load_clip(folder: Path | str) -> tuple[ImageTextEncoder, ModelDescription]:
     """Return an exported CLIP model on the CPU, in evaluation mode and frozen, and what it is.
 
     Args:
@@ -135,10 +137,10 @@ def load_clip(folder: Path) -> tuple[ImageTextEncoder, ModelDescription]:
     description = read_description(folder)
     if description.kind != CLIP_MODELS.name:
         raise ConfigError(f"the model in {folder} must be a CLIP model; got an encoder of images")
-    return CLIP_MODELS.open(folder, description), description
+    return CLIP_MODELS.open(Path(folder), description), description
 
 
-def load_captioner(folder: Path) -> tuple[Captioner, ModelDescription]:
+def load_captioner(folder: Path | str) -> tuple[Captioner, ModelDescription]:
     """Return an exported captioner on the CPU, in evaluation mode, and what it is.
 
     Args:
@@ -154,10 +156,12 @@ def load_captioner(folder: Path) -> tuple[Captioner, ModelDescription]:
             f"the model in {folder} must be a captioner, which dp_cap trains; got one of kind "
             f"{description.kind}"
         )
-    return CAPTIONERS.open(folder, description), description
+    return CAPTIONERS.open(Path(folder), description), description
 
 
-def load_classifier(folder: Path, *, own_network: str | None = None) -> tuple[Classifier, ModelDescription]:
+def load_classifier(
+    folder: Path | str, *, own_network: str | None = None
+) -> tuple[Classifier, ModelDescription]:
     """Return an exported classifier on the CPU, in evaluation mode, and what it is.
 
     Args:
@@ -174,4 +178,4 @@ def load_classifier(folder: Path, *, own_network: str | None = None) -> tuple[Cl
             f"the model in {folder} must be a classifier, which dp_classifier trains; got one of kind "
             f"{description.kind}"
         )
-    return CLASSIFIERS.open(folder, description, own_network=own_network), description
+    return CLASSIFIERS.open(Path(folder), description, own_network=own_network), description

@@ -7,6 +7,8 @@ exports an `image_encoder`. `model.json` names the kind.
 from __future__ import annotations
 
 import dataclasses
+import json
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,6 +49,7 @@ from trainers.models.clip.files import (
 from trainers.models.clip.published import ClipSpec, build_clip
 from trainers.models.encoder import NETWORKS, Encoder, build_encoder
 from trainers.models.masked import MaskedAutoEncoder, build_masked
+from trainers.models.torchvision_import import script_import
 
 ADAPTER = "adapter"
 """Folder of a CLIP model's adapters, beside its weights."""
@@ -138,7 +141,7 @@ class ImageEncoderKind(ModelKind[Encoder]):
         return super().open(folder, description)
 
     def usage(self, folder: Path, description: ModelDescription) -> list[str]:
-        return [f"embed images with it: python -m trainers.embed --model {folder} --images folder:PATH"]
+        return [f"embed images with it: {_command('embed', folder)}"]
 
 
 class ClipKind(ModelKind[ImageTextEncoder]):
@@ -194,9 +197,10 @@ class ClipKind(ModelKind[ImageTextEncoder]):
         return network.eval()
 
     def usage(self, folder: Path, description: ModelDescription) -> list[str]:
+        first = script_import("open_clip") if folder.is_dir() else "import open_clip"  # here, or in a card
         return [
-            f"embed with it: python -m trainers.embed --model {folder} --images folder:PATH --texts FILE",
-            f'open_clip reads it: open_clip.create_model("local-dir:{folder}")',
+            f"embed with it: {_command('embed', folder)} --texts FILE",
+            f"open_clip reads it: {first}; model = open_clip.create_model({_quoted(f'local-dir:{folder}')})",
             f"its tokenizer: {tokenizer_call(folder, clip_of(description))}",
         ]
 
@@ -260,7 +264,7 @@ class CaptionerKind(ModelKind[Captioner]):
     def usage(self, folder: Path, description: ModelDescription) -> list[str]:
         return [
             *IMAGE_ENCODERS.usage(folder, description),
-            f"write captions with it: python -m trainers.caption --model {folder} --images folder:PATH",
+            f"write captions with it: {_command('caption', folder)}",
         ]
 
 
@@ -307,7 +311,7 @@ class ClassifierKind(ModelKind[Classifier]):
     def usage(self, folder: Path, description: ModelDescription) -> list[str]:
         return [
             *IMAGE_ENCODERS.usage(folder, description),
-            f"classify images with it: python -m trainers.classify --model {folder} --images folder:PATH",
+            f"classify images with it: {_command('classify', folder)}",
         ]
 
 
@@ -362,8 +366,16 @@ def tokenizer_call(folder: Path, clip: ClipDescription) -> str:
     """Return the call for open_clip's tokenizer of a model; older folders have merges alone."""
     merges = folder / MERGES_FILE
     if not merges.is_file() or (folder / "tokenizer.json").is_file():
-        return f'open_clip.get_tokenizer("local-dir:{folder}")'
-    return f'open_clip.SimpleTokenizer(bpe_path="{merges}", context_length={clip.context_length})'
+        return f"open_clip.get_tokenizer({_quoted(f'local-dir:{folder}')})"
+    return f"open_clip.SimpleTokenizer(bpe_path={_quoted(str(merges))}, context_length={clip.context_length})"
+
+
+def _command(program: str, folder: Path) -> str:
+    return f"python -m trainers.{program} --model {shlex.quote(str(folder))} --images folder:PATH"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _clip_config(params: Mapping[str, Any]) -> ClipNetworkConfig:

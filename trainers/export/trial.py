@@ -14,7 +14,7 @@ only what it published can be exported, at the ε of the whole sweep.
 The folder holds the weights (`model.safetensors`), what they are (`model.json`), and the sweep's privacy
 statement with a first line on this model. It is never overwritten. The weights of a CLIP model are merged
 with its adapters into what open_clip loads by itself (`open_clip.create_model("local-dir:FOLDER")`); the
-adapters stand beside in `adapter/`, as peft reads them.
+adapters stand beside in `adapter/`, as peft reads them on the model that the training started from.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from trainers.export.folder import write_model
 from trainers.export.kinds import kind_of
 from trainers.files.destination import Copies, Destination, files_below
 from trainers.files.storage import storage_root
+from trainers.tracking.server import database_address
 
 DEFAULT_SCORES = ("image_to_text_recall_at_10", CLASSIFIER_SCORE, "knn_accuracy")
 """What the best trial is chosen by: the first of these that there is."""
@@ -125,7 +126,7 @@ def export_command(
 
 def tracking_address(root: Path) -> str:
     """Return where the sweeps of a storage folder log unless told otherwise."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
+    return os.environ.get("MLFLOW_TRACKING_URI") or database_address(root)
 
 
 def _register(folder: Path, tracking_uri: str, name: str | None) -> None:

@@ -63,6 +63,7 @@ class Classes(PerRecordTask[Classifier]):
     """A classifier learns from labelled images, each by itself."""
 
     name: ClassVar[str] = ClassifierConfig.task
+    learns_labels: ClassVar[bool] = True
     own_scores: ClassVar[tuple[str, ...]] = (CLASSIFIER_SCORE,)
 
     def check_records(self, config: TrainingConfig, records: AnyRecords) -> None:

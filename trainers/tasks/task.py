@@ -37,6 +37,7 @@ class Task(ABC, Generic[NetworkT]):
       name: that networks' configurations ask for it by.
       embeds: whether its objective is made of unit embeddings, which contrastive methods need.
       fewest_views: of a record, that its network takes.
+      learns_labels: whether records without labels are of no use to it.
       own_scores: those that mean nothing on other data sets than its own.
       cpu_views_at_once: that are worth a CPU's while, even where their activations leave the caches.
     """
@@ -44,6 +45,7 @@ class Task(ABC, Generic[NetworkT]):
     name: ClassVar[str]
     embeds: ClassVar[bool]
     fewest_views: ClassVar[int] = 1
+    learns_labels: ClassVar[bool] = False
     own_scores: ClassVar[tuple[str, ...]] = ()
     cpu_views_at_once: ClassVar[int] = 1
 

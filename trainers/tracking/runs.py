@@ -26,6 +26,7 @@ from dpgcl_core.release.markdown import escaped
 from trainers.config.applicable import applying
 from trainers.tracking.server import (
     connect,
+    database_address,
     forgetting_runs,
     is_database,
     runs_below,
@@ -98,7 +99,7 @@ class Tracker:
         Raises:
           TrackingError: the address is refused, does not answer, or cannot be written.
         """
-        uri = tracking_uri or f"sqlite:///{artifact_root / 'mlflow.db'}"
+        uri = tracking_uri or database_address(artifact_root)
         client = connect(uri, create=True)
         location = (artifact_root / "mlartifacts").resolve().as_uri() if is_database(uri) else None
         with server_errors(uri, f"opening the experiment {experiment!r}"):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
 from dpgcl_core.addresses import has_secret, masked, masked_text, text_of_error
 from dpgcl_core.errors import ConfigError, DpgclError, TrackingError
@@ -244,6 +244,20 @@ def server_errors(uri: str, action: str, fix: str = "", *, every: bool = False) 
         raise failure from (None if has_secret(uri) else error)
 
 
+def database_address(folder: Path) -> str:
+    """Return the address of the database in a storage folder; SQLAlchemy decodes %, and ends a path at ?.
+
+    >>> database_address(Path("/my results #1/50%"))
+    'sqlite:////my results #1/50%25/mlflow.db'
+    """
+    return "sqlite:///" + str(folder / "mlflow.db").replace("%", "%25").replace("?", "%3F")
+
+
+def database_file(uri: str) -> Path:
+    """Return the file of an SQLite address."""
+    return Path(unquote(uri.partition("://")[2].partition("?")[0].removeprefix("/")))
+
+
 def is_database(uri: str) -> bool:
     """Whether MLflow keeps its runs at `uri` without a server."""
     return not uri.lower().startswith(("http://", "https://"))
@@ -268,7 +282,7 @@ def _reason(error: Exception, uri: str) -> str:
 
 
 def _check_sqlite_file(uri: str, *, create: bool) -> None:
-    path = Path(uri.partition("://")[2].partition("?")[0].removeprefix("/"))
+    path = database_file(uri)
     if path == Path():
         raise TrackingError(
             f"an SQLite address must name a file, as sqlite:///results/mlflow.db; got {masked(uri)!r}"

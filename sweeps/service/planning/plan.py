@@ -41,6 +41,8 @@ from trainers.config.training import AnyNetworkConfig, TrainingConfig
 from trainers.config.tree import changed
 from trainers.data.dataset import TrainingData, image_shape_of, modality_of, num_public_classes
 from trainers.data.decoding import MAX_IMAGE_PIXELS
+from trainers.data.own import label_place
+from trainers.data.records import Records
 from trainers.tasks.task import task_of
 from trainers.training.foreign import foreign_note, refuse_mixing_network
 from trainers.training.microbatch import max_views
@@ -462,6 +464,9 @@ def _configs(
             charged_to=_charged_to(options),
         )
         check_release(config, data)
+        if task_of(config).learns_labels and isinstance(data.train, Records) and data.train.labels is None:
+            place = label_place(options.data.dataset)
+            raise ConfigError(f"{method.name} learns labels, and the data have none: give {place}")
         task_of(config).check(config, data.train)
         found.append((point, _scored_on_the_way(config, options, data)))
     return found

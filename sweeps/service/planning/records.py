@@ -23,6 +23,7 @@ from trainers.data.loading import (
     split_held_out,
     split_train_test,
 )
+from trainers.data.own import label_place
 from trainers.data.probes import load_probes
 from trainers.data.public import PROCEDURAL, ProceduralImages, PublicPool, load_public_records
 from trainers.data.shapes import shapes_name
@@ -119,8 +120,8 @@ def _load(
         _check_alike(dataset, other)
         if other.modality == "image" and other.train.labels is None:
             raise ConfigError(
-                f"evaluate_on is scored by its classes, and {other.name} has no labels: give sub-folders or "
-                "a column of classes, or leave it out"
+                f"evaluate_on is scored by its classes, and {other.name} has no labels: give "
+                f"{label_place(other.name)}, or leave it out"
             )
         index, queries = split_train_test(other, options.test_fraction)
     elif not private:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,8 +48,7 @@ class Proposals:
     def ask(self) -> dict[str, Any]:
         """Return the values of the next trial, by option."""
         self._study.sampler = self._sampler(self.num_asked)
-        proposed = self._study.ask(self._distributions).params
-        return {each.option: each.value(proposed[each.option]) for each in self._space.searched}
+        return self._values(self._study.ask(self._distributions).params)
 
     def repeat(self, values: Mapping[str, Any]) -> None:
         """Take the values of the next trial from an earlier process.
@@ -68,13 +68,24 @@ class Proposals:
         else:
             self._study.tell(number - 1, state=TrialState.FAIL)
 
-    def best(self) -> list[tuple[int, dict[str, float]]]:
-        """Return numbers and objectives of the trials that none beats in all objectives, by ε."""
+    def best(self) -> list[tuple[list[int], dict[str, float]]]:
+        """Return trials and mean objectives of the settings that none beats in all objectives, by ε."""
+        settings: dict[str, list[FrozenTrial]] = defaultdict(list)
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+            settings[str(self._values(trial.params))].append(trial)
+        pooled = optuna.create_study(directions=self._study.directions)
+        for trials in settings.values():
+            means = np.mean([trial.values for trial in trials], axis=0).tolist()
+            numbers = [trial.number + 1 for trial in trials]
+            pooled.add_trial(optuna.trial.create_trial(values=means, user_attrs={"numbers": numbers}))
         front = [
-            (trial.number + 1, dict(zip(self._options.objectives, trial.values, strict=True)))
-            for trial in self._study.best_trials
+            (trial.user_attrs["numbers"], dict(zip(self._options.objectives, trial.values, strict=True)))
+            for trial in pooled.best_trials
         ]
         return sorted(front, key=lambda each: each[1].get(EPSILON, 0.0))
+
+    def _values(self, proposed: Mapping[str, Any]) -> dict[str, Any]:
+        return {each.option: each.value(proposed[each.option]) for each in self._space.searched}
 
     def _sampler(self, number: int) -> BaseSampler:
         seed = int(np.random.SeedSequence((self._options.service.seed, number)).generate_state(1)[0])

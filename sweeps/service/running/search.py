@@ -154,13 +154,15 @@ class SearchSweep(OpenSweep):
         best, objectives = self._proposals.best(), self._plan.options.objectives
         if not best:
             return [f"no trial has a value of {', '.join(objectives)}"]
-        front = f"{len(best)} trials that none beats in all of {', '.join(objectives)}"
+        front = f"{len(best)} settings that none beats in all of {', '.join(objectives)}"
         lines = [f"Pareto front, {front}:" if len(objectives) > 1 else f"highest {objectives[0]}:"]
-        for number, found in best:
-            params = self._trials[f"trial-{number}"].params
+        for numbers, found in best:
+            names = [f"trial-{number}" for number in numbers]
+            params = self._trials[names[0]].params
             scores = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
+            scores += f" (mean of {len(names)} trainings)" * (len(names) > 1)
             settings = ", ".join(f"{name} = {params[name]}" for name in self._plan.space.columns)
-            lines.append(f"  trial-{number}: {scores} with {settings}")
+            lines.append(f"  {', '.join(names)}: {scores} with {settings}")
         return lines
 
 

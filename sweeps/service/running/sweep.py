@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -951,7 +952,7 @@ class OpenSweep:
     def _say_link(self) -> None:
         """Say where MLflow shows the sweep's runs."""
         link = runs_link(self._uri, self._tracker.experiment_id, {SWEEP_TAG: self._folder.name})
-        ui = f"mlflow ui --backend-store-uri {self._uri}, then " if is_database(self._uri) else ""
+        ui = f"mlflow ui --backend-store-uri {shlex.quote(self._uri)}  # then " * is_database(self._uri)
         say_link(f"runs: {ui}", link)
 
     def _close(self, status: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dpgcl_core.errors import StorageError
 from trainers.files.storage import in_throw_away_copy
+from trainers.tracking.server import database_address
 
 
 def tracking_address(option: str | None, root: Path) -> str:
@@ -18,7 +19,7 @@ def tracking_address(option: str | None, root: Path) -> str:
     Raises:
       StorageError: the file lies in a job's throw-away copy.
     """
-    uri = option or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
+    uri = option or os.environ.get("MLFLOW_TRACKING_URI") or database_address(root)
     file = re.fullmatch(r"(sqlite[^:]*:///)([^?]+)(.*)", uri, re.IGNORECASE)
     if file is None:
         return uri

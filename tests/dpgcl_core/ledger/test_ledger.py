@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
+import re
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -55,6 +57,18 @@ def test_reservation_is_admitted_up_to_the_filters_budget_and_no_further(ledger:
     reserve(ledger, NUM_ADMITTED)
     with pytest.raises(BudgetExceeded, match="does not hold 1 more steps"):
         reserve(ledger, 1, "one more")
+
+
+def test_refusal_tells_the_whole_request_in_shares_of_the_cap(ledger: Ledger) -> None:
+    reserve(ledger, NUM_ADMITTED // 2)
+    one = PlannedTraining(label="0", step_class=STEPS, num_steps=NUM_ADMITTED // 2)
+    with pytest.raises(BudgetExceeded) as refusal:
+        ledger.reserve(
+            "scans", [one, dataclasses.replace(one, label="1"), dataclasses.replace(one, label="2")]
+        )
+    used, needed, left = map(float, re.findall(r"([\d.]+)%", str(refusal.value)))
+    assert (used + left, needed) == pytest.approx((100, 3 * used), abs=0.3)
+    assert 49 < used <= 50
 
 
 def test_refused_reservation_adds_no_row(ledger: Ledger) -> None:

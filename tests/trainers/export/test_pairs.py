@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import shlex
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +23,9 @@ from tests.trainers.exporting import LORA, PAIRS, run_small_sweep, write_pairs, 
 from trainers.export.description import read_description
 from trainers.export.finished import read_sweep
 from trainers.export.folder import Statement, load_clip, load_encoder, write_model
-from trainers.export.kinds import tokenizer_call
+from trainers.export.kinds import CLIP_MODELS, tokenizer_call
 from trainers.export.trial import main
 from trainers.files.weights import read_note, read_weights
-from trainers.models.attention import separate_attention
 from trainers.models.clip.encoder import ImageTextEncoder, build_image_text_encoder, synthetic_pairs
 from trainers.models.clip.published import ClipConfig, build_clip, find_clip
 from trainers.models.networks import AnyEncoder
@@ -130,6 +132,15 @@ def test_the_tokenizer_that_is_named_is_the_one_of_the_training(
         assert torch.equal(tokenizer(texts), trained.tokenizer(texts).tokens)
 
 
+def test_printed_lines_run_as_they_are_in_a_folder_of_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / 'it\'s a "model" #1'
+    write_small_clip(folder)
+    shell, *python = CLIP_MODELS.usage(folder, read_description(folder))
+    assert shlex.split(shell)[shlex.split(shell).index("--model") + 1] == str(folder)
+    lines = [line.partition(": ")[2] for line in python]
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
+
+
 def test_open_clip_loads_the_weights_into_a_model_by_its_name(
     open_clip: Any, sweeps: Sweeps, adapted: Path, tmp_path: Path
 ) -> None:
@@ -143,9 +154,7 @@ def test_open_clip_loads_the_weights_into_a_model_by_its_name(
 def test_peft_puts_the_adapters_on_the_base_model(sweeps: Sweeps, adapted: Path) -> None:
     from peft import PeftModel
 
-    base = build_clip(find_clip(ClipConfig()), seed=0)
-    separate_attention(base)
-    loaded = PeftModel.from_pretrained(base, str(adapted / "adapter"))
+    loaded = PeftModel.from_pretrained(build_clip(find_clip(ClipConfig()), seed=0), str(adapted / "adapter"))
     assert _same(loaded, sweeps.trained["adapted"][PRIVATE])
 
 

@@ -122,18 +122,16 @@ def test_small_vocabulary_travels_with_the_merged_model(open_clip: Any, tmp_path
 
 
 @pytest.mark.parametrize("lora", LORAS)
-def test_peft_loads_the_adapters_by_itself(tmp_path: Path, lora: ClipLora) -> None:
+def test_peft_puts_the_adapters_on_open_clips_own_model(tmp_path: Path, lora: ClipLora) -> None:
     from peft import PeftModel
 
     encoder = _trained(lora)
     export_adapter(encoder, tmp_path, note="of whom")
     clip = build_clip(encoder.spec, seed=0)
-    separate_attention(clip)
+    if "out" in lora.targets:
+        separate_attention(clip)
     loaded = PeftModel.from_pretrained(clip, str(tmp_path))
     assert torch.allclose(_embeddings(loaded), _embeddings(encoder), rtol=0, atol=1e-5)
-    assert sum(hasattr(module, "lora_A") for module in loaded.modules()) == sum(
-        hasattr(module, "lora_A") for module in encoder.modules()
-    )
     assert read_note(tmp_path / ADAPTER_FILE) == "of whom"
 
 

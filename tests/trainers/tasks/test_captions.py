@@ -96,7 +96,7 @@ def oracle(network: Captioner, inputs: tuple[Tensor, ...], l2_clip_norm: float) 
             loss = loss - logits.log_softmax(0)[text[place]] / (len(text) - 1)
         gradients = torch.autograd.grad(loss, list(network.parameters()))
         flat = torch.cat([each.flatten().double() for each in gradients])
-        total += flat * min(1.0, l2_clip_norm * (1 - 5e-4) / float(flat.norm()))
+        total += flat * min(1.0, l2_clip_norm * (1 - 1e-4) / float(flat.norm()))
     return total
 
 

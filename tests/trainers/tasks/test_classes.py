@@ -101,7 +101,7 @@ def oracle(network: Classifier, inputs: tuple[Tensor, ...], l2_clip_norm: float)
         loss = logits.exp().sum().log() - logits[int(targets[0, 0].argmax())]
         gradients = torch.autograd.grad(loss, trainable_parameters(network))
         flat = torch.cat([each.flatten().double() for each in gradients])
-        total += flat * min(1.0, l2_clip_norm * (1 - 5e-4) / float(flat.norm()))
+        total += flat * min(1.0, l2_clip_norm * (1 - 1e-4) / float(flat.norm()))
     return total
 
 

@@ -94,7 +94,7 @@ def oracle(network: MaskedAutoEncoder, inputs: tuple[Tensor, ...], l2_clip_norm:
             loss = loss + (rebuilt[place] - known).square().mean() / network.num_hidden
         gradients = torch.autograd.grad(loss, list(network.parameters()))
         flat = torch.cat([each.flatten().double() for each in gradients])
-        total += flat * min(1.0, l2_clip_norm * (1 - 5e-4) / float(flat.norm()))
+        total += flat * min(1.0, l2_clip_norm * (1 - 1e-4) / float(flat.norm()))
     return total
 
 

@@ -16,11 +16,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dpgcl_core.errors import ConfigError, StorageError, unknown_choice
 from trainers.files.weights import misfits, write_weights
-from trainers.models.attention import fuse_attention
+from trainers.models.attention import SeparateAttention, fuse_attention
 from trainers.models.clip.adapters import ClipLora, make_trainable
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.models.clip.published import (
@@ -160,9 +162,11 @@ def write_config(spec: ClipSpec, folder: Path, *, own_tokenizer: bool = False) -
 def export_adapter(encoder: ImageTextEncoder, folder: Path, *, note: str) -> str:
     """Write the adapters alone, in peft's format.
 
-    They fit the model they were trained on, with its attention separated:
-    `separate_attention(clip); PeftModel.from_pretrained(clip, FOLDER)`. The temperature, on which no
-    embedding depends, is in the merged model only.
+    `PeftModel.from_pretrained(clip, FOLDER)` puts them on open_clip's own model, with the weights that the
+    training started from. Its attention has one layer for queries, keys and values, so their adapters become
+    one of block form. Where output layers of attention have some, too, peft reads them on a model behind
+    `trainers.models.attention.separate_attention`. The temperature, on which no embedding depends, is in the
+    merged model only.
 
     Args:
       encoder: the trained model, left untouched.
@@ -178,25 +182,43 @@ def export_adapter(encoder: ImageTextEncoder, folder: Path, *, note: str) -> str
     ensure_torchvision_import()
     from peft import LoraConfig
 
-    adapted = {name: module for name, module in encoder.clip.named_modules() if hasattr(module, "lora_A")}
-    if not adapted:
+    layers: dict[str, Any] = dict(encoder.clip.named_modules())
+    factors = {name: _factors(layer) for name, layer in layers.items() if hasattr(layer, "lora_A")}
+    if not factors:
         raise ConfigError("the model has no adapters to export; export the merged model instead")
-    tensors = {
-        f"{_PEFT_PREFIX}{name.replace(f'.{_ADAPTER}', '')}": value
-        for name, value in encoder.clip.state_dict().items()
-        if ".lora_" in name
-    }
-    adapter: Any = next(iter(adapted.values()))  # all have the same rank and scale
+    scale = layers[next(iter(factors))].scaling[_ADAPTER]  # that of all
+    # peft 0.21 adds the adapter of a fused attention's output layer twice (huggingface/peft#3774).
+    is_fused = not any(name.endswith("out_proj") for name in factors)
+    for name, layer in layers.items():
+        inputs = [f"{name}.{part}" for part in ("q_proj", "k_proj", "v_proj")]
+        if is_fused and isinstance(layer, SeparateAttention) and factors.keys() & inputs:
+            downs, ups = zip(*(_factors(layers[each]) for each in inputs), strict=True)
+            factors = {each: pair for each, pair in factors.items() if each not in inputs}
+            factors[name] = torch.cat(downs), torch.block_diag(*ups)
+            factors[f"{name}.base_layer.out_proj"] = _factors(layer.out_proj)
+    rank = max(len(down) for down, _ in factors.values())  # one for all: zeros fill up the others
+    tensors = {}
+    for name, (down, up) in factors.items():
+        missing = rank - len(down)
+        tensors[f"{_PEFT_PREFIX}{name}.lora_A.weight"] = F.pad(down, (0, 0, 0, missing))
+        tensors[f"{_PEFT_PREFIX}{name}.lora_B.weight"] = F.pad(up, (0, missing))
     config = LoraConfig(
-        r=adapter.r[_ADAPTER],
-        lora_alpha=adapter.lora_alpha[_ADAPTER],
+        r=rank,
+        lora_alpha=scale * rank,
         lora_dropout=0.0,
         bias="none",
         # One pattern, which must match a whole name: in a list the text tower's names would match the end
         # of the image tower's.
-        target_modules="|".join(re.escape(name) for name in adapted),
+        target_modules="|".join(re.escape(name) for name in factors if ".base_layer." not in name),
         base_model_name_or_path=encoder.spec.name,
         inference_mode=True,
     )
     config.save_pretrained(str(folder))
     return write_weights(folder / ADAPTER_FILE, tensors, note=note)
+
+
+def _factors(layer: Any) -> tuple[Tensor, Tensor]:
+    """A `[rank, in]` and B `[out, rank]` of a layer's adapter; of rank 0 where it has none."""
+    if hasattr(layer, "lora_A"):
+        return layer.lora_A[_ADAPTER].weight.detach(), layer.lora_B[_ADAPTER].weight.detach()
+    return layer.weight.new_zeros(0, layer.in_features), layer.weight.new_zeros(layer.out_features, 0)
