@@ -367,8 +367,8 @@ class PrivateTraining:
             except Exception as error:  # a model or loss of somebody's own may fail in any way
                 raise ConfigError(
                     f"the loss fails on made-up groups ({type(error).__name__}: {error}): it must take "
-                    "numbers from -30 to 30, whole numbers 0 and 1, and zeros, of which groups with an empty "
-                    "slot are"
+                    "numbers from -30 to 30, whole numbers 0 and 1, and zeros: a group with an empty slot is "
+                    "all zeros"
                 ) from error
 
         forms = tuple((leaf.shape[2:], leaf.dtype) for leaf in leaves)
