@@ -40,6 +40,7 @@ from dpgcl_core.mechanism.registry import METHODS, is_installed, method_named, r
 from trainers.config.training import TrainingConfig
 from trainers.failures import Stage, describe_error
 from trainers.files.checkpoint import CheckpointFolder
+from trainers.files.outcomes import write_outcomes
 from trainers.files.oversight import Oversight, TrainingStopped
 from trainers.files.progress import ProgressWriter
 from trainers.training.workers import current_workers
@@ -314,6 +315,8 @@ def _train(trial: RayTrial, data: TrainingData) -> dict[str, Any]:
         memory_share=min(1.0, trial.gpus_per_worker) or trial.memory_share,
         progress=_progress(trial),
     )
+    if result.outcomes is not None:  # before the result, so that no finished training lacks them
+        write_outcomes(trial.checkpoint_folder, result.outcomes)
     return {"metrics": result.metrics, "series": result.series}
 
 

@@ -1486,6 +1486,16 @@ BREAKAGES = (
         tests=("tests/dpgcl_core/release/test_metrics.py::test_score_needs_public_evaluation_data",),
     ),
     Breakage(
+        name="outcomes of single private evaluation records are kept",
+        file="trainers/tasks/scoring.py",
+        before="    if not data.evaluation_is_public:\n        return None\n",
+        after="",
+        tests=(
+            "tests/trainers/training/test_release.py"
+            "::test_private_evaluation_records_have_no_outcomes_though_their_scores_are_seen",
+        ),
+    ),
+    Breakage(
         name="network with statistics across records is accepted",
         file="trainers/training/loop.py",
         before="    for network, before in run.states:\n        refuse_changed_state(network, before)\n",

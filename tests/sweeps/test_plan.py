@@ -18,12 +18,13 @@ from dpgcl_core.mechanism.numbers import default_delta
 from dpgcl_core.sampling.records import Ids
 from dpgcl_core.sampling.slot_table import SlotTable
 from sweeps.service.planning import records
-from sweeps.service.planning.plan import SweepPlan, cross_checks
+from sweeps.service.planning.plan import SweepPlan, _data_params, cross_checks
 from sweeps.service.planning.trials import Charged, Point, trial_class
 from sweeps.service.privacy.statement import build_statement
 from tests.sweeps import support
 from tests.sweeps.support import plan_of, write_npz
 from trainers.config.tree import leaves
+from trainers.evaluation.features import first_records
 
 Plan = Callable[..., SweepPlan]
 Fingerprint = Callable[..., str]
@@ -460,6 +461,26 @@ def test_params_of_the_sweep_are_those_its_trials_share(make_plan: Plan) -> None
     assert (shared["question"], shared["num_trials"], shared["dataset"]) == ("group-size", 4, "digits")
     assert shared["learning_rate"] == plan.trials[0].config.optimizer.learning_rate
     assert not {"noise_multiplier", "target_epsilon", "public_seed", "repeat"} & set(shared)
+
+
+def test_params_tell_how_many_public_records_score_and_the_share_of_their_largest_class(
+    make_plan: Plan, private: str
+) -> None:
+    for arguments in ((), ("--dataset", private, "--evaluate-on", "digits", "--method", "dp_gcl")):
+        plan = make_plan(*QUICK, "--max-query-records", "100", *arguments)
+        labels = first_records(plan.data.queries, 100).labels
+        shared = plan.params()
+        assert shared["num_scored_records"] == len(labels) == 100  # type: ignore[arg-type]
+        assert shared["scored_majority_share"] == np.bincount(labels).max() / 100  # type: ignore[arg-type]
+        assert plan.trials[0].params["num_scored_records"] == 100
+
+
+def test_params_tell_nothing_of_records_that_are_scored_and_not_public(make_plan: Plan, private: str) -> None:
+    plan = make_plan(*QUICK, "--dataset", private)
+    told = {"num_scored_records", "scored_majority_share"}
+    assert not told & {*plan.params(), *plan.trials[0].params}
+    hidden = dataclasses.replace(make_plan(*QUICK).data, evaluation_is_public=False)
+    assert not told & set(_data_params(hidden, plan.trials[0].config.evaluation))
 
 
 def test_params_of_a_trial_tell_the_guarantee(make_plan: Plan) -> None:

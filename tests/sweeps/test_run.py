@@ -29,6 +29,7 @@ from sweeps.service.running.tune import RaySession, capacity_of, ray_session
 from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import contents, plan, run, run_script, tracked_runs, train_here, write_npz
 from trainers.config.training import PerformanceConfig
+from trainers.files.outcomes import OUTCOMES_FILE
 from trainers.tracking.server import connect
 
 pytestmark = pytest.mark.ray
@@ -130,6 +131,23 @@ def test_sweep_tracks_params_and_metrics_of_its_trials(whole: Whole) -> None:
     assert private["epsilon"] == pytest.approx(private["epsilon_prv"], rel=0.05)
     assert private["snr_first_step"] > 0
     assert private["snr_first_step_no_augmentation"] > 0
+
+
+def test_outcomes_of_public_scores_are_kept_in_the_folder_and_survive_a_resume(whole: Whole) -> None:
+    folder = SweepFolder(whole.folder)
+    outcomes, results = folder.outcomes(), folder.finished()
+    assert set(outcomes) == set(results)
+    for name, each in outcomes.items():
+        assert {"knn_accuracy", "linear_probe_accuracy"} <= set(each.scores)
+        for score, values in each.scores.items():
+            assert len(values) == len(each.record_ids) == results[name]["params"]["num_scored_records"]
+            assert values.mean() == pytest.approx(results[name]["metrics"][score], abs=1e-6)
+    assert len({each.record_ids.tobytes() for each in outcomes.values()}) == 1
+
+
+def test_outcomes_are_not_in_mlflow(whole: Whole) -> None:
+    assert list(whole.folder.rglob(OUTCOMES_FILE))
+    assert not list((whole.folder.parents[1] / "mlartifacts").rglob("*.npz"))
 
 
 def test_sweep_writes_nothing_to_the_home_folder(whole: Whole) -> None:

@@ -27,11 +27,13 @@ from sweeps.group_size import points
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
 from sweeps.service.running import sweep as service
-from sweeps.service.running.sealed import Draw, choose, draw_trials, drawn_trials, tuned_rdp
+from sweeps.service.running.sealed import Draw, SealedFolder, choose, draw_trials, drawn_trials, tuned_rdp
 from sweeps.service.running.terminal import name_suffix
 from sweeps.service.running.tune import Stopped
+from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps.support import options, without_ray, write_npz
 from trainers.files.destination import MANIFEST, Destination
+from trainers.files.outcomes import OUTCOMES_FILE, Outcomes, write_outcomes
 from trainers.tracking.runs import MASKED_TIMES, SEALED_TIME_MS, Tracker
 from trainers.tracking.server import connect
 
@@ -188,6 +190,18 @@ def test_answer_of_a_sealed_sweep_is_released_with_its_run_and_never_before(
     note = only.data.tags["mlflow.note.content"]
     assert note.startswith(escaped(kept["lines"][0]))
     assert escaped(MASKED_TIMES) in note
+
+
+def test_outcomes_of_a_sealed_sweep_stay_on_the_trusted_side(
+    ray: Ray, sweep: Callable[..., int], tmp_path: Path
+) -> None:
+    trusted = SealedFolder(SweepFolder(tmp_path / "a/sweeps/one")).trusted
+    kept = Outcomes(record_ids=np.arange(3, dtype=np.uint64), scores={"knn_accuracy": np.ones(3, np.float32)})
+    ray.on_start = lambda name: write_outcomes(trusted.checkpoint_folder(name), kept)
+    assert sweep("--publish-to", f"file://{tmp_path}/shared") == 0
+    files = list(tmp_path.rglob(OUTCOMES_FILE))
+    assert len(files) == len(trusted.outcomes()) == len(ray.trained)
+    assert all(path.is_relative_to(trusted.path) for path in files)
 
 
 def test_sealed_sweep_is_copied_after_its_moment_and_its_release_alone(

@@ -41,8 +41,9 @@ from trainers.evaluation.features import (
     read_images,
     view_retrieval,
 )
+from trainers.evaluation.outcomes import Score, exp_score, mean_score, ratio_score
 from trainers.evaluation.pairs import PAIRS_AT_ONCE, ZERO_SHOT_TEMPLATES
-from trainers.evaluation.retrieval import check_labels
+from trainers.evaluation.retrieval import check_labels, share_of_texts
 from trainers.models.captioner import Captioner
 from trainers.views.captions import NON_ESSENTIAL_WORDS, with_words, words_of
 from trainers.views.images import normalise
@@ -105,7 +106,7 @@ def evaluate(
       queries: records scored, with or without captions.
       config: subset sizes and k.
       view_config: augmentation, for view retrieval.
-      seed: public seed of the subsets, the orders and the views.
+      seed: public seed of the orders and the views.
       device: where the network is.
       class_names: of the queries' labels 0, 1, …, for the zero-shot score.
       batch_size: images passed at once, at most `PAIRS_AT_ONCE`; changes no score beyond rounding.
@@ -115,7 +116,7 @@ def evaluate(
     """
     check_some(index, queries)
     batch_size = min(batch_size, PAIRS_AT_ONCE)
-    queries = first_records(queries, config.max_query_records, seed)
+    queries = first_records(queries, config.max_query_records)
     labelled = index is not None and is_labelled(index, queries)
     if captions_of(queries) is None and not labelled:
         return view_retrieval(
@@ -127,9 +128,7 @@ def evaluate(
         )
     if index is not None and labelled:
         asked = finite_features(features)
-        scores |= label_scores(
-            network, index, asked, queries, config, seed=seed, batch_size=batch_size, device=device
-        )
+        scores |= label_scores(network, index, asked, queries, config, batch_size=batch_size, device=device)
     return scores
 
 
@@ -183,11 +182,13 @@ def caption_scores(
     scores = dict[str, float]()
     if owned is not None:
         true = found["captions"]
-        scores["caption_token_probability"] = token_probability(true)
-        scores["next_token_accuracy"] = float(true.num_right.sum() / true.num_tokens.sum())
+        per_token = partial(_per_token, num_tokens=true.num_tokens, images=owned[1], num_images=num_images)
+        scores["caption_token_probability"] = exp_score(per_token(true.log_likelihoods))
+        scores["next_token_accuracy"] = per_token(true.num_right)
         if len(caption_of_order):
             own = true.log_likelihoods[torch.from_numpy(caption_of_order)]
-            scores["word_order_accuracy"] = order_accuracy(own, found["orders"].log_likelihoods)
+            wins = order_wins(own, found["orders"].log_likelihoods).numpy()
+            scores["word_order_accuracy"] = share_of_texts(wins, asked["orders"].images, num_images)
     if "classes" in found:
         assert records.labels is not None
         of_texts = found["classes"].log_likelihoods
@@ -196,26 +197,30 @@ def caption_scores(
     return scores, torch.cat(features)
 
 
-def token_probability(texts: Likelihoods) -> float:
-    """Return the geometric mean of the probabilities of all texts' tokens: exp of the mean log-likelihood."""
-    return float((texts.log_likelihoods.sum() / texts.num_tokens.sum()).exp())
+def _per_token(sums: Tensor, *, num_tokens: Tensor, images: NDArray[np.int64], num_images: int) -> Score:
+    """Return the mean over all tokens of what is summed over each text's, with an outcome for each image."""
+    of_images = (
+        np.bincount(images, weights=each.double().numpy(), minlength=num_images)
+        for each in (sums, num_tokens)
+    )
+    return ratio_score(*of_images)
 
 
-def order_accuracy(own: Tensor, others: Tensor) -> float:
-    """Return how often a caption is likelier than its words in another order; a tie counts half.
+def order_wins(own: Tensor, others: Tensor) -> Tensor:
+    """Return 1 where a caption is likelier than its words in another order, and one half for a tie, `[n]`.
 
     Args:
       own: log-likelihoods `[n]` of the captions.
       others: `[n]`, of the same words in another order.
 
-    >>> order_accuracy(torch.tensor([-3.0, -3.0, -3.0]), torch.tensor([-4.0, -3.0, -2.0]))
-    0.5
+    >>> order_wins(torch.tensor([-3.0, -3.0, -3.0]), torch.tensor([-4.0, -3.0, -2.0])).tolist()
+    [1.0, 0.5, 0.0]
     """
     tied = (own == others) | ((own - others).abs() <= TIE_TOLERANCE)
-    return float(torch.where(tied, 0.5, (own > others).double()).mean())
+    return torch.where(tied, 0.5, (own > others).double())
 
 
-def likeliest_class_accuracy(log_likelihoods: Tensor, labels: NDArray[np.int64]) -> float:
+def likeliest_class_accuracy(log_likelihoods: Tensor, labels: NDArray[np.int64]) -> Score:
     """Return the share of images whose own class has likelier texts than any other; ties are misses.
 
     Args:
@@ -228,7 +233,7 @@ def likeliest_class_accuracy(log_likelihoods: Tensor, labels: NDArray[np.int64])
     rows = torch.from_numpy(labels)[:, None].to(log_likelihoods.device)
     own = log_likelihoods.gather(1, rows)
     others = log_likelihoods.scatter(1, rows, -torch.inf)
-    return float((own > others + TIE_TOLERANCE).all(1).double().mean())
+    return mean_score((own > others + TIE_TOLERANCE).all(1).cpu().numpy())
 
 
 def other_orders(text: str, *, seed: int) -> list[str]:

@@ -11,6 +11,7 @@ from trainers.config.training import EvaluationConfig, ViewConfig
 from trainers.data.dataset import AnyRecords
 from trainers.evaluation import features
 from trainers.evaluation.linear_probe import Features, Labels
+from trainers.evaluation.outcomes import Score, mean_score
 from trainers.models.classifier import Classifier
 
 
@@ -33,29 +34,29 @@ def evaluate(
       queries: records scored.
       config: subset sizes and k.
       view_config: augmentation, for the views of records without labels.
-      seed: public seed of the subsets and the views.
+      seed: public seed of the views.
       device: where the network is.
       batch_size: images passed at once; changes no score beyond rounding.
 
     Raises:
       DataError: there is nothing to score.
     """
-    how: dict[str, Any] = {"seed": seed, "device": device, "batch_size": batch_size}
+    how: dict[str, Any] = {"device": device, "batch_size": batch_size}
     features.check_some(index, queries)
     if queries.labels is None and index is None:
         return {}
     if queries.labels is None:
-        return features.evaluate(network, index, queries, config, view_config=view_config, **how)
-    queries = features.first_records(queries, config.max_query_records, seed)
+        return features.evaluate(network, index, queries, config, view_config=view_config, seed=seed, **how)
+    queries = features.first_records(queries, config.max_query_records)
     assert queries.labels is not None
     asked = features.embed_features(network, queries.images, batch_size=batch_size, device=device)
-    found = {CLASSIFIER_SCORE: accuracy(network, asked, queries.labels)}
+    found: dict[str, float] = {CLASSIFIER_SCORE: accuracy(network, asked, queries.labels)}
     if index is None or index.labels is None:
         return found
     return found | features.label_scores(network, index, asked, queries, config, **how)
 
 
-def accuracy(network: Classifier, asked: Features, labels: Labels) -> float:
+def accuracy(network: Classifier, asked: Features, labels: Labels) -> Score:
     """Return the share of records whose own class has the largest logit.
 
     Args:
@@ -65,4 +66,4 @@ def accuracy(network: Classifier, asked: Features, labels: Labels) -> float:
     """
     with torch.no_grad():
         logits = network.logits_of(torch.from_numpy(asked).to(network.classify.weight.device))
-    return float((logits.argmax(1).cpu().numpy() == labels).mean())
+    return mean_score(logits.argmax(1).cpu().numpy() == labels)

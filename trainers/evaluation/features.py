@@ -24,6 +24,7 @@ from trainers.config.training import POOLED, EvaluationConfig, ViewConfig
 from trainers.data.dataset import AnyRecords
 from trainers.data.pairs import Images
 from trainers.evaluation.linear_probe import Features, Labels, fit_linear_probe
+from trainers.evaluation.outcomes import Score, mean_score
 from trainers.evaluation.readout import read_out
 from trainers.models.networks import AnyEncoder
 from trainers.views.images import make_views, normalise
@@ -64,7 +65,7 @@ def evaluate(
       queries: records scored.
       config: subset sizes and k.
       view_config: augmentation, for view retrieval.
-      seed: public seed of the subsets and the views.
+      seed: public seed of the views.
       device: where the encoder is.
       prefix: put before each name, such as "untrained_".
       batch_size: images passed through the encoder at once; changes no score beyond rounding.
@@ -73,14 +74,12 @@ def evaluate(
       DataError: there is nothing to score.
     """
     check_some(index, queries)
-    queries = first_records(queries, config.max_query_records, seed)
+    queries = first_records(queries, config.max_query_records)
     if index is not None and is_labelled(index, queries):
         asked = embed_features(
             encoder, queries.images, batch_size=batch_size, device=device, readout=config.readout
         )
-        scores = label_scores(
-            encoder, index, asked, queries, config, seed=seed, batch_size=batch_size, device=device
-        )
+        scores = label_scores(encoder, index, asked, queries, config, batch_size=batch_size, device=device)
     else:
         scores = view_retrieval(
             encoder, queries, view_config=view_config, seed=seed, device=device, batch_size=batch_size
@@ -113,12 +112,11 @@ def label_scores(
     queries: AnyRecords,
     config: EvaluationConfig,
     *,
-    seed: int,
     batch_size: int,
     device: torch.device | str,
 ) -> dict[str, float]:
     """Return k-NN and linear probe of labelled queries with features `asked`, given the labelled index."""
-    index = first_records(index, config.max_index_records, seed)
+    index = first_records(index, config.max_index_records)
     assert index.labels is not None
     assert queries.labels is not None
     known = embed_features(
@@ -135,7 +133,7 @@ def feature_scores(
     Few-shot probes take the first rows of each class, so these must stand in a random order.
     """
     neighbors = config.num_neighbors
-    found = {
+    found: dict[str, float] = {
         "knn_accuracy": knn_accuracy(known, known_labels, asked, asked_labels, num_neighbors=neighbors),
         "linear_probe_accuracy": linear_probe_accuracy(known, known_labels, asked, asked_labels),
     }
@@ -146,18 +144,22 @@ def feature_scores(
     return found
 
 
-def first_records(records: AnyRecords, max_records: int | None, seed: int) -> AnyRecords:
-    """Return the first records by keyed hash, all of them for None, with one row each."""
-    return records.take(first_by_hash(records.ids, max_records, seed=seed)).one_row_each()
+def first_records(records: AnyRecords, max_records: int | None) -> AnyRecords:
+    """Return the first records by keyed hash, all of them for None, with one row each.
+
+    They follow from the ids alone: all trainings of a sweep are scored on the same records, whatever their
+    seeds, so that two of them can be compared record by record.
+    """
+    return records.take(first_by_hash(records.ids, max_records)).one_row_each()
 
 
-def first_by_hash(ids: Ids, max_records: int | None, *, seed: int) -> NDArray[np.int64]:
+def first_by_hash(ids: Ids, max_records: int | None, *, seed: int = 0) -> NDArray[np.int64]:
     """Return the rows of the first `max_records` records, or all, in the order of a keyed hash of their ids.
 
     Which records these are, and their order, depends on the set of ids alone, not on their positions.
 
     >>> ids = np.arange(5, dtype=np.uint64)
-    >>> a, b = ids[first_by_hash(ids, 3, seed=0)], ids[::-1][first_by_hash(ids[::-1], 3, seed=0)]
+    >>> a, b = ids[first_by_hash(ids, 3)], ids[::-1][first_by_hash(ids[::-1], 3)]
     >>> bool((a == b).all())
     True
     """
@@ -235,7 +237,7 @@ def knn_accuracy(
     query_features: Features,
     query_labels: Labels,
     num_neighbors: int = 3,
-) -> float:
+) -> Score:
     """Return the share of queries whose label is that of most of their nearest index records.
 
     Nearness is cosine similarity (euclidean distance of unit features has the same order); of equally
@@ -253,7 +255,7 @@ def knn_accuracy(
     0.5
     """
     rule = knn_rule(index_features, index_labels, num_neighbors)
-    return float(np.mean(rule(query_features) == query_labels))
+    return mean_score(rule(query_features) == query_labels)
 
 
 def knn_rule(index_features: Features, index_labels: Labels, num_neighbors: int = 3) -> Rule:
@@ -300,7 +302,7 @@ def _largest(values: Tensor, count: int) -> Tensor:
 
 def linear_probe_accuracy(
     index_features: Features, index_labels: Labels, query_features: Features, query_labels: Labels
-) -> float:
+) -> Score:
     """Return the accuracy on the queries of the linear probe fitted on the index.
 
     The probe is multinomial logistic regression on standardised features, solved to its optimum: see
@@ -313,7 +315,7 @@ def linear_probe_accuracy(
       query_labels: `[num_queries]`.
     """
     rule = linear_probe_rule(index_features, index_labels)
-    return float(np.mean(rule(query_features) == query_labels))
+    return mean_score(rule(query_features) == query_labels)
 
 
 def linear_probe_rule(index_features: Features, index_labels: Labels) -> Rule:
@@ -330,7 +332,7 @@ def few_shot_accuracy(
     query_labels: Labels,
     *,
     per_class: int,
-) -> float:
+) -> Score:
     """Return the mean accuracy of linear probes, each fitted on a few labelled records of every class.
 
     The probe is that of `linear_probe_accuracy`. There are five draws without a record in common, as far as
@@ -352,7 +354,7 @@ def few_shot_accuracy(
     for rows in few_shot_rows(index_labels, per_class):
         chosen = index_features[rows], index_labels[rows]
         accuracies.append(linear_probe_accuracy(*chosen, query_features, query_labels))
-    return float(np.mean(accuracies))
+    return Score(float(np.mean(accuracies)), np.mean([each.outcomes for each in accuracies], axis=0))
 
 
 def few_shot_rows(labels: Labels, per_class: int) -> list[NDArray[np.int64]]:
@@ -411,13 +413,13 @@ def view_retrieval(
 
 def _retrieval_scores(firsts: Features, seconds: Features) -> dict[str, float]:
     """Top-1 and top-10 shares for unit rows, where row i of both belongs together; in chunks of rows."""
-    found = {1: 0.0, 10: 0.0}
+    outcomes: dict[int, list[NDArray[np.float64]]] = {1: [], 10: []}
     for start in range(0, len(firsts), _RETRIEVAL_ROWS):
         similarities = firsts[start : start + _RETRIEVAL_ROWS] @ seconds.T
         rows = np.arange(len(similarities))
         own = similarities[rows, start + rows][:, None]
         num_nearer = (similarities > own).sum(axis=1)
         num_tied = (similarities == own).sum(axis=1)
-        for top in found:
-            found[top] += float(np.clip((top - num_nearer) / num_tied, 0, 1).sum())
-    return {f"view_retrieval_top{top}": total / len(firsts) for top, total in found.items()}
+        for top, parts in outcomes.items():
+            parts.append(np.clip((top - num_nearer) / num_tied, 0, 1))
+    return {f"view_retrieval_top{top}": mean_score(np.concatenate(parts)) for top, parts in outcomes.items()}

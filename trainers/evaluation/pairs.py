@@ -70,7 +70,7 @@ def evaluate(
       queries: records scored, with or without captions.
       config: subset sizes and k.
       view_config: augmentation, for view retrieval.
-      seed: public seed of the subsets and the views.
+      seed: public seed of the views.
       device: where the encoder is.
       prefix: put before each name, such as "untrained_".
       batch_size: images or texts passed at once, at most `PAIRS_AT_ONCE`; changes no score beyond rounding.
@@ -81,7 +81,7 @@ def evaluate(
     """
     check_some(index, queries)
     batch_size = min(batch_size, PAIRS_AT_ONCE)
-    queries = first_records(queries, config.max_query_records, seed)
+    queries = first_records(queries, config.max_query_records)
     labelled = index is not None and is_labelled(index, queries)
     if captions_of(queries) is None and not labelled:
         scores = view_retrieval(
@@ -94,9 +94,7 @@ def evaluate(
         )
     if index is not None and labelled:
         asked = finite_features(features)
-        scores |= label_scores(
-            encoder, index, asked, queries, config, seed=seed, batch_size=batch_size, device=device
-        )
+        scores |= label_scores(encoder, index, asked, queries, config, batch_size=batch_size, device=device)
     return {prefix + name: score for name, score in scores.items()}
 
 

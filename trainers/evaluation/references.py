@@ -37,7 +37,7 @@ _CELLS_A_SIDE = 8
 _SMALLEST_CELL = 2
 
 
-def reference_scores(data: TrainingData, config: EvaluationConfig, *, seed: int) -> dict[str, float]:
+def reference_scores(data: TrainingData, config: EvaluationConfig) -> dict[str, float]:
     """Return the scores of raw pixels and of HOG that may be seen, by metric name.
 
     `raw_pixels_knn_accuracy`, `raw_pixels_linear_probe_accuracy` and both of `hog_`, of `data.queries`; of
@@ -47,7 +47,6 @@ def reference_scores(data: TrainingData, config: EvaluationConfig, *, seed: int)
     Args:
       data: what a training may touch.
       config: subset sizes and k.
-      seed: public seed of the subsets.
 
     Raises:
       DataError: there is nothing to score.
@@ -61,7 +60,7 @@ def reference_scores(data: TrainingData, config: EvaluationConfig, *, seed: int)
         if index is None or queries is None or not is_labelled(index, queries):
             continue
         for prefix, describe in DESCRIPTORS.items():
-            scores = _label_scores(describe, index, queries, config, seed=seed)
+            scores = _label_scores(describe, index, queries, config)
             found |= {prefix + name.format(score): value for score, value in scores.items()}
     return visible(
         found,
@@ -112,12 +111,10 @@ def _label_scores(
     index: AnyRecords,
     queries: AnyRecords,
     config: EvaluationConfig,
-    *,
-    seed: int,
 ) -> dict[str, float]:
     check_some(index, queries)
-    index = first_records(index, config.max_index_records, seed)
-    queries = first_records(queries, config.max_query_records, seed)
+    index = first_records(index, config.max_index_records)
+    queries = first_records(queries, config.max_query_records)
     assert index.labels is not None
     assert queries.labels is not None
     known, asked = _described(describe, index), _described(describe, queries)

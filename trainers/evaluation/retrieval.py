@@ -31,6 +31,7 @@ from torch import Tensor
 
 from dpgcl_core.errors import ConfigError, DataError
 from dpgcl_core.sampling.records import Ids
+from trainers.evaluation.outcomes import Score, mean_score, ratio_score
 
 Rows = NDArray[np.int64]
 EmbedTexts = Callable[[Sequence[str]], Tensor]
@@ -113,7 +114,7 @@ def recalls(
     """Return the share of queries with a right candidate among the first k, for k = 1, 5, 10.
 
     `image_to_text_recall_at_K` over all images, `text_to_image_recall_at_K` over all captions; ties count
-    against the network.
+    against the network. The outcomes of both are of images, to which the captions that ask for them belong.
 
     Args:
       images: `[num_images, dim]` embeddings of any length; compared by cosine.
@@ -145,12 +146,28 @@ def recalls(
         "image_to_text": (images, texts, image_class, text_class, _linked(owner_class, text_class)),
         "text_to_image": (texts, images, text_class, image_class, _linked(text_class, owner_class)),
     }
-    found = {}
+    found: dict[str, float] = {}
     for name, direction in directions.items():
-        hits = _hits(*direction, ks=RECALL_AT, max_bytes=max_bytes).double().mean(dim=0)
-        for k, share in zip(RECALL_AT, hits.tolist(), strict=True):
-            found[f"{name}_recall_at_{k}"] = share
+        hits = _hits(*direction, ks=RECALL_AT, max_bytes=max_bytes).cpu().numpy()
+        for k, of_queries in zip(RECALL_AT, hits.T, strict=True):
+            is_of_texts = name == "text_to_image"
+            found[f"{name}_recall_at_{k}"] = (
+                share_of_texts(of_queries, matches.image_of_text, len(images))
+                if is_of_texts
+                else mean_score(of_queries)
+            )
     return found
+
+
+def share_of_texts(hits: NDArray[np.generic], image_of_text: Rows, num_images: int) -> Score:
+    """Return the mean of `hits` `[num_texts]`, with one outcome for each image.
+
+    >>> score = share_of_texts(np.array([True, False, True]), np.array([0, 0, 1]), 2)
+    >>> score.outcomes.round(3).tolist()
+    [0.444, 0.889]
+    """
+    hits_of = np.bincount(image_of_text, weights=hits.astype(np.float64), minlength=num_images)
+    return ratio_score(hits_of, np.bincount(image_of_text, minlength=num_images))
 
 
 def class_embeddings(
@@ -198,7 +215,7 @@ def check_labels(labels: NDArray[np.int64], num_classes: int) -> None:
         )
 
 
-def zero_shot_accuracy(images: Tensor, labels: Rows, classes: Tensor, *, max_bytes: int = MAX_BYTES) -> float:
+def zero_shot_accuracy(images: Tensor, labels: Rows, classes: Tensor, *, max_bytes: int = MAX_BYTES) -> Score:
     """Return the share of images nearer to their own class than to any other; ties are misses.
 
     Args:
@@ -227,7 +244,7 @@ def zero_shot_accuracy(images: Tensor, labels: Rows, classes: Tensor, *, max_byt
         ks=(1,),
         max_bytes=max_bytes,
     )
-    return float(hits.double().mean())
+    return mean_score(hits[:, 0].cpu().numpy())
 
 
 def unit_rows(embeddings: Tensor) -> Tensor:

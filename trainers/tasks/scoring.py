@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
+import numpy as np
 import torch
 
+from dpgcl_core.release.metrics import Release, find_metric
 from trainers.config.training import TrainingConfig
 from trainers.data.dataset import TrainingData
+from trainers.evaluation.features import first_by_hash
+from trainers.evaluation.outcomes import Score
+from trainers.files.outcomes import Outcomes
 from trainers.models.networks import AnyEncoder
 from trainers.tasks.task import AnyTask
 
@@ -62,3 +68,31 @@ def all_scores(
             if name not in task.own_scores
         }
     return found
+
+
+def public_outcomes(
+    scores: Mapping[str, float], data: TrainingData, config: TrainingConfig
+) -> Outcomes | None:
+    """Return what each scored record contributed to the scores that are means; None where none may be kept.
+
+    Outcomes tell of single records, so they are kept of public evaluation records alone, whoever may see the
+    scores. Given these they are functions of the network that is released, as the scores are, and cost no ε.
+
+    Args:
+      scores: by metric name, as `all_scores` returns them without a prefix.
+      data: what was scored.
+      config: subset sizes.
+    """
+    if not data.evaluation_is_public:
+        return None
+    found = {
+        name: score.outcomes.astype(np.float32)
+        for name, score in scores.items()
+        if isinstance(score, Score)
+        and (metric := find_metric(name)) is not None
+        and metric.release is Release.SCORE
+    }
+    ids = np.zeros(0, dtype=np.uint64)
+    if data.queries is not None:
+        ids = data.queries.ids[first_by_hash(data.queries.ids, config.evaluation.max_query_records)]
+    return Outcomes(record_ids=ids, scores=found) if found else None

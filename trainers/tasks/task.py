@@ -197,13 +197,16 @@ class Task(ABC, Generic[NetworkT]):
     ) -> dict[str, float]:
         """Return the scores of the frozen network by metric name, each in [0, 1]; {} where there are none.
 
+        A `trainers.evaluation.outcomes.Score` among them has an outcome for each record, in the order in
+        which `trainers.evaluation.features.first_records` takes them of `queries`; a plain number has none.
+
         Args:
           network: already on `device`; its train/eval modes are restored.
           index: labelled records for k-NN and probe; None where there are none.
           queries: records scored.
           config: subset sizes and k.
           view_config: augmentation, for scores that compare views.
-          seed: public seed of the subsets and the views.
+          seed: public seed of the views; which records are scored does not depend on it.
           device: where the network is.
           class_names: of the queries' labels 0, 1, …; empty where unknown.
           batch_size: records passed at once; changes no score beyond rounding.

@@ -49,11 +49,12 @@ from dpgcl_core.sampling.stage import DrawnGroups
 from trainers.config.training import TrainingConfig
 from trainers.data.dataset import TrainingData, image_shape_of
 from trainers.files.checkpoint import Attempt, Checkpoint, CheckpointFolder, holds_noised_scores
+from trainers.files.outcomes import Outcomes
 from trainers.files.oversight import Oversight, TrainingStopped
 from trainers.models.encoder import device_named
 from trainers.models.networks import AnyEncoder
 from trainers.models.precision import gradient_scale
-from trainers.tasks.scoring import all_scores
+from trainers.tasks.scoring import all_scores, public_outcomes
 from trainers.tasks.task import AnyTask, task_of
 from trainers.training.allocation import keep_freed_memory
 from trainers.training.averaging import WeightAverage, average_of
@@ -86,11 +87,14 @@ class TrainingResult:
       metrics: final values by declared name.
       series: per-step values by declared name, as (step, value).
       encoder: the trained network, or with `ema_decay` the average of its iterates.
+      outcomes: of the final scores, record by record, where the evaluation records are public; None of
+        others.
     """
 
     metrics: dict[str, float]
     series: Series
     encoder: AnyEncoder
+    outcomes: Outcomes | None = None
 
 
 @dataclass
@@ -595,18 +599,23 @@ def _scores(
     run: _Run, network: AnyEncoder | None = None, *, prefix: str = "", with_probes: bool = True
 ) -> dict[str, float]:
     """Return the scores of a network, the released one unless given; none are computed where none may."""
+    return run.observer.visible(_computed_scores(run, network, prefix=prefix, with_probes=with_probes))
+
+
+def _computed_scores(
+    run: _Run, network: AnyEncoder | None = None, *, prefix: str = "", with_probes: bool = True
+) -> dict[str, float]:
+    """Return the scores with their outcomes, which have not passed the release policy."""
     if run.workers.rank > 0:
         return {}
-    return run.observer.visible(
-        all_scores(
-            run.task,
-            run.released if network is None else network,
-            run.data,
-            run.config,
-            device=run.device,
-            prefix=prefix,
-            with_probes=with_probes,
-        )
+    return all_scores(
+        run.task,
+        run.released if network is None else network,
+        run.data,
+        run.config,
+        device=run.device,
+        prefix=prefix,
+        with_probes=with_probes,
     )
 
 
@@ -645,7 +654,7 @@ def _finish(run: _Run, attempt: Attempt, timing: dict[str, float], num_scorings:
     if run.workers.rank > 0:
         return TrainingResult(metrics={}, series={}, encoder=run.released)
     started = time.perf_counter()
-    scores = _scores(run)
+    computed = _computed_scores(run)
     _refuse_changed(run)
     mechanism, num_restarts = run.config.mechanism, attempt.num_restarts
     if mechanism.num_restart_steps is None:
@@ -664,5 +673,10 @@ def _finish(run: _Run, attempt: Attempt, timing: dict[str, float], num_scorings:
         charged["epsilon"] = run.config.epsilon(
             num_steps_promised, num_restarts=num_restarts, num_scorings=num_scorings
         )
-    metrics = run.observer.visible(charged | timing | scores | run.observer.final)
-    return TrainingResult(metrics=metrics, series=run.observer.series, encoder=run.released)
+    metrics = run.observer.visible(charged | timing | computed | run.observer.final)
+    return TrainingResult(
+        metrics=metrics,
+        series=run.observer.series,
+        encoder=run.released,
+        outcomes=public_outcomes(computed, run.data, run.config),
+    )

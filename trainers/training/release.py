@@ -181,7 +181,7 @@ def correct_counts(
     on copies of all that it holds, so that its answer does not depend on those that came before.
     """
     index = index.one_row_each()
-    chosen = first_by_hash(index.ids, config.evaluation.max_index_records, seed=config.public_seed)
+    chosen = first_by_hash(index.ids, config.evaluation.max_index_records)
     how: dict[str, Any] = {
         "device": device,
         "isolate": config.isolates_groups,

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from dpgcl_core.accounting.composition import epsilon_prv, epsilon_rdp
@@ -37,12 +38,13 @@ from sweeps.service.planning.trials import Charged, Point, Trial, is_proven
 from sweeps.service.planning.unread import unread_note, unread_options
 from sweeps.service.storage.folder import config_hash
 from trainers.config.networks import PrivateStart
-from trainers.config.training import AnyNetworkConfig, TrainingConfig
+from trainers.config.training import AnyNetworkConfig, EvaluationConfig, TrainingConfig
 from trainers.config.tree import changed
 from trainers.data.dataset import TrainingData, image_shape_of, modality_of, num_public_classes
 from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.data.own import label_place
 from trainers.data.records import Records
+from trainers.evaluation.features import first_records
 from trainers.tasks.task import task_of
 from trainers.training.foreign import foreign_note, refuse_mixing_network
 from trainers.training.microbatch import max_views
@@ -355,11 +357,11 @@ def _trials(
     options: SweepOptions, configs: Sequence[tuple[Point, TrainingConfig]], data: TrainingData
 ) -> list[Trial]:
     trials = []
+    of_data = {each: _data_params(data, each) for each in {config.evaluation for _, config in configs}}
     for repeat in range(options.service.repeats if options.release.is_open else 1):
         for point, config in configs:
             config = dataclasses.replace(config, public_seed=options.service.seed + repeat)
-            params = _params(config, options, point, repeat)
-            params["image_shape"] = list(data.train.images.shape[1:])
+            params = _params(config, options, point, repeat) | of_data[config.evaluation]
             trials.append(Trial(name=f"{point.label}-r{repeat}", config=config, params=params))
     return trials
 
@@ -370,7 +372,7 @@ def trial_at(
     """Return the training at one point, which names it: for sweeps that choose while they run."""
     ((_, config),) = _configs(options, [point], data, calibration_folder)
     _checked_networks([config], data)
-    params = _params(config, options, point, 0) | {"image_shape": list(data.train.images.shape[1:])}
+    params = _params(config, options, point, 0) | _data_params(data, config.evaluation)
     return Trial(name=point.label, config=config, params=params)
 
 
@@ -608,6 +610,23 @@ def _params(config: TrainingConfig, options: SweepOptions, point: Point, repeat:
     if target is None or here.mechanism.tan_factor > 1:
         params["target_epsilon"] = round(config.epsilon(), 4)
     return params | dict(point.params)
+
+
+def _data_params(data: TrainingData, evaluation: EvaluationConfig) -> dict[str, Any]:
+    """Return what a trial's params tell of the records: their images' shape, and how many public ones score.
+
+    `num_scored_records`, and with labels `scored_majority_share`, the share of the most frequent class.
+    """
+    params: dict[str, Any] = {"image_shape": list(data.train.images.shape[1:])}
+    if data.queries is None or not data.evaluation_is_public:
+        return params
+    scored = first_records(data.queries, evaluation.max_query_records)
+    params["num_scored_records"] = len(scored)
+    if scored.labels is not None:
+        params["scored_majority_share"] = float(
+            np.unique(scored.labels, return_counts=True)[1].max() / len(scored)
+        )
+    return params
 
 
 def num_records(data: TrainingData) -> int:

@@ -894,7 +894,7 @@ class OpenSweep:
             if any(map(is_reference, self._tracker.metrics_of(self._parent))):
                 return
             doing("scoring raw pixels and HOG")
-            scores = reference_scores(data, evaluation, seed=self._service.seed)
+            scores = reference_scores(data, evaluation)
             self._tracker.log_metrics(self._parent, scores)
         except (DpgclError, MemoryError) as error:
             warn(f"warning: no scores of raw pixels and HOG: {error}")

@@ -8,7 +8,8 @@ Everything lies under one absolute storage folder:
     sweeps/NAME/plan.json        the configuration this folder belongs to, its id, its account in a ledger
                                  and the head of that ledger after the last charge
     sweeps/NAME/trials/*.json    one file per finished trial: the truth a resume starts from
-    sweeps/NAME/checkpoints/     one folder per trial; in an open sweep its progress.json tells the steps done
+    sweeps/NAME/checkpoints/     one folder per trial; in an open sweep its progress.json tells the steps
+                                 done. outcomes.npz is what each public record contributed to the scores
     sweeps/NAME/drawn/*.json     the steps of each trial, counted before they are drawn; apart from the
                                  checkpoints, so that older ones put back do not take the count back
     sweeps/NAME/started/*.json   how often each trial was started: what tells that its count is lost
@@ -36,6 +37,7 @@ from trainers.config.training import PerformanceConfig, TrainingConfig
 from trainers.files.attempts import Drawn
 from trainers.files.checkpoint import CheckpointFolder, read_drawn, write_drawn
 from trainers.files.durable import make_folder, replacing, sync_folder
+from trainers.files.outcomes import Outcomes, read_outcomes
 from trainers.files.progress import PROGRESS_FILE
 
 CONFIG_FILE = "config.yaml"
@@ -212,6 +214,16 @@ class SweepFolder:
         with storage_errors(self._result_file(trial)):
             make_folder(self._result_file(trial).parent)
             write_json(self._result_file(trial), result)
+
+    def outcomes(self) -> dict[str, Outcomes]:
+        """Return the outcomes of finished trials by name, record by record; trials without are absent.
+
+        Raises:
+          StorageError: a file of outcomes is damaged.
+        """
+        names = sorted(file.stem for file in (self.path / "trials").glob("*.json"))
+        found = {name: read_outcomes(self.checkpoint_folder(name)) for name in names}
+        return {name: outcomes for name, outcomes in found.items() if outcomes is not None}
 
     def _result_file(self, trial: str) -> Path:
         return self.path / f"trials/{trial}.json"

@@ -346,6 +346,6 @@ def test_scores_are_fitted_on_all_records_and_asked_of_all_unless_limited() -> N
     config = EvaluationConfig(num_neighbors=1)
     last = index.take(order[-1:])
     asked = embed_features(_identity(), last.images)
-    scores = label_scores(_identity(), index, asked, last, config, seed=0, batch_size=64, device="cpu")
+    scores = label_scores(_identity(), index, asked, last, config, batch_size=64, device="cpu")
     assert scores["knn_accuracy"] == 1.0
     assert _scores(index, index, num_neighbors=1)["knn_accuracy"] == 1.0

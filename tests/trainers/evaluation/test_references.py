@@ -61,7 +61,7 @@ def test_reference_scores_are_those_of_the_networks_scorer() -> None:
     assert data.index.labels is not None
     assert data.queries.labels is not None
     expected = feature_scores(known, data.index.labels, asked, data.queries.labels, CONFIG)
-    found = reference_scores(data, CONFIG, seed=0)
+    found = reference_scores(data, CONFIG)
     assert set(found) == OF_IMAGES
     assert {name: found[f"raw_pixels_{name}"] for name in expected} == expected
 
@@ -73,7 +73,7 @@ def test_reference_scores_of_private_records_are_not_even_computed(monkeypatch: 
         raise AssertionError("private images were described")
 
     monkeypatch.setattr("trainers.evaluation.references._described", refused)
-    assert reference_scores(_data(train_is_public=False, evaluation_is_public=False), CONFIG, seed=0) == {}
+    assert reference_scores(_data(train_is_public=False, evaluation_is_public=False), CONFIG) == {}
 
 
 def test_reference_scores_of_public_records_beside_private_training_ones_see_these_alone(
@@ -83,13 +83,13 @@ def test_reference_scores_of_public_records_beside_private_training_ones_see_the
     private = _records(50, 3)
     object.__setattr__(data, "train", private)
     object.__setattr__(private, "images", None)  # any look at them fails
-    assert set(reference_scores(data, CONFIG, seed=0)) == OF_IMAGES
+    assert set(reference_scores(data, CONFIG)) == OF_IMAGES
 
 
 def test_reference_scores_are_declared_references() -> None:
     probe = Probe(name="other", index=_records(20, 4), queries=_records(10, 5))
     data = _data(train_is_public=True, evaluation_is_public=True, probes=(probe,))
-    found = reference_scores(data, CONFIG, seed=0)
+    found = reference_scores(data, CONFIG)
     assert len(found) == 8
     assert "hog_transfer_knn_accuracy/other" in found
     assert all(find_metric(name) is not None and is_reference(name) for name in found)
@@ -98,7 +98,7 @@ def test_reference_scores_are_declared_references() -> None:
 def test_reference_scores_need_labels() -> None:
     data = _data(train_is_public=True, evaluation_is_public=True)
     object.__setattr__(data, "queries", _records(30, 2, labelled=False))
-    assert reference_scores(data, CONFIG, seed=0) == {}
+    assert reference_scores(data, CONFIG) == {}
 
 
 @pytest.mark.ci
@@ -107,7 +107,7 @@ def test_reference_scores_of_pairs_are_of_labelled_images_alone() -> None:
     data = TrainingData(
         train=pairs, index=pairs, queries=pairs, train_is_public=True, evaluation_is_public=True
     )
-    assert set(reference_scores(data, CONFIG, seed=0)) == OF_IMAGES
+    assert set(reference_scores(data, CONFIG)) == OF_IMAGES
 
 
 def test_hog_is_scikit_images_descriptor_of_four_pixel_cells() -> None:

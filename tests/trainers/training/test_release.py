@@ -311,6 +311,28 @@ def test_noised_scores_that_are_drawn_again_are_charged_again() -> None:
     assert config.epsilon(2, num_scorings=2) > config.epsilon(2, num_scorings=1) == config.epsilon(2)
 
 
+def test_outcomes_are_of_the_public_records_that_are_scored_and_of_bare_final_scores() -> None:
+    data = _data()
+    result = train(_config(evaluation=dataclasses.replace(NOISED, also_untrained=True)), data)
+    assert data.queries is not None
+    assert result.outcomes is not None
+    assert sorted(result.outcomes.record_ids) == sorted(data.queries.ids)
+    assert set(result.outcomes.scores) == {"knn_accuracy", "linear_probe_accuracy"}
+    for name, outcomes in result.outcomes.scores.items():
+        assert outcomes.mean() == pytest.approx(result.metrics[name], abs=1e-6)
+    assert {type(value) for value in result.metrics.values()} == {float}
+
+
+def test_private_evaluation_records_have_no_outcomes_though_their_scores_are_seen() -> None:
+    """Of public training records all scores are seen, also those of records that nobody called public."""
+    data = dataclasses.replace(make_data(), evaluation_is_public=False)
+    result = train(make_config(num_steps=1), data)
+    assert "knn_accuracy" in result.metrics
+    assert result.outcomes is None
+    public = train(make_config(num_steps=1), dataclasses.replace(data, evaluation_is_public=True))
+    assert public.outcomes is not None
+
+
 class _Leaky:
     """Opens the first gate, so that everything private-only is computed, and notes what it is."""
 
