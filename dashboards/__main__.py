@@ -25,6 +25,7 @@ from dashboards.compose.questions import find_question
 from dashboards.errors import DashboardError
 from dashboards.figures import load_for, write_all
 from dashboards.ledgers import draw_burn_down
+from dashboards.query.documents import load_answer
 from dashboards.query.sweeps import list_sweeps
 from dashboards.report.write import write_report
 from dpgcl_core.addresses import hide_arguments
@@ -72,9 +73,10 @@ def figure_command(
     """
     asked = find_question(question)
     asked = asked if axis is None else asked.along(axis)
-    trials = load_for(asked, tracking_uri or default_tracking_uri(), sweep)
+    uri = tracking_uri or default_tracking_uri()
+    trials, answer = load_for(asked, uri, sweep), load_answer(uri, sweep) if axis is None else None
     folder = output or storage_root(None) / "figures" / folder_name(str(trials["sweep"].iloc[0]))
-    _report(lambda: write_all(trials, folder, asked), folder)
+    _report(lambda: write_all(trials, folder, asked, answer), folder)
 
 
 def compare_command(

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pandas as pd
 
+from dashboards.compose.answer import Answer
 from dashboards.compose.content import Content
-from dashboards.compose.figure import PAIRED, content_of, numbers_of
+from dashboards.compose.figure import content_of, numbers_of
 from dashboards.compose.planning import curves_content, numbers_of_curves
 from dashboards.compose.questions import Question, find_question
 from dashboards.errors import DashboardError
+from dashboards.query.documents import load_answer
 from dashboards.query.trials import load_series, load_trials
 from dashboards.render.latex import to_latex
 from dashboards.render.page import page_of
@@ -38,16 +40,20 @@ def draw(question: Question | str, tracking_uri: str, sweep: str | None, folder:
       DashboardError: the sweep does not make this figure.
       OSError: the folder cannot be written.
     """
-    return write_all(load_for(question, tracking_uri, sweep), folder, question)
+    return write_all(
+        load_for(question, tracking_uri, sweep), folder, question, load_answer(tracking_uri, sweep)
+    )
 
 
-def write_all(trials: pd.DataFrame, folder: Path, question: Question | str) -> list[Path]:
+def write_all(
+    trials: pd.DataFrame, folder: Path, question: Question | str, answer: Answer | None = None
+) -> list[Path]:
     """Write what `write_figure` and `write_table` do, from one content.
 
     Raises as `write_figure`.
     """
     asked = find_question(question)
-    return write_drawing(content_of(trials, asked), numbers_of(trials, asked), folder, asked.stem)
+    return write_drawing(content_of(trials, asked, answer), numbers_of(trials, asked), folder, asked.stem)
 
 
 def write_figure(trials: pd.DataFrame, folder: Path, question: Question | str) -> list[Path]:
@@ -147,7 +153,6 @@ def _as_markdown(content: Content) -> str:
     text = f"# {escaped(content.title)}\n\n{escaped(content.subtitle)}\n\n{to_markdown(first)}\n\n{notes}\n"
     for heading, table in others:
         text += f"\n## {escaped(heading)}\n\n{to_markdown(table)}\n"
-        text += f"\n{PAIRED}\n" if heading.startswith("Differences") else ""
     return text
 
 

@@ -1,18 +1,15 @@
-"""The answer of a sweep: which setting is best, by how much, which to take, and what it cost in privacy.
+"""The answer of a sweep: which setting to take, by how much it leads, and what it cost in privacy.
 
-One object, made by one function from the trials, says it to terminal, MLflow, figures and export alike. What
-counts as resolved is judged by `dashboards.compose.blocks`, for the best setting is picked after looking.
+One object, made by one function from the trials, is read by terminal, MLflow, figures, report and export.
+What counts as distinguishable is judged by `dashboards.compose.decision` alone.
 
-*Who may be best.* Trials with a proven guarantee; where there are none, all that were trained. A reference
-that stands apart on the axis (the whole batch as one group, ε = ∞, σ = 0) is compared elsewhere, and never
-what to take.
+*Candidates* are all settings with a proven guarantee that were trained; where there are none, all that were
+trained. Whatever is left out is named with the reason. Settings at several ε are compared at each ε by
+itself, unless ε is what the sweep is about.
 
-*Cheaper* is what costs less ε, then fewer views that pass the network over the training, then fewer clipped
-gradients; no clock decides. Views are counted among settings of one method and one network alone. Where
-settings cost the same, as along a temperature, none is cheaper.
-
-*Take* the cheapest of the settings that are not resolved from the best; where the best is resolved from the
-network before training, the cheapest of those that are, too.
+*To take* is the setting with the highest mean, or one within a standard error of it that saves a third of ε
+or of the compute (`Layout.recommend`). Compute is counted in views that pass the network over the training,
+among settings of one method and one network alone; no clock decides.
 """
 
 from __future__ import annotations
@@ -21,16 +18,18 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from dashboards.compose.axes import Axis
-from dashboards.compose.blocks import HIGHER, Blocks, Difference
+from dashboards.compose.decision import HIGHER, LEVEL, LOWER, Comparison, Cost, Layout, RecordSpread
 from dashboards.compose.names import (
     METHOD_NAMES,
+    NOISED_SCORES,
     common_scores,
     has_values,
     listed,
@@ -40,12 +39,12 @@ from dashboards.compose.names import (
     value_text,
 )
 from dashboards.compose.questions import Question, find_question
-from dashboards.compose.references import NETWORK, start_of, start_text
+from dashboards.compose.references import COMPARED, NETWORK, start_of, start_text
 from dashboards.compose.search import number_trials, objective, searched_columns
-from dashboards.compose.selection import ORDER, PROVEN, SAMPLED, cell_columns, shown_trials
+from dashboards.compose.selection import AS_PUBLISHED, ORDER, PROVEN, SAMPLED, cell_columns, shown_trials
 from dashboards.errors import DashboardError
 from dpgcl_core.release.statement import delta_text, rounded_up
-from dpgcl_core.sampling.groups import BATCH
+from trainers.files.outcomes import Outcomes
 
 POINT = "point"
 OWN = Question(
@@ -55,6 +54,9 @@ OWN = Question(
     axis=Axis(column=POINT, label="Point", symbol="point", scale="categorical"),
 )
 """Of sweeps with points of somebody's own: each is a setting, by its label."""
+NUM_RECORDS, MAJORITY = "num_scored_records", "scored_majority_share"
+_WITHOUT_PRIVACY = "the best without privacy"
+_EPSILON = "target_epsilon"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,17 +103,111 @@ class Setting:
       name: for readers, for example "S = 8".
       values: what tells it apart, by column.
       mean: its score, a fraction.
-      cost: ε, views and clipped gradients of one training; compared in this order.
+      cost: of one training.
       over_start: its difference to the network before training; None where that was not scored.
+      over_best: its difference to the highest setting; None for the highest itself.
       trials: names of its trials.
     """
 
     name: str
     values: Mapping[str, Any]
     mean: float
-    cost: tuple[float, ...]
-    over_start: Difference | None
+    cost: Cost
+    over_start: Comparison | None
+    over_best: Comparison | None
     trials: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The decision among settings that may be compared.
+
+    Attributes:
+      at: what they share, for example "ε = 1"; empty where the sweep has one choice.
+      settings: all candidates, in the order of the axis.
+      best: name of the one with the highest mean score.
+      take: name of the one to take.
+      within_noise: the settings that are not distinguishable from the best one, itself included, in words.
+      sources: what chance was estimated from: "repeats and test records", one of them, or "nothing".
+      num_repeats_needed: repeats that would show the present lead; None where it is shown, or too many.
+    """
+
+    at: str
+    settings: tuple[Setting, ...]
+    best: str
+    take: str
+    within_noise: str
+    sources: str
+    num_repeats_needed: int | None = None
+
+    @property
+    def best_setting(self) -> Setting:
+        """The setting with the highest mean score."""
+        return self._named(self.best)
+
+    @property
+    def taken(self) -> Setting:
+        """The setting to take."""
+        return self._named(self.take)
+
+    @property
+    def contenders(self) -> list[str]:
+        """Names of the settings that are not distinguishable from the best one, itself included."""
+        return [
+            each.name
+            for each in self.settings
+            if each.over_best is None or not each.over_best.is_distinguishable
+        ]
+
+    @property
+    def runner_up(self) -> Setting | None:
+        """The setting with the second highest mean; None where there is one setting."""
+        others = [each for each in self.settings if each.name != self.best]
+        return max(others, key=lambda each: each.mean, default=None)
+
+    def advice(self, title: str) -> str:
+        """Return what to take, and why."""
+        best, taken = self.best_setting, self.taken
+        score = f"{100 * taken.mean:.2f} % {title}"
+        if len(self.settings) == 1:
+            return f"{taken.name} is the only setting: {score}"
+        if taken.name != best.name:
+            return (
+                f"take {taken.name}: {score}, within a standard error of the highest ({best.name}, "
+                f"{100 * best.mean:.2f} %) for {taken.cost.saving_text(best.cost)} less"
+            )
+        if len(self.contenders) == 1:
+            return f"take {taken.name}: {score}, distinguishable from all others"
+        if self.sources == "nothing":
+            return f"take {taken.name}: the highest, {score}; one training of each cannot tell it from chance"
+        return f"take {taken.name}: the highest, {score}; {self.within_noise} are within noise of each other"
+
+    def lead(self) -> str:
+        """Return by how much the setting to take leads its start, and the highest the next one."""
+        taken, runner = self.taken, self.runner_up
+        found = [f"{taken.name}: {taken.over_start.text()}"] if taken.over_start is not None else []
+        if runner is not None and runner.over_best is not None:
+            lead = dataclasses.replace(runner.over_best, mean=-runner.over_best.mean, minus=runner.name)
+            same = f"{self.best}: " * (self.best != self.take or not found)
+            found.append(f"{same}{lead.text()}, the next")
+        return "; ".join(found)
+
+    def power(self) -> str:
+        """Return what this choice could show, and what it would take to show the present lead."""
+        if self.smallest_lead is None:
+            return ""
+        needed = self.num_repeats_needed
+        more = "" if needed is None else f"; this one would take about {needed} repeats"
+        return f"a lead from {100 * self.smallest_lead:.2f} points up is distinguishable{more}"
+
+    @property
+    def smallest_lead(self) -> float | None:
+        """The smallest lead of the best setting that would be distinguishable; None where none would be."""
+        runner = self.runner_up
+        return runner.over_best.smallest if runner is not None and runner.over_best is not None else None
+
+    def _named(self, name: str) -> Setting:
+        return next(setting for setting in self.settings if setting.name == name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,106 +218,150 @@ class Answer:
       question: in words.
       score: that it is decided by, a metric.
       num_repeats: that every setting has, so that differences are paired.
-      num_left_out: repeats that some setting lacks, for trials that failed or have not finished.
-      settings: all that may be best, in the order of the axis.
-      best: name of the one with the highest mean score.
-      cheaper: the best against the next cheaper setting; None where none is cheaper.
-      tied: names of the settings that are not resolved from the best, itself included.
-      tied_text: the same in words.
-      take: names of the settings to take; several where none of them is cheaper, none after one repeat.
+      num_repeats_left_out: repeats that some setting lacks, for trials that failed or have not finished.
+      choices: one, or one for each ε.
+      left_out: what is no candidate, with the reason.
+      references: mean score of what costs nothing, and of the best training without privacy, by name.
+      num_records: that were scored; None where that is not public.
+      majority_share: of the largest class among them; None without labels.
       privacy: what it cost; None where that is not known here.
     """
 
     question: str
     score: str
     num_repeats: int
-    num_left_out: int
-    settings: tuple[Setting, ...]
-    best: str
-    cheaper: Difference | None
-    tied: tuple[str, ...]
-    tied_text: str
-    take: tuple[str, ...]
+    num_repeats_left_out: int
+    choices: tuple[Choice, ...]
+    left_out: tuple[str, ...] = ()
+    references: Mapping[str, float]
+    num_records: int | None = None
+    majority_share: float | None = None
     privacy: PrivacyNumbers | None = None
 
     @property
-    def best_setting(self) -> Setting:
-        """The setting with the highest mean score."""
-        return self._named(self.best)
+    def settings(self) -> list[Setting]:
+        """All candidates."""
+        return [each for choice in self.choices for each in choice.settings]
+
+    @property
+    def take(self) -> list[str]:
+        """Names of the settings to take, one for each choice."""
+        return [choice.take for choice in self.choices]
 
     @property
     def gains(self) -> bool | None:
-        """Whether what to take is resolved above the network before training; None where none was scored."""
-        found = [self._named(name).over_start for name in self.take or (self.best,)]
-        known = [each.verdict == HIGHER for each in found if each is not None]
-        return all(known) if known else None
+        """Whether what to take is distinguishable above its start; None where no start was scored."""
+        known = [each.taken.over_start for each in self.choices if each.taken.over_start is not None]
+        return all(each.verdict == HIGHER for each in known) if known else None
+
+    @property
+    def title(self) -> str:
+        """The score for readers."""
+        return score_title(self.score) or self.score
 
     def headline(self) -> str:
         """Return what to take, in a sentence."""
-        title = score_title(self.score) or self.score
-        if len(self.settings) == 1:
-            said = f"{self.best} is the only setting shown"
-        elif self.num_repeats < 2:
-            said = (
-                f"{self.best} has the highest {title}, and one training of each cannot tell whether by chance"
-            )
-        elif len(self.tied) == 1:
-            said = f"{self.best}, whose {title} is resolved from that of all others"
-        else:
-            said = f"{self.tied_text} are not resolved from each other in {title}{self._advice()}"
-        return f"{self.question} {said}."
+        advice = [
+            f"{f'at {choice.at} ' if choice.at else ''}{choice.advice(self.title)}" for choice in self.choices
+        ]
+        first, *others = advice
+        text = first if len(self.choices[0].settings) == 1 else first[:1].upper() + first[1:]
+        return f"{self.question} {'; '.join([text, *others])}."
 
-    def _advice(self) -> str:
-        if set(self.take) == set(self.tied):
-            return ", and none of them is cheaper"
-        taken = self._named(self.take[0])
-        passed_over = [name for name in self.tied if name not in self.take]
-        cheaper = any(self._named(name).cost <= taken.cost for name in passed_over)
-        own = taken.over_start
-        why = f"the cheapest that is resolved from {own.minus}" if own and cheaper else "the cheapest"
-        return f"; take {'one of ' * (len(self.take) > 1)}{listed(self.take)}, {why}"
+    def beaten(self) -> str | None:
+        """Return what costs nothing and scores above every setting; None where nothing does."""
+        highest = max(each.mean for each in self.settings)
+        above = {
+            name: mean
+            for name, mean in self.references.items()
+            if mean > highest and name != _WITHOUT_PRIVACY
+        }
+        if not above:
+            return None
+        named = listed([f"{_with_article(name)} ({100 * mean:.2f} %)" for name, mean in above.items()])
+        verb = "score" if len(above) > 1 or named.startswith("raw pixels") else "scores"
+        return f"{named[:1].upper()}{named[1:]} {verb} above every setting in {self.title}."
 
-    def lead(self) -> str:
-        """Return the best score, and by how much it leads."""
-        best, title = self.best_setting, score_title(self.score) or self.score
-        leads = [each.text() for each in (best.over_start, self.cheaper) if each is not None]
-        ends = ", the next cheaper" if self.cheaper is not None else ""
-        over = f"{self.num_repeats} repeat{'s' * (self.num_repeats != 1)}"
-        if self.num_left_out:
-            over += f", {self.num_left_out} more left out, for not all their trials have finished"
-        told = f": {'; '.join(leads)}{ends}" if leads else ""
-        return f"Highest: {best.name} with {100 * best.mean:.2f} % {title} over {over}{told}."
+    def leads(self) -> str:
+        """Return by how much what to take leads."""
+        told = [(choice.at, choice.lead()) for choice in self.choices]
+        return _in_a_row([f"at {at}, {text}" if at else text for at, text in told if text])
+
+    def beside(self) -> str:
+        """Return what costs nothing, for comparison."""
+        named = [f"{name} {100 * mean:.2f} %" for name, mean in self.references.items()]
+        return f"Beside it: {', '.join(named)}." if named else ""
+
+    def basis(self) -> str:
+        """Return what the answer rests on, and which differences it could have shown."""
+        repeats = f"{self.num_repeats} repeat{'s' * (self.num_repeats != 1)}"
+        if self.num_repeats_left_out:
+            repeats += f" ({self.num_repeats_left_out} left out: not all their trials have finished)"
+        records = ""
+        if self.num_records is not None:
+            share = "" if self.majority_share is None else f", {100 * self.majority_share:.0f} % of one class"
+            records = f" and {self.num_records} test records{share}"
+        sources = self.choices[0].sources
+        chance = "" if " and " in sources else f"; chance of {sources} alone" * (sources != "nothing")
+        power = self.choices[0].power() if len(self.choices) == 1 else self._smallest_leads()
+        return f"From {repeats}{records}{chance}{f': {power}' if power else ''}."
+
+    def _smallest_leads(self) -> str:
+        smallest = [each for choice in self.choices if (each := choice.smallest_lead) is not None]
+        if not smallest:
+            return ""
+        low, high = (f"{100 * each:.2f}" for each in (min(smallest), max(smallest)))
+        return f"leads from {low if low == high else f'{low} to {high}'} points up are distinguishable"
 
     def warning(self) -> str | None:
-        """Return that what to take is not resolved above the network before training; None where it is."""
+        """Return that what to take is not distinguishable above its start; None where it is."""
         if self.gains is not False:
             return None
-        names = [self._named(name).over_start for name in self.take or (self.best,)]
-        minus = next(each.minus for each in names if each is not None)
-        few = self.num_repeats < 2
-        why = "one repeat cannot tell" if few else "they may have learned nothing of the data"
-        return f"no gain over {minus} is resolved: {why}"
+        taken = [each.taken for each in self.choices if each.taken.over_start is not None]
+        below = [each.name for each in taken if each.over_start and each.over_start.verdict == LOWER]
+        start = taken[0].over_start.minus if taken[0].over_start else ""
+        if below:
+            return f"{listed(below)} scores below {start}"
+        unknown = self.choices[0].sources == "nothing"
+        why = "one repeat cannot tell" if unknown else "it may have learned nothing of the data"
+        return f"no gain over {start} is distinguishable: {why}"
+
+    def first_lines(self) -> list[str]:
+        """Return what to take with what beats it; the warning, else by how much it leads; and the cost."""
+        warned = self.warning()
+        first = " ".join(filter(None, [self.beaten(), self.headline()]))
+        privacy = [self.privacy.text()] if self.privacy is not None else []
+        return [first, f"Warning: {warned}." if warned else self.leads() or self.basis(), *privacy]
 
     def lines(self) -> list[str]:
-        """Return the answer in sentences: what to take, what it cost, the lead, and a warning."""
-        privacy = [self.privacy.text()] if self.privacy is not None else []
+        """Return the answer in sentences: what to take, warnings, leads, what it rests on, its cost."""
         warned = self.warning()
-        return [self.headline(), *privacy, self.lead(), *([f"Warning: {warned}."] if warned else [])]
+        found = [self.beaten(), self.headline(), f"Warning: {warned}." if warned else None]
+        found += [self.leads(), self.beside(), self.basis(), " ".join(self.left_out)]
+        found += [self.privacy.text()] if self.privacy is not None else []
+        return [line for line in found if line]
 
     def metrics(self) -> dict[str, float]:
         """Return the numbers of the answer: `best_knn_accuracy`, `best_group_size`, `tuned_epsilon`, …."""
-        found = {f"best_{self.score}": self.best_setting.mean}
-        for name, value in self.best_setting.values.items():
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-                found[f"best_{name}"] = float(value)
+        found: dict[str, float] = {}
+        if len(self.choices) == 1:
+            best = self.choices[0].best_setting
+            found[f"best_{self.score}"] = best.mean
+            for name, value in best.values.items():
+                if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+                    found[f"best_{name}"] = float(value)
         if self.privacy is not None:
             told = {name: getattr(self.privacy, name) for name in ("tuned_epsilon", "epsilon_remaining")}
             found |= {name: float(value) for name, value in told.items() if value is not None}
         return found
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything as plain values, with the sentences in `lines`."""
-        return dataclasses.asdict(self) | {"lines": self.lines(), "warning": self.warning()}
+        """Return everything as plain values, with the sentences in `lines` and what to take in `take`."""
+        return dataclasses.asdict(self) | {
+            "lines": self.lines(),
+            "warning": self.warning(),
+            "take": self.take,
+        }
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Answer:
@@ -232,31 +372,42 @@ class Answer:
         """
         try:
             given = {each.name: values[each.name] for each in dataclasses.fields(cls)}
-            given |= {name: tuple(given[name]) for name in ("tied", "take")}
-            given["settings"] = tuple(map(_read_setting, given["settings"]))
-            given["cheaper"] = _read_difference(given["cheaper"])
+            given["choices"] = tuple(map(_read_choice, given["choices"]))
+            given["left_out"] = tuple(given["left_out"])
             given["privacy"] = given["privacy"] and PrivacyNumbers(**given["privacy"])
             found = cls(**given)
             found.lines()
-        except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, StopIteration, IndexError) as error:
             raise DashboardError(f"the recorded answer is damaged ({type(error).__name__})") from error
         return found
 
-    def _named(self, name: str) -> Setting:
-        return next(setting for setting in self.settings if setting.name == name)
+
+def _with_article(name: str) -> str:
+    return f"the {name}" if name.endswith(("network", "start")) else name
 
 
-def _read_difference(values: Mapping[str, Any] | None) -> Difference | None:
-    return None if values is None else Difference(**values)
+def _in_a_row(texts: Sequence[str]) -> str:
+    text = "; ".join(texts)
+    return f"{text[:1].upper() if text.startswith('at ') else text[:1]}{text[1:]}." if text else ""
+
+
+def _read_choice(values: Mapping[str, Any]) -> Choice:
+    return Choice(**{**values, "settings": tuple(map(_read_setting, values["settings"]))})
 
 
 def _read_setting(values: Mapping[str, Any]) -> Setting:
-    lists = {name: tuple(values[name]) for name in ("cost", "trials")}
-    return Setting(**{**values, **lists, "over_start": _read_difference(values["over_start"])})
+    read = {
+        name: None if values[name] is None else Comparison(**values[name])
+        for name in ("over_start", "over_best")
+    }
+    return Setting(**{**values, **read, "cost": Cost(**values["cost"]), "trials": tuple(values["trials"])})
 
 
 def answer_of(
-    trials: pd.DataFrame, question: Question | str, privacy: PrivacyNumbers | None = None
+    trials: pd.DataFrame,
+    question: Question | str,
+    privacy: PrivacyNumbers | None = None,
+    outcomes: Mapping[str, Outcomes] | None = None,
 ) -> Answer | None:
     """Return the answer of a sweep; None where no trial has a score.
 
@@ -264,6 +415,7 @@ def answer_of(
       trials: from `dashboards.query.trials.load_trials`, or the same columns.
       question: or its name; `OWN` for points of somebody's own.
       privacy: what the sweep cost.
+      outcomes: on public test records, by the trial's name; without them repeats alone are counted as chance.
 
     Raises:
       DashboardError: as `dashboards.compose.selection.shown_trials`.
@@ -275,24 +427,24 @@ def answer_of(
     )
     if score is None or not has_values(shown, score):
         return None
-    found = _Candidates.of(_candidates(shown[shown[score].notna()], asked), asked, score)
-    blocks, settings = found.blocks, found.settings()
-    best = max(range(len(settings)), key=lambda i: (settings[i].mean, [-each for each in settings[i].cost]))
-    tied = [
-        i for i in range(len(settings))
-        if i == best or not blocks.between(best, i, "").is_resolved
-    ]  # fmt: skip
+    rows, left_out = _candidates(shown[shown[score].notna()], asked)
+    if "repeat" not in rows:
+        rows = rows.assign(repeat=0)
+    parts = [("", rows)]
+    if _EPSILON in asked.curve_columns and rows[_EPSILON].nunique() > 1:
+        parts = [(f"ε = {value_text(epsilon)}", part) for epsilon, part in rows.groupby(_EPSILON)]
+    level = LEVEL / len(parts)
+    found = [_Candidates.of(part, asked, score, level, outcomes or {}) for _, part in parts]
     return Answer(
         question=asked.asked,
         score=score,
-        num_repeats=len(blocks.scores),
-        num_left_out=found.num_left_out,
-        settings=settings,
-        best=settings[best].name,
-        cheaper=_next_cheaper(blocks, settings, best),
-        tied=tuple(settings[i].name for i in tied),
-        tied_text=found.span(tied),
-        take=_take([settings[i] for i in tied], settings[best]) if len(blocks.scores) > 1 else (),
+        num_repeats=min(each.num_repeats for each in found),
+        num_repeats_left_out=max(each.num_left_out for each in found),
+        choices=tuple(each.choice(at) for each, (at, _) in zip(found, parts, strict=True)),
+        left_out=left_out,
+        references=_references(shown, rows, score),
+        num_records=_one_of(shown, NUM_RECORDS, int),
+        majority_share=_one_of(shown, MAJORITY, float),
         privacy=privacy,
     )
 
@@ -322,27 +474,58 @@ def with_points(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     return trials.assign(**{POINT: [re.sub(r"-r\d+$", "", str(name)) for name in trials["trial"]]})
 
 
-def _candidates(shown: pd.DataFrame, question: Question) -> pd.DataFrame:
-    """Return the trials of the settings that may be best; references where there is nothing else."""
-    found = shown[shown["guarantee"] == PROVEN] if (shown["guarantee"] == PROVEN).any() else shown
-    if "num_steps" in found and (found["num_steps"] > 0).any():
-        found = found[found["num_steps"] > 0]
-    apart = found[ORDER].map(question.axis.is_detached)
-    if has_values(found, "group_size"):
-        apart |= found["group_size"].map(str) == BATCH
-    return found if apart.all() else found[~apart]
+def _candidates(shown: pd.DataFrame, question: Question) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """Return the trials of the settings that may be best, and what is left out with the reason."""
+    column = question.axis.column if question.kind == "search" or "method" not in shown else "method"
+    kept, reasons = shown, []
+    proven = shown["guarantee"] == PROVEN
+    trained = shown["num_steps"] > 0 if "num_steps" in shown else proven | True
+    for reason, keeps in (("not trained", trained), ("no proven guarantee", proven)):
+        rest = kept[~keeps.loc[kept.index]]
+        if not len(rest) or len(rest) == len(kept):
+            continue
+        kept = kept.drop(rest.index)
+        reasons.append((reason, rest))
+    told = []
+    for reason, rest in reasons:
+        claimed = rest[rest["guarantee"] == AS_PUBLISHED]
+        names = list(dict.fromkeys(value_text(_plain(each)) for each in rest[column]))
+        same = set(names) & {value_text(_plain(each)) for each in kept[column]}
+        what = f"{len(rest)} trials without noise" if same and claimed.empty else listed(names)
+        told.append(f"Left out, {reason}: {what}.")
+    return kept, tuple(told)
+
+
+def _references(shown: pd.DataFrame, candidates: pd.DataFrame, score: str) -> dict[str, float]:
+    """Return the mean scores of what costs nothing, and of the best training without privacy."""
+    found = {}
+    for each in COMPARED:
+        if has_values(candidates, each.prefix + score):
+            found[each.label.removesuffix(" alone")] = float(candidates[each.prefix + score].mean())
+    free = shown[(shown["guarantee"] == "none") & (shown[_EPSILON] == math.inf) & shown[score].notna()]
+    free = free[free["num_steps"] > 0] if "num_steps" in free else free
+    if len(free) and (candidates["guarantee"] == PROVEN).any():
+        keys = [name for name in (ORDER, "method", NETWORK) if name in free]
+        found[_WITHOUT_PRIVACY] = float(free.groupby(keys)[score].mean().max())
+    return found
+
+
+def _one_of(shown: pd.DataFrame, name: str, kind: Any) -> Any:
+    """Return a number that all trials share; None where there is none."""
+    return kind(shown[name].iloc[0]) if has_values(shown, name) and shown[name].nunique() == 1 else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Candidates:
-    """The trials that may be best, by setting.
+    """Settings that are compared with each other.
 
     Attributes:
       trials: of all settings.
       keys: columns that tell settings apart, the axis first.
       question: of the sweep.
       cells: the trials of each setting, in the order of the axis.
-      blocks: their scores over the repeats that all have; over none of them the means, as one repeat.
+      layout: their scores.
+      num_repeats: that all settings have.
       num_left_out: repeats that some setting lacks.
       start: name of the network before training.
     """
@@ -351,54 +534,95 @@ class _Candidates:
     keys: list[str]
     question: Question
     cells: Sequence[pd.DataFrame]
-    blocks: Blocks
+    layout: Layout
+    num_repeats: int
     num_left_out: int
     start: str
-    costs: Sequence[tuple[float, ...]] = field(default=())
 
     @classmethod
-    def of(cls, trials: pd.DataFrame, question: Question, score: str) -> _Candidates:
+    def of(
+        cls,
+        rows: pd.DataFrame,
+        question: Question,
+        score: str,
+        level: float,
+        outcomes: Mapping[str, Outcomes],
+    ) -> _Candidates:
         """Return the settings of the trials that may be best."""
-        keys = [name for name in cell_columns(trials, question) if name != "guarantee"]
-        rows = trials if "repeat" in trials else trials.assign(repeat=0)
-        cells = [cell for _, cell in rows.groupby(keys)]
-        scores = pd.concat([_by_repeat(cell, cell[score]) for cell in cells], axis=1)
+        is_search = question.kind == "search"
+        keys = [name for name in cell_columns(rows, question) if name != "guarantee"]
+        keys = searched_columns(rows) or keys if is_search else keys
+        cells = [cell for _, cell in rows.groupby(keys, dropna=False)]
+        if is_search:
+            cells.sort(key=lambda cell: float(cell["trial_number"].min()))
         starts = [start_of(cell, score) for cell in cells]
-        before = [_by_repeat(cell, each[1]) for cell, each in zip(cells, starts, strict=True) if each]
-        whole = scores.dropna()
-        start_scores = pd.concat(before, axis=1).reindex(whole.index) if len(before) == len(cells) else None
-        known = start_scores is not None and not start_scores.empty and start_scores.notna().all(axis=None)
-        blocks = Blocks(
-            whole.to_numpy(float) if len(whole) else scores.mean().to_numpy(float)[None],
-            start_scores.to_numpy(float) if known and start_scores is not None else None,
-        )
         names = {each[0] for each in starts if each}
+        noise = _noise_variance(rows, score)
+        if is_search:
+            layout = _layout_within(cells, score, level, noise, outcomes)
+            num_repeats, num_left_out = min(map(len, cells)), 0
+        else:
+            scores = pd.concat([_by_repeat(cell, cell[score]) for cell in cells], axis=1)
+            before = [_by_repeat(cell, each[1]) for cell, each in zip(cells, starts, strict=True) if each]
+            whole = scores.dropna()
+            start_scores = (
+                pd.concat(before, axis=1).reindex(whole.index) if len(before) == len(cells) else None
+            )
+            known = start_scores is not None and len(start_scores) and start_scores.notna().all(axis=None)
+            spread = _record_spread(cells, list(whole.index), score, names, outcomes)
+            layout = Layout(
+                whole.to_numpy(float) if len(whole) else scores.mean().to_numpy(float)[None],
+                start_scores.to_numpy(float) if known and start_scores is not None else None,
+                spread,
+                noise,
+                level,
+            )
+            num_repeats, num_left_out = len(layout.scores), len(scores) - len(layout.scores)
         return cls(
             trials=rows,
             keys=keys,
             question=question,
             cells=cells,
-            blocks=blocks,
-            num_left_out=len(scores) - len(blocks.scores),
+            layout=layout,
+            num_repeats=num_repeats,
+            num_left_out=num_left_out,
             start=start_text(names),
-            costs=_costs(rows, cells),
         )
 
-    def settings(self) -> tuple[Setting, ...]:
-        """Return the settings, in the order of the axis."""
-        return tuple(
+    def choice(self, at: str) -> Choice:
+        """Return the decision among the settings."""
+        layout, names = self.layout, [self._name(cell) for cell in self.cells]
+        costs = _costs(self.trials, self.cells)
+        best, taken = int(layout.means.argmax()), layout.recommend(costs)
+        over_best = [
+            None if each == best else layout.between(each, best, names[best]) for each in range(len(names))
+        ]
+        settings = tuple(
             Setting(
-                name=self._name(cell),
+                name=names[number],
                 values={name: _plain(cell[name].iloc[0]) for name in self._columns},
-                mean=float(self.blocks.scores[:, number].mean()),
-                cost=self.costs[number],
-                over_start=self.blocks.over_start(number, self.start),
+                mean=float(layout.means[number]),
+                cost=costs[number],
+                over_start=layout.over_start(number, self.start),
+                over_best=over_best[number],
                 trials=tuple(map(str, cell["trial"])) if "trial" in cell else (),
             )
             for number, cell in enumerate(self.cells)
         )
+        near = [i for i, each in enumerate(over_best) if each is None or not each.is_distinguishable]
+        order = sorted(range(len(names)), key=lambda each: -layout.means[each])
+        needed = layout.repeats_to_show(*order[:2]) if len(near) > 1 else None
+        return Choice(
+            at=at,
+            settings=settings,
+            best=names[best],
+            take=names[taken],
+            within_noise=self._span(near),
+            sources=layout.sources,
+            num_repeats_needed=needed,
+        )
 
-    def span(self, numbers: Sequence[int]) -> str:
+    def _span(self, numbers: Sequence[int]) -> str:
         """Return the names of some settings, neighbours on a numeric axis as a range."""
         names = [self._name(self.cells[number]) for number in numbers]
         alone = len(self._varying) <= 1 and self.question.axis.scale != "categorical"
@@ -422,7 +646,8 @@ class _Candidates:
 
     def _name(self, cell: pd.DataFrame) -> str:
         if self.question.kind == "search":
-            return f"trial-{value_text(_plain(cell['trial_number'].iloc[0]))}"
+            first = f"trial-{value_text(_plain(cell['trial_number'].min()))}"
+            return first if len(cell) == 1 else f"{first} and {len(cell) - 1} of the same setting"
         names = self._varying or [self.question.axis.column]
         first, *others = (self._value_name(name, _plain(cell[name].iloc[0])) for name in names)
         return first + (f" at {', '.join(others)}" if others else "")
@@ -440,24 +665,87 @@ def _by_repeat(cell: pd.DataFrame, values: pd.Series) -> pd.Series:
     return values.groupby(cell["repeat"]).mean()
 
 
-def _costs(trials: pd.DataFrame, cells: Sequence[pd.DataFrame]) -> list[tuple[float, ...]]:
-    """Return ε, views and clipped gradients of a training of each setting; zero for what is not compared."""
-    alike = all(trials[name].nunique() <= 1 for name in ("method", NETWORK) if name in trials)
-    return [_cost(cell.iloc[0], views_count=alike) for cell in cells]
+def _layout_within(
+    cells: Sequence[pd.DataFrame], score: str, level: float, noise: float, outcomes: Mapping[str, Outcomes]
+) -> Layout:
+    """Return the layout of a search: each setting has repeats of its own, or none."""
+    squares = sum(float(((cell[score] - cell[score].mean()) ** 2).sum()) for cell in cells)
+    degrees = sum(len(cell) - 1 for cell in cells)
+    means = np.array([[float(cell[score].mean()) for cell in cells]])
+    found = [_mean_outcomes(cell, score, outcomes) for cell in cells]
+    known = [each for each in found if each is not None]
+    spread = RecordSpread.of(np.stack(known)[None]) if len(known) == len(cells) else None
+    within = (squares / degrees if degrees else 0.0, degrees)
+    return Layout(means, None, spread, noise, level, within, tuple(map(len, cells)))
 
 
-def _cost(row: pd.Series, *, views_count: bool) -> tuple[float, ...]:
-    epsilon = _rounded(float(row["target_epsilon"]))
-    if not views_count:
-        return epsilon, 0.0, 0.0
+def _record_spread(
+    cells: Sequence[pd.DataFrame],
+    repeats: Sequence[Any],
+    score: str,
+    starts: set[str],
+    outcomes: Mapping[str, Outcomes],
+) -> RecordSpread | None:
+    """Return the spread over records; None unless all trainings were scored on the same ones."""
+    if not repeats:
+        return None
+    parts = [[cell[cell["repeat"] == repeat] for cell in cells] for repeat in repeats]
+    found = [[_mean_outcomes(part, score, outcomes) for part in row] for row in parts]
+    if any(each is None for row in found for each in row):
+        return None
+    prefix = next((each.prefix for each in COMPARED if {each.label.removesuffix(" alone")} == starts), None)
+    prefix = "untrained_" if starts == {"untrained"} else prefix
+    if prefix is not None:
+        before = [[_mean_outcomes(part, prefix + score, outcomes) for part in row] for row in parts]
+        if all(each is not None for row in before for each in row):
+            found = [[*row, *start] for row, start in zip(found, before, strict=True)]
+    return RecordSpread.of(np.array(found, dtype=float))
+
+
+def _mean_outcomes(
+    rows: pd.DataFrame, score: str, outcomes: Mapping[str, Outcomes]
+) -> NDArray[np.float64] | None:
+    """Return the mean outcome of each record over some trials; None where they were not all scored on it."""
+    if "trial" not in rows:
+        return None
+    known = [outcomes.get(str(name)) for name in rows["trial"]]
+    if not known or any(each is None or score not in each.scores for each in known):
+        return None
+    reference = next(iter(outcomes.values())).record_ids
+    if any(each is None or not np.array_equal(each.record_ids, reference) for each in known):
+        return None
+    found: NDArray[np.float64] = np.mean([each.scores[score] for each in known if each is not None], axis=0)
+    return found.astype(float)
+
+
+def _noise_variance(rows: pd.DataFrame, score: str) -> float:
+    """Return the variance of the noise in one noised score; zero for any other."""
+    columns = ("score_noise_multiplier", "num_scored_public")
+    if score not in NOISED_SCORES or not all(has_values(rows, name) for name in columns):
+        return 0.0
+    multiplier, num_scored = (float(rows[name].iloc[0]) for name in columns)
+    return (multiplier / num_scored) ** 2
+
+
+def _costs(trials: pd.DataFrame, cells: Sequence[pd.DataFrame]) -> list[Cost]:
+    """Return what a training of each setting costs; no views where they cannot be compared."""
+    is_alike = all(trials[name].nunique() <= 1 for name in ("method", NETWORK) if name in trials)
+    return [
+        Cost(
+            epsilon=_rounded(float(cell[_EPSILON].iloc[0])),
+            num_views=_views(cell.iloc[0]) if is_alike else 0.0,
+        )
+        for cell in cells
+    ]
+
+
+def _views(row: pd.Series) -> float:
     number = {name: float(row[name]) for name in _COUNTED if name in row and pd.notna(row[name])}
     batch = number.get("expected_batch_size", math.nan)
     if math.isnan(batch):
         batch = number.get("sampling_prob", 1.0) * number.get("num_records_public", 1.0)
-    records = number.get("num_steps", 1.0) * batch
-    views = records * number.get("num_view_draws", 1.0) * (2 + number.get("num_augmentations", 0.0))
-    size = str(row.get("group_size", 1))
-    return epsilon, _rounded(views), _rounded(records / (1.0 if size == BATCH else float(size)))
+    draws = number.get("num_view_draws", 1.0) * (2 + number.get("num_augmentations", 0.0))
+    return _rounded(number.get("num_steps", 1.0) * batch * draws)
 
 
 _COUNTED = (
@@ -469,24 +757,6 @@ _COUNTED = (
 def _rounded(value: float) -> float:
     """Round to six digits, so that sums of the same parts are equal."""
     return float(f"{value:.6g}")
-
-
-def _next_cheaper(blocks: Blocks, settings: Sequence[Setting], best: int) -> Difference | None:
-    below = [i for i, each in enumerate(settings) if each.cost < settings[best].cost]
-    if not below:
-        return None
-    nearest = max(below, key=lambda i: (settings[i].cost, settings[i].mean))
-    return blocks.between(best, nearest, settings[nearest].name)
-
-
-def _take(tied: Sequence[Setting], best: Setting) -> tuple[str, ...]:
-    gains = [each for each in tied if _verdict(each) == _verdict(best)] if _verdict(best) == HIGHER else tied
-    least = min(each.cost for each in gains)
-    return tuple(each.name for each in gains if each.cost == least)
-
-
-def _verdict(setting: Setting) -> str | None:
-    return setting.over_start.verdict if setting.over_start is not None else None
 
 
 def _plain(value: Any) -> Any:

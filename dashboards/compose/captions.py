@@ -10,7 +10,6 @@ import pandas as pd
 from dashboards.compose.axes import Axis, ticks_of
 from dashboards.compose.content import Reference, Table
 from dashboards.compose.curves import split
-from dashboards.compose.differences import RESOLVED_AT
 from dashboards.compose.gains import has_gains
 from dashboards.compose.methods import without_guarantee
 from dashboards.compose.names import (
@@ -215,8 +214,8 @@ def _private_gain(shown: pd.DataFrame) -> list[str]:
     starts = [start_of(shown, score) for score in scores]
     before = start_text({each[0] if each else UNTRAINED for each in starts})
     return [
-        f"Private gain: difference to {before}, paired over repeats; not resolved where ± "
-        f"{RESOLVED_AT:g} standard errors include zero. This alone says what the private data add."
+        f"Private gain: difference to {before}, paired over repeats, ± its standard error. It says what the "
+        "private data add."
     ]
 
 

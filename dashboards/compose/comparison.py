@@ -3,7 +3,7 @@
 Scores are comparable where the same records were scored in the same way by sweeps of one data set; others are
 refused. Trainings of two sweeps with one seed start from the same network and are scored on the same
 records, so their differences are paired over the seeds that both have; without such seeds the errors of both
-means are added in squares.
+means are added in squares. They have errors and no verdict: the sweeps were not planned as one comparison.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 import pandas as pd
 
 from dashboards.compose.content import Content, Table
-from dashboards.compose.differences import RESOLVED_AT, is_resolved, paired
 from dashboards.compose.figure import content_of, numbers_of
 from dashboards.compose.names import (
     SWEEP,
@@ -126,8 +125,8 @@ def comparison_of(trials: pd.DataFrame, question: Question) -> tuple[Content, pd
         if len(between):
             tables.append((f"Differences to {names[0]}", _between_for_readers(between)))
             notes.append(
-                f"Differences between sweeps: paired over the seeds that both have; resolved above "
-                f"{RESOLVED_AT:g} standard errors, not corrected for how many are looked at."
+                "Differences between sweeps: paired over the seeds that both have, ± standard error. "
+                "There is no verdict: the sweeps were not planned as one comparison."
             )
     if (settings := settings_that_differ(trials)).rows:
         tables.append(("Settings that differ between the sweeps", settings))
@@ -148,8 +147,9 @@ def _refuse_nothing_to_show(name: str, own: pd.DataFrame, question: Question) ->
 def differences_between(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     """Return the difference of every point to the same point of the first sweep.
 
-    Columns as of `dashboards.compose.differences.differences_table`, with `minus` the first sweep and
-    `num_repeats` the number of seeds in common; 0 where there are none and the difference is not paired.
+    Columns: the score, the sweep, what tells the curve apart, the point on the axis, `minus` (the first
+    sweep), the mean difference, its standard error, and `num_repeats`, the number of seeds in common; 0 where
+    there are none and the difference is not paired.
 
     Raises:
       DashboardError: as `dashboards.compose.selection.shown_trials`.
@@ -178,12 +178,10 @@ def _difference(own: pd.DataFrame, reference: pd.DataFrame, score: str) -> dict[
     if SEED in own and SEED in reference:
         both = own.groupby(SEED)[score].mean() - reference.groupby(SEED)[score].mean()
         if both.notna().any():
-            return paired(both)
+            mean, error, n = mean_and_error(pd.DataFrame({"score": both}), "score")
+            return {"difference": mean, "standard_error": error, "num_repeats": n}
     (mean, error, _), (other, other_error, _) = (mean_and_error(rows, score) for rows in (own, reference))
-    difference, spread = mean - other, math.hypot(error, other_error)
-    resolved = is_resolved(difference, spread)
-    verdict = ("higher" if difference > 0 else "lower") if resolved else "not resolved"
-    return {"difference": difference, "standard_error": spread, "num_repeats": 0, "verdict": verdict}
+    return {"difference": mean - other, "standard_error": math.hypot(error, other_error), "num_repeats": 0}
 
 
 def _between_for_readers(differences: pd.DataFrame) -> Table:

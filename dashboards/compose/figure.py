@@ -7,9 +7,9 @@ import dataclasses
 import pandas as pd
 
 from dashboards.compose import captions
-from dashboards.compose.answer import answer_of, with_points
+from dashboards.compose.answer import Answer, answer_of, with_points
+from dashboards.compose.answer_table import settings_table
 from dashboards.compose.content import Content, Table
-from dashboards.compose.differences import RESOLVED_AT, differences_table
 from dashboards.compose.methods import gain_table, guarantee_table, score_table
 from dashboards.compose.names import SWEEP, common_scores, score_names
 from dashboards.compose.panels import axis_rows, series_rows, with_relative_loss
@@ -17,23 +17,23 @@ from dashboards.compose.questions import Question, find_question
 from dashboards.compose.references import NETWORK, reference_rows
 from dashboards.compose.search import number_trials, search_rows, trials_table
 from dashboards.compose.selection import data_are_private, shown_trials
-from dashboards.compose.tables import differences_for_readers, for_readers, summary_table, with_references
+from dashboards.compose.tables import for_readers, summary_table, with_references
 from dashboards.compose.transfer import PROBE, by_probe
 
 _STEPS_SHOWN = 10
 GAINS = "Private gain; in brackets: its share of the gain without privacy"
-PAIRED = (
-    f"A difference counts as resolved above {RESOLVED_AT:g} standard errors; trials of one repeat share the "
-    "network's initial values and the scored records."
-)
+SETTINGS = "Settings, as the answer compares them"
 
 
-def content_of(trials: pd.DataFrame, question: Question | str, *, answered: bool = True) -> Content:
+def content_of(
+    trials: pd.DataFrame, question: Question | str, answer: Answer | None = None, *, answered: bool = True
+) -> Content:
     """Return everything that the figure of a question shows.
 
     Args:
       trials: from `load_for`.
       question: or its name.
+      answer: that the sweep has recorded; made of the trials unless given.
       answered: begin the notes with the sweep's answer.
 
     Raises:
@@ -46,13 +46,14 @@ def content_of(trials: pd.DataFrame, question: Question | str, *, answered: bool
     rows = draw(shown, asked)
     panels = [panel for row in rows for panel in row]
     facts = captions.facts(shown, asked)
-    answer = answer_of(given, asked) if answered else None
+    if answer is None or answer.question != asked.asked:
+        answer = answer_of(given, asked) if answered else None
     return Content(
         title=captions.title(shown, asked),
         subtitle=captions.subtitle(shown, asked),
         rows=rows,
         facts=facts,
-        tables=_tables(trials, shown, asked),
+        tables=_tables(trials, shown, asked, answer),
         answer=answer.lines() if answer is not None else [],
         remarks=captions.notes(
             shown,
@@ -87,15 +88,15 @@ def _prepared(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     return with_relative_loss(trials) if question.kind == "convergence" else with_points(trials, question)
 
 
-def _method_tables(shown: pd.DataFrame, question: Question) -> list[tuple[str, Table]]:
+def _method_tables(shown: pd.DataFrame, question: Question, answer: Answer | None) -> list[tuple[str, Table]]:
     """The tables of scores and gains: of what all methods have first, then of what some have."""
     common = common_scores(shown)
     others = [name for name in score_names(shown) if name not in common]
     found = []
     for scores, whose in ((common, ""), (others, "Of some methods alone. ")):
         if scores:
-            table = score_table(shown, question, scores)
-            found.append((f"{whose}Scores; bold: resolved from all other private ones of its column", table))
+            table = score_table(shown, question, scores, answer)
+            found.append((f"{whose}Scores; bold: distinguishable from all other candidates", table))
         if (gains := gain_table(shown, question, scores)) is not None:
             found.append((whose + GAINS, gains))
     return found
@@ -109,12 +110,14 @@ def _asked(question: Question | str, trials: pd.DataFrame) -> Question:
     return dataclasses.replace(asked, untrained_along=asked.untrained_along or differ)
 
 
-def _tables(trials: pd.DataFrame, shown: pd.DataFrame, question: Question) -> list[tuple[str, Table]]:
+def _tables(
+    trials: pd.DataFrame, shown: pd.DataFrame, question: Question, answer: Answer | None
+) -> list[tuple[str, Table]]:
     if question.kind == "search":
         return [("Trials, by score", trials_table(shown))]
     found, references = [], reference_rows(shown, question)
     if question.kind == "methods":
-        found += _method_tables(shown, question)
+        found += _method_tables(shown, question, answer)
         found.append(("What each guarantee rests on", guarantee_table(shown, question)))
     elif question.kind == "convergence":
         numbers = summary_table(trials, question)
@@ -126,8 +129,6 @@ def _tables(trials: pd.DataFrame, shown: pd.DataFrame, question: Question) -> li
     else:
         summary, axis = summary_table(trials, question), question.axis.column
         found.append(("Numbers", for_readers(summary, axis, references)))
-    if question.kind != "convergence":
-        differences = differences_table(trials, question)
-        if len(differences):
-            found.append(("Differences, paired over repeats", differences_for_readers(differences)))
+    if answer is not None:
+        found.append((SETTINGS, settings_table(answer)))
     return found

@@ -1,23 +1,22 @@
 """What the private data add: the paired difference to the public start, and how much of it privacy leaves.
 
 A network that is as good as its public start has learned nothing of the private records, however high its
-score. So a table claims private learning by this difference alone: between each trial's score and that of the
-same network before training (at its public start; at random weights where it has none), over repeats, each
-with its own public seed. It is resolved where two standard errors do not reach zero. Its share is of what the
-same compute gains without privacy.
+score. So the tables show the difference of each trial's score to the score of the same network before
+training (at its public start; at random weights where it has none), with its standard error over repeats,
+each with its own public seed. Its share is of what the same compute gains without privacy. Whether a gain is
+distinguishable from chance is said by the answer alone.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
-from dashboards.compose.differences import is_resolved, paired
 from dashboards.compose.questions import Question
 from dashboards.compose.references import NETWORK, start_of
+from dashboards.compose.repeats import mean_and_error
 from dashboards.compose.selection import ORDER, PROVEN, SAMPLED
 
 NON_PRIVATE = "non_private"
@@ -31,8 +30,7 @@ class Gain:
 
     Attributes:
       mean, standard_error, num_repeats: over repeats; the error of one is NaN.
-      share: of the gain without privacy; NaN where that is not resolved, where either is not positive, or
-        where this one is not private.
+      share: of the gain without privacy; NaN where either is not positive, or where this one is not private.
       is_private: the trials have a proven guarantee.
     """
 
@@ -47,23 +45,14 @@ class Gain:
         """Mean, standard error and number of repeats."""
         return self.mean, self.standard_error, self.num_repeats
 
-    @property
-    def is_resolved(self) -> bool:
-        """Whether the interval of ± 2 standard errors does not include zero."""
-        return is_resolved(self.mean, self.standard_error)
-
     def text(self) -> str:
         """Return it in percentage points, for a table.
 
         >>> Gain(mean=0.021, standard_error=0.002, num_repeats=3, share=0.5, is_private=True).text()
         '2.10 ± 0.20 (50 %)'
-        >>> Gain(mean=0.021, standard_error=0.011, num_repeats=3, share=0.5, is_private=True).text()
-        'not resolved: 2.10 ± 1.10'
         """
         number = f"{100 * self.mean:.2f}"
         number += "" if math.isnan(self.standard_error) else f" ± {100 * self.standard_error:.2f}"
-        if not self.is_resolved:
-            return f"not resolved: {number}"
         if not self.is_private:
             return f"{number}, not private"
         return number + ("" if math.isnan(self.share) else f" ({100 * self.share:.0f} %)")
@@ -81,17 +70,17 @@ def gain_of(rows: pd.DataFrame, score: str, shown: pd.DataFrame, question: Quest
     if "num_steps" in rows and (rows["num_steps"] == 0).all():  # it is the start
         return None
     own = _paired_gain(rows, score)
-    if own is None or not own["num_repeats"]:
+    if own is None or not own[2]:
         return None
     peers = _without_privacy(rows, shown, question)
     best = None if peers is None else _paired_gain(peers, score)
     private = bool((rows["guarantee"] == PROVEN).all())
-    positive = private and own["difference"] > 0 and best is not None and best["verdict"] == "higher"
+    positive = private and best is not None and min(own[0], best[0]) > 0
     return Gain(
-        mean=own["difference"],
-        standard_error=own["standard_error"],
-        num_repeats=own["num_repeats"],
-        share=own["difference"] / best["difference"] if best is not None and positive else math.nan,
+        mean=own[0],
+        standard_error=own[1],
+        num_repeats=own[2],
+        share=own[0] / best[0] if best is not None and positive else math.nan,
         is_private=private,
     )
 
@@ -101,11 +90,11 @@ def has_gains(shown: pd.DataFrame, score: str) -> bool:
     return "repeat" in shown and "step" not in shown and start_of(shown, score) is not None
 
 
-def _paired_gain(rows: pd.DataFrame, score: str) -> dict[str, Any] | None:
+def _paired_gain(rows: pd.DataFrame, score: str) -> tuple[float, float, int] | None:
     start = start_of(rows, score)
     if start is None or score not in rows:
         return None
-    return paired((rows[score] - start[1]).groupby(rows["repeat"]).mean())
+    return mean_and_error(rows.assign(gain=rows[score] - start[1]), "gain")
 
 
 def _without_privacy(rows: pd.DataFrame, shown: pd.DataFrame, question: Question) -> pd.DataFrame | None:

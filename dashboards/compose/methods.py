@@ -1,18 +1,17 @@
 """The table of methods, as the paper's Table 1: scores for each ε, and what each guarantee rests on.
 
-Bold is the best private score of a column where it is resolved from all others, corrected for having been
-picked (`dashboards.compose.blocks`): of trials with a proven guarantee alone. What is as published, or has no
-guarantee, never is, however good.
+Bold is the best private score at an ε where the answer distinguishes it from all others, of the score that
+the answer is decided by. What is as published, or has no guarantee, never is, however good.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from dashboards.compose.blocks import Blocks
+from dashboards.compose.answer import Answer
 from dashboards.compose.content import Table
 from dashboards.compose.gains import gain_of, has_gains
 from dashboards.compose.names import has_values, joined, score_title, value_text
@@ -34,42 +33,44 @@ _SETTINGS = (
 _GRID_SIZE = "tuning_grid_size"
 
 
-def score_table(shown: pd.DataFrame, question: Question, scores: Sequence[str]) -> Table:
+def score_table(
+    shown: pd.DataFrame, question: Question, scores: Sequence[str], answer: Answer | None
+) -> Table:
     """Return one row per method, or other category, and guarantee; each score at each ε; references below.
 
     Args:
       shown: from `dashboards.compose.selection.shown_trials`.
       question: with a categorical axis.
       scores: that the table has columns for.
+      answer: of the sweep.
     """
-    columns = _columns(shown, scores)
+    columns, winners = _columns(shown, scores), _winners(answer)
     heading = [question.axis.label, "Guarantee", *(f"{_column_title(*each)} (%)" for each in columns)]
-    rows, private = [], dict[int, dict[int, pd.Series]]()
+    rows, bold = [], set[tuple[int, int]]()
     for number, (row, cell) in enumerate(_cells(shown, question)):
         for place, (epsilon, score) in enumerate(columns, start=2):
             part = cell[cell["target_epsilon"] == epsilon]
             mean, error, n = mean_and_error(part, score)
             row.append(mean_text(mean, error, n, scale=100))
-            if n and row[1] == PROVEN and "repeat" in part:
-                by_repeat = part.groupby("repeat")[score].mean()
-                private.setdefault(place, {})[number] = by_repeat
+            if row[1] == PROVEN and (score, _epsilon_text(epsilon), row[0]) in winners:
+                bold.add((number, place))
         rows.append(row)
     for reference in reference_rows(shown, question):
         known = [mean_text(*reference.scores.get(score, NO_SCORE), scale=100) for _, score in columns]
         if any(text != "–" for text in known):
             rows.append([reference.label, REFERENCE, *known])
-    bold = {(best, place) for place, each in private.items() if (best := _clear_best(each)) is not None}
     return Table(heading=heading, rows=rows, bold=frozenset(bold))
 
 
-def _clear_best(scores: Mapping[int, pd.Series]) -> int | None:
-    """Return the row whose scores over repeats are resolved above those of all others; None without one."""
-    numbers, whole = list(scores), pd.concat(list(scores.values()), axis=1).dropna().to_numpy(float)
-    if len(numbers) < 2 or not len(whole):
-        return None
-    blocks, best = Blocks(whole), int(whole.mean(axis=0).argmax())
-    others = [place for place in range(len(numbers)) if place != best]
-    return numbers[best] if all(blocks.between(best, other, "").is_resolved for other in others) else None
+def _winners(answer: Answer | None) -> set[tuple[str, str, str]]:
+    """Return score, ε and name of the settings that the answer distinguishes from all others."""
+    if answer is None:
+        return set()
+    return {
+        (answer.score, _epsilon_text(choice.best_setting.cost.epsilon), choice.best)
+        for choice in answer.choices
+        if len(choice.contenders) == 1 < len(choice.settings)
+    }
 
 
 def gain_table(shown: pd.DataFrame, question: Question, scores: Sequence[str]) -> Table | None:

@@ -50,7 +50,6 @@ class Question:
       splits: columns that split the trials into curves where they vary.
       snr: whether the gradient's signal-to-noise ratio has a panel.
       kind: how the content is made: "axis" for all that is scores against a column.
-      references: values of the axis that all others are compared with, besides the best.
       series: metrics whose histories are drawn, for "convergence".
       untrained_along: the untrained network's scores differ along the axis: points instead of a line.
       compared: scores at different values of the axis may be compared.
@@ -63,7 +62,6 @@ class Question:
     splits: Sequence[str] = SPLITS
     snr: bool = False
     kind: Kind = "axis"
-    references: Sequence[str] = ()
     series: Sequence[str] = ()
     untrained_along: bool = False
     compared: bool = True
@@ -97,7 +95,6 @@ _ASKED = (
         asked="Which group size?",
         axis=_axis("group_size", "log2"),
         snr=True,
-        references=("batch",),
     ),
     Question(
         name="batch-size",
@@ -129,7 +126,6 @@ _ASKED = (
         asked="Which k to divide B and σ by?",
         axis=_axis("tan_factor", "log2"),
         splits=("method", "num_augmentations", "group_size"),
-        references=("1",),
     ),
     Question(
         name="privacy-budget", heading="privacy budget", asked="Which ε?", axis=_axis("target_epsilon", "log")
@@ -155,7 +151,6 @@ _ASKED = (
         # A method brings its own N_a, which must not keep its scores apart from the others'.
         splits=("target_epsilon",),
         kind="methods",
-        references=("dp_gcl",),
     ),
     Question(
         name="convergence",
@@ -186,7 +181,6 @@ _ASKED = (
         heading="adapted layers",
         asked="Which layers to adapt?",
         axis=_axis("lora_layers", "categorical", ADAPTED_LAYERS),
-        references=("Q+V",),
     ),
     Question(
         name="architectures",
@@ -200,7 +194,6 @@ _ASKED = (
         heading="augmentations",
         asked="Which augmentations?",
         axis=_axis("augmentation", "categorical", AUGMENTATIONS),
-        references=("crop, sentence swap", "crop"),
     ),
     Question(
         name="transfer",
@@ -215,7 +208,6 @@ _ASKED = (
         heading="ablation",
         asked="Which option?",
         axis=_axis("option", "categorical", OPTION_NAMES),
-        references=(PLAIN,),
         untrained_along=True,  # a warm start is none
     ),
 )

@@ -141,7 +141,7 @@ def differences_for_readers(differences: pd.DataFrame) -> Table:
     order = [*plain[:place], "minus", "difference", *plain[place:]]
     axis = order[order.index("minus") - 1]
     order = [name for name in order if name == axis or _is_news(differences, name)]
-    titles = {"score": "Score", "minus": "Minus", "difference": "Difference (points)", "verdict": "Verdict"}
+    titles = {"score": "Score", "minus": "Minus", "difference": "Difference (points)"}
     rows = []
     for record in differences.to_dict("records"):
         shown = dict(record)

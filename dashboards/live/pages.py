@@ -131,7 +131,7 @@ def figures_of(state: SweepState) -> Drawn:
     asked = QUESTIONS.get(state.question)
     kinds: dict[str, Callable[[], Content]] = {"ε against score": partial(front_content, frame)}
     if asked is not None:
-        kinds = {"Scores": partial(content_of, frame, asked)} | kinds
+        kinds = {"Scores": partial(content_of, frame, asked, state.recorded)} | kinds
     found, said = [], []
     for name, make in kinds.items():
         try:

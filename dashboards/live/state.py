@@ -15,6 +15,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,6 +27,7 @@ from dashboards.compose.questions import QUESTIONS
 from dashboards.errors import DashboardError
 from dashboards.live.folders import Folder, folder_of, open_folders
 from dashboards.live.pace import Pace, fraction_done, sweep_seconds_left
+from dashboards.query.documents import load_answer
 from dashboards.query.trials import load_trials
 from dpgcl_core.addresses import masked_text
 from dpgcl_core.errors import DpgclError
@@ -113,6 +115,7 @@ class SweepState:
       seconds_left: until all trainings end; None where unknown or withheld.
       trials: finished ones that may be seen, the latest first.
       frame: the same for figures; None where there is none.
+      recorded: the answer of a sweep that has ended; None where there is none.
       params: of a sealed sweep's run.
       tuning_cost: a sentence.
       numbers: ε and δ by name, where they are recorded.
@@ -134,6 +137,7 @@ class SweepState:
     seconds_left: float | None = None
     trials: tuple[FinishedTrial, ...] = ()
     frame: pd.DataFrame | None = field(default=None, compare=False, repr=False)
+    recorded: Answer | None = None
     params: Mapping[str, str] = field(default_factory=dict)
     tuning_cost: str = ""
     numbers: Mapping[str, float] = field(default_factory=dict)
@@ -151,9 +155,9 @@ class SweepState:
         return min(1.0, (self.num_done + sum(shares)) / self.num_trials)
 
     def answer(self) -> Answer | None:
-        """Return the answer of the trials so far; None where they have none."""
-        if self.frame is None:
-            return None
+        """Return the recorded answer, else that of the trials so far; None where they have none."""
+        if self.frame is None or self.recorded is not None:
+            return self.recorded
         try:
             return answer_of(self.frame, QUESTIONS.get(self.question, OWN))
         except UNFIT:
@@ -329,6 +333,7 @@ class Reader:
             trials=tuple(trials),
             num_done=len(finished),
             frame=self._frame(state.name) if trials else None,
+            recorded=self._recorded(state.name) if trials and state.status == "finished" else None,
             notes=(*notes, *_withheld_note(withheld)),
         )
 
@@ -337,6 +342,11 @@ class Reader:
             return load_trials(self.tracking_uri, name)
         except (DpgclError, *UNFIT):  # the table has the rest
             return None
+
+    def _recorded(self, name: str) -> Answer | None:
+        with suppress(DpgclError):
+            return load_answer(self.tracking_uri, name)
+        return None
 
     def _with_progress(self, state: SweepState, folder: Folder | None) -> SweepState:
         """The state with what its folder tells of trainings that run."""

@@ -16,10 +16,10 @@ from typing import Any
 import pandas as pd
 
 from dashboards.compose.answer import OWN, Answer, PrivacyNumbers, answer_of
-from dashboards.compose.blocks import HIGHER
+from dashboards.compose.answer_table import settings_table
 from dashboards.compose.content import Content, SortableTable, Table
 from dashboards.compose.figure import content_of
-from dashboards.compose.names import dataset_title, listed, score_title
+from dashboards.compose.names import dataset_title, listed
 from dashboards.compose.questions import QUESTIONS, Question
 from dashboards.compose.selection import data_are_private, guarantees, released_trials
 from dashboards.errors import DashboardError
@@ -100,7 +100,7 @@ def report_of(record: SweepRecord, series: pd.DataFrame | None = None) -> Report
     question, notes = question_of(record), list[str]()
     shown = record.trials if record.trials.empty else released_trials(record.trials)
     answer = _answer(record, question, notes)
-    figures = _figures(record, question, series, notes)
+    figures = _figures(record, question, series, answer, notes)
     notes += _left_out(record, shown)
     if record.stopped:
         notes.append(
@@ -118,7 +118,7 @@ def report_of(record: SweepRecord, series: pd.DataFrame | None = None) -> Report
         answer=() if answer is None else [line for line in answer.lines() if not line.startswith("Warning")],
         warning=(answer.warning() or "") if answer is not None else "",
         is_final=record.status == FINISHED,
-        settings=None if answer is None else _settings(answer),
+        settings=None if answer is None else settings_table(answer),
         figures=figures,
         trials=None if shown.empty else trial_table(shown[:MOST_TRIALS], question, record.links),
         promise=_promise(record),
@@ -171,29 +171,12 @@ def _numbers(record: SweepRecord) -> PrivacyNumbers | None:
     )
 
 
-def _settings(answer: Answer) -> Table:
-    """Return one row per setting; the best is bold where it is resolved from all others."""
-    starts = any(each.over_start for each in answer.settings)
-    heading = ["Setting", f"Mean {score_title(answer.score) or answer.score} (%)"]
-    heading += (["Over the start (points)"] if starts else []) + ["The answer says"]
-    rows, bold = [], set[tuple[int, int]]()
-    alone = len(answer.tied) == 1 and answer.num_repeats > 1 and len(answer.settings) > 1
-    for number, each in enumerate(answer.settings):
-        said = ["highest"] if each.name == answer.best else []
-        said += ["not resolved from the highest"] if each.name in answer.tied and not said else []
-        said += ["take"] if each.name in answer.take else []
-        over = "–"
-        if each.over_start is not None:
-            resolved = "" if each.over_start.verdict == HIGHER else f", {each.over_start.verdict}"
-            over = f"{100 * each.over_start.mean:+.2f}{resolved}"
-        rows.append([each.name, f"{100 * each.mean:.2f}", *([over] if starts else []), ", ".join(said)])
-        if alone and each.name == answer.best:
-            bold.add((number, 1))
-    return Table(heading=heading, rows=rows, bold=frozenset(bold))
-
-
 def _figures(
-    record: SweepRecord, question: Question, series: pd.DataFrame | None, notes: list[str]
+    record: SweepRecord,
+    question: Question,
+    series: pd.DataFrame | None,
+    answer: Answer | None,
+    notes: list[str],
 ) -> list[Content]:
     if record.trials.empty:
         return []
@@ -201,7 +184,7 @@ def _figures(
         notes.append("There is no figure: no series was recorded on the way.")
         return []
     try:
-        return [content_of(record.trials if series is None else series, question)]
+        return [content_of(record.trials if series is None else series, question, answer)]
     except DashboardError as error:
         notes.append(f"There is no figure: {error}.")
         return []

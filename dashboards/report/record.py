@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
+from dashboards.query.documents import ANSWER, CONFIG, STATEMENT, read_documents, read_json
 from dashboards.query.sweeps import find_parent
 from dashboards.query.trials import metrics_of, own_tags, trials_of, typed_params
 from dpgcl_core.addresses import masked
-from dpgcl_core.errors import ConfigError, TrackingError
+from dpgcl_core.errors import ConfigError
 from trainers.tracking.runs import PARENT_TAG, STOPPED_TAG, SWEEP_TAG, TRIAL_TAG
 from trainers.tracking.server import connect, is_database, run_link, runs_below, runs_link, server_errors
-
-if TYPE_CHECKING:
-    from mlflow.tracking import MlflowClient
-
-ANSWER, STATEMENT, CONFIG = "answer.json", "privacy_statement.json", "config.yaml"
-_MOST_BYTES = 1_000_000
-"""Of a document; a larger one is none that a sweep has logged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +69,7 @@ def load_record(tracking_uri: str, sweep: str | None = None) -> SweepRecord:
         runs = runs_below(client, [parent.info.experiment_id], {PARENT_TAG: parent.info.run_id})
     experiment, name = parent.info.experiment_id, parent.data.tags[SWEEP_TAG]
     params, planned = typed_params(parent), typed_params(parent).get("num_trials")
-    documents = _documents(client, tracking_uri, parent.info.run_id)
+    documents = read_documents(client, tracking_uri, parent.info.run_id, (ANSWER, STATEMENT, CONFIG))
     links, sweep_link = {}, ""
     if not is_database(tracking_uri):
         links = {r.info.run_id: run_link(tracking_uri, experiment, r.info.run_id) for r in runs}
@@ -95,33 +85,9 @@ def load_record(tracking_uri: str, sweep: str | None = None) -> SweepRecord:
         num_planned=planned if isinstance(planned, int) else None,
         unfinished=Counter(str(run.info.status) for run in runs if run.info.status != "FINISHED"),
         stopped=sorted(run.data.tags.get(TRIAL_TAG, "") for run in runs if STOPPED_TAG in run.data.tags),
-        answer=_json(documents.get(ANSWER)),
-        statement=_json(documents.get(STATEMENT)),
+        answer=read_json(documents.get(ANSWER)),
+        statement=read_json(documents.get(STATEMENT)),
         config=documents.get(CONFIG),
         links=links,
         sweep_link=sweep_link,
     )
-
-
-def _documents(client: MlflowClient, tracking_uri: str, run_id: str) -> dict[str, str]:
-    """Return the texts of the documents that lie with a run; what cannot be read is left out."""
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # it would write over a terminal
-    found, there = {}, set[str]()
-    with suppress(TrackingError), server_errors(tracking_uri, "listing the documents of the sweep"):
-        there = {each.path for each in client.list_artifacts(run_id)}
-    with tempfile.TemporaryDirectory(prefix="dpgcl-report-") as folder:
-        for name in there.intersection((ANSWER, STATEMENT, CONFIG)):
-            with suppress(TrackingError, UnicodeDecodeError):
-                with server_errors(tracking_uri, f"reading {name}"):
-                    path = Path(client.download_artifacts(run_id, name, folder))
-                if path.is_file() and path.stat().st_size <= _MOST_BYTES:
-                    found[name] = path.read_text(encoding="utf-8")
-    return found
-
-
-def _json(text: str | None) -> dict[str, Any] | None:
-    try:
-        found = json.loads(text or "null")
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None

@@ -1525,11 +1525,40 @@ BREAKAGES = (
     ),
     Breakage(
         name="the answer is not corrected for having picked the best",
-        file="dashboards/compose/blocks.py",
-        before="            clear = _chance(",
-        after="            clear = True or _chance(",
+        file="dashboards/compose/decision.py",
+        before="        return max(dunnett, critical_value_of_winners(",
+        after="        return min(critical_value(1, degrees, self.level), critical_value_of_winners(",
         tests=(
-            "tests/dashboards/compose/test_blocks.py::test_best_of_equal_settings_is_hardly_ever_resolved",
+            "tests/dashboards/compose/test_decision.py"
+            "::test_repeats_that_are_said_to_be_needed_show_the_lead",
+        ),
+    ),
+    Breakage(
+        name="the finite test set is no chance",
+        file="dashboards/compose/decision.py",
+        before="        return _Part(between / n, n - 1), known",
+        after="        return _Part(between / n / n, n - 1), known",
+        tests=(
+            "tests/dashboards/compose/test_decision.py"
+            "::test_few_records_make_a_lead_uncertain_that_all_repeats_agree_on",
+        ),
+    ),
+    Breakage(
+        name="settings at several ε are compared with each other",
+        file="dashboards/compose/answer.py",
+        before="    if _EPSILON in asked.curve_columns and rows[_EPSILON].nunique() > 1:",
+        after="    if False:",
+        tests=(
+            "tests/dashboards/compose/test_answer.py::test_same_epsilon_is_compared_with_the_same_epsilon",
+        ),
+    ),
+    Breakage(
+        name="export takes the luckiest repeat",
+        file="trainers/export/trial.py",
+        before="    return trials[(len(trials) - 1) // 2], setting",
+        after="    return trials[-1], setting",
+        tests=(
+            "tests/trainers/export/test_export.py::test_median_repeat_of_what_the_answer_takes_is_exported",
         ),
     ),
     Breakage(

@@ -384,13 +384,14 @@ def test_answer_is_printed_kept_on_disk_and_first_in_the_parent_run(
     kept = json.loads((tmp_path / "sweeps" / "one" / "answer.json").read_text())
     printed = capsys.readouterr().out
     assert f"answer: {kept['lines'][0]}" in printed
-    assert kept["lines"][0].startswith("Which group size? S = 2 and S = 4 are not resolved from each other")
+    assert kept["lines"][0].startswith("Which group size? Take S = 2: the highest, 50.00 % k-NN accuracy")
     client = connect(f"sqlite:///{tmp_path}/mlflow.db")
     (parent,) = tracked_runs(client, "tags.`dpgcl.role` = 'sweep'")
-    first, second = parent.data.tags[NOTE_TAG].split("\n\n")[:2]
-    assert [first, second] == [escaped(line) for line in kept["lines"][:2]]
-    assert "ε of one training" in second
-    assert "of the whole sweep" in second
+    note = parent.data.tags[NOTE_TAG].split("\n\n")[:3]
+    assert note[0] == escaped(kept["lines"][0])
+    assert "no gain over the untrained network" in note[1]
+    assert "ε of one training" in note[2]
+    assert "of the whole sweep" in note[2]
     assert parent.data.metrics["best_knn_accuracy"] == 0.5
     assert parent.data.metrics["tuned_epsilon"] == kept["privacy"]["tuned_epsilon"]
     assert {entry.path for entry in client.list_artifacts(parent.info.run_id)} >= {"answer.json"}

@@ -184,7 +184,7 @@ def test_answer_of_a_sealed_sweep_is_released_with_its_run_and_never_before(
     assert sweep(*make_ledger(tmp_path / "a.db")) == 0
     assert before == [[]]
     kept = json.loads((tmp_path / "a/sweeps/one/release/answer.json").read_text())
-    assert len(kept["settings"]) == kept["num_repeats"] == 1
+    assert len(kept["choices"][0]["settings"]) == kept["num_repeats"] == 1
     assert kept["privacy"]["trainings_remaining"] > 0
     (only,) = published(tmp_path / "a")
     note = only.data.tags["mlflow.note.content"]

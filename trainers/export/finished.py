@@ -38,7 +38,7 @@ class FinishedTrial:
       metrics: its final values that may be seen.
       attempts_lost: whether attempts of it may have drawn steps that its own ε does not know of.
       doubt: what the sweep's answer says against a gain of its setting over the network before training; None
-        where that is resolved, or there is no answer.
+        where that is distinguishable, or there is no answer.
       file: the checkpoint, or the published weights.
     """
 
@@ -100,6 +100,21 @@ def released_state(saved: Checkpoint, *, averaged: bool) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TakenSetting:
+    """A setting that a sweep's answer takes.
+
+    Attributes:
+      name: for readers, for example "S = 8".
+      score: that the answer is decided by, a metric.
+      trials: names of its trainings, one a repeat.
+    """
+
+    name: str
+    score: str
+    trials: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class FinishedSweep:
     """A sweep with a statement.
 
@@ -108,12 +123,14 @@ class FinishedSweep:
       is_sealed: whether one model alone was published.
       statement: its privacy statement.
       trials: those that may be exported, in the order of their names.
+      taken: what its answer takes, one setting for each ε that it compares; empty without an answer.
     """
 
     name: str
     is_sealed: bool
     statement: Statement
     trials: tuple[FinishedTrial, ...]
+    taken: tuple[TakenSetting, ...] = ()
 
 
 def read_sweep(root: Path, name: str) -> FinishedSweep:
@@ -132,7 +149,8 @@ def read_sweep(root: Path, name: str) -> FinishedSweep:
     place = folder / "release" if is_sealed else folder
     statement = _read_statement(place, name)
     trials = (_published(place),) if is_sealed else _open_trials(folder)
-    return FinishedSweep(name=name, is_sealed=is_sealed, statement=statement, trials=trials)
+    taken = () if is_sealed else _read_taken(place)
+    return FinishedSweep(name=name, is_sealed=is_sealed, statement=statement, trials=trials, taken=taken)
 
 
 def _read_statement(place: Path, sweep: str) -> Statement:
@@ -186,24 +204,44 @@ def _published(release: Path) -> FinishedTrial:
 
 
 def _doubts(place: Path) -> dict[str, str]:
-    """Return the trials whose setting is not resolved above the network before training, and what to say.
+    """Return the trials whose setting is not distinguishable from its start, and what to say.
 
     Of an answer that is missing, damaged or of another version nothing is known. A published model has the
     empty name.
     """
     found: dict[str, str] = {}
     try:
-        for setting in json.loads((place / ANSWER).read_text(encoding="utf-8"))["settings"]:
+        for setting in [each for choice in _read_choices(place)[1] for each in choice["settings"]]:
             over = setting["over_start"]
             if over is not None and over["verdict"] != "higher":
                 said = (
-                    f"{setting['name']} is not resolved above {over['minus']} ({100 * over['mean']:+.2f} "
-                    "points in the sweep's answer): it may have learned nothing of the data"
+                    f"{setting['name']} is not distinguishable above {over['minus']} "
+                    f"({100 * over['mean']:+.2f} points in the sweep's answer): it may have learned nothing "
+                    "of the data"
                 )
                 found |= dict.fromkeys(setting["trials"] or [""], said)
     except (OSError, ValueError, KeyError, TypeError):
         return {}
     return found
+
+
+def _read_taken(place: Path) -> tuple[TakenSetting, ...]:
+    """Return what the answer of a sweep takes; nothing where it is missing, damaged or of another version."""
+    try:
+        score, choices = _read_choices(place)
+        return tuple(
+            TakenSetting(name=setting["name"], score=score, trials=tuple(map(str, setting["trials"])))
+            for choice in choices
+            for setting in choice["settings"]
+            if setting["name"] == choice["take"]
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
+
+
+def _read_choices(place: Path) -> tuple[str, list[Any]]:
+    answer = json.loads((place / ANSWER).read_text(encoding="utf-8"))
+    return str(answer["score"]), list(answer["choices"])
 
 
 def _read_result(file: Path) -> dict[str, Any]:

@@ -5,11 +5,12 @@
     python -m trainers.export --sweep NAME --register
     python -m trainers.export --sweep NAME --publish-to s3://bucket/results
 
-Without `--trial` the model with the best `--best` is taken, among the trials with a guarantee where there
-are any. What that choice costs: an open sweep releases all its trials, so choosing among them is
-post-processing of the whole sweep, and the ε that holds for the chosen model, the choice included, is that
-of the whole sweep. The ε of its one training is stated beside it, and never in its place. Of a sealed sweep
-only what it published can be exported, at the ε of the whole sweep.
+Without `--trial` the setting is exported that the sweep's answer takes, and of its repeats the one with the
+median score: not the luckiest. With `--best` it is the model with the highest score, among the trials with a
+guarantee where there are any. What that choice costs: an open sweep releases all its trials, so choosing
+among them is post-processing of the whole sweep, and the ε that holds for the chosen model, the choice
+included, is that of the whole sweep. The ε of its one training is stated beside it, and never in its place.
+Of a sealed sweep only what it published can be exported, at the ε of the whole sweep.
 
 The folder holds the weights (`model.safetensors`), what they are (`model.json`), and the sweep's privacy
 statement with a first line on this model. It is never overwritten. The weights of a CLIP model are merged
@@ -19,6 +20,7 @@ adapters stand beside in `adapter/`, as peft reads them on the model that the tr
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -31,7 +33,7 @@ from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.release.metrics import CLASSIFIER_SCORE, Release, find_metric, is_reference
 from dpgcl_core.release.statement import PROVEN, delta_text, epsilon_text, software_versions
 from trainers.export.description import ModelDescription, read_description
-from trainers.export.finished import FinishedSweep, FinishedTrial, read_sweep
+from trainers.export.finished import FinishedSweep, FinishedTrial, TakenSetting, read_sweep
 from trainers.export.folder import write_model
 from trainers.export.kinds import kind_of
 from trainers.files.destination import Copies, Destination, files_below
@@ -73,8 +75,7 @@ def export_command(
       sweep: the sweep's name.
       storage: folder where it was run; $DPGCL_STORAGE or ~/dpgcl-results unless given.
       trial: export this trial's model.
-      best: export the best one by this score; classifier_accuracy, knn_accuracy or
-        image_to_text_recall_at_10 unless given.
+      best: export the best one by this score, in place of what the sweep's answer takes.
       to: new folder; exported/SWEEP-TRIAL in the storage folder unless given.
       register: also put it into MLflow's model registry, with the statement as its card; an export that is
         there already is registered as it is.
@@ -161,10 +162,12 @@ def choose_trial(
     Args:
       sweep: with at least one model.
       trial: its name.
-      best: the score to choose by where no name is given; one of `DEFAULT_SCORES` unless given.
+      best: the score to choose by. Without a name or a score it is the median repeat of the setting that the
+        sweep's answer takes; where there is no answer, the best by the first of `DEFAULT_SCORES`.
 
     Raises:
-      ConfigError: there is no such trial or score, or a sealed sweep is asked for either.
+      ConfigError: there is no such trial or score, a sealed sweep is asked for either, or the answer takes a
+        setting at each of several ε.
     """
     if sweep.is_sealed:
         if trial is not None or best is not None:
@@ -178,7 +181,27 @@ def choose_trial(
         if trial not in names:
             raise ConfigError(unknown_choice(f"trial of {sweep.name}", trial, names))
         return sweep.trials[names.index(trial)], "by name"
+    medians = [_median(sweep, setting) for setting in sweep.taken] if best is None else []
+    if len(medians) > 1:
+        listed = ", ".join(f"{trial.name} ({setting.name})" for trial, setting in medians)
+        raise ConfigError(
+            f"the answer of {sweep.name} takes a setting at each ε: give --trial the one to export, of the "
+            f"median repeats {listed}"
+        )
+    if medians:
+        (found, setting), *_ = medians
+        repeats = f"the median of {len(setting.trials)} repeats by {setting.score}"
+        return found, f"{setting.name}, which the sweep's answer takes; {repeats}"
     return _best(sweep, best, names)
+
+
+def _median(sweep: FinishedSweep, setting: TakenSetting) -> tuple[FinishedTrial, TakenSetting]:
+    """Return the repeat of a setting with the median score; the lower one of two."""
+    trials = [each for each in sweep.trials if each.name in setting.trials]
+    if not trials:
+        raise ConfigError(f"the answer of {sweep.name} takes {setting.name}, of which no trial is there")
+    trials.sort(key=lambda each: (each.metrics.get(setting.score, -math.inf), str(each.name)))
+    return trials[(len(trials) - 1) // 2], setting
 
 
 def _best(sweep: FinishedSweep, score: str | None, names: Sequence[str]) -> tuple[FinishedTrial, str]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -88,7 +88,7 @@ class TrainingResult:
       series: per-step values by declared name, as (step, value).
       encoder: the trained network, or with `ema_decay` the average of its iterates.
       outcomes: of the final scores, record by record, where the evaluation records are public; None of
-        others.
+        others. Those of the start are there unless the training was resumed.
     """
 
     metrics: dict[str, float]
@@ -120,6 +120,7 @@ class _Run:
     basis: Tensor | None = None
     step: int = 0
     seconds_scoring: float = 0.0
+    scores_before: dict[str, float] = field(default_factory=dict)
 
     @property
     def released(self) -> AnyEncoder:
@@ -192,7 +193,8 @@ def _train(
     _resume(run, checkpoints)
     progress(run.step)
     if run.step == 0 and config.evaluation.also_untrained:
-        run.observer.final.update(_scores_before_training(run))
+        run.scores_before = _scores_before_training(run)
+        run.observer.final.update(run.observer.visible(run.scores_before))
     if run.step == 0:
         _score_on_the_way(run)
     attempt = _begin(run, checkpoints, oversight)
@@ -580,19 +582,19 @@ def _save(run: _Run, checkpoints: CheckpointFolder, *, is_last: bool = False) ->
 
 
 def _scores_before_training(run: _Run) -> dict[str, float]:
-    """Return the scores of the start, and of the same network at random weights."""
+    """Return the scores of the start and of the same network at random weights, as `_computed_scores`."""
     config = run.config
     if config.starts_at_random:
-        return _scores(run, prefix="untrained_")
+        return _computed_scores(run, prefix="untrained_")
     is_private = config.warm_start is not None and config.warm_start.private is not None
-    found = _scores(run, prefix="private_start_" if is_private else "public_start_")
+    found = _computed_scores(run, prefix="private_start_" if is_private else "public_start_")
     random = dataclasses.replace(config, warm_start=None)
     if run.workers.rank > 0 or not random.starts_at_random:
         return found
     shape = image_shape_of(run.data.train)
     network = starting_encoder(random, shape)
     run.task.place(network, run.device, shape)
-    return found | _scores(run, network, prefix="untrained_")
+    return found | _computed_scores(run, network, prefix="untrained_")
 
 
 def _scores(
@@ -678,5 +680,5 @@ def _finish(run: _Run, attempt: Attempt, timing: dict[str, float], num_scorings:
         metrics=metrics,
         series=run.observer.series,
         encoder=run.released,
-        outcomes=public_outcomes(computed, run.data, run.config),
+        outcomes=public_outcomes(run.scores_before | computed, run.data, run.config),
     )

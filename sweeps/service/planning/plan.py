@@ -605,6 +605,8 @@ def _params(config: TrainingConfig, options: SweepOptions, point: Point, repeat:
         if options.mechanism.num_records_public is not None
         else "size of the data set, then public",
     }
+    if config.evaluation.score_noise_multiplier is not None:
+        params["num_scored_public"] = config.num_scored_public
     if here.mechanism.tan_factor > 1:
         params["tan_factor"] = here.mechanism.tan_factor
     if target is None or here.mechanism.tan_factor > 1:

@@ -7,6 +7,7 @@ numbers, and what the ledger had left at the moment of the charge, before the nu
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,14 +20,15 @@ from dashboards.compose.questions import QUESTIONS
 from dashboards.query.trials import typed
 from dpgcl_core.accounting.tuning.cost import TuningCost
 from trainers.export.finished import ANSWER
+from trainers.files.outcomes import Outcomes
 
 
-def trials_frame(rows: Sequence[Mapping[str, Any]], tags: Mapping[str, str]) -> pd.DataFrame:
+def trials_frame(rows: Sequence[Mapping[str, Any]], tags: Mapping[str, Any]) -> pd.DataFrame:
     """Return trials as `dashboards.query.trials.load_trials` does, from results instead of MLflow.
 
     Args:
       rows: `trial`, `guarantee_label`, `params` and `metrics` of each.
-      tags: that all of them share.
+      tags: and other values that all of them share.
     """
     found = []
     for row in rows:
@@ -51,13 +53,24 @@ def privacy_numbers(cost: TuningCost | None, left: tuple[float | None, int] | No
     )
 
 
-def sweep_answer(question: str, trials: pd.DataFrame, privacy: PrivacyNumbers) -> Answer | None:
+def sweep_answer(
+    question: str,
+    trials: pd.DataFrame,
+    privacy: PrivacyNumbers,
+    outcomes: Mapping[str, Outcomes] | None = None,
+) -> Answer | None:
     """Return the answer of a sweep; None where no trial has a score.
+
+    Args:
+      question: of the sweep.
+      trials: from `trials_frame`.
+      privacy: what the sweep cost.
+      outcomes: on public test records, by the trial's name.
 
     Raises:
       DashboardError: as `dashboards.compose.answer.answer_of`.
     """
-    return answer_of(trials, QUESTIONS.get(question, OWN), privacy)
+    return answer_of(trials, QUESTIONS.get(question, OWN), privacy, outcomes)
 
 
 def write_answer(answer: Answer, folder: Path) -> Path:
@@ -69,9 +82,8 @@ def write_answer(answer: Answer, folder: Path) -> Path:
 
 def answer_text(answer: Answer) -> str:
     """Return the answer for the terminal, the privacy statement's numbers left out: they stand above it."""
-    headline, lead = f"answer: {answer.headline()}", f"  {answer.lead()}"
+    first, *others = dataclasses.replace(answer, privacy=None).lines()
     left = answer.privacy.trainings_remaining if answer.privacy is not None else None
     such = "training" if left == 1 else "trainings"
-    more = [] if left is None else [f"  The ledger holds {left} more {such} like the costliest of these."]
-    warned = answer.warning()
-    return "\n".join([headline, lead, *more, *([f"warning: {warned}"] if warned else [])])
+    more = [] if left is None else [f"The ledger holds {left} more {such} like the costliest of these."]
+    return "\n  ".join([f"answer: {first}", *others, *more])

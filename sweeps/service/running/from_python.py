@@ -47,7 +47,7 @@ class SweepResult:
       epsilon: ε of one training at `delta`, of the costliest where they differ; None without a guarantee.
       tuned_epsilon: ε of the whole sweep, every trial and every choice included; None without a guarantee.
       delta: δ of both; None without a guarantee.
-      answer: which settings are resolved from the best one, and which to take; None without scores.
+      answer: which setting to take, and what is within noise of the best one; None without scores.
       statement: the privacy statement, which also lies in `folder`; None of a dry run.
       folder: where results, statement and `config.yaml` lie; None of a dry run.
       code: 0; 1 when trials failed or MLflow did not take all; 128 + signal when stopped. `resume` goes on.

@@ -491,7 +491,7 @@ class SealedSweep:
             tags,
             texts,
             sweep_id=str(sweep_id),
-            first=prepared.answer.lines()[:2] if prepared.answer is not None else (),
+            first=prepared.answer.first_lines() if prepared.answer is not None else (),
         )
         say(statement_text(statement))
         if prepared.answer is not None:

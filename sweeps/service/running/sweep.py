@@ -822,11 +822,10 @@ class OpenSweep:
             )
         if not self._untracked:
             self._state(results)
-            if results and figure is not None:
-                self._refer()
-                self._draw(figure)
         if results and self.answers:
-            self._answer(results)
+            self._answer(results, self._reference_scores())
+        if results and figure is not None and not self._untracked:
+            self._draw(figure)
         self._say_link()
         again = f"continue with --resume --name {self._folder.name}"
         if failed or self._untracked or self._unstated or unfinished:
@@ -885,19 +884,22 @@ class OpenSweep:
     def _statement(self, drawn: Mapping[str, Charged], ledger: LedgerStatement | None) -> PrivacyStatement:
         return build_statement(self._plan, self._folder.name, drawn=drawn, ledger=ledger)
 
-    def _refer(self) -> None:
+    def _reference_scores(self) -> dict[str, float]:
         """Score what needs no training, once per sweep: of public records alone, so it costs no ε."""
         data, evaluation = self._plan.data, self._plan.trials[0].config.evaluation
-        if not self._service.references or (data.queries is None and not data.probes):
-            return
+        if not self._service.references or self._untracked or (data.queries is None and not data.probes):
+            return {}
         try:
-            if any(map(is_reference, self._tracker.metrics_of(self._parent))):
-                return
+            logged = self._tracker.metrics_of(self._parent)
+            if known := {name: value for name, value in logged.items() if is_reference(name)}:
+                return known
             doing("scoring raw pixels and HOG")
             scores = reference_scores(data, evaluation)
             self._tracker.log_metrics(self._parent, scores)
         except (DpgclError, MemoryError) as error:
             warn(f"warning: no scores of raw pixels and HOG: {error}")
+            return {}
+        return scores
 
     def _draw(self, figure: Figure) -> None:
         try:
@@ -907,10 +909,13 @@ class OpenSweep:
         except DpgclError as error:
             warn(f"warning: no figure: {error}")
 
-    def _answer(self, results: dict[str, dict[str, Any]]) -> None:
-        """Write, log and print the answer; MLflow gets it where it has all results."""
+    def _answer(self, results: dict[str, dict[str, Any]], references: Mapping[str, float]) -> None:
+        """Write, log and print the answer; MLflow gets it where it has all results.
+
+        Comes before the figure, which quotes it.
+        """
         try:
-            self.answer = answer = self._answered(results)
+            self.answer = answer = self._answered(results, references)
             if answer is None:
                 return
             warn(answer_text(answer))
@@ -918,11 +923,13 @@ class OpenSweep:
             if not self._untracked:
                 self._tracker.log_artifact(self._parent, path)
                 self._tracker.log_metrics(self._parent, answer.metrics())
-                self._tracker.set_note(self._parent, answer.lines()[:2])
+                self._tracker.set_note(self._parent, answer.first_lines())
         except DpgclError as error:
             warn(f"warning: the answer: {error}")
 
-    def _answered(self, results: Mapping[str, Mapping[str, Any]]) -> Answer | None:
+    def _answered(
+        self, results: Mapping[str, Mapping[str, Any]], references: Mapping[str, float]
+    ) -> Answer | None:
         rows = [
             {"trial": name, "guarantee_label": self._trials[name].config.guarantee_label, **results[name]}
             for name in self._trials
@@ -935,8 +942,9 @@ class OpenSweep:
         if self._budget is not None:
             with suppress(LedgerError):  # gone meanwhile: the answer does without
                 left = self._budget.left()
-        trials = trials_frame(rows, self._plan.tags())
-        return sweep_answer(self._plan.question, trials, privacy_numbers(cost, left))
+        trials = trials_frame(rows, {**self._plan.tags(), **references})
+        numbers = privacy_numbers(cost, left)
+        return sweep_answer(self._plan.question, trials, numbers, self._folder.outcomes())
 
     def _report(self) -> None:
         """Write the report for the last time, log it, and say where it lies; without MLflow there is none."""

@@ -56,7 +56,6 @@ def test_differences_are_paired_over_the_seeds_that_both_have(two):
     assert private["num_repeats"].tolist() == [3, 3]
     assert private["difference"].tolist() == pytest.approx([0.02, 0.02])
     assert private["standard_error"].max() < 1e-9  # the repeats' own spread cancels
-    assert set(private["verdict"]) == {"higher"}
 
 
 def test_differences_pair_seeds_and_not_places_in_the_sweep(two):
@@ -72,7 +71,6 @@ def test_differences_without_a_seed_in_common_add_both_errors(two):
     private = rows[(rows["score"] == "knn_accuracy") & (rows["target_epsilon"] == 10)]
     assert private["num_repeats"].tolist() == [0, 0]
     assert private["standard_error"].tolist() == pytest.approx([math.sqrt(2) * 0.01 / math.sqrt(3)] * 2)
-    assert set(private["verdict"]) == {"higher"}
     table = dict(comparison_of(trials, question)[0].tables)[f"Differences to {NAMES[0]}"]
     assert any("not paired" in cell for row in table.rows for cell in row)
 

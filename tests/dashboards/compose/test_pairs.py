@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dashboards.compose.differences import differences_table
 from dashboards.compose.figure import content_of, numbers_of
 from dashboards.compose.names import CAPTION_SCORES, DRAWN_RECALLS, PAIR_SCORES, RECALLS
-from dashboards.compose.questions import QUESTIONS
 from dashboards.compose.search import objective
 from dashboards.errors import DashboardError
 from dashboards.figures import draw, load_for
@@ -64,12 +62,6 @@ def test_pairs_numbers_are_the_means_of_the_trials(trials):
     for name in RECALLS:
         wanted = trials[(trials["group_size"] == 8) & (trials["target_epsilon"] == 10)][name].mean()
         assert numbers.loc[(8, 10.0), f"{name}_mean"] == pytest.approx(wanted)
-
-
-def test_pairs_have_paired_differences_of_what_is_drawn(trials):
-    differences = differences_table(trials, QUESTIONS["group-size"])
-    assert tuple(dict.fromkeys(differences["score"])) == DRAWN_RECALLS
-    assert {"untrained", "batch"} <= set(differences["minus"])
 
 
 def test_pairs_note_says_what_a_recall_is(trials):
@@ -156,11 +148,6 @@ def test_title_names_the_question_where_the_axis_is_of_names(make_sweep):
     content = content_of(rows.assign(dataset="shapes:400"), "augmentations")
     assert content.title.startswith("Shapes (400): augmentations, DP-GCL, ε = 10")
     assert content.subtitle.endswith("LoRA rank = 4")
-
-
-def test_adapted_layers_are_compared_with_those_of_the_paper(make_sweep):
-    rows = make_sweep("lora_layers", ("Q", "V", "Q+V"))
-    assert "Q+V" in set(differences_table(rows, QUESTIONS["lora-layers"])["minus"])
 
 
 def test_trials_of_different_augmentations_are_no_repeats(make_sweep):

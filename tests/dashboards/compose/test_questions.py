@@ -172,7 +172,7 @@ def test_page_shows_no_epsilon_spent_by_a_trial_without_guarantee(make_sweep):
 
 def test_tables_keep_the_axis_whatever_its_values(make_sweep):
     tables = content_of(make_sweep("num_augmentations", (1,)), "num-augmentations").tables
-    assert all("Augmented copies Nₐ" in table.heading for _, table in tables)
+    assert "Augmented copies Nₐ" in tables[0][1].heading
 
 
 def test_question_keeps_trials_that_lack_a_split(make_sweep):

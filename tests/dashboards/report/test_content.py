@@ -23,9 +23,9 @@ def test_answer_of_a_finished_sweep_is_the_recorded_one(make_record):
     record = make_record()
     numbers = PrivacyNumbers(training_epsilon=1.25, tuned_epsilon=2.5, trainings_remaining=7)
     recorded = json.loads(json.dumps(answer_of(record.trials, "group-size", numbers).as_dict()))
-    recorded["settings"][0]["mean"] = 0.4321
+    recorded["choices"][0]["settings"][0]["mean"] = 0.4321
     report = report_of(make_record(answer=recorded))
-    assert "ε of one training: 1.25" in report.answer[1]
+    assert "ε of one training: 1.25" in report.answer[-1]
     assert report.settings.rows[0][1] == "43.21"
     assert report.is_final
 
@@ -35,7 +35,9 @@ def test_answer_is_read_as_it_was_written(make_record):
     assert Answer.read(json.loads(json.dumps(found.as_dict()))) == found
 
 
-@pytest.mark.parametrize("damage", [{}, {"settings": [{}]}, {"take": 1}, {"best": "S = 999"}])
+@pytest.mark.parametrize(
+    "damage", [{}, {"choices": [{}]}, {"choices": 1}, {"num_repeats": None, "choices": []}]
+)
 def test_damaged_answer_is_refused_and_made_anew(make_record, damage):
     whole = answer_of(make_record().trials, "group-size").as_dict()
     damaged = whole | damage if damage else {}
@@ -130,7 +132,7 @@ def test_trials_link_to_mlflow_where_it_has_pages(make_record):
     assert [row[0].link for row in report.trials.rows[2:5]] == ["", "http://host/#/run3", ""]
 
 
-def test_best_setting_is_bold_only_where_it_is_resolved(make_record, make_trials):
+def test_best_setting_is_bold_only_where_it_is_distinguishable(make_record, make_trials):
     trials = make_trials(sizes=(2, 8), epsilons=(10.0,), snr=False, scores=("knn_accuracy",))
     trials["knn_accuracy"] = [0.8, 0.801, 0.799, 0.5, 0.502, 0.499]
     trials["repeat"] = [0, 1, 2] * 2

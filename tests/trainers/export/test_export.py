@@ -17,7 +17,14 @@ from tests.sweeps.support import write_npz
 from tests.trainers.exporting import run_small_sweep, same_weights, stop_small_sweep
 from trainers.export.card import model_card
 from trainers.export.description import read_description
-from trainers.export.finished import ANSWER, FinishedSweep, FinishedTrial, read_sweep, released_state
+from trainers.export.finished import (
+    ANSWER,
+    FinishedSweep,
+    FinishedTrial,
+    TakenSetting,
+    read_sweep,
+    released_state,
+)
 from trainers.export.folder import Statement, load_encoder, write_model
 from trainers.export.trial import choose_trial, main
 from trainers.files.checkpoint import CheckpointFolder, Grant, write_grant
@@ -306,18 +313,43 @@ def test_existing_folder_is_never_overwritten(sweeps: Sweeps, tmp_path: Path) ->
     assert list((tmp_path / "m").iterdir()) == []
 
 
+def write_answer(folder: Path, over: dict[str, Any] | None, trials: list[str]) -> None:
+    setting = {"name": "S = 4", "trials": trials, "over_start": over}
+    answer = {"score": "knn_accuracy", "choices": [{"take": "S = 4", "settings": [setting]}]}
+    (folder / ANSWER).write_text(json.dumps(answer))
+
+
+def test_median_repeat_of_what_the_answer_takes_is_exported() -> None:
+    scores = {"a-r0": 0.9, "a-r1": 0.5, "a-r2": 0.7, "b-r0": 0.99}
+    trials = [_trial(name, knn_accuracy=score) for name, score in scores.items()]
+    taken = TakenSetting(name="a", score="knn_accuracy", trials=("a-r0", "a-r1", "a-r2"))
+    sweep = replace(_sweep(*trials), taken=(taken,))
+    chosen, words = choose_trial(sweep)
+    assert chosen.name == "a-r2"
+    assert words == "a, which the sweep's answer takes; the median of 3 repeats by knn_accuracy"
+    assert choose_trial(sweep, best="knn_accuracy")[0].name == "b-r0"
+
+
+def test_answer_at_several_epsilons_leaves_the_choice_to_the_reader() -> None:
+    trials = [_trial(name, knn_accuracy=0.5) for name in ("low-r0", "high-r0")]
+    taken = tuple(
+        TakenSetting(name=name, score="knn_accuracy", trials=(f"{name}-r0",)) for name in ("low", "high")
+    )
+    with pytest.raises(ConfigError, match=r"--trial .*low-r0 \(low\), high-r0 \(high\)"):
+        choose_trial(replace(_sweep(*trials), taken=taken))
+
+
 @pytest.mark.parametrize(
-    ("verdict", "warned"), [("higher", False), ("not resolved", True), ("lower", True), (None, False)]
+    ("verdict", "warned"), [("higher", False), ("within noise", True), ("lower", True), (None, False)]
 )
-def test_export_warns_where_the_gain_of_its_choice_is_not_resolved(
+def test_export_warns_where_the_gain_of_its_choice_is_not_distinguishable(
     copied: Sweeps, tmp_path: Path, capsys: pytest.CaptureFixture[str], verdict: str | None, warned: bool
 ) -> None:
     over = {"minus": "the untrained network", "mean": 0.002, "verdict": verdict} if verdict else None
-    settings = [{"name": "S = 4", "trials": [PRIVATE], "over_start": over}]
-    (copied.root / "sweeps" / "open" / ANSWER).write_text(json.dumps({"settings": settings}))
+    write_answer(copied.root / "sweeps" / "open", over, [PRIVATE])
     copied.export("--sweep", "open", "--trial", PRIVATE, to=tmp_path / "m")
     expected = (
-        "warning: S = 4 is not resolved above the untrained network (+0.20 points in the sweep's answer)"
+        "warning: S = 4 is not distinguishable above the untrained network (+0.20 points in the sweep's"
     )
     assert (expected in capsys.readouterr().err) == warned
 
@@ -325,15 +357,16 @@ def test_export_warns_where_the_gain_of_its_choice_is_not_resolved(
 def test_export_of_a_sealed_sweep_warns_by_its_released_answer(
     copied: Sweeps, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    over = {"minus": "the untrained network", "mean": 0.0, "verdict": "not resolved"}
-    settings = [{"name": "S = 4", "trials": [], "over_start": over}]
-    (copied.root / "sweeps" / "sealed" / "release" / ANSWER).write_text(json.dumps({"settings": settings}))
+    over = {"minus": "the untrained network", "mean": 0.0, "verdict": "within noise"}
+    write_answer(copied.root / "sweeps" / "sealed" / "release", over, [])
     copied.export("--sweep", "sealed", to=tmp_path / "m")
-    assert "warning: S = 4 is not resolved" in capsys.readouterr().err
+    assert "warning: S = 4 is not distinguishable" in capsys.readouterr().err
 
 
 def test_damaged_answer_is_none(copied: Sweeps, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (copied.root / "sweeps" / "open" / ANSWER).write_text('{"settings": [{}]}')
+    (copied.root / "sweeps" / "open" / ANSWER).write_text(
+        '{"score": "knn_accuracy", "choices": [{"settings": [{}]}]}'
+    )
     copied.export("--sweep", "open", "--trial", PRIVATE, to=tmp_path / "m")
     assert "warning" not in capsys.readouterr().err
 

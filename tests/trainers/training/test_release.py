@@ -311,13 +311,14 @@ def test_noised_scores_that_are_drawn_again_are_charged_again() -> None:
     assert config.epsilon(2, num_scorings=2) > config.epsilon(2, num_scorings=1) == config.epsilon(2)
 
 
-def test_outcomes_are_of_the_public_records_that_are_scored_and_of_bare_final_scores() -> None:
+def test_outcomes_are_of_the_public_records_that_are_scored_and_of_final_scores_and_the_start() -> None:
     data = _data()
     result = train(_config(evaluation=dataclasses.replace(NOISED, also_untrained=True)), data)
     assert data.queries is not None
     assert result.outcomes is not None
     assert sorted(result.outcomes.record_ids) == sorted(data.queries.ids)
-    assert set(result.outcomes.scores) == {"knn_accuracy", "linear_probe_accuracy"}
+    trained = {"knn_accuracy", "linear_probe_accuracy"}
+    assert set(result.outcomes.scores) == trained | {f"untrained_{name}" for name in trained}
     for name, outcomes in result.outcomes.scores.items():
         assert outcomes.mean() == pytest.approx(result.metrics[name], abs=1e-6)
     assert {type(value) for value in result.metrics.values()} == {float}

@@ -1,0 +1,426 @@
+"""The one decision rule: which differences of a sweep are distinguishable from chance.
+
+A score has two sources of chance. *Repeats* differ in initial values, sampling and noise. *Test records* are
+a finite sample of those that the score is about. With y[s, i, r] the outcome of record r under setting i in
+repeat s, and D = y[·, i, ·] − y[·, j, ·], both are crossed with the setting, and
+
+    Var(mean of D) = (MS_repeat + MS_record − MS_repeat×record) / (R n),
+
+not below either main term, with degrees of freedom by Satterthwaite (1946). `MS_repeat / n` is twice the
+residual of the two-way layout setting × repeat, pooled over settings, and not below the known noise of a
+noised score. `MS_record` is of the pair. Scores whose records may not be kept have repeats alone, scores of
+one repeat have records alone, and a search has the repeats within its settings.
+
+*The best setting* is decided by Hsu's multiple comparisons with the best (1984): a setting is
+distinguishable from the best one where their difference exceeds Dunnett's one-sided critical value for
+k − 1 comparisons at `LEVEL`. A winner is distinguishable from all others. Of a few settings that are all
+alike one could win too often, so the critical value is raised until that happens in two fifths of `LEVEL`.
+
+*A gain over the start* (the network before training) is judged by Dunnett's critical value for k
+comparisons at two fifths of `LEVEL`; the last fifth covers Satterthwaite's approximation. The start may
+spread otherwise than trained networks do, and a public start does not spread at all. So the variance of that
+difference has two independent parts: of the mean over settings against its start, from the repeats alone,
+and of the setting against that mean.
+
+*Guarantee*: of sweeps whose settings and start are all alike, at most a share `LEVEL` has a winner or a gain
+that is called distinguishable; docs/answer.md has the simulation (`python benchmarks/decision.py`). What is
+compared at several ε divides `LEVEL` among them. The k-NN index and the training records of probes are
+taken as given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+LEVEL = 0.05
+SHARE = 0.4
+"""Of `LEVEL`, for wrong winners and for wrong gains."""
+HIGHER, LOWER, WITHIN_NOISE = "higher", "lower", "within noise"
+SAVING = 2 / 3
+"""Of another setting's ε or compute: what costs no more than this share saves enough to be taken instead."""
+MOST_REPEATS = 100
+"""That are looked at for a difference that this sweep does not show."""
+_CORRELATION = 0.5
+_NODES, _QUANTILES = 48, 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A difference of two mean scores, a fraction.
+
+    Attributes:
+      minus: what is subtracted, for readers.
+      mean: of the difference.
+      standard_error: of it, from all sources of chance that are known; None for none.
+      verdict: "higher", "lower" or "within noise", corrected for all that was compared.
+      smallest: the smallest difference that would be distinguishable; None where none would be.
+    """
+
+    minus: str
+    mean: float
+    standard_error: float | None
+    verdict: str
+    smallest: float | None
+
+    @property
+    def is_distinguishable(self) -> bool:
+        """Whether it is told from zero."""
+        return self.verdict != WITHIN_NOISE
+
+    def text(self) -> str:
+        """Return it in percentage points.
+
+        >>> Comparison(
+        ...     minus="S = 16", mean=0.003, standard_error=0.002, verdict="within noise", smallest=0.01
+        ... ).text()
+        '+0.30 ± 0.20 points over S = 16 (within noise)'
+        """
+        if self.standard_error is None:
+            return f"{100 * self.mean:+.2f} points over {self.minus}"
+        said = "distinguishable" if self.is_distinguishable else WITHIN_NOISE
+        number = f"{100 * self.mean:+.2f} ± {100 * self.standard_error:.2f}"
+        return f"{number} points over {self.minus} ({said})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What one training of a setting costs.
+
+    Attributes:
+      epsilon: ε.
+      num_views: that pass the network over the training; zero where views of different networks or methods
+        cannot be compared.
+    """
+
+    epsilon: float
+    num_views: float = 0.0
+
+    def saves_over(self, other: Cost) -> bool:
+        """Return whether it saves a third of ε or of the views, and costs no more of either.
+
+        >>> Cost(epsilon=1.0, num_views=60).saves_over(Cost(epsilon=1.0, num_views=100))
+        True
+        """
+        if self.epsilon > other.epsilon or self.num_views > other.num_views:
+            return False
+        return self.epsilon <= SAVING * other.epsilon or self.num_views <= SAVING * other.num_views != 0
+
+    def saving_text(self, other: Cost) -> str:
+        """Return what it saves over another one, for example "40 % of the compute"."""
+        saved = []
+        for own, others, name in (
+            (self.num_views, other.num_views, "compute"),
+            (self.epsilon, other.epsilon, "ε"),
+        ):
+            if others and math.isfinite(others) and own <= SAVING * others:
+                saved.append(f"{100 * (1 - own / others):.0f} % of {'the ' * (name != 'ε')}{name}")
+        return " and ".join(saved)
+
+
+@dataclass(frozen=True)
+class RecordSpread:
+    """How outcomes spread over test records.
+
+    Attributes:
+      num_records: n.
+      between: covariance over records of the outcomes' means over repeats, `[columns, columns]`.
+      interaction: covariance of what neither record nor repeat explains, `[columns, columns]`; zero for
+        one repeat.
+
+    The columns are the settings; where the starts were scored by record, these follow.
+    """
+
+    num_records: int
+    between: Array
+    interaction: Array
+
+    @classmethod
+    def of(cls, outcomes: Array) -> RecordSpread:
+        """Return the spread of outcomes `[repeats, columns, records]`."""
+        num_repeats, num_columns, num_records = outcomes.shape
+        between = np.atleast_2d(np.cov(outcomes.mean(axis=0)))
+        interaction = np.zeros((num_columns, num_columns))
+        if num_repeats > 1:
+            rest = outcomes - outcomes.mean(axis=0) - outcomes.mean(axis=2, keepdims=True)
+            rest += outcomes.mean(axis=(0, 2))[:, None]
+            interaction = np.einsum("sir,sjr->ij", rest, rest) / ((num_repeats - 1) * (num_records - 1))
+        return cls(num_records, between, interaction)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of a variance, with its degrees of freedom."""
+
+    variance: float
+    degrees: float
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Scores of k settings over complete repeats, and what is known of their test records.
+
+    Attributes:
+      scores: `[repeats, settings]`.
+      starts: the network before each setting's training, `[repeats, settings]`; None where not scored.
+      records: of public evaluation sets; None where no outcomes were kept.
+      noise_variance: known variance of one score, of the noise that was added to it.
+      level: of what is decided here, a share of `LEVEL`.
+      within: variance of one score within settings, and its degrees of freedom, for settings whose repeats
+        are not those of the others; `scores` then has one row of means.
+      counts: repeats of each setting, with `within`.
+    """
+
+    scores: Array
+    starts: Array | None = None
+    records: RecordSpread | None = None
+    noise_variance: float = 0.0
+    level: float = LEVEL
+    within: tuple[float, int] | None = None
+    counts: Sequence[int] = ()
+
+    @property
+    def means(self) -> Array:
+        """Mean score of each setting, `[settings]`."""
+        found: Array = self.scores.mean(axis=0)
+        return found
+
+    @property
+    def sources(self) -> str:
+        """What chance was estimated from: "repeats and test records", one of them, or "nothing"."""
+        repeats = self.within[1] > 0 if self.within else len(self.scores) > 1
+        known = ["repeats"] * repeats + ["test records"] * (self.records is not None)
+        return " and ".join(known) or "nothing"
+
+    def between(self, one: int, other: int, name: str) -> Comparison:
+        """Return the difference of two settings; `name` is the name of the second one."""
+        parts = (self._repeat_part(one, other), *self._record_parts(one, other))
+        mean = float(self.means[one] - self.means[other])
+        return _judge(mean, name, parts, self._critical_value_of_pairs)
+
+    def recommend(self, costs: Sequence[Cost]) -> int:
+        """Return the setting to take: the highest mean, or one near it that saves.
+
+        That is the cheapest of the settings that lie within one standard error of the paired difference to
+        the highest and save a third of ε or of the compute. The lowest of all is never taken.
+        """
+        means = self.means
+        best = int(means.argmax())
+        near = []
+        for each in range(self._num_settings):
+            error = self.between(best, each, "").standard_error if each != best else None
+            if error is not None and means[best] - means[each] <= error and means[each] > means.min():
+                near += [each] if costs[each].saves_over(costs[best]) else []
+        return min(
+            near, key=lambda each: (costs[each].epsilon, costs[each].num_views, -means[each]), default=best
+        )
+
+    def over_start(self, setting: int, name: str) -> Comparison | None:
+        """Return the difference of a setting to the network before it; None where that was not scored."""
+        if self.starts is None:
+            return None
+        start = self.starts[:, setting]
+        num_repeats, repeats, correlation = len(start), None, _CORRELATION
+        if num_repeats > 1:
+            shared = _variance(self.scores.mean(axis=1) - start)
+            own = self._residual * (1 - 1 / self._num_settings)
+            variance = max(shared + own, self.noise_variance)
+            pooled = _degrees([(shared, num_repeats - 1), (own, self._residual_degrees)])
+            repeats = _Part(variance / num_repeats, pooled or num_repeats - 1)
+            if self.records is None and variance:
+                correlation = max(correlation, shared / variance)
+        mean = float(self.means[setting] - start.mean())
+        parts = (repeats, *self._record_parts(setting, self._num_settings + setting))
+        correlation = min(math.floor(20 * correlation) / 20, 0.95)
+        level = SHARE * self.level
+        return _judge(mean, name, parts, lambda d: critical_value(self._num_settings, d, level, correlation))
+
+    def repeats_to_show(self, one: int, other: int) -> int | None:
+        """Return how many repeats would show the present difference of two settings; None beyond the most."""
+        difference = abs(float(self.means[one] - self.means[other]))
+        repeats, num_repeats = self._repeat_part(one, other), len(self.scores)
+        if repeats is None or self.within is not None or not difference:
+            return None
+        records, interaction = self._record_parts(one, other)
+        shared = 0.0 if records is None or interaction is None else records.variance - interaction.variance
+        for number in range(num_repeats + 1, MOST_REPEATS + 1):
+            share, degrees = num_repeats / number, repeats.degrees * (number - 1) / (num_repeats - 1)
+            parts = [_Part(repeats.variance * share, degrees), None, None]
+            if records is not None and interaction is not None:
+                less = interaction.variance * share
+                parts[1:] = [_Part(max(shared, 0.0) + less, records.degrees), _Part(less, records.degrees)]
+            judged = _judge(difference, "", parts, self._critical_value_of_pairs)
+            if judged.is_distinguishable:
+                return number
+        return None
+
+    @property
+    def _num_settings(self) -> int:
+        return int(self.scores.shape[1])
+
+    def _critical_value_of_pairs(self, degrees: float) -> float:
+        num_others = max(1, self._num_settings - 1)
+        dunnett = critical_value(num_others, degrees, self.level)
+        return max(dunnett, critical_value_of_winners(num_others, degrees, SHARE * self.level))
+
+    @property
+    def _residual_degrees(self) -> int:
+        return (len(self.scores) - 1) * (self._num_settings - 1)
+
+    @cached_property
+    def _residual(self) -> float:
+        """The variance of one score that neither setting nor repeat explains."""
+        if not self._residual_degrees:
+            return 0.0
+        rest = self.scores - self.means - self.scores.mean(axis=1, keepdims=True) + self.scores.mean()
+        return float((rest**2).sum() / self._residual_degrees)
+
+    def _repeat_part(self, one: int, other: int) -> _Part | None:
+        """Return what repeats add to the variance of a difference; None where they tell nothing."""
+        if self.within is not None:
+            variance, degrees = self.within
+            share = 1 / self.counts[one] + 1 / self.counts[other]
+            return _Part(max(variance, self.noise_variance) * share, degrees) if degrees else None
+        num_repeats = len(self.scores)
+        if num_repeats < 2:
+            return None
+        variance = 2 * max(self._residual, self.noise_variance)
+        return _Part(variance / num_repeats, self._residual_degrees)
+
+    def _record_parts(self, one: int, other: int) -> tuple[_Part | None, _Part | None]:
+        """Return what records add to the variance of a difference, and what repeats know of it already.
+
+        A start without outcomes of its own counts as independent, which is more than it is.
+        """
+        if self.records is None:
+            return None, None
+        spread, n = self.records, self.records.num_records
+        if other >= len(spread.between):
+            assert self.starts is not None
+            start = float(self.starts[:, other - self._num_settings].mean())
+            return _Part((spread.between[one, one] + start * (1 - start)) / n, n - 1), None
+        weights = np.zeros(len(spread.between))
+        weights[one], weights[other] = 1.0, -1.0
+        between, interaction = (
+            float(weights @ each @ weights) for each in (spread.between, spread.interaction)
+        )
+        num_repeats = len(self.scores)
+        known = (
+            _Part(interaction / (num_repeats * n), (num_repeats - 1) * (n - 1)) if num_repeats > 1 else None
+        )
+        return _Part(between / n, n - 1), known
+
+
+def _judge(
+    mean: float,
+    name: str,
+    parts: Sequence[_Part | None],
+    critical_value_at: Callable[[float], float],
+) -> Comparison:
+    """Return the verdict on a difference.
+
+    Args:
+      mean: the difference.
+      name: of what is subtracted.
+      parts: of its variance by repeats, by records, and by what both of these count.
+      critical_value_at: of a t with so many degrees of freedom.
+    """
+    repeats, records, both = parts
+    known = [each for each in (repeats, records) if each is not None]
+    if not known:
+        return Comparison(minus=name, mean=mean, standard_error=None, verdict=WITHIN_NOISE, smallest=None)
+    less = both.variance if both is not None and len(known) == 2 else 0.0
+    variance = max(sum(each.variance for each in known) - less, *(each.variance for each in known))
+    spread = [(each.variance, each.degrees) for each in known]
+    spread += [(less, both.degrees)] if both is not None and less else []
+    error, degrees = math.sqrt(variance), _degrees(spread, variance)
+    if not error:
+        verdict = WITHIN_NOISE if not mean else (HIGHER if mean > 0 else LOWER)
+        return Comparison(minus=name, mean=mean, standard_error=0.0, verdict=verdict, smallest=0.0)
+    smallest = critical_value_at(_rounded_down(degrees)) * error
+    verdict = WITHIN_NOISE if abs(mean) <= smallest else (HIGHER if mean > 0 else LOWER)
+    return Comparison(minus=name, mean=mean, standard_error=error, verdict=verdict, smallest=smallest)
+
+
+def _variance(values: Array) -> float:
+    return float(values.var(ddof=1)) if len(values) > 1 else 0.0
+
+
+def _degrees(parts: Sequence[tuple[float, float]], variance: float | None = None) -> float:
+    """Return Satterthwaite's degrees of freedom of a sum of (variance, degrees of freedom)."""
+    total = sum(part for part, _ in parts) if variance is None else variance
+    divided = sum(part**2 / degrees for part, degrees in parts if part and degrees)
+    return total**2 / divided if divided else 0.0
+
+
+def _rounded_down(degrees: float) -> float:
+    """Return degrees of freedom with two digits, so that few critical values are computed.
+
+    >>> _rounded_down(7.99), _rounded_down(123.0)
+    (7.9, 120.0)
+    """
+    unit = 10.0 ** (math.floor(math.log10(max(degrees, 0.1))) - 1)
+    return round(math.floor(degrees / unit + 1e-9) * unit, 6)
+
+
+@lru_cache(maxsize=4096)
+def critical_value(num_comparisons: int, degrees: float, level: float, correlation: float = 0.5) -> float:
+    """Return Dunnett's one-sided critical value, for comparisons with equal correlations.
+
+    The t that the largest of `num_comparisons` exceeds in a share `level` of samples (Dunnett, 1955).
+
+    >>> round(critical_value(1, 10.0, 0.05), 2), round(critical_value(4, 20.0, 0.05), 2)
+    (1.81, 2.3)
+    """
+    from scipy.special import ndtr  # scipy takes a second to import, which `--help` should not pay
+
+    return _root(
+        lambda t: 1 - ndtr(t / math.sqrt(1 - correlation)) ** num_comparisons, degrees, level, correlation
+    )
+
+
+@lru_cache(maxsize=4096)
+def critical_value_of_winners(num_others: int, degrees: float, level: float) -> float:
+    """Return the t by which one of equal settings leads all others in a share `level` of samples.
+
+    >>> round(critical_value_of_winners(1, 10.0, 0.05), 2), round(critical_value_of_winners(4, 20.0, 0.05), 2)
+    (2.23, 1.33)
+    """
+    from scipy.special import ndtr
+
+    def share(t: Array) -> Array:
+        found: Array = (num_others + 1) * ndtr(-t / math.sqrt(1 - _CORRELATION)) ** num_others
+        return found
+
+    return _root(share, degrees, level, _CORRELATION)
+
+
+def _root(share: Callable[[Array], Array], degrees: float, level: float, correlation: float) -> float:
+    """Return the t at which a share of samples, given the part that all comparisons have, is `level`.
+
+    Args:
+      share: of samples beyond t less the common part, `[scales, nodes]`.
+      degrees: of freedom of the variance.
+      level: of the share.
+      correlation: of the comparisons, the variance of their common part.
+    """
+    from scipy.optimize import brentq
+    from scipy.special import gammaincinv
+
+    nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
+    probabilities = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+    scales = np.sqrt(2 * gammaincinv(degrees / 2, probabilities) / degrees)[:, None]
+
+    def excess(value: float) -> float:
+        shares = share(value * scales + math.sqrt(correlation) * nodes)
+        return float((shares @ weights).mean() / weights.sum()) - level
+
+    found: float = brentq(excess, 0.0, 1e4, xtol=1e-4) if excess(0.0) > 0 else 0.0
+    return found

@@ -1,0 +1,72 @@
+"""MLflow → the documents of a sweep: its answer, its privacy statement, its configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dashboards.compose.answer import Answer
+from dashboards.errors import DashboardError
+from dashboards.query.sweeps import find_parent
+from dpgcl_core.addresses import masked
+from dpgcl_core.errors import TrackingError
+from trainers.tracking.server import connect, server_errors
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+ANSWER, STATEMENT, CONFIG = "answer.json", "privacy_statement.json", "config.yaml"
+_MOST_BYTES = 1_000_000
+"""Of a document; a larger one is none that a sweep has logged."""
+
+
+def load_answer(tracking_uri: str, sweep: str | None = None) -> Answer | None:
+    """Return the answer that a sweep has recorded; None where it has none of this version.
+
+    Args:
+      tracking_uri: as for `trainers.tracking.server.connect`.
+      sweep: the sweep's name; None is the one started last.
+
+    Raises:
+      TrackingError: the server does not answer or the database does not exist.
+      DashboardError: there is no such sweep, or it is sealed.
+    """
+    client = connect(tracking_uri)
+    with server_errors(tracking_uri, "reading the sweep"):
+        parent = find_parent(client, masked(tracking_uri), sweep)
+    values = read_json(read_documents(client, tracking_uri, parent.info.run_id, (ANSWER,)).get(ANSWER))
+    with suppress(DashboardError):
+        return None if values is None else Answer.read(values)
+    return None
+
+
+def read_documents(
+    client: MlflowClient, tracking_uri: str, run_id: str, names: Sequence[str]
+) -> dict[str, str]:
+    """Return the texts of the named documents that lie with a run; what cannot be read is left out."""
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # it would write over a terminal
+    found, there = {}, set[str]()
+    with suppress(TrackingError), server_errors(tracking_uri, "listing the documents of the sweep"):
+        there = {each.path for each in client.list_artifacts(run_id)}
+    with tempfile.TemporaryDirectory(prefix="dpgcl-report-") as folder:
+        for name in there.intersection(names):
+            with suppress(TrackingError, UnicodeDecodeError):
+                with server_errors(tracking_uri, f"reading {name}"):
+                    path = Path(client.download_artifacts(run_id, name, folder))
+                if path.is_file() and path.stat().st_size <= _MOST_BYTES:
+                    found[name] = path.read_text(encoding="utf-8")
+    return found
+
+
+def read_json(text: str | None) -> dict[str, Any] | None:
+    """Return the object that a document holds; None where it holds none."""
+    try:
+        found = json.loads(text or "null")
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
