@@ -17,10 +17,17 @@ FEW_SHOT_SCORES = {
 """They stand in the tables, and have panels only where a sweep has no other score."""
 LABEL_SCORES = {
     "knn_accuracy": "k-NN accuracy",
+    "knn_balanced_accuracy": "k-NN balanced accuracy",
     "linear_probe_accuracy": "Linear probe accuracy",
+    "linear_probe_balanced_accuracy": "Linear probe balanced accuracy",
+    "linear_probe_auc": "Linear probe AUC",
     **FEW_SHOT_SCORES,
 }
-CLASSIFIER_SCORES = {"classifier_accuracy": "Classifier accuracy"}
+CLASSIFIER_SCORES = {
+    "classifier_accuracy": "Classifier accuracy",
+    "classifier_balanced_accuracy": "Classifier balanced accuracy",
+    "classifier_auc": "Classifier AUC",
+}
 VIEW_SCORES = {
     "view_retrieval_top1": "View retrieval, top 1",
     "view_retrieval_top10": "View retrieval, top 10",
@@ -195,12 +202,17 @@ def panel_scores(names: Iterable[str]) -> list[str]:
     ['knn_accuracy', 'linear_probe_accuracy']
     >>> panel_scores(["image_to_text_recall_at_1", "image_to_text_recall_at_10", "knn_accuracy"])
     ['image_to_text_recall_at_10']
-    >>> panel_scores(["knn_accuracy", "few_shot_5_accuracy"])
+    >>> panel_scores(["knn_accuracy", "knn_balanced_accuracy", "few_shot_5_accuracy"])
     ['knn_accuracy']
     """
     names = list(names)
     recalls = [name for name in names if name.removesuffix(DURING) in DRAWN_RECALLS]
-    return recalls or [name for name in names if name.removesuffix(DURING) not in FEW_SHOT_SCORES] or names
+    return recalls or [name for name in names if not _is_for_tables(name.removesuffix(DURING))] or names
+
+
+def _is_for_tables(name: str) -> bool:
+    """Whether a score stands in the tables alone, beside the accuracy that has the panel."""
+    return name in FEW_SHOT_SCORES or name.endswith(("_balanced_accuracy", "_auc"))
 
 
 def column_title(column: str) -> str:

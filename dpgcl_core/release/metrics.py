@@ -61,6 +61,11 @@ _CAPTION_SCORES = {
 """Scores of captioners. None may be noised: a caption counts by its length, and by its words' orders."""
 
 CLASSIFIER_SCORE = "classifier_accuracy"
+CLASSIFIER_SCORES = {
+    CLASSIFIER_SCORE: "images whose own class a classifier finds the likeliest",
+    "classifier_balanced_accuracy": "the same, the mean over classes",
+    "classifier_auc": "area under the ROC curve of a classifier of two classes",
+}
 """Of a classifier alone, whose classes are those that it was trained on."""
 
 FEW_SHOTS = (1, 2, 5, 10)
@@ -70,16 +75,21 @@ _FEW_SHOT_SCORES = {
     f"few_shot_{count}_accuracy": f"accuracy of a linear probe fitted on {count} of each class"
     for count in FEW_SHOTS
 }
-_LABEL_SCORES = ("knn_accuracy", "linear_probe_accuracy", *_FEW_SHOT_SCORES)
-_SCORES = {
+_LABEL_SCORES = {
     "knn_accuracy": "k-NN accuracy (k = 3, cosine) on frozen features",
     "linear_probe_accuracy": "linear probe accuracy on frozen features",
+    "knn_balanced_accuracy": "k-NN accuracy, the mean over classes",
+    "linear_probe_balanced_accuracy": "linear probe accuracy, the mean over classes",
+    "linear_probe_auc": "area under the ROC curve of the linear probe of two classes",
     **_FEW_SHOT_SCORES,
+}
+_SCORES = {
+    **_LABEL_SCORES,
     "view_retrieval_top1": "a record's other view found first among all",
     "view_retrieval_top10": "a record's other view found among the first ten",
     **_PAIR_SCORES,
     **_CAPTION_SCORES,
-    CLASSIFIER_SCORE: "images whose own class a classifier finds the likeliest",
+    **CLASSIFIER_SCORES,
 }
 _BEFORE_TRAINING = {
     "untrained_": "of the network at random weights",
@@ -134,10 +144,8 @@ _DECLARED = (
 )
 
 _TRANSFER = {
-    "transfer_knn_accuracy": "k-NN accuracy on a probing data set",
-    "transfer_linear_probe_accuracy": "linear probe accuracy on a probing data set",
     "transfer_zero_shot_accuracy": "images of one nearest to their class's text",
-    **{f"transfer_{name}": f"{what}, on a probing data set" for name, what in _FEW_SHOT_SCORES.items()},
+    **{f"transfer_{name}": f"{what}, on a probing data set" for name, what in _LABEL_SCORES.items()},
 }
 _DECLARED_PER_DATASET = (
     *(Metric(name, Release.SCORE, what) for name, what in _TRANSFER.items()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from dpgcl_core.release.metrics import CLASSIFIER_SCORE
@@ -11,7 +12,7 @@ from trainers.config.training import EvaluationConfig, ViewConfig
 from trainers.data.dataset import AnyRecords
 from trainers.evaluation import features
 from trainers.evaluation.linear_probe import Features, Labels
-from trainers.evaluation.outcomes import Score, mean_score
+from trainers.evaluation.outcomes import Score, auc_score, mean_score
 from trainers.models.classifier import Classifier
 
 
@@ -27,6 +28,8 @@ def evaluate(
     batch_size: int = 512,
 ) -> dict[str, float]:
     """Return `classifier_accuracy` of labelled queries, and the scores of the frozen features, in [0, 1].
+
+    Of two classes, and of unbalanced ones, `classifier_balanced_accuracy`, too; of two `classifier_auc`.
 
     Args:
       network: already on `device`; its train/eval modes are restored.
@@ -50,14 +53,14 @@ def evaluate(
     queries = features.first_records(queries, config.max_query_records)
     assert queries.labels is not None
     asked = features.embed_features(network, queries.images, batch_size=batch_size, device=device)
-    found: dict[str, float] = {CLASSIFIER_SCORE: accuracy(network, asked, queries.labels)}
+    found = features.with_balanced(own_scores(network, asked, queries.labels), queries.labels)
     if index is None or index.labels is None:
         return found
     return found | features.label_scores(network, index, asked, queries, config, **how)
 
 
-def accuracy(network: Classifier, asked: Features, labels: Labels) -> Score:
-    """Return the share of records whose own class has the largest logit.
+def own_scores(network: Classifier, asked: Features, labels: Labels) -> dict[str, Score]:
+    """Return the share of records whose own class has the largest logit, and of two classes the AUC.
 
     Args:
       network: that classifies.
@@ -66,4 +69,8 @@ def accuracy(network: Classifier, asked: Features, labels: Labels) -> Score:
     """
     with torch.no_grad():
         logits = network.logits_of(torch.from_numpy(asked).to(network.classify.weight.device))
-    return mean_score(logits.argmax(1).cpu().numpy() == labels)
+    found = {CLASSIFIER_SCORE: mean_score(logits.argmax(1).cpu().numpy() == labels)}
+    if logits.shape[1] == 2 and np.array_equal(np.unique(labels), [0, 1]):
+        margins = (logits[:, 1] - logits[:, 0]).nan_to_num().cpu().numpy()  # of a network that diverged
+        found["classifier_auc"] = auc_score(margins, labels == 1)
+    return found

@@ -24,7 +24,7 @@ from trainers.config.training import POOLED, EvaluationConfig, ViewConfig
 from trainers.data.dataset import AnyRecords
 from trainers.data.pairs import Images
 from trainers.evaluation.linear_probe import Features, Labels, fit_linear_probe
-from trainers.evaluation.outcomes import Score, mean_score
+from trainers.evaluation.outcomes import Score, auc_score, balanced_score, mean_score, needs_balance
 from trainers.evaluation.readout import read_out
 from trainers.models.networks import AnyEncoder
 from trainers.views.images import make_views, normalise
@@ -56,8 +56,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Return the scores of a frozen network's image features by metric name, each in [0, 1].
 
-    With labels: `knn_accuracy` and `linear_probe_accuracy` of the queries, given the index. Without:
-    `view_retrieval_top1` and `view_retrieval_top10` among the queries.
+    With labels: `knn_accuracy` and `linear_probe_accuracy` of the queries, given the index, and what else
+    `feature_scores` has. Without: `view_retrieval_top1` and `view_retrieval_top10` among the queries.
 
     Args:
       encoder: the network, already on `device`; its train/eval modes are restored.
@@ -130,17 +130,31 @@ def feature_scores(
 ) -> dict[str, float]:
     """Return the probes by metric name, fitted on `known` features and asked of `asked` ones.
 
-    Few-shot probes take the first rows of each class, so these must stand in a random order.
+    Accuracies, and balanced ones where there are two classes, or the largest is twice the smallest or more.
+    Of two classes the linear probe's AUC, too. Few-shot probes take the first rows of each class, so these
+    must stand in a random order.
     """
-    neighbors = config.num_neighbors
-    found: dict[str, float] = {
-        "knn_accuracy": knn_accuracy(known, known_labels, asked, asked_labels, num_neighbors=neighbors),
-        "linear_probe_accuracy": linear_probe_accuracy(known, known_labels, asked, asked_labels),
-    }
+    given = known, known_labels, asked, asked_labels
+    found: dict[str, float] = with_balanced(
+        {"knn_accuracy": knn_accuracy(*given, num_neighbors=config.num_neighbors)}
+        | linear_probe_scores(*given),
+        asked_labels,
+    )
     for count in dict.fromkeys(config.few_shot):
         found[f"few_shot_{count}_accuracy"] = few_shot_accuracy(
             known, known_labels, asked, asked_labels, per_class=count
         )
+    return found
+
+
+def with_balanced(scores: dict[str, Score], labels: Labels) -> dict[str, float]:
+    """Return scores of records with these labels, with a balanced one after each accuracy that needs it."""
+    found: dict[str, float] = {}
+    for name, score in scores.items():
+        found[name] = score
+        if name.endswith("_accuracy") and needs_balance(labels):
+            balanced = balanced_score(score.outcomes, labels)
+            found[f"{name.removesuffix('_accuracy')}_balanced_accuracy"] = balanced
     return found
 
 
@@ -316,6 +330,23 @@ def linear_probe_accuracy(
     """
     rule = linear_probe_rule(index_features, index_labels)
     return mean_score(rule(query_features) == query_labels)
+
+
+def linear_probe_scores(
+    index_features: Features, index_labels: Labels, query_features: Features, query_labels: Labels
+) -> dict[str, Score]:
+    """Return `linear_probe_accuracy`, and of the two classes of index and queries `linear_probe_auc`.
+
+    Args: as of `linear_probe_accuracy`.
+    """
+    given = index_features, index_labels, query_features, query_labels
+    classes = np.unique(index_labels)
+    if len(classes) != 2 or not np.array_equal(classes, np.unique(query_labels)):
+        return {"linear_probe_accuracy": linear_probe_accuracy(*given)}
+    logits = fit_linear_probe(index_features, index_labels).logits(query_features).numpy()
+    hits = classes[logits.argmax(axis=1)] == query_labels
+    auc = auc_score(logits[:, 1] - logits[:, 0], query_labels == classes[1])
+    return {"linear_probe_accuracy": mean_score(hits), "linear_probe_auc": auc}
 
 
 def linear_probe_rule(index_features: Features, index_labels: Labels) -> Rule:

@@ -88,10 +88,13 @@ class LinearProbe:
     bias: Tensor
     num_iterations: int
 
+    def logits(self, features: Features) -> Tensor:
+        """Return the logits `[n, num_classes]` of features `[n, feature_dim]`, of each row by itself."""
+        return self.scaler(features) @ self.weight.T + self.bias
+
     def predict(self, features: Features) -> Labels:
         """Return the label of each row of features `[n, feature_dim]`, by itself; of equals the smallest."""
-        rows = self.scaler(features)
-        found: Labels = self.classes[(rows @ self.weight.T + self.bias).argmax(dim=1).numpy()]
+        found: Labels = self.classes[self.logits(features).argmax(dim=1).numpy()]
         return found
 
 

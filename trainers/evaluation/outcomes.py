@@ -3,7 +3,8 @@
 The records that are scored are a sample of those that there might be. So a score has chance in it, however
 often the training is repeated. That chance is seen in the score's outcomes: one number for each record, whose
 mean is the score. Of a share they are the hits themselves. Of a ratio of two means they are its influence
-function (Hampel, 1974), centred on the ratio, whose variance over n is that of the ratio for large n.
+function (Hampel, 1974), centred on the ratio, whose variance over n is that of the ratio for large n. So they
+are of a balanced accuracy, and of an AUC, where these are the components of DeLong et al. (1988).
 
 Outcomes tell more of the scored records than their mean. They leave a training only where these are public
 (`trainers.tasks.scoring.public_outcomes`), and where nobody asks for them a score is a plain number.
@@ -15,6 +16,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.stats import rankdata
+
+IMBALANCE = 2
+"""From a largest class so many times the smallest on, an accuracy says little by itself."""
 
 
 class Score(float):
@@ -73,3 +78,56 @@ def exp_score(score: Score) -> float:
     """
     value = float(np.exp(score))
     return Score(value, value * (1 + score.outcomes - score)) if np.isfinite(score) else value
+
+
+def needs_balance(labels: NDArray[np.int64]) -> bool:
+    """Return whether the classes are two, or the largest at least twice as large as the smallest.
+
+    >>> [needs_balance(np.array(labels)) for labels in ([0, 1], [0, 0, 1, 2], [0, 0, 0, 1, 1, 2, 2], [5, 5])]
+    [True, True, False, False]
+    """
+    counts = np.unique(labels, return_counts=True)[1]
+    return len(counts) == 2 or bool(counts.max() >= IMBALANCE * counts.min() and len(counts) > 1)
+
+
+def balanced_score(hits: NDArray[Any], labels: NDArray[np.int64]) -> Score:
+    """Return the balanced accuracy: the mean over K classes of the share of each that was answered rightly.
+
+    A record of class c, with n_c of n records, has the outcome n / (K n_c) · (hit − share of c) + the score.
+
+    Args:
+      hits: `[n]`, whether each record was answered rightly.
+      labels: `[n]`.
+
+    >>> float(balanced_score(np.array([1, 1, 1, 0]), np.array([0, 0, 0, 1])))
+    0.5
+    """
+    classes, class_of = np.unique(labels, return_inverse=True)
+    counts = np.bincount(class_of)
+    shares = np.bincount(class_of, weights=hits) / counts
+    score = float(shares.mean())
+    weights = len(labels) / (len(classes) * counts)
+    return Score(score, weights[class_of] * (hits - shares[class_of]) + score)
+
+
+def auc_score(margins: NDArray[Any], is_positive: NDArray[np.bool_]) -> Score:
+    """Return the area under the ROC curve: how often a positive record is above a negative one.
+
+    Ties count one half. With n_1 of n records positive, such a record has the outcome n / n_1 · (V − AUC) +
+    AUC, V the share of negatives below it, and a negative one likewise (DeLong et al., 1988).
+
+    Args:
+      margins: `[n]`, larger for what is more likely positive.
+      is_positive: `[n]`, some and not all.
+
+    >>> float(auc_score(np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, False, True, True])))
+    0.875
+    """
+    groups = (is_positive, ~is_positive)
+    ranks, shares = rankdata(margins), np.empty(len(margins))
+    for own, other in (groups, groups[::-1]):
+        shares[own] = (ranks[own] - rankdata(margins[own])) / other.sum()
+    shares[~is_positive] = 1 - shares[~is_positive]
+    score = float(shares[is_positive].mean())
+    size = np.where(is_positive, is_positive.sum(), (~is_positive).sum())
+    return Score(score, len(margins) / size * (shares - score) + score)

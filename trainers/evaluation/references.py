@@ -40,8 +40,9 @@ _SMALLEST_CELL = 2
 def reference_scores(data: TrainingData, config: EvaluationConfig) -> dict[str, float]:
     """Return the scores of raw pixels and of HOG that may be seen, by metric name.
 
-    `raw_pixels_knn_accuracy`, `raw_pixels_linear_probe_accuracy` and both of `hog_`, of `data.queries`; of
-    every data set in `data.probes` `raw_pixels_transfer_knn_accuracy/NAME` and so on. None without labels,
+    `raw_pixels_knn_accuracy`, `raw_pixels_linear_probe_accuracy` and both of `hog_`, and what else fits the
+    labels, of `data.queries`; of every data set in `data.probes` `raw_pixels_transfer_knn_accuracy/NAME` and
+    so on. None without labels,
     and none where the records of scores are private. Of pairs the images alone are seen.
 
     Args:

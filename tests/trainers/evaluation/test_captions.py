@@ -179,7 +179,7 @@ def _evaluated(queries: ImageTextRecords | Records, index: ImageTextRecords | No
 
 def test_evaluation_has_the_scores_of_what_the_records_have() -> None:
     records = pairs(12)
-    probe = {"knn_accuracy", "linear_probe_accuracy"}
+    probe = {f"{by}_{kind}" for by in ("knn", "linear_probe") for kind in ("accuracy", "balanced_accuracy")}
     assert _evaluated(records, records).keys() == NAMES | probe
     unlabelled = dataclasses.replace(records, labels=None)
     assert _evaluated(unlabelled, unlabelled).keys() == NAMES - {"zero_shot_accuracy"}

@@ -15,6 +15,7 @@ from torch import Tensor
 from dpgcl_core.clipping.clipper import ONE_BY_ONE, GroupClipper
 from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.release.metrics import CLASSIFIER_SCORE
 from tests.sweeps import support
 from tests.trainers.exporting import write_small_clip
 from trainers.config.networks import ClassifierConfig
@@ -25,7 +26,7 @@ from trainers.data.dataset import TrainingData, num_public_classes
 from trainers.data.procedural import procedural_images
 from trainers.data.records import Records
 from trainers.data.shapes import make_shape_pairs
-from trainers.evaluation.classes import accuracy
+from trainers.evaluation.classes import own_scores
 from trainers.files.checkpoint import CheckpointFolder
 from trainers.models.classifier import RIDGE, Classifier
 from trainers.tasks import CLASSES
@@ -475,5 +476,5 @@ def test_accuracy_is_that_of_the_logits() -> None:
         views = normalise(torch.from_numpy(records_of().images))
         answers, features = network(views).argmax(1).numpy(), network.features(views).numpy()
     assert len(set(answers.tolist())) > 1
-    assert accuracy(network, features, answers) == 1.0
-    assert accuracy(network, features, (answers + 1) % NUM_CLASSES) == 0.0
+    for labels, accuracy in ((answers, 1.0), ((answers + 1) % NUM_CLASSES, 0.0)):
+        assert own_scores(network, features, labels)[CLASSIFIER_SCORE] == accuracy
