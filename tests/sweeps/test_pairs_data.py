@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import tarfile
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from PIL import Image
 from dpgcl_core.errors import ConfigError, LedgerError
 from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service.options.data import data_path
+from sweeps.service.options.scores import visible_scores
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning import records as service_data
 from tests.sweeps.support import check_ledger, loaded, write_npz
@@ -91,6 +93,24 @@ def test_private_pairs_are_trained_on_whole_and_scored_on_other_pairs(tmp_path: 
     assert any("Scores are on the public data set shapes:30" in note for note in notes)
 
 
+def test_pairs_of_which_nothing_is_fitted_are_all_scored(tmp_path: Path) -> None:
+    """Without labels there is neither k-NN nor a probe, and so no use for an index."""
+    public = write_csv(tmp_path / "public", random_images(40, seed=1))
+    data, _ = load(write_csv(tmp_path, random_images(20)), evaluate_on=public)
+    assert data.index is None
+    assert len(data.queries) == 40
+    for method, score in (("dp_gcl", "image_to_text_recall_at_10"), ("dp_mae", "view_retrieval_top1")):
+        assert score in visible_scores(data, method)
+
+
+def test_labelled_pairs_without_a_split_are_split_into_index_and_queries(tmp_path: Path) -> None:
+    other = dataclasses.replace(load_dataset("shapes:60"), test=None)
+    index, queries = service_data._split_to_score(other, 0.2)
+    assert index is not None
+    assert len(queries) < len(index)
+    assert len(index) + len(queries) == 60
+
+
 def test_private_pairs_without_other_pairs_have_no_scores(tmp_path: Path) -> None:
     data, notes = load(write_csv(tmp_path, random_images(20)))
     assert (data.index, data.queries) == (None, None)
@@ -127,7 +147,7 @@ def test_options_of_reading_hold_for_all_data_sets_that_have_such(tmp_path: Path
     own = write_csv(tmp_path / "a", random_images(20), num_corrupt=1)
     other = write_shard(tmp_path / "b" / "other.tar", random_images(20, seed=1))
     data, _ = load(own, evaluate_on=other, skip_corrupt=True, csv_caption_key="title")
-    assert (len(data.train), len(data.index) + len(data.queries)) == (20, 20)
+    assert (len(data.train), len(data.queries)) == (20, 20)
 
 
 def write_labelled_csv(folder: Path, images: Sequence[np.ndarray]) -> str:

@@ -79,7 +79,7 @@ class TrainingData:
 
     Attributes:
       train: the records the guarantee is about.
-      index: labelled records for k-NN and the probe, or None: no scores. Of the modality of `train`, as
+      index: records for k-NN and the probe, or None: none of their scores. Of the modality of `train`, as
         `queries` are.
       queries: records that are scored, or None: no scores.
       train_is_public: with private records only releasable metrics leave the training.

@@ -114,8 +114,6 @@ class MaskedImages(PerRecordTask[MaskedAutoEncoder]):
         class_names: Sequence[str] = (),
         batch_size: int = 512,
     ) -> dict[str, float]:
-        if index is None:
-            return {}
         return features.evaluate(
             network,
             index,

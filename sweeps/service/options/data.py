@@ -47,7 +47,8 @@ class DataOptions:
     max_image_pixels: int = MAX_IMAGE_PIXELS
     """Most pixels of one image of your own data as stored, 1 to 178000000; a larger one is not decoded."""
     test_fraction: float = 0.2
-    """Share held out for scoring where public data have no test split of their own; by record id."""
+    """Share held out for scoring where public data have no test split of their own; by record id. Of
+    --evaluate-on without labels all records are scored."""
 
     def __post_init__(self) -> None:
         for name in (self.dataset, *self.probe_datasets):

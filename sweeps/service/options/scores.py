@@ -62,8 +62,8 @@ def visible_scores(data: TrainingData, method: str) -> list[str]:
     """Return the scores that a method may be chosen by on these data: of public records, or noised."""
     found: list[str] = []
     index, queries = data.index, data.queries
-    if index is not None and queries is not None and (data.evaluation_is_public or data.train_is_public):
-        labelled = index.labels is not None and queries.labels is not None
+    if queries is not None and (data.evaluation_is_public or data.train_is_public):
+        labelled = index is not None and index.labels is not None and queries.labels is not None
         if modality_of(data.train) == "image-text" and _task(method) != MaskedNetworkConfig.task:
             named = queries.labels is not None and data.class_names
             found += _CAPTIONS if _task(method) == CaptionerConfig.task else _RECALLS

@@ -71,12 +71,12 @@ def _num_subspace_records(config: TrainingConfig) -> float:
 
 
 def _num_embedded(plan: SweepPlan, trial: Trial) -> int:
-    if plan.data.index is None or plan.data.queries is None:
-        return 0
     evaluation = trial.config.evaluation
-    num_index, num_queries = len(plan.data.index), len(plan.data.queries)
-    num_records = min(num_index, evaluation.max_index_records or num_index)
-    num_records += min(num_queries, evaluation.max_query_records or num_queries)
+    parts = (
+        (plan.data.index, evaluation.max_index_records),
+        (plan.data.queries, evaluation.max_query_records),
+    )
+    num_records = sum(min(len(part), most or len(part)) for part, most in parts if part is not None)
     every, num_steps = evaluation.score_every_steps, trial.config.mechanism.num_steps
     on_the_way = 1 + num_steps // every if every else 0
     return num_records * (1 + evaluation.also_untrained + on_the_way)

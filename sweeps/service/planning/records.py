@@ -123,7 +123,7 @@ def _load(
                 f"evaluate_on is scored by its classes, and {other.name} has no labels: give "
                 f"{label_place(other.name)}, or leave it out"
             )
-        index, queries = split_train_test(other, options.test_fraction)
+        index, queries = _split_to_score(other, options.test_fraction)
     elif not private:
         train, queries = split_train_test(dataset, options.test_fraction)
         index = train
@@ -167,6 +167,13 @@ def _load(
         train_class_names=() if private else dataset.class_names,
     )
     return data, _data_notes(options) + _scorable_notes(data) + _skipped_notes(options, dataset, other)
+
+
+def _split_to_score(other: Dataset, test_fraction: float) -> tuple[AnyRecords | None, AnyRecords]:
+    """Return the index for k-NN and the probe, and what is scored: all, where an index would be no use."""
+    if other.test is None and other.train.labels is None:
+        return None, other.train
+    return split_train_test(other, test_fraction)
 
 
 def _load_public(options: DataOptions, dataset: Dataset) -> PublicPool | ProceduralImages | None:

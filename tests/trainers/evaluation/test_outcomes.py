@@ -22,7 +22,8 @@ from trainers.config.training import ClassifierConfig, EvaluationConfig, Network
 from trainers.data.dataset import AnyRecords, TrainingData
 from trainers.data.records import Records
 from trainers.data.shapes import SHAPE_NAMES, make_shape_pairs
-from trainers.evaluation.features import embed_features, first_records
+from trainers.evaluation.features import embed_features, first_records, linear_probe_scores
+from trainers.evaluation.linear_probe import fit_linear_probe
 from trainers.evaluation.outcomes import (
     Score,
     auc_score,
@@ -178,7 +179,7 @@ def test_outcomes_have_the_variance_of_the_score(score: Callable[[np.random.Gene
 
 def _accuracies(generator: np.random.Generator) -> Score:
     labels = generator.choice(3, size=300, p=[0.7, 0.2, 0.1])
-    return balanced_score(generator.random(300) < np.array([0.9, 0.5, 0.3])[labels], labels)
+    return balanced_score(generator.random(300) < np.array([0.95, 0.9, 0.8])[labels], labels)
 
 
 def test_balanced_accuracy_is_that_of_scikit_learn_and_has_its_variance() -> None:
@@ -214,6 +215,16 @@ def test_auc_has_the_variance_of_delong() -> None:
     variance = sum(v.var() / len(v) for v in (pairs_of.mean(axis=1), pairs_of.mean(axis=0)))
     outcomes = auc_score(margins, is_positive).outcomes
     assert outcomes.var() / len(outcomes) == pytest.approx(variance, rel=1e-12)
+
+
+def test_auc_of_the_linear_probe_is_of_the_larger_label() -> None:
+    generator = np.random.default_rng(2)
+    labels = np.arange(80) % 2 + 5
+    features = np.float32(generator.normal(size=(80, 3)) + 2 * (labels[:, None] == 6))
+    found = linear_probe_scores(features[:40], labels[:40], features[40:], labels[40:])
+    logits = fit_linear_probe(features[:40], labels[:40]).logits(features[40:]).numpy()
+    assert found["linear_probe_auc"] == pytest.approx(roc_auc_score(labels[40:], logits[:, 1] - logits[:, 0]))
+    assert found["linear_probe_auc"] > 0.9
 
 
 def relabelled(labels: NDArray[np.int64]) -> Records:

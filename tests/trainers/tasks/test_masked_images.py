@@ -239,6 +239,11 @@ def test_scores_are_of_the_encoders_features() -> None:
     assert {"knn_accuracy", "linear_probe_accuracy", "untrained_knn_accuracy"} <= metrics.keys()
 
 
+def test_records_without_an_index_are_scored_by_their_views() -> None:
+    scored = dataclasses.replace(data_of(), queries=records_of())
+    assert "view_retrieval_top1" in train(config_of(num_steps=1), scored).metrics
+
+
 def test_public_start_is_of_the_same_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPGCL_CACHE", str(tmp_path))
     options = changed(OPTIONS, warm_start=Path("synthetic:12"))
