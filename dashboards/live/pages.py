@@ -28,7 +28,7 @@ from dashboards.render.document import DRAWINGS, document_of, drawing_of_specifi
 from dashboards.render.page import description_of
 from dashboards.render.specification import page_specification
 from dpgcl_core.release.statement import rounded_up
-from trainers.tracking.runs import SWEEP_TAG
+from trainers.tracking.runs import ROLE_TAG, SEALED_ROLE, SWEEP_TAG, TRIAL_ROLE
 from trainers.tracking.server import is_database, runs_link
 
 LIVE, STYLE = "live.js", "live.css"
@@ -99,6 +99,8 @@ class Pages:
             return None
         uri, answer = self.reader.tracking_uri, state.answer()
         figures, said = self._figures(state)
+        tags = {SWEEP_TAG: name, ROLE_TAG: SEALED_ROLE if state.is_sealed else TRIAL_ROLE}
+        score = None if answer is None else answer.score
         body = _template("sweep.html").render(
             sweep=state,
             answer=[] if answer is None else answer.lines(),
@@ -106,7 +108,7 @@ class Pages:
             ledger=self.reader.ledger_lines(),
             columns=_columns(state.trials),
             links={each.run_id: _run_link(uri, state.experiment_id, each.run_id) for each in state.trials},
-            runs_link=runs_link(uri, state.experiment_id, {SWEEP_TAG: name}) if _is_searchable(name) else "",
+            runs_link=runs_link(uri, state.experiment_id, tags, score) if _is_searchable(name) else "",
             by_database=is_database(uri),
             notes=(*state.notes, *said),
         )

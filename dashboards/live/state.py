@@ -28,7 +28,7 @@ from dashboards.errors import DashboardError
 from dashboards.live.folders import Folder, folder_of, open_folders
 from dashboards.live.pace import Pace, fraction_done, sweep_seconds_left
 from dashboards.query.documents import load_answer
-from dashboards.query.trials import load_trials
+from dashboards.query.trials import load_trials, metrics_of
 from dpgcl_core.addresses import masked_text
 from dpgcl_core.errors import DpgclError
 from dpgcl_core.ledger.ledger import Ledger
@@ -285,7 +285,7 @@ class Reader:
             return SweepState(name=name, notes=notes)
         tags, params, sealed = run.data.tags, run.data.params, _role(run) == SEALED_ROLE
         public = tags.get("data_is") == PUBLIC
-        shown, withheld = released(run.data.metrics, is_public=public)
+        shown, withheld = released(metrics_of(run), is_public=public)
         return SweepState(
             name=name,
             status="published" if sealed else _STATES.get(run.info.status, "unknown"),
@@ -316,7 +316,7 @@ class Reader:
         finished = [run for run in runs if run.info.status == "FINISHED"]
         notes, withheld, trials = list(state.notes), set[str](), []
         for run in sorted(finished, key=lambda run: -(run.info.end_time or 0)):
-            shown, kept = released(run.data.metrics, is_public=state.is_public)
+            shown, kept = released(metrics_of(run), is_public=state.is_public)
             withheld |= kept
             if state.is_public or run.data.tags.get("guarantee_label") == PROVEN:
                 trials.append(_finished(run, shown))

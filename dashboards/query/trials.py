@@ -10,8 +10,8 @@ import pandas as pd
 from dashboards.errors import DashboardError
 from dashboards.query.sweeps import find_parent
 from dpgcl_core.addresses import masked
-from dpgcl_core.release.metrics import is_reference
-from trainers.tracking.runs import PARENT_TAG, STOPPED_TAG, SWEEP_TAG
+from dpgcl_core.release.metrics import declared_name, is_reference, tracked_name
+from trainers.tracking.runs import AXIS_PREFIX, PARENT_TAG, STOPPED_TAG, SWEEP_TAG
 from trainers.tracking.server import connect, runs_below, server_errors
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ def load_series(tracking_uri: str, sweep: str | None, metric: str) -> pd.DataFra
     points = []
     with server_errors(tracking_uri, f"reading the history of {metric}"):
         for run_id in trials.loc[trials[metric].notna(), "run_id"]:
-            for point in client.get_metric_history(run_id, metric):
+            points_of = client.get_metric_history
+            for point in points_of(run_id, tracked_name(metric)) or points_of(run_id, metric):
                 points.append(
                     {"run_id": run_id, "step": point.step, metric: _finite_or_infinite(point.value)}
                 )
@@ -131,8 +132,9 @@ def own_tags(run: Run) -> dict[str, str]:
 
 
 def typed_params(run: Run) -> dict[str, Any]:
-    """Return a run's params, each as the value that it was."""
-    return {name: typed(value) for name, value in run.data.params.items()}
+    """Return a run's params, each as the value that it was, without those that repeat others."""
+    own = {name: value for name, value in run.data.params.items() if not name.startswith(AXIS_PREFIX)}
+    return {name: typed(value) for name, value in own.items()}
 
 
 def _row(run: Run) -> dict[str, Any]:
@@ -141,8 +143,8 @@ def _row(run: Run) -> dict[str, Any]:
 
 
 def metrics_of(run: Run) -> dict[str, float]:
-    """Return the last values of a run's metrics."""
-    return {name: _finite_or_infinite(value) for name, value in run.data.metrics.items()}
+    """Return the last values of a run's metrics, by their declared names."""
+    return {declared_name(name): _finite_or_infinite(value) for name, value in run.data.metrics.items()}
 
 
 def _finite_or_infinite(value: float) -> float:

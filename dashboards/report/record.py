@@ -15,7 +15,7 @@ from dashboards.query.sweeps import find_parent
 from dashboards.query.trials import metrics_of, own_tags, trials_of, typed_params
 from dpgcl_core.addresses import masked
 from dpgcl_core.errors import ConfigError
-from trainers.tracking.runs import PARENT_TAG, STOPPED_TAG, SWEEP_TAG, TRIAL_TAG
+from trainers.tracking.runs import PARENT_TAG, ROLE_TAG, STOPPED_TAG, SWEEP_TAG, TRIAL_ROLE, TRIAL_TAG
 from trainers.tracking.server import connect, is_database, run_link, runs_below, runs_link, server_errors
 
 
@@ -70,11 +70,12 @@ def load_record(tracking_uri: str, sweep: str | None = None) -> SweepRecord:
     experiment, name = parent.info.experiment_id, parent.data.tags[SWEEP_TAG]
     params, planned = typed_params(parent), typed_params(parent).get("num_trials")
     documents = read_documents(client, tracking_uri, parent.info.run_id, (ANSWER, STATEMENT, CONFIG))
-    links, sweep_link = {}, ""
+    links, sweep_link, answer = {}, "", read_json(documents.get(ANSWER))
     if not is_database(tracking_uri):
         links = {r.info.run_id: run_link(tracking_uri, experiment, r.info.run_id) for r in runs}
         with suppress(ConfigError):  # a name that MLflow cannot search for
-            sweep_link = runs_link(tracking_uri, experiment, {SWEEP_TAG: name})
+            tags, score = {SWEEP_TAG: name, ROLE_TAG: TRIAL_ROLE}, (answer or {}).get("score")
+            sweep_link = runs_link(tracking_uri, experiment, tags, score)
     return SweepRecord(
         name=name,
         status=str(parent.info.status),
@@ -85,7 +86,7 @@ def load_record(tracking_uri: str, sweep: str | None = None) -> SweepRecord:
         num_planned=planned if isinstance(planned, int) else None,
         unfinished=Counter(str(run.info.status) for run in runs if run.info.status != "FINISHED"),
         stopped=sorted(run.data.tags.get(TRIAL_TAG, "") for run in runs if STOPPED_TAG in run.data.tags),
-        answer=read_json(documents.get(ANSWER)),
+        answer=answer,
         statement=read_json(documents.get(STATEMENT)),
         config=documents.get(CONFIG),
         links=links,

@@ -31,7 +31,7 @@ class Metric:
     """One declared metric.
 
     Attributes:
-      name: the name in MLflow, which includes the unit.
+      name: includes the unit; in MLflow behind its `section`.
       release: who may see it.
       meaning: one line for reports.
     """
@@ -40,6 +40,15 @@ class Metric:
     release: Release
     meaning: str
 
+    @property
+    def section(self) -> str:
+        """What stands before the name in MLflow: nothing before a score."""
+        if self.release is Release.SCORE or self.name.endswith("_accuracy"):
+            return ""
+        return _PRIVACY if self.release is Release.RELEASABLE else _TRAINING
+
+
+_PRIVACY, _TRAINING = "privacy.", "training."
 
 _WAYS = {"image_to_text": "images whose caption is", "text_to_image": "captions whose image is"}
 _PAIR_SCORES = {
@@ -176,6 +185,27 @@ def find_metric(name: str) -> Metric | None:
     """
     base, _, dataset = name.partition("/")
     return METRICS_PER_DATASET.get(base) if dataset else METRICS.get(name)
+
+
+def tracked_name(name: str) -> str:
+    """Return the name that a metric has in MLflow, whose pages open on the first metric by name.
+
+    Scores are bare, and come first; all else stands in a section behind them.
+
+    >>> [tracked_name(name) for name in ("knn_accuracy", "epsilon", "train_loss", "of_somebody_else")]
+    ['knn_accuracy', 'privacy.epsilon', 'training.train_loss', 'of_somebody_else']
+    """
+    metric = find_metric(name)
+    return name if metric is None else f"{metric.section}{name}"
+
+
+def declared_name(tracked: str) -> str:
+    """Return the name of a metric from the one that it has in MLflow, now or in earlier versions.
+
+    >>> [declared_name(name) for name in ("privacy.epsilon", "epsilon", "transfer_knn_accuracy/digits")]
+    ['epsilon', 'epsilon', 'transfer_knn_accuracy/digits']
+    """
+    return tracked.removeprefix(_PRIVACY).removeprefix(_TRAINING)
 
 
 def is_reference(name: str) -> bool:

@@ -472,7 +472,19 @@ def test_answer_counts_the_trainings_that_the_ledger_still_holds(
     assert "The ledger holds 0 more trainings" in capsys.readouterr().out
 
 
-def test_link_opens_the_runs_of_the_sweep_in_the_mode_for_training_models(
+def test_description_of_the_parent_run_has_the_answers_warning(
+    ray: Ray, sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(RESULT, "metrics", RESULT["metrics"] | {"untrained_knn_accuracy": 0.5})
+    sweep("--group-sizes", "2", "4")
+    lines = json.loads((tmp_path / "sweeps" / "one" / "answer.json").read_text())["lines"]
+    (parent,) = tracked_runs(connect(f"sqlite:///{tmp_path}/mlflow.db"), "tags.`dpgcl.role` = 'sweep'")
+    first = parent.data.tags[NOTE_TAG].partition("\n\n---\n\n")[0].split("\n\n")
+    (warning,) = (escaped(line) for line in lines if line.startswith("Warning"))
+    assert first[:2] == [escaped(lines[0]), warning]
+
+
+def test_link_opens_the_trainings_of_the_sweep_by_score_in_the_mode_for_training_models(
     ray: Ray, sweep: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep()
@@ -482,7 +494,11 @@ def test_link_opens_the_runs_of_the_sweep_in_the_mode_for_training_models(
     client = connect(f"sqlite:///{tmp_path}/mlflow.db")
     experiment = client.get_experiment(page.split("/experiments/")[1].partition("/")[0])
     assert asked["workflowType"] == ["machine_learning"]
-    assert len(client.search_runs([experiment.experiment_id], asked["searchFilter"][0])) == 1 + 4
+    order = f"{asked['orderByKey'][0]} {'ASC' if asked['orderByAsc'] == ['true'] else 'DESC'}"
+    assert order == "metrics.`knn_accuracy` DESC"
+    found = client.search_runs([experiment.experiment_id], asked["searchFilter"][0], order_by=[order])
+    assert [run.data.tags["dpgcl.role"] for run in found] == ["trial"] * 4
+    assert {run.data.params["Axis: group_size"] for run in found} == {"4"}
     assert experiment.name == "group-size on digits"
     assert "Which group size?" in experiment.tags["mlflow.note.content"]
 

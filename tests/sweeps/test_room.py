@@ -196,6 +196,6 @@ def test_full_disk_ends_a_sweep_in_one_line_loses_nothing_and_is_resumed(
     found = tracked_runs(connect(f"sqlite:///{runs}"), "tags.`dpgcl.role` = 'trial'")
     assert sorted(run.data.tags["dpgcl.trial"] for run in found) == [f"S4-Na1-private-r{i}" for i in range(3)]
     drawn = [(tmp_path / f"journal-{seed}").stat().st_size for seed in range(3)]
-    charged = {int(run.data.tags["dpgcl.trial"][-1]): run.data.metrics["num_steps_charged"] for run in found}
+    charged = {int(r.data.tags["dpgcl.trial"][-1]): int(r.data.params["num_steps_charged"]) for r in found}
     assert drawn[0] == drawn[2] == NUM_STEPS
     assert all(charged[seed] >= drawn[seed] >= NUM_STEPS for seed in range(3))

@@ -338,7 +338,8 @@ def test_sealed_sweep_publishes_exactly_one_run_with_the_tuned_epsilon(
     (only,) = published(tmp_path / "a")
     assert only.data.tags["release_mode"] == "sealed"
     assert float(only.data.tags["tuned_epsilon"]) > 1
-    assert set(only.data.metrics) == {"knn_accuracy", "num_steps_charged"}
+    assert set(only.data.metrics) == {"knn_accuracy"}
+    assert only.data.params["num_steps_charged"] == "10"
 
 
 def test_crashed_sweep_resumes_with_the_same_number_and_draws(

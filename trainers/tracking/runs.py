@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dpgcl_core.addresses import masked, masked_text
 from dpgcl_core.errors import ConfigError, TrackingError, unknown_choice
 from dpgcl_core.release.markdown import escaped
+from dpgcl_core.release.metrics import declared_name, is_reference, tracked_name
 from trainers.config.applicable import applying
 from trainers.tracking.server import (
     connect,
@@ -49,6 +50,10 @@ NOTE_TAG = "mlflow.note.content"
 TUNING_COST_TAG = "tuning_cost"
 STOPPED_TAG = "stopped_at_step"
 """Of a training that was ended early by its scores: it is not one of those that are compared."""
+AXIS_PREFIX = "Axis: "
+"""Before a param that repeats what a sweep varies: MLflow compares runs by their first params, by name."""
+_COUNTS = ("num_steps_done", "num_steps_charged", "num_restarts")
+"""Numbers of a training that MLflow has among its params: nothing to compare runs by."""
 NO_TUNING_COST = "The tuning cost of this sweep was not recorded; each ε is that of one training."
 # Times of a sealed run: a real one would tell how long the sweep took, and so how many trials it had.
 SEALED_TIME_MS = 1
@@ -201,6 +206,7 @@ class Tracker:
         series: Series,
         tags: Mapping[str, Any],
         *,
+        axes: Mapping[str, Any] | None = None,
         run_name: str | None = None,
         times_ms: tuple[int, int] | None = None,
         is_new: bool = False,
@@ -214,12 +220,14 @@ class Tracker:
           parent_run_id: from `start_sweep`.
           trial_name: identifies the trial within the sweep, the same after a resume.
           params: the trial's settings.
-          metrics: final values, by the names in `dpgcl_core.release.metrics`; logged at the last step of
-            `series`.
+          metrics: final values, by the names in `dpgcl_core.release.metrics`; at step 0, so that MLflow draws
+            a bar for each run.
           series: (step, value) pairs by name, for example of `snr`.
           tags: further tags.
+          axes: params that the sweep is about; repeated under names that come first.
           run_name: shown in MLflow; by default see `trial_run_name`.
-          times_ms: when the training began and ended, in milliseconds since the epoch; now unless given.
+          times_ms: when the training began and ended, in milliseconds since the epoch; now unless given, with
+            no duration, for how long it takes to log a run tells nothing of the training.
           is_new: whether no call can have begun its run; else it is searched for, among all there are.
 
         Raises:
@@ -244,14 +252,19 @@ class Tracker:
                 TRIAL_TAG: trial_name,
                 ROLE_TAG: TRIAL_ROLE,
             }
-            start, end = times_ms or (None, None)
+            start, end = times_ms or (_now_ms(),) * 2
             run = self.client.create_run(
                 self.experiment_id,
                 start_time=start,
                 tags={**_strings(tags), **_origin(), **own},
                 run_name=run_name or trial_run_name(trial_name, params),
             )
-            self._log(run.info.run_id, _params(params), points)
+            shown = {
+                **params,
+                **_counts(metrics),
+                **{f"{AXIS_PREFIX}{k}": v for k, v in (axes or {}).items()},
+            }
+            self._log(run.info.run_id, _params(shown), points)
             self.client.set_terminated(run.info.run_id, "FINISHED", end_time=end)
         return str(run.info.run_id)
 
@@ -300,7 +313,8 @@ class Tracker:
                 tags={**_strings(tags), **own, **_in_parts(texts or {})},
                 run_name=name,
             )
-            self._log(run.info.run_id, _params(params), _metric_points(metrics, {}, SEALED_TIME_MS))
+            shown = {**params, **_counts(metrics)}
+            self._log(run.info.run_id, _params(shown), _metric_points(metrics, {}, SEALED_TIME_MS))
             self.client.set_terminated(run.info.run_id, "FINISHED", end_time=SEALED_TIME_MS)
         return str(run.info.run_id)
 
@@ -511,11 +525,33 @@ def _metric_points(metrics: Mapping[str, float], series: Series, time_ms: int | 
     both = sorted(set(metrics) & set(series))
     if both:
         raise ConfigError(f"a metric is either a final value or a series; got both for {', '.join(both)}")
-    now = int(time.time() * 1000) if time_ms is None else time_ms
-    last_step = max((step for points in series.values() for step, _ in points), default=0)
-    final = [Metric(name, float(value), now, last_step) for name, value in metrics.items()]
-    return final + [
+    now = _now_ms() if time_ms is None else time_ms
+    final = {name: [(0, value)] for name, value in metrics.items() if name not in _COUNTS}
+    found = {tracked_name(name): points for name, points in {**final, **series}.items()}
+    return [
         Metric(name, float(value), now, int(step))
-        for name, points in series.items()
-        for step, value in points
+        for name in sorted(found, key=_place)
+        for step, value in found[name]
     ]
+
+
+def _place(name: str) -> tuple[bool, bool, str]:
+    """Scores first, then what they are held against: MLflow compares by the metric that was logged first.
+
+    >>> sorted(["privacy.epsilon", "untrained_view_retrieval_top1", "view_retrieval_top1"], key=_place)
+    ['view_retrieval_top1', 'untrained_view_retrieval_top1', 'privacy.epsilon']
+    """
+    return name != declared_name(name), is_reference(name), name
+
+
+def _counts(metrics: Mapping[str, float]) -> dict[str, int]:
+    """Return those of the metrics that MLflow has as params.
+
+    >>> _counts({"num_steps_charged": 12.0, "epsilon": 1.0})
+    {'num_steps_charged': 12}
+    """
+    return {name: int(metrics[name]) for name in _COUNTS if name in metrics}
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

@@ -103,16 +103,27 @@ _SERVER_FIX = (
 )
 
 
-def runs_link(tracking_uri: str, experiment_id: str, tags: Mapping[str, str]) -> str:
+def runs_link(
+    tracking_uri: str, experiment_id: str, tags: Mapping[str, str], score: str | None = None
+) -> str:
     """Return the page of MLflow with all runs that carry all `tags`, in its mode for training models.
 
     Of a database it is the page of the server that `mlflow ui` starts on this machine.
 
+    Args:
+      tracking_uri, experiment_id: of the runs.
+      tags: of the runs. MLflow folds a run below its parent, unless the parent lacks one of them.
+      score: metric that sorts the runs, the highest first; the newest first without one.
+
     >>> runs_link("http://host:5000/", "7", {"dpgcl.sweep": "one"})[:60]
     'http://host:5000/#/experiments/7/runs?workflowType=machine_l'
+    >>> runs_link("http://host:5000", "7", {}, "knn_accuracy").partition("&")[2]
+    'searchFilter=&orderByKey=metrics.%60knn_accuracy%60&orderByAsc=false'
     """
     host = _OWN_SERVER if is_database(tracking_uri) else masked(tracking_uri).rstrip("/")
     asked = {"workflowType": "machine_learning", "searchFilter": _filter(tags)}
+    if score is not None:
+        asked |= {"orderByKey": f"metrics.`{score}`", "orderByAsc": "false"}
     return f"{host}/#/experiments/{experiment_id}/runs?{urlencode(asked, quote_via=quote)}"
 
 

@@ -133,6 +133,9 @@ class SearchSweep(OpenSweep):
         self._hashes[trial.name] = config_hash(trial.config)
         return trial
 
+    def _axes(self, trial: Trial) -> dict[str, Any]:
+        return {name: trial.params[name] for name in self._plan.space.columns}
+
     def _train(self, session: RaySession, remaining: Sequence[Trial]) -> dict[str, str]:
         told = self._on_result, self._budget
         return run_trials(session, self._plan, self._folder, remaining, *told, source=self)

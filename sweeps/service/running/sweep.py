@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dashboards.compose.answer import OWN, Answer
+from dashboards.compose.answer import OWN, POINT, Answer
 from dashboards.compose.questions import QUESTIONS
 from dashboards.report.content import LEFT_BEFORE
 from dpgcl_core.errors import (
@@ -135,7 +135,7 @@ from trainers.data.dataset import TrainingData, image_shape_of
 from trainers.evaluation.references import reference_scores
 from trainers.files.destination import Destination
 from trainers.files.storage import check_writable, details_kept, storage_root
-from trainers.tracking.runs import STOPPED_TAG, SWEEP_TAG, Tracker
+from trainers.tracking.runs import ROLE_TAG, STOPPED_TAG, SWEEP_TAG, TRIAL_ROLE, Tracker
 from trainers.tracking.server import (
     NoAnswer,
     check_address,
@@ -772,6 +772,7 @@ class OpenSweep:
                 _without_constants(trial, result["metrics"]) | self._cross_checks(trial, result["metrics"]),
                 result["series"],
                 self._tags_of(trial, result["metrics"]),
+                axes=self._axes(trial),
                 run_name=run_name(trial),
                 times_ms=_times_ms(result),
                 is_new=is_new,
@@ -780,6 +781,17 @@ class OpenSweep:
             self._runs = None  # a run of it may have been begun
             raise
         self._reporter.refresh()
+
+    def _axes(self, trial: Trial) -> dict[str, Any]:
+        """Return what the sweep's question is about, of one training."""
+        question = QUESTIONS.get(self._plan.question.removesuffix("-tuning"), OWN)
+        if question is OWN:
+            return {POINT: trial.name.rpartition("-r")[0]}
+        if question.axis.column in trial.params:
+            return {question.axis.column: trial.params[question.axis.column]}
+        every = [each.params for each in self._plan.trials]
+        varied = [name for name in question.splits if len({str(params.get(name)) for params in every}) > 1]
+        return {name: trial.params[name] for name in varied if name in trial.params}
 
     def _tags_of(self, trial: Trial, metrics: Mapping[str, float] | None = None) -> dict[str, Any]:
         """The tags of a trial's run; its restarts are told where the charge for them tells of them, too.
@@ -958,8 +970,10 @@ class OpenSweep:
             warn(f"warning: the report: {error}")
 
     def _say_link(self) -> None:
-        """Say where MLflow shows the sweep's runs."""
-        link = runs_link(self._uri, self._tracker.experiment_id, {SWEEP_TAG: self._folder.name})
+        """Say where MLflow shows the sweep's trainings, the best one first."""
+        tags = {SWEEP_TAG: self._folder.name, ROLE_TAG: TRIAL_ROLE}
+        score = None if self.answer is None else self.answer.score
+        link = runs_link(self._uri, self._tracker.experiment_id, tags, score)
         ui = f"mlflow ui --backend-store-uri {shlex.quote(self._uri)}  # then " * is_database(self._uri)
         say_link(f"runs: {ui}", link)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from dpgcl_core.release.metrics import tracked_name
 from tests.browser import THEMES, Heard, chromium, needs_chromium, page_in, serious
 from trainers.tracking.runs import TRIAL_TAG
 from trainers.tracking.server import connect, search_runs
@@ -125,7 +126,7 @@ def test_numbers_shown_are_mlflows(seen: Seen, browser: Any) -> None:
     assert sorted(names) == sorted(run.data.tags[TRIAL_TAG] for run in runs.values())
     assert {run for run, _, _ in cells} == set(runs)
     assert len(cells) == 4 * 2 + 2 * 2, "two scores of each, and of the private ones SNR and ε"
-    assert all(runs[run].data.metrics[metric] == value for run, metric, value in cells)
+    assert all(runs[run].data.metrics[tracked_name(metric)] == value for run, metric, value in cells)
 
 
 @pytest.mark.parametrize("theme", THEMES)

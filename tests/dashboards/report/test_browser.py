@@ -217,11 +217,10 @@ class Clicks:
         target.click()
         self.count += 1
 
-    def sort_by_accuracy(self) -> None:
-        self.on(self.page.get_by_test_id("sort-select-dropdown"))
-        self.on(self.page.locator("[role=menu] >> text=/^knn_accuracy$/").first)
-        best = self.page.locator("[row-index='0'] [col-id='attributes.`Run Name`'] a")
-        best.filter(has_text=re.compile(r"^S\d+-")).wait_for()  # no longer the sweep's own run
+    def compare(self) -> None:
+        self.on(self.page.locator("input[type=checkbox]").first)
+        self.on(self.page.get_by_role("button", name="Compare", exact=True))
+        self.page.wait_for_selector("text=Comparing 12 Runs", timeout=120_000)
 
 
 def accuracies(uri: str) -> dict[str, float]:
@@ -232,19 +231,37 @@ def accuracies(uri: str) -> dict[str, float]:
     return {run.info.run_name: run.data.metrics["knn_accuracy"] for run in runs}
 
 
-def test_best_group_size_is_three_clicks_away_in_mlflows_table(finished: Finished, browser: Any) -> None:
+def test_link_opens_the_trainings_sorted_by_score_in_mlflows_table(finished: Finished, browser: Any) -> None:
     with page_in(browser) as (page, _):
-        clicks = Clicks(page, finished.link)
-        clicks.sort_by_accuracy()
+        Clicks(page, finished.link)
         page.wait_for_function(SORTED, arg=accuracies(finished.uri))  # each name begins with its S
-    assert clicks.count <= 3
+        assert page.get_by_text("one", exact=True).count() == 0, "the sweep's own run"
 
 
-def test_best_group_size_is_three_clicks_away_in_mlflows_charts(finished: Finished, browser: Any) -> None:
+def test_mlflow_compares_accuracy_with_the_group_size(finished: Finished, browser: Any) -> None:
     with page_in(browser) as (page, _):
         clicks = Clicks(page, finished.link)
-        clicks.sort_by_accuracy()
+        clicks.compare()
+        chosen = page.locator(".plotly .axis-title")
+        chosen.first.wait_for()
+        titles = chosen.all_text_contents()
+        assert (titles[0], titles[-1]) == ("Axis: group_size", "knn_accuracy")
+        rows = page.locator("table tr td:first-child, table tr th:first-child").all_inner_texts()
+        clicks.on(page.get_by_role("tab", name="Scatter Plot"))
+        page.locator(".xtitle").wait_for()
+        assert page.locator(".xtitle").text_content() == "Axis: group_size"
+        assert page.locator(".ytitle").text_content() == "knn_accuracy"
+    assert clicks.count <= 3
+    assert rows.index("Axis: group_size") < rows.index("group_size")
+    assert rows.index("knn_accuracy") < rows.index("privacy.epsilon")
+
+
+def test_best_group_size_is_one_click_away_in_mlflows_charts(finished: Finished, browser: Any) -> None:
+    with page_in(browser) as (page, _):
+        clicks = Clicks(page, finished.link)
         clicks.on(page.locator("label:has(input[value=CHART])"))
+        first = page.locator("h4").first
+        first.filter(has_text=re.compile("^knn_accuracy$")).wait_for()
         title = page.locator("h4").get_by_text("knn_accuracy", exact=True).first
         title.scroll_into_view_if_needed()
         card = title.locator("xpath=ancestor::*[.//*[contains(@class, 'js-plotly-plot')]][1]")
@@ -254,17 +271,18 @@ def test_best_group_size_is_three_clicks_away_in_mlflows_charts(finished: Finish
     found = sorted(accuracies(finished.uri).values(), reverse=True)
     assert len(shown) > 1
     assert sorted(shown, reverse=True) == [float(f"{each:.2f}") for each in found[: len(shown)]]
-    assert clicks.count <= 3
+    assert clicks.count == 1
 
 
-def test_figure_of_the_sweep_is_three_clicks_away_in_mlflow(finished: Finished, browser: Any) -> None:
+def test_figure_of_the_sweep_is_four_clicks_away_in_mlflow(finished: Finished, browser: Any) -> None:
     with page_in(browser) as (page, _):
         clicks = Clicks(page, finished.link)
+        clicks.on(page.get_by_role("link", name=re.compile(r"^S\d+-")).first)
         clicks.on(page.get_by_role("link", name="one", exact=True).first)
         clicks.on(page.get_by_role("tab", name="Artifacts"))
         clicks.on(page.get_by_text("group_size.png", exact=True))
         page.wait_for_function("() => [...document.images].some(each => each.naturalWidth > 1000)")
-    assert clicks.count <= 3
+    assert clicks.count == 4
 
 
 @pytest.mark.parametrize("theme", THEMES)

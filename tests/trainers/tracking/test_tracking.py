@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import signal
@@ -16,6 +17,7 @@ import pytest
 from dpgcl_core.errors import ConfigError, TrackingError
 from dpgcl_core.release.markdown import escaped
 from tests.trainers.databases import copy_empty_database
+from trainers.tracking import runs as tracking_runs
 from trainers.tracking import server as mlflow_server
 from trainers.tracking.runs import (
     CHANGED_TAG,
@@ -234,10 +236,34 @@ def test_trial_keeps_params_metrics_and_series(tracker):
     parent = tracker.start_sweep("s", {}, {})
     run_id = log(tracker, parent)
     run = tracker.client.get_run(run_id)
-    history = [(point.step, point.value) for point in tracker.client.get_metric_history(run_id, "snr")]
+    history = tracker.client.get_metric_history(run_id, "training.snr")
     assert run.data.params["target_epsilon"] == "10.0"
-    assert run.data.metrics == {**METRICS, "snr": 1.25}
-    assert history == SERIES["snr"]
+    assert run.data.metrics == {"knn_accuracy": 0.8, "privacy.epsilon": 9.9, "training.snr": 1.25}
+    assert [(point.step, point.value) for point in history] == SERIES["snr"]
+
+
+def test_first_metric_and_first_param_of_a_trial_are_its_score_and_what_the_sweep_varies(tracker):
+    metrics = {"epsilon": 9.9, "num_steps_charged": 12.0, "train_seconds": 3.0}
+    scores = {"untrained_view_retrieval_top1": 0.1, "view_retrieval_top1": 0.8}
+    changes = {"metrics": metrics | scores, "series": {}, "axes": {"temperature": 0.5}}
+    run_id = log(tracker, tracker.start_sweep("s", {}, {}), **changes)
+    data = tracker.client.get_run(run_id).data
+    assert next(iter(data.metrics)) == "view_retrieval_top1"  # of Compare's parallel coordinates
+    assert min(data.params) == "Axis: temperature"
+    assert data.params["num_steps_charged"] == "12"  # nothing to compare runs by
+    assert set(data.metrics) == {"privacy.epsilon", "training.train_seconds", *scores}
+
+
+def test_final_value_is_at_step_0_so_that_mlflow_draws_bars(tracker):
+    run_id = log(tracker, tracker.start_sweep("s", {}, {}))
+    assert [point.step for point in tracker.client.get_metric_history(run_id, "knn_accuracy")] == [0]
+
+
+def test_trial_without_times_has_no_duration(tracker, monkeypatch):
+    hours = itertools.count(1)
+    monkeypatch.setattr(tracking_runs.time, "time", lambda: 3600 * next(hours))
+    run = tracker.client.get_run(log(tracker, tracker.start_sweep("s", {}, {})))
+    assert run.info.end_time == run.info.start_time > 0
 
 
 def test_trial_logged_again_makes_no_second_run(tracker):
@@ -270,7 +296,7 @@ def test_trial_with_more_numbers_than_one_request_takes_is_complete(tracker):
     params = {f"p{i}": i for i in range(130)}
     run_id = log(tracker, parent, params=params, series={"snr": [(i, float(i)) for i in range(2100)]})
     assert len(tracker.client.get_run(run_id).data.params) == 130
-    assert len(tracker.client.get_metric_history(run_id, "snr")) == 2100
+    assert len(tracker.client.get_metric_history(run_id, "training.snr")) == 2100
 
 
 def test_trial_is_one_request_for_its_numbers(tracker, monkeypatch):
