@@ -13,11 +13,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import optuna
 import pytest
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
 
 from dpgcl_core.accounting import composition
 from dpgcl_core.accounting.filters import StepClass, composed_event
-from dpgcl_core.errors import BudgetExceeded, DpgclError, StorageError
+from dpgcl_core.errors import BudgetExceeded, ConfigError, DpgclError, StorageError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from sweeps.service.options.command_line import parse_options
@@ -546,3 +551,139 @@ def test_ledger_with_one_step_too_few_starts_no_trial(ray: Ray, charged: Callabl
     with pytest.raises(BudgetExceeded):
         charged(39)
     assert ray.trained == []
+
+
+def kept_study(storage: BaseStorage) -> list[FrozenTrial]:
+    """The trials of the only study of a storage."""
+    (name,) = optuna.get_all_study_names(storage)
+    return optuna.load_study(study_name=name, storage=storage).trials
+
+
+def journal(folder: Path) -> BaseStorage:
+    return JournalStorage(JournalFileBackend(str(folder / "sweeps" / "one" / "study.journal")))
+
+
+def test_kept_study_has_what_mlflow_shows_of_each_trial_and_no_more(
+    ray: Ray, start: Callable[..., int], tmp_path: Path
+) -> None:
+    assert start() == 0
+    found = kept_study(journal(tmp_path))
+    assert [each.user_attrs["trial"] for each in found] == [trial.name for trial in ray.trained]
+    for each, trial in zip(found, ray.trained, strict=True):
+        own = each.params["group_size"], each.params["learning_rate"]
+        assert own == ray.settings()[trial.name]
+        assert each.values == [trial.config.optimizer.learning_rate * 10]
+        assert each.state == TrialState.COMPLETE
+        shown = {"trial": trial.name, "guarantee_label": "proven", "epsilon": trial.config.epsilon()}
+        assert each.user_attrs == shown
+        assert each.datetime_start == each.datetime_complete, "no duration, where results tell none"
+
+
+def test_trial_in_the_kept_study_lasts_as_long_as_its_training(
+    ray: Ray, start: Callable[..., int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    keep = SearchSweep._on_result
+
+    def timed(sweep: SearchSweep, name: str, result: dict[str, Any]) -> None:
+        keep(sweep, name, result | {"metrics": result["metrics"] | {"train_seconds": 7.0}})
+
+    monkeypatch.setattr(SearchSweep, "_on_result", timed)
+    start()
+    assert {each.duration.total_seconds() for each in kept_study(journal(tmp_path)) if each.duration} == {7.0}
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_resumed_search_continues_its_kept_study(
+    ray: Ray, start: Callable[..., int], tmp_path: Path, is_lost: bool
+) -> None:
+    ray.stop_before = "trial-3"
+    start()
+    assert [each.user_attrs["trial"] for each in kept_study(journal(tmp_path))] == ["trial-1", "trial-2"]
+    if is_lost:
+        (tmp_path / "sweeps" / "one" / "study.journal").unlink()
+    ray.stop_before = ""
+    assert start("--resume") == 0
+    names = [each.user_attrs["trial"] for each in kept_study(journal(tmp_path))]
+    assert names == ["trial-1", "trial-2", "trial-3", "trial-4"]
+
+
+def test_kept_study_tells_a_failed_trial(ray: Ray, start: Callable[..., int], tmp_path: Path) -> None:
+    ray.failing = {"trial-2"}
+    start()
+    states = {each.user_attrs["trial"]: each.state for each in kept_study(journal(tmp_path))}
+    assert states.pop("trial-2") == TrialState.FAIL
+    assert set(states.values()) == {TrialState.COMPLETE}
+
+
+def test_study_in_a_database_takes_another_name_where_a_sweep_has_it(
+    ray: Ray, start: Callable[..., int], tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}/study.db"
+    optuna.create_study(storage=url, study_name="one").set_user_attr("sweep_id", "of another")
+    assert start("--study-storage", url) == 0
+    (name,) = set(optuna.get_all_study_names(url)) - {"one"}
+    assert name.startswith("one-")
+    assert len(optuna.load_study(study_name=name, storage=url).trials) == 4
+    assert not (tmp_path / "sweeps" / "one" / "study.journal").exists()
+
+
+def test_study_that_cannot_be_opened_is_refused_before_anything_is_trained_without_its_password(
+    ray: Ray, start: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError, match="study_storage") as refused:
+        start("--study-storage", "postgresql+psycopg://me:pass-word@127.0.0.1:1/studies")
+    assert not ray.trained
+    printed = capsys.readouterr()
+    assert "pass-word" not in f"{refused.value}{refused.value.__cause__}{printed.out}{printed.err}"
+
+
+def test_password_of_a_study_storage_is_written_nowhere(
+    ray: Ray, start: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"sqlite:///file:{tmp_path}/study.db?uri=true&password=pass-word"
+    assert start("--study-storage", url) == 0
+    assert len(kept_study(RDBStorage(url))) == 4
+    assert "study_storage" not in (tmp_path / "sweeps" / "one" / "config.yaml").read_text()
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in files if b"pass-word" in path.read_bytes()]
+    printed = capsys.readouterr()
+    assert "pass-word" not in printed.out + printed.err
+
+
+def test_study_that_is_away_for_a_while_has_all_trials_at_the_end(
+    ray: Ray,
+    start: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    add, calls = Study.add_trial, []
+
+    def away(study: Study, trial: FrozenTrial) -> None:
+        calls.append(trial)
+        if len(calls) in (2, 3):
+            raise OSError("no space left")
+        add(study, trial)
+
+    monkeypatch.setattr(Study, "add_trial", away)
+    assert start() == 0
+    assert len(kept_study(journal(tmp_path))) == 4
+    printed = capsys.readouterr()
+    assert (printed.out + printed.err).count("tried again at the end") == 1
+
+
+@pytest.mark.parametrize("sizes", [("2", "4"), ("2", "4", "8")])
+def test_statement_says_that_repeats_of_a_setting_stay_charged(
+    ray: Ray, start: Callable[..., int], tmp_path: Path, sizes: tuple[str, ...]
+) -> None:
+    given = "--learning-rate-range", "0.002", "0.002", "--sampler", "qmc", "--group-sizes", *sizes
+    start(*given)
+    results = (tmp_path / "sweeps" / "one" / "trials").glob("trial-*.json")
+    asked = [json.loads(path.read_text())["params"]["group_size"] for path in results]
+    assert len(asked) == 4
+    statement = json.loads((tmp_path / "sweeps" / "one" / "privacy_statement.json").read_text())
+    planned = plan("--noise-multiplier", "1", *given).cost  # of all four
+    assert planned is not None
+    wanted = f"4 trainings of {len(set(asked))} settings: "
+    assert [note.endswith("and all are charged.") for note in statement["notes"] if wanted in note] == [True]
+    assert statement["cost"]["tuned_epsilon"] == pytest.approx(planned.tuned_epsilon)

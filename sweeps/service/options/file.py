@@ -32,11 +32,11 @@ from trainers.config.tree import Leaf, leaves, values_of
 VERSION = 1
 _OF_ONE_RUN = (
     *("storage", "name", "resume", "tracking_uri", "publish_to", "notify", "ledger", "no_ledger", "dry_run"),
-    "quiet",
+    *("quiet", "study_storage"),
 )
 """Where results of one run go and who is told, perhaps with passwords, how it goes on, and whether private
 data are trained on without a ledger: a repetition says that anew."""
-_SECRET = ("ledger", "tracking_uri", "publish_to", "notify")
+_SECRET = ("ledger", "tracking_uri", "publish_to", "notify", "study_storage")
 """May hold a password: no message repeats a value of theirs."""
 
 

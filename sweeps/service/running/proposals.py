@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import optuna
 from optuna.samplers import BaseSampler, QMCSampler, RandomSampler, TPESampler
-from optuna.study import Study, StudyDirection
+from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.service.planning.space import EPSILON, Searched, SearchOptions, Space
+from sweeps.service.running.study import direction
 
 _MOST_RANDOM_STARTS = 10
 
 
 class Proposals:
-    """An Optuna study that is asked and told on the driver; what lasts is kept elsewhere.
+    """An Optuna study in memory that is asked and told on the driver; `SearchStudy` is the one that lasts.
 
     The proposal for trial k depends on the public seed, k, and what had been told by then. So random and
     qmc give the same settings whenever they are asked, and TPE does with one trial at a time.
@@ -34,7 +35,7 @@ class Proposals:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space, self._options = space, options
         self._distributions = {each.option: _distribution(each) for each in space.searched}
-        directions = [_direction(name) for name in options.objectives]
+        directions = [direction(name) for name in options.objectives]
         self._sobol = _Sobol(self._distributions, options.service.seed)
         self._study = optuna.create_study(
             directions=directions, sampler=RandomSampler(seed=options.service.seed)
@@ -121,10 +122,6 @@ class _Sobol(QMCSampler):
         while len(self._points) <= trial.number:
             self._points.append(super().sample_relative(self._beside, trial, search_space))
         return self._points[trial.number]
-
-
-def _direction(objective: str) -> StudyDirection:
-    return StudyDirection.MINIMIZE if objective == EPSILON else StudyDirection.MAXIMIZE
 
 
 def _distribution(each: Searched) -> Any:

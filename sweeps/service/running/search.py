@@ -1,7 +1,8 @@
 """An adaptive search under way: each trial is chosen by what earlier ones scored.
 
 What is proposed is written down before it is trained, one file per trial, `suggested/trial-3.json`. A resume
-proposes it again, tells the sampler what was found, and goes on.
+proposes it again, tells the sampler what was found, and goes on. The study that is kept for Optuna's tools is
+written alone: whatever becomes of it, the search proposes the same.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from sweeps.service.planning.trials import Charged, Point, Trial, is_proven
 from sweeps.service.privacy.budget import SweepBudget
 from sweeps.service.running.proposals import Proposals
 from sweeps.service.running.publishing import Publisher
-from sweeps.service.running.sweep import Figure, OpenSweep
-from sweeps.service.running.terminal import say, steps_text, warn
+from sweeps.service.running.study import JOURNAL, SearchStudy
+from sweeps.service.running.sweep import Figure, OpenSweep, times_ms
+from sweeps.service.running.terminal import count, say, steps_text, warn
 from sweeps.service.running.total import fixes_noise
 from sweeps.service.running.tune import RaySession, run_trials
 from sweeps.service.storage.calibrations import CalibrationCache
@@ -87,6 +89,13 @@ class SearchSweep(OpenSweep):
         super().__init__(plan, folder, found, uri, budget, account, service, again, publisher)
         self._costliest = plan.trials[0]
         self._proposals = Proposals(self._plan.space, self._plan.options)
+        self._values: dict[str, Mapping[str, Any]] = {}
+        self._late: dict[str, Mapping[str, Any] | None] = {}
+        self._study = SearchStudy(
+            self._plan.options.study_storage or str(folder.path / JOURNAL),
+            self._plan.options.objectives,
+            self._plan.space.searched,
+        )
         self._begun: list[Trial] = []
         for number, values in enumerate(read_suggestions(folder), start=1):
             try:
@@ -125,11 +134,34 @@ class SearchSweep(OpenSweep):
         result = self._folder.result(name, self._hashes[name])
         metrics = None if result is None else result["metrics"]
         self._proposals.tell(self._trials[name].params["trial_number"], metrics)
+        self._record(name, result)
+
+    def _begin(
+        self, opened: Future[Tracker], done: dict[str, dict[str, Any]], remaining: Sequence[Trial]
+    ) -> None:
+        super()._begin(opened, done, remaining)
+        self._study.name_after(self._folder.name, str((self._folder.read_plan() or {})["sweep_id"]))
+        for name in (*done, *self._left_out(done)):
+            self._record(name, done.get(name))
+
+    def _record(self, name: str, result: Mapping[str, Any] | None) -> None:
+        """Add a trial to the kept study; one that is not taken is tried again at the end."""
+        times = None if result is None else times_ms(result)
+        try:
+            self._study.add(
+                name, self._values[name], result, self._trials[name].config.guarantee_label, times
+            )
+        except StorageError as error:
+            if not self._late:
+                warn(f"warning: {error}; it is tried again at the end")
+            self._late[name] = result
+        else:
+            self._late.pop(name, None)
 
     def _named(self, number: int, values: Mapping[str, Any]) -> Trial:
         """Return trial `number`, which the sweep knows from now on by its real settings."""
         trial = searched_trial(self._plan, number, values, self._found.folder)
-        self._trials[trial.name] = trial
+        self._trials[trial.name], self._values[trial.name] = trial, values
         self._hashes[trial.name] = config_hash(trial.config)
         return trial
 
@@ -144,9 +176,18 @@ class SearchSweep(OpenSweep):
         """As of every sweep, with the mechanisms that were trained in place of the costliest one."""
         trained = [self._trials[name] for name in drawn if is_proven(self._trials[name])]
         mechanisms = list(dict.fromkeys(trial.config.mechanism for trial in trained))
-        return dataclasses.replace(super()._statement(drawn, ledger), mechanisms=mechanisms)
+        statement = super()._statement(drawn, ledger)
+        notes, num_settings = statement.notes, len({str(self._values[name]) for name in drawn})
+        if num_settings < len(drawn):
+            told = f"{count(len(drawn), 'training')} of {count(num_settings, 'setting')}"
+            notes = (*notes, f"{told}: repeats of one setting are ranked by their mean, and all are charged.")
+        return dataclasses.replace(statement, mechanisms=mechanisms, notes=notes)
 
     def _end(self, failed: dict[str, str], figure: Figure | None) -> int:
+        for name, result in list(self._late.items()):
+            self._record(name, result)
+        if self._late:
+            warn(f"the study lacks {count(len(self._late), 'trial')}; --resume adds them")
         code = super()._end(failed, figure)
         for line in self._best():
             warn(line)

@@ -774,7 +774,7 @@ class OpenSweep:
                 self._tags_of(trial, result["metrics"]),
                 axes=self._axes(trial),
                 run_name=run_name(trial),
-                times_ms=_times_ms(result),
+                times_ms=times_ms(result),
                 is_new=is_new,
             )
         except TrackingError:
@@ -990,8 +990,8 @@ class OpenSweep:
             warn(f"warning: {error}")
 
 
-def _times_ms(result: Mapping[str, Any]) -> tuple[int, int] | None:
-    """When a training began and ended; None where how long it took is withheld, as of private records."""
+def times_ms(result: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return when a training began and ended; None where its duration is withheld, as of private records."""
     seconds = [result["metrics"].get(name) for name in ("train_seconds", "evaluation_seconds")]
     if "ended_ms" not in result or seconds[0] is None:
         return None
