@@ -12,7 +12,7 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn, TextIO
@@ -29,15 +29,18 @@ class DpgclError(ValueError):
     Nor does it carry the secret of an address: every message passes through `masked_text`.
 
     Attributes:
+      lines: what stands below the message, a line each.
       details: what is as private as the records, such as positions of those that cannot be used, by name.
       details_file: where they were written for whoever is trusted with the records; None where nowhere.
     """
 
+    lines: Sequence[str] = ()
     details: Mapping[str, Any] = MappingProxyType({})
     details_file: Path | None = None
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: Any, lines: Sequence[str] = ()) -> None:
         super().__init__(*(masked_text(each) if isinstance(each, str) else each for each in args))
+        self.lines = tuple(map(masked_text, lines))
 
 
 class ConfigError(DpgclError):
@@ -115,7 +118,7 @@ def exit_on_bad_input(main: Callable[[], int]) -> NoReturn:
         sys.stdout.flush()
         sys.exit(code)
     except DpgclError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"error: {' '.join(str(error).split())}", *error.lines, sep="\n  ", file=sys.stderr)
         if error.details and not sys.stderr.isatty():
             print(_where_more_is(error.details_file), file=sys.stderr)
         show_on_a_terminal(error.details)

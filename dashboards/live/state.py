@@ -35,6 +35,7 @@ from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.ledger.remaining import remaining_of
 from dpgcl_core.release.metrics import Release, find_metric
 from trainers.files.progress import Progress
+from trainers.files.resuming import resume_line
 from trainers.tracking.runs import (
     PARENT_TAG,
     ROLE_TAG,
@@ -373,8 +374,8 @@ class Reader:
         running = tuple(self._running(name, watched, now, state.is_public) for name in begun)
         still = self._now() - folder.last_sign
         quiet = (
-            f"Nothing has moved for {still / 60:.0f} min; if its driver has ended, --resume --name "
-            f"{state.name} continues it.",
+            f"Nothing has moved for {still / 60:.0f} min; if its driver has ended, this continues it: "
+            f"{resume_line(folder.path)}",
         )
         return dataclasses.replace(
             state,

@@ -1187,8 +1187,8 @@ BREAKAGES = (
     Breakage(
         name="steps of an attempt are counted after they are drawn",
         file="trainers/files/checkpoint.py",
-        before="first = num_before - drawn.num_steps + self._steps_until_saved(start_step)",
-        after="first = num_before - drawn.num_steps",
+        before="num_steps=num_before - drawn.num_steps + ahead))",
+        after="num_steps=num_before - drawn.num_steps))",
         tests=("tests/trainers/files/test_checkpoint.py::test_kill_at_any_place_leaves_no_draw_uncounted",),
     ),
     Breakage(
@@ -2323,6 +2323,42 @@ BREAKAGES = (
         tests=(
             "tests/trainers/training/test_ended_early.py"
             "::test_attempts_that_are_told_before_they_draw_count_nothing",
+        ),
+    ),
+    Breakage(
+        name="a stop takes back a step that was drawn",
+        file="trainers/files/checkpoint.py",
+        before="if (num_undrawn := self._counted_to - step) > 0:",
+        after="if (num_undrawn := self._counted_to - step + 1) > 0:",
+        tests=(
+            "tests/trainers/training/test_ended_early.py"
+            "::test_stops_that_save_use_no_step_for_restarts_however_often",
+        ),
+    ),
+    Breakage(
+        name="a stop keeps what it counted and did not draw",
+        file="trainers/files/checkpoint.py",
+        before="if (num_undrawn := self._counted_to - step) > 0:",
+        after="if (num_undrawn := self._counted_to - step) > 999:",
+        tests=(
+            "tests/trainers/training/test_ended_early.py::test_stop_by_the_clock_saves_and_a_resume_goes_on",
+        ),
+    ),
+    Breakage(
+        name="Ctrl-C ends trainings before they have saved",
+        file="sweeps/service/running/tune.py",
+        before="if not num_drawing or len(self.signals) > 1 or",
+        after="if True or",
+        tests=("tests/sweeps/test_execution.py::test_stop_waits_until_a_training_that_draws_has_saved",),
+    ),
+    Breakage(
+        name="a resume takes other options than the sweep was started with",
+        file="sweeps/service/options/resuming.py",
+        before="if not passes(kind, option) and not is_same(value, before):",
+        after="if False:",
+        tests=(
+            "tests/sweeps/test_resuming.py"
+            "::test_options_that_differ_from_the_recorded_ones_are_named_a_line_each",
         ),
     ),
 )

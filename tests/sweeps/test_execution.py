@@ -24,6 +24,8 @@ from sweeps.service.running.tune import Stopped, TrialQueue, _callback, _Listed,
 from sweeps.service.running.watching import SealedWatch, SweepWatch
 from sweeps.service.storage.folder import Starts, SweepFolder
 from trainers.config.training import PerformanceConfig
+from trainers.files.checkpoint import CheckpointFolder
+from trainers.files.oversight import Oversight
 
 CONFIG: Any = SimpleNamespace(
     performance=PerformanceConfig(), mechanism=SimpleNamespace(num_restart_steps=None, num_steps=4)
@@ -81,6 +83,66 @@ def test_signal_ends_the_sweep_at_tunes_next_step(number: signal.Signals, callba
             callback.on_step_begin(2, [])
     assert stopped.value.signal_number == number
     assert signal.getsignal(number) == before
+
+
+@pytest.fixture
+def drawing(callback: Any, tmp_path: Path) -> CheckpointFolder:
+    """The checkpoints of a training that draws: it has counted its steps up to the first checkpoint."""
+    callback.ending._saves = True
+    callback.on_trial_start(1, [], TRIAL)
+    callback.queue._live["one"] = SimpleNamespace(name="one")
+    checkpoints = SweepFolder(tmp_path / "one").checkpoints("one", every_steps=4)
+    checkpoints.begin_attempt(0, 8)
+    return checkpoints
+
+
+def test_stop_waits_until_a_training_that_draws_has_saved(
+    callback: Any, drawing: CheckpointFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    callback.ending.signals.append(signal.SIGINT)
+    for iteration in range(3):
+        callback.on_step_begin(iteration, [])
+    assert Oversight(count_file=drawing.count_file).must_stop()
+    assert capsys.readouterr().out.count("Ctrl-C again") == 1
+    assert callback.queue.is_closed
+    callback.on_trial_complete(4, [], TRIAL)
+    with pytest.raises(Stopped) as stopped:
+        callback.on_step_begin(5, [])
+    assert stopped.value.is_saved
+
+
+@pytest.mark.parametrize("signals", [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM,)])
+def test_stop_that_is_asked_for_twice_or_by_the_system_waits_no_longer(
+    signals: tuple[signal.Signals, ...],
+    callback: Any,
+    drawing: CheckpointFolder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(execution._PATIENCE_SECONDS, signal.SIGTERM, 0.0)
+    callback.ending.signals += signals
+    with pytest.raises(Stopped) as stopped:
+        callback.on_step_begin(1, [])
+    assert not stopped.value.is_saved
+
+
+def test_stop_of_a_sealed_sweep_waits_for_none_of_its_trainings(
+    callback: Any, drawing: CheckpointFolder
+) -> None:
+    """One that was interrupted counts as the worst score, saved or not."""
+    callback.ending._saves = False
+    callback.ending.signals.append(signal.SIGINT)
+    with pytest.raises(Stopped) as stopped:
+        callback.on_step_begin(1, [])
+    assert not stopped.value.is_saved
+
+
+def test_training_that_has_not_begun_to_draw_is_not_waited_for(callback: Any) -> None:
+    callback.ending._saves = True
+    callback.on_trial_start(1, [], TRIAL)
+    callback.ending.signals.append(signal.SIGINT)
+    with pytest.raises(Stopped) as stopped:
+        callback.on_step_begin(2, [])
+    assert stopped.value.is_saved
 
 
 def test_no_thread_collects_garbage_of_rays_while_it_shuts_down(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from dashboards.query.trials import load_trials
 from sweeps.service.storage.folder import SweepFolder
 from tests.sweeps import watched
 from tests.sweeps.support import ROOT, Driver, contents, tracked_runs
+from trainers.files.resuming import resume_line
 from trainers.tracking.server import connect
 
 pytestmark = [pytest.mark.ray, pytest.mark.long]
@@ -98,6 +99,9 @@ def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Disturbed:
         driver = start(*([] if number == signal.SIGINT else ["--resume"]))
         driver.wait_for(held)
         driver.kill(number)
+        if number == signal.SIGINT:  # the step in flight does not end: at once
+            driver.wait_for((found.folder / "drawn" / "S4-Na1-private-r1.stop").exists)
+            driver.kill(number)
         note(number.name, driver)
     driver = start("--resume")
     driver.wait_for(held)
@@ -123,7 +127,7 @@ def test_stopped_sweep_ends_with_the_code_of_its_signal(disturbed: Disturbed) ->
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_stopped_sweep_says_how_to_continue(name: str, disturbed: Disturbed) -> None:
-    assert f"stopped by {name}; continue with --resume --name one" in disturbed.said[name]
+    assert f"stopped by {name}; continue with {resume_line(disturbed.folder)}\n" in disturbed.said[name]
     assert "Traceback" not in disturbed.said[name]
     assert disturbed.statuses[name] == "KILLED"
 
@@ -172,7 +176,7 @@ def test_failing_trial_stops_no_other_and_is_told(disturbed: Disturbed) -> None:
     assert disturbed.statuses["training killed"] == "FAILED"
     assert "failed: S4-Na1-private-r2 (" in said
     assert "RuntimeError: the words of a record" in said  # public data: all may be told
-    assert "continue with --resume --name one" in said
+    assert f"continue with {resume_line(disturbed.folder)}\n" in said
 
 
 def test_failing_trial_is_not_repeated(disturbed: Disturbed) -> None:

@@ -351,7 +351,7 @@ def test_server_that_goes_away_in_mid_sweep_gets_the_rest_by_a_resume(
     said = capsys.readouterr().out
     assert said.count("warning: s3://results") == 1
     assert "s3://results/team/one did not take" in said
-    assert said.rstrip().endswith("continue with --resume --name one")
+    assert said.rstrip().endswith("--resume --name one")
     bucket.start()
     assert sweep("--resume") == 0
     assert len(ray.trained) == 4

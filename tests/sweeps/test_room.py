@@ -25,6 +25,7 @@ from tests.sweeps.support import Driver, tracked_runs
 from trainers.data.dataset import image_shape_of
 from trainers.failures import NO_ROOM, Stage, describe_error
 from trainers.files.durable import replacing
+from trainers.files.resuming import resume_line
 from trainers.tracking.server import connect
 
 QUICK = ("--tiny", "--noise-multiplier=1", "--no-non-private")
@@ -186,7 +187,7 @@ def test_full_disk_ends_a_sweep_in_one_line_loses_nothing_and_is_resumed(
     said = [line for line in driver.stdout.splitlines() if "no space" in line or "Traceback" in line]
     assert said == [
         f"stopped: no space is left in {storage}, and nothing that was finished is lost; make room, then "
-        "continue with --resume --name one"
+        f"continue with {resume_line(storage / 'sweeps' / 'one')}"
     ]
     assert driver.stderr == ""
     assert [path.stem for path in (storage / "sweeps/one/trials").iterdir()] == ["S4-Na1-private-r0"]

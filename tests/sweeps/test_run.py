@@ -293,7 +293,7 @@ def test_failing_training_stops_no_other_is_told_and_not_repeated(restarted: Res
     assert restarted.code == 1
     assert "failed: S4-Na1-private-r1 (" in restarted.out
     assert "RuntimeError: the words of a record" in restarted.out  # public data: all may be told
-    assert "continue with --resume --name one" in restarted.out
+    assert "--resume --name one\n" in restarted.out
     assert restarted.kept("drawn/S4-Na1-private-r1.json")["num_attempts"] == 1
 
 

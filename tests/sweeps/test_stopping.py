@@ -5,6 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import re
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +30,7 @@ from sweeps.service.privacy.statement import build_statement, what_was_drawn
 from sweeps.service.running import sweep as service
 from sweeps.service.running.stopping import Stopping, TuneRule, stopped_at
 from sweeps.service.storage.folder import SweepFolder
-from tests.sweeps.support import given, run
+from tests.sweeps.support import Driver, environment, given, run
 from trainers.files.checkpoint import Drawn, write_drawn
 from trainers.files.oversight import Oversight
 
@@ -404,6 +409,34 @@ def test_ledger_has_what_halved_trainings_drew_and_the_statement_all_their_steps
 @pytest.mark.ci
 @pytest.mark.ray
 @pytest.mark.timeout(900)
+def test_ctrl_c_costs_nothing_and_the_printed_line_goes_on(tmp_path: Path) -> None:
+    """The signal goes to all processes of the terminal; the training is in its sixth draw of twelve."""
+    url, storage = str(tmp_path / "ledger.db"), tmp_path / "my results #1"
+    Ledger.create(url).register("digits", Cap(epsilon=100.0, delta=1e-5), num_records_public=1445)
+    (tmp_path / "hold-0").write_text("6")
+    given = (*QUICK, *FAULTY, "--name=one", "--delta=1e-5", f"--ledger={url}", "--dataset-id=digits")
+    env, home = {"DPGCL_TEST_FOLDER": str(tmp_path)}, tmp_path / "home"
+    driver = Driver(*given, "--repeats=1", f"--storage={storage}", home=home, env=env)
+    driver.wait_for((tmp_path / "held").exists)
+    os.killpg(driver.pid, signal.SIGINT)
+    driver.wait_for((storage / "sweeps/one/drawn/S4-Na1-private-r0.stop").exists)
+    (tmp_path / "hold-0").unlink()
+    assert driver.wait() == 130, driver.stdout + driver.stderr
+    assert "a resume repeats no step of it" in driver.stdout
+    assert drawn_in(tmp_path) == [6]
+    (line,) = re.findall("continue with (.*)", driver.stdout)
+    shell = environment(home, **env, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    again = subprocess.run(line, shell=True, cwd=home, env=shell, capture_output=True, text=True, timeout=400)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert drawn_in(tmp_path) == [12], "all steps, and each once"
+    (result,) = (storage / "sweeps/one/trials").glob("*.json")
+    assert json.loads(result.read_text())["metrics"]["num_steps_charged"] == 12
+    assert sum(Ledger.open(url).spent("digits", with_pld=False).num_steps.values()) == 12
+
+
+@pytest.mark.ci
+@pytest.mark.ray
+@pytest.mark.timeout(900)
 def test_time_that_is_over_stops_and_a_resume_finishes(tmp_path: Path) -> None:
     """The first training waits at its sixth draw until the time is over; the second does not begin."""
     (tmp_path / "hold-0").write_text("6")
@@ -440,4 +473,4 @@ def test_time_that_is_over_stops_and_a_resume_finishes(tmp_path: Path) -> None:
     assert code == 0, driver.stdout + driver.stderr
     assert drawn_in(tmp_path) == [12, 12]
     charged = ledger.spent("digits", with_pld=False)
-    assert sum(charged.num_steps.values()) == 12 + 2 + 12, "two were counted before the stop, and not drawn"
+    assert sum(charged.num_steps.values()) == 12 + 12, "a stop that saves repeats nothing"

@@ -29,15 +29,16 @@ from sweeps.service.running.search import write_suggestion
 from sweeps.service.running.sweep import run_sweep
 from sweeps.service.storage import folder as storage_folder
 from sweeps.service.storage.calibrations import calibrations
-from sweeps.service.storage.folder import Starts, SweepFolder, config_hash, find_folder
+from sweeps.service.storage.folder import Repetition, Starts, SweepFolder, config_hash, find_folder
 from sweeps.service.storage.log import SweepLog
 from sweeps.service.storage.runs import tracking_address
-from tests.sweeps.support import contents, options, write_npz
+from tests.sweeps.support import contents, options, run_script, write_npz
 from trainers.config.training import PerformanceConfig
 from trainers.files import storage
 from trainers.files.checkpoint import Checkpoint, Grant, write_grant
 from trainers.files.oversight import Oversight, Question
 from trainers.files.progress import ProgressWriter
+from trainers.files.resuming import Command
 from trainers.files.storage import check_writable, storage_root
 
 QUICK = ("--tiny", "--noise-multiplier", "1")
@@ -282,6 +283,18 @@ def test_damaged_plan_is_refused_by_name(text: str, tmp_path: Path) -> None:
         find(tmp_path, "one", resume=True)
 
 
+def test_sweep_that_is_running_is_said_to_be_running_before_it_is_planned(tmp_path: Path) -> None:
+    """Neither that it exists already, nor that it could be resumed."""
+    folder = create(tmp_path, "one")
+    more = ("--tiny", "--name", "one", "--storage", str(tmp_path))
+    with folder.locked():
+        for arguments in (more, (*more, "--resume")):
+            code, said, errors = run_script("group_size", *arguments)
+            assert (code, said.count("\n")) == (2, 0), said
+            assert "the sweep 'one' is running" in errors
+    folder.refuse_running()
+
+
 def test_damaged_result_is_refused_not_trained_again(tmp_path: Path) -> None:
     folder = create(tmp_path, "one")
     folder.keep("a", {"metrics": {}})
@@ -360,7 +373,7 @@ def test_starts_are_counted_and_those_without_a_trace(tmp_path: Path) -> None:
 def test_tune_starts_no_training_that_is_not_counted(tmp_path: Path) -> None:
     """Tune calls this before it asks the trial's process to train."""
     folder = create(tmp_path, "one")
-    nothing: Any = SimpleNamespace(started=lambda *_, **__: None)
+    nothing: Any = SimpleNamespace(started=lambda *_, **__: None, is_open=True)
     mechanism = SimpleNamespace(num_steps=4)
     config = SimpleNamespace(performance=PerformanceConfig(), mechanism=mechanism)
     given = SimpleNamespace(name="a", config=config, progress_file=None)
@@ -404,7 +417,7 @@ def holder(tmp_path: Path) -> Iterator[Callable[[], ForkProcess]]:
 def test_sweep_held_by_another_process_is_refused(holder: Callable[[], ForkProcess], tmp_path: Path) -> None:
     folder = create(tmp_path, "one")
     holder()
-    with pytest.raises(StorageError, match="is being run by another process"), folder.locked():
+    with pytest.raises(StorageError, match="is running: wait for its end"), folder.locked():
         pass
 
 
@@ -463,7 +476,8 @@ def modes(folder: Path) -> dict[str, int]:
 
 def write_all(folder: SweepFolder) -> None:
     """Writes what a sweep and a training keep there."""
-    folder.create({"fingerprint": "mine"}, "num_steps: 3")
+    again = Repetition(options="num_steps: 3", command=Command(name="one"))
+    folder.create({"fingerprint": "mine"}, again)
     folder.keep_head({"num_entries": 3})
     folder.mark_start("trial")
     folder.keep("trial", {"metrics": {}})

@@ -203,7 +203,7 @@ def test_upload_is_the_code_without_results_databases_and_data(head, small_jobs)
 def test_script_path_alone_is_submitted_and_stopped(stopped_job):
     assert "\n20 trials = 10 points × 2 repeats\n" in stopped_job["log"]
     assert stopped_job["status"] == "STOPPED"
-    assert "stopped by SIGTERM; continue with --resume" in stopped_job["log"]
+    assert "stopped by SIGTERM; continue with ray job submit --working-dir . -- python " in stopped_job["log"]
 
 
 def test_stopped_job_leaves_a_sweep_to_resume(head, stopped_job):

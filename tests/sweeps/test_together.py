@@ -141,7 +141,7 @@ def test_two_submissions_of_one_sweep_with_other_settings_are_told_apart(tmp_pat
         same = Driver(*given, "--num-steps=4", "--resume", home=tmp_path / "home", env=env)
         if (tmp_path / "hold-0").exists():
             assert same.wait() == 2
-            assert same.stderr == "error: the sweep 'one' is being run by another process\n"
+            assert same.stderr.startswith("error: the sweep 'one' is running: wait for its end")
             (tmp_path / "hold-0").unlink()
             assert first.wait() == 0, first.stdout + first.stderr
         else:

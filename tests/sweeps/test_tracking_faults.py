@@ -162,7 +162,7 @@ def test_server_that_hangs_stops_neither_trials_nor_the_ledgers_check(
         assert driver.wait() == 1, driver.stdout + driver.stderr
         assert sweep.drawn(2) - drawn < EVERY_STEPS
         assert "MLflow did not take 2 results" in driver.stdout
-        assert "continue with --resume --name one" in driver.stdout
+        assert "--resume --name one\n" in driver.stdout
         (tmp_path / "away.db").rename(url)
         gateway.be(PASS)
         assert finished(address) == Counter(), "nothing got through"

@@ -19,6 +19,7 @@ from torch import Tensor
 from dpgcl_core.errors import ConfigError, StorageError, unknown_choice
 from trainers.export.folder import STATEMENT, Statement
 from trainers.files.checkpoint import Checkpoint, CheckpointFolder, read_grant
+from trainers.files.resuming import resume_line
 from trainers.files.weights import read_weights
 
 PUBLISHED = "model.safetensors"
@@ -147,20 +148,20 @@ def read_sweep(root: Path, name: str) -> FinishedSweep:
     folder = root / "sweeps" / name
     is_sealed = (folder / "trusted").is_dir()
     place = folder / "release" if is_sealed else folder
-    statement = _read_statement(place, name)
+    statement = _read_statement(place, folder)
     trials = (_published(place),) if is_sealed else _open_trials(folder)
     taken = () if is_sealed else _read_taken(place)
     return FinishedSweep(name=name, is_sealed=is_sealed, statement=statement, trials=trials, taken=taken)
 
 
-def _read_statement(place: Path, sweep: str) -> Statement:
+def _read_statement(place: Path, folder: Path) -> Statement:
     page, values = place / f"{STATEMENT}.md", place / f"{STATEMENT}.json"
     try:
         found = Statement(values=json.loads(values.read_text(encoding="utf-8")), page=page.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise StorageError(
             f"a model leaves with its sweep's privacy statement, and {values} is missing or damaged, so the "
-            f"sweep is unfinished or was stopped; finish it with --resume --name {sweep}, which writes it"
+            f"sweep is unfinished or was stopped; finish it with {resume_line(folder)}, which writes it"
         ) from error
     return found
 
@@ -184,7 +185,9 @@ def _open_trials(folder: Path) -> tuple[FinishedTrial, ...]:
             )
         )
     if not found:
-        raise StorageError(f"no training of {folder.name} has finished: continue it with --resume")
+        raise StorageError(
+            f"no training of {folder.name} has finished: continue it with {resume_line(folder)}"
+        )
     return tuple(found)
 
 

@@ -5,7 +5,8 @@ checkpoint is an independent draw and is charged once more.
 
 *The count.* Steps are counted *before* they are drawn, a checkpoint interval at a time, in a file that is
 durable when its interval begins. So at every moment, and after a kill at any moment, no more steps were drawn
-than are counted: a kill wastes what is left of its interval, and nothing else. The file lies outside the
+than are counted: a kill wastes what is left of its interval, and nothing else. A stop that is asked for
+wastes nothing: the attempt saves, and takes back what it counted and will not draw. The file lies outside the
 folder of the checkpoints, so an older checkpoint that somebody puts back does not take the count back; an
 older copy of both, or a disk that loses what it said to have written, does. Every attempt has a number and a
 count of its own as well, so that one that goes on unseen ends, and stays counted, even where the folder's
@@ -89,6 +90,7 @@ class CheckpointFolder:
         self._is_kept = count_file is not None
         self._num_steps = 0
         self._num_steps_possible = 0
+        self._counted_to = 0
         self._num_restart_steps: int | None = None
         self._attempts = attempts_of(self.count_file)
         self._number: int | None = None
@@ -153,7 +155,7 @@ class CheckpointFolder:
         """Replace the checkpoint; a crash leaves the old one or the new one, never a part.
 
         Then the steps up to the next one are counted: it must be durable before any of them is drawn. After
-        the last one of an attempt that ends before T nothing more is drawn, nor counted.
+        the last one of an attempt nothing more is drawn: what it has counted beyond it is taken back.
 
         Raises:
           LedgerError: the grant was taken back; what has been drawn is saved.
@@ -163,7 +165,10 @@ class CheckpointFolder:
         with replacing(self.folder / "checkpoint.pt") as file:
             torch.save(vars(checkpoint), file)
         self._check_grant(self._num_steps_possible)
-        if is_last or not (more := self._steps_until_saved(checkpoint.step)):
+        if is_last:
+            self._take_back(checkpoint.step)
+            return
+        if not (more := self._steps_until_saved(checkpoint.step)):
             return
         drawn, restarts = self.drawn(), self._num_restart_steps
         if restarts is not None and drawn.num_steps + more > self._num_steps + restarts:
@@ -172,6 +177,13 @@ class CheckpointFolder:
                 "another process trains here, and more would be drawn than is charged"
             )
         self._count(Drawn(num_steps=more))
+        self._counted_to = checkpoint.step + more
+
+    def _take_back(self, step: int) -> None:
+        """Count no more than was drawn, by an attempt that ends after `step` steps and draws nothing more."""
+        if (num_undrawn := self._counted_to - step) > 0:
+            self._count(Drawn(num_steps=-num_undrawn))
+            self._counted_to = step
 
     def load(self) -> Checkpoint | None:
         """Return the last checkpoint, or None.
@@ -214,8 +226,9 @@ class CheckpointFolder:
         self._check_grant(possible)
         self._num_steps, self._num_steps_possible = num_steps, possible
         self._num_restart_steps = num_restart_steps
-        first = num_before - drawn.num_steps + self._steps_until_saved(start_step)
-        self._count(Drawn(num_attempts=1, num_steps=first))
+        ahead = self._steps_until_saved(start_step)
+        self._count(Drawn(num_attempts=1, num_steps=num_before - drawn.num_steps + ahead))
+        self._counted_to = start_step + ahead
         return Attempt(num_restarts=drawn.num_attempts, num_steps_repeated=possible - num_steps)
 
     def refusal(

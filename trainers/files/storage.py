@@ -48,8 +48,13 @@ def storage_root(option: Path | None) -> Path:
     return path
 
 
+def default_root() -> Path:
+    """Return the storage folder of whoever gives none."""
+    return Path.home() / "dpgcl-results"
+
+
 def _default() -> Path:
-    default, former = Path.home() / "dpgcl-results", CODE_ROOT / _FORMER
+    default, former = default_root(), CODE_ROOT / _FORMER
     if former != default and _holds_sweeps(former):
         if _holds_sweeps(default):
             raise ConfigError(

@@ -6,6 +6,7 @@ import dataclasses
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from dpgcl_core.command_line import errors_in_one_line
@@ -13,12 +14,14 @@ from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism.registry import method_named
 from sweeps.service.options.file import OptionsFile, read_options
 from sweeps.service.options.help import marked, show_help
+from sweeps.service.options.resuming import resumed_sweep
 from sweeps.service.options.start import Start
 from sweeps.service.options.sweep import SweepOptions, errors_in_flags, varied_by
 from trainers.config.presets import OWN_NETWORKS, named_setting
 from trainers.config.settings import TrainingOptions
 from trainers.config.tree import changed, leaves
 from trainers.data.loading import PairOptions, check_dataset_name, modality_of_name
+from trainers.files.resuming import CONFIG_FILE
 
 Options = TypeVar("Options", bound=SweepOptions)
 
@@ -63,6 +66,8 @@ def _parsed(kind: type[Options], description: str | None, arguments: list[str]) 
     _refuse_unknown_options(kind, arguments)
     given = _given(kind, arguments)
     start = Start(**{name: given.pop(name) for name in leaves(Start) if name in given})
+    if given.get("resume") and not asked and (options := _resumed(kind, start, given)) is not None:
+        return options
     file = None if start.config is None else read_options(kind, start.config)
     options = _starting_point(kind, start, file, given)
     try:
@@ -77,6 +82,41 @@ def _parsed(kind: type[Options], description: str | None, arguments: list[str]) 
     options = dataclasses.replace(options.completed(named), given=named)
     _refuse_contradictions(options, given)
     return options
+
+
+def _resumed(kind: type[Options], start: Start, given: Mapping[str, Any]) -> Options | None:
+    """The options of the sweep that is resumed, from its folder; None where it keeps none."""
+
+    def options_of(path: Path) -> Options:
+        return _completed(kind, Start(config=path), {})
+
+    sweep = resumed_sweep(kind, given, _stated(kind, start, given), options_of)
+    if sweep is None:
+        return None
+    addresses = dict({} if sweep.command is None else sweep.command.addresses)
+    if {"ledger", "no_ledger"} & given.keys():
+        addresses.pop("ledger", None)
+        addresses.pop("no_ledger", None)
+    options = options_of(sweep.folder / CONFIG_FILE)
+    named = frozenset({*(options.given or ()), *given})
+    options = changed(options, **{**addresses, **given, "name": sweep.name})
+    return dataclasses.replace(options, given=named)
+
+
+def _stated(kind: type[Options], start: Start, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a command line says, by option: what it gives, and what file, setting or preset change."""
+    if start == Start():
+        return dict(given)
+    options, default = _completed(kind, start, given), kind()
+    values = {name: (leaf.of(options), leaf.of(default)) for name, leaf in leaves(kind).items()}
+    return {name: value for name, (value, before) in values.items() if name in given or value != before}
+
+
+def _completed(kind: type[Options], start: Start, given: Mapping[str, Any]) -> Options:
+    file = None if start.config is None else read_options(kind, start.config)
+    options = changed(_starting_point(kind, start, file, given), **given)
+    named = frozenset({*given, *(file.values if file else ())})
+    return dataclasses.replace(options.completed(named), given=named)
 
 
 def _all_complaints(options: SweepOptions, given: Mapping[str, Any], first: ConfigError) -> ConfigError:

@@ -30,12 +30,12 @@ from sweeps.service.options.sweep import SweepOptions
 from trainers.config.tree import Leaf, leaves, values_of
 
 VERSION = 1
-_OF_ONE_RUN = (
+OF_ONE_RUN = (
     *("storage", "name", "resume", "tracking_uri", "publish_to", "notify", "ledger", "no_ledger", "dry_run"),
-    *("quiet", "study_storage"),
+    *("quiet", "time_budget", "study_storage"),
 )
-"""Where results of one run go and who is told, perhaps with passwords, how it goes on, and whether private
-data are trained on without a ledger: a repetition says that anew."""
+"""Where results of one run go and who is told, perhaps with passwords, how it goes on and how long, and
+whether private data are trained on without a ledger: a repetition says that anew."""
 _SECRET = ("ledger", "tracking_uri", "publish_to", "notify", "study_storage")
 """May hold a password: no message repeats a value of theirs."""
 
@@ -86,12 +86,17 @@ def options_text(options: SweepOptions) -> str:
     for name, leaf in leaves(type(options)).items():
         value = leaf.of(options)
         is_axis = len(leaf.path) == 1
-        if name not in _OF_ONE_RUN and (is_axis or value != defaults[name]):
+        if name not in OF_ONE_RUN and (is_axis or value != defaults[name]):
             place = content
             for section in leaf.path[:-1]:
                 place = place.setdefault(section, {})
             place[leaf.path[-1]] = _plain(value)
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+
+
+def is_same(value: Any, recorded: Any) -> bool:
+    """Whether a value is the one that a file keeps, which has no secret of an address."""
+    return bool(_plain(value) == _plain(recorded))
 
 
 def _place(error: yaml.YAMLError) -> str:

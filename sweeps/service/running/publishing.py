@@ -26,10 +26,11 @@ from dpgcl_core.errors import ConfigError, StorageError
 from dpgcl_core.release.metrics import Release, find_metric
 from sweeps.service.running.outbox import AT_THE_END, Outbox, Patience
 from sweeps.service.running.terminal import count, say, warn
-from sweeps.service.storage.folder import CONFIG_FILE, SweepFolder, is_drawn, storage_errors, write_json
+from sweeps.service.storage.folder import SweepFolder, is_drawn, storage_errors, write_json
 from trainers.export.finished import ANSWER
 from trainers.export.folder import STATEMENT
 from trainers.files.destination import MANIFEST, Content, Copies, Destination, files_below
+from trainers.files.resuming import CONFIG_FILE
 
 _STATEMENTS = (f"{STATEMENT}.json", f"{STATEMENT}.md", ANSWER, REPORT)
 """What is true only while nothing more is drawn."""

@@ -67,10 +67,11 @@ from sweeps.service.running.clock import Clock
 from sweeps.service.running.seen import files_of_workers
 from sweeps.service.running.terminal import duration, say, warn
 from sweeps.service.running.tune import DiskFull, Stopped, no_room_text
-from sweeps.service.storage.folder import SweepFolder, config_hash, write_json
+from sweeps.service.storage.folder import Repetition, SweepFolder, config_hash, write_json
 from trainers.export.finished import PUBLISHED, released_state
 from trainers.files.checkpoint import CheckpointFolder
 from trainers.files.durable import make_folder
+from trainers.files.resuming import resume_line
 from trainers.files.weights import write_weights
 from trainers.tracking.runs import SEALED_TIME_MS, Tracker
 
@@ -270,14 +271,19 @@ class SealedFolder:
         return (self.release / _RESULT).exists()
 
     def begin(
-        self, plan: SweepPlan, ledger: Ledger | None, dataset_id: str | None, again: str, started: float
+        self,
+        plan: SweepPlan,
+        ledger: Ledger | None,
+        dataset_id: str | None,
+        again: Repetition,
+        started: float,
     ) -> Begun:
         """Return the draws: new ones, charged before they are made, or those of the resumed sweep.
 
         Args:
           plan: with the moment of publication.
           ledger, dataset_id: what is charged.
-          again: the options that repeat the sweep.
+          again: what repeats and continues the sweep.
           started: the time now; a resumed sweep keeps its own.
 
         Raises:
@@ -343,7 +349,7 @@ class SealedSweep:
       ledger: that is charged; None without one.
       dataset_id: of the data in the ledger.
       service: resources of its trainings, of which none is restarted.
-      again: the options that repeat the sweep, as a file.
+      again: what repeats and continues the sweep.
       clock: that the moment of publication is kept by.
     """
 
@@ -354,7 +360,7 @@ class SealedSweep:
         ledger: Ledger | None,
         dataset_id: str | None,
         service: ServiceOptions,
-        again: str,
+        again: Repetition,
         clock: Clock,
     ) -> None:
         told = () if plan.publication is None else (plan.publication.note(),)
@@ -389,7 +395,7 @@ class SealedSweep:
                     self._keep(name, {"failed": error})
         except Stopped as stopped:
             name = signal.Signals(stopped.signal_number).name
-            warn(f"stopped by {name}; continue with --resume --name {self._name}")
+            warn(f"stopped by {name}; continue with {resume_line(self._folder.folder.path)}")
             say("note: trials that had begun count as the worst score; the number of trials stays")
             return 128 + stopped.signal_number
         except DiskFull:

@@ -32,7 +32,7 @@ from sweeps.service.running.terminal import count, say, steps_text, warn
 from sweeps.service.running.total import fixes_noise
 from sweeps.service.running.tune import RaySession, run_trials
 from sweeps.service.storage.calibrations import CalibrationCache
-from sweeps.service.storage.folder import SweepFolder, config_hash, write_json
+from sweeps.service.storage.folder import Repetition, SweepFolder, config_hash, write_json
 from trainers.data.dataset import TrainingData
 from trainers.files.durable import make_folder, sync_folder
 from trainers.tracking.runs import Tracker
@@ -83,7 +83,7 @@ class SearchSweep(OpenSweep):
         budget: SweepBudget | None,
         account: dict[str, Any] | None,
         service: ServiceOptions,
-        again: str,
+        again: Repetition,
         publisher: Publisher | None = None,
     ) -> None:
         super().__init__(plan, folder, found, uri, budget, account, service, again, publisher)

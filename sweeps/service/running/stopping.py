@@ -1,4 +1,4 @@
-"""Ending trainings before their last step: when a sweep's time is over, and by scores on the way.
+"""Ending trainings before their last step: by scores on the way, by the clock, and when the user says so.
 
 *By scores* (`--early-stopping`, open sweeps). Ray Tune's own rules, asynchronous successive halving and the
 median rule, decide after each score on the way whether a training goes on.
@@ -14,8 +14,12 @@ waits for the answer, so the number of its steps follows the scores, and in whic
 
 *By the clock* (`--time-budget`). No training begins any more, and each that runs stops at its next step and
 saves. Nothing of it is released, and none of its charge is given back: at which step a clock stopped it may
-follow how long its records take. `--resume` continues it. What never began goes back to the ledger: it drew
-nothing.
+follow how long its records take. `--resume` continues it, and repeats no step. What never began goes back to
+the ledger: it drew nothing.
+
+*By the user* (Ctrl-C, SIGTERM; open sweeps). The same, and then the driver ends. Whoever does not want to
+wait for the step in flight asks again: then the processes are ended, and a resume repeats steps, which are
+charged.
 """
 
 from __future__ import annotations
@@ -107,31 +111,33 @@ class Stopping:
         self._rules: dict[tuple[object, ...], Rule] = {}
         self.is_over = False
 
-    def oversight(self, trial: str) -> Oversight | None:
-        """Return what a training is told by; None where nothing may end it."""
+    def oversight(self, trial: str) -> Oversight:
+        """Return what a training is told by."""
         by_scores = self._service.early_stopping != "none"
-        if not by_scores and self._service.time_budget is None:
-            return None
         return Oversight(count_file=self._folder.count_file(trial), by_scores=by_scores)
 
     def begin(self, trials: Sequence[Trial]) -> None:
         """Let trainings begin that an earlier driver has ended."""
         for trial in trials:
-            if (oversight := self.oversight(trial.name)) is not None:
-                oversight.begin()
+            self.oversight(trial.name).begin()
 
-    def look(self, running: Mapping[str, Trial]) -> None:
-        """Answer what was asked, and end all when the time is over."""
+    def look(self, running: Mapping[str, Trial], *, must_end: bool = False) -> None:
+        """Answer what was asked, and end all when the time is over.
+
+        Args:
+          running: the trainings that run.
+          must_end: whether the user says that it is.
+        """
         now = self._clock()
-        if now - self._looked < _LOOK_EVERY_SECONDS:
+        if now - self._looked < _LOOK_EVERY_SECONDS and not must_end:
             return
         self._looked, budget = now, self._service.time_budget
-        self.is_over = budget is not None and now - self._began >= 60 * budget
+        self.is_over |= must_end or (budget is not None and now - self._began >= 60 * budget)
         for name, trial in running.items():
             oversight = self.oversight(name)
-            if oversight is not None and self.is_over:
+            if self.is_over:
                 oversight.stop()
-            elif oversight is not None and oversight.by_scores:
+            elif oversight.by_scores:
                 self._answer(trial, oversight)
 
     def _answer(self, trial: Trial, oversight: Oversight) -> None:

@@ -81,6 +81,10 @@ class Attempt:
     ended_for: str = ""
     is_told: bool = field(default=False)
 
+    def has_counted(self, drawn: Drawn | None) -> bool:
+        """Whether it is among the attempts that have counted their first steps."""
+        return drawn is not None and drawn.num_attempts > self.num_before
+
 
 class Supervisor:
     """Follow all attempts of one sweep.
@@ -122,6 +126,12 @@ class Supervisor:
     def num_begun(self) -> int:
         """The attempts that have their processes."""
         return sum(attempt.has_begun for attempt in self._running.values())
+
+    @property
+    def drawing(self) -> list[str]:
+        """The trainings whose attempts have counted steps, and may be drawing them, as of now."""
+        running = self._running.items()
+        return [name for name, attempt in running if attempt.has_counted(self._folder.drawn(name))]
 
     def started(self, given: RayTrial, end: Callable[[], None], node: int | None, *, in_place: bool) -> None:
         """Hear that a training was started, and say so where it was lost before.
@@ -188,7 +198,7 @@ class Supervisor:
             attempt.mark, attempt.progressed = mark, now
         if not attempt.has_begun:
             attempt.since = attempt.progressed = now
-            attempt.has_begun = drawn is not None and drawn.num_attempts > attempt.num_before
+            attempt.has_begun = attempt.has_counted(drawn)
             return
         still, whole = (now - attempt.progressed) / 60, (now - attempt.since) / 60
         if (limit := self._service.trial_timeout) is not None and whole >= limit:

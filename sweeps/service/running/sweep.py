@@ -30,7 +30,8 @@ from dpgcl_core.release.metrics import is_reference
 from dpgcl_core.release.statement import PrivacyStatement
 from sweeps.service.options.data import data_path
 from sweeps.service.options.file import options_text
-from sweeps.service.options.service import ServiceOptions
+from sweeps.service.options.resuming import command_of
+from sweeps.service.options.service import ServiceOptions, StorageOptions
 from sweeps.service.options.sweep import SweepOptions, errors_in_flags
 from sweeps.service.planning.duration import seconds_of_trials
 from sweeps.service.planning.plan import (
@@ -125,7 +126,7 @@ from sweeps.service.running.tune import (
     trials_at_once,
 )
 from sweeps.service.storage.calibrations import CalibrationCache, calibrations
-from sweeps.service.storage.folder import CONFIG_FILE, SweepFolder, find_folder, known_params
+from sweeps.service.storage.folder import Repetition, SweepFolder, find_folder, known_params, named_folder
 from sweeps.service.storage.log import BEGUN, ENDED, FAILED, FINISHED, SweepLog
 from sweeps.service.storage.runs import tracking_address
 from sweeps.service.storage.slot_files import SlotFiles
@@ -134,6 +135,7 @@ from trainers.config.tree import changed
 from trainers.data.dataset import TrainingData, image_shape_of
 from trainers.evaluation.references import reference_scores
 from trainers.files.destination import Destination
+from trainers.files.resuming import CONFIG_FILE, resume_line
 from trainers.files.storage import check_writable, details_kept, storage_root
 from trainers.tracking.runs import ROLE_TAG, STOPPED_TAG, SWEEP_TAG, TRIAL_ROLE, Tracker
 from trainers.tracking.server import (
@@ -247,11 +249,10 @@ def _execute(
     ledger, dataset_id = open_ledger(data, options.ledger), options.ledger.dataset_id
     registered = with_registered_number(options.mechanism, ledger, dataset_id)
     options = dataclasses.replace(options, mechanism=registered)
-    root = storage_root(options.storage.folder)
-    check_writable(root)
+    root = _checked_root(options.storage)
     destination = checked_destination(options.storage.publish_to, root, asks=not service.dry_run)
     uri = tracking_address(options.storage.tracking_uri, root)
-    say(f"storage: {root}")
+    say(f"storage: {root}{_resumed_text(options.storage)}")
     _check_server(uri)
     doing("loading the data and finding the noise")
     slot_files = SlotFiles.of(data, root, has_ledger=ledger is not None)
@@ -267,6 +268,7 @@ def _execute(
         def trials_of(options: SweepOptions, points: Sequence[Point]) -> Sequence[Trial]:
             return kind.trials(options, points, records, found.folder)
 
+        asked = options
         options, points, lowered = fitted_to_size(options, points, num_records(records))
         limits = Limits(total_epsilon=service.total_epsilon, ledger=ledger, dataset_id=dataset_id)
         fixed = kind.fixes_noise(options, points)
@@ -290,7 +292,7 @@ def _execute(
             fingerprint=plan.fingerprint,
             resume=options.storage.resume,
             params=plan.params(),
-            prefix=f"{question}-{short_name(data.dataset)}-{name_suffix(options.release)}",
+            prefix=sweep_prefix(question, options),
         )
         budget = sweep_budget(plan, ledger, dataset_id, folder) if options.release.is_open else None
         check_account(folder, ledger, dataset_id)
@@ -322,13 +324,19 @@ def _execute(
         is_closed = data.are_private and options.release.is_open  # a sealed one has `trusted/` for it
         with folder.locked(is_closed=is_closed), ThreadPoolExecutor(1) as beside:
             if folder.read_plan() != known:
-                raise StorageError(f"the sweep {folder.name!r} was started by another process meanwhile")
+                raise StorageError(
+                    f"the sweep {folder.name!r} was run by another process while this one planned; add "
+                    "--resume to continue it, or choose another --name"
+                )
             if records.slots is not None:
                 slot_files.keep(records.slots)
             named = experiment_of(plan)
             # MLflow opens while Ray starts.
             opened = beside.submit(lambda: patiently(lambda: Tracker.open(uri, root, *named), warn))
-            again = options_text(told or given)
+            again = Repetition(
+                options=options_text(told or asked),
+                command=command_of(told or asked, kind.whole_name(folder.name)),
+            )
             if not options.release.is_open:
                 doing("opening MLflow")
                 sealed = SealedSweep(plan, folder, ledger, dataset_id, service, again, clock)
@@ -353,6 +361,24 @@ def _execute(
             return ended
 
 
+def _checked_root(storage: StorageOptions) -> Path:
+    """Return the storage folder, which can be written and holds no sweep of the name that is running."""
+    root = storage_root(storage.folder)
+    check_writable(root)
+    if storage.name is not None:
+        named_folder(root, storage.name).refuse_running()
+    return root
+
+
+def _resumed_text(storage: StorageOptions) -> str:
+    return f"; resuming {storage.name}" if storage.resume and storage.name is not None else ""
+
+
+def sweep_prefix(question: str, options: SweepOptions) -> str:
+    """Return the name of a new sweep, unless it is taken."""
+    return f"{question}-{short_name(options.data.dataset)}-{name_suffix(options.release)}"
+
+
 def _publisher(destination: Destination | None, folder: SweepFolder, plan: SweepPlan) -> Publisher | None:
     """Return who copies an open sweep: to where it was copied before, unless told otherwise."""
     before = places_of(folder)
@@ -368,7 +394,7 @@ def _published_release(destination: Destination, folder: SweepFolder) -> bool:
     owner = str((folder.read_plan() or {})["sweep_id"])
     if publish_release(destination, folder.name, owner, SealedFolder(folder).release):
         return True
-    warn(f"continue with --resume --name {folder.name}")
+    warn(f"continue with {resume_line(folder.path)}")
     return False
 
 
@@ -523,6 +549,11 @@ class OpenSweep:
         )
 
     @staticmethod
+    def whole_name(name: str) -> str:
+        """Return the name that the sweep is resumed by; of the first of two sweeps, that of the second."""
+        return name
+
+    @staticmethod
     def show(plan: SweepPlan) -> None:
         """Print the plan."""
         print_plan(plan)
@@ -536,7 +567,7 @@ class OpenSweep:
         budget: SweepBudget | None,
         account: dict[str, Any] | None,
         service: ServiceOptions,
-        again: str,
+        again: Repetition,
         publisher: Publisher | None = None,
     ) -> None:
         self._plan, self._folder, self._found, self._uri = plan, folder, found, uri
@@ -594,8 +625,8 @@ class OpenSweep:
             self._untracked = self._outbox.finish(AT_A_STOP)
             self._close("KILLED")
             name = signal.Signals(stopped.signal_number).name
-            warn(f"stopped by {name}; continue with --resume --name {self._folder.name}")
-            say(f"note: {_stop_note(self._plan.trials[0].config)}")
+            warn(f"stopped by {name}; continue with {resume_line(self._folder.path)}")
+            say(f"note: {_stop_note(self._plan.trials[0].config, is_saved=stopped.is_saved)}")
             return 128 + stopped.signal_number
         except DiskFull:
             self._untracked = self._outbox.finish(AT_A_STOP)
@@ -609,7 +640,7 @@ class OpenSweep:
         if self._publisher is None or self._publisher.end(list(self.results())):
             return code
         if code == 0:
-            warn(f"continue with --resume --name {self._folder.name}")
+            warn(f"continue with {resume_line(self._folder.path)}")
         return code or 1
 
     def _left_out(self, done: Mapping[str, Any]) -> dict[str, str]:
@@ -839,7 +870,7 @@ class OpenSweep:
         if results and figure is not None and not self._untracked:
             self._draw(figure)
         self._say_link()
-        again = f"continue with --resume --name {self._folder.name}"
+        again = f"continue with {resume_line(self._folder.path)}"
         if failed or self._untracked or self._unstated or unfinished:
             self._close("KILLED" if unfinished and not failed else "FAILED")
             warn(again)
@@ -1004,8 +1035,10 @@ def _without_constants(trial: Trial, metrics: Mapping[str, float]) -> dict[str, 
     return {name: value for name, value in metrics.items() if (name, value) != ("num_steps_done", planned)}
 
 
-def _stop_note(config: TrainingConfig) -> str:
+def _stop_note(config: TrainingConfig, *, is_saved: bool) -> str:
     """What a stop costs."""
+    if is_saved:
+        return "every training that was running is saved, and a resume repeats no step of it"
     restarts = config.mechanism.num_restart_steps
     if restarts is None:
         steps = count(config.performance.checkpoint_every_steps, "repeated step")

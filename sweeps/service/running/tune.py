@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import gc
 import logging
+import math
 import os
 import re
 import secrets
@@ -35,7 +36,7 @@ from sweeps.service.running.metrics import SweepMetrics, ray_gauge
 from sweeps.service.running.seen import NeededFile, check_seen
 from sweeps.service.running.stopping import Stopping
 from sweeps.service.running.supervision import Supervisor, with_advice
-from sweeps.service.running.terminal import say
+from sweeps.service.running.terminal import say, warn
 from sweeps.service.running.watching import SealedWatch, SweepWatch
 from sweeps.service.storage.folder import SweepFolder
 from sweeps.service.storage.log import SweepLog
@@ -43,6 +44,7 @@ from sweeps.service.storage.probe import check_shared
 from trainers.config.training import PerformanceConfig
 from trainers.data.dataset import modality_of
 from trainers.failures import NO_ROOM
+from trainers.files.resuming import resume_line
 from trainers.files.storage import CODE_ROOT, inside_ray_job, runs_uploaded_copy
 
 if TYPE_CHECKING:
@@ -78,23 +80,47 @@ _ALONE = {
 OnResult = Callable[[str, dict[str, Any]], None]
 
 
-class Stopped(BaseException):
-    """The user or the system asked the sweep to stop; carries the signal's number."""
+_PATIENCE_SECONDS = {signal.SIGINT: math.inf, signal.SIGTERM: 2.0}
+"""How long a stop waits until trainings have saved: who presses Ctrl-C can do so again; who sends SIGTERM
+kills soon, a Ray job after three seconds."""
 
-    def __init__(self, signal_number: int) -> None:
+
+class Stopped(BaseException):
+    """The user or the system asked the sweep to stop.
+
+    Attributes:
+      signal_number: how.
+      is_saved: whether every training has saved all that it drew.
+    """
+
+    def __init__(self, signal_number: int, *, is_saved: bool = False) -> None:
         super().__init__(signal_number)
-        self.signal_number = signal_number
+        self.signal_number, self.is_saved = signal_number, is_saved
 
 
 class DiskFull(BaseException):
     """No space is left for what must last: the sweep ends, and a resume continues it."""
 
 
+def stopping_text(num_drawing: int) -> str:
+    """Return what is said when a stop waits for trainings.
+
+    >>> stopping_text(2)
+    'stopping when 2 trainings have saved the step that they are in; Ctrl-C again stops at once'
+    """
+    whose = (
+        "1 training has saved the step that it is"
+        if num_drawing == 1
+        else (f"{num_drawing} trainings have saved the step that they are")
+    )
+    return f"stopping when {whose} in; Ctrl-C again stops at once"
+
+
 def no_room_text(folder: SweepFolder) -> str:
     """Return what is said of a sweep that ended because no space was left."""
     return (
         f"stopped: no space is left in {folder.root}, and nothing that was finished is lost; make room, then "
-        f"continue with --resume --name {folder.name}"
+        f"continue with {resume_line(folder.path)}"
     )
 
 
@@ -540,6 +566,8 @@ def _tune(
             data_are_public=data_are_public,
             is_open=callback.watch.is_open,
         )
+        if not callback.watch.is_open:  # nothing may end it
+            return found
         return dataclasses.replace(found, oversight=callback.stopping.oversight(trial.name))
 
     def run_given(tune_config: Mapping[str, Any], *, records: list[Any]) -> None:
@@ -565,6 +593,8 @@ def _tune(
     )
     with _state_in(session.scratch), _signals_noted(callback):
         tuner.fit()
+    if callback.ending.signals:
+        raise Stopped(callback.ending.signals[0], is_saved=True)
     names = [trial.name for trial in trials if trial.name not in callback.done]
     if callback.queue.is_closed:  # the time was over: what did not end has not failed
         names = [name for name in names if name in callback.errors]
@@ -671,15 +701,16 @@ def _callback(
             self.budget, self.queue, self.stopping, self.watch = budget, queue, stopping, watch
             self.done: set[str] = set()
             self.errors: dict[str, str] = {}
-            self.signal_number = 0
+            self.ending = Ending(queue, supervisor, stopping, saves=watch.is_open)
 
         def __reduce__(self) -> tuple[type[Any], tuple[()]]:
             """Tune writes its callbacks down; what this one holds, records and ledger, stays here."""
             return tune.Callback, ()
 
         def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-            _go_on(self.signal_number, budget)
+            _confirm(budget)
             with _ended_by_full_disk():
+                self.ending.look()
                 supervisor.look()
                 _stop_what_must(queue, stopping)
             queue.look(supervisor.num_begun)
@@ -740,9 +771,9 @@ def _ended_by_full_disk() -> Iterator[None]:
         raise DiskFull from error
 
 
-def _stop_what_must(queue: TrialQueue, stopping: Stopping) -> None:
+def _stop_what_must(queue: TrialQueue, stopping: Stopping, *, must_end: bool = False) -> None:
     """Answer trainings that ask whether they go on; end all, and begin none, when the time is over."""
-    stopping.look(queue.running)
+    stopping.look(queue.running, must_end=must_end)
     if stopping.is_over:
         queue.close()
 
@@ -767,6 +798,12 @@ def _tell(
         )
 
 
+def _confirm(budget: SweepBudget | None) -> None:
+    """Ask the ledger whether the reservations stand."""
+    if budget is not None:
+        budget.confirm()
+
+
 def _last_words(trial: Any) -> str:
     """What Ray says of a trial's last failure; Tune's file holds all of them."""
     file = Path(trial.error_file or "none")  # `get_error` looks where it arrives later
@@ -788,27 +825,52 @@ def _note_start(trial: Any, queue: TrialQueue, supervisor: Supervisor) -> None:
     supervisor.started(given, lambda: ray.kill(actor), node, in_place=in_place)
 
 
-def _go_on(signal_number: int, budget: SweepBudget | None) -> None:
-    """End the sweep where a signal came, and ask the ledger whether it stands."""
-    if signal_number:
-        raise Stopped(signal_number)
-    if budget is not None:
-        budget.confirm()
+class Ending:
+    """End a sweep that a signal asks to stop: an open one once its trainings have saved.
+
+    Args:
+      queue, supervisor, stopping: of the sweep.
+      saves: whether anything is gained by waiting; not in a sealed sweep, whose interrupted trials are over.
+
+    Attributes:
+      signals: those that came; after a second one nothing is waited for.
+    """
+
+    def __init__(self, queue: TrialQueue, supervisor: Supervisor, stopping: Stopping, *, saves: bool) -> None:
+        self._queue, self._supervisor, self._stopping, self._saves = queue, supervisor, stopping, saves
+        self._waits_until: float | None = None
+        self.signals: list[int] = []
+
+    def look(self) -> None:
+        """Raise Stopped where the sweep ends now; let no training begin or go on where it ends soon."""
+        if not self.signals:
+            return
+        number, now = self.signals[0], time.monotonic()
+        if not self._saves:
+            raise Stopped(number)
+        _stop_what_must(self._queue, self._stopping, must_end=True)
+        num_drawing = len(self._supervisor.drawing)
+        if self._waits_until is None:
+            self._waits_until = now + _PATIENCE_SECONDS[signal.Signals(number)]
+            if num_drawing:
+                warn(stopping_text(num_drawing))
+        if not num_drawing or len(self.signals) > 1 or now >= self._waits_until:
+            raise Stopped(number, is_saved=not num_drawing)
 
 
 @contextmanager
 def _signals_noted(callback: Any) -> Iterator[None]:
-    """SIGINT and SIGTERM end the sweep at Tune's next step, a fraction of a second away.
+    """SIGINT and SIGTERM end the sweep at one of Tune's next steps, which are fractions of a second.
 
-    Raising in the handler itself would break whatever call into Ray's core it interrupts. A second
-    signal ends the process at once; `--resume` copes with that, too.
+    Raising in the handler itself would break whatever call into Ray's core it interrupts. A third signal ends
+    the process at once; `--resume` copes with that, too.
     """
 
     def note(number: int, frame: Any) -> None:
-        if callback.signal_number:
+        callback.ending.signals.append(number)
+        if len(callback.ending.signals) > 2:
             leave_terminal_usable()
             os._exit(128 + number)
-        callback.signal_number = number
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"

@@ -20,17 +20,20 @@ from dpgcl_core.mechanism.method import Method
 from dpgcl_core.mechanism.registry import METHODS, method_named
 from sweeps.service.options.data import DataOptions
 from sweeps.service.options.scores import default_score, scores_to_compare
-from sweeps.service.options.service import StorageOptions
 from sweeps.service.options.sweep import SweepOptions, errors_in_flags
 from sweeps.service.planning.plan import Earlier, SweepPlan, build_plan, planned_trials
 from sweeps.service.planning.trials import Point, Trial
 from sweeps.service.privacy.statement import what_was_drawn
 from sweeps.service.running.display import displayed
-from sweeps.service.running.sweep import Figure, OpenSweep, Outcome, execute
+from sweeps.service.running.sweep import Figure, OpenSweep, Outcome, execute, sweep_prefix
 from sweeps.service.running.terminal import say
+from sweeps.service.storage.folder import named_folder, unused_name
 from trainers.config.tree import changed
 from trainers.data.dataset import TrainingData
 from trainers.files.storage import storage_root
+
+_TUNING = "-tuning"
+"""The end of the first sweep's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +96,9 @@ def _run_tuned(
         )
     if options.data.are_private:
         candidates = [each for each in candidates if each.changes.get("epsilon") != math.inf]
-    name = options.storage.name
-    _check_name(options.storage)
+    name = _name_of_both(question, options)
     settings = {candidate.label: _points(candidate, grid) for candidate in candidates}
-    first = changed(options, repeats=1, name=name and f"{name}-tuning")
+    first = changed(options, repeats=1, name=f"{name}{_TUNING}")
     say(f"tuning: {len(grid)} settings of each of {len(candidates)} candidates")
     second = changed(options, seed=options.service.seed + 1)
     likely = [_shown(candidate, settings[candidate.label][0], len(grid)) for candidate in candidates]
@@ -117,7 +119,6 @@ def _run_tuned(
         for candidate, method in zip(candidates, methods, strict=True)
     ]
     assert tuning.folder is not None
-    name = name or tuning.folder.name.replace("-tuning", "", 1)
     begun = (tuning.folder.path.parent / name / "plan.json").is_file()
     second = changed(second, name=name, resume=options.storage.resume and begun, total_epsilon=None)
     if (fit := tuning.plan.fit) is not None and fit.epsilon is not None:
@@ -154,16 +155,19 @@ def _fitting(data: DataOptions) -> list[Method]:
     return found
 
 
-def _check_name(options: StorageOptions) -> None:
-    """Refuse a name that is taken before the tuning has spent anything."""
-    if options.name is None or options.resume:
-        return
-    folder = storage_root(options.folder) / "sweeps" / options.name
-    if folder.exists():
+def _name_of_both(question: str, options: SweepOptions) -> str:
+    """Return the second sweep's name, which is given or new; one that is taken has spent nothing so far."""
+    storage, root = options.storage, storage_root(options.storage.folder)
+    if storage.name is None:
+        return unused_name(root / "sweeps", sweep_prefix(question, options), ends=("", _TUNING))
+    second = named_folder(root, storage.name)
+    second.refuse_running()
+    if not storage.resume and second.path.exists():
         raise StorageError(
-            f"the sweep {options.name!r} exists already; add --resume to continue it, or choose another "
+            f"the sweep {storage.name!r} exists already; add --resume to continue it, or choose another "
             "--name"
         )
+    return storage.name
 
 
 def _points(candidate: Candidate, grid: Sequence[Mapping[str, Any]]) -> list[Point]:
@@ -210,6 +214,10 @@ def _followed_by(question: str, options: SweepOptions, points: Sequence[Point]) 
 
     class Tuning(OpenSweep):
         answers = False  # the comparison has the answer
+
+        @staticmethod
+        def whole_name(name: str) -> str:
+            return name.removesuffix(_TUNING)
 
         @staticmethod
         def trials(

@@ -5,8 +5,8 @@ Everything lies under one absolute storage folder:
     mlflow.db, mlartifacts/      the embedded tracking store
     calibration/                 noise multipliers found before (verified again when used)
     sweeps/NAME/config.yaml      the options that repeat the sweep, for --config
-    sweeps/NAME/plan.json        the configuration this folder belongs to, its id, its account in a ledger
-                                 and the head of that ledger after the last charge
+    sweeps/NAME/plan.json        the configuration this folder belongs to, its id, its account in a ledger,
+                                 the head of that ledger after the last charge, and how it was started
     sweeps/NAME/trials/*.json    one file per finished trial: the truth a resume starts from
     sweeps/NAME/checkpoints/     one folder per trial; in an open sweep its progress.json tells the steps
                                  done. outcomes.npz is what each public record contributed to the scores
@@ -24,7 +24,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,8 +39,8 @@ from trainers.files.checkpoint import CheckpointFolder, read_drawn, write_drawn
 from trainers.files.durable import make_folder, replacing, sync_folder
 from trainers.files.outcomes import Outcomes, read_outcomes
 from trainers.files.progress import PROGRESS_FILE
+from trainers.files.resuming import CONFIG_FILE, Command
 
-CONFIG_FILE = "config.yaml"
 LAYOUT = 3
 """Of a sweep's folder; one of another layout is not continued."""
 _TRACES = ("trials", "checkpoints", "drawn", "started", "trusted", "release", "suggested")
@@ -70,6 +70,19 @@ class Starts:
     num_lost: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Repetition:
+    """What repeats a sweep, and continues it.
+
+    Attributes:
+      options: for `config.yaml`.
+      command: how it was started.
+    """
+
+    options: str
+    command: Command
+
+
 @dataclass(frozen=True)
 class SweepFolder:
     """The folder of one sweep."""
@@ -86,18 +99,20 @@ class SweepFolder:
         """The storage folder that it lies in."""
         return self.path.parents[1]
 
-    def create(self, plan: Mapping[str, Any], again: str | None = None) -> None:
+    def create(self, plan: Mapping[str, Any], again: Repetition | None = None) -> None:
         """Create the folder with its plan; `plan["fingerprint"]` identifies the configuration.
 
         Args:
           plan: what a resume must find again.
-          again: the options that repeat the sweep, for `config.yaml`.
+          again: what repeats and continues the sweep.
         """
+        facts = dict(plan)
         with storage_errors(self.path):
             make_folder(self.path)
             if again is not None:
-                replace_text(self.path / CONFIG_FILE, again)
-            write_json(self.path / "plan.json", {**plan, "layout": LAYOUT})
+                replace_text(self.path / CONFIG_FILE, again.options)
+                facts["command"] = dataclasses.asdict(again.command)
+            write_json(self.path / "plan.json", {**facts, "layout": LAYOUT})
 
     def read_plan(self) -> dict[str, Any] | None:
         """Return the plan, or None where there is none.
@@ -231,6 +246,25 @@ class SweepFolder:
     def _starts_file(self, trial: str) -> Path:
         return self.path / f"started/{trial}.json"
 
+    def refuse_running(self) -> None:
+        """Refuse a sweep that another driver runs, as `locked`, before anything is read or planned.
+
+        Raises:
+          StorageError: as said.
+        """
+        if not (self.path / "lock").is_file():
+            return
+        try:
+            with FileLock(self.path / "lock", timeout=0, mode=0o600, fallback_to_soft=False):
+                return
+        except Timeout:
+            raise StorageError(self._running_text()) from None
+        except OSError:  # not to be written: told where it is
+            return
+
+    def _running_text(self) -> str:
+        return f"the sweep {self.name!r} is running: wait for its end, stop it, or choose another --name"
+
     @contextmanager
     def locked(self, *, is_closed: bool = False) -> Iterator[None]:
         """Hold the folder for one driver; the system lets go even when the driver is killed.
@@ -252,7 +286,7 @@ class SweepFolder:
             try:
                 lock.acquire(blocking=False)
             except Timeout as error:
-                raise StorageError(f"the sweep {self.name!r} is being run by another process") from error
+                raise StorageError(self._running_text()) from error
         try:
             yield
         finally:
@@ -288,19 +322,14 @@ def find_folder(
         has lost its plan, or there is nothing to resume.
     """
     sweeps = root / "sweeps"
-    if name is not None and not _NAME.fullmatch(name):
-        raise StorageError(
-            "the name of a sweep must be at most 100 letters, digits and . _ + = -, the first one a letter "
-            f"or a digit, for it names a folder; got {name!r}"
-        )
     if name is None and not resume:
-        return SweepFolder(_unused(sweeps, prefix))
+        return SweepFolder(sweeps / unused_name(sweeps, prefix))
     if name is None:
         found = [folder for folder in _folders(sweeps) if _fingerprint(folder) == fingerprint]
         if not found:
             raise StorageError(f"nothing to resume: no sweep of this configuration in {sweeps}")
         return max(found, key=lambda f: (f.path / "plan.json").stat().st_mtime_ns)
-    folder = SweepFolder(sweeps / name)
+    folder = named_folder(root, name)
     plan = folder.read_plan()
     if plan is None:
         _refuse_traces(folder)
@@ -324,6 +353,20 @@ def find_folder(
             "add --resume to continue it, or choose another --name"
         )
     return folder
+
+
+def named_folder(root: Path, name: str) -> SweepFolder:
+    """Return the folder of the sweep of a name, which need not exist.
+
+    Raises:
+      StorageError: the name is not one.
+    """
+    if not _NAME.fullmatch(name):
+        raise StorageError(
+            "the name of a sweep must be at most 100 letters, digits and . _ + = -, the first one a letter "
+            f"or a digit, for it names a folder; got {name!r}"
+        )
+    return SweepFolder(root / "sweeps" / name)
 
 
 def known_params(root: Path, name: str | None) -> list[Mapping[str, Any]]:
@@ -395,11 +438,12 @@ def _folders(sweeps: Path) -> list[SweepFolder]:
     return [SweepFolder(path) for path in paths if path.is_dir() and os.access(path, os.X_OK)]
 
 
-def _unused(sweeps: Path, prefix: str) -> Path:
-    path, number = sweeps / prefix, 2
-    while path.exists():
-        path, number = sweeps / f"{prefix}-{number}", number + 1
-    return path
+def unused_name(sweeps: Path, prefix: str, ends: Sequence[str] = ("",)) -> str:
+    """Return a name for new folders in `sweeps`, which is free with each of the ends."""
+    name, number = prefix, 2
+    while any((sweeps / f"{name}{end}").exists() for end in ends):
+        name, number = f"{prefix}-{number}", number + 1
+    return name
 
 
 @contextmanager

@@ -125,18 +125,38 @@ def test_driver_is_told_no_score_that_may_not_be_seen(tmp_path: Path) -> None:
 
 
 def test_stop_by_the_clock_saves_and_a_resume_goes_on(tmp_path: Path) -> None:
-    """The steps that were counted until the next checkpoint, and not drawn, are charged as repeated."""
+    """The steps that were counted until the next checkpoint, and not drawn, are taken back."""
     checkpoints = folder_in(tmp_path)
     stopping = checkpoints.oversight
     checkpoints.decide = lambda question: not stopping.stop()  # type: ignore[method-assign]
     with pytest.raises(TrainingStopped) as stopped:
         train(config_of(), make_data(), checkpoints=checkpoints, oversight=stopping)
-    assert (stopped.value.step, checkpoints.saved_step(), checkpoints.drawn().num_steps) == (2, 2, EVERY)
+    assert (stopped.value.step, checkpoints.saved_step(), checkpoints.drawn().num_steps) == (2, 2, 2)
     stopping.begin()
     again = folder_in(tmp_path)
     result = train(config_of(), make_data(), checkpoints=again, oversight=again.oversight)
     assert result.metrics["num_steps_done"] == NUM_STEPS
-    assert result.metrics["num_steps_charged"] == NUM_STEPS + EVERY - 2
+    assert result.metrics["num_steps_charged"] == NUM_STEPS
+
+
+def test_stops_that_save_use_no_step_for_restarts_however_often(tmp_path: Path) -> None:
+    """R = 0, charged in advance: every other step is one attempt's, and none is drawn twice."""
+    config, starts = config_of(restarts=0), list[int]()
+    write_drawn(folder_in(tmp_path).count_file, Drawn())
+    for step in (2, 4):
+        checkpoints = folder_in(tmp_path)
+        stopping = checkpoints.oversight
+        stopping.begin()
+        checkpoints.decide = lambda question, to=stopping: not to.stop()  # type: ignore[method-assign, misc]
+        starts.append(checkpoints.saved_step())
+        with pytest.raises(TrainingStopped):
+            train(config, make_data(), checkpoints=checkpoints, oversight=stopping)
+        assert checkpoints.drawn() == Drawn(num_attempts=step // 2, num_steps=step)
+    checkpoints = folder_in(tmp_path)
+    checkpoints.oversight.begin()
+    assert starts == [0, 2]
+    ended = train(config, make_data(), checkpoints=checkpoints, oversight=checkpoints.oversight).metrics
+    assert (ended["num_steps_done"], ended["num_steps_charged"]) == (NUM_STEPS, NUM_STEPS)
 
 
 def test_training_that_is_told_before_its_first_step_draws_none(tmp_path: Path) -> None:
