@@ -7,16 +7,23 @@
     draw("group-size", "sqlite:///results/mlflow.db", None, Path("figures"))
 """
 
-from dashboards.compose.answer import Answer, answer_of
-from dashboards.compose.content import Content
-from dashboards.compose.figure import content_of, numbers_of
-from dashboards.compose.questions import QUESTIONS, Question, find_question
-from dashboards.errors import DashboardError
-from dashboards.figures import draw, load_for, write_figure, write_table
-from dashboards.query.sweeps import list_sweeps
-from dashboards.query.trials import load_series, load_trials
-from dashboards.render.page import page_of
-from dashboards.render.pictures import pictures_of
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dpgcl_core.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from dashboards.compose.answer import Answer, answer_of
+    from dashboards.compose.content import Content
+    from dashboards.compose.figure import content_of, numbers_of
+    from dashboards.compose.questions import QUESTIONS, Question, find_question
+    from dashboards.errors import DashboardError
+    from dashboards.figures import draw, load_for, write_figure, write_table
+    from dashboards.query.sweeps import list_sweeps
+    from dashboards.query.trials import load_series, load_trials
+    from dashboards.render.page import page_of
+    from dashboards.render.pictures import pictures_of
 
 __all__ = [
     "QUESTIONS",
@@ -38,3 +45,19 @@ __all__ = [
     "write_figure",
     "write_table",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "compose.answer": ("Answer", "answer_of"),
+        "compose.content": ("Content",),
+        "compose.figure": ("content_of", "numbers_of"),
+        "compose.questions": ("QUESTIONS", "Question", "find_question"),
+        "errors": ("DashboardError",),
+        "figures": ("draw", "load_for", "write_figure", "write_table"),
+        "query.sweeps": ("list_sweeps",),
+        "query.trials": ("load_series", "load_trials"),
+        "render.page": ("page_of",),
+        "render.pictures": ("pictures_of",),
+    },
+)

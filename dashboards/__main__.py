@@ -20,14 +20,7 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from dashboards.comparisons import draw_comparison, draw_importance, draw_pareto
-from dashboards.compose.questions import find_question
 from dashboards.errors import DashboardError
-from dashboards.figures import load_for, write_all
-from dashboards.ledgers import draw_burn_down
-from dashboards.query.documents import load_answer
-from dashboards.query.sweeps import list_sweeps
-from dashboards.report.write import write_report
 from dpgcl_core.addresses import hide_arguments
 from dpgcl_core.errors import DpgclError
 from trainers.files.storage import storage_root
@@ -47,6 +40,8 @@ def list_command(tracking_uri: str | None = None) -> None:
     Args:
       tracking_uri: MLflow server or database; default $MLFLOW_TRACKING_URI, else the results folder's.
     """
+    from dashboards.query.sweeps import list_sweeps  # in the commands, with pandas: help needs none
+
     sweeps = list_sweeps(tracking_uri or default_tracking_uri())
     print(sweeps.astype(object).where(sweeps.notna(), "sealed").to_string(index=False))
 
@@ -71,6 +66,10 @@ def figure_command(
       output: folder to write; default `figures/SWEEP` in the results folder.
       axis: param to draw against, in place of the question's own.
     """
+    from dashboards.compose.questions import find_question
+    from dashboards.figures import load_for, write_all
+    from dashboards.query.documents import load_answer
+
     asked = find_question(question)
     asked = asked if axis is None else asked.along(axis)
     uri = tracking_uri or default_tracking_uri()
@@ -98,6 +97,8 @@ def compare_command(
       axis: param to draw against, in place of the question's own.
       output: folder to write; default `figures/compare_SWEEPS` in the results folder.
     """
+    from dashboards.comparisons import draw_comparison
+
     folder = output or _folder_of("compare", runs)
     uri = tracking_uri or default_tracking_uri()
     _report(lambda: draw_comparison(runs, uri, folder, question=question, axis=axis), folder)
@@ -120,6 +121,8 @@ def pareto_command(
       score: to draw; default the first one that all trials have.
       output: folder to write; default `figures/pareto_SWEEPS` in the results folder.
     """
+    from dashboards.comparisons import draw_pareto
+
     folder = output or _folder_of("pareto", runs)
     _report(lambda: draw_pareto(runs, tracking_uri or default_tracking_uri(), folder, score=score), folder)
 
@@ -136,6 +139,8 @@ def importance_command(
       sweep: name of the search; default the sweep started last.
       output: folder to write; default `figures/importance_SWEEP` in the results folder.
     """
+    from dashboards.comparisons import draw_importance
+
     folder = output or _folder_of("importance", [sweep or "last"])
     _report(lambda: draw_importance(tracking_uri or default_tracking_uri(), sweep, folder), folder)
 
@@ -150,6 +155,8 @@ def burn_down_command(ledger: str, dataset: str | None = None, output: Path | No
       dataset: id of one data set; default all of them.
       output: folder to write; default `figures/burn_down` in the results folder.
     """
+    from dashboards.ledgers import draw_burn_down
+
     folder = output or _folder_of("burn_down", [])
     _report(lambda: draw_burn_down(ledger, folder, folder_name, dataset), folder)
 
@@ -236,6 +243,8 @@ def report_command(
       sweep: name of the sweep; default the one started last.
       output: folder to write; default `reports/SWEEP` in the results folder.
     """
+    from dashboards.report.write import write_report
+
     uri = tracking_uri or default_tracking_uri()
     folder = output or storage_root(None) / "reports" / (folder_name(sweep) if sweep else "last")
     try:

@@ -11,10 +11,11 @@ for.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from dpgcl_core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from sweeps.service.options.sweep import PairSweepOptions, SweepOptions
@@ -24,33 +25,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Between", "PairSweepOptions", "Point", "SweepOptions", "SweepResult", "run", "search"]
 
-_FOUND_AT = {
-    "Between": "planning.space",
-    "PairSweepOptions": "options.sweep",
-    "Point": "planning.trials",
-    "SweepOptions": "options.sweep",
-    "SweepResult": "running.from_python",
-    "run": "running.from_python",
-    "search": "running.from_python",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _FOUND_AT:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.service.{_FOUND_AT[name]}"), name)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "service.options.sweep": ("PairSweepOptions", "SweepOptions"),
+        "service.planning.space": ("Between",),
+        "service.planning.trials": ("Point",),
+        "service.running.from_python": ("SweepResult", "run", "search"),
+    },
+)
 
 
 class _Package(ModuleType):
     """Keeps `search` the function: an import of the script of that name puts its module in the place."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in _FOUND_AT or not isinstance(value, ModuleType):
+        if name not in __all__ or not isinstance(value, ModuleType):
             super().__setattr__(name, value)
 
 
 sys.modules[__name__].__class__ = _Package
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
-from dashboards.figures import draw
 from dpgcl_core.errors import exit_on_bad_input
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.free_options import free_options
 from sweeps.service.planning.trials import Point
-from sweeps.service.running.sweep import run_sweep
+from sweeps.service.questions import run_question
 from trainers.config.tree import changed
 
 
@@ -52,7 +50,7 @@ def points(options: AblationOptions) -> list[Point]:
 def main() -> int:
     """Run the sweep."""
     options = parse_options(AblationOptions, description=__doc__)
-    return run_sweep("ablation", options, points(options), partial(draw, "ablation"))
+    return run_question("ablation", options, points(options))
 
 
 if __name__ == "__main__":

@@ -14,21 +14,18 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
-from dashboards.figures import draw
 from dpgcl_core.errors import ConfigError, exit_on_bad_input
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import PairSweepOptions, varies
 from sweeps.service.planning.points import at
 from sweeps.service.planning.trials import Point
-from sweeps.service.running.sweep import run_sweep
+from sweeps.service.questions import run_question
 from trainers.config.tree import changed
-from trainers.models.clip.published import SMALL_MODELS
 
 OF_IMAGES = ("tiny_cnn", "wide_cnn", "small_cnn", "resnet18")
 
@@ -55,6 +52,8 @@ class ArchitecturesOptions(PairSweepOptions):
 
 def points(options: ArchitecturesOptions) -> list[Point]:
     """Return one point per network and ε."""
+    from trainers.models.clip.published import SMALL_MODELS  # here, with torch
+
     small = tuple(SMALL_MODELS) if options.data.modality == "image-text" else OF_IMAGES
     found: list[Point] = []
     for given in dict.fromkeys(options.networks or small):
@@ -72,7 +71,7 @@ def points(options: ArchitecturesOptions) -> list[Point]:
 def main() -> int:
     """Run the sweep."""
     options = parse_options(ArchitecturesOptions, description=__doc__)
-    return run_sweep("architectures", options, points(options), partial(draw, "architectures"))
+    return run_question("architectures", options, points(options))
 
 
 if __name__ == "__main__":

@@ -14,20 +14,18 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
-from dashboards.figures import draw
 from dpgcl_core.errors import exit_on_bad_input
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import PairSweepOptions
 from sweeps.service.planning.augmentations import IMAGE_AUGMENTATIONS, combinations
 from sweeps.service.planning.points import at
 from sweeps.service.planning.trials import Point
-from sweeps.service.running.sweep import run_sweep
+from sweeps.service.questions import run_question
 from trainers.config.tree import changed
 from trainers.views.captions import TEXT_AUGMENTATIONS
 
@@ -61,7 +59,7 @@ def points(options: AugmentationsOptions) -> list[Point]:
 def main() -> int:
     """Run the sweep."""
     options = parse_options(AugmentationsOptions, description=__doc__)
-    return run_sweep("augmentations", options, points(options), partial(draw, "augmentations"))
+    return run_question("augmentations", options, points(options))
 
 
 if __name__ == "__main__":

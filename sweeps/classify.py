@@ -18,14 +18,13 @@ from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
-from dashboards.figures import draw
 from dpgcl_core.errors import ConfigError, exit_on_bad_input
 from dpgcl_core.release.metrics import CLASSIFIER_SCORE
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions, varies
 from sweeps.service.planning.points import at
 from sweeps.service.planning.trials import Point
-from sweeps.service.running.sweep import run_sweep
+from sweeps.service.questions import run_question
 from trainers.config.networks import TRAINED_LAYERS
 from trainers.config.tree import changed
 
@@ -63,7 +62,7 @@ def points(options: ClassifyOptions) -> list[Point]:
 def main() -> int:
     """Run the sweep."""
     options = parse_options(ClassifyOptions, description=__doc__)
-    return run_sweep("classify", options, points(options), partial(draw, "classify"))
+    return run_question("classify", options, points(options))
 
 
 if __name__ == "__main__":

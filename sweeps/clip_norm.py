@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
-from dashboards.figures import draw
 from dpgcl_core.errors import exit_on_bad_input
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions, varies
 from sweeps.service.planning.points import along
-from sweeps.service.running.sweep import run_sweep
+from sweeps.service.questions import run_question
 from trainers.config.tree import changed
 
 
@@ -43,7 +41,7 @@ def main() -> int:
     """Run the sweep."""
     options = parse_options(ClipNormOptions, description=__doc__)
     points = along(options.mechanism, "l2_clip_norm", options.l2_clip_norms, "C")
-    return run_sweep("clip-norm", options, points, partial(draw, "clip-norm"))
+    return run_question("clip-norm", options, points)
 
 
 if __name__ == "__main__":

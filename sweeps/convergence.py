@@ -12,19 +12,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
-from dashboards.figures import draw
 from dpgcl_core.errors import exit_on_bad_input
 from dpgcl_core.sampling.groups import GroupSize
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions, varies
 from sweeps.service.planning.points import of_methods
-from sweeps.service.running.sweep import run_sweep
+from sweeps.service.questions import run_question
 from trainers.config.tree import changed
 
 SCORED = 10
@@ -62,7 +60,7 @@ def main() -> int:
     points = of_methods(
         options.mechanism, options.methods, group_sizes=options.group_sizes, non_private=options.non_private
     )
-    return run_sweep("convergence", options, points, partial(draw, "convergence"))
+    return run_question("convergence", options, points)
 
 
 if __name__ == "__main__":

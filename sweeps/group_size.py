@@ -11,20 +11,18 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
-from dashboards.figures import draw
 from dpgcl_core.errors import exit_on_bad_input
 from dpgcl_core.sampling.groups import GroupSize
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions, varies
 from sweeps.service.planning.points import at, check_groups, of_samplings
 from sweeps.service.planning.trials import Point
-from sweeps.service.running.sweep import run_sweep
+from sweeps.service.questions import run_question
 from trainers.config.tree import changed
 
 SIZES = (2, 4, 8, 16, 32, 64)
@@ -71,7 +69,7 @@ def main() -> int:
     """Run the sweep."""
     options = parse_options(GroupSizeOptions, description=__doc__)
     check_groups(options.mechanism.method)
-    return run_sweep("group-size", options, points(options), partial(draw, "group-size"))
+    return run_question("group-size", options, points(options))
 
 
 if __name__ == "__main__":

@@ -12,21 +12,18 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import ClassVar, Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
-from dashboards.figures import draw
 from dpgcl_core.errors import ConfigError, exit_on_bad_input, unknown_choice
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import PairSweepOptions
 from sweeps.service.planning.points import at
 from sweeps.service.planning.trials import Point
-from sweeps.service.running.sweep import run_sweep
+from sweeps.service.questions import run_question
 from trainers.config.tree import changed
-from trainers.models.clip.published import SMALL_MODELS
 
 LAYERS = ("Q", "K", "V", "Q+K", "Q+V", "K+V", "Q+K+V")
 RANK, RANK_OF_SMALL = 16, 4
@@ -54,6 +51,8 @@ def points(options: LoraLayersOptions) -> list[Point]:
             "adapters are for CLIP models, which pairs of images and texts train; got "
             f"{options.data.dataset}: give --dataset shapes, or pairs of your own"
         )
+    from trainers.models.clip.published import SMALL_MODELS  # here, with torch
+
     rank = options.network.lora_rank or (RANK_OF_SMALL if options.network.name in SMALL_MODELS else RANK)
     found: list[Point] = []
     for name in dict.fromkeys(options.layers):
@@ -68,7 +67,7 @@ def points(options: LoraLayersOptions) -> list[Point]:
 def main() -> int:
     """Run the sweep."""
     options = parse_options(LoraLayersOptions, description=__doc__)
-    return run_sweep("lora-layers", options, points(options), partial(draw, "lora-layers"))
+    return run_question("lora-layers", options, points(options))
 
 
 if __name__ == "__main__":

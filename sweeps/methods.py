@@ -12,19 +12,20 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
-from dashboards.figures import draw
 from dpgcl_core.errors import exit_on_bad_input
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions, varies
 from sweeps.service.planning.points import changes_for
-from sweeps.service.running.tuning import Candidate, compared, run_tuned_sweep
+from sweeps.service.questions import run_tuned_question
 from trainers.config.tree import changed
+
+if TYPE_CHECKING:
+    from sweeps.service.running.tuning import Candidate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,8 @@ class MethodsOptions(SweepOptions):
 
 def candidates(options: MethodsOptions) -> list[Candidate]:
     """Return one candidate per private method and ε, and one for each of the others."""
+    from sweeps.service.running.tuning import Candidate, compared  # here, with Ray
+
     found, mechanism = [], options.mechanism
     grid = options.epsilon_grid or (None if options.service.total_epsilon else mechanism.target_epsilon(),)
     for method in compared(options.methods, options.data):
@@ -73,7 +76,7 @@ def main() -> int:
     rate = options.optimizer.learning_rate
     rates, norms = options.learning_rate_grid or (rate / 3, rate), options.l2_clip_norm_grid
     grid = [{"l2_clip_norm": norm, "learning_rate": each} for norm in norms for each in rates]
-    return run_tuned_sweep("methods", options, candidates(options), grid, partial(draw, "methods"))
+    return run_tuned_question("methods", options, candidates(options), grid)
 
 
 if __name__ == "__main__":

@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
-from dashboards.figures import draw
 from dpgcl_core.errors import exit_on_bad_input
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions, varies
 from sweeps.service.planning.points import along
-from sweeps.service.running.sweep import run_sweep
+from sweeps.service.questions import run_question
 from trainers.config.tree import changed
 
 
@@ -51,7 +49,7 @@ def main() -> int:
         "Na",
         non_private=options.non_private,
     )
-    return run_sweep("num-augmentations", options, points, partial(draw, "num-augmentations"))
+    return run_question("num-augmentations", options, points)
 
 
 if __name__ == "__main__":

@@ -18,12 +18,14 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code,
 from dpgcl_core.errors import exit_on_bad_input
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.planner import PlannerOptions
-from sweeps.service.running.planner import run_plan
 
 
 def main() -> int:
     """Plan."""
-    return run_plan(parse_options(PlannerOptions, description=__doc__))
+    options = parse_options(PlannerOptions, description=__doc__, announces=False)
+    from sweeps.service.running.planner import run_plan  # here, with torch
+
+    return run_plan(options)
 
 
 if __name__ == "__main__":

@@ -12,19 +12,17 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
-from dashboards.figures import draw
 from dpgcl_core.errors import exit_on_bad_input
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions, varies
 from sweeps.service.planning.points import of_samplings
 from sweeps.service.planning.trials import Point
-from sweeps.service.running.sweep import run_sweep
+from sweeps.service.questions import run_question
 from trainers.config.tree import changed
 
 
@@ -49,7 +47,7 @@ def main() -> int:
     values = dict.fromkeys([*options.epsilons, *((math.inf,) if options.non_private else ())])
     points = [Point(label=f"eps{value:g}", changes={"epsilon": value}) for value in values]
     points = of_samplings(points, options.sampling_grid)
-    return run_sweep("privacy-budget", options, points, partial(draw, "privacy-budget"))
+    return run_question("privacy-budget", options, points)
 
 
 if __name__ == "__main__":

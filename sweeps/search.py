@@ -17,18 +17,19 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
-from dashboards.figures import draw
 from dpgcl_core.errors import exit_on_bad_input
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import errors_in_flags
 from sweeps.service.planning.space import SearchOptions
-from sweeps.service.running.search import SearchSweep
-from sweeps.service.running.sweep import execute
 
 
 def main() -> int:
     """Run the search."""
     options = parse_options(SearchOptions, description=__doc__)
+    from dashboards.figures import draw  # here, with pandas, torch and Ray
+    from sweeps.service.running.search import SearchSweep
+    from sweeps.service.running.sweep import execute
+
     with errors_in_flags(SearchOptions):
         return execute("search", options, (), partial(draw, "search"), kind=SearchSweep).code
 

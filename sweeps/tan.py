@@ -13,18 +13,16 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
-from dashboards.figures import draw
 from dpgcl_core.errors import ConfigError, exit_on_bad_input
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions, varies
 from sweeps.service.planning.trials import Point
-from sweeps.service.running.sweep import run_sweep
+from sweeps.service.questions import run_question
 from trainers.config.tree import changed
 
 
@@ -53,7 +51,7 @@ def points(options: TanOptions) -> list[Point]:
 def main() -> int:
     """Run the sweep."""
     options = parse_options(TanOptions, description=__doc__)
-    return run_sweep("tan", options, points(options), partial(draw, "tan"))
+    return run_question("tan", options, points(options))
 
 
 if __name__ == "__main__":

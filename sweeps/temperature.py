@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
-from dashboards.figures import draw
 from dpgcl_core.errors import exit_on_bad_input
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions, varies
 from sweeps.service.planning.points import along
-from sweeps.service.running.sweep import run_sweep
+from sweeps.service.questions import run_question
 from trainers.config.tree import changed
 
 
@@ -47,7 +45,7 @@ def main() -> int:
     points = along(
         options.mechanism, "temperature", options.temperatures, "tau", non_private=options.non_private
     )
-    return run_sweep("temperature", options, points, partial(draw, "temperature"))
+    return run_question("temperature", options, points)
 
 
 if __name__ == "__main__":

@@ -12,18 +12,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
-from dashboards.figures import draw
 from dpgcl_core.errors import exit_on_bad_input
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions, varies
 from sweeps.service.planning.points import of_methods
-from sweeps.service.running.sweep import run_sweep
+from sweeps.service.questions import run_question
 from trainers.config.tree import changed
 
 # Probed unless others are named: for all but digits itself nothing has to be downloaded.
@@ -59,7 +57,7 @@ def main() -> int:
     points = of_methods(
         options.mechanism, options.methods, epsilons=options.epsilons, non_private=options.non_private
     )
-    return run_sweep("transfer", options, points, partial(draw, "transfer"))
+    return run_question("transfer", options, points)
 
 
 if __name__ == "__main__":

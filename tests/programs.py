@@ -31,12 +31,14 @@ ROOT = Path(__file__).resolve().parents[1]
 PRELOADED = (
     "dashboards.figures",
     "dpgcl_core.calculator",
-    "dpgcl_core.ledger.__main__",
+    "dpgcl_core.ledger.remaining",
     "mlflow.tracking",
     "ray.tune",
     "sweeps.group_size",
-    "sweeps.search",
-    "trainers.embed",
+    "sweeps.service.running.search",
+    "sweeps.service.running.tuning",
+    "trainers.embed.images",
+    "trainers.export.finished",
     "trainers.ray_worker",
 )
 

@@ -8,8 +8,9 @@ for, and with it neither Ray nor MLflow.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dpgcl_core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from trainers.config.presets import SETTINGS, named_setting
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
     from trainers.data.records import Records
     from trainers.embed.images import embed_images, read_images
     from trainers.export.folder import load_encoder
-    from trainers.tasks.task import Task, task_named
-    from trainers.tasks.task import register as register_task
+    from trainers.tasks.task import Task, register_task, task_named
     from trainers.training.loop import TrainingResult, train
     from trainers.training.resolve import training_config
 
@@ -49,30 +49,20 @@ __all__ = [
     "training_config",
 ]
 
-_HOMES = {
-    "config.presets": ("SETTINGS", "named_setting"),
-    "config.settings": ("MechanismOptions", "TrainingOptions"),
-    "config.training": ("TrainingConfig",),
-    "config.tree": ("changed",),
-    "data.dataset": ("Dataset", "TrainingData"),
-    "data.loading": ("load_dataset", "split_train_test"),
-    "data.records": ("Records",),
-    "embed.images": ("embed_images", "read_images"),
-    "export.folder": ("load_encoder",),
-    "tasks.task": ("Task", "task_named"),
-    "training.loop": ("TrainingResult", "train"),
-    "training.resolve": ("training_config",),
-}
-_FOUND_AT = {name: (module, name) for module, names in _HOMES.items() for name in names}
-_FOUND_AT["register_task"] = ("tasks.task", "register")
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _FOUND_AT:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, there = _FOUND_AT[name]
-    return getattr(importlib.import_module(f"{__name__}.{module}"), there)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "config.presets": ("SETTINGS", "named_setting"),
+        "config.settings": ("MechanismOptions", "TrainingOptions"),
+        "config.training": ("TrainingConfig",),
+        "config.tree": ("changed",),
+        "data.dataset": ("Dataset", "TrainingData"),
+        "data.loading": ("load_dataset", "split_train_test"),
+        "data.records": ("Records",),
+        "embed.images": ("embed_images", "read_images"),
+        "export.folder": ("load_encoder",),
+        "tasks.task": ("Task", "task_named", "register_task"),
+        "training.loop": ("TrainingResult", "train"),
+        "training.resolve": ("training_config",),
+    },
+)

@@ -72,7 +72,7 @@ from trainers.config.training import (
 from trainers.data.dataset import AnyRecords, TrainingData
 from trainers.data.records import Records
 from trainers.models.encoder import ImageShape
-from trainers.tasks.task import Task, register
+from trainers.tasks.task import Task, register_task
 from trainers.training.loop import train
 from trainers.training.workers import DistributedWorkers, SingleWorker, Workers
 
@@ -507,7 +507,7 @@ def _one_training(
         noise_repeats_for=num_steps if case.repeated_noise else 0,
     )
     size = mechanism.group_size
-    register(_TASK)
+    register_task(_TASK)
     _TASK.gradient = partial(case.worst, group_size=int(size), dim=_DIM)
     workers = case.workers(inner, config)
     records = _records(case.num_records, canary_row)

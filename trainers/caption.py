@@ -15,23 +15,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, exit_on_bad_input
 from trainers.data.decoding import MAX_IMAGE_PIXELS
-from trainers.data.loading import PairOptions
-from trainers.embed.files import check_csv_target, write_csv
-from trainers.embed.images import chosen_device, read_images
-from trainers.evaluation.features import frozen
-from trainers.evaluation.pairs import PAIRS_AT_ONCE
-from trainers.export.folder import load_captioner
-from trainers.models.captioner import Captioner
-from trainers.views.images import normalise
+
+if TYPE_CHECKING:  # the command loads torch, not its help
+    import torch
+
+    from trainers.models.captioner import Captioner
+
+_IMAGES_AT_ONCE = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +51,7 @@ class CaptionOptions:
     model: Path
     images: str
     to: Path = Path("captions.csv")
-    batch_size: int = PAIRS_AT_ONCE
+    batch_size: int = _IMAGES_AT_ONCE
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_image_pixels: int = MAX_IMAGE_PIXELS
     csv_separator: str = "\t"
@@ -74,6 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options: CaptionOptions = run_command(
         CaptionOptions, prog="python -m trainers.caption", description=__doc__, arguments=arguments
     )
+    from trainers.data.pair_options import PairOptions
+    from trainers.embed.files import check_csv_target, write_csv
+    from trainers.embed.images import chosen_device, read_images
+    from trainers.export.folder import load_captioner
+
     check_csv_target(options.to)
     pairs = PairOptions(
         image=options.csv_img_key, caption=options.csv_caption_key, separator=options.csv_separator
@@ -96,7 +99,7 @@ def generated(
     network: Captioner,
     images: NDArray[np.uint8],
     *,
-    batch_size: int = PAIRS_AT_ONCE,
+    batch_size: int = _IMAGES_AT_ONCE,
     device: torch.device | str = "cpu",
 ) -> list[str]:
     """Return a caption of each image, in their order.
@@ -107,6 +110,11 @@ def generated(
       batch_size: images passed at once.
       device: where to compute.
     """
+    import torch
+
+    from trainers.evaluation.features import frozen
+    from trainers.views.images import normalise
+
     network.to(device)
     found = list[str]()
     with frozen(network):

@@ -15,21 +15,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, exit_on_bad_input
 from trainers.data.decoding import MAX_IMAGE_PIXELS
-from trainers.embed.files import check_csv_target, write_csv
-from trainers.embed.images import chosen_device, read_images
-from trainers.evaluation.features import frozen
-from trainers.export.folder import load_classifier
-from trainers.models.classifier import Classifier
-from trainers.views.images import normalise
+
+if TYPE_CHECKING:  # the command loads torch, not its help
+    import torch
+
+    from trainers.models.classifier import Classifier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options: ClassifyOptions = run_command(
         ClassifyOptions, prog="python -m trainers.classify", description=__doc__, arguments=arguments
     )
+    from trainers.embed.files import check_csv_target, write_csv
+    from trainers.embed.images import chosen_device, read_images
+    from trainers.export.folder import load_classifier
+
     check_csv_target(options.to)
     network, description = load_classifier(options.model, own_network=options.network)
     shape, limit = description.image_shape, options.max_image_pixels
@@ -100,6 +102,11 @@ def probabilities(
       batch_size: images passed at once; changes nothing beyond rounding.
       device: where to compute.
     """
+    import torch
+
+    from trainers.evaluation.features import frozen
+    from trainers.views.images import normalise
+
     network.to(device)
     found = [np.zeros((0, network.num_classes))]
     with frozen(network):

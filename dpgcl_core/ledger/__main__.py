@@ -9,16 +9,15 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dpgcl_core.accounting.filters import StepClass
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, LedgerError, exit_on_bad_input
-from dpgcl_core.ledger.cap import RECORD, Cap
-from dpgcl_core.ledger.chain import Entry, Head, checked_entries
-from dpgcl_core.ledger.ledger import Ledger
-from dpgcl_core.ledger.remaining import Training, remaining_of
-from dpgcl_core.ledger.report import Spent, Verification, read_head, verified
-from dpgcl_core.mechanism.numbers import check_delta
+from dpgcl_core.ledger.chain import RECORD, Entry, Head, checked_entries
+
+if TYPE_CHECKING:  # the commands load the accountants and the database, not their help
+    from dpgcl_core.ledger.ledger import Ledger
+    from dpgcl_core.ledger.report import Spent, Verification
 
 _LARGE_EPSILON = 50.0
 
@@ -34,7 +33,7 @@ def show_command(
       pld: compute the PLD total, for information; it may take a while.
       statement: print the data set's lines of a privacy statement instead, as JSON for `verify --against`.
     """
-    opened = Ledger.open(_url(ledger))
+    opened = _opened(ledger)
     if statement:
         if dataset is None:
             raise ConfigError("a statement is about one data set: give --dataset")
@@ -66,7 +65,9 @@ def remaining_command(
       delta: of that training; 1/(n ln n) unless given, as sweeps take it.
       json: print one JSON object per data set.
     """
-    opened = Ledger.open(_url(ledger))
+    from dpgcl_core.ledger.remaining import Training, remaining_of
+
+    opened = _opened(ledger)
     for dataset_id in (dataset,) if dataset else opened.dataset_ids():
         training = None
         if epsilon is not None:
@@ -91,12 +92,14 @@ def verify_command(
       data: of the ledger; compare with the marks on this file or folder, and name what is missing.
       export: check this file, written by `export`, instead of a ledger.
     """
+    from dpgcl_core.ledger.report import read_head, verified
+
     head = read_head(against) if against else None
     if export and data:
         raise ConfigError("an export is compared with statements: leave --data out")
     found = verified(_exported(export), head) if export else _verified_ledger(ledger, head)
     if data:
-        _check_marks(Ledger.open(_url(ledger)), data)
+        _check_marks(_opened(ledger), data)
     for note in found.notes:
         print(f"note: {note}")
     agreed = [name for name, given in (("statement", against), ("marks", data)) if given]
@@ -141,9 +144,14 @@ def cap_command(
       allow_raise: let a registered data set's ε grow; every statement will contain the highest.
       create: create the ledger if there is none.
     """
+    from dpgcl_core.accounting.filters import StepClass
+    from dpgcl_core.ledger.cap import Cap
+    from dpgcl_core.ledger.ledger import Ledger
+    from dpgcl_core.mechanism.numbers import check_delta
+
     url = _url(ledger)
     new_only = [delta, num_records_public, order, planned or None, quota or None]
-    opened = None if create else Ledger.open(url)
+    opened = None if create else _opened(ledger)
     if opened is not None and dataset in opened.dataset_ids():
         if any(value is not None for value in new_only):
             raise ConfigError(
@@ -179,7 +187,7 @@ def export_command(output: Path, ledger: str | None = None, with_trusted: bool =
       with_trusted: include what rows of version 0.1.0 keep from exports; such a file stays on the trusted
         side.
     """
-    entries = Ledger.open(_url(ledger)).entries()
+    entries = _opened(ledger).entries()
     try:
         with output.open("x") as file:
             for entry in entries:
@@ -216,7 +224,9 @@ def restored_command(
     """
     if data is None and against is None:
         raise ConfigError("what names the lost rows? give --data PATH, or --against a plan or statement")
-    opened = Ledger.open(_url(ledger))
+    from dpgcl_core.ledger.report import read_head
+
+    opened = _opened(ledger)
     heads = opened.heads_of_marks(dataset, data) if data else []
     opened.state_loss(
         dataset, heads + ([read_head(against)] if against else []), close=close, used_since=used_since
@@ -236,7 +246,7 @@ def _check_marks(ledger: Ledger, data: Path) -> None:
 
 
 def _verified_ledger(ledger: str | None, head: Head | None) -> Verification:
-    return Ledger.open(_url(ledger)).verify(against=head)
+    return _opened(ledger).verify(against=head)
 
 
 def _exported(path: Path) -> Iterator[Entry]:
@@ -246,6 +256,12 @@ def _exported(path: Path) -> Iterator[Entry]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LedgerError(f"{path} is no export of a ledger ({type(error).__name__})") from error
     return checked_entries(rows, with_trusted=False)
+
+
+def _opened(ledger: str | None) -> Ledger:
+    from dpgcl_core.ledger.ledger import Ledger
+
+    return Ledger.open(_url(ledger))
 
 
 def _url(ledger: str | None) -> str:

@@ -11,9 +11,8 @@ from typing import Any
 
 from dpgcl_core.accounting.filters import QuotaFilter, RdpFilter, StepClass
 from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.ledger.chain import RECORD
 from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, check_delta
-
-RECORD = "record"
 
 
 def line_to_register(

@@ -21,6 +21,7 @@ from typing import Any
 
 from dpgcl_core.errors import LedgerError
 
+RECORD = "record"
 FORMAT = 1
 GENESIS = "0" * 64
 

@@ -68,8 +68,8 @@ from typing import Any
 from dpgcl_core.accounting.filters import StepClass
 from dpgcl_core.errors import ConfigError, LedgerError
 from dpgcl_core.ledger.account import PlannedTraining, Reservation, SealedReservation
-from dpgcl_core.ledger.cap import RECORD, Cap, check_registration
-from dpgcl_core.ledger.chain import Entry, Head, checked_entries, next_entry
+from dpgcl_core.ledger.cap import Cap, check_registration
+from dpgcl_core.ledger.chain import RECORD, Entry, Head, checked_entries, next_entry
 from dpgcl_core.ledger.marks import (
     Place,
     advance_marks,

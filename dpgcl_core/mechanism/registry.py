@@ -7,17 +7,23 @@ another.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
 
 from dpgcl_core.errors import ConfigError, unknown_choice
-from dpgcl_core.mechanism.method import Method
+
+if TYPE_CHECKING:
+    from dpgcl_core.mechanism.method import Method
 
 ENTRY_POINTS = "dpgcl.methods"
+_OWN = "dpgcl_core.methods"
+"""What registers this package's methods, by name: it stands above this module, and loads torch."""
 
 
-class _Registry(Mapping[str, Method]):
-    """The methods by name, those of installed packages found at the first look."""
+class _Registry(Mapping[str, "Method"]):
+    """The methods by name, those of this package and of installed ones found at the first look."""
 
     def __init__(self) -> None:
         self._methods: dict[str, Method] = {}
@@ -25,6 +31,8 @@ class _Registry(Mapping[str, Method]):
         self.installed: set[str] = set()
 
     def add(self, method: Method) -> None:
+        from dpgcl_core.mechanism.method import Method
+
         if not isinstance(method, Method):
             raise ConfigError(f"a method must be a dpgcl_core.Method; got a {type(method).__name__}")
         if self._methods.get(method.name, method) != method:
@@ -44,6 +52,7 @@ class _Registry(Mapping[str, Method]):
         if not self._searched:
             self._searched = True  # first, for what is loaded may look a method up
             try:
+                importlib.import_module(_OWN)
                 for entry in entry_points(group=ENTRY_POINTS):
                     method = entry.load()
                     self.add(method)
@@ -76,20 +85,20 @@ def register(method: Method) -> Method:
     Raises:
       ConfigError: it is no `Method`, or another method has the name.
     """
+    importlib.import_module(_OWN)  # whose names are taken
     _registry.add(method)
     return method
 
 
 def register_installed(method: Method) -> None:
     """Register a method that every process which imports this package finds by itself."""
-    register(method)
+    _registry.add(method)
     _registry.installed.add(method.name)
 
 
 def is_installed(name: str) -> bool:
     """Return whether a method is this package's or an installed one's, not one that a program registered.
 
-    >>> import dpgcl_core
     >>> is_installed("dp_gcl")
     True
     """
@@ -102,7 +111,6 @@ def method_named(name: str) -> Method:
     Raises:
       ConfigError: there is none; lists them.
 
-    >>> import dpgcl_core
     >>> method_named("dp_gcl").sensitivity_formula
     'C'
     >>> method_named("dp_gcl").with_sampling("records").sensitivity_formula

@@ -29,12 +29,10 @@ import secrets
 from typing import NoReturn
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.noise.gaussian import NUM_SUMMED
-from dpgcl_core.noise.sources import DrawSource, SecretRandomness, SeededNonPrivateRandomness
+from dpgcl_core.noise.sources import NUM_SUMMED, DrawSource, SecretRandomness, SeededNonPrivateRandomness
 
 _KEY_BYTES = 32
 _FROM_ZERO = bytes(16)
@@ -122,6 +120,8 @@ class SecureGenerator:
 
     def _fill_with_normals(self, normals: NDArray[np.float64]) -> None:
         """Fill `[at most 2 · _PAIRS]`: the cosines' half first, then the sines'."""
+        import torch  # here, for options are checked without a draw
+
         num_pairs = -(-len(normals) // 2)
         words = self._words(2 * num_pairs)
         radius = self._uniform_above_zero(words[:num_pairs])

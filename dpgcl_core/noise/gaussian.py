@@ -25,10 +25,8 @@ import torch
 from torch import Tensor
 
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.noise.sources import NUM_SUMMED as NUM_SUMMED
 from dpgcl_core.noise.sources import Draws
-
-NUM_SUMMED = 4
-"""Normals summed for one coordinate where the floating-point defence is on."""
 
 _PIECE = 2**15
 """Coordinates summed at a time: they fit into the cache."""

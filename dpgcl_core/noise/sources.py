@@ -19,6 +19,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+NUM_SUMMED = 4
+"""Normals summed for one coordinate where the floating-point defence is on."""
+
 
 class Draws(Protocol):
     """The kinds of draws that sampling, grouping and noise need; `np.random.Generator` has them."""

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from dpgcl_core.accounting.composition import MIN_NOISE_MULTIPLIER, check_target
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.grids import GROUP_SIZES, NUM_STEPS
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.numbers import RECORDS, check_delta, default_delta
 from dpgcl_core.mechanism.registry import method_named
@@ -39,8 +40,6 @@ from dpgcl_core.planning.solving import solve
 from dpgcl_core.sampling.groups import BATCH, GroupSize
 
 WORTH_MORE_STEPS = 0.1
-NUM_STEPS = (50, 100, 200, 400, 800, 1600)
-GROUP_SIZES = (4, 8, 16, 32)
 _NUM_BATCH_SIZES = 7
 _LARGEST_SHARE = 0.125
 _TOLERANCE = 0.01

@@ -14,16 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from decimal import ROUND_CEILING, Context, Decimal
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dpgcl_core.accounting.tuning.cost import OPEN, TuningCost
+from dpgcl_core.accounting.tuning.modes import OPEN
 from dpgcl_core.addresses import masked_text
 from dpgcl_core.errors import ConfigError, unknown_choice
-from dpgcl_core.ledger.report import LedgerStatement
-from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.mechanism.method import Method
-from dpgcl_core.mechanism.numbers import in_all
 from dpgcl_core.release.markdown import escaped
+
+if TYPE_CHECKING:
+    from dpgcl_core.accounting.tuning.cost import TuningCost
+    from dpgcl_core.ledger.report import LedgerStatement
+    from dpgcl_core.mechanism.mechanism import Mechanism
+    from dpgcl_core.mechanism.method import Method
 
 PROVEN = "proven"
 LABELS = (PROVEN, "as-published", "none")
@@ -132,6 +134,8 @@ class PrivacyStatement:
     @property
     def conditions(self) -> list[str]:
         """Conditions on both neighbouring data sets, besides the relation, that some methods need."""
+        from dpgcl_core.mechanism.numbers import in_all  # here, with the mechanisms
+
         covered = [m.rules.num_records_covered(m) for m in self.mechanisms]
         return [each.text for each in in_all(each for each in covered if each is not None)]
 

@@ -35,7 +35,6 @@ from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.noise.sources import Draws
@@ -118,6 +117,8 @@ def expected_dropped_share(num_records_public: int, sampling_prob: float, group_
 def _batch_size_law(
     num_records_public: int, sampling_prob: float
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    from scipy import stats  # here, for command lines read no law
+
     law = stats.binom(num_records_public, sampling_prob)
     spread = int(12 * law.std()) + 12
     low, high = max(0, int(law.mean()) - spread), min(num_records_public, int(law.mean()) + spread)

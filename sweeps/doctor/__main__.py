@@ -11,32 +11,12 @@ import tempfile
 from pathlib import Path
 
 from dpgcl_core.command_line import run_command
-from dpgcl_core.errors import DpgclError, exit_on_bad_input
-from sweeps.doctor.checks import (
-    check_clocks,
-    check_data,
-    check_disks,
-    check_gpus,
-    check_ledger,
-    check_nodes,
-    check_ports,
-    check_tracking,
-    check_versions,
-)
-from sweeps.doctor.findings import Finding, as_json, as_text, is_ready, skipped, wrong
-from sweeps.doctor.nodes import NodeFacts, ask_nodes, this_machine
-from sweeps.doctor.storage import check_storage
+from dpgcl_core.errors import exit_on_bad_input
 from sweeps.service.options.data import data_path
 from sweeps.service.running.display import displayed
-from sweeps.service.running.tune import connected_ray
 from sweeps.service.storage.runs import tracking_address
 from trainers.data.loading import check_dataset_name
 from trainers.files.storage import storage_root
-
-_OF_RAY = (
-    "start one with `ray start --head`, set RAY_ADDRESS to the host:port that it prints, and install the "
-    "versions of constraints.txt on all nodes (docs/cluster.md)"
-)
 
 
 def doctor(
@@ -57,46 +37,21 @@ def doctor(
       dataset: that sweeps will train on; only whether it can be read is looked at.
       json: print one JSON object.
     """
+    from sweeps.doctor.checks import check_ledger, check_tracking  # here, with Ray
+    from sweeps.doctor.findings import as_json, as_text, is_ready
+    from sweeps.doctor.machines import check_machines
+
     check_dataset_name(dataset)
     if ray_address is not None:
         os.environ["RAY_ADDRESS"] = ray_address
     root, path = storage_root(storage), data_path(dataset)
     folders = {str(root): "the storage folder", tempfile.gettempdir(): "Ray's and temporary files"}
     with displayed(quiet=json):  # JSON is all that is printed then
-        findings = _of_cluster(str(path) if path else None, folders, root)
+        findings = check_machines(str(path) if path else None, folders, root)
     findings.append(check_tracking(tracking_address(tracking_uri, root)))
     findings.append(check_ledger(ledger or os.environ.get("DPGCL_LEDGER")))
     print(as_json(findings) if json else as_text(findings))
     return 0 if is_ready(findings) else 1
-
-
-def _of_cluster(path: str | None, folders: dict[str, str], root: Path) -> list[Finding]:
-    """What is found on the nodes; on this machine alone where Ray cannot be reached."""
-    driver = this_machine(path, list(folders))
-    try:
-        with connected_ray():
-            nodes, silent = ask_nodes(path, list(folders))
-            storage = check_storage(root, len(nodes))
-    except DpgclError as error:
-        found = [wrong("ray", str(error), _OF_RAY), skipped("nodes", "no Ray, so only this machine is seen")]
-        return [*found, *_of_one([driver], driver, folders), *check_storage(root, 1)]
-    return [
-        check_nodes(nodes, silent),
-        *_of_one(nodes, driver, folders),
-        *storage,
-        check_clocks(nodes),
-        *check_ports(nodes),
-    ]
-
-
-def _of_one(nodes: list[NodeFacts], driver: NodeFacts, folders: dict[str, str]) -> list[Finding]:
-    """What can be told of each machine by itself."""
-    return [
-        *check_versions(nodes, driver),
-        check_gpus(nodes),
-        check_data(nodes, driver),
-        *check_disks(nodes, folders),
-    ]
 
 
 def main() -> int:

@@ -12,12 +12,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-import sqlalchemy
-
 from dpgcl_core.addresses import masked
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, LedgerError, exit_on_bad_input
-from dpgcl_core.ledger.ledger import Ledger
 from sweeps.servers.postgres import Postgres
 from sweeps.servers.roles import (
     ADMIN,
@@ -111,6 +108,8 @@ def _make_roles(postgres: Postgres, passwords: dict[str, str]) -> None:
 
 def _make_ledger(postgres: Postgres, passwords: dict[str, str]) -> None:
     """Make the ledger's table, as its owner; one that is there stays as it is."""
+    from dpgcl_core.ledger.ledger import Ledger  # here, with the accountants
+
     try:
         Ledger.create(postgres.url(OWNER, passwords[OWNER], LEDGER))
     except LedgerError as error:
@@ -124,6 +123,8 @@ def _execute(url: str, statements: list[str]) -> None:
     Raises:
       ConfigError: one is refused; it does not show the statement, which may hold a password.
     """
+    import sqlalchemy
+
     engine = sqlalchemy.create_engine(
         url.replace("postgresql:", "postgresql+psycopg:"),
         poolclass=sqlalchemy.NullPool,

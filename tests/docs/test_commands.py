@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from dpgcl_core.errors import DpgclError
+from sweeps.service.running import planner, tuning
+from sweeps.service.running import sweep as running
 from sweeps.service.running.sweep import Outcome
 from tests.docs.commands import ROOT, Command, commands
 
@@ -41,9 +43,9 @@ def _parse(monkeypatch: pytest.MonkeyPatch, program: str, arguments: tuple[str, 
     path = list(sys.path)
     sweep: ModuleType = importlib.import_module(name)
     sys.path[:] = path  # a sweep puts its own copy of the code first
-    for run in ("run_sweep", "run_tuned_sweep", "execute", "run_plan"):
-        if hasattr(sweep, run):
-            monkeypatch.setattr(sweep, run, _stop)
+    for module, run in ((running, "run_sweep"), (running, "execute"), (tuning, "run_tuned_sweep")):
+        monkeypatch.setattr(module, run, _stop)
+    monkeypatch.setattr(planner, "run_plan", _stop)
     monkeypatch.setattr(sys, "argv", [program, *arguments])
     with pytest.raises(_Understood):
         sweep.main()

@@ -6,17 +6,9 @@ import math
 from typing import Literal
 
 from dpgcl_core.errors import ConfigError, unknown_choice
+from trainers.config.networks import CaptionerConfig, MaskedNetworkConfig, NetworkOptions, ViewConfig
+from trainers.config.nodes import EvaluationConfig, ObjectiveConfig, OptimizerConfig, PerformanceConfig
 from trainers.config.settings import MechanismOptions, TrainingOptions
-from trainers.config.training import (
-    CaptionerConfig,
-    EvaluationConfig,
-    MaskedNetworkConfig,
-    NetworkOptions,
-    ObjectiveConfig,
-    OptimizerConfig,
-    PerformanceConfig,
-    ViewConfig,
-)
 from trainers.config.tree import changed
 
 # The paper's image-only setting (section 4): ResNet-18 with GroupNorm, τ = 1/√2, C = 1, Adam 1e-3,

@@ -12,16 +12,14 @@ from dataclasses import dataclass, field
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.sampling.groups import GroupSize
-from trainers.config.training import (
+from trainers.config.networks import NetworkOptions, TextViewConfig, ViewConfig
+from trainers.config.nodes import (
     EvaluationConfig,
-    NetworkOptions,
     ObjectiveConfig,
     OptimizerConfig,
     PerformanceConfig,
     PublicRecordsConfig,
     RandomnessConfig,
-    TextViewConfig,
-    ViewConfig,
 )
 
 DEFAULT_EPSILON = 10.0

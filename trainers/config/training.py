@@ -1,22 +1,20 @@
 """The settings of one training: frozen, keyword-only, validated at construction.
 
 What decides the guarantee is in `dpgcl_core.mechanism.mechanism.Mechanism`; what decides the result besides
-it is in `trainers.config.networks` and in the other classes here; what must not change the result stands
-apart in `PerformanceConfig`. Each is a node of the options, too (`trainers.config.settings`): the docstring
-under a field describes it on the command line.
+it is in `trainers.config.networks` and `trainers.config.nodes`, whose classes are nodes of the options, too
+(`trainers.config.settings`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from dpgcl_core.clipping.parts import ClippingParts
-from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import GradientRule, GroupLoss, GroupRule, LossSettings
 from dpgcl_core.mechanism.registry import METHODS
@@ -24,7 +22,6 @@ from dpgcl_core.methods.view_draws import over_view_draws
 from dpgcl_core.noise.chacha20 import choose_randomness
 from dpgcl_core.noise.sources import DrawSource
 from dpgcl_core.release import noised_counts
-from dpgcl_core.release.metrics import FEW_SHOTS
 from dpgcl_core.sampling.groups import BATCH
 from trainers.config.networks import (
     PRECISIONS,
@@ -41,7 +38,16 @@ from trainers.config.networks import (
     WarmStart,
     require,
 )
-from trainers.config.tree import option
+from trainers.config.nodes import (
+    NOISE_SGD,
+    POOLED,
+    EvaluationConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    PerformanceConfig,
+    PublicRecordsConfig,
+    RandomnessConfig,
+)
 
 TOWERS = ClippingParts(prefixes=("clip.visual.",))
 """The image tower; the text tower and the temperature are the rest."""
@@ -68,216 +74,8 @@ __all__ = [
     "WarmStart",
 ]
 
-POOLED, GRID4 = "pooled", "grid4"
-READOUTS = (POOLED, GRID4)
-DECAYS = ("none", "cosine", "linear")
-NOISE_SGD = "noise_sgd"
-"""The optimizer whose gradient comes in units of its noise."""
 TARGET_DECAY = 0.99
 """Of the average that a method regresses onto, where no `ema_decay` is given."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ObjectiveConfig:
-    """What the loss of a group compares, and in which parts its gradient is clipped (stages 4, 6 and 7)."""
-
-    temperature: float = 0.2
-    """τ of the contrastive loss."""
-    num_augmentations: int = 1
-    """N_a, extra augmented copies of every key."""
-    num_view_draws: int = 1
-    """K, draws of all of a record's views whose gradients are averaged before clipping, at no ε."""
-    per_tower_clipping: bool = False
-    """CLIP: clip each tower's part of a group's gradient to C/√2, at the same sensitivity."""
-
-    def __post_init__(self) -> None:
-        require(
-            0 < self.temperature < math.inf,
-            f"temperature must be positive and finite; got {self.temperature}",
-        )
-        require(
-            self.num_augmentations >= 0,
-            f"num_augmentations must not be negative; got {self.num_augmentations}",
-        )
-        require(self.num_view_draws >= 1, f"num_view_draws must be at least 1; got {self.num_view_draws}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RandomnessConfig:
-    """Where sampling, permutations and noise come from."""
-
-    seeded_non_private: bool = False
-    """Reproducible sampling and noise from the seed. Such runs have NO guarantee and are labelled so."""
-    secure_noise: bool | None = None
-    """Draw sampling, permutations and noise from a cryptographic stream; private data always do."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """The optimizer (stage 9)."""
-
-    name: str = field(default="adam", metadata=option("optimizer"))
-    """adam, adamw, sgd, lars, or noise_sgd: SGD on the gradient over the standard deviation of its noise."""
-    learning_rate: float = 2e-3
-    """Learning rate, the same for every trial unless a sweep varies it."""
-    weight_decay: float = 0.0
-    """Weight decay; decoupled for AdamW, added to the gradient, of noise_sgd the divided one, otherwise."""
-    momentum: float = 0.9
-    """Momentum of SGD, LARS and noise_sgd."""
-    warmup_steps: int = 0
-    """Steps in which the learning rate rises to its value."""
-    learning_rate_decay: str = "none"
-    """How the learning rate falls afterwards: none, cosine or linear, towards 0 at the last step."""
-    ema_decay: float = 0.0
-    """Decay of a moving average of the weights that is scored and returned, at no ε; 0 = the last ones."""
-
-    def __post_init__(self) -> None:
-        require(
-            0 < self.learning_rate < math.inf,
-            f"learning_rate must be positive and finite; got {self.learning_rate}",
-        )
-        require(
-            0 <= self.weight_decay < math.inf,
-            f"weight_decay must be finite and not negative; got {self.weight_decay}",
-        )
-        require(0 <= self.momentum < 1, f"momentum must be in [0, 1); got {self.momentum}")
-        require(self.warmup_steps >= 0, f"warmup_steps must not be negative; got {self.warmup_steps}")
-        if self.learning_rate_decay not in DECAYS:
-            raise ConfigError(unknown_choice("learning_rate_decay", self.learning_rate_decay, DECAYS))
-        require(0 <= self.ema_decay < 1, f"ema_decay must be in [0, 1); got {self.ema_decay}")
-
-    @property
-    def in_units_of_noise(self) -> bool:
-        """Whether the gradient is divided by the known standard deviation of its noise."""
-        return self.name == NOISE_SGD
-
-
-@dataclass(frozen=True, kw_only=True)
-class PublicRecordsConfig:
-    """What public records (--public-records) do for the training, at no ε."""
-
-    num_public_negatives: int = 0
-    """M, public records whose embeddings all groups share as further keys; 0 = none."""
-    subspace_dim: int = 0
-    """k, public directions that groups' gradients are projected on ahead of the clip; 0 = all weights."""
-    subspace_groups: int | None = None
-    """m, groups of public records whose gradients span the subspace; twice subspace_dim unless given."""
-    subspace_every_steps: int = 1
-    """Steps between two computations of the subspace."""
-
-    def __post_init__(self) -> None:
-        for name in ("num_public_negatives", "subspace_dim"):
-            require(getattr(self, name) >= 0, f"{name} must not be negative; got {getattr(self, name)}")
-        every, given = self.subspace_every_steps, self.subspace_groups
-        require(every >= 1, f"subspace_every_steps must be at least 1; got {every}")
-        if not self.subspace_dim and (given is not None or every != 1):
-            raise ConfigError(
-                "subspace_groups and subspace_every_steps are of a subspace, and there is none: give "
-                "--subspace-dim, or leave them out"
-            )
-        require(
-            given is None or given >= self.subspace_dim,
-            f"subspace_groups must be at least subspace_dim = {self.subspace_dim}, for so many directions to "
-            f"be spanned; got {given}",
-        )
-
-    @property
-    def num_subspace_groups(self) -> int:
-        """m; 0 without a subspace."""
-        return 2 * self.subspace_dim if self.subspace_groups is None else self.subspace_groups
-
-    @property
-    def asks_for_records(self) -> bool:
-        """Whether a training needs public records at all."""
-        return self.num_public_negatives > 0 or self.subspace_dim > 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluationConfig:
-    """How frozen features are scored, and what is recorded on the way."""
-
-    max_index_records: int | None = None
-    """Fit k-NN and probe on so many training records, the first by a keyed hash of their id; else on all."""
-    max_query_records: int | None = None
-    """Score so many test records, likewise; else all."""
-    num_neighbors: int = 3
-    """k of k-NN."""
-    few_shot: tuple[int, ...] = ()
-    """Score probes of so few labelled records per class, too: 1, 2, 5 or 10; each the mean of five draws."""
-    readout: str = POOLED
-    """What k-NN and probe read: pooled (the features), or grid4 (a CNN's feature map averaged to 4×4)."""
-    also_untrained: bool = True
-    """Score the network before training, too: at random weights, and at its public start if it has one."""
-    record_every_steps: int = 10
-    """Steps between recorded SNR and loss values (public data only); 0 = first step only."""
-    score_every_steps: int = 0
-    """Steps between scores on the way, where final scores are seen; 0 = none."""
-    score_on_held_out: float = 0.0
-    """Share of the records held out of training and scored with noise against the public --evaluate-on."""
-    score_noise_multiplier: float | None = None
-    """Standard deviation of the noise on each count of correct held-out records; charged in ε."""
-    snr_noise_multiplier: float | None = None
-    """Release the first step's SNR with this noise (over its sensitivity), charged in ε; else not."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_index_records", "max_query_records", "num_neighbors"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"{name} must be at least 1; got {value}")
-        for count in self.few_shot:
-            if count not in FEW_SHOTS:
-                raise ConfigError(f"few_shot takes {', '.join(map(str, FEW_SHOTS))} per class; got {count}")
-        if self.readout not in READOUTS:
-            raise ConfigError(unknown_choice("readout", self.readout, READOUTS))
-        for name in ("record_every_steps", "score_every_steps"):
-            require(getattr(self, name) >= 0, f"{name} must not be negative; got {getattr(self, name)}")
-        share = self.score_on_held_out
-        require(0 <= share < 1, f"score_on_held_out must be a share in [0, 1); got {share}")
-        require(
-            (share > 0) == (self.score_noise_multiplier is not None),
-            "score_on_held_out and score_noise_multiplier belong together: give both or neither; "
-            f"got {share} and {self.score_noise_multiplier}",
-        )
-        for name in ("score_noise_multiplier", "snr_noise_multiplier"):
-            if getattr(self, name) is not None:
-                noised_counts.check_noise_multiplier(name, getattr(self, name))
-
-    @property
-    def num_noised_scores(self) -> int:
-        """Noised counts of one trial: k-NN and linear probe, of the trained network alone."""
-        return 2 if self.score_on_held_out else 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class PerformanceConfig:
-    """What changes time and memory, never the law of the result."""
-
-    num_workers: int = 1
-    """Data-parallel workers of one training."""
-    threads_per_worker: int = 1
-    """CPU threads of one worker."""
-    max_views_per_microbatch: int | None = None
-    """Images passed through the network at once; what is fast and fits into memory unless given."""
-    prefetch: bool = False
-    """Make the next images' views in a thread; helps where a core has nothing else to do."""
-    checkpoint_every_steps: int = 10
-    """Steps between checkpoints: the most that a stop makes repeat."""
-    device: str = "auto"
-    """cpu, cuda, or auto: in a sweep, cuda where --gpus-per-worker sets one aside."""
-    worker_processes: bool = False
-    """Start a Ray Train worker group even for one worker: some ten seconds more per training."""
-
-    def __post_init__(self) -> None:
-        for name in (
-            "num_workers",
-            "threads_per_worker",
-            "max_views_per_microbatch",
-            "checkpoint_every_steps",
-        ):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"{name} must be at least 1; got {value}")
-        require(
-            self.device in ("auto", "cpu", "cuda"), f"device must be auto, cpu or cuda; got {self.device!r}"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from dpgcl_core.addresses import masked
 from dpgcl_core.errors import ConfigError, DataError, unknown_choice
-from dpgcl_core.release.noised_counts import split_public
 from dpgcl_core.sampling.records import held_out
 from dpgcl_core.sampling.slot_table import SlotTable
 from trainers.data.class_captions import with_class_captions
@@ -311,6 +310,8 @@ def is_split_held_out(train: AnyRecords, scored: AnyRecords, share: float, slots
 
 
 def _is_held_out(records: AnyRecords, share: float, slots: SlotTable) -> NDArray[np.bool_]:
+    from dpgcl_core.release.noised_counts import split_public  # here, with the accountants
+
     trained, _ = split_public(slots.capacity, share)
     return slots.slots_of(records.ids) >= trained
 

@@ -1,47 +1,27 @@
-"""Embeds images with an exported model; with a CLIP model also texts, and pairs of both.
-
-    python -m trainers.embed --model FOLDER --images folder:/data/scans --to scans.parquet
-    python -m trainers.embed --model FOLDER --images parquet:/data/scans.parquet --features projection
-    python -m trainers.embed --model FOLDER --images csv:/data/pairs.csv --to pairs.npz
-    python -m trainers.embed --model FOLDER --texts captions.txt --to captions.npz
-
-Images are read by the rules of `trainers.data.loading` (a folder, an `.npz`, parquet files, pairs of one's
-own, or a built-in data set), resized to the model's input and brought to its number of channels. What cannot
-be read is refused as a whole, with how many there are; so no row goes missing. `--features backbone` gives
-the features that the scores are computed from, `projection` the unit embeddings that the loss saw.
-
-A CLIP model gives unit embeddings in the space of both towers, and of images with captions both sides. Rows
-of pairs with one image are one record, and it has one embedding.
-`--texts` is a file with one caption per line, or csv or parquet with a column of captions. An encoder of
-images takes the images of such pairs.
-
-Embeddings of private data are private data themselves. The model's guarantee is about the records that
-it was trained on; it covers the model, and nothing that the model is applied to.
-"""
+"""Embeddings of images, and by a CLIP model of texts and pairs, as `trainers.embed.options` asks for."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, DataError
 from dpgcl_core.sampling.records import ids_from_names
 from trainers.data.channels import with_channels
 from trainers.data.dataset import Dataset
 from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.data.loading import PairOptions, load_dataset
-from trainers.embed.files import NOTE, PARQUET, check_target, write_embeddings
+from trainers.embed.files import PARQUET, write_embeddings
+from trainers.embed.options import EmbedOptions
 from trainers.embed.pairs import (
     Names,
     PairEmbeddings,
@@ -57,7 +37,7 @@ from trainers.embed.pairs import (
 from trainers.evaluation.features import embed_features
 from trainers.evaluation.linear_probe import Features
 from trainers.evaluation.pairs import PAIRS_AT_ONCE
-from trainers.export.description import CLIP, ModelDescription, read_description
+from trainers.export.description import ModelDescription
 from trainers.export.folder import ImageNetwork, load_clip, load_encoder
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.models.encoder import NORM_FLOOR, Encoder, ImageShape, device_named, to_fast_layout
@@ -66,67 +46,8 @@ BACKBONE, PROJECTION = "backbone", "projection"
 _IMAGES_AT_ONCE = 512
 
 
-@dataclass(frozen=True, kw_only=True)
-class EmbedOptions:
-    """What to embed, with which model, and where to.
-
-    Attributes:
-      model: folder of an exported model.
-      images: folder:, npz:, parquet:, csv: or webdataset:PATH, or the name of a built-in data set.
-      texts: file of captions, one per line, or csv or parquet; needs a CLIP model.
-      to: new file, .parquet or .npz.
-      features: what to write of an image encoder; backbone unless given.
-      batch_size: images or texts at once; of a CLIP model few, of other encoders many, unless given.
-      device: where to compute.
-      network: the network of your own that the model names, if you trust it.
-      max_image_pixels: of one image as stored; a larger one is refused before it is decoded.
-      csv_separator: character between the columns of a csv file.
-      csv_img_key: column of csv or parquet with images; filepath or image unless given.
-      csv_caption_key: column of csv or parquet with captions; title or caption unless given.
-    """
-
-    model: Path
-    images: str | None = None
-    texts: Path | None = None
-    to: Path = Path("embeddings.parquet")
-    features: Literal["backbone", "projection"] | None = None
-    batch_size: int | None = None
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    network: str | None = None
-    max_image_pixels: int = MAX_IMAGE_PIXELS
-    csv_separator: str = "\t"
-    csv_img_key: str | None = None
-    csv_caption_key: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ConfigError(f"batch_size must be at least 1; got {self.batch_size}")
-        if self.images is None and self.texts is None:
-            raise ConfigError("there is nothing to embed: give --images, or of a CLIP model --texts")
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return 0.
-
-    Raises:
-      ConfigError, DataError, StorageError: an option, the images or the model are unusable.
-    """
-    options: EmbedOptions = run_command(
-        EmbedOptions, prog="python -m trainers.embed", description=__doc__, arguments=arguments
-    )
-    check_target(options.to)
-    pairs = PairOptions(
-        image=options.csv_img_key, caption=options.csv_caption_key, separator=options.csv_separator
-    )
-    description = read_description(options.model)
-    run = _both_towers if description.kind == CLIP else _images_alone
-    run(options, description, pairs)
-    print(f"the model: {description.promise}")
-    print(f"note: {NOTE}")
-    return 0
-
-
-def _images_alone(options: EmbedOptions, description: ModelDescription, pairs: PairOptions) -> None:
+def embed_alone(options: EmbedOptions, description: ModelDescription, pairs: PairOptions) -> None:
+    """Embed images by an encoder of images, and write the embeddings."""
     if options.texts is not None or options.images is None:
         raise ConfigError(
             "--texts needs a CLIP model; the model is an encoder of images: give --images alone"
@@ -150,7 +71,8 @@ def _images_alone(options: EmbedOptions, description: ModelDescription, pairs: P
     print(f"written: {options.to}, {len(images)} embeddings of width {width} ({features})")
 
 
-def _both_towers(options: EmbedOptions, _: ModelDescription, pairs: PairOptions) -> None:
+def embed_with_towers(options: EmbedOptions, _: ModelDescription, pairs: PairOptions) -> None:
+    """Embed images, texts or both by a CLIP model, and write the embeddings."""
     if options.features is not None:
         raise ConfigError(
             f"a CLIP model has one kind of embedding, which both towers share; got --features "

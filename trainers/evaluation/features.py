@@ -20,7 +20,11 @@ from torch import Tensor, nn
 from dpgcl_core.clipping.isolation import isolated
 from dpgcl_core.errors import DataError
 from dpgcl_core.sampling.records import Ids, keyed_uniform
-from trainers.config.training import POOLED, EvaluationConfig, ViewConfig
+from trainers.config.nodes import POOLED
+from trainers.config.training import (
+    EvaluationConfig,
+    ViewConfig,
+)
 from trainers.data.dataset import AnyRecords
 from trainers.data.pairs import Images
 from trainers.evaluation.linear_probe import Features, Labels, fit_linear_probe

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpgcl_core.errors import ConfigError
-from trainers.config.training import GRID4, POOLED
+from trainers.config.nodes import GRID4, POOLED
 from trainers.models.encoder import Encoder
 from trainers.models.networks import AnyEncoder
 

@@ -25,20 +25,20 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpgcl_core.addresses import masked
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.release.metrics import CLASSIFIER_SCORE, Release, find_metric, is_reference
 from dpgcl_core.release.statement import PROVEN, delta_text, epsilon_text, software_versions
-from trainers.export.description import ModelDescription, read_description
-from trainers.export.finished import FinishedSweep, FinishedTrial, TakenSetting, read_sweep
-from trainers.export.folder import write_model
-from trainers.export.kinds import kind_of
 from trainers.files.destination import Copies, Destination, files_below
 from trainers.files.storage import storage_root
 from trainers.tracking.server import database_address
+
+if TYPE_CHECKING:  # the command loads torch, not its help
+    from trainers.export.description import ModelDescription
+    from trainers.export.finished import FinishedSweep, FinishedTrial, TakenSetting
 
 DEFAULT_SCORES = ("image_to_text_recall_at_10", CLASSIFIER_SCORE, "knn_accuracy")
 """What the best trial is chosen by: the first of these that there is."""
@@ -91,6 +91,11 @@ def export_command(
       StorageError: as `read_sweep`, `write_model` and `Copies`.
       TrackingError: as `trainers.export.registry.register`.
     """
+    from trainers.export.description import read_description
+    from trainers.export.finished import read_sweep
+    from trainers.export.folder import write_model
+    from trainers.export.kinds import kind_of
+
     if not register and (registered_name or tracking_uri):
         raise ConfigError(
             "--registered-name and --tracking-uri are of the model registry: give --register with them; got "
@@ -148,6 +153,8 @@ def _publish(folder: Path, place: Destination, description: ModelDescription) ->
 
 def _is_export_of(folder: Path, about: ModelDescription) -> bool:
     """Whether a folder holds the export of this very model already."""
+    from trainers.export.description import read_description
+
     if not folder.exists():
         return False
     known = read_description(folder)
@@ -248,6 +255,9 @@ def describe(sweep: FinishedSweep, trial: FinishedTrial, chosen: str) -> ModelDe
     Raises:
       ConfigError: its CLIP model is unknown here.
     """
+    from trainers.export.description import ModelDescription
+    from trainers.export.kinds import kind_of
+
     params, statement = trial.params, sweep.statement.values
     figures = _figures(sweep, trial)
     return ModelDescription(

@@ -7,7 +7,7 @@ from trainers.tasks.classes import CLASSES
 from trainers.tasks.images import IMAGES
 from trainers.tasks.masked_images import MASKED_IMAGES
 from trainers.tasks.pairs import PAIRS
-from trainers.tasks.task import register
+from trainers.tasks.task import register_task
 
 for _task in (IMAGES, PAIRS, MASKED_IMAGES, CAPTIONS, CLASSES):
-    register(_task)
+    register_task(_task)

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from dpgcl_core.clipping.types import GroupInputs, Objective
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.release.metrics import CLASSIFIER_SCORES
+from trainers.config.nodes import POOLED
 from trainers.config.training import (
-    POOLED,
     AnyNetworkConfig,
     CaptionerConfig,
     ClassifierConfig,

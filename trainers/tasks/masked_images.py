@@ -19,8 +19,8 @@ from torch import Tensor
 from dpgcl_core.clipping.types import GroupInputs, Objective
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.sampling.records import Ids, keyed_uniform
+from trainers.config.nodes import POOLED
 from trainers.config.training import (
-    POOLED,
     AnyNetworkConfig,
     EvaluationConfig,
     MaskedNetworkConfig,

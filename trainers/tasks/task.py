@@ -251,7 +251,7 @@ AnyTask: TypeAlias = Task[Any]
 _tasks: dict[str, AnyTask] = {}
 
 
-def register(task: AnyTask) -> AnyTask:
+def register_task(task: AnyTask) -> AnyTask:
     """Register a task under its name and return it.
 
     Raises:

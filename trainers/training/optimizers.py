@@ -24,7 +24,10 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from dpgcl_core.clipping.types import set_gradients
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism.mechanism import Mechanism
-from trainers.config.training import NOISE_SGD, OptimizerConfig
+from trainers.config.nodes import NOISE_SGD
+from trainers.config.training import (
+    OptimizerConfig,
+)
 from trainers.models.torchvision_import import ensure_torchvision_import
 
 Parameters = Iterable[nn.Parameter]

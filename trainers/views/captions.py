@@ -17,14 +17,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.sampling.records import Ids
-from trainers.config.training import TextViewConfig
-from trainers.views.images import Draw
+from trainers.config.networks import TextViewConfig
+
+if TYPE_CHECKING:
+    from trainers.views.images import Draw
 
 TEXT_AUGMENTATIONS = {"sentence_swap": 0.5, "word_swap": 0.3, "word_delete": 0.2}
 """Every text augmentation with the probability of DP-GCL, appendix B.3."""
@@ -83,6 +86,8 @@ def make_text_views(
     """
     if len(captions) != len(ids):
         raise ConfigError(f"captions must have one id each; got {len(captions)} and {len(ids)} ids")
+    from trainers.views.images import Draw  # here, with torch
+
     draw = Draw(ids, int(seed), int(step), num_views)
     views = [[caption] * num_views for caption in captions]
     if config.sentence_swap_prob > 0:

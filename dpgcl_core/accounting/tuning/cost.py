@@ -32,7 +32,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from typing import Any, Final, Literal
+from typing import Any
 
 import numpy as np
 from dp_accounting import NeighboringRelation, dp_event
@@ -49,6 +49,7 @@ from dpgcl_core.accounting.tuning.bounds import (
     threshold_bound,
 )
 from dpgcl_core.accounting.tuning.laws import TrialCountLaw
+from dpgcl_core.accounting.tuning.modes import OPEN, SEALED, SEALED_THRESHOLD, THEOREMS, Mode
 from dpgcl_core.accounting.tuning.profile import PrivacyProfile, check_probabilities
 from dpgcl_core.accounting.tuning.trials import TrialClass as TrialClass
 from dpgcl_core.accounting.tuning.trials import cases_of
@@ -57,18 +58,8 @@ from dpgcl_core.errors import ConfigError, unknown_choice
 Array = NDArray[np.float64]
 
 NEIGHBORING_RELATION = "add or remove one record"
-OPEN: Final = "open"
-SEALED: Final = "sealed"
-SEALED_THRESHOLD: Final = "sealed-threshold"
 _LARGEST_EPSILON = 1000.0
 _LARGER = "; the larger ε of training and of scoring, whose records are disjoint"
-Mode = Literal["open", "sealed", "sealed-threshold"]
-THEOREMS = {
-    "profile": "profile bound c* (proof in dpgcl_core/accounting/tuning/bounds.py)",
-    "pointwise": "pointwise supremum over the privacy loss distribution "
-    "(dpgcl_core/accounting/tuning/bounds.py)",
-    "ps22": "Papernot and Steinke (2022), Theorem 2 (truncated negative binomial) or 6 (Poisson)",
-}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,11 @@ _NOT_GIVEN = object()
 
 
 def parse_options(
-    kind: type[Options], *, description: str | None, arguments: Sequence[str] | None = None
+    kind: type[Options],
+    *,
+    description: str | None,
+    arguments: Sequence[str] | None = None,
+    announces: bool = True,
 ) -> Options:
     """Return a sweep's options: a named setting or a file, replaced by what the command line gives.
 
@@ -51,16 +55,20 @@ def parse_options(
       kind: the sweep's options.
       description: for `--help`.
       arguments: the command line without the program; None for this process's own.
+      announces: print a line before torch is loaded, where the command line is this process's own.
 
     Raises:
       ConfigError: an option is unknown, or a value or a combination breaks a rule.
       SystemExit: help was asked for, and is printed.
     """
     with errors_in_flags(kind):
-        return _parsed(kind, description, list(sys.argv[1:] if arguments is None else arguments))
+        words = list(sys.argv[1:] if arguments is None else arguments)
+        return _parsed(kind, description, words, announces=announces and arguments is None)
 
 
-def _parsed(kind: type[Options], description: str | None, arguments: list[str]) -> Options:
+def _parsed(
+    kind: type[Options], description: str | None, arguments: list[str], *, announces: bool
+) -> Options:
     asked = {"-h", "--help", "--help-all"} & set(arguments)
     arguments = [each for each in arguments if each not in asked]
     _refuse_unknown_options(kind, arguments)
@@ -78,6 +86,8 @@ def _parsed(kind: type[Options], description: str | None, arguments: list[str]) 
         trees = {"start": start, "axes": options}
         show_help(trees, description, varied_by(kind), everything="--help-all" in asked)
         raise SystemExit(0)
+    if announces and not options.service.is_quiet:
+        print(f"{Path(sys.argv[0]).stem.replace('_', ' ')}: loading …", flush=True)
     named = frozenset({*given, *(file.values if file else ())})
     options = dataclasses.replace(options.completed(named), given=named)
     _refuse_contradictions(options, given)
@@ -177,7 +187,10 @@ def _starting_point(
     names = {*given, *told}
     if given.get("warm_start") is not None:  # in place of the weights that the setting names
         options = changed(options, pretrained=TrainingOptions().network.pretrained)
-    method = method_named(given.get("method", options.mechanism.method))
+    method_name = given.get("method", options.mechanism.method)
+    if method_name == TrainingOptions().mechanism.method:  # whose keys and networks the settings have
+        return options
+    method = method_named(method_name)
     if "num_augmentations" not in names and not method.takes_augmented_keys:
         options = changed(options, num_augmentations=0)
     if "network" not in names and method.task in OWN_NETWORKS:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.planning.feasible import GROUP_SIZES, NUM_STEPS
+from dpgcl_core.grids import GROUP_SIZES, NUM_STEPS
 from dpgcl_core.sampling.groups import GroupSize
 from sweeps.service.options.sweep import SweepOptions, varies
 

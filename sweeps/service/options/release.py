@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dpgcl_core.accounting.tuning.cost import OPEN, SEALED, SEALED_THRESHOLD, THEOREMS
 from dpgcl_core.accounting.tuning.laws import TrialCountLaw, TruncatedNegativeBinomial, TruncatedTrials
+from dpgcl_core.accounting.tuning.modes import OPEN, SEALED, SEALED_THRESHOLD, THEOREMS
 from dpgcl_core.errors import ConfigError, unknown_choice
 from sweeps.service.options.scores import NOISED_SCORES, final_scores
 from trainers.config.tree import option

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dpgcl_core.accounting.tuning.cost import (
-    OPEN,
-    SEALED,
     TrialClass,
     TuningCost,
     not_accounted,
@@ -16,6 +14,7 @@ from dpgcl_core.accounting.tuning.cost import (
     sealed_cost,
     sealed_threshold_cost,
 )
+from dpgcl_core.accounting.tuning.modes import OPEN, SEALED
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE

@@ -8,7 +8,7 @@ from typing import Any
 
 from dpgcl_core.errors import ConfigError, unknown_choice
 from sweeps.service.options.sweep import SweepOptions
-from trainers.config.training import NOISE_SGD
+from trainers.config.nodes import NOISE_SGD
 
 ALL, NOISE = "all", "noise-sgd"
 

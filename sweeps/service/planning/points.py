@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.mechanism.method import Method
-from dpgcl_core.mechanism.numbers import RECORDS
 from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.sampling.groups import BATCH, GroupSize
 from sweeps.service.planning.trials import Point
-from sweeps.service.storage.folder import fit_for_name
+from sweeps.service.storage.names import fit_for_name
 from trainers.config.networks import NetworkOptions
 from trainers.config.presets import OWN_NETWORKS
 from trainers.config.settings import MechanismOptions
+
+if TYPE_CHECKING:
+    from dpgcl_core.mechanism.method import Method
 
 _NO_NOISE = "epsinf", {"epsilon": math.inf}
 
@@ -102,6 +103,8 @@ def of_samplings(points: Sequence[Point], samplings: Sequence[str]) -> list[Poin
     for point in points:
         each = dict.fromkeys(samplings)
         if samplings and point.changes.get("group_size") == BATCH:
+            from dpgcl_core.mechanism.numbers import RECORDS  # here, with the mechanisms
+
             each = {RECORDS: None}
         elif point.changes.get("epsilon") == math.inf:
             each = dict.fromkeys(samplings[:1])

@@ -17,10 +17,9 @@ from sweeps.service.options.release import check_search
 from sweeps.service.options.scores import default_score
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.options.sweep import SweepOptions, varies
-from trainers.config.networks import NetworkOptions
-from trainers.config.training import ObjectiveConfig, OptimizerConfig, TextViewConfig, ViewConfig
+from trainers.config.networks import NetworkOptions, TextViewConfig, ViewConfig
+from trainers.config.nodes import ObjectiveConfig, OptimizerConfig
 from trainers.config.tree import changed, leaves
-from trainers.training.resolve import training_config
 
 EPSILON = "epsilon"
 _CHOICES = {"group_sizes": "group_size", "num_augmentations_grid": "num_augmentations"}
@@ -360,6 +359,8 @@ def _refusal(options: SearchOptions, changes: Mapping[str, Any], num_records: in
     Neither ε is looked at, for σ is what is built, nor the warm start and the classes of the data: each
     training's plan reads them.
     """
+    from trainers.training.resolve import training_config  # here, for the options need no network
+
     given = {"epsilon": None, "noise_multiplier": changes.get("noise_multiplier") or 1.0}
     if method_named(options.mechanism.method).label == "none":  # it has neither
         given = {}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dpgcl_core.accounting.tuning.cost import TrialClass
-from dpgcl_core.release import noised_counts
-from trainers.config.training import TrainingConfig
+if TYPE_CHECKING:
+    from dpgcl_core.accounting.tuning.trials import TrialClass
+    from trainers.config.training import TrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +65,9 @@ class Charged:
 
 def trial_class(trial: Trial, charged: Charged | None = None) -> TrialClass:
     """Return what one training releases, as the accountants see it: what is planned, and charged on top."""
+    from dpgcl_core.accounting.tuning.trials import TrialClass  # here, for a script's points need none
+    from dpgcl_core.release import noised_counts
+
     mechanism, evaluation = trial.config.mechanism, trial.config.evaluation
     in_advance = mechanism.num_steps_charged
     charged = charged or Charged(num_steps=in_advance)

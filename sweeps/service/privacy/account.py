@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dpgcl_core.errors import ConfigError, LedgerError, LedgerMissing
-from dpgcl_core.ledger.cap import RECORD, line_to_register
-from dpgcl_core.ledger.chain import Head
+from dpgcl_core.ledger.cap import line_to_register
+from dpgcl_core.ledger.chain import RECORD, Head
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.ledger.marks import (
     MARK,

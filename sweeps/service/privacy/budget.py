@@ -40,7 +40,7 @@ from pathlib import Path
 
 from dpgcl_core.errors import BudgetExceeded, ConfigError, DpgclError, LedgerError
 from dpgcl_core.ledger.account import PlannedTraining, Reservation
-from dpgcl_core.ledger.cap import RECORD
+from dpgcl_core.ledger.chain import RECORD
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.ledger.report import LedgerStatement
 from sweeps.service.options.data import DataOptions

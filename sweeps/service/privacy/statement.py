@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dpgcl_core.accounting.tuning.cost import SEALED_THRESHOLD, TuningCost
+from dpgcl_core.accounting.tuning.cost import TuningCost
+from dpgcl_core.accounting.tuning.modes import SEALED_THRESHOLD
 from dpgcl_core.errors import StorageError
 from dpgcl_core.ledger.report import LedgerStatement
 from dpgcl_core.release.statement import PrivacyStatement

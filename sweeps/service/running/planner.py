@@ -11,9 +11,6 @@ from typing import Any
 
 from dashboards.figures import write_curves
 from dpgcl_core.accounting.tuning.cost import (
-    OPEN,
-    SEALED,
-    SEALED_THRESHOLD,
     TrialClass,
     TuningCost,
     open_cost,
@@ -21,6 +18,7 @@ from dpgcl_core.accounting.tuning.cost import (
     sealed_threshold_cost,
 )
 from dpgcl_core.accounting.tuning.laws import TruncatedNegativeBinomial
+from dpgcl_core.accounting.tuning.modes import OPEN, SEALED, SEALED_THRESHOLD
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.planning.curves import epochs_by_batch, epsilon_by_records
 from dpgcl_core.planning.feasible import Answer, Plan, Wanted, enough_records, feasible, verified

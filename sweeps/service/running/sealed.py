@@ -38,8 +38,8 @@ from dashboards.compose.answer import Answer
 from dashboards.errors import DashboardError
 from dpgcl_core.accounting.filters import FILTER_ORDERS, StepClass, composed_event
 from dpgcl_core.accounting.tuning.bounds import papernot_steinke_rdp
-from dpgcl_core.accounting.tuning.cost import SEALED, SEALED_THRESHOLD
 from dpgcl_core.accounting.tuning.laws import TrialCountLaw
+from dpgcl_core.accounting.tuning.modes import SEALED, SEALED_THRESHOLD
 from dpgcl_core.accounting.tuning.trials import cases_of
 from dpgcl_core.errors import ConfigError, LedgerError, StorageError
 from dpgcl_core.ledger.chain import Head

@@ -16,7 +16,7 @@ from sweeps.service.planning.duration import estimate_seconds
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial, is_proven
 from sweeps.service.running.display import put
-from sweeps.service.storage.folder import fit_for_name
+from sweeps.service.storage.names import fit_for_name
 from trainers.tracking.runs import trial_run_name
 
 _RESTARTS = " for restarts (charged though not drawn; --restart-steps 0 turns it off)"

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dpgcl_core.accounting.tuning.cost import SEALED
+from dpgcl_core.accounting.tuning.modes import SEALED
 from dpgcl_core.errors import BudgetExceeded, ConfigError
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.mechanism.mechanism import Mechanism

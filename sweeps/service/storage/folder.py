@@ -417,15 +417,6 @@ def _differences(before: Any, now: Mapping[str, Any] | None) -> str:
 _NAME = re.compile(r"[^\W_][\w.+=-]{0,99}")
 
 
-def fit_for_name(text: str) -> str:
-    """Return `text` with what a sweep's name must not hold replaced.
-
-    >>> fit_for_name("npz-my photos (1)")
-    'npz-my-photos-1-'
-    """
-    return re.sub(r"[^\w.+=-]+", "-", text)[:60]
-
-
 def _fingerprint(folder: SweepFolder) -> str | None:
     try:
         return (folder.read_plan() or {}).get("fingerprint")

@@ -17,7 +17,8 @@ from PIL import Image
 from dpgcl_core.errors import ConfigError, DataError, StorageError
 from tests.trainers.exporting import write_small_model
 from trainers.data.channels import with_channels
-from trainers.embed.images import embed_images, main, read_images
+from trainers.embed.command import main
+from trainers.embed.images import embed_images, read_images
 from trainers.evaluation.features import embed_features
 from trainers.export.folder import load_encoder
 from trainers.models.encoder import to_fast_layout

@@ -19,7 +19,7 @@ from dpgcl_core.errors import ConfigError, DataError
 from tests.trainers.data.test_webdataset import sample, write_shard
 from tests.trainers.exporting import write_pairs, write_small_clip, write_small_model
 from trainers.data.loading import PairOptions, load_dataset
-from trainers.embed.images import main
+from trainers.embed.command import main
 from trainers.embed.pairs import embed_source, pair_names, read_captions
 from trainers.models.clip.encoder import ImageTextEncoder
 from trainers.views.images import normalise

@@ -13,8 +13,8 @@ from dpgcl_core.errors import ConfigError, StorageError
 from tests.trainers.exporting import run_small_sweep, same_weights
 from trainers.caption import main as caption
 from trainers.data.shapes import make_shape_pairs
+from trainers.embed.command import main as embed
 from trainers.embed.images import embed_images
-from trainers.embed.images import main as embed
 from trainers.export.folder import load_captioner, load_clip, load_encoder
 from trainers.export.trial import main as export
 from trainers.models.captioner import Captioner

@@ -18,8 +18,8 @@ from tests.trainers.exporting import run_small_sweep, same_weights, write_small_
 from trainers.classify import main as classify
 from trainers.classify import probabilities
 from trainers.config.training import NetworkConfig
+from trainers.embed.command import main as embed
 from trainers.embed.images import embed_images
-from trainers.embed.images import main as embed
 from trainers.export.description import ClassifierDescription, ModelDescription
 from trainers.export.folder import Statement, load_classifier, load_clip, load_encoder, write_model
 from trainers.export.trial import main as export

@@ -13,7 +13,10 @@ from torch.optim import SGD, Adam, AdamW
 from dpgcl_core.errors import ConfigError
 from tests.trainers.conftest import make_config, make_data
 from tests.trainers.files.test_checkpoint import _crashed, _folder
-from trainers.config.training import NOISE_SGD, OptimizerConfig
+from trainers.config.nodes import NOISE_SGD
+from trainers.config.training import (
+    OptimizerConfig,
+)
 from trainers.training import loop
 from trainers.training.loop import train
 from trainers.training.optimizers import (

@@ -1,0 +1,16 @@
+"""The ways to release a sweep, and what bounds the ε of each; `tuning.cost` says what leaves in which."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+OPEN: Final = "open"
+SEALED: Final = "sealed"
+SEALED_THRESHOLD: Final = "sealed-threshold"
+Mode = Literal["open", "sealed", "sealed-threshold"]
+THEOREMS = {
+    "profile": "profile bound c* (proof in dpgcl_core/accounting/tuning/bounds.py)",
+    "pointwise": "pointwise supremum over the privacy loss distribution "
+    "(dpgcl_core/accounting/tuning/bounds.py)",
+    "ps22": "Papernot and Steinke (2022), Theorem 2 (truncated negative binomial) or 6 (Poisson)",
+}

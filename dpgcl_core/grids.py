@@ -1,0 +1,6 @@
+"""The settings that a plan looks at unless others are given; `planning` itself loads accountants."""
+
+from __future__ import annotations
+
+NUM_STEPS = (50, 100, 200, 400, 800, 1600)
+GROUP_SIZES = (4, 8, 16, 32)

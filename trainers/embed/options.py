@@ -1,0 +1,49 @@
+"""The options of `python -m trainers.embed`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dpgcl_core.errors import ConfigError
+from trainers.data.decoding import MAX_IMAGE_PIXELS
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedOptions:
+    """What to embed, with which model, and where to.
+
+    Attributes:
+      model: folder of an exported model.
+      images: folder:, npz:, parquet:, csv: or webdataset:PATH, or the name of a built-in data set.
+      texts: file of captions, one per line, or csv or parquet; needs a CLIP model.
+      to: new file, .parquet or .npz.
+      features: what to write of an image encoder; backbone unless given.
+      batch_size: images or texts at once; of a CLIP model few, of other encoders many, unless given.
+      device: where to compute.
+      network: the network of your own that the model names, if you trust it.
+      max_image_pixels: of one image as stored; a larger one is refused before it is decoded.
+      csv_separator: character between the columns of a csv file.
+      csv_img_key: column of csv or parquet with images; filepath or image unless given.
+      csv_caption_key: column of csv or parquet with captions; title or caption unless given.
+    """
+
+    model: Path
+    images: str | None = None
+    texts: Path | None = None
+    to: Path = Path("embeddings.parquet")
+    features: Literal["backbone", "projection"] | None = None
+    batch_size: int | None = None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    network: str | None = None
+    max_image_pixels: int = MAX_IMAGE_PIXELS
+    csv_separator: str = "\t"
+    csv_img_key: str | None = None
+    csv_caption_key: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1; got {self.batch_size}")
+        if self.images is None and self.texts is None:
+            raise ConfigError("there is nothing to embed: give --images, or of a CLIP model --texts")
