@@ -6,10 +6,14 @@ repeat s, and D = y[·, i, ·] − y[·, j, ·], both are crossed with the setti
 
     Var(mean of D) = (MS_repeat + MS_record − MS_repeat×record) / (R n),
 
-not below either main term, with degrees of freedom by Satterthwaite (1946). `MS_repeat / n` is twice the
-residual of the two-way layout setting × repeat, pooled over settings, and not below the known noise of a
-noised score. `MS_record` is of the pair. Scores whose records may not be kept have repeats alone, scores of
-one repeat have records alone, and a search has the repeats within its settings.
+not below either main term. `MS_repeat / n` is twice the residual of the two-way layout setting × repeat,
+pooled over settings, and not below the known noise of a noised score. `MS_record` is of the pair. Scores
+whose records may not be kept have repeats alone, scores of one repeat have records alone, and a search has
+the repeats within its settings.
+
+*Critical values* of a variance in parts are the mean of those at the degrees of freedom of each part,
+weighted by the parts (Cochran and Cox, 1957). Satterthwaite's degrees of freedom are estimates themselves:
+with two repeats 7 of 100 flat sweeps had a verdict by them.
 
 *The best setting* is decided by Hsu's multiple comparisons with the best (1984): a setting is
 distinguishable from the best one where their difference exceeds Dunnett's one-sided critical value for
@@ -17,10 +21,10 @@ k − 1 comparisons at `LEVEL`. A winner is distinguishable from all others. Of 
 alike one could win too often, so the critical value is raised until that happens in two fifths of `LEVEL`.
 
 *A gain over the start* (the network before training) is judged by Dunnett's critical value for k
-comparisons at two fifths of `LEVEL`; the last fifth covers Satterthwaite's approximation. The start may
-spread otherwise than trained networks do, and a public start does not spread at all. So the variance of that
-difference has two independent parts: of the mean over settings against its start, from the repeats alone,
-and of the setting against that mean.
+comparisons at two fifths of `LEVEL`; a fifth is left for approximations. The start may spread otherwise than
+trained networks do, and a public start does not spread at all. So the variance of that difference has two
+independent parts: of the mean over settings against its start, from the repeats alone, and of the setting
+against that mean.
 
 *Guarantee*: of sweeps whose settings and start are all alike, at most a share `LEVEL` has a winner or a gain
 that is called distinguishable; docs/answer.md has the simulation (`python benchmarks/decision.py`). What is
@@ -39,6 +43,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+Part = tuple[float, int]
+"""A part of a variance, and the degrees of freedom of its estimate."""
 
 LEVEL = 0.05
 SHARE = 0.4
@@ -156,14 +162,6 @@ class RecordSpread:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """A part of a variance, with its degrees of freedom."""
-
-    variance: float
-    degrees: float
-
-
-@dataclass(frozen=True)
 class Layout:
     """Scores of k settings over complete repeats, and what is known of their test records.
 
@@ -201,7 +199,7 @@ class Layout:
 
     def between(self, one: int, other: int, name: str) -> Comparison:
         """Return the difference of two settings; `name` is the name of the second one."""
-        parts = (self._repeat_part(one, other), *self._record_parts(one, other))
+        parts = self._parts(self._repeat_part(one, other), *self._record_variances(one, other))
         mean = float(self.means[one] - self.means[other])
         return _judge(mean, name, parts, self._critical_value_of_pairs)
 
@@ -227,37 +225,34 @@ class Layout:
         if self.starts is None:
             return None
         start = self.starts[:, setting]
-        num_repeats, repeats, correlation = len(start), None, _CORRELATION
+        num_repeats, shared, repeats = len(start), 0.0, list[Part]()
         if num_repeats > 1:
-            shared = _variance(self.scores.mean(axis=1) - start)
-            own = self._residual * (1 - 1 / self._num_settings)
-            variance = max(shared + own, self.noise_variance)
-            pooled = _degrees([(shared, num_repeats - 1), (own, self._residual_degrees)])
-            repeats = _Part(variance / num_repeats, pooled or num_repeats - 1)
-            if self.records is None and variance:
-                correlation = max(correlation, shared / variance)
+            shared = _variance(self.scores.mean(axis=1) - start) / num_repeats
+            own = max(self._residual, self.noise_variance) * (1 - 1 / self._num_settings) / num_repeats
+            repeats = [(shared, num_repeats - 1), (own, self._residual_degrees)]
+        parts = self._parts(repeats, *self._record_variances(setting, self._num_settings + setting))
+        total = sum(variance for variance, _ in parts)
+        # What all settings share makes their differences more alike than those to a control of their own.
+        correlation = max(_CORRELATION, math.floor(20 * shared / total) / 20 if total else 0.0)
+        k, level = self._num_settings, SHARE * self.level
         mean = float(self.means[setting] - start.mean())
-        parts = (repeats, *self._record_parts(setting, self._num_settings + setting))
-        correlation = min(math.floor(20 * correlation) / 20, 0.95)
-        level = SHARE * self.level
-        return _judge(mean, name, parts, lambda d: critical_value(self._num_settings, d, level, correlation))
+        return _judge(
+            mean, name, parts, lambda degrees: critical_value(k, degrees, level, min(correlation, 0.95))
+        )
 
     def repeats_to_show(self, one: int, other: int) -> int | None:
         """Return how many repeats would show the present difference of two settings; None beyond the most."""
-        difference = abs(float(self.means[one] - self.means[other]))
-        repeats, num_repeats = self._repeat_part(one, other), len(self.scores)
-        if repeats is None or self.within is not None or not difference:
+        difference, num_repeats = abs(float(self.means[one] - self.means[other])), len(self.scores)
+        repeats, (records, known) = self._repeat_part(one, other), self._record_variances(one, other)
+        if not repeats or self.within is not None or not difference:
             return None
-        records, interaction = self._record_parts(one, other)
-        shared = 0.0 if records is None or interaction is None else records.variance - interaction.variance
+        ((variance, degrees),) = repeats
         for number in range(num_repeats + 1, MOST_REPEATS + 1):
-            share, degrees = num_repeats / number, repeats.degrees * (number - 1) / (num_repeats - 1)
-            parts = [_Part(repeats.variance * share, degrees), None, None]
-            if records is not None and interaction is not None:
-                less = interaction.variance * share
-                parts[1:] = [_Part(max(shared, 0.0) + less, records.degrees), _Part(less, records.degrees)]
-            judged = _judge(difference, "", parts, self._critical_value_of_pairs)
-            if judged.is_distinguishable:
+            share = num_repeats / number
+            part = variance * share, degrees * (number - 1) // (num_repeats - 1)
+            later = None if records is None else max(records - known, 0.0) + known * share
+            parts = self._parts([part], later, known * share)
+            if _judge(difference, "", parts, self._critical_value_of_pairs).is_distinguishable:
                 return number
         return None
 
@@ -265,7 +260,7 @@ class Layout:
     def _num_settings(self) -> int:
         return int(self.scores.shape[1])
 
-    def _critical_value_of_pairs(self, degrees: float) -> float:
+    def _critical_value_of_pairs(self, degrees: int) -> float:
         num_others = max(1, self._num_settings - 1)
         dunnett = critical_value(num_others, degrees, self.level)
         return max(dunnett, critical_value_of_winners(num_others, degrees, SHARE * self.level))
@@ -282,69 +277,64 @@ class Layout:
         rest = self.scores - self.means - self.scores.mean(axis=1, keepdims=True) + self.scores.mean()
         return float((rest**2).sum() / self._residual_degrees)
 
-    def _repeat_part(self, one: int, other: int) -> _Part | None:
-        """Return what repeats add to the variance of a difference; None where they tell nothing."""
+    def _repeat_part(self, one: int, other: int) -> list[Part]:
+        """Return what repeats add to the variance of a difference; nothing where they tell nothing."""
         if self.within is not None:
             variance, degrees = self.within
             share = 1 / self.counts[one] + 1 / self.counts[other]
-            return _Part(max(variance, self.noise_variance) * share, degrees) if degrees else None
+            return [(max(variance, self.noise_variance) * share, degrees)] if degrees else []
         num_repeats = len(self.scores)
         if num_repeats < 2:
-            return None
+            return []
         variance = 2 * max(self._residual, self.noise_variance)
-        return _Part(variance / num_repeats, self._residual_degrees)
+        return [(variance / num_repeats, self._residual_degrees)]
 
-    def _record_parts(self, one: int, other: int) -> tuple[_Part | None, _Part | None]:
-        """Return what records add to the variance of a difference, and what repeats know of it already.
+    def _record_variances(self, one: int, other: int) -> tuple[float | None, float]:
+        """Return what records add to the variance of a difference, and how much of it repeats count, too.
 
         A start without outcomes of its own counts as independent, which is more than it is.
         """
         if self.records is None:
-            return None, None
+            return None, 0.0
         spread, n = self.records, self.records.num_records
         if other >= len(spread.between):
             assert self.starts is not None
             start = float(self.starts[:, other - self._num_settings].mean())
-            return _Part((spread.between[one, one] + start * (1 - start)) / n, n - 1), None
+            return (spread.between[one, one] + start * (1 - start)) / n, 0.0
         weights = np.zeros(len(spread.between))
         weights[one], weights[other] = 1.0, -1.0
         between, interaction = (
             float(weights @ each @ weights) for each in (spread.between, spread.interaction)
         )
-        num_repeats = len(self.scores)
-        known = (
-            _Part(interaction / (num_repeats * n), (num_repeats - 1) * (n - 1)) if num_repeats > 1 else None
-        )
-        return _Part(between / n, n - 1), known
+        return between / n, interaction / (len(self.scores) * n)
+
+    def _parts(self, repeats: list[Part], records: float | None, known: float) -> list[Part]:
+        """Return the parts of the variance of a difference, not below what repeats or records say alone."""
+        if records is None:
+            return repeats
+        assert self.records is not None
+        by_repeats = sum(variance for variance, _ in repeats)
+        more = max(records - known, 0.0, records - by_repeats) if repeats else records
+        return [*repeats, (more, self.records.num_records - 1)]
 
 
 def _judge(
-    mean: float,
-    name: str,
-    parts: Sequence[_Part | None],
-    critical_value_at: Callable[[float], float],
+    mean: float, name: str, parts: Sequence[Part], critical_value_at: Callable[[int], float]
 ) -> Comparison:
     """Return the verdict on a difference.
 
     Args:
       mean: the difference.
       name: of what is subtracted.
-      parts: of its variance by repeats, by records, and by what both of these count.
+      parts: of its variance, estimated independently.
       critical_value_at: of a t with so many degrees of freedom.
     """
-    repeats, records, both = parts
-    known = [each for each in (repeats, records) if each is not None]
-    if not known:
+    if not parts:
         return Comparison(minus=name, mean=mean, standard_error=None, verdict=WITHIN_NOISE, smallest=None)
-    less = both.variance if both is not None and len(known) == 2 else 0.0
-    variance = max(sum(each.variance for each in known) - less, *(each.variance for each in known))
-    spread = [(each.variance, each.degrees) for each in known]
-    spread += [(less, both.degrees)] if both is not None and less else []
-    error, degrees = math.sqrt(variance), _degrees(spread, variance)
-    if not error:
-        verdict = WITHIN_NOISE if not mean else (HIGHER if mean > 0 else LOWER)
-        return Comparison(minus=name, mean=mean, standard_error=0.0, verdict=verdict, smallest=0.0)
-    smallest = critical_value_at(_rounded_down(degrees)) * error
+    variance = sum(part for part, _ in parts)
+    error = math.sqrt(variance)
+    weighted = sum(part * critical_value_at(degrees) for part, degrees in parts if part)
+    smallest = weighted / error if error else 0.0
     verdict = WITHIN_NOISE if abs(mean) <= smallest else (HIGHER if mean > 0 else LOWER)
     return Comparison(minus=name, mean=mean, standard_error=error, verdict=verdict, smallest=smallest)
 
@@ -353,30 +343,13 @@ def _variance(values: Array) -> float:
     return float(values.var(ddof=1)) if len(values) > 1 else 0.0
 
 
-def _degrees(parts: Sequence[tuple[float, float]], variance: float | None = None) -> float:
-    """Return Satterthwaite's degrees of freedom of a sum of (variance, degrees of freedom)."""
-    total = sum(part for part, _ in parts) if variance is None else variance
-    divided = sum(part**2 / degrees for part, degrees in parts if part and degrees)
-    return total**2 / divided if divided else 0.0
-
-
-def _rounded_down(degrees: float) -> float:
-    """Return degrees of freedom with two digits, so that few critical values are computed.
-
-    >>> _rounded_down(7.99), _rounded_down(123.0)
-    (7.9, 120.0)
-    """
-    unit = 10.0 ** (math.floor(math.log10(max(degrees, 0.1))) - 1)
-    return round(math.floor(degrees / unit + 1e-9) * unit, 6)
-
-
 @lru_cache(maxsize=4096)
-def critical_value(num_comparisons: int, degrees: float, level: float, correlation: float = 0.5) -> float:
+def critical_value(num_comparisons: int, degrees: int, level: float, correlation: float = 0.5) -> float:
     """Return Dunnett's one-sided critical value, for comparisons with equal correlations.
 
     The t that the largest of `num_comparisons` exceeds in a share `level` of samples (Dunnett, 1955).
 
-    >>> round(critical_value(1, 10.0, 0.05), 2), round(critical_value(4, 20.0, 0.05), 2)
+    >>> round(critical_value(1, 10, 0.05), 2), round(critical_value(4, 20, 0.05), 2)
     (1.81, 2.3)
     """
     from scipy.special import ndtr  # scipy takes a second to import, which `--help` should not pay
@@ -387,10 +360,10 @@ def critical_value(num_comparisons: int, degrees: float, level: float, correlati
 
 
 @lru_cache(maxsize=4096)
-def critical_value_of_winners(num_others: int, degrees: float, level: float) -> float:
+def critical_value_of_winners(num_others: int, degrees: int, level: float) -> float:
     """Return the t by which one of equal settings leads all others in a share `level` of samples.
 
-    >>> round(critical_value_of_winners(1, 10.0, 0.05), 2), round(critical_value_of_winners(4, 20.0, 0.05), 2)
+    >>> round(critical_value_of_winners(1, 10, 0.05), 2), round(critical_value_of_winners(4, 20, 0.05), 2)
     (2.23, 1.33)
     """
     from scipy.special import ndtr
@@ -402,7 +375,7 @@ def critical_value_of_winners(num_others: int, degrees: float, level: float) -> 
     return _root(share, degrees, level, _CORRELATION)
 
 
-def _root(share: Callable[[Array], Array], degrees: float, level: float, correlation: float) -> float:
+def _root(share: Callable[[Array], Array], degrees: int, level: float, correlation: float) -> float:
     """Return the t at which a share of samples, given the part that all comparisons have, is `level`.
 
     Args:
