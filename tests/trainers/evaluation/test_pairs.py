@@ -46,7 +46,10 @@ from trainers.views.images import normalise
 pytestmark = pytest.mark.ci
 
 RECALLS = {f"{way}_recall_at_{k}" for way in ("image_to_text", "text_to_image") for k in (1, 5, 10)}
-LABEL_SCORES = {"knn_accuracy", "linear_probe_accuracy"}
+LABEL_SCORES = {
+    f"{by}_{kind}" for by in ("knn", "linear_probe") for kind in ("accuracy", "balanced_accuracy")
+}
+"""Of a few pairs, whose classes are unbalanced."""
 
 
 @dataclass(frozen=True)
@@ -444,7 +447,7 @@ def test_scores_of_pairs_on_the_way_are_kept_by_their_names(encoder: ImageTextEn
     observer = _observer(data)
     observer.note_during(4, scores)
     assert observer.series == {f"{name}_during": [(4, score)] for name, score in scores.items()}
-    assert len(scores) == 9
+    assert set(scores) == RECALLS | LABEL_SCORES | {"zero_shot_accuracy"}
 
 
 def test_noised_scores_of_pairs_are_counts_of_labels_and_no_recall(encoder: ImageTextEncoder) -> None:
