@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import html
 import json
+import os
 import re
-import shlex
 import shutil
+import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -508,8 +509,16 @@ def test_printed_command_opens_the_database_in_a_folder_of_any_name(
 ) -> None:
     sweep("--storage", str(tmp_path / "it's a b#c?d 50%20"))
     (line,) = (each for each in capsys.readouterr().out.splitlines() if each.startswith("runs: "))
-    *command, uri = shlex.split(line.removeprefix("runs: "), comments=True)
-    assert command == ["mlflow", "ui", "--backend-store-uri"]
+    stand_in = tmp_path / "bin" / "mlflow"  # tells what the shell made of the line
+    stand_in.parent.mkdir()
+    stand_in.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    stand_in.chmod(0o755)
+    path = {"PATH": f"{stand_in.parent}:{os.environ['PATH']}"}
+    pasted = subprocess.run(
+        ["sh", "-c", line.removeprefix("runs: ")], env=path, capture_output=True, text=True, check=True
+    )
+    *command, uri = pasted.stdout.splitlines()
+    assert (command, pasted.stderr) == (["ui", "--backend-store-uri"], "")
     assert len(tracked_runs(MlflowClient(uri), "tags.`dpgcl.role` = 'trial'")) == 4
 
 
