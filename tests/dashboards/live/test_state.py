@@ -12,6 +12,7 @@ from dashboards.live.pace import Pace
 from dashboards.live.pages import Pages, View, page_of
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
+from dpgcl_core.release.metrics import tracked_name
 from tests.dashboards.live.storage import BOTH_QUOTES, METRICS, ODD, Storage, sealed
 from trainers.files.progress import Progress
 
@@ -170,7 +171,7 @@ def test_numbers_shown_are_those_of_mlflow(storage: Storage) -> None:
     page = view.parts["trials"]
     recorded = storage.tracker.client.get_run(run_id).data.metrics
     for name, text in (("knn_accuracy", "33.33"), ("epsilon", "9.5")):
-        assert f'data-metric="{name}" data-value="{recorded[name]!r}">{text}<' in page
+        assert f'data-metric="{name}" data-value="{recorded[tracked_name(name)]!r}">{text}<' in page
 
 
 def test_trial_appears_when_it_has_finished(storage: Storage) -> None:

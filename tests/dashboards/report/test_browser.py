@@ -18,6 +18,7 @@ import pytest
 from dashboards.query.trials import typed
 from dashboards.report.content import report_of
 from dashboards.report.page import report_page
+from dpgcl_core.release.metrics import tracked_name
 from tests.browser import THEMES, chromium, needs_chromium, page_in, serious
 from tests.dashboards.report.conftest import HOSTILE
 from tests.trainers.databases import copy_empty_database
@@ -126,7 +127,7 @@ def test_every_number_of_the_table_is_mlflows(finished: Finished, browser: Any) 
     assert len(runs) == 12
     compared = 0
     for trial, name, value, text in cells:
-        kept = runs[trial].metrics.get(name, typed(runs[trial].params.get(name, "None")))
+        kept = runs[trial].metrics.get(tracked_name(name), typed(runs[trial].params.get(name, "None")))
         if isinstance(kept, float) and not math.isnan(value):
             assert value == kept or (math.isinf(value) and kept > 1e308), (trial, name)
             if name.endswith("accuracy"):
