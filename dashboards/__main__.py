@@ -22,6 +22,7 @@ from tyro.conf import Positional
 
 from dashboards.errors import DashboardError
 from dpgcl_core.addresses import hide_arguments
+from dpgcl_core.command_line import help_in_columns
 from dpgcl_core.errors import DpgclError
 from trainers.files.storage import storage_root
 from trainers.tracking.server import database_address
@@ -279,8 +280,10 @@ def main(arguments: list[str] | None = None) -> int:
         "burn-down": burn_down_command,
         "retrieval": retrieval_command,
     }
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        tyro.extras.subcommand_cli_from_dict(commands, prog="python -m dashboards", args=arguments)
+        with help_in_columns(words):
+            tyro.extras.subcommand_cli_from_dict(commands, prog="python -m dashboards", args=words)
     except DpgclError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

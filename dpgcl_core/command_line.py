@@ -119,24 +119,41 @@ def errors_in_one_line(arguments: Sequence[str]) -> Iterator[None]:
     Args:
       arguments: the command line, which may ask for help.
     """
-    said, page = io.StringIO(), io.StringIO()
-    wants_help = bool({"-h", "--help", "--help-all"} & set(arguments))
-    width = shutil.get_terminal_size((100, 24)).columns if wants_help else 10000  # no line of an error breaks
-    columns, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), str(width)
-    output = sys.stdout if sys.stdout.isatty() or not wants_help else page
+    said = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(output):
+        with contextlib.redirect_stderr(said), help_in_columns(arguments):
             yield
     except SystemExit as stop:
         if not stop.code or not said.getvalue().lstrip().startswith("╭"):
             raise
         raise ConfigError(plainly(first_section(said.getvalue()))) from None
+
+
+@contextlib.contextmanager
+def help_in_columns(arguments: Sequence[str]) -> Iterator[None]:
+    """Let tyro's help keep to the terminal's columns, or to 100; no line of its errors breaks.
+
+    Args:
+      arguments: the command line, which may ask for help.
+    """
+    wants_help = bool({"-h", "--help", "--help-all"} & set(arguments))
+    width, page = table_width() if wants_help else 10000, io.StringIO()
+    columns, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), str(width)
+    output = sys.stdout if sys.stdout.isatty() or not wants_help else page
+    try:
+        with contextlib.redirect_stdout(output):
+            yield
     finally:
         for line in page.getvalue().splitlines():
             print(textwrap.fill(line, width) if len(line) > width else line)
         os.environ.pop("COLUMNS", None)
         if columns is not None:
             os.environ["COLUMNS"] = columns
+
+
+def table_width() -> int:
+    """Return the columns of the terminal; 100 where there is none."""
+    return shutil.get_terminal_size((100, 24)).columns
 
 
 _NO_VALUE = re.compile(

@@ -14,6 +14,7 @@ from pathlib import Path
 from dashboards.errors import DashboardError
 from dashboards.live.guard import Hosts, is_loopback
 from dpgcl_core.addresses import hide_arguments, masked_text
+from dpgcl_core.command_line import help_in_columns
 from dpgcl_core.errors import DpgclError
 from trainers.files.storage import storage_root
 from trainers.tracking.server import database_address
@@ -94,8 +95,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Serve the page and return the exit code; 2 for bad input."""
     import tyro
 
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        tyro.cli(live_command, prog="python -m dashboards.live", args=arguments)
+        with help_in_columns(words):
+            tyro.cli(live_command, prog="python -m dashboards.live", args=words)
     except DpgclError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

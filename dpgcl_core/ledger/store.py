@@ -227,7 +227,7 @@ def _parsed(url: str) -> URL:
     if "://" not in url:
         if has_secret(url) or _BEGINS_AS_URL.match(url):  # a file of this name would hold no ledger
             raise LedgerError(_not_a_url(url))
-        url = f"sqlite:///{Path(url).resolve()}"
+        return URL.create("sqlite", database=str(Path(url).resolve()))
     try:
         parsed = make_url(url)
         backend = "postgresql" if parsed.drivername == "postgres" else parsed.get_backend_name()

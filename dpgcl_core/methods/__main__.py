@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from dpgcl_core.command_line import table_width
 from dpgcl_core.mechanism.registry import METHODS
 
 
@@ -13,9 +18,26 @@ def main() -> None:
         for method in METHODS.values()
         for m in map(method.with_sampling, method.samplings)
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    for line in table_lines(rows, table_width()):
+        print(line)
+
+
+def table_lines(rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
+    """Yield the lines of a table of at most `width` columns; cells that are too wide for it take several.
+
+    >>> list(table_lines([("a", "one two"), ("b", "three")], 8))
+    ['a  one', '   two', 'b  three']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    words = [max(len(word) for cell in column for word in cell.split()) for column in zip(*rows, strict=True)]
+    while sum(widths) + 2 * (len(widths) - 1) > max(width, sum(words) + 2 * (len(words) - 1)):
+        spare = [wide - word for wide, word in zip(widths, words, strict=True)]
+        widest = max((i for i, more in enumerate(spare) if more > 0), key=widths.__getitem__)
+        widths[widest] -= 1
     for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        cells = [textwrap.wrap(cell, wide) or [""] for cell, wide in zip(row, widths, strict=True)]
+        for parts in itertools.zip_longest(*cells, fillvalue=""):
+            yield "  ".join(part.ljust(wide) for part, wide in zip(parts, widths, strict=True)).rstrip()
 
 
 if __name__ == "__main__":

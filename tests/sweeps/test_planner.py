@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.planning.snr import ALIGNMENT_SIZE, expected_snr, too_small
+from sweeps.group_size import GroupSizeOptions
+from sweeps.privacy_budget import PrivacyBudgetOptions
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.planner import PlannerOptions
 from sweeps.service.planning.resources import IMAGE_SHAPES, alignment_size, resources_of
 from sweeps.service.running.planner import run_plan
+from tests.sweeps.support import ROOT, run_script
 from tests.sweeps.support import plan as sweep_plan
-from tests.sweeps.support import run_script
 from trainers.data.loading import load_dataset
 from trainers.models.encoder import build_encoder
 
@@ -233,3 +236,58 @@ def test_planner_warns_and_says_how_many_records_would_do(capsys: Said) -> None:
     assert "ε = " in warning
     assert "At this B, T and S, n = " in warning
     assert answer(capsys, *QUICK)["warning"] is None
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("--dataset", "digits"),
+        (
+            "--dataset",
+            "shapes",
+            "--network",
+            "clip-tiny",
+            "--sampling",
+            "records",
+            "--learning-rate",
+            "0.123",
+        ),
+        ("--dataset", "npz:my photos.npz", "--image-shape", "3", "8", "8", "--unit-column", "patient"),
+        ("--dataset", "digits", "--method", "dp_clip"),
+    ],
+)
+def test_command_of_the_recommendation_trains_what_was_planned(
+    more: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("--num-records-public", "1400", "--epsilon", "3", "--records-per-second", "100", *more)
+    planned = parse_options(PlannerOptions, description="", arguments=given)
+    assert run_plan(planned) == 0
+    said = capsys.readouterr().out
+    assert planned.network.name in said.splitlines()[0] + said.splitlines()[1]
+    (line,) = [each for each in said.splitlines() if each.startswith("the sweep: ")]
+    python, script, *words = shlex.split(line.removeprefix("the sweep: "))
+    assert python == "python"
+    assert (ROOT / script).is_file()
+    options_class = GroupSizeOptions if "group_size" in script else PrivacyBudgetOptions
+    found = parse_options(options_class, description="", arguments=words)
+    assert (found.network, found.data, found.optimizer, found.objective, found.evaluation) == (
+        planned.network,
+        planned.data,
+        planned.optimizer,
+        planned.objective,
+        planned.evaluation,
+    )
+    recommended = json.loads(_json_of(given, capsys))["recommended"]
+    mechanism = found.mechanism
+    assert (mechanism.expected_batch_size, mechanism.num_steps) == (
+        recommended["expected_batch_size"],
+        recommended["num_steps"],
+    )
+    assert (mechanism.method, mechanism.sampling) == (planned.mechanism.method, planned.mechanism.sampling)
+    assert getattr(found, "group_sizes", ("batch",)) == (recommended["group_size"],)
+    assert getattr(found, "epsilons", (mechanism.epsilon,)) == (3.0,)
+
+
+def _json_of(given: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
+    run_plan(parse_options(PlannerOptions, description="", arguments=(*given, "--json")))
+    return capsys.readouterr().out

@@ -22,7 +22,14 @@ from dashboards.compose.answer import answer_of
 from dashboards.errors import DashboardError
 from dashboards.query.trials import load_trials
 from dpgcl_core.accounting.filters import StepClass
-from dpgcl_core.errors import BudgetExceeded, ClusterError, LedgerError, StorageError, TrackingError
+from dpgcl_core.errors import (
+    BudgetExceeded,
+    ClusterError,
+    ConfigError,
+    LedgerError,
+    StorageError,
+    TrackingError,
+)
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.ledger.report import read_head
@@ -298,7 +305,7 @@ def test_sweep_is_held_while_it_runs(ray: Ray, sweep: Callable[..., int]) -> Non
 def test_resume_of_another_configuration_trains_nothing(ray: Ray, sweep: Callable[..., int]) -> None:
     sweep()
     ray.trained = []
-    with pytest.raises(ValueError, match="belongs to another configuration"):
+    with pytest.raises(ConfigError, match="these differ"):
         sweep("--resume", "--learning-rate", "0.5")
     assert ray.trained == []
 
@@ -342,11 +349,15 @@ def test_sweep_is_charged_before_its_first_trial_and_settled_after(
 def test_sweep_with_a_ledger_does_not_go_on_without(
     ray: Ray, sweep: Callable[..., int], tmp_path: Path
 ) -> None:
+    """Where the ledger is not named again, it is the one that the plan keeps."""
     given = make_ledger(tmp_path / "ledger.db", 20)
     sweep(*given)
-    with pytest.raises(LedgerError, match="is charged to a ledger; resume it with"):
-        sweep("--no-non-private", "--resume", "--num-records-public", "1445")  # as it is registered
-    with pytest.raises(StorageError, match="num_records_public_source was declared, is size of the data set"):
+    assert sweep("--no-non-private", "--resume") == 0
+    assert Ledger.open(str(tmp_path / "ledger.db")).spent("scans", with_pld=False).num_settled == 2
+    with pytest.raises(ConfigError, match="'scans' is an id in a ledger"):
+        sweep("--no-non-private", "--resume", "--no-ledger")
+    (tmp_path / "ledger.db").rename(tmp_path / "away.db")
+    with pytest.raises(LedgerError, match="there is no such file"):
         sweep("--no-non-private", "--resume")
 
 

@@ -469,7 +469,7 @@ def test_lost_settings_of_a_begun_trial_stop_a_resume(
 
 def test_search_with_another_space_does_not_continue_a_search(ray: Ray, start: Callable[..., int]) -> None:
     start()
-    with pytest.raises(StorageError, match="belongs to another configuration"):
+    with pytest.raises(ConfigError, match="these differ"):
         start("--resume", "--learning-rate-range", "0.001", "0.02")
 
 

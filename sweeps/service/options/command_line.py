@@ -40,6 +40,7 @@ _OF_ONE_DATASET = ("data_is", "unit_column", "num_records_public", "delta", "dat
 That one data set is public says nothing of another one; private records would be trained on as public.
 """
 _NOT_GIVEN = object()
+_OF_TRAININGS = (*(each.name for each in dataclasses.fields(TrainingOptions)), "data")
 
 
 def parse_options(
@@ -120,6 +121,40 @@ def _stated(kind: type[Options], start: Start, given: Mapping[str, Any]) -> dict
     options, default = _completed(kind, start, given), kind()
     values = {name: (leaf.of(options), leaf.of(default)) for name, leaf in leaves(kind).items()}
     return {name: value for name, (value, before) in values.items() if name in given or value != before}
+
+
+def words_of_options(options: SweepOptions, values: Mapping[str, Any]) -> list[str]:
+    """Return the words by which another sweep on these data trains as these options say.
+
+    Args:
+      options: whose trainings and data are meant.
+      values: of the other sweep's options, by name, which come first; ε is among them, or on an axis.
+    """
+    data, method = options.data.dataset, options.mechanism.method
+    known = {name: leaf for name, leaf in leaves(SweepOptions).items() if leaf.path[0] in _OF_TRAININGS}
+    start = _completed(SweepOptions, Start(), {"dataset": data, "method": method})
+    default = leaves(SweepOptions)["method"].of(SweepOptions())
+    words = ["--dataset", data, *(["--method", method] if method != default else [])]
+    for name, value in values.items():
+        words += _typed_words(name, value)
+    settled = {"dataset", "method", "epsilon", *values, *varied_by(type(options))}
+    for name, leaf in known.items():
+        if name not in settled and leaf.of(options) != leaf.of(start):
+            words += _typed_words(name, leaf.of(options))
+    return words
+
+
+def _typed_words(name: str, value: Any) -> list[str]:
+    """How an option is typed.
+
+    >>> _typed_words("group_sizes", (4, "batch")), _typed_words("non_private", False)
+    (['--group-sizes', '4', 'batch'], ['--no-non-private'])
+    """
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    found = value if isinstance(value, tuple) else (value,)
+    return [f"--{flag}", *(f"{each:.17g}" if isinstance(each, float) else str(each) for each in found)]
 
 
 def _completed(kind: type[Options], start: Start, given: Mapping[str, Any]) -> Options:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from dpgcl_core.command_line import errors_in_one_line
 from sweeps.service.options.start import Start
 from trainers.config.tree import Leaf, leaves
 
@@ -65,7 +66,7 @@ def show_help(
     more = "" if everything else f"\n\n--help-all shows all {total} options."
     registry = tyro.constructors.ConstructorRegistry()
     registry.struct_rule(_struct_rule)
-    with contextlib.suppress(SystemExit):  # as after every help
+    with contextlib.suppress(SystemExit), errors_in_one_line(["--help"]):  # as after every help
         tyro.cli(
             _Page,
             default=_Page(groups=[group for group in groups if group.options]),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shlex
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +21,15 @@ from dpgcl_core.accounting.tuning.cost import (
 )
 from dpgcl_core.accounting.tuning.laws import TruncatedNegativeBinomial
 from dpgcl_core.accounting.tuning.modes import OPEN, SEALED, SEALED_THRESHOLD
+from dpgcl_core.command_line import table_width
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.planning.curves import epochs_by_batch, epsilon_by_records
 from dpgcl_core.planning.feasible import Answer, Plan, Wanted, enough_records, feasible, verified
 from dpgcl_core.planning.published import PUBLISHED, Reproduced, reproduced
 from dpgcl_core.planning.snr import too_small
 from dpgcl_core.release.statement import delta_text, rounded_up
+from sweeps.service.options.command_line import words_of_options
 from sweeps.service.options.planner import PlannerOptions
 from sweeps.service.planning.resources import Resources, alignment_size, num_records_of, resources_of
 from sweeps.service.running.terminal import count, say
@@ -160,9 +165,10 @@ def _show(planned: Planned) -> None:
     options, wanted, resources = planned.options, planned.wanted, planned.resources
     answer, chosen = planned.answer, planned.chosen
     how = "measured here on synthetic images" if resources.is_measured else "as stated"
-    say(
+    network = "as stated" if options.num_weights is not None else options.network.name
+    _say_filled(
         f"N = {wanted.num_records_public}, ε = {wanted.target_epsilon:g}, δ = {delta_text(wanted.delta)}, "
-        f"{wanted.method} on {wanted.num_weights} weights, "
+        f"{wanted.method} on {wanted.num_weights} weights ({network}), "
         f"{resources.records_per_second:.4g} records a second ({how})"
     )
     for reason, number in answer.refused.items():
@@ -174,22 +180,44 @@ def _show(planned: Planned) -> None:
     )
     for plan in _shown(answer, chosen):
         say(f"{'*' if plan is chosen else ' '} {_row(plan)}")
-    say(
+    _say_filled(
         f"recommended: {_point_text(chosen)}, ε = {rounded_up(chosen.mechanism.epsilon(), 4)} by PLD; its "
         "σ is calibrated on the grid of record, that of the others is up to some two per cent too large"
     )
     source = "as in the committed tables" if options.measured_snr is None else "as measured"
-    say(
+    _say_filled(
         f"expected SNR: groups agree {source}, half of the squared norm in common at "
         f"S = {wanted.alignment_size:.3g}; at most: if they agreed fully"
     )
     if (warning := _warning(wanted, chosen)) is not None:
-        say(f"note: {warning}")
+        _say_filled(f"note: {warning}")
+    say(f"the sweep: {shlex.join(sweep_command(options, chosen))}")
     hours = options.num_trials * chosen.hours if chosen.hours is not None else math.nan
     say(f"tuning among {count(options.num_trials, 'training')}, {hours:.3g} {options.unit}:")
     for mode, cost in planned.costs.items():
         assert cost.tuned_epsilon is not None
         say(f"  {mode:<17} ε = {rounded_up(cost.tuned_epsilon, 4):<9} {cost.theorem}")
+
+
+def _say_filled(text: str, *, indent: int = 0) -> None:
+    """Print a sentence in as many lines as the terminal's columns need; of 100 where there is none."""
+    space = " " * indent
+    say(textwrap.fill(text, table_width(), initial_indent=space, subsequent_indent=space))
+
+
+def sweep_command(options: PlannerOptions, plan: Plan) -> list[str]:
+    """Return the words of the command that trains a plan, in the options of the sweep that it starts."""
+    mechanism, epsilon = plan.mechanism, options.mechanism.target_epsilon() or DEFAULT_EPSILON
+    values: dict[str, Any] = {
+        "num_records_public": options.mechanism.num_records_public,
+        "expected_batch_size": mechanism.expected_batch_size,
+        "num_steps": mechanism.num_steps,
+    }
+    if method_named(options.mechanism.method).takes_group_size:
+        script, axes = "group_size", {"epsilon": epsilon, "group_sizes": mechanism.group_size}
+    else:
+        script, axes = "privacy_budget", {"epsilons": epsilon}
+    return ["python", f"sweeps/{script}.py", *words_of_options(options, values | axes)]
 
 
 def _warning(wanted: Wanted, plan: Plan) -> str | None:
@@ -231,7 +259,9 @@ def _as_dict(planned: Planned) -> dict[str, Any]:
         "records_per_second_is_measured": resources.is_measured,
         "alignment_size": wanted.alignment_size,
         "hours_are": planned.options.unit,
+        "network": planned.options.network.name,
         "recommended": plan_dict(chosen),
+        "command": sweep_command(planned.options, chosen),
         "plans": [plan_dict(plan) for plan in planned.answer.plans],
         "refused": dict(planned.answer.refused),
         "warning": _warning(wanted, chosen),
@@ -273,4 +303,4 @@ def _show_published(found: Sequence[Reproduced], *, as_json: bool) -> None:
             f"{row.noise_multiplier:>6g} {row.epsilon:>10g} {each.rdp_epsilon:>9.2f} "
             f"{each.pld_epsilon:>9.2f} {each.pld_noise_multiplier:>9.3f}"
         )
-        say(f"    {each.difference} ({row.source}; δ = {row.delta:.3g})")
+        _say_filled(f"{each.difference} ({row.source}; δ = {row.delta:.3g})", indent=4)

@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
@@ -46,6 +47,15 @@ def charged(ledger: Ledger, dataset: str = "scans") -> int:
     """Steps of the usual class that are charged, as a process sees it that has just opened the ledger."""
     spent = Ledger.open(ledger.url).spent(dataset, with_pld=False)
     return spent.num_steps.get(STEPS, 0)
+
+
+@pytest.mark.parametrize("name", ["l%20x.db", "l x.db", "50% of it?.db", "a#1.db"])
+def test_ledger_lies_in_the_file_of_its_name_whatever_that_is(name: str, tmp_path: Path) -> None:
+    created = Ledger.create(str(tmp_path / name))
+    created.register("scans", RDP_CAP, num_records_public=10_000)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    for url in (str(tmp_path / name), created.url):
+        assert Ledger.open(url).spent("scans", with_pld=False).num_settled == 0
 
 
 def test_reservation_charges_all_planned_steps(ledger: Ledger) -> None:
