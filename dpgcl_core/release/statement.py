@@ -48,6 +48,8 @@ class OpenTrials:
     Attributes:
       planned: trials set in advance.
       without_guarantee: those of them whose label is not `proven`.
+      references: those of these that train without noise, to compare with: they claim nothing.
+      as_published: those of these whose label is `as-published`.
       started: trials that may have drawn a step.
       steps_planned: steps of all proven trials, set in advance, those for restarts included.
       steps_repeated: steps that restarts may have repeated, charged on top.
@@ -58,6 +60,23 @@ class OpenTrials:
     started: int
     steps_planned: int
     steps_repeated: int
+    references: int = 0
+    as_published: int = 0
+
+    @property
+    def proven(self) -> int:
+        """Those with a guarantee."""
+        return self.planned - self.without_guarantee
+
+    def without_guarantee_text(self) -> str:
+        """Return what has no guarantee, each kind with the reason; "" where everything has one."""
+        seeded = self.without_guarantee - self.references - self.as_published
+        kinds = [
+            (self.references, "reference" + "s" * (self.references != 1) + " without noise"),
+            (self.as_published, "as published, not proven"),
+            (seeded, "seeded, with no guarantee"),
+        ]
+        return ", ".join(f"{number} {kind}" for number, kind in kinds if number)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +161,8 @@ class PrivacyStatement:
     def headline(self) -> str:
         """Return the statement in one sentence."""
         cost = self.cost
+        if not self.data_are_private:
+            return f"Public data: nothing to protect. {self._research_text()}."
         if self.guarantee_label != PROVEN:
             count = self.trials.without_guarantee if self.trials else 0
             some = f"{count} of {self.trials.planned} trainings have" if self.trials else "the training has"
@@ -157,9 +178,24 @@ class PrivacyStatement:
         )
         if self.conditions:
             promise += f" among {' and '.join(self.conditions)}"
-        if self.data_are_private:
-            return f"All that this sweep releases together is {promise}{self._beside()}."
-        return f"Research on public data: the numbers are those of a sweep that is {promise}."
+        return f"All that this sweep releases together is {promise}{self._beside()}."
+
+    def _research_text(self) -> str:
+        """Return what the same sweep would cost private records, and what it compares with."""
+        cost, trials, parts = self.cost, self.trials, list[str]()
+        if cost is not None:
+            sign = "=" if len(cost.planned) == 1 else "up to"
+            number = "One training" if trials is None or trials.proven == 1 else f"{trials.proven} trainings"
+            parts.append(f"{number} at ε {sign} {epsilon_text(cost.training_epsilon)}")
+            if cost.tuned_epsilon is None:
+                parts[0] += f", together not accounted ({cost.reason})"
+            elif trials is None or trials.proven > 1:
+                whole = "together" if trials is not None else "with the choice among secret trials"
+                parts[0] += f", {whole} {epsilon_text(cost.tuned_epsilon)}"
+            parts[0] += f", at δ = {delta_text(cost.delta)}"
+        if trials is not None and trials.without_guarantee:
+            parts.append(trials.without_guarantee_text())
+        return "; ".join(parts) or "Nothing was trained with noise"
 
     def _beside(self) -> str:
         """Return what else the records have paid for, where the sweep starts from models of theirs."""
@@ -176,7 +212,7 @@ class PrivacyStatement:
             ("Sweep", self.sweep),
             ("Data", f"{self.dataset} ({'private' if self.data_are_private else RESEARCH})"),
             ("Release mode", f"{self.mode}: {_RELEASED[self.mode]}"),
-            ("Guarantee label", self.guarantee_label),
+            ("Guarantee label", self._label_text()),
         ]
         found += self._cost_lines() + self._mechanism_lines()
         found += [
@@ -189,6 +225,12 @@ class PrivacyStatement:
             ("Software", ", ".join(f"{name} {value}" for name, value in self.versions.items())),
         ]
         return found
+
+    def _label_text(self) -> str:
+        if self.trials is None or not self.trials.without_guarantee:
+            return self.guarantee_label
+        which = self.trials.without_guarantee_text()
+        return f"{self.guarantee_label}: {self.trials.proven} of {self.trials.planned} are proven; {which}"
 
     def _cost_lines(self) -> list[tuple[str, str]]:
         cost, budget = self.cost, self.budget
@@ -220,8 +262,7 @@ class PrivacyStatement:
         trials = self.trials
         if trials is None:
             return ""
-        trained = trials.planned - trials.without_guarantee
-        text = f", {trained} training{'s' * (trained != 1)}, {trials.steps_planned} steps in all"
+        text = f", {trials.proven} training{'s' * (trials.proven != 1)}, {trials.steps_planned} steps in all"
         if self.num_restart_steps is not None and not trials.steps_repeated:
             return f"{text}, those for restarts included"
         return f"{text}; restarts repeated up to {trials.steps_repeated} steps on top"

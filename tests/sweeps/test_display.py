@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import io
 import json
 import os
-import pty
-import struct
 import sys
-import termios
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +16,7 @@ from sweeps.service.running import display as displays
 from sweeps.service.running.display import LATER_SECONDS, SILENCE_SECONDS, Display
 from sweeps.service.running.terminal import say, say_link, warn
 from sweeps.service.running.watching import SealedWatch, SweepWatch
-from tests.sweeps.screen import screen_of
+from tests.sweeps.screen import screen_of, shown_in_terminal
 
 
 class Clock:
@@ -183,38 +177,39 @@ def test_lines_are_whole_without_a_display(capsys: pytest.CaptureFixture[str]) -
 # In a terminal
 
 
-def shown_in_terminal(act: Callable[[], object]) -> str:
-    """All that is written to a terminal of 60 columns that is standard output and error."""
-    outer, inner = pty.openpty()
-    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
-    found: list[bytes] = []
-
-    def read() -> None:
-        with contextlib.suppress(OSError):
-            while part := os.read(outer, 4096):
-                found.append(part)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    kept = os.dup(2)
-    os.dup2(inner, 2)
-    try:
-        with os.fdopen(inner, "w") as stream, contextlib.redirect_stdout(stream):
-            act()
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-    reader.join()
-    os.close(outer)
-    return b"".join(found).decode()
-
-
 @pytest.fixture
 def in_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], str]:
     monkeypatch.setenv("TERM", "xterm-256color")
     for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     return shown_in_terminal
+
+
+def test_result_of_a_training_stands_in_the_region_alone(
+    in_terminal: Callable[[Callable[[], object]], str], files: list[Path]
+) -> None:
+    """A sweep of a hundred trainings leaves no hundred lines behind."""
+
+    def act() -> None:
+        with displays.displayed(quiet=False):
+            watch = SweepWatch(3, 0, tells_rates=True)
+            watch.started("trial-a", 100, files[0])
+            with displays.watching(watch):
+                live = displays._CURRENT[0]._live
+                assert live is not None
+                displays.put_result("[1/3] trial-b: knn_accuracy 0.5")
+                live.refresh()
+            say("report: /data/report.html")
+
+    written = in_terminal(act)
+    assert "[1/3] trial-b: knn_accuracy 0.5" in written
+    assert [line for line in screen_of(written) if line] == ["report: /data/report.html"]
+
+
+def test_result_of_a_training_is_a_line_where_there_is_no_region(capsys: pytest.CaptureFixture[str]) -> None:
+    with displays.displayed(quiet=False):
+        displays.put_result("[1/3] trial-b: knn_accuracy 0.5")
+    assert capsys.readouterr().out == "[1/3] trial-b: knn_accuracy 0.5\n"
 
 
 LONG = "http://127.0.0.1:5000/#/experiments/1/runs?" + "x" * 120

@@ -15,8 +15,11 @@ import pytest
 from PIL import Image
 
 from sweeps import noise_multiplier
+from sweeps.group_size import GroupSizeOptions, points
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.planning.points import along, of_methods
+from sweeps.service.questions import run_question
+from tests.sweeps.screen import screen_of, shown_in_terminal
 from tests.sweeps.support import ROOT, plan_of, run_script, train_here, write_npz
 from trainers import ray_worker
 from trainers.config.settings import MechanismOptions
@@ -99,8 +102,12 @@ def test_tiny_sweep_ends_with_code_0(ran: Ran) -> None:
 def test_tiny_sweep_writes_its_figure_and_tables(ran: Ran) -> None:
     for ending in (".png", ".svg", ".pdf", ".html", ".csv", ".md"):
         path = ran.folder / (ran.name + ending)
-        assert f"written: {path}" in ran.out
         assert path.stat().st_size > 100
+
+
+def test_tiny_sweep_names_its_folder_once(ran: Ran) -> None:
+    assert ran.out.splitlines()[-1] == f"files: {ran.folder}"
+    assert ran.out.count(str(ran.folder)) == 2  # and the report
 
 
 @pytest.mark.ci
@@ -123,6 +130,25 @@ def test_tiny_sweep_ends_in_one_answer(ran: Ran) -> None:
     assert answer == f"answer: {kept['lines'][0]}"
     assert kept["settings"]
     assert not any(line.startswith("warning: the answer") for line in lines)
+
+
+def test_sweep_leaves_25_lines_on_a_terminal_however_many_trainings_it_has(
+    training_once: None, storage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("TERM", "xterm-256color"), ("COLUMNS", "200"), ("LINES", "50")):
+        monkeypatch.setenv(name, value)
+    where = ("--storage", str(storage), "--name", "lines")
+    several = ("--group-sizes", "2", "4", "8", "16", "batch", "--repeats", "2")
+    options = parse_options(GroupSizeOptions, description=None, arguments=["--tiny", *where, *several])
+    codes = list[int]()
+    written = shown_in_terminal(lambda: codes.append(run_question("group-size", options, points(options))))
+    lines = [line for line in screen_of(written) if line]
+    assert codes == [0], "\n".join(lines)
+    assert len(lines) + 1 <= 25, "with the line that a script prints before all:\n" + "\n".join(lines)
+    first = next(number for number, line in enumerate(lines) if line.startswith("n = "))
+    last = next(number for number, line in enumerate(lines) if line.startswith("Open release: "))
+    assert last - first < 5, "a plan takes five lines"
+    assert [line.partition(":")[0] for line in lines[-3:]] == ["runs", "report", "files"]
 
 
 @each_script

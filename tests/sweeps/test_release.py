@@ -24,7 +24,7 @@ from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.release.metrics import METRICS, Release
 from sweeps.group_size import points
 from sweeps.service.options.release import MODES, check_search
-from sweeps.service.planning.cost import cost_line, cost_of, cost_tags, trial_classes
+from sweeps.service.planning.cost import cost_line, cost_of, cost_tags, open_trials, trial_classes
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Charged
 from sweeps.service.privacy.statement import _score_text as score_text
@@ -378,14 +378,14 @@ def test_statement_of_a_sweep_with_loose_trials_promises_nothing(make_plan: Plan
 
 @pytest.mark.parametrize("mode", MODES)
 def test_sweep_without_guarantee_has_no_tuning_cost(mode: str) -> None:
-    assert cost_line(mode, None, 3) == "Tuning cost: none, for no trial has a guarantee."
+    assert cost_line(mode, None, open_trials([])) == "Tuning cost: none, for no trial has a guarantee."
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_tuning_cost_is_rounded_up(mode: str) -> None:
     cost = open_cost([TrialClass(sampling_prob=0.1, noise_multiplier=1.0, num_steps=5)], delta=1.51515e-6)
     cost = replace(cost, tuned_epsilon=3.00001, training_epsilon=2.00001)
-    line = cost_line(mode, cost, 0)
+    line = cost_line(mode, cost, open_trials([]))
     assert "ε = 3.001 at δ = 1.516e-06" in line
     assert ("one trial alone ε = 2.001" in line) == (mode != "open")
 

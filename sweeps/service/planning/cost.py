@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from dpgcl_core.accounting.tuning.cost import (
     TrialClass,
@@ -21,6 +22,8 @@ from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, ZERO_OUT_ONE
 from dpgcl_core.release.statement import OpenTrials, delta_text, rounded_up
 from sweeps.service.options.release import ReleaseOptions, trial_law
 from sweeps.service.planning.trials import Charged, Trial, is_proven, trial_class
+
+_NOTHING_DRAWN: Mapping[str, Charged] = MappingProxyType({})
 
 
 def delta_of(trials: Sequence[Trial]) -> float:
@@ -164,7 +167,7 @@ def cost_tags(release: ReleaseOptions, trials: Sequence[Trial], cost: TuningCost
     """Return what every run says of the tuning cost."""
     tags = {
         "release_mode": release.mode,
-        "tuning_cost": cost_line(release.mode, cost, sum(not is_proven(trial) for trial in trials)),
+        "tuning_cost": cost_line(release.mode, cost, open_trials(trials)),
         "tuned_epsilon": "none",
         "tuning_theorem": "none",
     }
@@ -175,7 +178,7 @@ def cost_tags(release: ReleaseOptions, trials: Sequence[Trial], cost: TuningCost
     return tags
 
 
-def cost_line(mode: str, cost: TuningCost | None, num_without_guarantee: int) -> str:
+def cost_line(mode: str, cost: TuningCost | None, trials: OpenTrials) -> str:
     """Return the tuning cost in one sentence, for figures, tags and the terminal."""
     if cost is None:
         return "Tuning cost: none, for no trial has a guarantee."
@@ -189,14 +192,16 @@ def cost_line(mode: str, cost: TuningCost | None, num_without_guarantee: int) ->
         )
     count = sum(planned["count"] for planned in cost.planned)
     everything = f"all {count} trials together" if count > 1 else "its one trial"
-    others = f", {num_without_guarantee} more without any guarantee" if num_without_guarantee else ""
+    others = f"; besides {trials.without_guarantee_text()}" if trials.without_guarantee else ""
     return (
-        f"Open release: {everything} ε = {tuned} at δ = {delta} ({cost.theorem}{others}); "
+        f"Open release: {everything} ε = {tuned} at δ = {delta} ({cost.theorem}){others}; "
         "each ε shown is that of one training."
     )
 
 
-def open_trials(trials: Sequence[Trial], charged: Mapping[str, Charged], num_started: int) -> OpenTrials:
+def open_trials(
+    trials: Sequence[Trial], charged: Mapping[str, Charged] = _NOTHING_DRAWN, num_started: int = 0
+) -> OpenTrials:
     """Return the numbers of an open sweep's statement.
 
     Args:
@@ -208,10 +213,13 @@ def open_trials(trials: Sequence[Trial], charged: Mapping[str, Charged], num_sta
     planned = {trial.name: trial.config.mechanism.num_steps_charged for trial in proven}
     drawn = {name: charged[name].num_steps if name in charged else 0 for name in planned}
     repeated = sum(max(0, drawn[name] - steps) for name, steps in planned.items())
+    others = [trial.config for trial in trials if not is_proven(trial)]
     return OpenTrials(
         planned=len(trials),
         without_guarantee=len(trials) - len(proven),
         started=num_started,
         steps_planned=sum(planned.values()),
         steps_repeated=repeated,
+        references=sum(not config.mechanism.is_private for config in others),
+        as_published=sum(config.guarantee_label == "as-published" for config in others),
     )

@@ -122,7 +122,8 @@ class SweepPlan:
       num_records_public: n, declared public; those held out for noised scores are among them.
       data: the records.
       trials: in the order they are started; of a sealed sweep, the candidates that it draws from.
-      notes: sentences for terminal, figure and reports.
+      notes: sentences for statement, figure and reports; the terminal shows those that not every sweep has.
+      usual_notes: those that every sweep of the kind has: docs/sweeps.md tells of them.
       advice: sentences for the terminal alone, before anything is spent: they promise nothing.
       earlier: the sweep that chose the settings, whose cost is part of this one's.
       later: trials of a sweep that will follow this one, to be told and held against a ledger in advance.
@@ -138,6 +139,7 @@ class SweepPlan:
     data: TrainingData
     trials: tuple[Trial, ...]
     notes: tuple[str, ...]
+    usual_notes: frozenset[str] = frozenset()
     advice: tuple[str, ...] = ()
     earlier: Earlier | None = None
     later: tuple[Trial, ...] = ()
@@ -275,12 +277,14 @@ def build_plan(
     told += _scored_notes(source, data, [config for _, config in configs])
     told += _noise_of_scores([config for _, config in configs])
     trials = _trials(options, configs, data)
-    told += _sampling_notes([config for _, config in configs])
+    usual = [_TAKEN_FROM_DATA, *_sampling_notes([config for _, config in configs])]
+    told += usual[1:]
     if options.service.early_stopping != "none":
         told.append(
             f"Trainings may be ended early by their scores on the way ({options.service.early_stopping}); "
             "every ε counts all planned steps of each."
         )
+    usual += _unit_notes(source, data, configs)
     told += _noised_notes(trials[0].config, n) + _unit_notes(source, data, configs)
     told += dict.fromkeys(note for _, config in configs if (note := warm_start_note(config)))
     told += dict.fromkeys(note for _, config in configs if (note := foreign_note(config)))
@@ -299,6 +303,7 @@ def build_plan(
         data=data,
         trials=tuple(trials),
         notes=tuple(told),
+        usual_notes=frozenset(usual),
         advice=(
             *unread_note(unread_options(options.network, [trial.params for trial in trials])),
             *_too_small_notes(configs, num_weights),

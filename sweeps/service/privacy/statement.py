@@ -189,10 +189,8 @@ def _is_figure(path: Path) -> bool:
 
 def statement_text(statement: PrivacyStatement) -> str:
     """Return the statement's first lines for the terminal."""
-    cost = statement.cost
     shown = [f"privacy: {statement.headline()}"]
-    if cost is not None:
-        shown += [
-            f"  {name}: {value}" for name, value in statement.lines() if name.startswith(("ε", "Ledger"))
-        ]
+    spends = statement.data_are_private or statement.ledger is not None
+    first = ("ε", "Ledger") if spends and statement.cost is not None else ()
+    shown += [f"  {name}: {value}" for name, value in statement.lines() if name.startswith(first)]
     return "\n".join(shown)

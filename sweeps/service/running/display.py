@@ -64,7 +64,7 @@ class Display:
         self, *, quiet: bool = False, in_terminal: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.quiet, self._clock = quiet, clock
-        self._doing, self._since = "", clock()
+        self._doing, self._since, self._latest = "", clock(), ""
         self._began = self._said = clock()
         self._lock, self._over = threading.RLock(), threading.Event()
         self._console = Console(file=sys.stdout, highlight=False) if in_terminal and not quiet else None
@@ -86,6 +86,12 @@ class Display:
                 self._console.print(Text(text), soft_wrap=True)
             else:
                 print(text, flush=True, file=sys.stdout)
+
+    def put_result(self, text: str) -> None:
+        """Show what a training has come to: in the region, until the next one has ended."""
+        self._latest = text
+        if self._live is None:
+            self.put(text)
 
     def doing(self, text: str, *, aloud: bool = True) -> None:
         """Show what begins now; `""` for nothing.
@@ -118,6 +124,8 @@ class Display:
         parts: list[RenderableType] = []
         if self.watch is not None and (table := self.watch.table(now)) is not None:
             parts.append(table)
+        if self._latest and self.watch is not None:
+            parts.append(Text(self._latest, overflow="ellipsis", no_wrap=True))
         if text := self.text(now) if self.watch is None else self.watch.summary(now):
             self._spinner.update(text=Text(text, overflow="ellipsis", no_wrap=True))
             parts.append(self._spinner)
@@ -215,6 +223,14 @@ def put(text: str, *, always: bool = False) -> None:
         _CURRENT[0].put(text, always=always)
     else:
         print(text, flush=True, file=sys.stdout)
+
+
+def put_result(text: str) -> None:
+    """Show what a training has come to, see `Display.put_result`."""
+    if _CURRENT:
+        _CURRENT[0].put_result(text)
+    else:
+        put(text)
 
 
 def doing(text: str, *, aloud: bool = True) -> None:

@@ -28,7 +28,7 @@ from sweeps.service.running.proposals import Proposals
 from sweeps.service.running.publishing import Publisher
 from sweeps.service.running.study import JOURNAL, SearchStudy
 from sweeps.service.running.sweep import Figure, OpenSweep, times_ms
-from sweeps.service.running.terminal import count, say, steps_text, warn
+from sweeps.service.running.terminal import count, print_notes, say, steps_text, warn
 from sweeps.service.running.total import fixes_noise
 from sweeps.service.running.tune import RaySession, run_trials
 from sweeps.service.storage.calibrations import CalibrationCache
@@ -70,9 +70,9 @@ class SearchSweep(OpenSweep):
         return plan_search(question, options, data, notes=notes, calibration_folder=calibration_folder)
 
     @staticmethod
-    def show(plan: SweepPlan) -> None:
+    def show(plan: SweepPlan, *, in_full: bool) -> None:
         assert isinstance(plan, SearchPlan)
-        print_search(plan)
+        print_search(plan, in_full=in_full)
 
     def __init__(
         self,
@@ -247,10 +247,9 @@ def read_suggestions(folder: SweepFolder) -> list[dict[str, Any]]:
     return found
 
 
-def print_search(plan: SearchPlan) -> None:
+def print_search(plan: SearchPlan, *, in_full: bool) -> None:
     """Print what is searched, by what, and what it costs at most."""
-    for note in (*plan.notes, *plan.advice):
-        say(f"note: {note}")
+    print_notes(plan, in_full=in_full)
     config, options = plan.trials[0].config, plan.options
     mechanism = config.mechanism
     say(

@@ -77,7 +77,7 @@ from sweeps.service.running.answer import (
 )
 from sweeps.service.running.captions import tell_cut_captions
 from sweeps.service.running.clock import Clock, SystemClock
-from sweeps.service.running.display import displayed, doing
+from sweeps.service.running.display import displayed, doing, put_result
 from sweeps.service.running.machine import MachineWatch
 from sweeps.service.running.notify import PUBLISHED, REFUSED, notify, outcome_of
 from sweeps.service.running.outbox import AT_A_STOP, AT_THE_END, Outbox, patiently
@@ -299,7 +299,7 @@ def _execute(
         check_starts(plan.private_starts, ledger)
         if not plan.release.is_open:
             plan = _with_publication(plan, folder, service)
-        kind.show(plan)
+        kind.show(plan, in_full=service.dry_run)
         tell_cut_captions(plan)
         if fit is not None:
             say(f"--total-epsilon: {fit_text(fit, limits, [*plan.trials, *plan.later])}")
@@ -554,9 +554,9 @@ class OpenSweep:
         return name
 
     @staticmethod
-    def show(plan: SweepPlan) -> None:
+    def show(plan: SweepPlan, *, in_full: bool) -> None:
         """Print the plan."""
-        print_plan(plan)
+        print_plan(plan, in_full=in_full)
 
     def __init__(
         self,
@@ -637,6 +637,7 @@ class OpenSweep:
             warn(f"{name}: {why}")
         code = self._end(failed, figure)
         self._report()
+        say(f"files: {self._folder.path}")
         if self._publisher is None or self._publisher.end(list(self.results())):
             return code
         if code == 0:
@@ -783,7 +784,7 @@ class OpenSweep:
         shown = ", ".join(headline(result["metrics"]))
         if (step := stopped_at(self._trials[name], result["metrics"])) is not None:
             shown += f"; ended by its scores after {count(step, 'step')}"
-        say(f"[{done}/{len(self._trials)}] {name}: {shown} ({duration(left)} left)")
+        put_result(f"[{done}/{len(self._trials)}] {name}: {shown} ({duration(left)} left)")
         self._log.write(FINISHED, name, shown)
 
     def _track(self, name: str) -> None:
@@ -917,7 +918,6 @@ class OpenSweep:
             say(statement_text(statement))
             for path in paths:
                 self._tracker.log_artifact(self._parent, path)
-                say(f"written: {path}")
         except StorageError as error:
             self._unstated = True
             warn(f"there is no privacy statement: {error}")
@@ -948,7 +948,6 @@ class OpenSweep:
         try:
             for path in figure(self._uri, self._folder.name, self._folder.path):
                 self._tracker.log_artifact(self._parent, path)
-                say(f"written: {path}")
         except DpgclError as error:
             warn(f"warning: no figure: {error}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -11,10 +12,10 @@ from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.release.statement import delta_text, epsilon_text, rounded_up
 from sweeps.service.options.release import ReleaseOptions
 from sweeps.service.options.scores import shown_scores
-from sweeps.service.planning.cost import cost_line, cost_of
+from sweeps.service.planning.cost import cost_line, cost_of, open_trials
 from sweeps.service.planning.duration import estimate_seconds
 from sweeps.service.planning.plan import SweepPlan
-from sweeps.service.planning.trials import Trial, is_proven
+from sweeps.service.planning.trials import Trial
 from sweeps.service.running.display import put
 from sweeps.service.storage.names import fit_for_name
 from trainers.tracking.runs import trial_run_name
@@ -37,39 +38,69 @@ def say_link(text: str, link: str) -> None:
     put(masked_text(text) + link)
 
 
-def print_plan(plan: SweepPlan) -> None:
-    """Print notes, numbers and every point of a plan."""
-    for note in (*plan.notes, *plan.advice):
+def print_notes(plan: SweepPlan, *, in_full: bool) -> None:
+    """Print the notes of a plan; those that every sweep has are in the docs, and in full alone."""
+    for note in plan.notes:
+        if in_full or note not in plan.usual_notes:
+            say(f"note: {note}")
+    for note in plan.advice:
         say(f"note: {note}")
+
+
+def print_plan(plan: SweepPlan, *, in_full: bool) -> None:
+    """Print notes, numbers and points of a plan: in full every point, else a line for each label."""
+    print_notes(plan, in_full=in_full)
     mechanism = plan.trials[0].config.mechanism
     relations = sorted({trial.config.mechanism.neighboring_relation for trial in plan.trials})
     say(
         f"n = {plan.num_records_public}, q = {mechanism.sampling_prob:.5g}, {steps_text(mechanism)}, "
         f"δ = {delta_text(mechanism.target_delta)}, to {' or '.join(relations)}"
     )
-    rows = {}
-    for trial in plan.trials:
-        params = trial.params
-        key = trial.name.rsplit("-r", 1)[0]
-        label = trial.config.guarantee_label
-        epsilon = "none" if label == "none" else epsilon_text(trial.config.epsilon())
-        epsilon = f"({epsilon})" if label == "as-published" else epsilon
-        rows[key] = (
-            f"  {key:<24} σ = {params['noise_multiplier']:<10.5g} ε of one trial = {epsilon:<9} {label}"
-        )
-    counted = count(len(rows), "point"), count(plan.repeats, "repeat")
+    points = {trial.name.rsplit("-r", 1)[0]: trial for trial in plan.trials}
+    counted = count(len(points), "point"), count(plan.repeats, "repeat")
+    more = "" if in_full else "; --dry-run lists them"
     if plan.release.is_open:
-        say(f"{count(len(plan.trials), 'trial')} = {counted[0]} × {counted[1]}")
+        say(f"{count(len(plan.trials), 'trial')} = {counted[0]} × {counted[1]}{more}")
     else:
-        say(f"every trial draws one of {count(len(rows), 'setting')}; the number of trials is secret")
-    for row in rows.values():
-        say(row)
+        say(f"every trial draws one of {count(len(points), 'setting')}; the number of trials is secret")
+    for line in _lines_of(points) if in_full else _lines_of_labels(points):
+        say(f"  {line}")
     say(plan.tags()["tuning_cost"])
     if plan.later:
         trials = (*plan.trials, *plan.later)
         cost = cost_of(plan.release, trials)
         say(f"then {count(len(plan.later), 'trial')} of the best settings, with other seeds; all together:")
-        say(cost_line(plan.release.mode, cost, sum(not is_proven(trial) for trial in trials)))
+        say(cost_line(plan.release.mode, cost, open_trials(trials)))
+
+
+def _lines_of(points: Mapping[str, Trial]) -> Iterator[str]:
+    """Yield a line for each point."""
+    for name, trial in points.items():
+        noise, label = trial.params["noise_multiplier"], trial.config.guarantee_label
+        yield f"{name:<24} σ = {noise:<10.5g} ε of one trial = {_epsilon_of_one([trial]):<9} {label}"
+
+
+def _lines_of_labels(points: Mapping[str, Trial]) -> Iterator[str]:
+    """Yield a line for the points of each guarantee label."""
+    labels: dict[str, dict[str, Trial]] = {}
+    for name, trial in points.items():
+        labels.setdefault(trial.config.guarantee_label, {})[name] = trial
+    for label, found in labels.items():
+        names, noises = list(found), sorted({trial.params["noise_multiplier"] for trial in found.values()})
+        shown = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
+        span = " to ".join(f"{noise:.5g}" for noise in dict.fromkeys((noises[0], noises[-1])))
+        sign, epsilon = "up to" if len(found) > 1 else "=", _epsilon_of_one(list(found.values()))
+        spent = "no ε" if label == "none" else f"ε of one trial {sign} {epsilon}"
+        yield f"{label}: {count(len(found), 'point')}, {shown}, σ = {span}, {spent}"
+
+
+def _epsilon_of_one(trials: Sequence[Trial]) -> str:
+    """The largest ε of trials of one label; in brackets where it is a claim alone."""
+    label = trials[0].config.guarantee_label
+    if label == "none":
+        return "none"
+    epsilon = epsilon_text(max(trial.config.epsilon() for trial in trials))
+    return f"({epsilon})" if label == "as-published" else epsilon
 
 
 def estimate_text(plan: SweepPlan) -> str:

@@ -111,15 +111,40 @@ def test_statement_without_guarantee_never_says_private(label: str) -> None:
     loose = replace(STATEMENT, guarantee_label=label, data_are_private=False, trials=trials)
     for text in (loose.to_json(), loose.to_markdown(), loose.headline()):
         assert "private" not in text.lower()
-    assert "NO GUARANTEE" in loose.headline()
     assert not loose.promises
+
+
+@pytest.mark.parametrize(("label", "reason"), [("none", "label `none`"), ("as-published", "as-published")])
+def test_private_sweep_with_a_training_without_guarantee_has_none(label: str, reason: str) -> None:
+    """Whatever the others are: somebody may rely on what this sweep releases."""
+    loose = replace(STATEMENT, guarantee_label=label, trials=replace(TRIALS, without_guarantee=1))
+    assert loose.headline().startswith("NO GUARANTEE for this sweep as a whole: 1 of 3 trainings")
+    assert reason in loose.headline()
 
 
 def test_statement_of_public_data_says_research() -> None:
     public = replace(STATEMENT, data_are_private=False)
     assert "research: public data" in public.to_markdown()
     assert json.loads(public.to_json())["data"] == "research: public data"
-    assert public.headline().startswith("Research on public data")
+    assert public.headline() == (
+        "Public data: nothing to protect. 3 trainings at ε = 1.5058, together 2.2925, at δ = 0.0001."
+    )
+
+
+def test_statement_of_public_data_counts_what_has_no_guarantee_apart_by_its_reason() -> None:
+    trials = replace(TRIALS, planned=9, without_guarantee=6, references=3, as_published=2)
+    public = replace(STATEMENT, data_are_private=False, guarantee_label="none", trials=trials)
+    apart = "3 references without noise, 2 as published, not proven, 1 seeded, with no guarantee"
+    assert public.headline().endswith(f"together 2.2925, at δ = 0.0001; {apart}.")
+    assert f"| Guarantee label | none: 3 of 9 are proven; {apart} |" in public.to_markdown()
+    alone = replace(public, cost=None, budget=None, trials=replace(trials, planned=6))
+    assert alone.headline() == f"Public data: nothing to protect. {apart}."
+
+
+def test_statement_of_public_data_says_what_is_not_accounted() -> None:
+    cost = not_accounted("open", reason="two relations", delta=1e-4, training_epsilon=2.0)
+    public = replace(STATEMENT, data_are_private=False, cost=cost, budget=cost)
+    assert "3 trainings at ε up to 2.0000, together not accounted (two relations)" in public.headline()
 
 
 def test_statement_of_an_unaccounted_cost_gives_the_reason_and_no_promise() -> None:
