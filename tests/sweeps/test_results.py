@@ -378,7 +378,7 @@ def test_statement_of_a_sweep_names_the_ledgers_head(
     sweep(*make_ledger(tmp_path / "ledger.db", 20))
     path = tmp_path / "sweeps/one/privacy_statement.json"
     assert read_head(path) == Ledger.open(str(tmp_path / "ledger.db")).head()
-    assert "privacy: Research on public data" in capsys.readouterr().out
+    assert "privacy: Public data: nothing to protect. " in capsys.readouterr().out
 
 
 def test_statement_is_an_artifact_of_the_sweep(ray: Ray, sweep: Callable[..., int], tmp_path: Path) -> None:

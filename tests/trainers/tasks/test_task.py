@@ -169,10 +169,10 @@ def test_tasks_are_found_by_name() -> None:
 
 
 def test_name_of_a_task_is_taken_once() -> None:
-    assert tasks.register(IMAGES) is IMAGES
+    assert tasks.register_task(IMAGES) is IMAGES
     other = type("Other", (MaskedImages,), {"name": "images"})()
     with pytest.raises(ConfigError, match="registered already"):
-        tasks.register(other)
+        tasks.register_task(other)
     assert task_named("images") is IMAGES
 
 
