@@ -29,6 +29,7 @@ from dashboards.live.folders import Folder, folder_of, open_folders
 from dashboards.live.pace import Pace, fraction_done, sweep_seconds_left
 from dashboards.query.documents import load_answer
 from dashboards.query.trials import load_trials, metrics_of
+from dashboards.report.content import LEFT_AFTER, LEFT_BEFORE
 from dpgcl_core.addresses import masked_text
 from dpgcl_core.errors import DpgclError
 from dpgcl_core.ledger.ledger import Ledger
@@ -425,10 +426,11 @@ def released(metrics: Mapping[str, float], *, is_public: bool) -> tuple[dict[str
         for name, value in metrics.items()
         if is_public or ((found := find_metric(name)) and found.release is not Release.PRIVATE_ONLY)
     }
-    return shown, metrics.keys() - shown.keys() - _OF_THE_ANSWER - _best_names(metrics)
+    return shown, metrics.keys() - shown.keys() - _OF_THE_PAGE - _best_names(metrics)
 
 
-_OF_THE_ANSWER = {"tuned_epsilon", "epsilon_remaining"}
+_OF_THE_PAGE = {"tuned_epsilon", LEFT_BEFORE, LEFT_AFTER}
+"""Numbers of the sweep's own run that the page shows, of the answer and of the ledger."""
 
 
 def _best_names(metrics: Mapping[str, float]) -> set[str]:

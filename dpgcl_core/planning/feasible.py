@@ -63,6 +63,7 @@ class Wanted:
       group_sizes: values of S; of a method without groups the whole batch is one.
       alignment_size: S₀ of the expected SNR.
       records_per_second: of one core or GPU; None where no time is asked for.
+      seconds_per_step: of every step besides its records, of the same core or GPU.
       most_hours: core- or GPU-hours of one training; None for any.
       memory_bytes: of one worker, by S; empty where it is not known.
       most_bytes: of one worker; None for any.
@@ -82,6 +83,7 @@ class Wanted:
     group_sizes: Sequence[GroupSize] = GROUP_SIZES
     alignment_size: float = ALIGNMENT_SIZE
     records_per_second: float | None = None
+    seconds_per_step: float = 0.0
     most_hours: float | None = None
     memory_bytes: Mapping[GroupSize, float] = field(default_factory=dict)
     most_bytes: float | None = None
@@ -240,7 +242,7 @@ def hours_of(wanted: Wanted, batch: float, num_steps: float) -> float | None:
     """Return the core- or GPU-hours of one training."""
     if wanted.records_per_second is None:
         return None
-    return batch * num_steps / wanted.records_per_second / 3600
+    return num_steps * (batch / wanted.records_per_second + wanted.seconds_per_step) / 3600
 
 
 def _batches_and_steps(wanted: Wanted, refused: Counter[str]) -> list[tuple[float, int]]:

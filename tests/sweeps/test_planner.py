@@ -7,6 +7,7 @@ import json
 import math
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from sweeps.group_size import GroupSizeOptions
 from sweeps.privacy_budget import PrivacyBudgetOptions
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.planner import PlannerOptions
+from sweeps.service.planning import resources
 from sweeps.service.planning.resources import IMAGE_SHAPES, alignment_size, resources_of
 from sweeps.service.running.planner import run_plan
 from tests.sweeps.support import ROOT, run_script
@@ -286,6 +288,24 @@ def test_command_of_the_recommendation_trains_what_was_planned(
     assert (mechanism.method, mechanism.sampling) == (planned.mechanism.method, planned.mechanism.sampling)
     assert getattr(found, "group_sizes", ("batch",)) == (recommended["group_size"],)
     assert getattr(found, "epsilons", (mechanism.epsilon,)) == (3.0,)
+
+
+def test_time_of_a_step_is_that_of_its_records_and_a_fixed_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of the test's: a step of B records takes 5 + 2 B seconds."""
+    now = [0.0]
+
+    def train(config: Any, data: Any, *, progress: Any) -> None:
+        progress(0)
+        for step in range(1, 1 + config.mechanism.num_steps):
+            now[0] += 5 + 2 * config.mechanism.expected_batch_size
+            progress(step)
+
+    monkeypatch.setattr(resources, "train", train)
+    monkeypatch.setattr(resources, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    found = resources_of(options("--num-records-public", "2000", "--dataset", "digits", "--epsilon", "3"))
+    threads = options().performance.threads_per_worker
+    assert found.records_per_second == pytest.approx(1 / (2 * threads))
+    assert found.seconds_per_step == pytest.approx(5 * threads)
 
 
 def _json_of(given: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import statistics
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -13,12 +17,13 @@ from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.planning.snr import ALIGNMENT_SIZE, alignment_size_of
 from dpgcl_core.sampling.groups import BATCH, GroupSize
 from sweeps.service.options.planner import PlannerOptions
-from sweeps.service.planning.duration import seconds_per_record
-from sweeps.service.planning.trials import Trial
 from trainers.config.training import TrainingConfig
 from trainers.config.tree import changed
+from trainers.data.dataset import TrainingData
 from trainers.models.encoder import ImageShape
 from trainers.models.networks import AnyEncoder
+from trainers.tasks.task import task_of
+from trainers.training.loop import train
 from trainers.training.microbatch import pass_bytes
 from trainers.training.resolve import training_config
 from trainers.training.warm_start import starting_encoder
@@ -32,6 +37,7 @@ IMAGE_SHAPES = {
 }
 """(channels, height, width) of the public data sets, as they are loaded."""
 _BATCH = 512
+_TIMED_STEPS = 6
 _STATES = {"adam": 2, "adamw": 2}
 
 
@@ -43,6 +49,7 @@ class Resources:
       num_weights: d, trained weights.
       records_per_second: of one core or GPU.
       is_measured: whether that was measured here; otherwise it was stated.
+      seconds_per_step: besides its records: for sample, noise and optimizer; 0 where nothing was measured.
       memory_bytes: of one worker, by S: weights, the sum of the groups in float64, the gradients, what the
         optimizer keeps, and one pass (`trainers.training.microbatch.pass_bytes`). Libraries and the records,
         which all processes of a machine share, are not counted. Empty where the weights were stated.
@@ -51,6 +58,7 @@ class Resources:
     num_weights: int
     records_per_second: float
     is_measured: bool
+    seconds_per_step: float = 0.0
     memory_bytes: Mapping[GroupSize, float] = field(default_factory=dict)
 
 
@@ -67,19 +75,59 @@ def resources_of(options: PlannerOptions) -> Resources:
     shape, config = image_shape_of(options), _config(options, sizes[len(sizes) // 2])
     torch.set_num_threads(config.performance.threads_per_worker)
     encoder = starting_encoder(config, shape)
-    rate = stated
+    rate, fixed = stated, 0.0
     if rate is None:
-        rate = 1 / seconds_per_record(Trial(name="planned", config=config, params={}), shape)
-        rate /= config.performance.threads_per_worker
+        threads = config.performance.threads_per_worker
+        seconds, fixed = (threads * each for each in _step_seconds(options, config, shape))
+        rate = 1 / seconds
     if options.num_weights is not None:
-        return Resources(num_weights=options.num_weights, records_per_second=rate, is_measured=stated is None)
+        return Resources(
+            num_weights=options.num_weights,
+            records_per_second=rate,
+            is_measured=stated is None,
+            seconds_per_step=fixed,
+        )
     memory = {size: _memory_bytes(_config(options, size), encoder, shape) for size in sizes}
     return Resources(
         num_weights=num_trainable(encoder),
         records_per_second=rate,
         is_measured=stated is None,
+        seconds_per_step=fixed,
         memory_bytes=memory,
     )
+
+
+def _step_seconds(options: PlannerOptions, config: TrainingConfig, shape: ImageShape) -> tuple[float, float]:
+    """Return the seconds of a record and those of a step besides, by real trainings on synthetic records.
+
+    A straight line through the steps of a small and of a large batch.
+    """
+    task, size = task_of(config), config.mechanism.group_size
+    large = round(config.mechanism.expected_batch_size)
+    small = max(large // 8, 1 if size == BATCH else int(size))
+    records = task.synthetic_records(2 * large, shape)
+    data = TrainingData(
+        train=records, index=None, queries=None, train_is_public=True, evaluation_is_public=True
+    )
+    times = []
+    for batch in (small, large):
+        mechanism = dataclasses.replace(
+            config.mechanism,
+            num_records_public=len(records),
+            sampling_prob=batch / len(records),
+            num_steps=_TIMED_STEPS,
+        )
+        secure = config.secure_noise or options.data.are_private
+        timed = dataclasses.replace(config, mechanism=mechanism, secure_noise=secure)
+        marks: list[float] = []
+
+        def mark(step: int, marks: list[float] = marks) -> None:
+            marks.append(time.perf_counter())
+
+        train(timed, data, progress=mark)
+        times.append(statistics.median(b - a for a, b in itertools.pairwise(marks)))
+    each = max(times[1] - times[0], times[1] / 100) / max(large - small, 1)
+    return each, max(0.0, times[1] - each * large)
 
 
 def image_shape_of(options: PlannerOptions) -> ImageShape:

@@ -118,6 +118,7 @@ def wanted_of(options: PlannerOptions, resources: Resources) -> Wanted:
         group_sizes=options.group_sizes,
         alignment_size=alignment_size(options),
         records_per_second=resources.records_per_second,
+        seconds_per_step=resources.seconds_per_step,
         most_hours=options.hours,
         memory_bytes=resources.memory_bytes,
         most_bytes=None if options.memory_gib is None else options.memory_gib * 2**30,

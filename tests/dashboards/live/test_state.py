@@ -10,6 +10,7 @@ import pytest
 
 from dashboards.live.pace import Pace
 from dashboards.live.pages import Pages, View, page_of
+from dashboards.live.state import released
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.release.metrics import tracked_name
@@ -201,6 +202,12 @@ def test_forbidden_metrics_of_private_data_are_absent_with_a_note(storage: Stora
     page = all_pages(storage, "one")
     assert "0.123456789" not in page
     assert "0.1235" not in page
+
+
+def test_page_calls_no_number_withheld_that_it_shows() -> None:
+    """The ledger's and the answer's, which the sweep's own run has."""
+    own = ("tuned_epsilon", "epsilon_remaining", "epsilon_remaining_before", "best_knn_accuracy")
+    assert released(dict.fromkeys((*own, "snr_first_step"), 1.0), is_public=False)[1] == {"snr_first_step"}
 
 
 def test_failed_and_half_written_runs_are_counted_and_not_shown(storage: Storage) -> None:
