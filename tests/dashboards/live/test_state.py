@@ -137,7 +137,7 @@ def test_sweep_where_nothing_moves_says_how_it_goes_on(storage: Storage) -> None
     state = storage.reader().sweep("one")
     assert state is not None
     assert state.notes == (
-        "Nothing has moved for 12 min; if its driver has ended, --resume --name one continues it.",
+        "Nothing has moved for 12 min; if its driver has ended, this continues it: --resume --name one",
     )
 
 
