@@ -255,7 +255,7 @@ def too_small(mechanism: Mechanism, num_weights: int, alignment_size: float = AL
     told = (
         f"the signal of T = {mechanism.num_steps} steps of {mechanism.expected_batch_size:g} records in "
         f"groups of {mechanism.group_size} is {found.over_training:.2g} of their noise on {num_weights} "
-        f"weights, and below {LEAST_TRAINING_SNR:g} hardly any measured training gained"
+        f"weights, and below {LEAST_TRAINING_SNR:g} hardly any measured training from random weights gained"
     )
     given = f"n = {mechanism.num_records_public} and ε = {mechanism.epsilon():.2g}"
     larger = with_larger_steps(mechanism)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from dpgcl_core.accounting.tuning.cost import TrialClass, open_cost
 from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.planning.snr import ALIGNMENT_SIZE, expected_snr, too_small
+from dpgcl_core.planning.snr import ALIGNMENT_SIZE, expected_snr
 from sweeps.group_size import GroupSizeOptions
 from sweeps.privacy_budget import PrivacyBudgetOptions
 from sweeps.service.options.command_line import parse_options
@@ -206,28 +205,9 @@ def test_published_trainings_are_told_with_the_claims(capsys: Said) -> None:
 SMALL = ("--tiny", "--dataset", "digits", "--group-sizes", "8", "--no-non-private")
 
 
-def test_sweep_says_that_n_and_epsilon_are_too_small_as_the_planner_does() -> None:
-    """Of ten steps on 1,445 records under ε = 0.1 nothing can be learned."""
-    plan = sweep_plan(*SMALL, "--epsilon", "0.1")
-    (note,) = [note for note in plan.advice if "n and ε are too small" in note]
-    (trial,) = plan.trials
-    shape = plan.data.train.images.shape[1:]
-    weights = num_trainable(build_encoder(trial.config.network, tuple(shape), 0))  # type: ignore[arg-type]
-    assert note == f"At {trial.name.removesuffix('-r0')}, {too_small(trial.config.mechanism, weights)}"
-    assert not math.isinf(trial.config.epsilon())
-
-
-@pytest.mark.ci
-def test_sweep_with_enough_signal_says_nothing() -> None:
-    plan = sweep_plan(*SMALL, "--noise-multiplier", "0.3", "--num-steps", "400")
-    assert not [note for note in plan.advice if "too small" in note]
-
-
-def test_sweep_whose_steps_alone_are_too_few_is_told_so() -> None:
-    """The tiny mode is no fault of n and ε."""
-    plan = sweep_plan(*SMALL, "--noise-multiplier", "0.3")
-    (note,) = [note for note in plan.advice if "too small" in note]
-    assert "B and T are too small for a gain to be expected with n = " in note
+def test_sweep_predicts_no_gain() -> None:
+    """The planner's rule is of trainings from random weights; of public starts it was wrong."""
+    assert not [note for note in sweep_plan(*SMALL, "--epsilon", "0.1").advice if "too small" in note]
 
 
 def test_planner_warns_and_says_how_many_records_would_do(capsys: Said) -> None:

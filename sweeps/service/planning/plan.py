@@ -19,11 +19,9 @@ from dpgcl_core.accounting.composition import epsilon_prv, epsilon_rdp
 from dpgcl_core.accounting.filters import composed_event
 from dpgcl_core.accounting.tuning.cost import TrialClass, TuningCost
 from dpgcl_core.accounting.tuning.trials import cases_of
-from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.errors import ConfigError, DpgclError
 from dpgcl_core.mechanism.numbers import GROUPS, default_delta
 from dpgcl_core.mechanism.registry import method_named
-from dpgcl_core.planning.snr import expected_snr, is_modelled, too_small
 from dpgcl_core.release.noised_counts import split_public
 from dpgcl_core.sampling.slots import empty_step_prob, most_empty, share_lost
 from sweeps.service.options.data import DataOptions
@@ -38,7 +36,7 @@ from sweeps.service.planning.trials import Charged, Point, Trial, is_proven
 from sweeps.service.planning.unread import unread_note, unread_options
 from sweeps.service.storage.folder import config_hash
 from trainers.config.networks import PrivateStart
-from trainers.config.training import AnyNetworkConfig, EvaluationConfig, TrainingConfig
+from trainers.config.training import EvaluationConfig, TrainingConfig
 from trainers.config.tree import changed
 from trainers.data.dataset import TrainingData, image_shape_of, modality_of, num_public_classes
 from trainers.data.decoding import MAX_IMAGE_PIXELS
@@ -267,7 +265,7 @@ def build_plan(
             "no trial is left: with private data, and in sealed sweeps, trials with epsilon = inf are not "
             "run; give a finite epsilon"
         )
-    num_weights = _checked_networks([config for _, config in configs], data)
+    _check_networks([config for _, config in configs], data)
     networks = [config.network for _, config in configs]
     if any(each.mixes_no_records for each in networks) and not any(each.is_foreign for each in networks):
         raise ConfigError(
@@ -304,10 +302,7 @@ def build_plan(
         trials=tuple(trials),
         notes=tuple(told),
         usual_notes=frozenset(usual),
-        advice=(
-            *unread_note(unread_options(options.network, [trial.params for trial in trials])),
-            *_too_small_notes(configs, num_weights),
-        ),
+        advice=tuple(unread_note(unread_options(options.network, [trial.params for trial in trials]))),
         earlier=earlier,
     )
     if not release.is_open:
@@ -377,7 +372,7 @@ def trial_at(
 ) -> Trial:
     """Return the training at one point, which names it: for sweeps that choose while they run."""
     ((_, config),) = _configs(options, [point], data, calibration_folder)
-    _checked_networks([config], data)
+    _check_networks([config], data)
     params = _params(config, options, point, 0) | _data_params(data, config.evaluation)
     return Trial(name=point.label, config=config, params=params)
 
@@ -409,31 +404,6 @@ def _noise_of_scores(configs: Sequence[TrainingConfig]) -> list[str]:
     error = max(errors)
     warning = "; more records held out, or less noise, would tell more" if error > _LARGE_SCORE_ERROR else ""
     return [f"A noised accuracy has noise of standard deviation {error:.2g} in it{warning}."]
-
-
-NumWeights = dict[AnyNetworkConfig, int]
-"""The trained weights of every network that was built."""
-
-
-def _too_small_notes(configs: Sequence[tuple[Point, TrainingConfig]], num_weights: NumWeights) -> list[str]:
-    """Say that of no point a gain is to be expected, and what would do: one sentence, of the best of them.
-
-    Where one point has signal enough, the sweep itself tells how little the others have. A training within a
-    public subspace is left out: how much of the gradient lies in it, no model here tells.
-    """
-    small = {}
-    for point, config in configs:
-        if is_modelled(config.mechanism) and not config.public.subspace_dim:
-            found = expected_snr(config.mechanism, num_weights[config.network])
-            if not found.is_too_small:
-                return []
-            small[point.label] = found.over_training, config
-    if not small:
-        return []
-    best = max(small, key=lambda label: small[label][0])
-    config = small[best][1]
-    others = "" if len(small) == 1 else f" (the best of {len(small)} such points)"
-    return [f"At {best}{others}, {too_small(config.mechanism, num_weights[config.network])}"]
 
 
 def _configs(
@@ -517,16 +487,14 @@ def _scored_on_the_way(config: TrainingConfig, options: SweepOptions, data: Trai
     )
 
 
-def _checked_networks(configs: Sequence[TrainingConfig], data: TrainingData) -> NumWeights:
-    """Build each network once, refuse those that no step should see, and return their trained weights."""
-    found: NumWeights = {}
+def _check_networks(configs: Sequence[TrainingConfig], data: TrainingData) -> None:
+    """Build each network once, and refuse those that no step should see."""
     seen = list[TrainingConfig]()
     for config in configs:
         if not any(_is_checked_by(config, each) for each in seen):
-            found[config.network] = _check_network(config, data)
+            _check_network(config, data)
             seen.append(config)
     _check_words(configs, data)
-    return found
 
 
 def _is_checked_by(config: TrainingConfig, other: TrainingConfig) -> bool:
@@ -553,19 +521,14 @@ def _device(options: SweepOptions) -> str:
     return ("cuda" if gpus else "cpu") if device == "auto" else device
 
 
-def _check_network(config: TrainingConfig, data: TrainingData) -> int:
-    """Build the network once, so that no worker finds it or the optimizer unknown, or mixing records.
-
-    Returns:
-      Its trained weights.
-    """
+def _check_network(config: TrainingConfig, data: TrainingData) -> None:
+    """Build the network once, so that no worker finds it or the optimizer unknown, or mixing records."""
     torch.set_num_threads(config.performance.threads_per_worker)  # one per core would wait for each other
     shape = image_shape_of(data.train)
     encoder = starting_encoder(config, shape)
     task_of(config).check_network(config, encoder, shape)
     check_subspace(config, encoder)
     check_optimizer(config.optimizer.name)  # not built: torch's optimizers load its compiler, a second
-    return num_trainable(encoder)
 
 
 def _check_words(configs: Sequence[TrainingConfig], data: TrainingData) -> None:
