@@ -27,6 +27,7 @@ from sweeps.service.planning.trials import Point
 from sweeps.service.questions import run_question
 from trainers.config.tree import changed
 
+OF_PAIRS = ("clip-tiny", "clip-tiny-patch4", "clip-small")
 OF_IMAGES = ("tiny_cnn", "wide_cnn", "small_cnn", "resnet18")
 
 
@@ -52,9 +53,7 @@ class ArchitecturesOptions(PairSweepOptions):
 
 def points(options: ArchitecturesOptions) -> list[Point]:
     """Return one point per network and ε."""
-    from trainers.models.clip.published import SMALL_MODELS  # here, with torch
-
-    small = tuple(SMALL_MODELS) if options.data.modality == "image-text" else OF_IMAGES
+    small = OF_PAIRS if options.data.modality == "image-text" else OF_IMAGES
     found: list[Point] = []
     for given in dict.fromkeys(options.networks or small):
         name, _, weights = given.partition("=")

@@ -271,8 +271,8 @@ def dataset_title(name: str) -> str:
     kind, _, numbers = name.partition(":")
     if kind == "shapes" and numbers:
         num_records, *others = numbers.split(":")
-        given = ("seed {}", "{} words")
-        words = [word.format(other) for word, other in zip(given, others, strict=False)]
+        kinds = {"common": "common words", "short": "short captions"}
+        words = [kinds.get(other, f"seed {other}") for other in others]
         return f"{DATASET_NAMES[kind]} ({', '.join([num_records, *words])})"
     last = name.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1].removeprefix(f"{kind}:")
     return DATASET_NAMES.get(last, last)

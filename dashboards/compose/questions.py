@@ -29,7 +29,10 @@ OPTION_NAMES = (
 SPLITS = ("method", "target_epsilon", "num_augmentations", "sampled")
 # As the paper lists them; what else is drawn follows by name.
 ADAPTED_LAYERS = ("Q", "K", "V", "Q+K", "Q+V", "K+V", "Q+K+V")
-NETWORKS = ("clip-tiny", "clip-tiny-patch4", "clip-small", "ViT-B-32", "ViT-B-16", "ViT-L-14", "ViT-L-14-336")
+NETWORKS = (
+    *("clip-nano", "clip-tiny", "clip-tiny-patch4", "clip-small"),
+    *("ViT-B-32", "ViT-B-16", "ViT-L-14", "ViT-L-14-336"),
+)
 _IMAGE_AUGMENTATIONS = ("none", "crop", "jitter", "blur")
 _TEXT_AUGMENTATIONS = ("none", "sentence swap", "word swap", "word delete")
 AUGMENTATIONS = (

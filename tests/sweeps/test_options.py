@@ -20,6 +20,7 @@ from tests.sweeps.support import SCRIPT, environment, options, run_script
 from trainers.config.presets import SETTINGS
 from trainers.config.tree import changed, leaves
 from trainers.data.loading import PairOptions
+from trainers.models.clip.published import SHIPPED
 
 Refusal = Callable[..., str]
 
@@ -29,6 +30,19 @@ def test_options_take_the_settings_of_the_data_set_by_default() -> None:
     assert chosen.training() == SETTINGS["digits-cpu"]
 
 
+def test_first_sweep_is_of_pairs_from_weights_that_come_with_the_package() -> None:
+    chosen = options()
+    assert chosen.data.modality == "image-text"
+    assert chosen.training() == SETTINGS["short-pairs-cpu"]
+    assert (chosen.network.name, chosen.network.pretrained) in SHIPPED
+    assert chosen == options("--dataset", chosen.data.dataset)
+
+
+def test_grid_of_digits_is_theirs() -> None:
+    chosen = options("--dataset", "digits")
+    assert (chosen.group_sizes, chosen.service.repeats) == ((2, 4, 8, 16, 32), 2)
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_options_take_every_value_of_a_named_setting(name: str) -> None:
     chosen = options("--dataset", "fashion-mnist", "--setting", name)
@@ -36,7 +50,7 @@ def test_options_take_every_value_of_a_named_setting(name: str) -> None:
 
 
 def test_options_given_replace_those_of_a_named_setting() -> None:
-    chosen = options("--setting", "paper", "--num-steps", "7")
+    chosen = options("--dataset", "digits", "--setting", "paper", "--num-steps", "7")
     assert chosen.training() == changed(SETTINGS["paper"], num_steps=7)
 
 
@@ -64,7 +78,7 @@ def test_full_keeps_a_data_set_that_is_given() -> None:
 
 def test_group_sizes_are_taken_once_each() -> None:
     labels = [point.label for point in points(options("--group-sizes", "4", "2", "4", "--no-non-private"))]
-    assert labels == ["S4-Na1-private", "S2-Na1-private"]
+    assert labels == ["S4-Na0-private", "S2-Na0-private"]
 
 
 @pytest.mark.ci
@@ -107,7 +121,7 @@ def test_secure_noise_is_on_off_or_left_to_the_rule(given: tuple[str, ...], take
 
 def test_infinite_epsilon_is_one_point_per_group_size() -> None:
     labels = [point.label for point in points(options("--group-sizes", "4", "--epsilon", "inf"))]
-    assert labels == ["S4-Na1-eps-inf"]
+    assert labels == ["S4-Na0-eps-inf"]
 
 
 def test_option_names_are_none_of_ray_job_submit() -> None:

@@ -102,7 +102,7 @@ def test_layers_refuse_what_has_none(arguments: tuple[str, ...], words: str) -> 
 def test_architectures_of_pairs_are_small_clip_models_unless_given() -> None:
     chosen = networks(*QUICK)
     plan = planned(chosen, architectures.points(chosen))
-    assert [trial.config.network.name for trial in plan.trials] == list(SMALL_MODELS)
+    assert [trial.config.network.name for trial in plan.trials] == list(architectures.OF_PAIRS)
 
 
 def test_architectures_of_images_are_encoders_of_images() -> None:

@@ -49,12 +49,12 @@ def test_trials_are_sizes_by_epsilon_within_each_repeat(make_plan: Plan) -> None
     ]
 
 
-def test_default_is_twenty_trials() -> None:
+def test_default_is_eighteen_trials() -> None:
     from sweeps.group_size import points
 
     chosen = support.options()
-    assert len(points(chosen)) * chosen.service.repeats == 20
-    assert {point.changes["group_size"] for point in points(chosen)} == {2, 4, 8, 16, 32}
+    assert len(points(chosen)) * chosen.service.repeats == 18
+    assert {point.changes["group_size"] for point in points(chosen)} == {4, 16, 64}
 
 
 def test_num_augmentations_is_an_axis(make_plan: Plan) -> None:
@@ -204,7 +204,7 @@ def test_private_data_refuse_plain_noise_before_they_are_read(
 
 def test_word_for_a_network_of_this_package_is_refused(refusal: Callable[..., str]) -> None:
     assert "small_cnn is this package's: leave it out" in refusal(
-        "--mixes-no-records", "--network", "small_cnn"
+        "--dataset", "digits", "--mixes-no-records", "--network", "small_cnn"
     )
 
 

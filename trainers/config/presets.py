@@ -40,6 +40,16 @@ PAIRS_CPU = TrainingOptions(
     network=NetworkOptions(name="clip-tiny", lora_rank=0),
     evaluation=EvaluationConfig(max_query_records=2_000),  # the candidates of a recall, too
 )
+# Of short captions, from public weights that have seen half of the words (`benchmarks/common_words.py`).
+SHORT_PAIRS_CPU = changed(
+    PAIRS_CPU,
+    num_augmentations=0,
+    network="clip-nano",
+    pretrained="common-words",
+    expected_batch_size=256,
+    num_steps=40,
+    learning_rate=1e-3,
+)
 # The paper's image-text setting: ViT-B/32 with LoRA of rank 16 on queries and values, τ = 1/100, C = 0.01,
 # Adam 1e-3, crops of 80 %, sentence swap.
 PAPER_PAIRS = changed(
@@ -58,6 +68,7 @@ none: it stands on any."""
 SETTINGS: dict[str, TrainingOptions] = {
     "cpu": CPU,
     "pairs-cpu": PAIRS_CPU,
+    "short-pairs-cpu": SHORT_PAIRS_CPU,
     "digits-cpu": DIGITS_CPU,
     "fashion-mnist-cpu": FASHION_MNIST_CPU,
     "paper": PAPER,
@@ -74,7 +85,8 @@ def named_setting(
       ConfigError: there is no such setting.
     """
     if name == "auto":
-        return PAIRS_CPU if modality == "image-text" else SETTINGS.get(f"{dataset}-cpu", CPU)
+        of_pairs = SHORT_PAIRS_CPU if dataset.endswith(":short") else PAIRS_CPU
+        return of_pairs if modality == "image-text" else SETTINGS.get(f"{dataset}-cpu", CPU)
     if name == "paper" and modality == "image-text":
         return PAPER_PAIRS
     if name not in SETTINGS:

@@ -141,7 +141,7 @@ def load_dataset(
     """Return a data set with its images in memory; those of `webdataset:PATH` stay in their shards.
 
     Args:
-      name: one of `BUILTIN_DATASETS` or `shapes:NUM[:SEED[:common]]`; or your own: `npz:PATH` and
+      name: one of `BUILTIN_DATASETS` or `shapes:NUM[:SEED[:common|short]]`; or your own: `npz:PATH` and
         `folder:PATH` of images, `csv:PATH` and `webdataset:PATH` of images with captions, `parquet:PATH` of
         either, by whether it has a caption column.
       image_size: resize every image to this many pixels square; None keeps the images' own size
@@ -186,7 +186,7 @@ def load_dataset(
     class_names: tuple[str, ...]
     if scheme == "shapes":
         train, test = load_shapes(name, image_size)
-        class_names = SHAPE_NAMES
+        class_names = () if train.labels is None else SHAPE_NAMES
     elif is_builtin_name(name):
         train, test = load_builtin(name, image_size)
         class_names = BUILTIN_CLASS_NAMES[name]

@@ -14,6 +14,9 @@ one column) of a 3 × 3 grid; the groups of a picture lie in different rows (col
 The vocabulary `common` has the first half of the colours, shapes and grounds alone: a public start made of
 such pairs has not seen the rest, neither the words nor what they look like.
 
+*Short* pairs show one group each, in one wording, "two small red rings in the top row on grey.": a third of
+the tokens, for a network that trains in seconds.
+
 Pair i is a function of (vocabulary, seed, i) alone: every choice is a keyed hash of i. So the first thousand
 of sixty thousand pairs are the thousand pairs, and the data are the same on every machine. Where things stand
 in their cells, how bright they are and the tint of the ground vary without being told, so hardly any two
@@ -22,6 +25,7 @@ pictures of a million are quite the same.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 from functools import partial
@@ -76,7 +80,7 @@ _CELLS = tuple(
 )
 # A group's things along its row or column: one thing in one of three places, or two, or three.
 _ARRANGEMENTS = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 1], [1, 1, 1]], dtype=bool)
-_NAME = re.compile(r"shapes(?::([0-9]{1,9})(?::([0-9]{1,9})(?::(common))?)?)?")
+_NAME = re.compile(r"shapes(?::([0-9]{1,9})(?::([0-9]{1,9})(?::(common|short))?)?)?")
 _IMAGE_SIZE = 32
 _NUM_TINTS = 13  # of each channel: too little to see, and enough to tell pictures apart
 _GRID, _SHIFTS, _OVERSAMPLING, _AT_ONCE = 3, 3, 4, 2048
@@ -113,6 +117,7 @@ class ShapesName(NamedTuple):
     num_records: int
     seed: int
     vocabulary: str
+    is_short: bool
 
 
 def make_shape_pairs(
@@ -123,6 +128,7 @@ def make_shape_pairs(
     captions_per_image: int = 1,
     first: int = 0,
     vocabulary: str = "all",
+    is_short: bool = False,
 ) -> ImageTextRecords:
     """Return the generated pairs from number `first` on, images uint8 `[n, 3, image_size, image_size]`.
 
@@ -133,6 +139,7 @@ def make_shape_pairs(
       captions_per_image: 1 to `MAX_SHAPE_CAPTIONS`, each in a wording of its own.
       first: number of the first pair, so that test pairs can be others than the training pairs.
       vocabulary: one of `SHAPE_VOCABULARIES`.
+      is_short: one group in one wording, whatever `captions_per_image` is, and no labels.
 
     Labels are the shape of the first thing in reading order, for k-NN and the probe.
 
@@ -157,8 +164,10 @@ def make_shape_pairs(
         raise ConfigError(unknown_choice("vocabulary", vocabulary, SHAPE_VOCABULARIES))
     numbers = np.arange(first, first + num_records, dtype=np.uint64)
     scenes = draw_scenes(numbers, seed=seed, vocabulary=vocabulary)
-    wording = _draw(numbers, seed, "wording", MAX_SHAPE_CAPTIONS)
     kind = "shapes" if vocabulary == "all" else f"shapes of {vocabulary} words"
+    if is_short:
+        return _short_pairs(scenes, numbers, seed, image_size, f"short {kind}")
+    wording = _draw(numbers, seed, "wording", MAX_SHAPE_CAPTIONS)
     return ImageTextRecords(
         images=_render(scenes, numbers, seed, image_size),
         captions=tuple(
@@ -170,23 +179,44 @@ def make_shape_pairs(
     )
 
 
+def _short_pairs(
+    scenes: ShapeScenes, numbers: Ids, seed: int, image_size: int, kind: str
+) -> ImageTextRecords:
+    scenes = dataclasses.replace(scenes, num_groups=np.ones_like(scenes.num_groups))
+    grounds = tuple(SHAPE_GROUNDS)
+    return ImageTextRecords(
+        images=_render(scenes, numbers, seed, image_size),
+        captions=tuple(
+            (f"{_describe_group(scenes, row, 0)} on {grounds[ground]}.",)
+            for row, ground in enumerate(scenes.ground.tolist())
+        ),
+        ids=ids_from_names(f"{kind}/{seed}/{number}" for number in numbers.tolist()),
+    )
+
+
 def load_shapes(name: str, image_size: int | None = None) -> tuple[ImageTextRecords, ImageTextRecords]:
-    """Return the training and the test pairs of `shapes`, `shapes:NUM[:SEED]` or `shapes:NUM:SEED:common`.
+    """Return the training and the test pairs of `shapes`, `shapes:NUM[:SEED]` or `shapes:NUM:SEED:KIND`.
 
     The test pairs have numbers that no training set can have, so they are others than those of any `NUM`.
 
     Args:
-      name: NUM training pairs, 30,000 unless given, of the public SEED, 0 unless given, with the whole
-        vocabulary unless `common` is given.
+      name: NUM training pairs, 30,000 unless given, of the public SEED, 0 unless given. KIND `common` is
+        half of the vocabulary, `short` one group in one wording.
       image_size: in pixels; 32 unless given.
 
     Raises:
       ConfigError: a number lies outside its range.
     """
-    num_records, seed, vocabulary = shapes_name(name)
+    named = shapes_name(name)
     size = _IMAGE_SIZE if image_size is None else image_size
-    pairs = partial(make_shape_pairs, seed=seed, image_size=size, vocabulary=vocabulary)
-    return pairs(num_records), pairs(NUM_TEST_SHAPES, first=MAX_SHAPE_PAIRS)
+    pairs = partial(
+        make_shape_pairs,
+        seed=named.seed,
+        image_size=size,
+        vocabulary=named.vocabulary,
+        is_short=named.is_short,
+    )
+    return pairs(named.num_records), pairs(NUM_TEST_SHAPES, first=MAX_SHAPE_PAIRS)
 
 
 def shapes_name(name: str) -> ShapesName:
@@ -196,18 +226,19 @@ def shapes_name(name: str) -> ShapesName:
       ConfigError: it is no such name.
 
     >>> shapes_name("shapes")
-    ShapesName(num_records=30000, seed=0, vocabulary='all')
+    ShapesName(num_records=30000, seed=0, vocabulary='all', is_short=False)
     >>> shapes_name("shapes:500:7:common")
-    ShapesName(num_records=500, seed=7, vocabulary='common')
+    ShapesName(num_records=500, seed=7, vocabulary='common', is_short=False)
     """
     found = _NAME.fullmatch(name)
     num_records = int(found[1] or NUM_TRAIN_SHAPES) if found else 0
     if found is None or not 1 <= num_records <= MAX_SHAPE_PAIRS:
         raise ConfigError(
             f"shapes:NUM:SEED must have 1 to {MAX_SHAPE_PAIRS} training pairs and a seed of at most 9 "
-            f"digits, and may go on as shapes:NUM:SEED:common; got {name!r}"
+            f"digits, and may go on as shapes:NUM:SEED:common or shapes:NUM:SEED:short; got {name!r}"
         )
-    return ShapesName(num_records, int(found[2] or 0), found[3] or "all")
+    vocabulary = "common" if found[3] == "common" else "all"
+    return ShapesName(num_records, int(found[2] or 0), vocabulary, found[3] == "short")
 
 
 def _draw(numbers: Ids, seed: int, name: str, num_choices: int) -> Numbers:

@@ -58,7 +58,7 @@ from trainers.files.weights import SAFETENSORS, read_note, read_weights, write_w
 from trainers.models import captioner, masked
 from trainers.models.captioner import Captioner, build_captioner
 from trainers.models.clip.encoder import ImageTextEncoder
-from trainers.models.clip.published import SMALL_MODELS, ClipConfig, build_clip, find_clip
+from trainers.models.clip.published import CLIP_NANO, SMALL_MODELS, ClipConfig, build_clip, find_clip
 from trainers.models.encoder import Encoder, ImageShape, build_encoder, to_fast_layout
 from trainers.models.masked import MaskedAutoEncoder, build_masked
 from trainers.tasks.captions import caption_losses
@@ -377,12 +377,15 @@ def _images(recipe: Recipe, step: int) -> NDArray[np.uint8]:
 
 
 def _pairs(recipe: Recipe, step: int) -> ImageTextRecords:
+    # Longer captions would be cut by the small context of this network.
+    is_short = recipe.network.name == CLIP_NANO
     return shapes.make_shape_pairs(
         recipe.batch_size,
         seed=recipe.seed,
         image_size=recipe.image_shape[1],
         first=shapes.FIRST_UNUSED_SHAPE + step * recipe.batch_size,
         vocabulary="common",
+        is_short=is_short,
     )
 
 

@@ -77,7 +77,7 @@ def read_options(kind: type[SweepOptions], path: Path) -> OptionsFile:
 
 
 def options_text(options: SweepOptions) -> str:
-    """Return the file that repeats a sweep: its axes, and all options that differ from the defaults.
+    """Return the file that repeats a sweep: axes, data set, and all options that differ from the defaults.
 
     Where results go, credentials, and whether it is a dry run or a resume, are no part of it.
     """
@@ -85,8 +85,8 @@ def options_text(options: SweepOptions) -> str:
     content: dict[str, Any] = {"version": VERSION}
     for name, leaf in leaves(type(options)).items():
         value = leaf.of(options)
-        is_axis = len(leaf.path) == 1
-        if name not in OF_ONE_RUN and (is_axis or value != defaults[name]):
+        is_always_said = len(leaf.path) == 1 or name == "dataset"
+        if name not in OF_ONE_RUN and (is_always_said or value != defaults[name]):
             place = content
             for section in leaf.path[:-1]:
                 place = place.setdefault(section, {})

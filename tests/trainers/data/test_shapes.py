@@ -9,7 +9,10 @@ import pytest
 
 from dpgcl_core.errors import ConfigError
 from trainers.data import shapes
+from trainers.data.loading import load_dataset
 from trainers.data.shapes import draw_scenes, make_shape_pairs
+from trainers.models.clip.published import CLIP_NANO, ClipConfig, find_clip
+from trainers.models.clip.tokens import ClipTokenizer
 
 COUNTS = {"a": 1, "two": 2, "three": 3}
 ROWS, COLUMNS = ("top", "middle", "bottom"), ("left", "middle", "right")
@@ -49,15 +52,20 @@ def pairs():
     return make_shape_pairs(300, seed=3, image_size=48, captions_per_image=4)
 
 
-def test_every_caption_names_the_cells_that_are_painted(pairs):
-    for image, captions in zip(pairs.images, pairs.captions, strict=True):
+@pytest.fixture(scope="module", params=[False, True], ids=["long", "short"])
+def either(request):
+    return make_shape_pairs(300, seed=3, image_size=48, captions_per_image=4, is_short=request.param)
+
+
+def test_every_caption_names_the_cells_that_are_painted(either):
+    for image, captions in zip(either.images, either.captions, strict=True):
         for caption in captions:
             assert set(described_cells(caption)) == painted_cells(image), caption
 
 
-def test_every_caption_names_the_colours_that_are_painted(pairs):
-    side = pairs.images.shape[2] // 3
-    for image, captions in zip(pairs.images, pairs.captions, strict=True):
+def test_every_caption_names_the_colours_that_are_painted(either):
+    side = either.images.shape[2] // 3
+    for image, captions in zip(either.images, either.captions, strict=True):
         for (row, column), colour in described_cells(captions[0]).items():
             cell = image[:, row * side : (row + 1) * side, column * side : (column + 1) * side]
             # The pixels that differ most from the ground are of the thing's full colour, up to its shade.
@@ -69,8 +77,8 @@ def test_every_caption_names_the_colours_that_are_painted(pairs):
             assert is_full.sum() >= 6, (colour, captions[0])
 
 
-def test_every_caption_names_the_ground(pairs):
-    for image, captions in zip(pairs.images, pairs.captions, strict=True):
+def test_every_caption_names_the_ground(either):
+    for image, captions in zip(either.images, either.captions, strict=True):
         seen = image[:, 0, 0].astype(int)
         ground = min(shapes.SHAPE_GROUNDS, key=lambda n: np.abs(seen - shapes.SHAPE_GROUNDS[n]).sum())
         assert all(ground in caption for caption in captions)
@@ -169,3 +177,28 @@ def test_labels_are_the_shape_of_the_first_thing_in_reading_order(pairs):
 def test_numbers_outside_their_range_are_refused(bad):
     with pytest.raises(ConfigError, match=f"{next(iter(bad))} of the shapes must be an integer from"):
         make_shape_pairs(**({"num_records": 3, "seed": 0} | bad))
+
+
+# --- short pairs ---
+
+
+def test_short_pairs_have_no_labels_and_ids_of_their_own():
+    short, long = (make_shape_pairs(200, seed=3, is_short=each) for each in (True, False))
+    assert short.labels is None
+    assert not set(short.ids.tolist()) & set(long.ids.tolist())
+
+
+def test_short_captions_fit_the_smallest_model_whole_and_use_all_words():
+    pairs = make_shape_pairs(5_000, seed=7, is_short=True)
+    captions = [caption for (caption,) in pairs.captions]
+    tokens = ClipTokenizer(find_clip(ClipConfig(model=CLIP_NANO)))(captions)
+    assert tokens.num_truncated == 0
+    words = {word.strip(".") for caption in captions for word in caption.split()}
+    assert words >= {*shapes.SHAPE_COLOURS, *shapes.SHAPE_NAMES, *shapes.SHAPE_GROUNDS}
+
+
+def test_short_data_set_has_other_test_pairs_and_no_classes():
+    found = load_dataset("shapes:300:7:short")
+    assert found.test is not None
+    assert not set(found.train.ids.tolist()) & set(found.test.ids.tolist())
+    assert (len(found.train), found.class_names, found.test.labels) == (300, (), None)

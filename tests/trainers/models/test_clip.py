@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+import trainers
 from dpgcl_core.errors import ConfigError, StorageError
 from tests.trainers.clip_models import ALL, CAPTIONS, TINY, moved, pairs_of, tiny_encoder
+from trainers.config.networks import ClipNetworkConfig
 from trainers.models.attention import SeparateAttention, fuse_attention
+from trainers.models.clip import published
 from trainers.models.clip.encoder import (
     ImageTextEncoder,
     build_image_text_encoder,
@@ -23,13 +27,17 @@ from trainers.models.clip.encoder import (
     synthetic_pairs,
 )
 from trainers.models.clip.published import (
+    CLIP_NANO,
+    COMMON_WORDS,
     CONFIG_FILE,
+    SHIPPED,
     WEIGHTS_FILE,
     ClipConfig,
     ClipSpec,
     build_clip,
     find_clip,
 )
+from trainers.models.clip.starting import published_note
 from trainers.models.clip.tokens import ClipTokenizer, write_merges
 from trainers.models.torchvision_import import ensure_torchvision_import
 
@@ -153,6 +161,46 @@ def test_checkpoint_with_broken_numbers_is_refused(tmp_path: Path) -> None:
 def test_weights_that_do_not_exist_are_refused(weights: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         find_clip(ClipConfig(model="ViT-B-32", weights=weights))
+
+
+@pytest.mark.parametrize(("model", "name"), SHIPPED)
+def test_weights_that_come_with_the_package_are_in_its_wheel_and_fit(model: str, name: str) -> None:
+    spec = find_clip(ClipConfig(model=model, weights=name))
+    assert spec.weights is not None
+    root = Path(trainers.__file__).parent
+    globs = tomllib.loads((root.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    globs = globs["tool"]["setuptools"]["package-data"]["trainers"]
+    assert any(spec.weights in root.glob(each) for each in globs)
+    assert spec.weights.stat().st_size < 1_500_000
+    random, given = build_clip(find_clip(ClipConfig(model=model)), seed=0), build_clip(spec, seed=0)
+    assert not torch.equal(random.state_dict()["text_projection"], given.state_dict()["text_projection"])
+
+
+def test_weights_that_are_not_those_that_came_with_the_package_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "other.safetensors"
+    path.write_bytes(published.shipped_path(CLIP_NANO, COMMON_WORDS).read_bytes())
+    monkeypatch.setattr(published, "shipped_path", lambda *_: path)
+    assert find_clip(ClipConfig(model=CLIP_NANO, weights=COMMON_WORDS)).weights == path
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(StorageError, match="must be the file that comes with this package"):
+        find_clip(ClipConfig(model=CLIP_NANO, weights=COMMON_WORDS))
+
+
+def test_weights_that_come_with_the_package_are_named_among_the_choices() -> None:
+    with pytest.raises(ConfigError, match=f"did you mean {COMMON_WORDS!r}"):
+        find_clip(ClipConfig(model=CLIP_NANO, weights="common-word"))
+
+
+def test_statement_says_that_no_record_made_the_weights_of_the_package() -> None:
+    network = ClipNetworkConfig(name=CLIP_NANO, pretrained=COMMON_WORDS)
+    note = published_note(network)
+    assert SHIPPED[CLIP_NANO, COMMON_WORDS] in note
+    assert "No record made them" in note
+    assert "says nothing of the data" in published_note(ClipNetworkConfig(pretrained="openai"))
 
 
 def test_folder_without_weights_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from filelock import FileLock, Timeout
 from dpgcl_core.errors import ConfigError, StorageError
 from dpgcl_core.losses.image_text import image_text_group_loss
 from dpgcl_core.losses.info_nce import two_view_group_loss
+from dpgcl_core.release.statement import RESEARCH
 from sweeps.service.storage.folder import config_hash
 from tests.sweeps import support
 from tests.trainers.exporting import SMALL, same_weights
@@ -37,8 +39,10 @@ from trainers.data.shapes import (
     NUM_TEST_SHAPES,
     make_shape_pairs,
 )
-from trainers.files.weights import read_weights, write_weights
+from trainers.files.weights import read_note, read_weights, write_weights
 from trainers.models.clip.encoder import ImageTextEncoder
+from trainers.models.clip.published import CLIP_NANO, COMMON_WORDS, ClipConfig, find_clip, shipped_path
+from trainers.models.clip.tokens import ClipTokenizer
 from trainers.models.encoder import Encoder, build_encoder
 from trainers.training import public_start as made
 from trainers.training.public_start import Recipe, pretrained, public_start, recipe_of
@@ -359,6 +363,22 @@ def test_pairs_of_a_start_are_in_no_data_set_of_shapes() -> None:
     seen = [made._pairs(recipe, step).ids for step in (0, 1)]
     assert len(np.unique(np.concatenate(seen))) == 2 * recipe.batch_size
     assert FIRST_UNUSED_SHAPE >= MAX_SHAPE_PAIRS + NUM_TEST_SHAPES
+
+
+def test_smallest_clip_model_starts_from_pairs_that_its_context_holds() -> None:
+    recipe = recipe_of(ClipNetworkConfig(name=CLIP_NANO), (3, 32, 32), num_steps=20, seed=0)
+    captions = [caption for (caption,) in made._pairs(recipe, 0).captions]
+    tokens = ClipTokenizer(find_clip(ClipConfig(model=CLIP_NANO)))(captions)
+    assert tokens.num_truncated == 0
+    said = " ".join(captions)
+    assert "circle" in said
+    assert "ring" not in said  # a word that is not common
+
+
+def test_weights_of_the_package_are_those_of_the_recipe_that_their_file_states() -> None:
+    note = json.loads(read_note(shipped_path(CLIP_NANO, COMMON_WORDS)) or "{}")
+    recipe = recipe_of(ClipNetworkConfig(name=CLIP_NANO), (3, 32, 32), num_steps=1200, seed=0)
+    assert note == {"data": RESEARCH, "recipe": recipe.content}
 
 
 def test_large_clip_models_are_refused_with_those_that_are_pretrained() -> None:

@@ -29,6 +29,7 @@ from trainers.models.clip.published import (
     CONFIG_FILE,
     OWN_TOKENIZER,
     RANDOM,
+    SHIPPED,
     WEIGHTS_FILE,
     ClipConfig,
     ClipSpec,
@@ -62,7 +63,7 @@ def trained_spec(model: str, pretrained: str) -> ClipSpec:
     True
     """
     spec = find_clip(ClipConfig(model=model))
-    if pretrained == RANDOM:
+    if pretrained == RANDOM or (model, pretrained) in SHIPPED:
         return spec
     ensure_torchvision_import()
     import open_clip

@@ -26,8 +26,8 @@ from dpgcl_core.errors import ConfigError, StorageError, unknown_choice
 from trainers.files.weights import SAFETENSORS, misfits, read_weights
 from trainers.models.torchvision_import import ensure_torchvision_import
 
-CLIP_TINY = "clip-tiny"
-RANDOM = "random"
+CLIP_TINY, CLIP_NANO = "clip-tiny", "clip-nano"
+RANDOM, COMMON_WORDS = "random", "common-words"
 CONFIG_FILE = "open_clip_config.json"
 OWN_TOKENIZER = {"hf_tokenizer_name": "in this folder", "tokenizer_kwargs": {"strip_sep_token": True}}
 """Says of an exported model that open_clip finds its tokeniser beside it; no part of what the model is."""
@@ -36,15 +36,21 @@ _WEIGHTS_FILES = (WEIGHTS_FILE, "open_clip_pytorch_model.bin", "model.safetensor
 _PARTS = ("embed_dim", "vision_cfg", "text_cfg")
 
 
-def _small(*, width: int, layers: int, patch_size: int) -> Mapping[str, Any]:
+def _small(*, width: int, layers: int, patch_size: int, context_length: int = 56) -> Mapping[str, Any]:
     """Two towers of one size, with heads of 32, for images of 32 × 32 pixels.
 
     They know the first 2,048 tokens of CLIP: the noise of a private training grows with the number of
     weights, and CLIP's 49,408 tokens would be nine tenths of the smallest of these models. Their context
-    holds every caption of `shapes`, of at most 51 tokens.
+    holds every caption of `shapes`, of at most 51 tokens; that of `clip-nano` short ones, of at most 26.
     """
     vision = {"image_size": 32, "patch_size": patch_size, "layers": layers, "width": width, "head_width": 32}
-    text = {"context_length": 56, "vocab_size": 2048, "width": width, "heads": width // 32, "layers": layers}
+    text = {
+        "context_length": context_length,
+        "vocab_size": 2048,
+        "width": width,
+        "heads": width // 32,
+        "layers": layers,
+    }
     return {"embed_dim": width, "vision_cfg": vision, "text_cfg": text}
 
 
@@ -52,9 +58,16 @@ SMALL_MODELS: Mapping[str, Mapping[str, Any]] = {
     CLIP_TINY: _small(width=64, layers=2, patch_size=8),
     "clip-tiny-patch4": _small(width=64, layers=2, patch_size=4),
     "clip-small": _small(width=128, layers=4, patch_size=8),
+    CLIP_NANO: _small(width=64, layers=1, patch_size=16, context_length=26),
 }
-"""Models of the same 32 × 32 pixels: the second has four times the patches, as ViT-B/16 has of ViT-B/32, and
-the third is wider and deeper."""
+"""Models of the same 32 × 32 pixels: the second has four times the patches, as ViT-B/16 has of ViT-B/32, the
+third is wider and deeper, and the last, for short captions, trains in seconds."""
+
+SHIPPED: Mapping[tuple[str, str], str] = {
+    (CLIP_NANO, COMMON_WORDS): "bd6f714da3bd6e912267dcfa9188073a92e379d86d4b3cc4dfa9b1d1c52b82a6",
+}
+"""Weights that come with this package, by model and name, and the sha256 of the file; generated pairs made
+them (`benchmarks/common_words.py`)."""
 
 Colours = tuple[float, float, float]
 _HALF: Colours = (0.5, 0.5, 0.5)
@@ -67,7 +80,8 @@ class ClipConfig:
     Attributes:
       model: a name of open_clip's, one of `SMALL_MODELS`, a JSON file with open_clip's model configuration,
         or a folder that holds `open_clip_config.json`.
-      weights: "random"; one of open_clip's names for the weights of this model, such as "laion2b_s34b_b79k";
+      weights: "random"; one of open_clip's names for the weights of this model, such as "laion2b_s34b_b79k",
+        or of `SHIPPED`;
         or a file (`.safetensors`, or written by `torch.save`), or a folder with one under open_clip's name.
     """
 
@@ -117,7 +131,7 @@ def find_clip(config: ClipConfig) -> ClipSpec:
     (32, 32)
     """
     architecture, preprocessing = _architecture(config.model)
-    path = _weights_file(config.weights)
+    path = _shipped_file(config) or _weights_file(config.weights)
     if path is None and config.weights != RANDOM:
         published = _published(config)
         path = _downloaded(config, published)
@@ -221,6 +235,25 @@ def _read_architecture(path: Path) -> tuple[dict[str, Any], Mapping[str, Any]]:
     return architecture, content.get("preprocess_cfg", {})
 
 
+def shipped_path(model: str, name: str) -> Path:
+    """Return where weights of `SHIPPED` lie, whether they are there or not."""
+    return Path(__file__).with_name("weights") / f"{model}-{name}{SAFETENSORS}"
+
+
+def _shipped_file(config: ClipConfig) -> Path | None:
+    """The file of weights that come with this package, checked; None of others."""
+    sha256 = SHIPPED.get((config.model, config.weights))
+    if sha256 is None:
+        return None
+    path = shipped_path(config.model, config.weights)
+    if (found := read_weights(path).sha256) != sha256:
+        raise StorageError(
+            f"{path} must be the file that comes with this package, sha256 {sha256}; got {found}: install "
+            "the package again"
+        )
+    return path
+
+
 def _weights_file(weights: str) -> Path | None:
     """The file that `weights` names; None where it names no place on this machine."""
     path = Path(weights).expanduser()
@@ -243,7 +276,8 @@ def _published(config: ClipConfig) -> Mapping[str, Any]:
     model = config.model.replace("/", "-")
     published: Mapping[str, Any] = _open_clip().get_pretrained_cfg(model, config.weights)
     if not published:
-        names = [RANDOM, *_open_clip().list_pretrained_tags_by_model(model)]
+        shipped = [name for each, name in SHIPPED if each == config.model]
+        names = [RANDOM, *shipped, *_open_clip().list_pretrained_tags_by_model(model)]
         raise ConfigError(unknown_choice(f"weights of CLIP model {config.model}", config.weights, names))
     return published
 

@@ -15,7 +15,7 @@ from trainers.config.networks import WarmStart
 from trainers.config.training import ClipNetworkConfig
 from trainers.models.clip.adapters import ClipLora
 from trainers.models.clip.encoder import ImageTextEncoder, build_image_text_encoder
-from trainers.models.clip.published import CONFIG_FILE, RANDOM, ClipConfig, ClipSpec, find_clip
+from trainers.models.clip.published import CONFIG_FILE, RANDOM, SHIPPED, ClipConfig, ClipSpec, find_clip
 
 
 def starting_clip(
@@ -68,6 +68,11 @@ def published_note(network: ClipNetworkConfig) -> str:
     """Return what the privacy statement says of published weights; "" for a random draw."""
     if network.pretrained == RANDOM:
         return ""
+    if sha256 := SHIPPED.get((network.name, network.pretrained)):
+        return (
+            f"Starts from the weights {network.pretrained} of {network.name}, which come with this package "
+            f"(sha256 {sha256}). No record made them: they were trained on generated pairs, and cost no ε."
+        )
     return (
         f"Starts from the published weights {network.pretrained} of {network.name}. The guarantee is about "
         "this sweep's training data and says nothing of the data that made those weights."
