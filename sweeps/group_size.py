@@ -27,20 +27,16 @@ from sweeps.service.planning.trials import Point
 from sweeps.service.questions import run_question
 from trainers.config.tree import changed
 
-SIZES = (2, 4, 8, 16, 32, 64)
-PAIRS = "shapes:10000:7:short"
-OF_DATASETS: dict[str, dict[str, Any]] = {
-    PAIRS: {"group_sizes": (4, 16, 64)},
-    "digits": {"group_sizes": SIZES[:5], "repeats": 2},
-}
-"""The grids of data sets that are small."""
+SIZES, PAIRS = (2, 4, 8, 16, 32, 64), "shapes:10000:7:short"
+OF_PAIRS: dict[str, Any] = {"group_sizes": (4, 16, 64)}
+OF_DIGITS: dict[str, Any] = {"group_sizes": SIZES[:5], "repeats": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSizeOptions(SweepOptions):
     """The axes of this sweep."""
 
-    data: DataOptions = field(default_factory=partial(DataOptions, dataset=PAIRS))
+    data: DataOptions = field(default_factory=lambda: DataOptions(dataset=PAIRS))
     group_sizes: tuple[GroupSize, ...] = field(default=(*SIZES, "batch"), metadata=varies("group_size"))
     """Values of S; "batch" makes the whole realised batch one group."""
     non_private: bool = True
@@ -59,7 +55,7 @@ class GroupSizeOptions(SweepOptions):
         return changed(super().full(), num_augmentations_grid=(1,), group_sizes=(*SIZES, 128, 256, "batch"))
 
     def of_dataset(self) -> Self:
-        return changed(self, **OF_DATASETS.get(self.data.dataset, {}))
+        return changed(self, **{PAIRS: OF_PAIRS, "digits": OF_DIGITS}.get(self.data.dataset, {}))
 
 
 def points(options: GroupSizeOptions) -> list[Point]:

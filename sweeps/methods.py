@@ -13,19 +13,16 @@ import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
 from dpgcl_core.errors import exit_on_bad_input
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.sweep import SweepOptions, varies
-from sweeps.service.planning.points import changes_for
+from sweeps.service.planning.points import Candidate, changes_for
 from sweeps.service.questions import run_tuned_question
 from trainers.config.tree import changed
-
-if TYPE_CHECKING:
-    from sweeps.service.running.tuning import Candidate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +51,7 @@ class MethodsOptions(SweepOptions):
 
 def candidates(options: MethodsOptions) -> list[Candidate]:
     """Return one candidate per private method and ε, and one for each of the others."""
-    from sweeps.service.running.tuning import Candidate, compared  # here, with Ray
+    from sweeps.service.running.tuning import compared  # here, with Ray
 
     found, mechanism = [], options.mechanism
     grid = options.epsilon_grid or (None if options.service.total_epsilon else mechanism.target_epsilon(),)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sweeps.service.options.sweep import SweepOptions
+    from sweeps.service.planning.points import Candidate
     from sweeps.service.planning.trials import Point
-    from sweeps.service.running.tuning import Candidate
 
 
 def run_question(question: str, options: SweepOptions, points: Sequence[Point]) -> int:

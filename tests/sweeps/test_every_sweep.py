@@ -128,7 +128,7 @@ def test_tiny_sweep_ends_in_one_answer(ran: Ran) -> None:
     (answer,) = (line for line in lines if line.startswith("answer: "))
     kept = json.loads((ran.folder / "answer.json").read_text())
     assert answer == f"answer: {kept['lines'][0]}"
-    assert kept["settings"]
+    assert kept["choices"]
     assert not any(line.startswith("warning: the answer") for line in lines)
 
 

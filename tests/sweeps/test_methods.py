@@ -28,11 +28,11 @@ from sweeps import methods
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.planning.cost import cost_of
 from sweeps.service.planning.plan import Earlier, SweepPlan
-from sweeps.service.planning.points import check_groups
+from sweeps.service.planning.points import Candidate, check_groups
 from sweeps.service.planning.trials import Charged, Point
 from sweeps.service.privacy.statement import build_statement
 from sweeps.service.running import sweep as service
-from sweeps.service.running.tuning import Candidate, run_tuned_sweep
+from sweeps.service.running.tuning import run_tuned_sweep
 from tests.sweeps.support import options, plan_of, tracked_runs, without_ray, write_npz
 from trainers.config.tree import changed
 from trainers.tracking.server import connect

@@ -20,11 +20,12 @@ from sweeps.service.options.scores import final_scores, scores_to_compare, visib
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.augmentations import combinations
 from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.points import Candidate
 from sweeps.service.planning.search import plan_search
 from sweeps.service.planning.space import SearchOptions
 from sweeps.service.planning.trials import Point
 from sweeps.service.running.terminal import headline
-from sweeps.service.running.tuning import Candidate, _best, compared
+from sweeps.service.running.tuning import _best, compared
 from tests.sweeps.support import loaded, plan_of
 from trainers.config.networks import TextViewConfig, ViewConfig
 from trainers.config.presets import CPU, PAIRS_CPU

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from sweeps.service.options.data import DataOptions
 from sweeps.service.options.scores import default_score, scores_to_compare
 from sweeps.service.options.sweep import SweepOptions, errors_in_flags
 from sweeps.service.planning.plan import Earlier, SweepPlan, build_plan, planned_trials
+from sweeps.service.planning.points import Candidate
 from sweeps.service.planning.trials import Point, Trial
 from sweeps.service.privacy.statement import what_was_drawn
 from sweeps.service.running.display import displayed
@@ -34,23 +34,6 @@ from trainers.files.storage import storage_root
 
 _TUNING = "-tuning"
 """The end of the first sweep's name."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """What a comparison has one row for.
-
-    Attributes:
-      label: short name, fit for a file name.
-      changes: option values that all its settings share.
-      params: what MLflow shows of its trials besides.
-      tuned: whether there is anything to tune.
-    """
-
-    label: str
-    changes: Mapping[str, Any]
-    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    tuned: bool = True
 
 
 def run_tuned_sweep(
