@@ -142,12 +142,12 @@ def write_tables(content: Content, numbers: pd.DataFrame, folder: Path, stem: st
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{stem}{ending}" for ending in (".csv", ".md", ".tex")]
     _without_formulas(numbers).to_csv(paths[0], index=False)
-    paths[1].write_text(_as_markdown(content), encoding="utf-8")
+    paths[1].write_text(as_markdown(content), encoding="utf-8")
     paths[2].write_text(_as_latex(content, stem), encoding="utf-8")
     return paths
 
 
-def _as_markdown(content: Content) -> str:
+def as_markdown(content: Content) -> str:
     notes = "\n".join(f"- {escaped(note)}" for note in content.notes)
     (_, first), *others = content.tables
     text = f"# {escaped(content.title)}\n\n{escaped(content.subtitle)}\n\n{to_markdown(first)}\n\n{notes}\n"

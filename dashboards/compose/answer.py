@@ -317,11 +317,16 @@ class Answer:
         """Return that what to take is not distinguishable above its start; None where it is."""
         if self.gains is not False:
             return None
-        taken = [each.taken for each in self.choices if each.taken.over_start is not None]
-        below = [each.name for each in taken if each.over_start and each.over_start.verdict == LOWER]
-        start = taken[0].over_start.minus if taken[0].over_start else ""
+        known = [
+            (each.at, each.taken, each.taken.over_start) for each in self.choices if each.taken.over_start
+        ]
+        below = [taken.name for _, taken, gain in known if gain.verdict == LOWER]
+        lacking = [at for at, _, gain in known if gain.verdict != HIGHER]
+        start = known[0][2].minus
         if below:
             return f"{listed(below)} scores below {start}"
+        if len(lacking) < len(known):
+            return f"no gain over {start} is distinguishable at {listed(lacking)}"
         unknown = self.choices[0].sources == "nothing"
         why = "one repeat cannot tell" if unknown else "it may have learned nothing of the data"
         return f"no gain over {start} is distinguishable: {why}"
@@ -408,6 +413,8 @@ def answer_of(
     question: Question | str,
     privacy: PrivacyNumbers | None = None,
     outcomes: Mapping[str, Outcomes] | None = None,
+    *,
+    paired: bool = True,
 ) -> Answer | None:
     """Return the answer of a sweep; None where no trial has a score.
 
@@ -416,6 +423,7 @@ def answer_of(
       question: or its name; `OWN` for points of somebody's own.
       privacy: what the sweep cost.
       outcomes: on public test records, by the trial's name; without them repeats alone are counted as chance.
+      paired: a repeat is the same in all settings; otherwise each setting has repeats of its own.
 
     Raises:
       DashboardError: as `dashboards.compose.selection.shown_trials`.
@@ -434,7 +442,7 @@ def answer_of(
     if _EPSILON in asked.curve_columns and rows[_EPSILON].nunique() > 1:
         parts = [(f"ε = {value_text(epsilon)}", part) for epsilon, part in rows.groupby(_EPSILON)]
     level = LEVEL / len(parts)
-    found = [_Candidates.of(part, asked, score, level, outcomes or {}) for _, part in parts]
+    found = [_Candidates.of(part, asked, score, level, outcomes or {}, paired=paired) for _, part in parts]
     return Answer(
         question=asked.asked,
         score=score,
@@ -547,6 +555,8 @@ class _Candidates:
         score: str,
         level: float,
         outcomes: Mapping[str, Outcomes],
+        *,
+        paired: bool,
     ) -> _Candidates:
         """Return the settings of the trials that may be best."""
         is_search = question.kind == "search"
@@ -560,6 +570,9 @@ class _Candidates:
         noise = _noise_variance(rows, score)
         if is_search:
             layout = _layout_within(cells, score, level, noise, outcomes)
+            num_repeats, num_left_out = min(map(len, cells)), 0
+        elif not paired:
+            layout = _with_gains_within(_layout_within(cells, score, level, noise, {}), cells, score)
             num_repeats, num_left_out = min(map(len, cells)), 0
         else:
             scores = pd.concat([_by_repeat(cell, cell[score]) for cell in cells], axis=1)
@@ -668,15 +681,33 @@ def _by_repeat(cell: pd.DataFrame, values: pd.Series) -> pd.Series:
 def _layout_within(
     cells: Sequence[pd.DataFrame], score: str, level: float, noise: float, outcomes: Mapping[str, Outcomes]
 ) -> Layout:
-    """Return the layout of a search: each setting has repeats of its own, or none."""
-    squares = sum(float(((cell[score] - cell[score].mean()) ** 2).sum()) for cell in cells)
-    degrees = sum(len(cell) - 1 for cell in cells)
+    """Return the layout of settings of which each has repeats of its own, or none."""
+    within = _variance_within([cell[score] for cell in cells])
     means = np.array([[float(cell[score].mean()) for cell in cells]])
     found = [_mean_outcomes(cell, score, outcomes) for cell in cells]
     known = [each for each in found if each is not None]
     spread = RecordSpread.of(np.stack(known)[None]) if len(known) == len(cells) else None
-    within = (squares / degrees if degrees else 0.0, degrees)
     return Layout(means, None, spread, noise, level, within, tuple(map(len, cells)))
+
+
+def _with_gains_within(layout: Layout, cells: Sequence[pd.DataFrame], score: str) -> Layout:
+    """Return the layout with the starts of all settings; as it is where one was not scored."""
+    known = [start[1] for cell in cells if (start := start_of(cell, score)) is not None]
+    if len(known) < len(cells):
+        return layout
+    gains = [cell[score] - start for cell, start in zip(cells, known, strict=True)]
+    return dataclasses.replace(
+        layout,
+        starts=np.array([[float(start.mean()) for start in known]]),
+        within_gains=(_variance_within(gains)[0], min(map(len, cells)) - 1),
+    )
+
+
+def _variance_within(cells: Sequence[pd.Series]) -> tuple[float, int]:
+    """Return the variance within settings, pooled over these, and its degrees of freedom."""
+    squares = sum(float(((each - each.mean()) ** 2).sum()) for each in cells)
+    degrees = sum(len(each) - 1 for each in cells)
+    return (squares / degrees if degrees else 0.0), degrees
 
 
 def _record_spread(

@@ -21,7 +21,8 @@ def settings_table(answer: Answer) -> Table:
         for each in choice.settings:
             if each.name == choice.best and len(choice.contenders) == 1 < len(choice.settings):
                 bold.add((len(rows), 1))
-            row = [each.name, f"{100 * each.mean:.2f}"]
+            name = f"{choice.at}: {each.name}" if choice.at else each.name
+            row = [name, f"{100 * each.mean:.2f}"]
             row += [_difference_text(each.over_start)] * has_starts
             row += ["highest" if each.over_best is None else _difference_text(each.over_best)] * has_best
             rows.append([*row, "take" * (each.name == choice.take)])

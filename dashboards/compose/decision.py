@@ -174,6 +174,8 @@ class Layout:
       within: variance of one score within settings, and its degrees of freedom, for settings whose repeats
         are not those of the others; `scores` then has one row of means.
       counts: repeats of each setting, with `within`.
+      within_gains: as `within`, of one score less its start; the degrees of freedom are those of one setting,
+        for the settings may share their starts' chance. `starts` then has one row of means.
     """
 
     scores: Array
@@ -183,6 +185,7 @@ class Layout:
     level: float = LEVEL
     within: tuple[float, int] | None = None
     counts: Sequence[int] = ()
+    within_gains: tuple[float, int] | None = None
 
     @property
     def means(self) -> Array:
@@ -230,6 +233,9 @@ class Layout:
             shared = _variance(self.scores.mean(axis=1) - start) / num_repeats
             own = max(self._residual, self.noise_variance) * (1 - 1 / self._num_settings) / num_repeats
             repeats = [(shared, num_repeats - 1), (own, self._residual_degrees)]
+        elif self.within_gains is not None:
+            variance, degrees = self.within_gains
+            repeats = [(max(variance, self.noise_variance) / self.counts[setting], degrees)]
         parts = self._parts(repeats, *self._record_variances(setting, self._num_settings + setting))
         total = sum(variance for variance, _ in parts)
         # What all settings share makes their differences more alike than those to a control of their own.

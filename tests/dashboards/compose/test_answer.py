@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from dashboards.compose.answer import OWN, Answer, PrivacyNumbers, answer_of
+from dashboards.compose.answer_table import settings_table
 from dashboards.compose.decision import LOWER
 from trainers.files.outcomes import Outcomes
 
@@ -303,3 +304,46 @@ def test_answer_is_plain_values() -> None:
 
 def test_privacy_is_told_in_one_sentence() -> None:
     assert answered(sweep(FLAT)).lines()[-1] == PRIVACY.text()
+
+
+def test_warning_names_where_no_gain_is_distinguishable() -> None:
+    low, high = sweep({4: 0.5, 16: 0.5}, epsilon=1.0), sweep({4: 0.8, 16: 0.7}, epsilon=10.0, seed=2)
+    found = answered(pd.concat([low, high], ignore_index=True))
+    assert found.warning() == "no gain over the untrained network is distinguishable at ε = 1"
+
+
+def test_settings_of_several_choices_are_told_apart_in_the_table() -> None:
+    low, high = sweep({4: 0.7, 16: 0.6}, epsilon=1.0), sweep({4: 0.8, 16: 0.9}, epsilon=10.0, seed=2)
+    table = settings_table(answered(pd.concat([low, high], ignore_index=True)))
+    assert [row[0] for row in table.rows] == [
+        "ε = 1: S = 4",
+        "ε = 1: S = 16",
+        "ε = 10: S = 4",
+        "ε = 10: S = 16",
+    ]
+
+
+def test_repeats_that_settings_do_not_share_are_compared_within_settings() -> None:
+    """Repeats differ by ten times as much as the noise, which only paired differences are rid of."""
+    trials = sweep({2: 0.60, 16: 0.62, 64: 0.60}, start=0.6, seed=3)
+    paired, apart = answered(trials), answer_of(trials, "group-size", paired=False)
+    assert apart is not None
+    assert paired.choices[0].contenders == ["S = 16"]
+    assert apart.choices[0].contenders == ["S = 2", "S = 16", "S = 64"]
+    assert apart.choices[0].sources == "repeats"
+    cells = [cell["knn_accuracy"] for _, cell in trials.groupby("group_size")]
+    gains = [
+        cell["knn_accuracy"] - cell["untrained_knn_accuracy"] for _, cell in trials.groupby("group_size")
+    ]
+    first = apart.settings[0]
+    assert first.over_best is not None
+    assert first.over_start is not None
+    assert first.over_best.standard_error == pytest.approx(
+        math.sqrt(2 / 3 * np.mean([each.var(ddof=1) for each in cells]))
+    )
+    assert first.over_start.standard_error == pytest.approx(
+        math.sqrt(np.mean([each.var(ddof=1) for each in gains]) / 3)
+    )
+    without = answer_of(trials.drop(columns="untrained_knn_accuracy"), "group-size", paired=False)
+    assert without is not None
+    assert without.settings[0].over_start is None

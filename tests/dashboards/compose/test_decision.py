@@ -65,6 +65,18 @@ def test_two_settings_are_judged_by_the_paired_t_test() -> None:
         assert found.is_distinguishable == expected
 
 
+@pytest.mark.parametrize("scores", [[1.0, 1.3, 1.1], [1.0, 1.9, 1.1]])
+def test_gain_with_a_variance_of_its_own_is_judged_by_the_t_test(scores: list[float]) -> None:
+    within = (float(np.var(scores, ddof=1)), 2)
+    layout = Layout(
+        np.array([[np.mean(scores)]]), np.zeros((1, 1)), within=within, counts=(3,), within_gains=within
+    )
+    found = layout.over_start(0, "")
+    assert found is not None
+    assert found.standard_error == pytest.approx(stats.sem(scores))
+    assert found.is_distinguishable == (stats.ttest_1samp(scores, 0).pvalue / 2 < SHARE * LEVEL)
+
+
 def test_one_setting_is_judged_against_its_start_by_the_paired_t_test() -> None:
     for scores in ([1.0, 1.3, 1.1], [1.0, 1.9, 1.1]):
         expected = stats.ttest_1samp(scores, 0).pvalue / 2 < SHARE * LEVEL

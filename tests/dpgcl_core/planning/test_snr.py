@@ -7,20 +7,29 @@ import json
 import math
 import re
 import statistics
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from benchmarks import alignment
-from benchmarks.alignment import RESULTS, TABLES, measured, size_of_table
+from benchmarks.alignment import TABLES, measured, size_of_table
+from benchmarks.answers import RESULTS, Summary, read_answer
+from dashboards.compose.decision import HIGHER, LOWER
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.planning import snr
 from dpgcl_core.planning.snr import alignment_size_of, expected_snr, group_alignment, too_small
+from dpgcl_core.sampling.groups import BATCH
 
 ROWS = [row for table in TABLES for row in measured(table)]
-MAIN_SCORES = ("knn_accuracy", "Image → text recall at 10", "Text → image recall at 10")
+CALIBRATION = "calibration"
+ANSWERED = (
+    *("group_size_fashion_mnist", "group_size_samplings_fashion_mnist"),
+    *("regime_epsilon_10", f"{CALIBRATION}/regime_epsilon_1"),
+)
+"""Tables with first-step SNRs, a row of the whole batch and an answer; those on Fashion-MNIST first."""
 
 
 def mechanism(**changes: Any) -> Mechanism:
@@ -44,33 +53,36 @@ def header(table: str, symbol: str) -> float:
     return float(found.group(1))
 
 
-def over_training(table: str) -> dict[tuple[str, str], float]:
-    """Expected SNR over the training by (S, what is sampled), with the table's own noise on all weights."""
-    unit, num_steps = None, header(table, "T")
-    for line in (RESULTS / f"{table}.csv").read_text().splitlines()[1:]:
-        if line.startswith("batch,") and ",inf," not in line:
-            names = (RESULTS / f"{table}.csv").read_text().splitlines()[0].split(",")
-            unit = float(line.split(",")[names.index("snr_first_step_mean")])
-    assert unit is not None
-    batch = header(table, "B")
-    found = {("batch", "records"): unit * math.sqrt(num_steps * snr.common_share(batch))}
-    for row in measured(table):
-        bound = unit * row.num_groups * (2 if row.sampled == "groups" else 1)
-        common = math.sqrt(num_steps * snr.common_share(row.group_size))
-        found[str(row.group_size), row.sampled] = bound * common
-    return found
+@dataclass(frozen=True)
+class Answered:
+    """A private setting of an answered table.
+
+    Attributes:
+      snr: expected over the training, with the table's own noise on all weights.
+      gains: distinguishable above its start.
+      is_lower: distinguishable below the highest at its ε.
+    """
+
+    snr: float
+    gains: bool
+    is_lower: bool
 
 
-def gains(table: str) -> dict[tuple[str, str], bool]:
-    """Whether any main score of a private row is resolved above the network that it started from."""
-    found: dict[tuple[str, str], bool] = {}
-    for line in (RESULTS / f"{table}.md").read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        start = next((cell for cell in ("untrained", "public start") if cell in cells), None)
-        if cells[0] not in MAIN_SCORES or cells[1] == "∞" or start is None:
-            continue
-        key = cells[cells.index(start) - 1], "groups" if "groups" in cells else "records"
-        found[key] = found.get(key, False) or cells[-1] == "higher"
+def answered(table: str) -> list[Answered]:
+    """The settings of a table that holds rows of the whole batch, whose alignment is 1."""
+    summary, found = Summary(RESULTS / f"{table}.csv"), []
+    batch, num_steps = header(table, "B"), header(table, "T")
+    whole = summary.settings[summary.settings["group_size"] == BATCH].set_index("target_epsilon")
+    for each in read_answer(table).settings:
+        size, assumed = each.values["group_size"], batch
+        unit = float(whole["snr_first_step_mean"][each.cost.epsilon])
+        if size != BATCH:
+            assumed = size
+            unit *= batch / size * (2 if each.values.get("sampled") == "groups" else 1)
+        expected = unit * math.sqrt(num_steps * snr.common_share(assumed))
+        start, best = each.over_start, each.over_best
+        assert start is not None
+        found.append(Answered(expected, start.verdict == HIGHER, best is not None and best.verdict == LOWER))
     return found
 
 
@@ -81,7 +93,7 @@ def test_alignment_size_is_that_of_the_tables() -> None:
 
 def test_noise_has_the_norm_that_the_model_says() -> None:
     """The whole batch as one group has a clipped norm of C, so its SNR is C/(σΔ√d), with d = 8,280."""
-    table = "group_size_fashion_mnist"
+    table = f"{CALIBRATION}/group_size_fashion_mnist"
     told = mechanism(
         group_size="batch", sampling_prob=header(table, "B") / 60_000, noise_multiplier=header(table, "σ")
     )
@@ -97,26 +109,25 @@ def test_expected_snr_of_a_step_is_near_every_measured_one() -> None:
 
 
 def test_least_snr_lies_between_the_rows_without_and_with_a_gain() -> None:
-    gained, not_gained = [], []
-    for table in TABLES:
-        expected, found = over_training(table), gains(table)
-        assert set(found) <= set(expected)
-        for key, has in found.items():
-            (gained if has else not_gained).append(expected[key])
-    assert (len(gained), len(not_gained)) == (9, 3)
-    assert max(not_gained) == pytest.approx(0.10, abs=0.005)
-    assert min(gained) == pytest.approx(0.98, abs=0.005)
-    assert pytest.approx(math.sqrt(max(not_gained) * min(gained)), rel=0.1) == snr.LEAST_TRAINING_SNR
+    rows = [row for table in ANSWERED for row in answered(table)]
+    low = [row for row in rows if row.snr < snr.LEAST_TRAINING_SNR]
+    assert max(row.snr for row in low) == pytest.approx(0.10, abs=0.005)
+    assert not any(row.gains for row in low)
+    assert (sum(row.is_lower for row in low), len(low)) == (5, 6)
+    assert min(row.snr for row in rows if row.gains) == pytest.approx(1.96, abs=0.01)
+    on_fashion = [row for table in ANSWERED[:2] for row in answered(table)]
+    above = [row for row in on_fashion if row.snr > snr.LEAST_TRAINING_SNR]
+    assert min(row.snr for row in above) == pytest.approx(0.42, abs=0.005)
+    assert not any(row.is_lower for row in above)
 
 
-def test_enough_snr_is_that_of_the_largest_group_that_is_not_resolved_below_the_best() -> None:
-    page = (RESULTS / "group_size_fashion_mnist.md").read_text()
-    rows = re.findall(r"^\| \w+ \| 10 \| 1 \| (\d+) \| best, S = 2 \|.*\| ([\w ]+) \|$", page, re.MULTILINE)
-    lower = {size for size, verdict in rows if verdict == "lower"}
-    largest = max({size for size, _ in rows} - lower, key=int)
-    assert largest == "16"
-    expected = over_training("group_size_fashion_mnist")[largest, "records"]
-    assert expected == pytest.approx(snr.ENOUGH_TRAINING_SNR, rel=0.03)
+def test_enough_snr_is_between_those_of_the_smallest_that_are_within_noise_of_the_highest() -> None:
+    smallest = [
+        min(row.snr for row in answered(table) if not row.is_lower)
+        for table in ("group_size_fashion_mnist", "regime_epsilon_10")
+    ]
+    assert smallest == pytest.approx([0.99, 5.1], abs=0.04)
+    assert statistics.geometric_mean(smallest) == pytest.approx(snr.ENOUGH_TRAINING_SNR, rel=0.03)
 
 
 def test_sampled_groups_have_twice_the_snr_of_sampled_records() -> None:
