@@ -1544,6 +1544,23 @@ BREAKAGES = (
         ),
     ),
     Breakage(
+        name="gains of settings that share their start have the degrees of freedom of all of them",
+        file="dashboards/compose/answer.py",
+        before="within_gains=(_variance_within(gains)[0], min(map(len, cells)) - 1),",
+        after="within_gains=_variance_within(gains),",
+        tests=("tests/benchmarks/test_answers.py::test_committed_answer_is_that_of_its_table",),
+    ),
+    Breakage(
+        name="the variance of an unpaired gain is that of the score",
+        file="dashboards/compose/answer.py",
+        before="    gains = [cell[score] - start for cell, start in zip(cells, known, strict=True)]",
+        after="    gains = [cell[score] for cell, start in zip(cells, known, strict=True)]",
+        tests=(
+            "tests/dashboards/compose/test_answer.py"
+            "::test_repeats_that_settings_do_not_share_are_compared_within_settings",
+        ),
+    ),
+    Breakage(
         name="settings at several ε are compared with each other",
         file="dashboards/compose/answer.py",
         before="    if _EPSILON in asked.curve_columns and rows[_EPSILON].nunique() > 1:",
