@@ -5,9 +5,9 @@
     python benchmarks/answers.py --only tan_fashion_mnist
 
 The trainings' own scores are no longer there. A CSV file has mean, standard error and number of repeats of
-each setting and of its gain over its start, and an answer needs no more where repeats are taken for unpaired:
-the variance of one score is pooled over settings, that of a gain likewise, with the degrees of freedom of one
-setting (`dashboards.compose.answer.answer_of`, `paired=False`). As repeats in fact share their seeds, that is
+each setting and of its gain over its start. An answer needs no more where repeats are taken for unpaired: the
+variance of one score is pooled over settings, and so is that of a gain, whatever settings have of it in
+common (`dashboards.compose.answer.answer_of`, `paired=False`). As repeats in fact share their seeds, that is
 conservative. Each setting is given as many scores as it had repeats, with its mean and standard error. They
 stand for scores that nobody kept, and nothing else may be read off them.
 """

@@ -174,8 +174,8 @@ class Layout:
       within: variance of one score within settings, and its degrees of freedom, for settings whose repeats
         are not those of the others; `scores` then has one row of means.
       counts: repeats of each setting, with `within`.
-      within_gains: as `within`, of one score less its start; the degrees of freedom are those of one setting,
-        for the settings may share their starts' chance. `starts` then has one row of means.
+      within_gains: as `within`, of one score less its start, with the degrees of freedom of one setting.
+        `starts` then has one row of means.
     """
 
     scores: Array
@@ -228,23 +228,30 @@ class Layout:
         if self.starts is None:
             return None
         start = self.starts[:, setting]
+        mean = float(self.means[setting] - start.mean())
+        if self.within_gains is not None:
+            return self._unpaired_gain(setting, mean, name)
         num_repeats, shared, repeats = len(start), 0.0, list[Part]()
         if num_repeats > 1:
             shared = _variance(self.scores.mean(axis=1) - start) / num_repeats
             own = max(self._residual, self.noise_variance) * (1 - 1 / self._num_settings) / num_repeats
             repeats = [(shared, num_repeats - 1), (own, self._residual_degrees)]
-        elif self.within_gains is not None:
-            variance, degrees = self.within_gains
-            repeats = [(max(variance, self.noise_variance) / self.counts[setting], degrees)]
         parts = self._parts(repeats, *self._record_variances(setting, self._num_settings + setting))
         total = sum(variance for variance, _ in parts)
         # What all settings share makes their differences more alike than those to a control of their own.
         correlation = max(_CORRELATION, math.floor(20 * shared / total) / 20 if total else 0.0)
         k, level = self._num_settings, SHARE * self.level
-        mean = float(self.means[setting] - start.mean())
         return _judge(
             mean, name, parts, lambda degrees: critical_value(k, degrees, level, min(correlation, 0.95))
         )
+
+    def _unpaired_gain(self, setting: int, mean: float, name: str) -> Comparison:
+        """Return the gain of a setting whose repeats are not known to be those of the others."""
+        assert self.within_gains is not None
+        variance, degrees = self.within_gains
+        part = max(variance, self.noise_variance) / self.counts[setting], degrees
+        value = critical_value_of_any_share(self._num_settings, degrees, SHARE * self.level)
+        return _judge(mean, name, [part], lambda _: value)
 
     def repeats_to_show(self, one: int, other: int) -> int | None:
         """Return how many repeats would show the present difference of two settings; None beyond the most."""
@@ -363,6 +370,29 @@ def critical_value(num_comparisons: int, degrees: int, level: float, correlation
     return _root(
         lambda t: 1 - ndtr(t / math.sqrt(1 - correlation)) ** num_comparisons, degrees, level, correlation
     )
+
+
+@lru_cache(maxsize=512)
+def critical_value_of_any_share(num_comparisons: int, degrees: int, level: float) -> float:
+    """Return the critical value for comparisons that share nobody knows how much of their chance.
+
+    It is the largest over that share, of a pooled variance: from none, where every comparison adds its
+    degrees of freedom, to all, where the comparisons are one.
+
+    Args:
+      num_comparisons: with one pooled variance.
+      degrees: of freedom of each comparison by itself.
+      level: of the share of samples in which one exceeds it.
+
+    >>> [round(critical_value_of_any_share(number, 2, 0.02), 1) for number in (1, 6)]
+    [4.8, 5.4]
+    """
+    values = [critical_value(1, degrees, level)]
+    for share in np.arange(20) / 20:
+        pooled = degrees / (share**2 + (1 - share) ** 2 / num_comparisons)
+        correlation = max(float(share), _CORRELATION)
+        values.append(critical_value(num_comparisons, int(pooled), level, correlation))
+    return max(values)
 
 
 @lru_cache(maxsize=4096)

@@ -47,9 +47,9 @@ LEAST_TRAINING_SNR = 0.3
 """Expected SNR over the training below which no gain is to be expected.
 
 Of the private rows of `benchmarks/results` with a row of the whole batch beside them none up to 0.10 has a
-gain that its answer distinguishes, and five of those six are distinguishable below the highest at their ε.
-The smallest with such a gain has 1.96, and on Fashion-MNIST none from 0.42 on is distinguishable from the
-highest. This lies between 0.10 and 0.42.
+gain that its answer distinguishes, and the smallest with one has 0.99: this is the middle on a logarithmic
+scale. Five of the six rows up to 0.10 are distinguishable below the highest at their ε, and on Fashion-MNIST
+none from 0.42 on is.
 """
 ENOUGH_TRAINING_SNR = 2.2
 """From it on noise need not decide S: the geometric mean of two tables' smallest SNR that is within noise of

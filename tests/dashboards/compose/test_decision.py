@@ -17,6 +17,7 @@ from dashboards.compose.decision import (
     Layout,
     RecordSpread,
     critical_value,
+    critical_value_of_any_share,
     critical_value_of_winners,
 )
 
@@ -75,6 +76,19 @@ def test_gain_with_a_variance_of_its_own_is_judged_by_the_t_test(scores: list[fl
     assert found is not None
     assert found.standard_error == pytest.approx(stats.sem(scores))
     assert found.is_distinguishable == (stats.ttest_1samp(scores, 0).pvalue / 2 < SHARE * LEVEL)
+
+
+@pytest.mark.parametrize("shared", [0.0, 1.0, 4.0])
+def test_unpaired_gains_are_called_wrongly_as_seldom_as_is_allowed(shared: float) -> None:
+    """Whatever the settings have in common: settings and starts are all alike, and all starts are zero."""
+    num_sweeps, num_repeats, num_settings = 4000, 5, 6
+    generator = np.random.default_rng(0)
+    repeats = generator.normal(0, shared, (num_sweeps, num_repeats, 1))
+    gains = repeats + generator.normal(size=(num_sweeps, num_repeats, num_settings))
+    errors = np.sqrt(gains.var(axis=1, ddof=1).mean(axis=1) / num_repeats)
+    value = critical_value_of_any_share(num_settings, num_repeats - 1.0, SHARE * LEVEL)
+    wrong = float((gains.mean(axis=1).max(axis=1) > value * errors).mean())
+    assert wrong <= SHARE * LEVEL + 2 * np.sqrt(SHARE * LEVEL / num_sweeps)
 
 
 def test_one_setting_is_judged_against_its_start_by_the_paired_t_test() -> None:
