@@ -36,7 +36,7 @@ from dashboards.compose.figure import GAINS, SETTINGS, content_of
 from dashboards.compose.methods import gain_table, score_table
 from dashboards.compose.names import common_scores, score_names
 from dashboards.compose.questions import Question, find_question
-from dashboards.compose.references import COMPARED, PUBLIC_START, REFERENCE, ReferenceRow
+from dashboards.compose.references import COMPARED, NETWORK, PUBLIC_START, REFERENCE, ReferenceRow
 from dashboards.compose.selection import shown_trials
 from dashboards.compose.tables import for_readers
 from dashboards.figures import as_markdown
@@ -123,6 +123,8 @@ class Summary:
         found["guarantee_label"], found["data_is"] = row["guarantee"], "public"
         found["num_steps"] = 0 if row.get("method") == "base" else 1
         found[TUNING_COST_TAG] = next((note for note in self._notes if "restarts" not in note), None)
+        if self._starts_have_networks:
+            found[NETWORK] = self._network_of(row)
         for metric in self._metrics:
             name = metric.removesuffix("_mean")
             found[name] = _spread(row, name, num_repeats)
@@ -140,14 +142,21 @@ class Summary:
         found = [prefix for prefix, _ in self._references_of(row)]
         return PUBLIC_START if f"{PUBLIC_START}_" in found else "untrained"
 
+    @cached_property
+    def _starts_have_networks(self) -> bool:
+        labels = self.rows[self.question.axis.column].map(str)
+        return bool(labels.str.endswith(tuple(f", {name}" for name in NETWORKS.values())).any())
+
+    def _network_of(self, row: pd.Series) -> str:
+        return NETWORKS.get(str(row.get("method")), "clip-tiny")
+
     def _references_of(self, row: pd.Series) -> Iterator[tuple[str, pd.Series]]:
         """Yield the prefix and the row of each reference that a setting has."""
         axis = self.question.axis.column
         for _, reference in self.rows[self.rows["guarantee"] == REFERENCE].iterrows():
             label, _, at = str(reference[axis]).partition(", ")
             places = at.replace("warm start", "warm-start").split(" and ")
-            network = NETWORKS.get(str(row.get("method")), "clip-tiny")
-            if not at or str(row[axis]) in places or network in places:
+            if not at or str(row[axis]) in places or self._network_of(row) in places:
                 yield next(each.prefix for each in COMPARED if each.label == label), reference
 
     @cached_property
