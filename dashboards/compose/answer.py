@@ -362,11 +362,11 @@ class Answer:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain values, with the sentences in `lines` and what to take in `take`."""
-        return dataclasses.asdict(self) | {
-            "lines": self.lines(),
-            "warning": self.warning(),
-            "take": self.take,
-        }
+        plain = dataclasses.asdict(self)
+        for setting in (each for choice in plain["choices"] for each in choice["settings"]):
+            if math.isinf(setting["cost"]["epsilon"]):  # JSON has no infinity
+                setting["cost"]["epsilon"] = None
+        return plain | {"lines": self.lines(), "warning": self.warning(), "take": self.take}
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Answer:
@@ -405,7 +405,9 @@ def _read_setting(values: Mapping[str, Any]) -> Setting:
         name: None if values[name] is None else Comparison(**values[name])
         for name in ("over_start", "over_best")
     }
-    return Setting(**{**values, **read, "cost": Cost(**values["cost"]), "trials": tuple(values["trials"])})
+    epsilon = math.inf if values["cost"]["epsilon"] is None else values["cost"]["epsilon"]
+    cost = Cost(**{**values["cost"], "epsilon": epsilon})
+    return Setting(**{**values, **read, "cost": cost, "trials": tuple(values["trials"])})
 
 
 def answer_of(
@@ -505,11 +507,13 @@ def _candidates(shown: pd.DataFrame, question: Question) -> tuple[pd.DataFrame, 
 
 
 def _references(shown: pd.DataFrame, candidates: pd.DataFrame, score: str) -> dict[str, float]:
-    """Return the mean scores of what costs nothing, and of the best training without privacy."""
+    """Return the mean scores of what costs nothing, of the best network, and of the best without privacy."""
+    networks = candidates[NETWORK].map(str) if NETWORK in candidates else pd.Series("", candidates.index)
     found = {}
     for each in COMPARED:
         if has_values(candidates, each.prefix + score):
-            found[each.label.removesuffix(" alone")] = float(candidates[each.prefix + score].mean())
+            means = candidates[each.prefix + score].groupby(networks).mean()
+            found[each.label.removesuffix(" alone")] = float(means.max())
     free = shown[(shown["guarantee"] == "none") & (shown[_EPSILON] == math.inf) & shown[score].notna()]
     free = free[free["num_steps"] > 0] if "num_steps" in free else free
     if len(free) and (candidates["guarantee"] == PROVEN).any():

@@ -18,13 +18,12 @@ with two repeats 7 of 100 flat sweeps had a verdict by them.
 *The best setting* is decided by Hsu's multiple comparisons with the best (1984): a setting is
 distinguishable from the best one where their difference exceeds Dunnett's one-sided critical value for
 k − 1 comparisons at `LEVEL`. A winner is distinguishable from all others. Of a few settings that are all
-alike one could win too often, so the critical value is raised until that happens in two fifths of `LEVEL`.
+alike one could win too often, so the critical value is raised until that happens in half of `LEVEL`.
 
 *A gain over the start* (the network before training) is judged by Dunnett's critical value for k
-comparisons at two fifths of `LEVEL`; a fifth is left for approximations. The start may spread otherwise than
-trained networks do, and a public start does not spread at all. So the variance of that difference has two
-independent parts: of the mean over settings against its start, from the repeats alone, and of the setting
-against that mean.
+comparisons at the other half. The start may spread otherwise than trained networks do, and a public start
+does not spread at all. So the variance of that difference has two independent parts: of the mean over
+settings against its start, from the repeats alone, and of the setting against that mean.
 
 *Guarantee*: of sweeps whose settings and start are all alike, at most a share `LEVEL` has a winner or a gain
 that is called distinguishable; docs/answer.md has the simulation (`python benchmarks/decision.py`). What is
@@ -47,7 +46,7 @@ Part = tuple[float, int]
 """A part of a variance, and the degrees of freedom of its estimate."""
 
 LEVEL = 0.05
-SHARE = 0.4
+SHARE = 0.5
 """Of `LEVEL`, for wrong winners and for wrong gains."""
 HIGHER, LOWER, WITHIN_NOISE = "higher", "lower", "within noise"
 SAVING = 2 / 3
@@ -357,7 +356,7 @@ def _variance(values: Array) -> float:
 
 
 @lru_cache(maxsize=4096)
-def critical_value(num_comparisons: int, degrees: int, level: float, correlation: float = 0.5) -> float:
+def critical_value(num_comparisons: int, degrees: float, level: float, correlation: float = 0.5) -> float:
     """Return Dunnett's one-sided critical value, for comparisons with equal correlations.
 
     The t that the largest of `num_comparisons` exceeds in a share `level` of samples (Dunnett, 1955).
@@ -391,7 +390,7 @@ def critical_value_of_any_share(num_comparisons: int, degrees: int, level: float
     for share in np.arange(20) / 20:
         pooled = degrees / (share**2 + (1 - share) ** 2 / num_comparisons)
         correlation = max(float(share), _CORRELATION)
-        values.append(critical_value(num_comparisons, int(pooled), level, correlation))
+        values.append(critical_value(num_comparisons, math.floor(10 * pooled) / 10, level, correlation))
     return max(values)
 
 
@@ -411,7 +410,7 @@ def critical_value_of_winners(num_others: int, degrees: int, level: float) -> fl
     return _root(share, degrees, level, _CORRELATION)
 
 
-def _root(share: Callable[[Array], Array], degrees: int, level: float, correlation: float) -> float:
+def _root(share: Callable[[Array], Array], degrees: float, level: float, correlation: float) -> float:
     """Return the t at which a share of samples, given the part that all comparisons have, is `level`.
 
     Args:

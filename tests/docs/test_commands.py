@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from dpgcl_core.errors import DpgclError
+from dpgcl_core.errors import DpgclError, StorageError
 from sweeps.service.running import planner, tuning
 from sweeps.service.running import sweep as running
 from sweeps.service.running.sweep import Outcome
@@ -70,10 +70,15 @@ def test_pages_show_commands() -> None:
 
 
 @pytest.mark.parametrize("command", SWEEPS, ids=str)
-def test_sweep_understands(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_understands(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The sweep parses the options and makes its points."""
     monkeypatch.delenv("DPGCL_LEDGER", raising=False)
-    _parse(monkeypatch, command.program, _without_help_and_files(command.arguments))
+    monkeypatch.setenv("DPGCL_STORAGE", str(tmp_path))
+    finds_a_sweep = "--resume" in command.arguments and "--name" not in command.arguments
+    with (
+        pytest.raises(StorageError, match="nothing to resume") if finds_a_sweep else contextlib.nullcontext()
+    ):
+        _parse(monkeypatch, command.program, _without_help_and_files(command.arguments))
 
 
 def test_sweep_refuses_what_no_page_may_show(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -300,6 +300,9 @@ def test_answer_is_plain_values() -> None:
     assert values["lines"] == found.lines()
     assert values["choices"][0]["settings"][0]["trials"] == ["2-r0", "2-r1", "2-r2"]
     assert Answer.read(values) == found
+    free = answered(sweep(FLAT, epsilon=math.inf))
+    text = json.dumps(free.as_dict(), allow_nan=False)  # other readers know no Infinity
+    assert Answer.read(json.loads(text)) == free
 
 
 def test_privacy_is_told_in_one_sentence() -> None:
