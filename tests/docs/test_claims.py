@@ -23,9 +23,9 @@ NUMBER = re.compile(r"\d+\.\d+ ± \d+\.\d+")
 UTILITY = re.compile(
     r"\b(gains?|gained|ahead|beats?|better|worse|higher|lower|leads?|lost|loses|within noise)\b"
 )
-REWRITTEN = {ROOT / "docs/answer.md", ROOT / "benchmarks/results/README.md"}
-"""The page of results holds the answers themselves, docs/answer.md explains an example of one."""
-PAGES = [page for page in (*pages(), ROOT / "CHANGELOG.md") if page not in REWRITTEN]
+ANSWERS = {ROOT / "benchmarks/results/README.md"}
+"""The page of results holds the answers themselves."""
+PAGES = [page for page in (*pages(), ROOT / "CHANGELOG.md") if page not in ANSWERS]
 
 
 def paragraphs(text: str) -> list[str]:
