@@ -501,7 +501,11 @@ def _candidates(shown: pd.DataFrame, question: Question) -> tuple[pd.DataFrame, 
         claimed = rest[rest["guarantee"] == AS_PUBLISHED]
         names = list(dict.fromkeys(value_text(_plain(each)) for each in rest[column]))
         same = set(names) & {value_text(_plain(each)) for each in kept[column]}
-        what = f"{len(rest)} trials without noise" if same and claimed.empty else listed(names)
+        what = (
+            f"{len(rest)} training{'s' * (len(rest) != 1)} without noise"
+            if same and claimed.empty
+            else listed(names)
+        )
         told.append(f"Left out, {reason}: {what}.")
     return kept, tuple(told)
 

@@ -1536,8 +1536,8 @@ BREAKAGES = (
     Breakage(
         name="the finite test set is no chance",
         file="dashboards/compose/decision.py",
-        before="        return _Part(between / n, n - 1), known",
-        after="        return _Part(between / n / n, n - 1), known",
+        before="        return between / n, interaction / (len(self.scores) * n)",
+        after="        return between / n / n, interaction / (len(self.scores) * n)",
         tests=(
             "tests/dashboards/compose/test_decision.py"
             "::test_few_records_make_a_lead_uncertain_that_all_repeats_agree_on",

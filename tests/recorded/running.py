@@ -96,10 +96,8 @@ def _run(command: Command, folder: Path) -> dict[str, Any]:
         "command": " ".join(command),
         "exit_code": done.returncode,
         "plan": _plan(lines),
-        "printed": _results_sorted(
-            [_printed(line, folder) for line in lines if not line.startswith(("estimate:", "… "))]
-        ),
-        "errors": [_text(line, folder) for line in errors],
+        "printed": _results_sorted([_printed(line, folder) for line in _without_chance(lines)]),
+        "errors": [_text(line, folder) for line in errors if "is not distinguishable above" not in line],
     }
 
 
@@ -113,6 +111,16 @@ def _plan(lines: list[str]) -> dict[str, Any]:
             name, *numbers = point.groups()
             found.setdefault("points", {})[name] = numbers
     return found
+
+
+def _without_chance(lines: list[str]) -> list[str]:
+    """The lines without times, and without the sentences of an answer, which secret noise decides."""
+    found, is_answer = [], False
+    for line in lines:
+        is_answer = line.startswith("answer: ") or (is_answer and line.startswith("  "))
+        if not is_answer or line.startswith(("answer: ", "  The ledger holds")):
+            found.append("answer: #" if line.startswith("answer: ") else line)
+    return [line for line in found if not line.startswith(("estimate:", "… "))]
 
 
 def _printed(line: str, folder: Path) -> Any:
@@ -129,7 +137,6 @@ def _text(text: str, folder: Path) -> str:
     text = re.sub(r"[\w/]+\.py\b", "<source>", text)
     text = re.sub(r" \((\d+ h )?\d+ min( \d+ s)? left\)$", "", text)
     text = re.sub(r" Valid: .*", "", text)
-    text = re.sub(r"^(answer: [^?]*\?|  Highest:).*", r"\1 #", text)  # by chance
     text = re.sub(r"[-+]?\d+\.\d+ points", "# points", text)
     return _SCORE.sub(r"\1#", text)
 

@@ -18,7 +18,7 @@ from trainers.config.tree import changed
 
 
 def fitted(*arguments: str, num_records: int) -> tuple[SweepOptions, Sequence[Point], list[str]]:
-    options = support.options(*arguments)
+    options = support.options("--dataset", "digits", *arguments)
     return fitted_to_size(options, group_size.points(options), num_records)
 
 

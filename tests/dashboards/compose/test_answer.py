@@ -95,7 +95,7 @@ def test_every_private_row_is_a_candidate_and_what_is_left_out_is_named() -> Non
     found = answered(pd.concat([private, free], ignore_index=True))
     assert [setting.name for setting in found.settings] == ["S = 2", "S = 16", "S = batch"]
     assert found.take == ["S = batch"]
-    assert found.left_out == ("Left out, no proven guarantee: 6 trials without noise.",)
+    assert found.left_out == ("Left out, no proven guarantee: 6 trainings without noise.",)
     only_free = answered(free)  # of a sweep without privacy all may be best
     assert {setting.name for setting in only_free.settings} == {"S = 2", "S = 16"}
 
