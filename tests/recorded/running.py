@@ -22,7 +22,7 @@ RELATIVE_TOLERANCE = 1e-8  # of floating-point functions of other processors, an
 
 _OWN = ("DPGCL_STORAGE", "DPGCL_LEDGER", "MLFLOW_TRACKING_URI", "RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR")
 _SCORE = re.compile(r"((?:accuracy|recall_at_\d+|snr\w*)(?:,|:)? )[-+.\de]+")
-_RANDOM_COLUMN = re.compile(r"(accuracy|recall|snr|_seconds).*_(mean|standard_error)$")
+_RANDOM_COLUMN = re.compile(r"(accuracy|recall|snr|_seconds).*_(mean|standard_error|share)$")
 _POINT = re.compile(r"  (\S+)\s+σ = (\S+)\s+ε of one trial = (\S+)\s+(\S+)$")
 _LEFT_OUT_KEYS = {"versions", "sha256", "head_hash", "ledger_id"}
 
