@@ -9,7 +9,7 @@ import pandas as pd
 from dashboards.compose.names import DURING, value_text
 from dashboards.compose.questions import Question
 from dashboards.errors import DashboardError
-from dpgcl_core.release.metrics import Release, find_metric
+from dpgcl_core.release.metrics import Release, declared_name, find_metric
 
 PROVEN, AS_PUBLISHED, NO_GUARANTEE = "proven", "as-published", "none"
 ORDER = "axis_order"
@@ -96,7 +96,10 @@ def is_withheld(name: str) -> bool:
 
     >>> [is_withheld(name) for name in ("snr_first_step", "relative_loss", "knn_accuracy_during", "epsilon")]
     [True, True, False, False]
+    >>> is_withheld("training.num_restarts")  # as MLflow has it
+    True
     """
+    name = declared_name(name)
     metric = find_metric(name) or find_metric(name.removesuffix(DURING))
     return metric.release is Release.PRIVATE_ONLY if metric else name.endswith(("loss", DURING))
 

@@ -1534,6 +1534,22 @@ BREAKAGES = (
         ),
     ),
     Breakage(
+        name="outcomes tell whether a training was resumed",
+        file="trainers/training/loop.py",
+        before="    if config.evaluation.also_untrained:  # before",
+        after="    if config.evaluation.also_untrained and not (checkpoints and checkpoints.load()):  # before",
+        tests=("tests/trainers/training/test_release.py::test_outcomes_do_not_tell_of_a_restart",),
+    ),
+    Breakage(
+        name="the kept study of a search tells of trainings that stopped",
+        file="sweeps/service/running/search.py",
+        before="        if result is not None:\n            self._record(name, result)",
+        after="        self._record(name, result or {'metrics': {}})",
+        tests=(
+            "tests/sweeps/test_search.py::test_kept_study_has_no_trace_of_a_training_that_failed_and_went_on",
+        ),
+    ),
+    Breakage(
         name="the finite test set is no chance",
         file="dashboards/compose/decision.py",
         before="        return between / n, interaction / (len(self.scores) * n)",

@@ -422,7 +422,7 @@ def test_ctrl_c_costs_nothing_and_the_printed_line_goes_on(tmp_path: Path) -> No
     driver.wait_for((storage / "sweeps/one/drawn/S4-Na1-private-r0.stop").exists)
     (tmp_path / "hold-0").unlink()
     assert driver.wait() == 130, driver.stdout + driver.stderr
-    assert "a resume repeats no step of it" in driver.stdout
+    assert "a training that has saved its step repeats none" in driver.stdout
     assert drawn_in(tmp_path) == [6]
     (line,) = re.findall("continue with (.*)", driver.stdout)
     shell = environment(home, **env, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")

@@ -88,7 +88,7 @@ class TrainingResult:
       series: per-step values by declared name, as (step, value).
       encoder: the trained network, or with `ema_decay` the average of its iterates.
       outcomes: of the final scores, record by record, where the evaluation records are public; None of
-        others. Those of the start are there unless the training was resumed.
+        others.
     """
 
     metrics: dict[str, float]
@@ -190,10 +190,13 @@ def _train(
     progress: Callable[[int], object],
 ) -> TrainingResult:
     config = run.config
+    if (
+        config.evaluation.also_untrained
+    ):  # before a resume: whether there was one must not be seen in outcomes
+        run.scores_before = _scores_before_training(run)
     _resume(run, checkpoints)
     progress(run.step)
-    if run.step == 0 and config.evaluation.also_untrained:
-        run.scores_before = _scores_before_training(run)
+    if run.step == 0:
         run.observer.final.update(run.observer.visible(run.scores_before))
     if run.step == 0:
         _score_on_the_way(run)

@@ -90,7 +90,7 @@ class SearchSweep(OpenSweep):
         self._costliest = plan.trials[0]
         self._proposals = Proposals(self._plan.space, self._plan.options)
         self._values: dict[str, Mapping[str, Any]] = {}
-        self._late: dict[str, Mapping[str, Any] | None] = {}
+        self._late: dict[str, Mapping[str, Any]] = {}
         self._study = SearchStudy(
             self._plan.options.study_storage or str(folder.path / JOURNAL),
             self._plan.options.objectives,
@@ -134,23 +134,22 @@ class SearchSweep(OpenSweep):
         result = self._folder.result(name, self._hashes[name])
         metrics = None if result is None else result["metrics"]
         self._proposals.tell(self._trials[name].params["trial_number"], metrics)
-        self._record(name, result)
+        if result is not None:
+            self._record(name, result)
 
     def _begin(
         self, opened: Future[Tracker], done: dict[str, dict[str, Any]], remaining: Sequence[Trial]
     ) -> None:
         super()._begin(opened, done, remaining)
         self._study.name_after(self._folder.name, str((self._folder.read_plan() or {})["sweep_id"]))
-        for name in (*done, *self._left_out(done)):
-            self._record(name, done.get(name))
+        for name, result in done.items():
+            self._record(name, result)
 
-    def _record(self, name: str, result: Mapping[str, Any] | None) -> None:
-        """Add a trial to the kept study; one that is not taken is tried again at the end."""
-        times = None if result is None else times_ms(result)
+    def _record(self, name: str, result: Mapping[str, Any]) -> None:
+        """Add a trial with a result to the kept study; one that is not taken is tried again at the end."""
+        label = self._trials[name].config.guarantee_label
         try:
-            self._study.add(
-                name, self._values[name], result, self._trials[name].config.guarantee_label, times
-            )
+            self._study.add(name, self._values[name], result, label, times_ms(result))
         except StorageError as error:
             if not self._late:
                 warn(f"warning: {error}; it is tried again at the end")

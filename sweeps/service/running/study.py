@@ -1,11 +1,13 @@
 """The Optuna study of a search: a record for Optuna's own tools, which the search itself never reads.
 
-It holds what MLflow shows of each trial that has ended: its settings, the objectives, its ε and guarantee,
-which the release gate has let out. Of private records it has no durations, which are withheld.
+It holds what MLflow shows of each trial with a result: its settings, the objectives, its ε and guarantee,
+which the release gate has let out. Trainings that stopped, failed or were restarted are no rows: of private
+records they may tell. Of private records it has no durations, either.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -69,24 +71,24 @@ class SearchStudy:
         self,
         trial: str,
         values: Mapping[str, Any],
-        result: Mapping[str, Any] | None,
+        result: Mapping[str, Any],
         guarantee_label: str,
         times_ms: tuple[int, int] | None,
     ) -> None:
-        """Add a trial that has ended, unless it is there.
+        """Add a trial with a result, unless it is there; without all objectives it counts as failed.
 
         Args:
           trial: its name.
           values: its settings, by option.
-          result: its metrics, and what else was kept; None where it failed.
+          result: its metrics, and what else was kept.
           guarantee_label: of the training.
           times_ms: when it began and ended; None where that is withheld.
 
         Raises:
           StorageError: the storage does not take it; call again.
         """
-        metrics = {} if result is None else result["metrics"]
-        scores = [metrics[name] for name in self._objectives if name in metrics]
+        metrics = result["metrics"]
+        scores = [each for name in self._objectives if math.isfinite(each := metrics.get(name, math.nan))]
         state = TrialState.COMPLETE if len(scores) == len(self._objectives) else TrialState.FAIL
         attributes = {_TRIAL: trial, "guarantee_label": guarantee_label}
         if EPSILON in metrics:
@@ -105,7 +107,7 @@ class SearchStudy:
         try:
             study = self._study = self._study or self._opened()
             known = study.get_trials(deepcopy=False)
-            if not any((each.user_attrs.get(_TRIAL), each.state) == (trial, state) for each in known):
+            if all(each.user_attrs.get(_TRIAL) != trial for each in known):
                 study.add_trial(ended)
         except Exception as error:
             raise StorageError(
@@ -115,6 +117,7 @@ class SearchStudy:
     def _opened(self) -> Study:
         """The study of this sweep, there already or new."""
         names, sweep_id = self._names
+        there = set(optuna.get_all_study_names(self._storage))
         for name in names:
             study = optuna.create_study(
                 storage=self._storage,
@@ -122,7 +125,7 @@ class SearchStudy:
                 directions=[direction(objective) for objective in self._objectives],
                 load_if_exists=True,
             )
-            if study.user_attrs.get(_SWEEP_ID, sweep_id) == sweep_id:
+            if name not in there or study.user_attrs.get(_SWEEP_ID) == sweep_id:
                 break
         study.set_user_attr(_SWEEP_ID, sweep_id)
         with warnings.catch_warnings():
@@ -136,6 +139,8 @@ class SearchStudy:
 
 
 def _storage(address: str) -> BaseStorage:
+    if "://" not in address and has_secret(address):
+        raise ConfigError("a connection string is no address: write it as a URL")
     if "://" in address:
         return RDBStorage(address)
     path = Path(address).expanduser()

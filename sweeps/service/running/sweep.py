@@ -1037,7 +1037,9 @@ def _without_constants(trial: Trial, metrics: Mapping[str, float]) -> dict[str, 
 def _stop_note(config: TrainingConfig, *, is_saved: bool) -> str:
     """What a stop costs."""
     if is_saved:
-        return "every training that was running is saved, and a resume repeats no step of it"
+        return (
+            "a training that has saved its step repeats none; one that was lost repeats steps, and is charged"
+        )
     restarts = config.mechanism.num_restart_steps
     if restarts is None:
         steps = count(config.performance.checkpoint_every_steps, "repeated step")

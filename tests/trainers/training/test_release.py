@@ -324,6 +324,22 @@ def test_outcomes_are_of_the_public_records_that_are_scored_and_of_final_scores_
     assert {type(value) for value in result.metrics.values()} == {float}
 
 
+def test_outcomes_do_not_tell_of_a_restart(tmp_path: Path) -> None:
+    config = _config(evaluation=dataclasses.replace(NOISED, also_untrained=True))
+    folder = CheckpointFolder(tmp_path, every_steps=1)
+    whole = train(config, _data(), checkpoints=folder)
+    saved = folder.load()
+    assert saved is not None
+    folder.save(dataclasses.replace(saved, step=1))
+    resumed = train(config, _data(), checkpoints=CheckpointFolder(tmp_path, every_steps=1))
+    assert whole.outcomes is not None
+    assert resumed.outcomes is not None
+    assert resumed.outcomes.scores.keys() == whole.outcomes.scores.keys()
+    for name in whole.outcomes.scores:
+        if name.startswith("untrained_"):
+            assert (resumed.outcomes.scores[name] == whole.outcomes.scores[name]).all()
+
+
 def test_private_evaluation_records_have_no_outcomes_though_their_scores_are_seen() -> None:
     """Of public training records all scores are seen, also those of records that nobody called public."""
     data = dataclasses.replace(make_data(), evaluation_is_public=False)
