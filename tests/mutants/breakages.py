@@ -1536,8 +1536,8 @@ BREAKAGES = (
     Breakage(
         name="outcomes tell whether a training was resumed",
         file="trainers/training/loop.py",
-        before="    if config.evaluation.also_untrained:  # before",
-        after="    if config.evaluation.also_untrained and not (checkpoints and checkpoints.load()):  # before",
+        before="also_untrained:",
+        after="also_untrained and not (checkpoints and checkpoints.load()):",
         tests=("tests/trainers/training/test_release.py::test_outcomes_do_not_tell_of_a_restart",),
     ),
     Breakage(

@@ -190,15 +190,13 @@ def _train(
     progress: Callable[[int], object],
 ) -> TrainingResult:
     config = run.config
-    if (
-        config.evaluation.also_untrained
-    ):  # before a resume: whether there was one must not be seen in outcomes
+    if config.evaluation.also_untrained:
+        # Before every resume: the outcomes must not tell whether there was one.
         run.scores_before = _scores_before_training(run)
     _resume(run, checkpoints)
     progress(run.step)
     if run.step == 0:
         run.observer.final.update(run.observer.visible(run.scores_before))
-    if run.step == 0:
         _score_on_the_way(run)
     attempt = _begin(run, checkpoints, oversight)
     run.seconds_scoring, started, first_step = 0.0, time.perf_counter(), run.step
