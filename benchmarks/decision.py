@@ -15,7 +15,7 @@ import itertools
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -37,6 +37,7 @@ class Cell:
       num_repeats, num_settings, num_records: of the sweep; no records for outcomes that are not kept.
       spread: standard deviation of setting and repeat; repeats share three times as much.
       has_public_start: the start is the same in all repeats.
+      ratio: of the first setting's spread to that of the others, in flat sweeps.
     """
 
     num_repeats: int
@@ -44,6 +45,7 @@ class Cell:
     num_records: int
     spread: float
     has_public_start: bool
+    ratio: float = 1.0
 
     @property
     def error(self) -> float:
@@ -90,6 +92,7 @@ def draw_layout(cell: Cell, means: Array, start: float, generator: np.random.Gen
     repeats, settings, n = cell.num_repeats, cell.num_settings, cell.num_records
     shared = generator.normal(0, 3 * cell.spread, (repeats, 1))
     own = generator.normal(0, cell.spread, (repeats, settings + 1))
+    own[:, 0] *= cell.ratio
     drawn = np.append(means, start) + shared + own
     if cell.has_public_start:
         drawn[:, -1] = start
@@ -185,11 +188,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--num-sweeps", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ratio", type=float, default=1.0, help="spread of the first setting to the others'")
     parser.add_argument("--share", default="0/1", help="i/n: every n-th cell, from the i-th on")
     options = parser.parse_args()
     first, step = map(int, options.share.split("/"))
     for cell in itertools.islice(cells(), first, None, step):
-        row = row_of(cell, options.num_sweeps, options.seed)
+        row = row_of(replace(cell, ratio=options.ratio), options.num_sweeps, options.seed)
         print(
             cell.num_repeats,
             cell.num_settings,

@@ -174,12 +174,12 @@ class Choice:
         if taken.name != best.name:
             return (
                 f"take {taken.name}: {score}, within a standard error of the highest ({best.name}, "
-                f"{100 * best.mean:.2f} %) for {taken.cost.saving_text(best.cost)} less"
+                f"{100 * best.mean:.2f} %), and saves {taken.cost.saving_text(best.cost)}"
             )
         if len(self.contenders) == 1:
             return f"take {taken.name}: {score}, distinguishable from all others"
         if self.sources == "nothing":
-            return f"take {taken.name}: the highest, {score}; one training of each cannot tell it from chance"
+            return f"take {taken.name}: the highest, {score}; so few trainings cannot tell it from chance"
         return f"take {taken.name}: the highest, {score}; {self.within_noise} are within noise of each other"
 
     def lead(self) -> str:
@@ -265,7 +265,8 @@ class Answer:
             f"{f'at {choice.at} ' if choice.at else ''}{choice.advice(self.title)}" for choice in self.choices
         ]
         first, *others = advice
-        text = first if len(self.choices[0].settings) == 1 else first[:1].upper() + first[1:]
+        is_name = len(self.choices[0].settings) == 1 and not self.choices[0].at
+        text = first if is_name else first[:1].upper() + first[1:]
         return f"{self.question} {'; '.join([text, *others])}."
 
     def beaten(self) -> str | None:
@@ -320,11 +321,14 @@ class Answer:
         known = [
             (each.at, each.taken, each.taken.over_start) for each in self.choices if each.taken.over_start
         ]
-        below = [taken.name for _, taken, gain in known if gain.verdict == LOWER]
+        below = [
+            f"{taken.name}{f' at {at}' * bool(at)}" for at, taken, gain in known if gain.verdict == LOWER
+        ]
         lacking = [at for at, _, gain in known if gain.verdict != HIGHER]
         start = known[0][2].minus
         if below:
-            return f"{listed(below)} scores below {start}"
+            more = f", and no gain is distinguishable at {listed(lacking)}" if len(known) > 1 else ""
+            return f"{listed(below)} scores below {start}{more}"
         if len(lacking) < len(known):
             return f"no gain over {start} is distinguishable at {listed(lacking)}"
         unknown = self.choices[0].sources == "nothing"
@@ -357,16 +361,15 @@ class Answer:
                     found[f"best_{name}"] = float(value)
         if self.privacy is not None:
             told = {name: getattr(self.privacy, name) for name in ("tuned_epsilon", "epsilon_remaining")}
-            found |= {name: float(value) for name, value in told.items() if value is not None}
+            found |= {
+                name: float(each) for name, each in told.items() if each is not None and each < math.inf
+            }
         return found
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain values, with the sentences in `lines` and what to take in `take`."""
-        plain = dataclasses.asdict(self)
-        for setting in (each for choice in plain["choices"] for each in choice["settings"]):
-            if math.isinf(setting["cost"]["epsilon"]):  # JSON has no infinity
-                setting["cost"]["epsilon"] = None
-        return plain | {"lines": self.lines(), "warning": self.warning(), "take": self.take}
+        found: dict[str, Any] = _finite(dataclasses.asdict(self))
+        return found | {"lines": self.lines(), "warning": self.warning(), "take": self.take}
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Answer:
@@ -394,6 +397,15 @@ def _with_article(name: str) -> str:
 def _in_a_row(texts: Sequence[str]) -> str:
     text = "; ".join(texts)
     return f"{text[:1].upper() if text.startswith('at ') else text[:1]}{text[1:]}." if text else ""
+
+
+def _finite(value: Any) -> Any:
+    """Return plain values without infinity, which JSON does not have: None stands for it."""
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _read_choice(values: Mapping[str, Any]) -> Choice:
@@ -437,11 +449,14 @@ def answer_of(
     )
     if score is None or not has_values(shown, score):
         return None
-    rows, left_out = _candidates(shown[shown[score].notna()], asked)
+    rows, left_out = _candidates(shown, asked, score)
+    rows = rows[rows[score].notna()]
+    if rows.empty:
+        return None
     if "repeat" not in rows:
         rows = rows.assign(repeat=0)
     parts = [("", rows)]
-    if _EPSILON in asked.curve_columns and rows[_EPSILON].nunique() > 1:
+    if asked.kind != "search" and _EPSILON in asked.curve_columns and rows[_EPSILON].nunique() > 1:
         parts = [(f"ε = {value_text(epsilon)}", part) for epsilon, part in rows.groupby(_EPSILON)]
     level = LEVEL / len(parts)
     found = [_Candidates.of(part, asked, score, level, outcomes or {}, paired=paired) for _, part in parts]
@@ -484,13 +499,14 @@ def with_points(trials: pd.DataFrame, question: Question) -> pd.DataFrame:
     return trials.assign(**{POINT: [re.sub(r"-r\d+$", "", str(name)) for name in trials["trial"]]})
 
 
-def _candidates(shown: pd.DataFrame, question: Question) -> tuple[pd.DataFrame, tuple[str, ...]]:
+def _candidates(shown: pd.DataFrame, question: Question, score: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """Return the trials of the settings that may be best, and what is left out with the reason."""
     column = question.axis.column if question.kind == "search" or "method" not in shown else "method"
     kept, reasons = shown, []
     proven = shown["guarantee"] == PROVEN
     trained = shown["num_steps"] > 0 if "num_steps" in shown else proven | True
-    for reason, keeps in (("not trained", trained), ("no proven guarantee", proven)):
+    scored = shown[score].notna()
+    for reason, keeps in (("not trained", trained), ("no proven guarantee", proven), ("no score", scored)):
         rest = kept[~keeps.loc[kept.index]]
         if not len(rest) or len(rest) == len(kept):
             continue
@@ -668,7 +684,7 @@ class _Candidates:
     def _name(self, cell: pd.DataFrame) -> str:
         if self.question.kind == "search":
             first = f"trial-{value_text(_plain(cell['trial_number'].min()))}"
-            return first if len(cell) == 1 else f"{first} and {len(cell) - 1} of the same setting"
+            return first if len(cell) == 1 else f"{first} ({len(cell)} trainings)"
         names = self._varying or [self.question.axis.column]
         first, *others = (self._value_name(name, _plain(cell[name].iloc[0])) for name in names)
         return first + (f" at {', '.join(others)}" if others else "")

@@ -214,8 +214,8 @@ def _private_gain(shown: pd.DataFrame) -> list[str]:
     starts = [start_of(shown, score) for score in scores]
     before = start_text({each[0] if each else UNTRAINED for each in starts})
     return [
-        f"Private gain: difference to {before}, paired over repeats, ± its standard error. It says what the "
-        "private data add."
+        f"Private gain: difference to {before}, paired over repeats, ± its standard error over these alone. "
+        "It says what the private data add."
     ]
 
 

@@ -27,8 +27,8 @@ settings against its start, from the repeats alone, and of the setting against t
 
 *Guarantee*: of sweeps whose settings and start are all alike, at most a share `LEVEL` has a winner or a gain
 that is called distinguishable; docs/answer.md has the simulation (`python benchmarks/decision.py`). What is
-compared at several ε divides `LEVEL` among them. The k-NN index and the training records of probes are
-taken as given.
+compared at several ε divides `LEVEL` among them. Settings are taken to spread alike over repeats; the page
+says what happens where they do not. The k-NN index and the training records of probes are taken as given.
 """
 
 from __future__ import annotations
@@ -114,12 +114,11 @@ class Cost:
         >>> Cost(epsilon=1.0, num_views=60).saves_over(Cost(epsilon=1.0, num_views=100))
         True
         """
-        if self.epsilon > other.epsilon or self.num_views > other.num_views:
-            return False
-        return self.epsilon <= SAVING * other.epsilon or self.num_views <= SAVING * other.num_views != 0
+        dearer = self.epsilon > other.epsilon or self.num_views > other.num_views
+        return not dearer and bool(self.saving_text(other))
 
     def saving_text(self, other: Cost) -> str:
-        """Return what it saves over another one, for example "40 % of the compute"."""
+        """Return what it saves over another one, for example "40 % of the compute"; no share of ∞."""
         saved = []
         for own, others, name in (
             (self.num_views, other.num_views, "compute"),
@@ -248,6 +247,8 @@ class Layout:
         """Return the gain of a setting whose repeats are not known to be those of the others."""
         assert self.within_gains is not None
         variance, degrees = self.within_gains
+        if not degrees:
+            return _judge(mean, name, [], lambda _: math.inf)
         part = max(variance, self.noise_variance) / self.counts[setting], degrees
         value = critical_value_of_any_share(self._num_settings, degrees, SHARE * self.level)
         return _judge(mean, name, [part], lambda _: value)

@@ -197,7 +197,7 @@ def choose_trial(
         )
     if medians:
         (found, setting), *_ = medians
-        repeats = f"the median of {len(setting.trials)} repeats by {setting.score}"
+        repeats = f"the median of its repeats by {setting.score}"
         return found, f"{setting.name}, which the sweep's answer takes; {repeats}"
     return _best(sweep, best, names)
 

@@ -119,7 +119,8 @@ def _differences(sweep: ResumableSweep, stated: Mapping[str, Any], options_of: O
     for option, value in stated.items():
         before = known[option].of(recorded)
         if not passes(kind, option) and not is_same(value, before):
-            found.append(f"{flags[option]} {_shown(value)}: it was started with {_shown(before)}")
+            earlier = "without it" if before is None else f"with {_shown(before)}"
+            found.append(f"{flags[option]} {_shown(value)}: it was started {earlier}")
     return found
 
 

@@ -174,7 +174,10 @@ def _show(planned: Planned) -> None:
     )
     for reason, number in answer.refused.items():
         say(f"left out: {count(number, 'point')}, {reason}")
-    say(f"{count(len(answer.plans), 'feasible plan')}; * is recommended, then by SNR over the training:")
+    say(
+        f"{count(len(answer.plans), 'feasible plan')}; * is recommended, then others of its S, then other S, "
+        "each by SNR:"
+    )
     say(
         f"  {'B':>9} {'T':>6} {'S':>6} {'σ':>8} {'epochs':>8} {options.unit:>11} {'GiB':>6} "
         f"{'SNR a step':>11} {'at most':>8} {'over all':>9}"

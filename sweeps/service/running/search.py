@@ -197,7 +197,8 @@ class SearchSweep(OpenSweep):
         best, objectives = self._proposals.best(), self._plan.options.objectives
         if not best:
             return [f"no trial has a value of {', '.join(objectives)}"]
-        front = f"{len(best)} settings that none beats in all of {', '.join(objectives)}"
+        settings = count(len(best), "setting")
+        front = f"{settings} that none beats in all of {', '.join(objectives)}"
         lines = [f"Pareto front, {front}:" if len(objectives) > 1 else f"highest {objectives[0]}:"]
         for numbers, found in best:
             names = [f"trial-{number}" for number in numbers]

@@ -137,7 +137,7 @@ def test_setting_that_saves_epsilon_or_views_is_taken_beside_the_highest(
     assert found.take == taken
     if found.take != found.best:
         assert found.taken.cost.saves_over(found.best_setting.cost)
-        assert "less" in found.advice("accuracy")
+        assert "saves" in found.advice("accuracy")
 
 
 @pytest.mark.parametrize("column", ["group_size", "temperature"])
@@ -213,7 +213,7 @@ def test_one_repeat_takes_the_highest_and_says_that_it_cannot_tell() -> None:
     found = answered(sweep({2: 0.9, 16: 0.6}, num_repeats=1))
     assert found.take == ["S = 2"]
     assert found.choices[0].contenders == ["S = 2", "S = 16"]
-    assert "one training of each cannot tell it from chance" in found.headline()
+    assert "so few trainings cannot tell it from chance" in found.headline()
     assert found.gains is False
 
 
@@ -260,8 +260,8 @@ def test_trials_of_one_setting_of_a_search_are_its_repeats() -> None:
     trials = sweep({0.1: 0.6, 0.5: 0.7}, column="temperature", num_repeats=3).assign(repeat=0)
     found = answered(trials.assign(searched="temperature"), "search").choices[0]
     assert [each.name for each in found.settings] == [
-        "trial-1 and 2 of the same setting",
-        "trial-4 and 2 of the same setting",
+        "trial-1 (3 trainings)",
+        "trial-4 (3 trainings)",
     ]
     assert found.sources == "repeats"
 
@@ -350,3 +350,34 @@ def test_repeats_that_settings_do_not_share_are_compared_within_settings() -> No
     without = answer_of(trials.drop(columns="untrained_knn_accuracy"), "group-size", paired=False)
     assert without is not None
     assert without.settings[0].over_start is None
+
+
+def test_without_privacy_the_highest_is_taken() -> None:
+    """No share of an infinite ε is saved."""
+    found = answered(sweep({2: 0.6, 8: 0.6001, 32: 0.6002}, epsilon=math.inf)).choices[0]
+    assert found.take == found.best
+
+
+def test_search_over_epsilon_is_one_choice() -> None:
+    trials = sweep({1.5: 0.6, 4.0: 0.7}, column="target_epsilon", num_repeats=1)
+    found = answered(trials.assign(searched="target_epsilon"), "search")
+    assert len(found.choices) == 1
+    assert found.take == ["trial-2"]
+
+
+def test_answer_over_infinite_epsilons_is_json() -> None:
+    found = answered(sweep({math.inf: 0.6}, column="target_epsilon", epsilon=math.inf), "privacy-budget")
+    Answer.read(json.loads(json.dumps(found.as_dict(), allow_nan=False)))
+
+
+def test_setting_without_a_score_is_named() -> None:
+    trials = sweep({2: 0.6, 4: 0.6, 8: 0.6})
+    trials.loc[trials["group_size"] == 8, "knn_accuracy"] = math.nan
+    assert any(each.startswith("Left out, no score") for each in answered(trials).left_out)
+
+
+def test_warning_names_the_epsilon() -> None:
+    low, high = sweep({8: 0.3}, epsilon=1.0), sweep({8: 0.9}, epsilon=10.0, seed=2)
+    warned = answered(pd.concat([low, high], ignore_index=True)).warning()
+    assert warned is not None
+    assert warned.startswith("S = 8 at ε = 1 scores below the untrained network")

@@ -326,7 +326,7 @@ def test_median_repeat_of_what_the_answer_takes_is_exported() -> None:
     sweep = replace(_sweep(*trials), taken=(taken,))
     chosen, words = choose_trial(sweep)
     assert chosen.name == "a-r2"
-    assert words == "a, which the sweep's answer takes; the median of 3 repeats by knn_accuracy"
+    assert words == "a, which the sweep's answer takes; the median of its repeats by knn_accuracy"
     assert choose_trial(sweep, best="knn_accuracy")[0].name == "b-r0"
 
 
