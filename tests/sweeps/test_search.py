@@ -478,7 +478,8 @@ def test_best_setting_is_said(
 ) -> None:
     start()
     best = max(ray.trained, key=lambda trial: trial.config.optimizer.learning_rate)
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  trial-"))
+    lines = capsys.readouterr().out.splitlines()
+    line = next(line for line in lines if line.startswith("  trial-") and " with " in line)
     size, rate = best.config.mechanism.group_size, best.config.optimizer.learning_rate
     assert (
         line

@@ -28,7 +28,10 @@ ONE_RECORD = ("dp_mae", "dp_cap", "dp_classifier")
 """They clip each record by itself, however it is sampled."""
 
 
-def test_table_lists_every_method_with_its_label_and_sensitivity(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_lists_every_method_with_its_label_and_sensitivity(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpgcl_core.methods.__main__.table_width", lambda: 250)
     main()
     printed = capsys.readouterr().out.splitlines()
     ways = [m.with_sampling(sampling) for m in METHODS.values() for sampling in m.samplings]
