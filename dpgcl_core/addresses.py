@@ -112,7 +112,8 @@ def masked_text(text: str) -> str:
         return found[0] if found[1].lower() in _OWN_FILES else f"{found[1]}:{HIDDEN}"
 
     text = _KEY_AND_VALUE.sub(lambda found: f"{found[1]}{found[2]}{HIDDEN}", text)
-    return _BARE.sub(bare, _IN_TEXT.sub(shown, text))
+    # First, too: of `me:password:/@host` the second colon looks like the end of a scheme.
+    return _BARE.sub(bare, _IN_TEXT.sub(shown, _BARE.sub(bare, text)))
 
 
 def has_secret(address: str) -> bool:

@@ -93,7 +93,7 @@ def test_line_after_ctrl_c_continues_the_sweep_as_it_was_started(
     quick = tuple(word for word in QUICK if script == "group_size" or word != "--no-non-private")
     code, said, _ = run_script(script, *quick, *more, *chosen, "--storage", str(root))
     assert code == 130, said
-    assert "repeats no step" in said
+    assert "a training that has saved its step repeats none" in said
     again, arguments = pasted(said)
     ray.num_left = 100
     code, said, errors = run_script(again, *arguments)
