@@ -187,7 +187,7 @@ class Choice:
         taken, runner = self.taken, self.runner_up
         found = [f"{taken.name}: {taken.over_start.text()}"] if taken.over_start is not None else []
         if runner is not None and runner.over_best is not None:
-            lead = dataclasses.replace(runner.over_best, mean=-runner.over_best.mean, minus=runner.name)
+            lead = dataclasses.replace(runner.over_best, mean=0.0 - runner.over_best.mean, minus=runner.name)
             same = f"{self.best}: " * (self.best != self.take or not found)
             found.append(f"{same}{lead.text()}, the next")
         return "; ".join(found)

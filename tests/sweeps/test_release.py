@@ -372,7 +372,7 @@ def test_repeated_steps_raise_the_cost_of_an_open_sweep(make_plan: Plan) -> None
 def test_statement_of_a_sweep_with_loose_trials_promises_nothing(make_plan: Plan) -> None:
     statement = build_statement(make_plan("--tiny", "--noise-multiplier", "1"), "one")
     assert not statement.promises
-    assert "1 of 2 trainings have none" in statement.headline()
+    assert "1 reference without noise" in statement.headline()
     assert "private" not in statement.to_markdown().lower()
 
 

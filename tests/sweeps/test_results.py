@@ -395,13 +395,15 @@ def test_answer_is_printed_kept_on_disk_and_first_in_the_parent_run(
     sweep("--group-sizes", "2", "4")
     kept = json.loads((tmp_path / "sweeps" / "one" / "answer.json").read_text())
     printed = capsys.readouterr().out
-    assert f"answer: {kept['lines'][0]}" in printed
-    assert kept["lines"][0].startswith("Which group size? Take S = 2: the highest, 50.00 % k-NN accuracy")
+    beaten, headline = kept["lines"][:2]
+    assert f"answer: {beaten}\n  {headline}" in printed
+    assert beaten.startswith("Raw pixels (")
+    assert headline.startswith("Which group size? Take S = 2: the highest, 50.00 % k-NN accuracy")
     client = connect(f"sqlite:///{tmp_path}/mlflow.db")
     (parent,) = tracked_runs(client, "tags.`dpgcl.role` = 'sweep'")
     note = parent.data.tags[NOTE_TAG].split("\n\n")[:3]
-    assert note[0] == escaped(kept["lines"][0])
-    assert "no gain over the untrained network" in note[1]
+    assert note[0] == escaped(f"{beaten} {headline}")
+    assert "points over S = 4 (within noise), the next" in note[1]
     assert "ε of one training" in note[2]
     assert "of the whole sweep" in note[2]
     assert parent.data.metrics["best_knn_accuracy"] == 0.5
@@ -419,7 +421,7 @@ def test_answer_from_disk_is_that_of_the_trials_in_mlflow(
     found = answer_of(load_trials(f"sqlite:///{tmp_path}/mlflow.db", "one"), "group-size")
     assert found is not None
     kept = json.loads((tmp_path / "sweeps" / "one" / "answer.json").read_text())
-    assert kept["settings"] == json.loads(json.dumps(found.as_dict()))["settings"]
+    assert kept["choices"] == json.loads(json.dumps(found.as_dict()))["choices"]
 
 
 def test_answer_of_a_server_that_is_gone_is_kept_all_the_same(
@@ -493,7 +495,7 @@ def test_description_of_the_parent_run_has_the_answers_warning(
     (parent,) = tracked_runs(connect(f"sqlite:///{tmp_path}/mlflow.db"), "tags.`dpgcl.role` = 'sweep'")
     first = parent.data.tags[NOTE_TAG].partition("\n\n---\n\n")[0].split("\n\n")
     (warning,) = (escaped(line) for line in lines if line.startswith("Warning"))
-    assert first[:2] == [escaped(lines[0]), warning]
+    assert first[:2] == [escaped(" ".join(lines[:2])), warning]
 
 
 def test_link_opens_the_trainings_of_the_sweep_by_score_in_the_mode_for_training_models(
