@@ -39,7 +39,7 @@ from dashboards.compose.names import (
     value_text,
 )
 from dashboards.compose.questions import Question, find_question
-from dashboards.compose.references import COMPARED, NETWORK, start_of, start_text
+from dashboards.compose.references import COMPARED, NETWORK, start_of, start_prefix, start_text
 from dashboards.compose.search import number_trials, objective, searched_columns
 from dashboards.compose.selection import AS_PUBLISHED, ORDER, PROVEN, SAMPLED, cell_columns, shown_trials
 from dashboards.errors import DashboardError
@@ -748,9 +748,7 @@ def _record_spread(
     found = [[_mean_outcomes(part, score, outcomes) for part in row] for row in parts]
     if any(each is None for row in found for each in row):
         return None
-    prefix = next((each.prefix for each in COMPARED if {each.label.removesuffix(" alone")} == starts), None)
-    prefix = "untrained_" if starts == {"untrained"} else prefix
-    if prefix is not None:
+    if (prefix := start_prefix(starts)) is not None:
         before = [[_mean_outcomes(part, prefix + score, outcomes) for part in row] for row in parts]
         if all(each is not None for row in before for each in row):
             found = [[*row, *start] for row, start in zip(found, before, strict=True)]

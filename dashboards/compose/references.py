@@ -179,6 +179,15 @@ def start_of(rows: pd.DataFrame, score: str) -> tuple[str, pd.Series] | None:
     return name if len(known) == 1 else "start", scores
 
 
+def start_prefix(names: Iterable[str]) -> str | None:
+    """Return the prefix of the scores of the one start that `start_of` named; None for several or none.
+
+    >>> [start_prefix(names) for names in ({"public start"}, {"untrained"}, {"public start", "untrained"})]
+    ['public_start_', 'untrained_', None]
+    """
+    return next((f"{start}_" for start, name in _STARTS.items() if {name} == set(names)), None)
+
+
 def start_text(names: Iterable[str]) -> str:
     """Return what gains are over, by the names that `start_of` found.
 
