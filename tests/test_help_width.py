@@ -21,7 +21,7 @@ MODULES = (
         "trainers.classify",
     ),
     *("trainers.export", "trainers.embed", "trainers.audit", "trainers.membership", "dashboards.live"),
-    *("dashboards", "sweeps.doctor", "sweeps.servers"),
+    *("dashboards", "sweeps.doctor", "sweeps.servers", "sweeps.settle"),
 )
 SCRIPTS = tuple(sorted(path.name for path in (ROOT / "sweeps").glob("*.py") if path.name != "__init__.py"))
 

@@ -28,8 +28,6 @@ from numpy.typing import NDArray
 from dashboards.compose.axes import Axis
 from dashboards.compose.decision import HIGHER, LEVEL, LOWER, Comparison, Cost, Layout, RecordSpread
 from dashboards.compose.names import (
-    METHOD_NAMES,
-    NOISED_SCORES,
     common_scores,
     has_values,
     listed,
@@ -43,6 +41,8 @@ from dashboards.compose.references import COMPARED, NETWORK, start_of, start_pre
 from dashboards.compose.search import number_trials, objective, searched_columns
 from dashboards.compose.selection import AS_PUBLISHED, ORDER, PROVEN, SAMPLED, cell_columns, shown_trials
 from dashboards.errors import DashboardError
+from dpgcl_core.mechanism.registry import METHODS
+from dpgcl_core.release.metrics import Family, scores_of
 from dpgcl_core.release.statement import delta_text, rounded_up
 from trainers.files.outcomes import Outcomes
 
@@ -478,9 +478,7 @@ def _about_settings(question: Question) -> Question:
     """Return the question over settings where its axis is none: steps, and data sets to probe."""
     if question.compared and question.kind != "convergence":
         return question
-    axis = Axis(
-        column="method", label="Method", symbol="method", scale="categorical", order=tuple(METHOD_NAMES)
-    )
+    axis = Axis(column="method", label="Method", symbol="method", scale="categorical", order=tuple(METHODS))
     return dataclasses.replace(question, axis=axis, kind="axis")
 
 
@@ -774,7 +772,7 @@ def _mean_outcomes(
 def _noise_variance(rows: pd.DataFrame, score: str) -> float:
     """Return the variance of the noise in one noised score; zero for any other."""
     columns = ("score_noise_multiplier", "num_scored_public")
-    if score not in NOISED_SCORES or not all(has_values(rows, name) for name in columns):
+    if score not in scores_of(Family.NOISED) or not all(has_values(rows, name) for name in columns):
         return 0.0
     multiplier, num_scored = (float(rows[name].iloc[0]) for name in columns)
     return (multiplier / num_scored) ** 2

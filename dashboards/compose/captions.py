@@ -13,9 +13,6 @@ from dashboards.compose.curves import split
 from dashboards.compose.gains import has_gains
 from dashboards.compose.methods import without_guarantee
 from dashboards.compose.names import (
-    DURING,
-    NOISED_SCORES,
-    RECALLS,
     SWEEP,
     UNTRAINED,
     dataset_title,
@@ -33,6 +30,7 @@ from dashboards.compose.references import start_of, start_text
 from dashboards.compose.repeats import num_trials
 from dashboards.compose.selection import AS_PUBLISHED, PROVEN
 from dashboards.compose.transfer import PROBE
+from dpgcl_core.release.metrics import DURING, Family, scores_of
 from trainers.tracking.runs import NO_TUNING_COST, TUNING_COST_TAG
 
 _BEYOND_TARGET = 1.001
@@ -240,14 +238,16 @@ def _scored_on(shown: pd.DataFrame) -> list[str]:
         return []
     trained = list(map(str, shown["dataset"].dropna().unique())) if "dataset" in shown else []
     names = joined(dataset_titles(dict.fromkeys([*trained, *map(str, scored)]))[len(trained) :])
-    noised = " Noised scores: on private records held out." * any(has_values(shown, s) for s in NOISED_SCORES)
+    noised = " Noised scores: on private records held out." * any(
+        has_values(shown, score) for score in scores_of(Family.NOISED)
+    )
     return [f"Scored on {names}.{noised}"]
 
 
 def _recalls(shown: pd.DataFrame) -> list[str]:
     """Define recall at k, and point to the scores that have no panel."""
     names = {str(name).removesuffix(DURING) for name in shown if has_values(shown, str(name))}
-    if names.isdisjoint(RECALLS):
+    if names.isdisjoint(scores_of(Family.PAIRS)):
         return []
     scores = [name for name in names if score_title(name)]
     counted = "share of images (captions) with a right caption (image) among the k nearest"

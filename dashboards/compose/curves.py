@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from dashboards.compose.content import Curve, Style
-from dashboards.compose.names import METHOD_NAMES, SWEEP, natural_key, symbol, value_text
+from dashboards.compose.names import SWEEP, method_place, natural_key, symbol, value_text
 from dashboards.compose.questions import Question
 from dashboards.compose.repeats import means_and_errors
 from dashboards.compose.selection import AS_PUBLISHED, ORDER, PROVEN
@@ -116,9 +116,8 @@ def guarantee_text(guarantee: str, epsilon: float | None) -> str:
 def _rank(key: dict[str, Any], colour_by: str) -> tuple[Any, ...]:
     """Return a sort key: ε = ∞ first, then the largest ε; methods as in the tables; the largest N_a first."""
     epsilon = key.get("target_epsilon", 0.0)
-    names = list(METHOD_NAMES)
     method = str(key.get("method", ""))
-    place = names.index(method) if method in names else len(names)
+    place = method_place(method)
     rest = [natural_key(v) if isinstance(v, str) else -float(v) for k, v in key.items() if k not in _RANKED]
     guarantee = (key["guarantee"] == PROVEN, key["guarantee"])
     by_epsilon = (-epsilon,)

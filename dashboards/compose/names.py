@@ -9,84 +9,17 @@ from typing import Any
 
 import pandas as pd
 
-from dpgcl_core.release.metrics import FEW_SHOTS, REFERENCE_PREFIXES
+from dpgcl_core.mechanism.registry import METHODS
+from dpgcl_core.release.metrics import DURING, REFERENCE_PREFIXES, Family, find_metric, scores_of
+from trainers.data.registry import DATA_SOURCES
 
-FEW_SHOT_SCORES = {
-    f"few_shot_{count}_accuracy": f"Probe of {count} per class, accuracy" for count in FEW_SHOTS
-}
-"""They stand in the tables, and have panels only where a sweep has no other score."""
-LABEL_SCORES = {
-    "knn_accuracy": "k-NN accuracy",
-    "knn_balanced_accuracy": "k-NN balanced accuracy",
-    "linear_probe_accuracy": "Linear probe accuracy",
-    "linear_probe_balanced_accuracy": "Linear probe balanced accuracy",
-    "linear_probe_auc": "Linear probe AUC",
-    **FEW_SHOT_SCORES,
-}
-CLASSIFIER_SCORES = {
-    "classifier_accuracy": "Classifier accuracy",
-    "classifier_balanced_accuracy": "Classifier balanced accuracy",
-    "classifier_auc": "Classifier AUC",
-}
-VIEW_SCORES = {
-    "view_retrieval_top1": "View retrieval, top 1",
-    "view_retrieval_top10": "View retrieval, top 10",
-}
-RECALLS = {
-    f"{way}_recall_at_{k}": f"{title} recall at {k}"
-    for way, title in (("image_to_text", "Image → text"), ("text_to_image", "Text → image"))
-    for k in (1, 5, 10)
-}
-CAPTION_SCORES = {
-    "caption_token_probability": "Probability of a caption's token",
-    "next_token_accuracy": "Next-token accuracy",
-    "word_order_accuracy": "Word-order accuracy",
-}
-PAIR_SCORES = RECALLS | {"zero_shot_accuracy": "Zero-shot accuracy"} | CAPTION_SCORES
-DRAWN_RECALLS = ("image_to_text_recall_at_10", "text_to_image_recall_at_10")
-"""Of image-text trainings these have panels; all other scores stand in the tables."""
-NOISED_SCORES = {
-    "noised_knn_accuracy": "Noised k-NN accuracy",
-    "noised_linear_probe_accuracy": "Noised linear probe accuracy",
-}
 SNR = "snr_first_step"
 SNR_PLAIN = "snr_first_step_no_augmentation"
 SNR_NOISED = "noised_snr_first_step"
-DURING = "_during"
 UNTRAINED = "untrained"
 SWEEP = "sweep"
 """Column of the sweep's name; tells curves apart where several sweeps are compared."""
 
-DATASET_NAMES = {
-    "fashion_mnist": "Fashion-MNIST",
-    "fashion-mnist": "Fashion-MNIST",
-    "mnist": "MNIST",
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-    "digits": "Digits",
-    "eurosat": "EuroSAT",
-    "shapes": "Shapes",
-}
-# In the order of tables and figures.
-METHOD_NAMES = {
-    "dp_gcl": "DP-GCL",
-    "dp_clip": "DP-CLIP",
-    "dp_sgd": "DP-SGD",
-    "group_clip": "Group clipping, batch negatives",
-    "logit_dp": "Logit-DP",
-    "logit_dp_spread_out": "Logit-DP, spread-out loss",
-    "siglip_groups": "SigLIP in groups",
-    "byol_groups": "BYOL in groups",
-    "dp_mae": "Masked auto-encoder",
-    "dpcl_simclr": "DPCL, SimCLR",
-    "dpcl_barlow": "DPCL, Barlow Twins",
-    "dpcl_simclr_rigorous": "DPCL, SimCLR, at 4|B|C",
-    "dpcl_barlow_rigorous": "DPCL, Barlow Twins, at 4|B|C",
-    "dp_cap": "Captioner",
-    "dp_classifier": "Classifier",
-    "non_private": "Non-private",
-    "base": "Base, not trained",
-}
 OPTION_TITLES = {
     "ema": "averaged weights",
     "view-draws": "several views",
@@ -124,14 +57,9 @@ _COLUMN_NAMES = {
     SWEEP: "Sweep",
     "guarantee": "Guarantee",
     "num_trials": "Trials",
-    "epsilon": "ε",
     "epsilon_max": "ε spent, at most",
     "step": "Step",
     "relative_loss": "Relative loss",
-    "train_loss": "Training loss",
-    SNR: "Gradient SNR, first step",
-    SNR_PLAIN: "Gradient SNR without augmentation",
-    SNR_NOISED: "Noised gradient SNR, first step",
 }
 _WORDS = {
     **{"num": "number of", "prob": "probability", "max": "largest", "min": "smallest", "l2": "L2"},
@@ -164,8 +92,8 @@ def score_title(name: str) -> str | None:
     >>> score_title("image_to_text_recall_at_10"), score_title("knn_accuracy_during"), score_title("snr")
     ('Image → text recall at 10', 'k-NN accuracy', None)
     """
-    known = {**CLASSIFIER_SCORES, **LABEL_SCORES, **VIEW_SCORES, **NOISED_SCORES, **PAIR_SCORES}
-    return known.get(name.removesuffix(DURING))
+    metric = find_metric(name.removesuffix(DURING))
+    return metric.title if metric is not None and metric.family is not None else None
 
 
 def without_prefix(name: str) -> str:
@@ -177,12 +105,11 @@ def without_prefix(name: str) -> str:
     return next((name.removeprefix(prefix) for prefix in REFERENCE_PREFIXES if name.startswith(prefix)), name)
 
 
-def score_names(trials: pd.DataFrame) -> dict[str, str]:
-    """Return the final scores and their titles, those of pairs first, of view retrieval only where alone."""
-    known = {**CLASSIFIER_SCORES, **PAIR_SCORES, **LABEL_SCORES, **NOISED_SCORES, **VIEW_SCORES}
-    found = {name: title for name, title in known.items() if has_values(trials, name)}
-    others = {name: title for name, title in found.items() if name not in VIEW_SCORES}
-    return others or found
+def score_names(trials: pd.DataFrame) -> list[str]:
+    """Return the final scores of trials, those of view retrieval only where there are no others."""
+    names = [name for name in scores_of(*Family) if has_values(trials, name)]
+    views = scores_of(Family.VIEWS)
+    return [name for name in names if name not in views] or names
 
 
 def common_scores(trials: pd.DataFrame) -> list[str]:
@@ -191,7 +118,7 @@ def common_scores(trials: pd.DataFrame) -> list[str]:
     >>> common_scores(pd.DataFrame({"zero_shot_accuracy": [0.1, None], "knn_accuracy": [0.5, 0.6]}))
     ['knn_accuracy']
     """
-    names = list(score_names(trials))
+    names = score_names(trials)
     return [name for name in names if trials[name].notna().all()] or names
 
 
@@ -206,13 +133,25 @@ def panel_scores(names: Iterable[str]) -> list[str]:
     ['knn_accuracy']
     """
     names = list(names)
-    recalls = [name for name in names if name.removesuffix(DURING) in DRAWN_RECALLS]
-    return recalls or [name for name in names if not _is_for_tables(name.removesuffix(DURING))] or names
+    drawn = [name for name in names if _has_panel(name)]
+    recalls = [name for name in drawn if name.removesuffix(DURING) in scores_of(Family.PAIRS)]
+    return recalls or drawn or names
 
 
-def _is_for_tables(name: str) -> bool:
-    """Whether a score stands in the tables alone, beside the accuracy that has the panel."""
-    return name in FEW_SHOT_SCORES or name.endswith(("_balanced_accuracy", "_auc"))
+def _has_panel(name: str) -> bool:
+    metric = find_metric(name.removesuffix(DURING))
+    return metric is None or metric.has_panel
+
+
+def method_title(name: str) -> str:
+    """Return a method's title; the name itself where no such method is registered, as in older runs."""
+    return METHODS[name].title if name in METHODS else name
+
+
+def method_place(name: str) -> int:
+    """Return a method's place in tables and figures: unknown ones come last."""
+    names = list(METHODS)
+    return names.index(name) if name in names else len(names)
 
 
 def column_title(column: str) -> str:
@@ -221,7 +160,8 @@ def column_title(column: str) -> str:
     >>> column_title("l2_clip_norm"), column_title("some_new_option")
     ('Clip norm C', 'Some new option')
     """
-    if title := score_title(column) or _COLUMN_NAMES.get(column):
+    metric = find_metric(column.removesuffix(DURING))
+    if title := (metric.title if metric is not None else None) or _COLUMN_NAMES.get(column):
         return title
     words = _in_words(column)
     return words[:1].upper() + words[1:]
@@ -273,9 +213,13 @@ def dataset_title(name: str) -> str:
         num_records, *others = numbers.split(":")
         kinds = {"common": "common words", "short": "short captions"}
         words = [kinds.get(other, f"seed {other}") for other in others]
-        return f"{DATASET_NAMES[kind]} ({', '.join([num_records, *words])})"
+        return f"{DATA_SOURCES[kind].title} ({', '.join([num_records, *words])})"
     last = name.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1].removeprefix(f"{kind}:")
-    return DATASET_NAMES.get(last, last)
+    return _source_title(last) or last
+
+
+def _source_title(name: str) -> str:
+    return DATA_SOURCES[name].title if name in DATA_SOURCES else ""
 
 
 def symbol(column: str) -> str:
@@ -296,7 +240,7 @@ def value_text(value: Any) -> str:
     if isinstance(value, str):
         if value.startswith("shapes:"):
             return dataset_title(value)
-        return METHOD_NAMES.get(value) or DATASET_NAMES.get(value) or OPTION_TITLES.get(value) or value
+        return _source_title(value) or OPTION_TITLES.get(value) or method_title(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
     if math.isinf(value):

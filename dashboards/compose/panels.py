@@ -11,7 +11,6 @@ from dashboards.compose.axes import Ticks, ticks_of
 from dashboards.compose.content import Curve, Panel
 from dashboards.compose.curves import MARKERS, curve, split
 from dashboards.compose.names import (
-    DURING,
     SNR,
     SNR_PLAIN,
     common_scores,
@@ -22,6 +21,7 @@ from dashboards.compose.names import (
 )
 from dashboards.compose.questions import Question
 from dashboards.compose.references import lines_across, points_along
+from dpgcl_core.release.metrics import DURING
 
 SCORES, GRADIENT_SNR = "Scores", "Gradient SNR"
 RELATIVE_LOSS = "relative_loss"

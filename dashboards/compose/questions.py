@@ -9,16 +9,14 @@ from typing import Literal
 
 from dashboards.compose.axes import Axis, Scale
 from dashboards.compose.names import (
-    DURING,
-    FEW_SHOT_SCORES,
-    METHOD_NAMES,
-    PAIR_SCORES,
     column_title,
     symbol,
 )
 from dashboards.compose.transfer import PROBE
 from dashboards.errors import DashboardError
 from dpgcl_core.errors import unknown_choice
+from dpgcl_core.mechanism.registry import METHODS
+from dpgcl_core.release.metrics import DURING, Family, find_metric, scores_of
 
 Kind = Literal["axis", "methods", "convergence", "search"]
 PLAIN = "plain"
@@ -150,7 +148,7 @@ _ASKED = (
         name="methods",
         heading="methods",
         asked="Which method?",
-        axis=_axis("method", "categorical", tuple(METHOD_NAMES)),
+        axis=_axis("method", "categorical", tuple(METHODS)),
         # A method brings its own N_a, which must not keep its scores apart from the others'.
         splits=("target_epsilon",),
         kind="methods",
@@ -163,12 +161,7 @@ _ASKED = (
         splits=(*SPLITS, "group_size", "expected_batch_size", "temperature", "network_name", "lora_layers"),
         kind="convergence",
         series=(
-            "classifier_accuracy_during",
-            "knn_accuracy_during",
-            "linear_probe_accuracy_during",
-            *(f"{name}{DURING}" for name in FEW_SHOT_SCORES),
-            "view_retrieval_top1_during",
-            *(f"{name}{DURING}" for name in PAIR_SCORES),
+            *(f"{name}{DURING}" for name in scores_of(*Family) if find_metric(f"{name}{DURING}")),
             "train_loss",
         ),
     ),

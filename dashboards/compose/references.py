@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import pandas as pd
 
 from dashboards.compose.content import REFERENCE_COLOUR, Reference, Style
-from dashboards.compose.names import DURING, SWEEP, UNTRAINED, has_values, score_names, value_text
+from dashboards.compose.names import SWEEP, UNTRAINED, has_values, score_names, value_text
 from dashboards.compose.questions import Question
 from dashboards.compose.repeats import mean_and_error
 from dashboards.compose.selection import ORDER
+from dpgcl_core.release.metrics import DURING
 
 PUBLIC_START, PRIVATE_START = "public_start", "private_start"
 _STARTS = {PUBLIC_START: "public start", PRIVATE_START: "private start", UNTRAINED: UNTRAINED}
@@ -138,7 +139,7 @@ def reference_rows(shown: pd.DataFrame, question: Question) -> list[ReferenceRow
       question: of the table.
     """
     series = [name for name in question.series if name.endswith(DURING) and has_values(shown, name)]
-    scores = series if question.kind == "convergence" else list(score_names(shown))
+    scores = series if question.kind == "convergence" else score_names(shown)
     found = []
     for each in COMPARED:
         columns = {score: each.prefix + score.removesuffix(DURING) for score in scores}

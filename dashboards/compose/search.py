@@ -113,7 +113,7 @@ def trials_table(shown: pd.DataFrame) -> Table:
     None is bold: one training of each setting resolves no best one.
     """
     score, searched = objective(shown), searched_columns(shown)
-    scores = list(score_names(shown))
+    scores = score_names(shown)
     on_front = set(shown.index[_marks(shown, score)]) if score else set()
     ordered = shown.sort_values(score, ascending=False) if score else shown
     heading = ["Trial", *map(column_title, searched), *(f"{score_title(name)} (%)" for name in scores)]

@@ -6,10 +6,10 @@ import math
 
 import pandas as pd
 
-from dashboards.compose.names import DURING, value_text
+from dashboards.compose.names import value_text
 from dashboards.compose.questions import Question
 from dashboards.errors import DashboardError
-from dpgcl_core.release.metrics import Release, declared_name, find_metric
+from dpgcl_core.release.metrics import DURING, Release, declared_name, find_metric
 
 PROVEN, AS_PUBLISHED, NO_GUARANTEE = "proven", "as-published", "none"
 ORDER = "axis_order"

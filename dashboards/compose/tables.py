@@ -25,6 +25,7 @@ from dashboards.compose.questions import Question
 from dashboards.compose.references import REFERENCE, ReferenceRow, reference_rows
 from dashboards.compose.repeats import means_and_errors
 from dashboards.compose.selection import ORDER, PROVEN, cell_columns, shown_trials
+from dpgcl_core.release.metrics import DURING
 from dpgcl_core.release.statement import rounded_up
 
 _ENDINGS = ("_mean", "_standard_error", "_n")
@@ -95,7 +96,7 @@ def for_readers(summary: pd.DataFrame, axis: str, references: Sequence[Reference
     """
     metrics = [str(name).removesuffix("_mean") for name in summary if str(name).endswith("_mean")]
     scores = set(score_names(pd.DataFrame([dict.fromkeys(metrics, 0.0)]))) | {
-        name for name in metrics if name.endswith("_during")
+        name for name in metrics if name.endswith(DURING)
     }
     plain = [
         name for name in summary if not re.fullmatch(r".*(_mean|_standard_error|_n|_gain_share)", str(name))

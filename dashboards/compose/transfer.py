@@ -6,9 +6,9 @@ import re
 
 import pandas as pd
 
-from dashboards.compose.names import DURING, PAIR_SCORES, score_title, without_prefix
+from dashboards.compose.names import score_title, without_prefix
 from dashboards.errors import DashboardError
-from dpgcl_core.release.metrics import REFERENCE_PREFIXES
+from dpgcl_core.release.metrics import DURING, REFERENCE_PREFIXES, Family, scores_of
 
 PROBE = "probe_dataset"
 _TRANSFER = re.compile(
@@ -37,7 +37,8 @@ def by_probe(trials: pd.DataFrame) -> pd.DataFrame:
         )
     own = [name for name in trials if score_title(without_prefix(str(name)))]
     settings = trials.drop(columns=[*found, *own])
-    alone = PAIR_SCORES.keys() - {match["score"] for match in found.values()}
+    other_kinds = scores_of(Family.PAIRS, Family.CLASS_NAMES, Family.CAPTIONS)
+    alone = {*other_kinds} - {match["score"] for match in found.values()}
     of_pairs = [name for name in own if without_prefix(str(name)).removesuffix(DURING) in alone]
     parts = []
     if len(own) > len(of_pairs) and "scored_on" in trials:

@@ -215,7 +215,7 @@ def _every(runs: bool) -> int:
 def _columns(trials: Sequence[FinishedTrial]) -> list[tuple[str, str]]:
     """The metrics that a table has room for, and their titles."""
     frame = pd.DataFrame([dict(each.metrics) for each in trials])
-    scores = [(name, f"{title} (%)") for name, title in score_names(frame).items()]
+    scores = [(name, f"{score_title(name)} (%)") for name in score_names(frame)]
     others = {"snr_first_step": "SNR, first step", "noised_snr_first_step": "SNR, noised", "epsilon": "ε"}
     return scores + [(name, title) for name, title in others.items() if name in frame]
 

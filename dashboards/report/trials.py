@@ -13,7 +13,7 @@ from dashboards.compose.names import column_title, has_values, score_names, scor
 from dashboards.compose.questions import Question
 from dashboards.compose.search import NOT_SEARCHED
 from dashboards.compose.selection import AS_PUBLISHED, PROVEN, is_withheld
-from dpgcl_core.release.metrics import find_metric, is_reference
+from dpgcl_core.release.metrics import DURING, find_metric, is_reference
 from dpgcl_core.release.statement import rounded_up
 
 _SECONDS = "train_seconds"
@@ -30,7 +30,7 @@ def trial_table(shown: pd.DataFrame, question: Question, links: Mapping[str, str
       links: pages by run id.
     """
     axis, others = setting_columns(shown, question)
-    scores, seconds = list(score_names(shown)), has_values(shown, _SECONDS)
+    scores, seconds = score_names(shown), has_values(shown, _SECONDS)
     heading = ["Trial", *map(column_title, axis), *(f"{score_title(name)} (%)" for name in scores)]
     heading += ["ε spent", "Guarantee", *map(column_title, others), *(["Training (s)"] if seconds else [])]
     rows = []
@@ -70,7 +70,7 @@ def _is_setting(name: str) -> bool:
         return False
     if name.startswith(("epsilon_", "tuned_", "tuning_")) or find_metric(name) is not None:
         return False
-    return not (score_title(name) or is_reference(name) or name.endswith("_during"))
+    return not (score_title(name) or is_reference(name) or name.endswith(DURING))
 
 
 def _setting(value: Any, name: str) -> Cell:

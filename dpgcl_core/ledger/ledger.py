@@ -476,11 +476,14 @@ class Ledger:
         with self._session.reading() as books:
             return books.account(dataset_id).sealed[entry.number]
 
+    def reservations(self, dataset_id: str) -> tuple[Reservation, ...]:
+        """Return all reservations of a data set, open and settled, in the order in which they were made."""
+        with self._session.reading() as books:
+            return tuple(books.account(dataset_id).reservations.values())
+
     def reservation(self, dataset_id: str, label: str) -> Reservation | None:
         """Return the reservation of a label, by which a resumed sweep finds its own, or None."""
-        with self._session.reading() as books:
-            reservations = books.account(dataset_id).reservations.values()
-            return next((known for known in reservations if known.label == label), None)
+        return next((known for known in self.reservations(dataset_id) if known.label == label), None)
 
     def entries(self) -> tuple[Entry, ...]:
         """Return all rows, checked against their hashes."""

@@ -17,20 +17,20 @@ from dpgcl_core.methods.non_contrastive import BYOL_GROUPS
 from dpgcl_core.methods.per_record import DP_CAP, DP_CLASSIFIER, DP_MAE
 from dpgcl_core.methods.without_privacy import BASE, NON_PRIVATE
 
-for _method in (
+for _method in (  # in the order of tables and figures
     DP_GCL,
     DP_CLIP,
     DP_SGD,
     GROUP_CLIP,
     LOGIT_DP,
     LOGIT_DP_SPREAD_OUT,
+    SIGLIP_GROUPS,
+    BYOL_GROUPS,
+    DP_MAE,
     DPCL_SIMCLR,
     DPCL_BARLOW,
     DPCL_SIMCLR_RIGOROUS,
     DPCL_BARLOW_RIGOROUS,
-    SIGLIP_GROUPS,
-    BYOL_GROUPS,
-    DP_MAE,
     DP_CAP,
     DP_CLASSIFIER,
     NON_PRIVATE,

@@ -140,7 +140,7 @@ DP_CLIP = WholeBatchClipping(
 )
 SIGLIP_GROUPS = SigmoidInGroups(
     name="siglip_groups",
-    title="Sigmoid loss in groups",
+    title="SigLIP in groups",
     source="Zhai et al. 2023, inside the groups of DP-GCL",
     clip_unit="group",
     takes_public_keys=True,

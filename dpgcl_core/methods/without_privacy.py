@@ -30,7 +30,7 @@ class WithoutPrivacy(InGroups):
 
 NON_PRIVATE = WithoutPrivacy(
     name="non_private",
-    title="without privacy",
+    title="Non-private",
     source="InfoNCE",
     clip_unit="nothing",
     takes_group_size=False,
@@ -39,7 +39,7 @@ NON_PRIVATE = WithoutPrivacy(
 )
 BASE = WithoutPrivacy(
     name="base",
-    title="untrained network",
+    title="Base, not trained",
     source="",
     clip_unit="nothing",
     takes_group_size=False,

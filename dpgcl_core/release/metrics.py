@@ -11,8 +11,9 @@ file. `visible` is the only gate, and it refuses undeclared names.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 
 from dpgcl_core.errors import ConfigError, unknown_choice
 
@@ -26,19 +27,42 @@ class Release(enum.Enum):
     PRIVATE_ONLY = "private-only"
 
 
-@dataclass(frozen=True)
+class Family(enum.Enum):
+    """What a score is of; the scores of one family come from one scorer."""
+
+    CLASSIFIER = "a classifier's own classes"
+    PAIRS = "retrieval between images and texts"
+    CLASS_NAMES = "images against the texts of class names"
+    CAPTIONS = "captions"
+    LABELS = "labels, on frozen features"
+    FEW_SHOT = "few labels, on frozen features"
+    NOISED = "held-out private records"
+    VIEWS = "views of one record"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One declared metric.
+    """One declared metric: everything that reports, tables, figures and searches ask about it.
 
     Attributes:
       name: includes the unit; in MLflow behind its `section`.
       release: who may see it.
       meaning: one line for reports.
+      title: for tables and figures; empty where the name in words is.
+      unit: "fraction" is drawn in per cent; "s" are seconds; empty for a pure number.
+      higher_is_better: the direction; None where no value is better than another.
+      family: of a score that a finished training may have of its own network; None for all other numbers.
+      has_panel: whether figures draw the score; others of its family stand in the tables.
     """
 
     name: str
     release: Release
     meaning: str
+    title: str = ""
+    unit: str = ""
+    higher_is_better: bool | None = None
+    family: Family | None = None
+    has_panel: bool = True
 
     @property
     def section(self) -> str:
@@ -49,57 +73,111 @@ class Metric:
 
 
 _PRIVACY, _TRAINING = "privacy.", "training."
-
-_WAYS = {"image_to_text": "images whose caption is", "text_to_image": "captions whose image is"}
-_PAIR_SCORES = {
-    **{
-        f"{way}_recall_at_{k}": f"{what} among the first {k}"
-        for way, what in _WAYS.items()
-        for k in (1, 5, 10)
-    },
-    "zero_shot_accuracy": "images nearest to the text of their own class, or for which it is likeliest",
-}
-"""Scores of networks with an image and a text tower. No recall may be noised: one more record is a candidate
-for every query and can change the hit of each, so one record can move the count by more than one."""
-
-_CAPTION_SCORES = {
-    "caption_token_probability": "geometric mean of the probabilities of captions' tokens",
-    "next_token_accuracy": "tokens of captions that are the likeliest after those before them",
-    "word_order_accuracy": "captions likelier than their words in another order, pair by pair",
-}
-"""Scores of captioners. None may be noised: a caption counts by its length, and by its words' orders."""
+FRACTION, SECONDS = "fraction", "s"
+DURING = "_during"
+"""What the name of a score after a number of steps ends with."""
 
 CLASSIFIER_SCORE = "classifier_accuracy"
-CLASSIFIER_SCORES = {
-    CLASSIFIER_SCORE: "images whose own class a classifier finds the likeliest",
-    "classifier_balanced_accuracy": "the same, the mean over classes",
-    "classifier_auc": "area under the ROC curve of a classifier of two classes",
-}
-"""Of a classifier alone, whose classes are those that it was trained on."""
-
 FEW_SHOTS = (1, 2, 5, 10)
 """Labelled records per class that a few-shot probe may be fitted on."""
 
-_FEW_SHOT_SCORES = {
-    f"few_shot_{count}_accuracy": f"accuracy of a linear probe fitted on {count} of each class"
-    for count in FEW_SHOTS
+
+_WAYS = {
+    "image_to_text": ("Image → text", "images whose caption is"),
+    "text_to_image": ("Text → image", "captions whose image is"),
 }
-_LABEL_SCORES = {
-    "knn_accuracy": "k-NN accuracy (k = 3, cosine) on frozen features",
-    "linear_probe_accuracy": "linear probe accuracy on frozen features",
-    "knn_balanced_accuracy": "k-NN accuracy, the mean over classes",
-    "linear_probe_balanced_accuracy": "linear probe accuracy, the mean over classes",
-    "linear_probe_auc": "area under the ROC curve of the linear probe of two classes",
-    **_FEW_SHOT_SCORES,
+_ROWS: dict[Family, tuple[tuple[str, str, str], ...]] = {
+    Family.CLASSIFIER: (
+        (CLASSIFIER_SCORE, "Classifier accuracy", "images whose own class a classifier finds the likeliest"),
+        ("classifier_balanced_accuracy", "Classifier balanced accuracy", "the same, the mean over classes"),
+        ("classifier_auc", "Classifier AUC", "area under the ROC curve of a classifier of two classes"),
+    ),
+    Family.PAIRS: tuple(
+        (f"{way}_recall_at_{k}", f"{title} recall at {k}", f"{what} among the first {k}")
+        for way, (title, what) in _WAYS.items()
+        for k in (1, 5, 10)
+    ),
+    Family.CLASS_NAMES: (
+        (
+            "zero_shot_accuracy",
+            "Zero-shot accuracy",
+            "images nearest to the text of their own class, or for which it is likeliest",
+        ),
+    ),
+    Family.CAPTIONS: (
+        (
+            "caption_token_probability",
+            "Probability of a caption's token",
+            "geometric mean of the probabilities of captions' tokens",
+        ),
+        (
+            "next_token_accuracy",
+            "Next-token accuracy",
+            "tokens of captions that are the likeliest after those before them",
+        ),
+        (
+            "word_order_accuracy",
+            "Word-order accuracy",
+            "captions likelier than their words in another order, pair by pair",
+        ),
+    ),
+    Family.LABELS: (
+        ("knn_accuracy", "k-NN accuracy", "k-NN accuracy (k = 3, cosine) on frozen features"),
+        ("knn_balanced_accuracy", "k-NN balanced accuracy", "k-NN accuracy, the mean over classes"),
+        ("linear_probe_accuracy", "Linear probe accuracy", "linear probe accuracy on frozen features"),
+        (
+            "linear_probe_balanced_accuracy",
+            "Linear probe balanced accuracy",
+            "linear probe accuracy, the mean over classes",
+        ),
+        (
+            "linear_probe_auc",
+            "Linear probe AUC",
+            "area under the ROC curve of the linear probe of two classes",
+        ),
+    ),
+    Family.FEW_SHOT: tuple(
+        (
+            f"few_shot_{count}_accuracy",
+            f"Probe of {count} per class, accuracy",
+            f"accuracy of a linear probe fitted on {count} of each class",
+        )
+        for count in FEW_SHOTS
+    ),
+    # Only accuracies on labels may be noised. One more record is a candidate for every query, so it can
+    # change the hits of all recalls; a caption counts by its length, and by its words' orders.
+    Family.NOISED: (
+        ("noised_knn_accuracy", "Noised k-NN accuracy", "k-NN accuracy on held-out private records, noised"),
+        (
+            "noised_linear_probe_accuracy",
+            "Noised linear probe accuracy",
+            "linear probe accuracy on them, noised",
+        ),
+    ),
+    Family.VIEWS: (
+        ("view_retrieval_top1", "View retrieval, top 1", "a record's other view found first among all"),
+        (
+            "view_retrieval_top10",
+            "View retrieval, top 10",
+            "a record's other view found among the first ten",
+        ),
+    ),
 }
-_SCORES = {
-    **_LABEL_SCORES,
-    "view_retrieval_top1": "a record's other view found first among all",
-    "view_retrieval_top10": "a record's other view found among the first ten",
-    **_PAIR_SCORES,
-    **_CAPTION_SCORES,
-    **CLASSIFIER_SCORES,
-}
+_IN_TABLES_ALONE = ("_balanced_accuracy", "_auc", "_recall_at_1", "_recall_at_5")
+_SCORES = tuple(
+    Metric(
+        name=name,
+        release=Release.NOISED if family is Family.NOISED else Release.SCORE,
+        meaning=meaning,
+        title=title,
+        unit=FRACTION,
+        higher_is_better=True,
+        family=family,
+        has_panel=family is not Family.FEW_SHOT and not name.endswith(_IN_TABLES_ALONE),
+    )
+    for family, rows in _ROWS.items()
+    for name, title, meaning in rows
+)
 _BEFORE_TRAINING = {
     "untrained_": "of the network at random weights",
     "public_start_": "of the network at the public weights that it starts from",
@@ -112,62 +190,76 @@ _OF_IMAGES = {
 REFERENCE_PREFIXES = (*_BEFORE_TRAINING, *_OF_IMAGES)
 """What scores of no trained network start with: those that a trained one's are held against."""
 
+
+def _derived(score: Metric, name: str, what: str) -> Metric:
+    """The same score of something else than the finished network."""
+    return replace(score, name=name, meaning=f"{score.meaning}, {what}", title="", family=None)
+
+
+def _references(scores: Iterable[Metric], of_images: Collection[Family]) -> Iterator[Metric]:
+    for score in scores:
+        prefixes = _BEFORE_TRAINING | (_OF_IMAGES if score.family in of_images else {})
+        for prefix, of in prefixes.items():
+            yield _derived(score, f"{prefix}{score.name}", of)
+
+
+_LABELLED = (Family.LABELS, Family.FEW_SHOT)
+_OPEN_SCORES = [score for score in _SCORES if score.release is Release.SCORE]
+
+
+def _number(release: Release, name: str, meaning: str, title: str = "", unit: str = "") -> Metric:
+    return Metric(name=name, release=release, meaning=meaning, title=title, unit=unit)
+
+
+_released = partial(_number, Release.RELEASABLE)
+_private = partial(_number, Release.PRIVATE_ONLY)
+
 _DECLARED = (
-    Metric("epsilon", Release.RELEASABLE, "ε of all that is released, at delta, by PLD"),
-    Metric("epsilon_rdp", Release.RELEASABLE, "the same by RDP (cross-check)"),
-    Metric("epsilon_prv", Release.RELEASABLE, "the same by PRV (cross-check)"),
-    Metric("num_steps_done", Release.RELEASABLE, "steps in the trained model"),
-    Metric("num_steps_charged", Release.RELEASABLE, "steps in ε: T + R, or those drawn where R is not set"),
-    Metric("num_restarts", Release.PRIVATE_ONLY, "times it was resumed: a crash may come of the records"),
-    *(Metric(name, Release.SCORE, what) for name, what in _SCORES.items()),
+    replace(_released("epsilon", "ε of all that is released, at delta, by PLD", "ε"), higher_is_better=False),
+    _released("epsilon_rdp", "the same by RDP (cross-check)"),
+    _released("epsilon_prv", "the same by PRV (cross-check)"),
+    _released("num_steps_done", "steps in the trained model"),
+    _released("num_steps_charged", "steps in ε: T + R, or those drawn where R is not set"),
+    _private("num_restarts", "times it was resumed: a crash may come of the records"),
+    *_SCORES,
     *(
-        Metric(f"{name}_during", Release.SCORE, f"{what}, after a number of steps")
-        for name, what in _SCORES.items()
-        if name != "view_retrieval_top10"
+        _derived(score, f"{score.name}{DURING}", "after a number of steps")
+        for score in _OPEN_SCORES
+        if score.name != "view_retrieval_top10"
     ),
-    *(
-        Metric(f"{prefix}{name}", Release.SCORE, f"{what}, {of}")
-        for prefix, of in _BEFORE_TRAINING.items()
-        for name, what in _SCORES.items()
+    *_references(_OPEN_SCORES, _LABELLED),
+    _number(
+        Release.NOISED,
+        "noised_snr_first_step",
+        "noised ‖clipped sum‖ / (σΔ√d) at the first step",
+        "Noised gradient SNR, first step",
     ),
-    *(
-        Metric(f"{prefix}{name}", Release.SCORE, f"{_SCORES[name]}, {of}")
-        for prefix, of in _OF_IMAGES.items()
-        for name in _LABEL_SCORES
+    _private("snr_first_step", "‖clipped sum‖ / ‖noise‖ at the first step", "Gradient SNR, first step"),
+    _private(
+        "snr_first_step_no_augmentation",
+        "the same with num_augmentations = 0",
+        "Gradient SNR without augmentation",
     ),
-    Metric("noised_knn_accuracy", Release.NOISED, "k-NN accuracy on held-out private records, noised"),
-    Metric("noised_linear_probe_accuracy", Release.NOISED, "linear probe accuracy on them, noised"),
-    Metric("noised_snr_first_step", Release.NOISED, "noised ‖clipped sum‖ / (σΔ√d) at the first step"),
-    Metric("snr_first_step", Release.PRIVATE_ONLY, "‖clipped sum‖ / ‖noise‖ at the first step"),
-    Metric("snr_first_step_no_augmentation", Release.PRIVATE_ONLY, "the same with num_augmentations = 0"),
-    Metric("snr", Release.PRIVATE_ONLY, "‖clipped sum‖ / ‖noise‖ at a step"),
-    Metric("train_loss", Release.PRIVATE_ONLY, "mean group loss per record at a step"),
-    Metric("clip_fraction", Release.PRIVATE_ONLY, "share of groups whose gradient was clipped"),
-    Metric("mean_group_grad_norm", Release.PRIVATE_ONLY, "mean gradient norm of a group before clipping"),
-    Metric("realised_batch_size", Release.PRIVATE_ONLY, "records drawn by the sampler at a step"),
-    Metric("num_groups", Release.PRIVATE_ONLY, "full groups at a step"),
-    Metric("num_non_finite_groups", Release.PRIVATE_ONLY, "groups masked to zero at a step"),
-    Metric("train_seconds", Release.PRIVATE_ONLY, "wall-clock seconds of all steps"),
-    Metric("step_seconds", Release.PRIVATE_ONLY, "mean wall-clock seconds of a step"),
-    Metric("evaluation_seconds", Release.PRIVATE_ONLY, "wall-clock seconds of all evaluations"),
+    _private("snr", "‖clipped sum‖ / ‖noise‖ at a step"),
+    _private("train_loss", "mean group loss per record at a step", "Training loss"),
+    _private("clip_fraction", "share of groups whose gradient was clipped", unit=FRACTION),
+    _private("mean_group_grad_norm", "mean gradient norm of a group before clipping"),
+    _private("realised_batch_size", "records drawn by the sampler at a step"),
+    _private("num_groups", "full groups at a step"),
+    _private("num_non_finite_groups", "groups masked to zero at a step"),
+    _private("train_seconds", "wall-clock seconds of all steps", unit=SECONDS),
+    _private("step_seconds", "mean wall-clock seconds of a step", unit=SECONDS),
+    _private("evaluation_seconds", "wall-clock seconds of all evaluations", unit=SECONDS),
 )
 
-_TRANSFER = {
-    "transfer_zero_shot_accuracy": "images of one nearest to their class's text",
-    **{f"transfer_{name}": f"{what}, on a probing data set" for name, what in _LABEL_SCORES.items()},
-}
+_TRANSFER = [
+    replace(score, name=f"transfer_{score.name}", meaning=f"{score.meaning}, on a probing data set")
+    for score in _SCORES
+    if score.family in (*_LABELLED, Family.CLASS_NAMES)
+]
 _DECLARED_PER_DATASET = (
-    *(Metric(name, Release.SCORE, what) for name, what in _TRANSFER.items()),
-    *(
-        Metric(f"{prefix}{name}", Release.SCORE, f"{what}, {of}")
-        for prefix, of in _BEFORE_TRAINING.items()
-        for name, what in _TRANSFER.items()
-    ),
-    *(
-        Metric(f"{prefix}transfer_{name}", Release.SCORE, f"{_TRANSFER[f'transfer_{name}']}, {of}")
-        for prefix, of in _OF_IMAGES.items()
-        for name in _LABEL_SCORES
-    ),
+    *(replace(score, title="", family=None) for score in _TRANSFER),
+    *_references(_TRANSFER, _LABELLED),
 )
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _DECLARED}
@@ -206,6 +298,28 @@ def declared_name(tracked: str) -> str:
     ['epsilon', 'epsilon', 'transfer_knn_accuracy/digits']
     """
     return tracked.removeprefix(_PRIVACY).removeprefix(_TRAINING)
+
+
+def scores_of(*families: Family) -> list[str]:
+    """Return the names of the scores of these families, in the order of the tables.
+
+    >>> scores_of(Family.NOISED)
+    ['noised_knn_accuracy', 'noised_linear_probe_accuracy']
+    """
+    return [metric.name for metric in _SCORES if metric.family in families]
+
+
+def is_final_score(name: str) -> bool:
+    """Return whether a finished training may have this score of its own network, on whatever data set.
+
+    >>> [is_final_score(name) for name in ("knn_accuracy", "transfer_knn_accuracy/digits", "epsilon")]
+    [True, True, False]
+    >>> [is_final_score(name) for name in ("untrained_knn_accuracy", "knn_accuracy_during", "snr")]
+    [False, False, False]
+    """
+    metric = find_metric(name)
+    is_score = metric is not None and metric.higher_is_better is True
+    return is_score and not is_reference(name) and not name.endswith(DURING)
 
 
 def is_reference(name: str) -> bool:

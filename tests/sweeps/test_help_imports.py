@@ -18,6 +18,7 @@ MODULES = (
     "dpgcl_core.calculator",
     "dpgcl_core.ledger",
     "sweeps.doctor",
+    "sweeps.settle",
     "sweeps.servers",
     "trainers.caption",
     "trainers.classify",

@@ -21,11 +21,12 @@ from sweeps.privacy_budget import PrivacyBudgetOptions
 from sweeps.service.options.command_line import parse_options
 from sweeps.service.options.planner import PlannerOptions
 from sweeps.service.planning import resources
-from sweeps.service.planning.resources import IMAGE_SHAPES, alignment_size, resources_of
+from sweeps.service.planning.resources import alignment_size, resources_of
 from sweeps.service.running.planner import run_plan
 from tests.sweeps.support import ROOT, run_script
 from tests.sweeps.support import plan as sweep_plan
 from trainers.data.loading import load_dataset
+from trainers.data.registry import DATA_SOURCES
 from trainers.models.encoder import build_encoder
 
 GRID = ("--batch-sizes", "256", "1024", "--num-steps-grid", "50", "200", "--group-sizes", "4", "16")
@@ -168,8 +169,8 @@ def _network(chosen: PlannerOptions) -> Any:
 
 
 def test_image_shapes_are_those_of_the_data_sets() -> None:
-    assert load_dataset("digits").image_shape == IMAGE_SHAPES["digits"]
-    assert load_dataset("shapes:20").image_shape == IMAGE_SHAPES["shapes"]
+    assert load_dataset("digits").image_shape == DATA_SOURCES["digits"].image_shape
+    assert load_dataset("shapes:20").image_shape == DATA_SOURCES["shapes"].image_shape
 
 
 def test_measured_snr_gives_back_the_alignment_that_it_was_made_with() -> None:

@@ -12,9 +12,9 @@ import pytest
 from dpgcl_core.errors import DataError
 from sweeps.service.planning.plan import SweepPlan
 from tests.sweeps.support import write_npz
-from trainers.data.classes import BUILTIN_CLASS_NAMES
 from trainers.data.dataset import TrainingData
 from trainers.data.loading import load_dataset
+from trainers.data.registry import DATA_SOURCES
 from trainers.data.shapes import SHAPE_NAMES
 
 SECRET_CLASSES = ("secret-axolotl", "secret-basilisk", "secret-capybara")
@@ -99,7 +99,7 @@ def test_names_of_public_classes_are_neither_told_nor_noted(pets: str, make_plan
 def test_class_names_are_those_of_what_is_scored(evaluate_on: str | None, pets: str, make_plan: Plan) -> None:
     public = ("--dataset", pets, "--data-is", "public", "--expected-batch-size", "32")
     plan = make_plan(*QUICK, *public, *(("--evaluate-on", evaluate_on) if evaluate_on else ()))
-    expected = BUILTIN_CLASS_NAMES["digits"] if evaluate_on else SECRET_CLASSES
+    expected = DATA_SOURCES["digits"].class_names if evaluate_on else SECRET_CLASSES
     assert plan.data.class_names == expected
 
 
@@ -107,7 +107,7 @@ def test_probes_of_pairs_bring_their_class_names(make_plan: Plan) -> None:
     pairs = ("--dataset", "shapes:300", "--group-sizes", "4", "--expected-batch-size", "64")
     plan = make_plan(*QUICK, *pairs, "--probe-datasets", "digits")
     assert plan.data.class_names == SHAPE_NAMES
-    assert [probe.class_names for probe in plan.data.probes] == [BUILTIN_CLASS_NAMES["digits"]]
+    assert [probe.class_names for probe in plan.data.probes] == [DATA_SOURCES["digits"].class_names]
 
 
 def test_names_of_classes_that_nothing_is_scored_on_are_refused() -> None:
@@ -119,7 +119,7 @@ def test_names_of_classes_that_nothing_is_scored_on_are_refused() -> None:
             queries=None,
             train_is_public=False,
             evaluation_is_public=False,
-            class_names=BUILTIN_CLASS_NAMES["digits"],
+            class_names=DATA_SOURCES["digits"].class_names,
         )
 
 

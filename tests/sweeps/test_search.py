@@ -116,7 +116,7 @@ def test_list_that_means_nothing_to_a_method_is_left_out_and_told() -> None:
         (("--num-trials", "1"), "--num-trials must be at least 2"),
         (("--repeats", "2"), "leave repeats out"),
         (("--search", "grid"), "give --sampler, not search = grid"),
-        (("--release", "sealed"), "TPE proposes each trial by looking at earlier ones"),
+        (("--release", "sealed"), "--sampler tpe is forbidden with --release sealed"),
         (("--release", "sealed", "--sampler", "random"), "for --release open"),
         (("--sampler", "grid"), "sampler"),
         (("--objectives", "knn"), "'knn'. Valid: epsilon, knn_accuracy, linear_probe_accuracy"),

@@ -1,4 +1,4 @@
-"""Names of classes: of the built-in data sets, and the list that text labels make.
+"""Names of classes: the list that text labels make.
 
 They go into the prompts of zero-shot scores and nowhere else. Those of private data are as private as the
 records: one record more can bring a class.
@@ -16,49 +16,6 @@ from trainers.data.faults import RecordsError
 
 ClassNames = tuple[str, ...]
 """One for every label 0, 1, …; none where they are not known."""
-
-_DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-
-BUILTIN_CLASS_NAMES: dict[str, ClassNames] = {
-    "digits": tuple(f"handwritten digit {digit}" for digit in _DIGITS),
-    "fashion-mnist": (
-        "t-shirt or top",
-        "trouser",
-        "pullover",
-        "dress",
-        "coat",
-        "sandal",
-        "shirt",
-        "sneaker",
-        "bag",
-        "ankle boot",
-    ),
-    "cifar10": (
-        "airplane",
-        "automobile",
-        "bird",
-        "cat",
-        "deer",
-        "dog",
-        "frog",
-        "horse",
-        "ship",
-        "truck",
-    ),
-    "eurosat": (
-        "annual crop",
-        "forest",
-        "herbaceous vegetation",
-        "highway",
-        "industrial buildings",
-        "pasture",
-        "permanent crop",
-        "residential buildings",
-        "river",
-        "sea or lake",
-    ),
-}
-"""The publishers' names in the order of the labels, as words of a sentence."""
 
 
 def class_indices(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,33 +16,27 @@ from dpgcl_core.errors import ConfigError, DataError, unknown_choice
 from dpgcl_core.sampling.records import held_out
 from dpgcl_core.sampling.slot_table import SlotTable
 from trainers.data.class_captions import with_class_captions
-from trainers.data.classes import BUILTIN_CLASS_NAMES
 from trainers.data.dataset import AnyRecords, Dataset, Modality, TrainingData
 from trainers.data.decoding import MAX_IMAGE_PIXELS, MOST_IMAGE_PIXELS
 from trainers.data.faults import RecordsError
-from trainers.data.image_text import has_captions, load_csv_pairs, load_parquet_pairs
-from trainers.data.own import NamedSplits, load_folder, load_npz, load_parquet
-from trainers.data.pair_options import CLASS_CAPTIONS, PairOptions
-from trainers.data.pairs import ImageTextRecords, LoadedPairs
+from trainers.data.image_text import has_captions
+from trainers.data.pair_options import PairOptions
+from trainers.data.pairs import ImageTextRecords
 from trainers.data.records import Records
-from trainers.data.shapes import SHAPE_NAMES, load_shapes, shapes_name
-from trainers.data.sources import SOURCES, load_builtin
-from trainers.data.webdataset import load_webdataset
-
-BUILTIN_DATASETS: tuple[str, ...] = (*SOURCES, "shapes")
-"""Names of the public data sets: downloaded when they are needed, or generated."""
+from trainers.data.registry import (
+    BUILTIN_DATASETS,
+    CLASS_CAPTIONS,
+    DATA_SOURCES,
+    IN_A_COLUMN,
+    Request,
+    source_of,
+)
+from trainers.data.shapes import shapes_name
 
 MAX_IMAGE_SIZE = 1024
 """Larger squares would fill the memory: images are held in it."""
 
-_WITH_COLUMNS = ("npz", "parquet", "csv", "webdataset")
 _RESERVED = ("image", "images", "label", "labels", "caption", "")
-_OWN: dict[str, Callable[..., NamedSplits]] = {
-    "npz": load_npz,
-    "parquet": load_parquet,
-    "folder": load_folder,
-}
-_OWN_PAIRS = ("csv", "parquet", "webdataset")
 
 __all__ = [
     "AnyRecords",
@@ -83,14 +76,15 @@ def check_dataset_name(name: str, *, also: Collection[str] = ()) -> None:
 csv:PATH, digits, eurosat, fashion-mnist, folder:PATH, npz:PATH, parquet:PATH, shapes, shapes:NUM:SEED, \
 webdataset:PATH
     """
-    scheme, _, path = name.partition(":")
+    path = name.partition(":")[2]
     if name in also:
         return
+    source = source_of(name)
     if is_builtin_name(name):
-        if scheme == "shapes":
+        if source is DATA_SOURCES["shapes"]:
             shapes_name(name)
-    elif not (path and scheme in {*_OWN, *_OWN_PAIRS}):
-        schemes = (f"{own}:PATH" for own in {*_OWN, *_OWN_PAIRS})
+    elif source is None or source.is_builtin or not path:
+        schemes = (f"{own.name}:PATH" for own in DATA_SOURCES.values() if not own.is_builtin)
         shown = masked(name) if set("/@=") & set(name) else name
         choices = [*BUILTIN_DATASETS, "shapes:NUM:SEED", *schemes, *also]
         raise ConfigError(unknown_choice("data set", shown, choices))
@@ -124,10 +118,10 @@ def modality_of_name(name: str, pairs: PairOptions | None = None) -> Modality:
 
 def _holds_pairs(name: str, pairs: PairOptions | None) -> bool:
     """Whether the data have captions of their own."""
-    scheme, _, path = name.partition(":")
-    if scheme == "parquet" and path:
+    source, path = source_of(name), name.partition(":")[2]
+    if source is not None and source.captions == IN_A_COLUMN and path:
         return has_captions(Path(path).expanduser(), pairs)
-    return scheme in ("shapes", "csv", "webdataset")
+    return source is not None and source.captions == "always"
 
 
 def load_dataset(
@@ -166,63 +160,26 @@ def load_dataset(
     check_max_image_pixels(max_image_pixels)
     _check_unit_column(name, unit_column)
     pairs = pairs or PairOptions()
-    scheme, _, rest = name.partition(":")
-    has_pairs = scheme in _OWN_PAIRS and _holds_pairs(name, pairs)
-    _check_pair_options(name, pairs, has_pairs)
-    if has_pairs:
-        loaded = _load_pairs(
-            scheme, Path(rest).expanduser(), image_size, unit_column, pairs, max_image_pixels
-        )
-        return Dataset(
+    source = DATA_SOURCES[name.partition(":")[0]]
+    holds_pairs = _holds_pairs(name, pairs)
+    _check_pair_options(name, pairs, holds_pairs and not source.is_builtin)
+    dataset = source.load(
+        Request(
             name=name,
-            train=loaded.train,
-            test=loaded.test,
-            is_builtin=False,
-            num_skipped=loaded.num_skipped,
-            class_names=loaded.class_names,
-        )
-    train: AnyRecords
-    test: AnyRecords | None
-    class_names: tuple[str, ...]
-    if scheme == "shapes":
-        train, test = load_shapes(name, image_size)
-        class_names = () if train.labels is None else SHAPE_NAMES
-    elif is_builtin_name(name):
-        train, test = load_builtin(name, image_size)
-        class_names = BUILTIN_CLASS_NAMES[name]
-    else:
-        more: dict[str, Any] = {} if unit_column is None else {"unit_column": unit_column}
-        more["max_pixels"] = max_image_pixels
-        train, test, class_names = _OWN[scheme](Path(rest).expanduser(), image_size, **more)
-    if pairs.class_captions is not None:
-        caption = partial(with_class_captions, class_names=class_names, template=pairs.class_captions)
-        assert isinstance(train, Records)
-        assert not isinstance(test, ImageTextRecords)
-        train, test = caption(train), None if test is None else caption(test)
-    return Dataset(
-        name=name, train=train, test=test, is_builtin=is_builtin_name(name), class_names=class_names
-    )
-
-
-def _load_pairs(
-    scheme: str,
-    path: Path,
-    image_size: int | None,
-    unit_column: str | None,
-    pairs: PairOptions,
-    max_pixels: int,
-) -> LoadedPairs:
-    pairs = dataclasses.replace(pairs, unit=unit_column or pairs.unit)
-    if scheme == "webdataset":
-        return load_webdataset(
-            path,
             image_size=image_size,
-            unit_field=pairs.unit,
-            skip_corrupt=pairs.skip_corrupt,
-            max_pixels=max_pixels,
+            unit_column=unit_column,
+            pairs=dataclasses.replace(pairs, unit=unit_column or pairs.unit) if holds_pairs else pairs,
+            has_captions=holds_pairs,
+            max_image_pixels=max_image_pixels,
         )
-    load = load_csv_pairs if scheme == "csv" else load_parquet_pairs
-    return load(path, pairs, image_size=image_size, max_pixels=max_pixels)
+    )
+    if pairs.class_captions is None:
+        return dataset
+    caption = partial(with_class_captions, class_names=dataset.class_names, template=pairs.class_captions)
+    train, test = dataset.train, dataset.test
+    assert isinstance(train, Records)
+    assert not isinstance(test, ImageTextRecords)
+    return dataclasses.replace(dataset, train=caption(train), test=None if test is None else caption(test))
 
 
 def check_max_image_pixels(limit: int) -> None:
@@ -239,7 +196,8 @@ def _check_image_size(image_size: int | None) -> None:
 
 
 def _check_unit_column(name: str, unit_column: str | None) -> None:
-    has_columns = name.partition(":")[0] in _WITH_COLUMNS
+    source = source_of(name)
+    has_columns = source is not None and source.has_columns
     if unit_column is not None and (not has_columns or unit_column in _RESERVED):
         raise ConfigError(
             "unit_column must name a column of npz:PATH or parquet:PATH (or csv:PATH, webdataset:PATH) other "

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 from dpgcl_core.errors import ConfigError, DataError
 from trainers.config.tree import option
-from trainers.data.classes import BUILTIN_CLASS_NAMES
+from trainers.data.registry import source_of
 
-CLASS_CAPTIONS = "class_captions"
 IMAGE_COLUMNS, CAPTION_COLUMNS = ("filepath", "image"), ("title", "caption")
 
 
@@ -64,16 +63,9 @@ class PairOptions:
         >>> PairOptions(separator=",", skip_corrupt=True).fitting("webdataset:x.tar").given
         ('skip_corrupt',)
         """
-        meant = _MEANT_BY_SCHEME.get(name.partition(":")[0], ())
+        source = source_of(name)
+        meant = () if source is None else source.options
         return PairOptions(**{field: getattr(self, field) for field in self.given if field in meant})
-
-
-_MEANT_BY_SCHEME = {
-    "csv": ("image", "caption", "separator", "unit", "split", "label", "skip_corrupt"),
-    "parquet": ("image", "caption", "unit", "split", "label", CLASS_CAPTIONS, "skip_corrupt"),
-    "webdataset": ("unit", "skip_corrupt"),
-    **dict.fromkeys(("npz", "folder", *BUILTIN_CLASS_NAMES), (CLASS_CAPTIONS,)),
-}
 
 
 def resolve_columns(options: PairOptions, header: list[str], scheme: str, separator: str = "") -> PairOptions:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from dpgcl_core.addresses import masked
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, unknown_choice
-from dpgcl_core.release.metrics import CLASSIFIER_SCORE, Release, find_metric, is_reference
+from dpgcl_core.release.metrics import CLASSIFIER_SCORE, is_final_score
 from dpgcl_core.release.statement import PROVEN, delta_text, epsilon_text, software_versions
 from trainers.files.destination import Copies, Destination, files_below
 from trainers.files.storage import storage_root
@@ -214,7 +214,7 @@ def _median(sweep: FinishedSweep, setting: TakenSetting) -> tuple[FinishedTrial,
 def _best(sweep: FinishedSweep, score: str | None, names: Sequence[str]) -> tuple[FinishedTrial, str]:
     trained = [each for each in sweep.trials if each.metrics.get("num_steps_done") != 0]
     proven = [each for each in trained if each.params["guarantee_label"] == PROVEN]
-    known = {name for each in proven or trained for name in each.metrics if is_score(name)}
+    known = {name for each in proven or trained for name in each.metrics if is_final_score(name)}
     if not known:
         raise ConfigError(
             f"no training of {sweep.name} has a score to choose by: give --trial one of {', '.join(names)}"
@@ -227,26 +227,6 @@ def _best(sweep: FinishedSweep, score: str | None, names: Sequence[str]) -> tupl
     found = max(scored, key=lambda each: each.metrics[score])
     among = "the trials with a guarantee" if proven else "all trials"
     return found, f"the best {score}, {found.metrics[score]:.4f}, of {among} ({len(scored)} have one)"
-
-
-def is_score(name: str) -> bool:
-    """Whether a metric is a score of the trained network that may be seen, the higher the better.
-
-    >>> [is_score(name) for name in ("knn_accuracy", "transfer_knn_accuracy/digits", "epsilon")]
-    [True, True, False]
-    >>> [is_score(name) for name in ("untrained_knn_accuracy", "knn_accuracy_during", "snr")]
-    [False, False, False]
-    >>> [is_score(name) for name in ("image_to_text_recall_at_10", "image_to_text_recall_at_10_during")]
-    [True, False]
-    """
-    metric = find_metric(name)
-    return (
-        metric is not None
-        and metric.release in (Release.SCORE, Release.NOISED)
-        and not is_reference(name)
-        and not name.endswith("_during")
-        and "snr" not in name
-    )
 
 
 def describe(sweep: FinishedSweep, trial: FinishedTrial, chosen: str) -> ModelDescription:
@@ -275,7 +255,7 @@ def describe(sweep: FinishedSweep, trial: FinishedTrial, chosen: str) -> ModelDe
         **figures,
         num_steps=params["num_steps"],
         averaged=trial.is_averaged,
-        scores={name: value for name, value in trial.metrics.items() if is_score(name)},
+        scores={name: value for name, value in trial.metrics.items() if is_final_score(name)},
         warm_start=params["warm_start"],
         versions=software_versions(),
     )

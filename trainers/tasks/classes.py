@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from dpgcl_core.clipping.types import GroupInputs, Objective
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.release.metrics import CLASSIFIER_SCORES
+from dpgcl_core.release.metrics import Family, scores_of
 from trainers.config.nodes import POOLED
 from trainers.config.training import (
     AnyNetworkConfig,
@@ -64,7 +64,7 @@ class Classes(PerRecordTask[Classifier]):
 
     name: ClassVar[str] = ClassifierConfig.task
     learns_labels: ClassVar[bool] = True
-    own_scores: ClassVar[tuple[str, ...]] = tuple(CLASSIFIER_SCORES)
+    own_scores: ClassVar[tuple[str, ...]] = tuple(scores_of(Family.CLASSIFIER))
 
     def check_records(self, config: TrainingConfig, records: AnyRecords) -> None:
         method = config.mechanism.method

@@ -63,7 +63,7 @@ class Observer:
 
     def note_during(self, step: int, scores: dict[str, float]) -> None:
         """Append scores of the iterate after `step` steps, those that are declared as a series."""
-        during = {f"{name}_during": score for name, score in scores.items()}
+        during = {f"{name}{metric_policy.DURING}": score for name, score in scores.items()}
         self.note(step, {name: score for name, score in during.items() if name in metric_policy.METRICS})
 
     def record_groups(

@@ -59,7 +59,7 @@ def _groups_cap(numbers: PublicNumbers) -> int:
 
 GROUP_CLIP = FullBatchGroups(
     name="group_clip",
-    title="Group clipping, negatives of the whole batch",
+    title="Group clipping, batch negatives",
     source="DP-GCL, Eq. 8 (Eq. 6 for groups of one)",
     clip_unit="group, through the whole batch",
     needs_cap=True,

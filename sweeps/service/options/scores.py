@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dpgcl_core.mechanism.registry import method_named
-from dpgcl_core.release.metrics import CLASSIFIER_SCORE, METRICS, Release, is_reference
+from dpgcl_core.release.metrics import CLASSIFIER_SCORE, METRICS, Family, scores_of
 from trainers.config.networks import CaptionerConfig, ClassifierConfig, MaskedNetworkConfig
 from trainers.data.dataset import Modality, TrainingData, modality_of
 
-NOISED_SCORES = ("noised_knn_accuracy", "noised_linear_probe_accuracy")
-_LABELS = ("knn_accuracy", "linear_probe_accuracy")
-_VIEWS = ("view_retrieval_top1", "view_retrieval_top10")
-_RECALLS = tuple(
-    f"{way}_recall_at_{k}" for k in (10, 5, 1) for way in ("image_to_text", "text_to_image")
-)  # the default first
-_CAPTIONS = ("caption_token_probability", "next_token_accuracy", "word_order_accuracy")
+NOISED_SCORES = scores_of(Family.NOISED)
+_LABELS = [name for name in scores_of(Family.LABELS) if METRICS[name].has_panel]
+_VIEWS = scores_of(Family.VIEWS)
+_CAPTIONS = scores_of(Family.CAPTIONS)
+_RECALLS = sorted(scores_of(Family.PAIRS), key=lambda name: not METRICS[name].has_panel)  # the default first
 _DEFAULT: dict[Modality, str] = {"image": _LABELS[0], "image-text": _RECALLS[0]}
 _OF_TASKS = {
     CaptionerConfig.task: _CAPTIONS[0],
@@ -53,9 +51,7 @@ def final_scores() -> list[str]:
     >>> [name in final_scores() for name in ("knn_accuracy", "knn_accuracy_during", "noised_knn_accuracy")]
     [True, False, True]
     """
-    bare = [name for name, metric in METRICS.items() if metric.release is Release.SCORE]
-    bare = [name for name in bare if not is_reference(name) and not name.endswith("_during")]
-    return [*bare, *NOISED_SCORES]
+    return scores_of(*Family)
 
 
 def visible_scores(data: TrainingData, method: str) -> list[str]:
@@ -71,7 +67,7 @@ def visible_scores(data: TrainingData, method: str) -> list[str]:
         else:
             own = _task(method) == ClassifierConfig.task and queries.labels is not None
             found += [*((CLASSIFIER_SCORE,) if own else ()), *(_LABELS if labelled else _VIEWS)]
-    return found + (list(NOISED_SCORES) if data.scored is not None else [])
+    return found + (NOISED_SCORES if data.scored is not None else [])
 
 
 def scores_to_compare(data: TrainingData, methods: Sequence[str]) -> dict[str, str]:

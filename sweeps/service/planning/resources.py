@@ -20,6 +20,7 @@ from sweeps.service.options.planner import PlannerOptions
 from trainers.config.training import TrainingConfig
 from trainers.config.tree import changed
 from trainers.data.dataset import TrainingData
+from trainers.data.registry import source_of
 from trainers.models.encoder import ImageShape
 from trainers.models.networks import AnyEncoder
 from trainers.tasks.task import task_of
@@ -28,14 +29,6 @@ from trainers.training.microbatch import pass_bytes
 from trainers.training.resolve import training_config
 from trainers.training.warm_start import starting_encoder
 
-IMAGE_SHAPES = {
-    "digits": (1, 8, 8),
-    "fashion-mnist": (1, 28, 28),
-    "cifar10": (3, 32, 32),
-    "eurosat": (3, 32, 32),
-    "shapes": (3, 32, 32),
-}
-"""(channels, height, width) of the public data sets, as they are loaded."""
 _BATCH = 512
 _TIMED_STEPS = 6
 _STATES = {"adam": 2, "adamw": 2}
@@ -138,7 +131,8 @@ def image_shape_of(options: PlannerOptions) -> ImageShape:
     """
     if options.image_shape is not None:
         return options.image_shape
-    known = IMAGE_SHAPES.get(options.data.dataset.partition(":")[0])
+    source = source_of(options.data.dataset)
+    known = None if source is None else source.image_shape
     if known is None:
         raise ConfigError(
             f"image_shape must be told for data of your own, which the planner does not read; got "

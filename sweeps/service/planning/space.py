@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism.registry import method_named
@@ -17,6 +17,7 @@ from sweeps.service.options.release import check_search
 from sweeps.service.options.scores import default_score
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.options.sweep import SweepOptions, varies
+from sweeps.service.planning.samplers import SAMPLERS, SamplerName
 from trainers.config.networks import NetworkOptions, TextViewConfig, ViewConfig
 from trainers.config.nodes import ObjectiveConfig, OptimizerConfig
 from trainers.config.tree import changed, leaves
@@ -43,7 +44,7 @@ class SearchOptions(SweepOptions):
     """What is searched, by what and for what; a list or range of one value fixes an option."""
 
     service: ServiceOptions = field(default_factory=partial(ServiceOptions, repeats=1))
-    sampler: Literal["tpe", "random", "qmc"] = "tpe"
+    sampler: SamplerName = "tpe"
     """What proposes settings: TPE learns from earlier trials; random and qmc (Sobol points) do not."""
     num_trials: int = 20
     """Trainings, fixed in advance: what they all cost in privacy is, too."""
@@ -71,7 +72,13 @@ class SearchOptions(SweepOptions):
         super().__post_init__()
         release, mechanism = self.release, self.mechanism
         if not release.is_open:
-            check_search(release.mode, "tpe" if self.sampler == "tpe" else release.search)
+            check_search(release.mode, release.search)
+            if SAMPLERS[self.sampler].is_adaptive:
+                raise ConfigError(
+                    f"--sampler {self.sampler} is forbidden with --release {release.mode}: it proposes each "
+                    "trial by looking at earlier ones, so the draws are not independent; give --release "
+                    "sealed to a grid sweep, which then draws settings by itself"
+                )
             raise ConfigError(
                 f"a search shows every trial, so it is for --release open; got {release.mode}: give that to "
                 "a grid sweep, which then draws settings by itself"

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from dashboards.compose.answer import Answer
 from dpgcl_core.errors import ConfigError
@@ -19,6 +19,7 @@ from dpgcl_core.release.statement import PrivacyStatement
 from sweeps.service.options.scores import default_score
 from sweeps.service.options.sweep import SweepOptions
 from sweeps.service.planning.plan import Earlier, SweepPlan
+from sweeps.service.planning.samplers import SamplerName
 from sweeps.service.planning.search import costliest_trials, plan_search
 from sweeps.service.planning.space import EPSILON, Between, SearchOptions, Space, space_of
 from sweeps.service.planning.trials import Point, Trial
@@ -107,7 +108,7 @@ def search(
     score: str | Score,
     num_trials: int,
     *,
-    sampler: Literal["tpe", "random", "qmc"] = "tpe",
+    sampler: SamplerName = "tpe",
     question: str = "search",
     figure: Figure | None = None,
 ) -> SweepResult:

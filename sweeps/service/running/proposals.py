@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import optuna
-from optuna.samplers import BaseSampler, QMCSampler, RandomSampler, TPESampler
-from optuna.study import Study
+from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
+from sweeps.service.planning.samplers import SAMPLERS, SearchSetup
 from sweeps.service.planning.space import EPSILON, Searched, SearchOptions, Space
 from sweeps.service.running.study import direction
-
-_MOST_RANDOM_STARTS = 10
 
 
 class Proposals:
@@ -36,7 +33,7 @@ class Proposals:
         self._space, self._options = space, options
         self._distributions = {each.option: _distribution(each) for each in space.searched}
         directions = [direction(name) for name in options.objectives]
-        self._sobol = _Sobol(self._distributions, options.service.seed)
+        self._lasting: BaseSampler | None = None
         self._study = optuna.create_study(
             directions=directions, sampler=RandomSampler(seed=options.service.seed)
         )
@@ -89,39 +86,20 @@ class Proposals:
         return {each.option: each.value(proposed[each.option]) for each in self._space.searched}
 
     def _sampler(self, number: int) -> BaseSampler:
-        seed = int(np.random.SeedSequence((self._options.service.seed, number)).generate_state(1)[0])
-        if self._options.sampler == "qmc":
-            return self._sobol
-        if self._options.sampler == "random":
-            return RandomSampler(seed=seed)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            starts = min(_MOST_RANDOM_STARTS, max(2, self._options.num_trials // 4))
-            return TPESampler(seed=seed, n_startup_trials=starts, multivariate=True, constant_liar=True)
-
-
-class _Sobol(QMCSampler):
-    """Scrambled Sobol points from the first trial on: the space is known, and need not be found out."""
-
-    def __init__(self, distributions: dict[str, Any], seed: int) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            super().__init__(scramble=True, seed=seed)
-        self._distributions = distributions
-        self._points: list[dict[str, Any]] = []
-        self._beside = optuna.create_study()  # Optuna counts points by study; here they go by trial
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, Any]:
-        """Return the whole space."""
-        return self._distributions
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Return the point of the trial's number, whoever asked for the earlier ones."""
-        while len(self._points) <= trial.number:
-            self._points.append(super().sample_relative(self._beside, trial, search_space))
-        return self._points[trial.number]
+        entry = SAMPLERS[self._options.sampler]
+        if entry.lasts and self._lasting is not None:
+            return self._lasting
+        public = self._options.service.seed
+        sampler = entry.build(
+            SearchSetup(
+                distributions=self._distributions,
+                num_trials=self._options.num_trials,
+                public_seed=public,
+                trial_seed=int(np.random.SeedSequence((public, number)).generate_state(1)[0]),
+            )
+        )
+        self._lasting = sampler if entry.lasts else None
+        return sampler
 
 
 def _distribution(each: Searched) -> Any:

@@ -23,6 +23,7 @@ from optuna.trial import TrialState, create_trial
 
 from dpgcl_core.addresses import has_secret, masked, text_of_error
 from dpgcl_core.errors import ConfigError, StorageError
+from dpgcl_core.release.metrics import find_metric
 from sweeps.service.planning.space import EPSILON, Searched
 
 JOURNAL = "study.journal"
@@ -31,7 +32,9 @@ _TRIAL, _SWEEP_ID = "trial", "sweep_id"
 
 def direction(objective: str) -> StudyDirection:
     """Return which way an objective is better."""
-    return StudyDirection.MINIMIZE if objective == EPSILON else StudyDirection.MAXIMIZE
+    metric = find_metric(objective)
+    is_lower_better = metric is not None and metric.higher_is_better is False
+    return StudyDirection.MINIMIZE if is_lower_better else StudyDirection.MAXIMIZE
 
 
 class SearchStudy:

@@ -24,6 +24,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ from trainers.files.outcomes import Outcomes, read_outcomes
 from trainers.files.progress import PROGRESS_FILE
 from trainers.files.resuming import CONFIG_FILE, Command
 
-LAYOUT = 3
+LAYOUT = 4
 """Of a sweep's folder; one of another layout is not continued."""
 _TRACES = ("trials", "checkpoints", "drawn", "started", "trusted", "release", "suggested")
 
@@ -338,8 +339,9 @@ def find_folder(
         return folder
     if plan.get("layout") != LAYOUT:
         raise StorageError(
-            f"the sweep folder {folder.path} was written by another version, which alone can continue it; "
-            "choose another --name"
+            f"the sweep folder {folder.path} has layout {plan.get('layout')}, and this version continues "
+            f"only layout {LAYOUT}: choose another --name. What it has reserved in a ledger is closed by "
+            f"{shlex.join(['python', '-m', 'sweeps.settle', '--name', name])}"
         )
     if plan.get("fingerprint") != fingerprint:
         raise StorageError(

@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 
 from dashboards.compose.figure import content_of, numbers_of
-from dashboards.compose.names import CAPTION_SCORES, DRAWN_RECALLS, PAIR_SCORES, RECALLS
 from dashboards.compose.search import objective
 from dashboards.errors import DashboardError
 from dashboards.figures import draw, load_for
-from dpgcl_core.release.metrics import METRICS, Release
+from dpgcl_core.release.metrics import METRICS, Family, Release, scores_of
 from tests.dashboards.conftest import ALL_SCORES, log_trials
 from tests.trainers.databases import open_tracker
 
+RECALLS = scores_of(Family.PAIRS)
+PAIR_SCORES = scores_of(Family.PAIRS, Family.CLASS_NAMES, Family.CAPTIONS)
+DRAWN_RECALLS = [name for name in RECALLS if METRICS[name].has_panel]
 SCORES = (*PAIR_SCORES, *ALL_SCORES)
 DRAWN = ["Image → text recall at 10 (%)", "Text → image recall at 10 (%)"]
 STEPS = {0: 0.1, 300: 0.3, 600: 0.4}
@@ -52,7 +54,7 @@ def test_pairs_have_every_score_in_the_table(trials):
     assert [title for title in heading if "(%)" in title] == [
         *(f"Image → text recall at {k} (%)" for k in (1, 5, 10)),
         *(f"Text → image recall at {k} (%)" for k in (1, 5, 10)),
-        *("Zero-shot accuracy (%)", *(f"{title} (%)" for title in CAPTION_SCORES.values())),
+        *("Zero-shot accuracy (%)", *(f"{METRICS[name].title} (%)" for name in scores_of(Family.CAPTIONS))),
         *("k-NN accuracy (%)", "Linear probe accuracy (%)"),
     ]
 
@@ -111,7 +113,7 @@ def test_files_of_pairs_are_drawn_from_mlflow_alone(store, tmp_path):
     paths = draw("group-size", store, "pairs", tmp_path)
     assert all(path.stat().st_size > 0 for path in paths)
     page = next(path for path in paths if path.suffix == ".html").read_text()
-    assert all(title in page for title in RECALLS.values())
+    assert all(METRICS[name].title in page for name in RECALLS)
     assert "recall_at" not in page
 
 

@@ -16,7 +16,6 @@ from PIL import Image
 
 from dpgcl_core.errors import ConfigError, DataError
 from dpgcl_core.sampling.records import ids_from_names
-from trainers.data.classes import BUILTIN_CLASS_NAMES
 from trainers.data.loading import (
     BUILTIN_DATASETS,
     Dataset,
@@ -26,6 +25,7 @@ from trainers.data.loading import (
     load_dataset,
     split_train_test,
 )
+from trainers.data.registry import DATA_SOURCES
 from trainers.data.shapes import SHAPE_NAMES
 
 SECRET = "secret-name"
@@ -451,14 +451,19 @@ def test_class_names_that_are_no_unicode_can_be_tokenised(tmp_path):
     assert name.encode().startswith(b"caf")
 
 
-@pytest.mark.parametrize("name", BUILTIN_CLASS_NAMES)
+@pytest.mark.parametrize("name", sorted({*BUILTIN_DATASETS} - {"shapes"}))
 def test_built_in_classes_have_ten_names_of_their_own(name):
-    assert len(set(BUILTIN_CLASS_NAMES[name])) == 10
+    assert len(set(DATA_SOURCES[name].class_names)) == 10
 
 
-def test_every_built_in_data_set_has_class_names():
-    assert set(BUILTIN_DATASETS) == {*BUILTIN_CLASS_NAMES, "shapes"}
+def test_shapes_have_class_names():
     assert load_dataset("shapes:20").class_names == SHAPE_NAMES
+
+
+@pytest.mark.parametrize("name", BUILTIN_DATASETS)
+def test_built_in_source_has_a_title_and_a_shape(name):
+    assert DATA_SOURCES[name].title
+    assert len(DATA_SOURCES[name].image_shape) == 3
 
 
 def test_digits_are_named_in_the_order_of_their_labels():
@@ -471,7 +476,7 @@ def test_digits_are_named_in_the_order_of_their_labels():
 def test_eurosat_classes_are_named_in_the_order_of_their_folders():
     folders = ["River", "SeaLake", "Forest", "AnnualCrop", "Highway", "HerbaceousVegetation"]
     folders += ["Industrial", "Pasture", "PermanentCrop", "Residential"]
-    firsts = [name.split()[0].capitalize() for name in BUILTIN_CLASS_NAMES["eurosat"]]
+    firsts = [name.split()[0].capitalize() for name in DATA_SOURCES["eurosat"].class_names]
     assert all(a.startswith(b) for a, b in zip(sorted(folders), firsts, strict=True))
 
 

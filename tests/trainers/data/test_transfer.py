@@ -19,11 +19,11 @@ from dpgcl_core.release.metrics import METRICS_PER_DATASET, Release, find_metric
 from tests.trainers.conftest import make_config, make_data, make_records
 from trainers.config.training import EvaluationConfig
 from trainers.data.channels import with_channels
-from trainers.data.classes import BUILTIN_CLASS_NAMES
 from trainers.data.dataset import Probe, TrainingData
 from trainers.data.loading import load_dataset
 from trainers.data.probes import load_probe, load_probes
 from trainers.data.records import Records
+from trainers.data.registry import DATA_SOURCES
 from trainers.data.shapes import SHAPE_NAMES
 from trainers.evaluation import features as evaluation
 from trainers.models.encoder import Encoder
@@ -103,7 +103,7 @@ def test_probe_of_a_network_for_oblongs_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "class_names"),
     [
-        ("digits", BUILTIN_CLASS_NAMES["digits"]),
+        ("digits", DATA_SOURCES["digits"].class_names),
         ("shapes:200", SHAPE_NAMES),
         ("npz", ("cat", "dog", "eel")),
     ],

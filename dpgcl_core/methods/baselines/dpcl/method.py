@@ -202,7 +202,7 @@ DPCL_BARLOW = DpclBarlow(
 )
 DPCL_SIMCLR_RIGOROUS = DpclSimClr(
     name="dpcl_simclr_rigorous",
-    title="DPCL, SimCLR, at the bound that holds",
+    title="DPCL, SimCLR, at 4|B|C",
     source="DPCL, section 3.2, with exact similarities",
     clip_unit="view",
     takes_augmented_keys=False,
@@ -212,7 +212,7 @@ DPCL_SIMCLR_RIGOROUS = DpclSimClr(
 )
 DPCL_BARLOW_RIGOROUS = DpclBarlow(
     name="dpcl_barlow_rigorous",
-    title="DPCL, Barlow Twins, at the bound that holds",
+    title="DPCL, Barlow Twins, at 4|B|C",
     source="DPCL, section 3.3, with exact statistics",
     clip_unit="view",
     takes_temperature=False,

@@ -120,7 +120,7 @@ LOGIT_DP = LogitMethod(
 
 LOGIT_DP_SPREAD_OUT = LogitMethod(
     name="logit_dp_spread_out",
-    title="Logit-DP with spread-out loss",
+    title="Logit-DP, spread-out loss",
     source="Logit-DP, Eq. 5 and Lemma 4.6",
     clip_unit="pair",
     takes_augmented_keys=False,

@@ -1,0 +1,1 @@
+"""`python -m sweeps.settle`: close what an unfinished sweep has reserved in a budget ledger."""

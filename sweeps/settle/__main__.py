@@ -1,0 +1,53 @@
+"""`python -m sweeps.settle`: close what a sweep that nobody will resume has reserved in a budget ledger.
+
+python -m sweeps.settle --name NAME --ledger sqlite:////safe/ledger.db
+python -m sweeps.settle --name NAME --storage FOLDER
+
+Trainings that never began are given back. Finished ones are charged what they took. All others stay charged
+in full.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from dpgcl_core.command_line import run_command
+from dpgcl_core.errors import ConfigError, exit_on_bad_input
+
+
+def settle_command(name: str, storage: Path | None = None, ledger: str | None = None) -> int:
+    """Settle, print a line for each reservation, and return 0.
+
+    Args:
+      name: the sweep's name, that of its folder in STORAGE/sweeps.
+      storage: folder for results; $DPGCL_STORAGE or ~/dpgcl-results unless given.
+      ledger: budget ledger, a path or URL; $DPGCL_LEDGER unless given.
+
+    Raises:
+      ConfigError: no ledger is given.
+      LedgerError, StorageError: as `sweeps.service.privacy.settling.close_reservations`.
+    """
+    from dpgcl_core.ledger.ledger import Ledger
+    from sweeps.service.privacy.settling import close_reservations
+    from sweeps.service.storage.folder import named_folder
+    from trainers.files.storage import storage_root
+
+    url = ledger or os.environ.get("DPGCL_LEDGER")
+    if url is None:
+        raise ConfigError("ledger must be given, for reservations lie there: --ledger URL or $DPGCL_LEDGER")
+    closed = close_reservations(named_folder(storage_root(storage), name), Ledger.open(url))
+    for each in closed:
+        print(f"{each.label}: {each.num_steps_charged} of {each.num_steps_reserved} steps stay charged")
+    print(f"settled {len(closed)} reservations" if closed else "no reservation was open")
+    return 0
+
+
+def main() -> int:
+    """Run the command line."""
+    code: int = run_command(settle_command, prog="python -m sweeps.settle", description=__doc__)
+    return code
+
+
+if __name__ == "__main__":
+    exit_on_bad_input(main)
