@@ -5,8 +5,7 @@
     ray job submit --working-dir . -- python sweeps/ablation.py --dataset fashion-mnist --epsilon 3
 
 Ends in accuracy for every option, and its paired difference to none. `--ema-decay` and the like say with
-which value an option is tried. A warm start is tried where --warm-start names public weights, public
-negatives and a public subspace where --num-public-negatives and --subspace-dim are given.
+which value an option is tried. A warm start is tried where --warm-start names public weights.
 """
 
 from __future__ import annotations
@@ -32,10 +31,9 @@ class AblationOptions(SweepOptions):
     """The axes of this sweep."""
 
     options: tuple[str, ...] = ()
-    """Of plain, ema, view-draws, schedule, automatic-clipping, noise-sgd, warm-start, public-negatives,
-    public-subspace, all; each of them unless given."""
+    """Of plain, ema, schedule, automatic-clipping, warm-start, all; each of them unless given."""
     learning_rates: tuple[str, ...] = ()
-    """OPTION=RATE, such as noise-sgd=0.03: another learning rate than --learning-rate for that option."""
+    """OPTION=RATE, such as ema=0.03: another learning rate than --learning-rate for that option."""
 
     def tiny(self) -> Self:
         return changed(super().tiny(), options=("plain", "all"))

@@ -35,7 +35,7 @@ from trainers.models.encoder import build_encoder
 from trainers.models.precision import gradient_scale
 from trainers.training import loop
 from trainers.training.optimizers import OPTIMIZERS, build_optimizer, load_optimizer, take_step
-from trainers.training.precision import add_clipped_sum, objective_of
+from trainers.training.precision import add_clipped_sum
 from trainers.training.workers import SingleWorker
 
 Numbers = dict[str, float]
@@ -265,7 +265,7 @@ class _Clipped:
         self._step = OurStep(task, task.expected_batch_size * task.num_views)
         self._groups = np.arange(task.expected_batch_size).reshape(-1, task.group_size)
         self._run, self._config = self._step.run, self._step.run.config
-        self._objective = objective_of(self._config, self._run.encoder, self._config.network)
+        self._objective = self._run.objective
         self._scale = gradient_scale(self._config.network)
 
     def error_at(self, step: int) -> float:

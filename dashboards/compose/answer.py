@@ -795,6 +795,7 @@ def _views(row: pd.Series) -> float:
     batch = number.get("expected_batch_size", math.nan)
     if math.isnan(batch):
         batch = number.get("sampling_prob", 1.0) * number.get("num_records_public", 1.0)
+    # Runs of 0.1 may have drawn a record's views several times.
     draws = number.get("num_view_draws", 1.0) * (2 + number.get("num_augmentations", 0.0))
     return _rounded(number.get("num_steps", 1.0) * batch * draws)
 

@@ -22,13 +22,9 @@ SWEEP = "sweep"
 
 OPTION_TITLES = {
     "ema": "averaged weights",
-    "view-draws": "several views",
     "schedule": "learning-rate schedule",
     "automatic-clipping": "automatic clipping",
-    "noise-sgd": "noised SGD",
     "warm-start": "warm start",
-    "public-negatives": "public negatives",
-    "public-subspace": "public subspace",
 }
 """Of the ablation's options."""
 _COLUMN_NAMES = {
@@ -170,8 +166,8 @@ def column_title(column: str) -> str:
 def _in_words(column: str) -> str:
     """Return an option's name in words.
 
-    >>> [_in_words(name) for name in ("num_view_draws", "flip_prob", "max_blur_sigma", "some_new_option")]
-    ['number of view draws', 'flip probability', 'largest blur sigma', 'some new option']
+    >>> [_in_words(name) for name in ("num_noised_scores", "flip_prob", "max_blur_sigma", "some_new_option")]
+    ['number of noised scores', 'flip probability', 'largest blur sigma', 'some new option']
     """
     return " ".join(_WORDS.get(word, word) for word in column.split("_"))
 

@@ -20,10 +20,7 @@ from dpgcl_core.release.metrics import DURING, Family, find_metric, scores_of
 
 Kind = Literal["axis", "methods", "convergence", "search"]
 PLAIN = "plain"
-OPTION_NAMES = (
-    *(PLAIN, "ema", "view-draws", "schedule", "automatic-clipping", "noise-sgd", "warm-start"),
-    *("public-negatives", "public-subspace", "all"),
-)
+OPTION_NAMES = (PLAIN, "ema", "schedule", "automatic-clipping", "warm-start", "all")
 SPLITS = ("method", "target_epsilon", "num_augmentations", "sampled")
 # As the paper lists them; what else is drawn follows by name.
 ADAPTED_LAYERS = ("Q", "K", "V", "Q+K", "Q+V", "K+V", "Q+K+V")

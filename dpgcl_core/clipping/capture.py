@@ -9,9 +9,9 @@ Passes are captured before any record is seen, on groups of zeros that count as 
 are replays follows no record, and no other thread uses the GPU meanwhile.
 
 What Python decides in a pass is decided once, at the capture. So passes are captured only where network and
-objective are the same function at every step: no code of others, no second network, no embeddings of public
-records, no basis. Whoever hands over `CapturedPasses` vouches for that. A pass that waits for a number of the
-GPU cannot be captured, and runs as it is.
+objective are the same function at every step: no code of others, no second network. Whoever hands over
+`CapturedPasses` vouches for that. A pass that waits for a number of the GPU cannot be captured, and runs as
+it is.
 """
 
 from __future__ import annotations

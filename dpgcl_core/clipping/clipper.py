@@ -44,8 +44,7 @@ for no more than that. A factor may reach C/γ here, so an absolute error e of a
 ghost norm's cancellation leaves, grows with it: the contribution stays below C as long as e ≤ γ. A gradient
 of zero gives zero, for the factor is finite. Without a bound (C = inf) neither law does anything.
 
-Either law may be applied *by parts*, such as the two towers of CLIP: see `dpgcl_core.clipping.parts`; or to
-the coordinates of the gradients in a public subspace: see `dpgcl_core.clipping.subspace`.
+Either law may be applied *by parts*, such as the two towers of CLIP: see `dpgcl_core.clipping.parts`.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ from dpgcl_core.clipping.capture import CapturedPasses
 from dpgcl_core.clipping.direct_uses import NotSeparableError
 from dpgcl_core.clipping.full_precision import full_precision
 from dpgcl_core.clipping.isolation import isolated_gradients
-from dpgcl_core.clipping.one_pass import GroupGradients, per_group_gradients, squares_of
+from dpgcl_core.clipping.one_pass import per_group_gradients
 from dpgcl_core.clipping.parts import ClippingParts, Owners, norms_of, runs_of
 from dpgcl_core.clipping.types import (
     GroupInputs,
@@ -108,13 +107,10 @@ class GroupClipper:
         number that was drawn. None: as many as 96 views are.
       isolated: take the groups one at a time, each on copies of weights and buffers, for networks that may
         mix records or keep something of them (`dpgcl_core.clipping.isolation`).
-      basis: float32 `[k, num_trainable]`, public directions: what is clipped and summed are the gradients'
-        coordinates on them (`dpgcl_core.clipping.subspace`). None for the gradients themselves.
       passes: replays passes on a GPU, for one objective of one network; None runs each as it is.
 
     Raises:
-      ConfigError: a field is outside its range, there are parts and a basis, or passes to replay of a network
-        that is isolated or with a basis.
+      ConfigError: a field is outside its range, or there are passes to replay of a network that is isolated.
     """
 
     l2_clip_norm: float
@@ -122,16 +118,11 @@ class GroupClipper:
     parts: ClippingParts | None = None
     groups_at_once: int | None = None
     isolated: bool = False
-    basis: Tensor | None = field(default=None, compare=False, repr=False)
     passes: CapturedPasses | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.parts is not None and self.basis is not None:
-            raise ConfigError(
-                "coordinates on a subspace have no parts: give clipping parts or a basis, not both"
-            )
-        if self.passes is not None and (self.isolated or self.basis is not None):
-            raise ConfigError("passes of isolated networks and of coordinates on a basis are not replayed")
+        if self.passes is not None and self.isolated:
+            raise ConfigError("passes of isolated networks are not replayed")
         check_clip_norm(self.l2_clip_norm)
         if self.groups_at_once is not None and self.groups_at_once < 1:
             raise ConfigError(f"groups_at_once must be at least 1; got {self.groups_at_once}")
@@ -156,8 +147,7 @@ class GroupClipper:
         Groups of one record make it per-record DP-SGD.
 
         Args:
-          total: float64 `[num_trainable(model)]`, in the order of `trainable_parameters`; of coordinates on a
-            basis `[k]`.
+          total: float64 `[num_trainable(model)]`, in the order of `trainable_parameters`.
           model: the network that `objective` calls; it must not mix records.
           objective: maps inputs `[groups, ...]` to losses `[groups]`, one scalar per group that depends
             on that group's inputs alone. Every layer of `model` should see the rows of `inputs` as its
@@ -175,44 +165,6 @@ class GroupClipper:
         with full_precision(total.device.type):
             return self._add(total, model, objective, inputs, complete)
 
-    def bounded_gradients(self, model: nn.Module, objective: Objective, inputs: GroupInputs) -> Tensor:
-        """Return Clip_C(∇L_G) of each of some **public** groups, float32 `[groups, num_trainable(model)]`.
-
-        They go the same ways as in `add_clipped_sum`; a group whose gradient is not finite gives zeros.
-
-        Args:
-          model, objective, inputs: as for `add_clipped_sum`.
-        """
-        parameters = trainable_parameters(model)
-        with full_precision(parameters[0].device.type):
-            gradients = self._gradients(model, parameters, objective, inputs)
-            norms = squares_of(gradients).sqrt().float()
-            if math.isinf(self.l2_clip_norm):
-                return torch.where(torch.isfinite(norms)[:, None], gradients, 0.0)
-            factor, counts = clip_factor(norms, self.l2_clip_norm, self.gamma)
-            return torch.where(counts[:, None], gradients, 0.0) * factor[:, None]
-
-    def _gradients(
-        self, model: nn.Module, parameters: list[nn.Parameter], objective: Objective, inputs: GroupInputs
-    ) -> Tensor:
-        size = self.groups_at_once or max(1, _VIEWS_AT_ONCE // max(1, _views(inputs)))
-        isolated = model if self.isolated else None
-        if isolated is not None or size == 1 or not _goes_in_one_pass(model, objective, inputs):
-            return _gradients_in_a_loop(parameters, objective, inputs, isolated)
-        size, found = _equal_shares(size, parameters, num_trainable(model)), []
-        for start in range(0, _num_groups(inputs), size):
-            some = _groups(inputs, start, min(start + size, _num_groups(inputs)))
-            try:
-                gradients = _separated(model, parameters, objective, some, keeps_all=True)
-            except NotSeparableError:
-                found.append(_gradients_in_a_loop(parameters, objective, some))
-                continue
-            rows = parameters[0].new_zeros(_num_groups(some), num_trainable(model), dtype=torch.float32)
-            for place, values in gradients.rows(parameters):
-                rows[:, place] = values
-            found.append(rows)
-        return torch.cat(found)
-
     def _add(
         self,
         total: Tensor,
@@ -224,40 +176,25 @@ class GroupClipper:
         parameters = trainable_parameters(model)
         owners = None if self.parts is None else self.parts.owners(model)
         if math.isinf(self.l2_clip_norm):
-            return _plain(total, parameters, objective, inputs, complete, basis=self.basis)
+            return _plain(total, parameters, objective, inputs, complete)
         law = (self.l2_clip_norm, self.gamma, owners)
-        basis = self.basis
         complete = None if complete is None else complete.to(total.device)
         if self.isolated:
-            return _loop(total, parameters, objective, inputs, *law, complete, isolated=model, basis=basis)
+            return _loop(total, parameters, objective, inputs, *law, complete, isolated=model)
         wanted = self.groups_at_once or max(1, _VIEWS_AT_ONCE // max(1, _views(inputs)))
         if wanted == 1 or not _goes_in_one_pass(model, objective, inputs, owners):
-            return _loop(total, parameters, objective, inputs, *law, complete, basis=basis)
-        if basis is None:
-            size = _groups_of_a_pass(wanted, model, parameters, objective, inputs)
-        else:
-            size = _equal_shares(wanted, parameters, num_trainable(model))
+            return _loop(total, parameters, objective, inputs, *law, complete)
+        size = _groups_of_a_pass(wanted, model, parameters, objective, inputs)
         reports = []
         for start in range(0, _num_groups(inputs), size):
             stop = min(start + size, _num_groups(inputs))
             some, taken = _groups(inputs, start, stop), None if complete is None else complete[start:stop]
             try:
                 report = _in_fixed_shape(
-                    size,
-                    total,
-                    model,
-                    parameters,
-                    objective,
-                    some,
-                    *law,
-                    taken,
-                    basis=basis,
-                    passes=self.passes,
+                    size, total, model, parameters, objective, some, *law, taken, passes=self.passes
                 )
             except NotSeparableError:  # some of these groups took another way through the network
-                report = _each_by_its_own_way(
-                    size, total, model, parameters, objective, some, *law, taken, basis=basis
-                )
+                report = _each_by_its_own_way(size, total, model, parameters, objective, some, *law, taken)
             reports.append(report)
         return _joined(reports)
 
@@ -306,14 +243,13 @@ def _in_fixed_shape(
     owners: Owners | None,
     complete: Tensor | None,
     *,
-    basis: Tensor | None = None,
     passes: CapturedPasses | None = None,
 ) -> GroupReport:
     """`_one_pass` of exactly `num_groups` groups; those that `inputs` lacks contribute nothing."""
     law, given = (l2_clip_norm, gamma, owners), _num_groups(inputs)
 
     def run(total: Tensor, inputs: GroupInputs, complete: Tensor | None) -> GroupReport:
-        return _one_pass(total, model, parameters, objective, inputs, *law, complete, basis=basis)
+        return _one_pass(total, model, parameters, objective, inputs, *law, complete)
 
     def take(total: Tensor, inputs: GroupInputs, complete: Tensor | None) -> GroupReport:
         return (
@@ -347,8 +283,6 @@ def _each_by_its_own_way(
     gamma: float | None,
     owners: Owners | None,
     complete: Tensor | None,
-    *,
-    basis: Tensor | None = None,
 ) -> GroupReport:
     """Each group alone, in one pass of the same shape if its own inputs allow that; else one by one."""
     reports, law = [], (l2_clip_norm, gamma, owners)
@@ -358,9 +292,9 @@ def _each_by_its_own_way(
             taken = complete[index : index + 1]
         rest = (parameters, objective, group, *law, taken)
         try:
-            reports.append(_in_fixed_shape(num_groups, total, model, *rest, basis=basis))
+            reports.append(_in_fixed_shape(num_groups, total, model, *rest))
         except NotSeparableError:
-            reports.append(_loop(total, *rest, basis=basis))
+            reports.append(_loop(total, *rest))
     return _joined(reports)
 
 
@@ -385,18 +319,16 @@ def _plain(
     objective: Objective,
     inputs: GroupInputs,
     complete: Tensor | None,
-    *,
-    basis: Tensor | None = None,
 ) -> GroupReport:
     """The plain gradient of all complete groups at once, for runs without clipping."""
     if complete is not None and not complete.all():  # nothing is hidden here, so shapes may follow the data
-        return _plain_of_some(total, parameters, objective, inputs, complete, basis)
+        return _plain_of_some(total, parameters, objective, inputs, complete)
     torch.clear_autocast_cache()
     losses = objective(inputs)
     flat = flat_gradient(_gradients_of(losses, parameters), parameters)
     finite = torch.isfinite(flat).all()
     flat = torch.where(finite, flat, torch.zeros_like(flat))
-    add_to_sum(total, flat if basis is None else basis @ flat)
+    add_to_sum(total, flat)
     return GroupReport(
         norms=torch.full_like(losses.detach(), math.nan),
         losses=losses.detach(),
@@ -411,7 +343,6 @@ def _plain_of_some(
     objective: Objective,
     inputs: GroupInputs,
     complete: Tensor,
-    basis: Tensor | None,
 ) -> GroupReport:
     complete = complete.to(total.device)
     report = GroupReport(
@@ -423,7 +354,7 @@ def _plain_of_some(
     if complete.any():
         some = tuple(each[complete.to(each.device)] for each in _each(inputs))
         taken = some[0] if isinstance(inputs, Tensor) else some
-        found = _plain(total, parameters, objective, taken, None, basis=basis)
+        found = _plain(total, parameters, objective, taken, None)
         report.norms[complete], report.losses[complete] = found.norms, found.losses.float()
         report.non_finite[complete] = found.non_finite
     return report
@@ -440,7 +371,6 @@ def _loop(
     complete: Tensor | None = None,
     *,
     isolated: nn.Module | None = None,
-    basis: Tensor | None = None,
     among_copies: bool = False,
 ) -> GroupReport:
     """One backward pass per group: exact for any network; for `isolated` each on copies of its state.
@@ -449,15 +379,11 @@ def _loop(
     """
     norms, losses, finites = [], [], []
     runs = runs_of(parameters, owners)
-    if basis is not None:
-        runs = [(0, slice(0, len(basis)))]
     for index in range(_num_groups(inputs)):
         if among_copies:
             loss, flat = _gradient_among_copies(parameters, objective, inputs, index)
         else:
             loss, flat = _gradient_alone(parameters, objective, inputs, index, isolated)
-        if basis is not None:
-            flat = basis @ flat
         norm = norms_of(flat, runs)
         factor, finite = _factors(norm, l2_clip_norm, gamma)
         counts = finite if complete is None else finite & complete[index : index + 1]
@@ -501,20 +427,6 @@ def _gradient_among_copies(
     copies = tuple(each[index : index + 1].expand_as(each).clone() for each in _each(inputs))
     loss = objective(copies[0] if isinstance(inputs, Tensor) else copies)[index : index + 1]
     return loss, flat_gradient(_gradients_of(loss, parameters), parameters)
-
-
-def _gradients_in_a_loop(
-    parameters: list[nn.Parameter],
-    objective: Objective,
-    inputs: GroupInputs,
-    isolated: nn.Module | None = None,
-) -> Tensor:
-    return torch.stack(
-        [
-            _gradient_alone(parameters, objective, inputs, index, isolated)[1]
-            for index in range(_num_groups(inputs))
-        ]
-    )
 
 
 def _factors(norms: Tensor, l2_clip_norm: float, gamma: float | None) -> tuple[Tensor, Tensor]:
@@ -631,36 +543,10 @@ def _one_pass(
     gamma: float | None = None,
     owners: Owners | None = None,
     complete: Tensor | None = None,
-    *,
-    basis: Tensor | None = None,
 ) -> GroupReport:
     """One forward and one backward pass; every layer's gradient separated by group."""
-    keeps_all = basis is not None
-    gradients = _separated(model, parameters, objective, inputs, owners=owners, keeps_all=keeps_all)
-    if basis is not None:
-        law = (l2_clip_norm, gamma, complete)
-        return _add_coordinates(total, gradients, gradients.coordinates(parameters, basis), *law)
-    norms = gradients.norms()
-    factor, finite = _factors(norms, l2_clip_norm, gamma)
-    if complete is not None:
-        factor = torch.where(complete, factor, 0.0)
-    gradients.check()
-    gradients.add_weighted(total, parameters, factor)
-    _gradient_numbers.setdefault(model, {})[_shape(inputs)] = gradients.numbers_per_group
-    return _report(norms, finite, gradients.losses, l2_clip_norm, gradients.paths, complete)
-
-
-def _separated(
-    model: nn.Module,
-    parameters: list[nn.Parameter],
-    objective: Objective,
-    inputs: GroupInputs,
-    *,
-    owners: Owners | None = None,
-    keeps_all: bool = False,
-) -> GroupGradients:
     torch.clear_autocast_cache()
-    return per_group_gradients(
+    gradients = per_group_gradients(
         model,
         parameters,
         lambda: objective(inputs),
@@ -669,24 +555,14 @@ def _separated(
             each.shape[:3].numel() // share for each in _each(inputs) for share in _shares(model)
         ),
         owners=owners,
-        keeps_all=keeps_all,
     )
-
-
-def _add_coordinates(
-    total: Tensor,
-    gradients: GroupGradients,
-    coordinates: Tensor,
-    l2_clip_norm: float,
-    gamma: float | None,
-    complete: Tensor | None,
-) -> GroupReport:
-    """Clip each group's coordinates `[groups, k]` by their own norm, and add them to `total`, `[k]`."""
-    exact = coordinates.double()
-    norms = torch.linalg.vector_norm(exact, dim=1)[None].float()
+    norms = gradients.norms()
     factor, finite = _factors(norms, l2_clip_norm, gamma)
-    counts = finite if complete is None else finite & complete
-    total += (torch.where(counts[:, None], exact, 0.0) * factor[0, :, None]).sum(0)
+    if complete is not None:
+        factor = torch.where(complete, factor, 0.0)
+    gradients.check()
+    gradients.add_weighted(total, parameters, factor)
+    _gradient_numbers.setdefault(model, {})[_shape(inputs)] = gradients.numbers_per_group
     return _report(norms, finite, gradients.losses, l2_clip_norm, gradients.paths, complete)
 
 

@@ -135,25 +135,6 @@ class GroupGradients:
             if (each.x._version, each.grad._version) != each.versions:
                 raise NotSeparableError("a gradient was changed in place after its norm was taken")
 
-    def rows(self, parameters: list[nn.Parameter]) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the groups' gradients `[groups, numel]` by parameter, each with its place in the flat vector.
-
-        Of passes that keep every gradient; a parameter without one is left out.
-        """
-        offset = 0
-        for parameter in parameters:
-            place = slice(offset, offset + parameter.numel())
-            if parameter in self.kept:
-                yield place, self.kept[parameter].flatten(1)
-            offset = place.stop
-
-    def coordinates(self, parameters: list[nn.Parameter], basis: Tensor) -> Tensor:
-        """Return every group's coordinates on the rows of `basis`, `[groups, k]`; as `rows`."""
-        found = basis.new_zeros(len(self.losses), len(basis))
-        for place, gradients in self.rows(parameters):
-            found += gradients @ basis[:, place].T
-        return found
-
     def add_weighted(self, total: Tensor, parameters: list[nn.Parameter], factor: Tensor) -> None:
         """Add Σ factor_G ∇L_G to the flat `total`; a factor of 0 masks its group before any product.
 
@@ -288,7 +269,6 @@ def per_group_gradients(
     num_groups: int,
     num_rows: frozenset[int],
     owners: Sequence[int] | None = None,
-    keeps_all: bool = False,
 ) -> GroupGradients:
     """Run one forward and one backward pass and separate the groups' gradients.
 
@@ -302,14 +282,13 @@ def per_group_gradients(
       num_groups: groups in this pass.
       num_rows: lengths that a layer's leading axis may have.
       owners: the part of each of `parameters`, from 0; None for one part.
-      keeps_all: whether every layer's per-group gradient is kept, and none has a ghost norm.
 
     Raises:
       NotSeparableError: a layer did not see exactly the rows of all groups, or a parameter is used in a
         way that is not supported.
     """
     part_of: dict[Tensor, int] = dict(zip(parameters, owners or (0,) * len(parameters), strict=True))
-    recorder = _Recorder(model, part_of, num_groups, num_rows, keeps_all=keeps_all)
+    recorder = _Recorder(model, part_of, num_groups, num_rows)
     with recorder.recording():
         losses = losses_of()
     if losses.shape != (num_groups,):
@@ -330,10 +309,8 @@ class _Recorder:
         part_of: dict[Tensor, int],
         num_groups: int,
         num_rows: frozenset[int],
-        *,
-        keeps_all: bool,
     ) -> None:
-        self._num_groups, self._num_rows, self._keeps_all = num_groups, num_rows, keeps_all
+        self._num_groups, self._num_rows = num_groups, num_rows
         self._wanted = part_of.keys()  # the parameters whose gradients are asked for
         self._names = {module: name for name, module in model.named_modules()}
         rules = {module: rule_of(module) for module in model.modules()}
@@ -452,7 +429,7 @@ class _Recorder:
                 return
             # The choice depends on shapes alone, so it is the same for all groups and follows no record.
             by_ghost_norm = rule.ghost_norm_flops(module, x, grad, n) < _FLOPS_PER_NUMBER * matrix.numel()
-            if by_ghost_norm and matrix not in self._shared and not self._keeps_all:
+            if by_ghost_norm and matrix not in self._shared:
                 squares, magnitude_bound = rule.ghost_norms(module, x, grad, n, self._gram_of)
                 part = self._result.part_of[matrix]
                 self._result.squares[part] += squares
@@ -475,7 +452,7 @@ class _Recorder:
     def _keep(self, parameter: Tensor, gradients: Tensor) -> None:
         if parameter not in self._wanted:
             return
-        if parameter not in self._shared and gradients[0].numel() <= SMALL and not self._keeps_all:
+        if parameter not in self._shared and gradients[0].numel() <= SMALL:
             self._small.setdefault(self._result.part_of[parameter], {})[parameter] = gradients
             return
         if parameter not in self._shared:

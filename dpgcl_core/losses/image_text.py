@@ -40,10 +40,10 @@ MIN_LOGIT_SCALE, MAX_LOGIT_SCALE = 0.0, math.log(100.0)
 def interleaved(images: Tensor, texts: Tensor) -> Tensor:
     """Return the views of both sides in the order that losses of pairs take: image, text, image, text, …
 
-    Even indices are images and odd ones texts, however many draws and copies there are.
+    Even indices are images and odd ones texts, however many copies there are.
 
     Args:
-      images: `[groups, group_size, views, ...]`: the image (of each draw), then copies.
+      images: `[groups, group_size, views, ...]`: the image, then copies.
       texts: of the same shape: the caption, then its copies.
 
     Returns:
@@ -64,9 +64,7 @@ def interleaved(images: Tensor, texts: Tensor) -> Tensor:
     return torch.stack([images, texts], dim=3).flatten(2, 3)
 
 
-def image_text_group_loss(
-    embeddings: Tensor, *, temperature: float | Tensor, public_keys: Tensor | None = None
-) -> Tensor:
+def image_text_group_loss(embeddings: Tensor, *, temperature: float | Tensor) -> Tensor:
     """Return image → text plus text → image InfoNCE of each group, with the augmented copies of the keys.
 
     With images x, captions y and copies x^m, y^m of G's own records, and s the inner product,
@@ -81,8 +79,6 @@ def image_text_group_loss(
       embeddings: `[groups, group_size, 2 + 2·num_augmentations, dim]`, float32 or better, as `interleaved`
         orders them: image, caption, then copies of both.
       temperature: τ > 0. Where it is learned, embeddings arrive scaled by 1/√τ and this is 1.
-      public_keys: `[num_public, 2, dim]`, images and captions of public pairs: the captions are further keys
-        of the images, the images of the captions. None for none.
 
     Returns:
       `[groups]`, one loss per group, summed over its records.
@@ -95,29 +91,22 @@ def image_text_group_loss(
     torch.Size([3])
     """
     check_pairs(embeddings)
-    public_images, public_texts = _both_sides(public_keys)
     return symmetric_group_info_nce(
         embeddings[:, :, 0],
         embeddings[:, :, 1],
         embeddings[:, :, 2::2],
         embeddings[:, :, 3::2],
-        public_images,
-        public_texts,
         temperature=temperature,
     )
 
 
 def image_text_sigmoid_loss(
-    embeddings: Tensor,
-    *,
-    temperature: float | Tensor,
-    bias: float | Tensor,
-    public_keys: Tensor | None = None,
+    embeddings: Tensor, *, temperature: float | Tensor, bias: float | Tensor
 ) -> Tensor:
     """Return `group_sigmoid` of pairs in both directions, with copies of the captions and of the images.
 
     Args:
-      embeddings, temperature, public_keys: as for `image_text_group_loss`.
+      embeddings, temperature: as for `image_text_group_loss`.
       bias: b.
 
     Returns:
@@ -128,18 +117,12 @@ def image_text_sigmoid_loss(
     """
     check_pairs(embeddings)
     images, texts = embeddings[:, :, 0::2], embeddings[:, :, 1::2]
-    public_images, public_texts = _both_sides(public_keys)
     to_texts = group_sigmoid(
-        images[:, :, 0], texts[:, :, 0], texts[:, :, 1:], public_texts, temperature=temperature, bias=bias
+        images[:, :, 0], texts[:, :, 0], texts[:, :, 1:], temperature=temperature, bias=bias
     )
     return to_texts + group_sigmoid(
-        texts[:, :, 0], images[:, :, 0], images[:, :, 1:], public_images, temperature=temperature, bias=bias
+        texts[:, :, 0], images[:, :, 0], images[:, :, 1:], temperature=temperature, bias=bias
     )
-
-
-def _both_sides(public_keys: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Return images and captions, `[num_public, dim]` each."""
-    return (None, None) if public_keys is None else (public_keys[:, 0], public_keys[:, 1])
 
 
 def check_pairs(embeddings: Tensor) -> None:

@@ -17,7 +17,6 @@ def group_sigmoid(
     queries: Tensor,
     keys: Tensor,
     augmented_keys: Tensor | None = None,
-    public_keys: Tensor | None = None,
     *,
     temperature: float | Tensor,
     bias: float | Tensor,
@@ -26,14 +25,12 @@ def group_sigmoid(
 
     k runs over key j and its augmented copies, and the label is that of the record: copies of a query's own
     key are positives. (In `group_info_nce` they are in the denominator; as negatives here they would work
-    against the key itself.) Without copies the loss is symmetric in queries and keys. A public key is
-    nobody's: p_m adds −log σ(−(q_i·p_m/τ + b)) for every query.
+    against the key itself.) Without copies the loss is symmetric in queries and keys.
 
     Args:
       queries: `[groups, group_size, dim]` unit embeddings.
       keys: `[groups, group_size, dim]` unit embeddings; key i belongs to query i.
       augmented_keys: `[groups, group_size, num_augmentations, dim]`, or None for none.
-      public_keys: `[num_public, dim]` unit embeddings that all groups share, as constants; None for none.
       temperature: τ > 0; SigLIP starts at 0.1.
       bias: b; SigLIP starts at −10, for most pairs are negative. Small groups need less: at
         b = −s/τ − ln(S − 1) positives and negatives of similarity s have the same total weight.
@@ -50,31 +47,19 @@ def group_sigmoid(
         candidates = torch.cat([candidates, augmented_keys], dim=2)
     logits = torch.einsum("gid,gjkd->gijk", queries, candidates) / temperature + bias
     same = torch.eye(queries.shape[1], dtype=torch.bool, device=queries.device)[None, :, :, None]
-    losses = F.softplus(torch.where(same, -logits, logits)).flatten(1).sum(1)
-    if public_keys is None:
-        return losses
-    others = queries @ public_keys.detach().T / temperature + bias
-    return losses + F.softplus(others).flatten(1).sum(1)
+    return F.softplus(torch.where(same, -logits, logits)).flatten(1).sum(1)
 
 
-def two_view_sigmoid_loss(
-    embeddings: Tensor,
-    *,
-    temperature: float | Tensor,
-    bias: float | Tensor,
-    public_keys: Tensor | None = None,
-) -> Tensor:
+def two_view_sigmoid_loss(embeddings: Tensor, *, temperature: float | Tensor, bias: float | Tensor) -> Tensor:
     """Return `group_sigmoid` of views that one encoder embedded together.
 
     Args:
       embeddings: `[groups, group_size, 2 + num_augmentations, dim]`: the query, its key, and copies of it.
       temperature: τ > 0.
       bias: b.
-      public_keys: `[num_public, 1, dim]`, see `group_sigmoid`; None for none.
 
     Returns:
       `[groups]`.
     """
     queries, keys, copies = embeddings[:, :, 0], embeddings[:, :, 1], embeddings[:, :, 2:]
-    public = None if public_keys is None else public_keys[:, 0]
-    return group_sigmoid(queries, keys, copies, public, temperature=temperature, bias=bias)
+    return group_sigmoid(queries, keys, copies, temperature=temperature, bias=bias)

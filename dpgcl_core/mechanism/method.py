@@ -12,7 +12,7 @@ given the sample without the record, and the coupling its own docstring names, t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol, Self
 
@@ -55,9 +55,6 @@ class LossSettings:
         `dpgcl_core.losses.image_text.interleaved` orders them.
       parts: of the weights, clipped apart within C; None for one norm. For methods that clip groups.
       groups_at_once, isolated: how groups go through the network, see `GroupClipper`. For those methods, too.
-      public_keys: `[num_public, views, dim]`, embeddings of public records by the current weights, which the
-        losses of all groups share as further keys; one view of images, image and caption of pairs. None for
-        none; for methods that take them.
     """
 
     temperature: float
@@ -66,7 +63,6 @@ class LossSettings:
     parts: ClippingParts | None = None
     groups_at_once: int | None = None
     isolated: bool = False
-    public_keys: Tensor | None = field(default=None, compare=False, repr=False)
 
 
 class GradientRule(Protocol):
@@ -139,8 +135,6 @@ class Method:
       label: of the guarantee.
       takes_augmented_keys: whether N_a > 0 has a place in the loss.
       takes_temperature: whether the loss reads τ.
-      takes_public_keys: whether embeddings of public records have a place in the loss of a group, and the
-        sensitivity holds with them.
       needs_cap: whether the sensitivity needs a public cap on the batch.
       takes_group_size: whether S has a meaning; otherwise the batch is one group, or each record is.
       one_record_groups: whether each record is a group of its own, S = 1 whatever is asked for.
@@ -169,7 +163,6 @@ class Method:
     label: GuaranteeLabel = "proven"
     takes_augmented_keys: bool = True
     takes_temperature: bool = True
-    takes_public_keys: bool = False
     needs_cap: bool = False
     takes_group_size: bool = True
     one_record_groups: bool = False

@@ -92,7 +92,7 @@ class InGroups(ClippedGroups):
 
     def loss(self, settings: LossSettings) -> GroupLoss:
         loss = image_text_group_loss if settings.pairs else two_view_group_loss
-        return partial(loss, temperature=settings.temperature, public_keys=settings.public_keys)
+        return partial(loss, temperature=settings.temperature)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +119,7 @@ class SigmoidInGroups(InGroups):
 
     def loss(self, settings: LossSettings) -> GroupLoss:
         loss = image_text_sigmoid_loss if settings.pairs else two_view_sigmoid_loss
-        public = settings.public_keys
-        return partial(loss, temperature=settings.temperature, bias=settings.bias, public_keys=public)
+        return partial(loss, temperature=settings.temperature, bias=settings.bias)
 
 
 DP_GCL = InGroups(
@@ -128,7 +127,6 @@ DP_GCL = InGroups(
     title="DP-GCL",
     source="DP-GCL, Eq. 9 and 12",
     clip_unit="group",
-    takes_public_keys=True,
 )
 DP_CLIP = WholeBatchClipping(
     name="dp_clip",
@@ -136,12 +134,10 @@ DP_CLIP = WholeBatchClipping(
     source="Huang et al. 2023; DP-GCL, section 2.3",
     clip_unit="whole batch",
     takes_group_size=False,
-    takes_public_keys=True,
 )
 SIGLIP_GROUPS = SigmoidInGroups(
     name="siglip_groups",
     title="SigLIP in groups",
     source="Zhai et al. 2023, inside the groups of DP-GCL",
     clip_unit="group",
-    takes_public_keys=True,
 )

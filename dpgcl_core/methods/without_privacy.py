@@ -34,7 +34,6 @@ NON_PRIVATE = WithoutPrivacy(
     source="InfoNCE",
     clip_unit="nothing",
     takes_group_size=False,
-    takes_public_keys=True,
     label="none",
 )
 BASE = WithoutPrivacy(

@@ -391,15 +391,6 @@ BREAKAGES = (
         tests=("tests/dpgcl_core/methods/test_methods.py::test_sensitivity_is_the_stated_formula",),
     ),
     Breakage(
-        name="draws of views are added up, not averaged",
-        file="dpgcl_core/methods/view_draws.py",
-        before="alpha=1 / self.num_draws",
-        after="alpha=1",
-        tests=(
-            "tests/dpgcl_core/methods/test_view_draws.py::test_sum_of_a_whole_batch_is_the_mean_of_its_draws_sums",
-        ),
-    ),
-    Breakage(
         name="a GPU draws the noise of private data by its own generator",
         file="dpgcl_core/noise/chacha20.py",
         before="        return None  # no GPU has the stream",
@@ -453,16 +444,6 @@ BREAKAGES = (
         tests=("tests/dpgcl_core/clipping/test_capture.py::test_a_capture_leaves_the_stream_as_it_was",),
     ),
     Breakage(
-        name="passes are replayed though public negatives change",
-        file="trainers/training/loop.py",
-        before="return not config.public.subspace_dim and not config.public.num_public_negatives",
-        after="return not config.public.subspace_dim",
-        tests=(
-            "tests/trainers/training/test_loop.py"
-            "::test_passes_are_replayed_where_they_are_the_same_at_every_step",
-        ),
-    ),
-    Breakage(
         name="GroupNorm's input gradient without the part of its variance",
         file="dpgcl_core/clipping/layers.py",
         before="times_x = (of_sums * mean - of_products) * scale**3 / numbers",
@@ -502,9 +483,9 @@ BREAKAGES = (
     Breakage(
         name="clipping after the sum",
         file="dpgcl_core/clipping/clipper.py",
-        before="""            return _plain(total, parameters, objective, inputs, complete, basis=self.basis)
+        before="""            return _plain(total, parameters, objective, inputs, complete)
 """,
-        after="""            return _plain(total, parameters, objective, inputs, complete, basis=self.basis)
+        after="""            return _plain(total, parameters, objective, inputs, complete)
         if self.parts is None:
             summed = torch.zeros_like(total)
             report = _plain(summed, parameters, objective, inputs, complete)
@@ -786,83 +767,6 @@ BREAKAGES = (
         tests=("tests/trainers/training/test_companions.py::test_every_pass_of_a_training_has_one_shape",),
     ),
     Breakage(
-        name="public keys are of private records",
-        file="trainers/training/loop.py",
-        before="public_keys(run.config, run.encoder, source, run.step)",
-        after="public_keys(run.config, run.encoder, type(source)(name='', pool=run.data.train), run.step)",
-        tests=(
-            "tests/trainers/training/test_public_keys.py::test_public_keys_do_not_follow_the_private_records",
-        ),
-    ),
-    Breakage(
-        name="public keys keep their gradient",
-        file="trainers/training/public_keys.py",
-        before="with torch.no_grad(), full_precision",
-        after="with torch.enable_grad(), full_precision",
-        tests=(
-            "tests/trainers/training/test_public_keys.py"
-            "::test_public_keys_are_embeddings_of_public_records_without_gradient",
-        ),
-    ),
-    Breakage(
-        name="gradient of the loss flows into public keys",
-        file="dpgcl_core/losses/info_nce.py",
-        before="queries @ public_keys.detach().T",
-        after="queries @ public_keys.T",
-        tests=(
-            "tests/dpgcl_core/losses/test_info_nce.py"
-            "::test_public_keys_are_in_every_querys_denominator_and_take_no_gradient",
-        ),
-    ),
-    Breakage(
-        name="coordinates on a subspace are added without a clip of their own",
-        file="dpgcl_core/clipping/clipper.py",
-        before="exact, 0.0) * factor[0, :, None]).sum(0)",
-        after="exact, 0.0)).sum(0)",
-        tests=(
-            "tests/dpgcl_core/clipping/test_subspace.py"
-            "::test_contribution_is_never_longer_than_c_whatever_the_basis",
-        ),
-    ),
-    Breakage(
-        name="gradients are clipped, and their coordinates on a skewed subspace are not",
-        file="dpgcl_core/clipping/clipper.py",
-        before="norms = torch.linalg.vector_norm(exact, dim=1)[None].float()",
-        after="norms = gradients.norms()",
-        tests=(
-            "tests/dpgcl_core/clipping/test_subspace.py"
-            "::test_contribution_is_never_longer_than_c_whatever_the_basis",
-        ),
-    ),
-    Breakage(
-        name="noise falls outside of the subspace",
-        file="trainers/training/loop.py",
-        before="lifted(noisy, run.basis)",
-        after="lifted(noisy, run.basis) + float(noisy.abs().mean())",
-        tests=(
-            "tests/trainers/training/test_subspace.py"
-            "::test_noise_is_drawn_in_the_subspace_at_the_std_of_the_mechanism",
-        ),
-    ),
-    Breakage(
-        name="directions of the subspace are not orthonormal",
-        file="dpgcl_core/clipping/subspace.py",
-        before="directions: Tensor = torch.linalg.qr(spanning.T).Q",
-        after="directions: Tensor = spanning.T",
-        tests=(
-            "tests/dpgcl_core/clipping/test_subspace.py::test_noise_has_the_covariance_of_the_projection",
-        ),
-    ),
-    Breakage(
-        name="subspace is spanned by private groups",
-        file="trainers/training/loop.py",
-        before="    source = run.data.public_records\n",
-        after="    source = type(run.data.public_records)(name='private', pool=run.data.train)\n",
-        tests=(
-            "tests/trainers/training/test_subspace.py::test_subspace_does_not_follow_the_private_records",
-        ),
-    ),
-    Breakage(
         name="short gradients are lengthened to C by flat clipping",
         file="dpgcl_core/clipping/clipper.py",
         before="norm.clamp_min(tiny)).clamp_max(1.0)",
@@ -997,7 +901,7 @@ BREAKAGES = (
     Breakage(
         name="sum is divided by the realised number of groups",
         file="trainers/training/loop.py",
-        before="_apply(run, noisy.div_(divisor_of(run.config.optimizer, mechanism)))",
+        before="_apply(run, noisy.div_(mechanism.divisor))",
         after="_apply(run, noisy.div_(max(1, len(groups))))",
         tests=(
             "tests/trainers/training/test_loop.py::test_divisor_does_not_follow_the_realised_number_of_groups",

@@ -267,3 +267,50 @@ def test_no_message_repeats_what_may_be_a_password(read: Read, content: str) -> 
 def test_version_is_a_whole_number(read: Read, version: str) -> None:
     with pytest.raises(ConfigError, match="version must be 1"):
         read(f"version: {version}\n")
+
+
+OF_0_1 = """
+version: 1
+objective: {num_view_draws: 1, temperature: 0.3}
+optimizer: {learning_rate: 0.01}
+public: {num_public_negatives: 0, subspace_dim: 0, subspace_groups: null, subspace_every_steps: 1}
+data: {dataset: digits, public_records: null}
+"""
+
+
+def test_file_of_an_earlier_version_is_read_where_its_options_did_nothing(read: Read) -> None:
+    now = (
+        "version: 1\nobjective: {temperature: 0.3}\noptimizer: {learning_rate: 0.01}\ndata: {dataset: digits}"
+    )
+    assert read(OF_0_1) == read(now)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        ("num_view_draws: 1", "num_view_draws: 4", "objective.num_view_draws = 4"),
+        ("num_public_negatives: 0", "num_public_negatives: 64", "public.num_public_negatives = 64"),
+        ("subspace_dim: 0", "subspace_dim: 32", "public.subspace_dim = 32"),
+        ("public_records: null", "public_records: procedural", "data.public_records = 'procedural'"),
+        ("learning_rate: 0.01", "name: noise_sgd", "optimizer = 'noise_sgd'"),
+    ],
+)
+def test_file_of_an_earlier_version_is_refused_with_what_to_use_instead(
+    before: str, after: str, named: str, read: Read
+) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        read(OF_0_1.replace(before, after))
+    assert named in str(refusal.value)
+    assert "removed in 0.2.0: use --" in str(refusal.value)
+
+
+def test_key_beside_removed_ones_is_as_unknown_as_ever(read: Read) -> None:
+    with pytest.raises(ConfigError, match=r"unknown key 'public\.colour'"):
+        read("version: 1\npublic: {colour: 1}")
+
+
+def test_removed_option_of_a_command_says_what_to_use_instead(read: Read) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        read("version: 1", "--num-view-draws", "4")
+    assert "--num-view-draws" in str(refusal.value)
+    assert "removed in 0.2.0: use --" in str(refusal.value)

@@ -14,11 +14,10 @@ from sweeps.service.planning.trials import Point
 from tests.sweeps.support import options, plan_of
 
 QUICK = ("--tiny", "--epsilon", "8")
-GIVEN = (*QUICK, "--public-records", "procedural", "--num-public-negatives", "8", "--subspace-dim", "4")
 
 
 def _changes(*more: str, **arguments: Any) -> dict[str, dict[str, Any]]:
-    return free_options(options(*GIVEN, *more), **arguments)
+    return free_options(options(*QUICK, *more), **arguments)
 
 
 def test_each_option_changes_what_it_is_named_after_and_all_changes_everything() -> None:
@@ -31,41 +30,32 @@ def test_each_option_changes_what_it_is_named_after_and_all_changes_everything()
     together = differences.pop(ALL)
     assert differences == {
         "ema": {"ema_decay"},
-        "view-draws": {"num_view_draws"},
         "schedule": {"warmup_steps", "learning_rate_decay"},
         "automatic-clipping": {"clipping"},
-        "noise-sgd": {"optimizer"},
         "warm-start": {"warm_start"},
-        "public-negatives": {"num_public_negatives"},
-        "public-subspace": {"subspace_dim"},
     }
     assert together == set().union(*differences.values())
-    assert (found["ema"]["ema_decay"], found["public-negatives"]["num_public_negatives"]) == (0.9, 8)
+    assert found["ema"]["ema_decay"] == 0.9
 
 
 @pytest.mark.ci
 def test_every_option_costs_what_none_costs() -> None:
-    chosen: SweepOptions = options(*GIVEN)
+    chosen: SweepOptions = options(*QUICK)
     found = [Point(label=name, changes=changes) for name, changes in free_options(chosen).items()]
     epsilons = {epsilon_text(trial.config.epsilon()) for trial in plan_of("one", chosen, found).trials}
     assert len(epsilons) == 1
 
 
 def test_options_have_the_learning_rate_of_the_sweep_or_their_own() -> None:
-    found = _changes("--learning-rate", "0.01", learning_rates=("noise-sgd=0.3",))
+    found = _changes("--learning-rate", "0.01", learning_rates=("ema=0.3",))
     rates = {name: changes.pop("learning_rate") for name, changes in found.items()}
-    assert (rates.pop("noise-sgd"), rates.pop(ALL)) == (0.3, 0.3)
+    assert rates.pop("ema") == 0.3
     assert set(rates.values()) == {0.01}
-
-
-def test_all_has_the_learning_rate_of_noise_sgd_unless_it_is_given_one() -> None:
-    rates = ("noise-sgd=0.3",), ("noise-sgd=0.3", "all=0.1")
-    assert [_changes(learning_rates=given)[ALL]["learning_rate"] for given in rates] == [0.3, 0.1]
 
 
 def test_options_without_what_they_need_are_left_out() -> None:
     left = set(free_options(options("--tiny", "--epsilon", "inf")))
-    assert left == {"plain", "ema", "view-draws", "schedule", "automatic-clipping", ALL}
+    assert left == {"plain", "ema", "schedule", "automatic-clipping", ALL}
 
 
 @pytest.mark.parametrize(
@@ -77,28 +67,10 @@ def test_options_without_what_they_need_are_left_out() -> None:
         ({"learning_rates": ("ema=1", "ema=2")}, "one learning rate; got two of ema"),
         ({"names": ("emu",)}, "unknown option 'emu'; did you mean 'ema'"),
         ({"learning_rates": ("emu=1",)}, "unknown option 'emu'; did you mean 'ema'"),
-        ({"learning_rates": ("ema=x",)}, "OPTION=RATE, such as noise-sgd=0.03; got 'ema=x'"),
-        ({"learning_rates": ("ema",)}, "OPTION=RATE, such as noise-sgd=0.03; got 'ema'"),
+        ({"learning_rates": ("ema=x",)}, "OPTION=RATE, such as ema=0.03; got 'ema=x'"),
+        ({"learning_rates": ("ema",)}, "OPTION=RATE, such as ema=0.03; got 'ema'"),
     ],
 )
 def test_options_that_cannot_be_are_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         _changes(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("noise-sgd", "needs noise: give a finite --epsilon"),
-        ("public-negatives", "needs public records: give --public-records and --num-public-negatives"),
-        ("public-subspace", "needs public records: give --public-records and --subspace-dim"),
-    ],
-)
-def test_options_that_need_something_say_what(name: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        free_options(options("--tiny", "--epsilon", "inf"), (name,))
-
-
-def test_optimizer_of_all_options_is_not_one_of_them() -> None:
-    with pytest.raises(ConfigError, match="noise_sgd is tried as the option noise-sgd"):
-        _changes("--optimizer", "noise_sgd")

@@ -11,7 +11,7 @@ from typing import Any
 
 from dpgcl_core.mechanism.registry import METHODS
 
-_WITH_MOMENTUM = ("sgd", "noise_sgd", "lars")
+_WITH_MOMENTUM = ("sgd", "lars")
 _GREY = 1
 
 _NEEDS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
@@ -20,9 +20,6 @@ _NEEDS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
     "loss_scale": lambda params: params.get("precision") == "float16",
     **dict.fromkeys(("min_blur_sigma", "max_blur_sigma"), lambda params: bool(params.get("blur_prob"))),
     **dict.fromkeys(("saturation", "hue"), lambda params: _num_channels(params) != _GREY),
-    **dict.fromkeys(
-        ("subspace_groups", "subspace_every_steps"), lambda params: bool(params.get("subspace_dim"))
-    ),
     **dict.fromkeys(
         ("lora_alpha", "lora_targets", "lora_towers", "lora_layers"),
         lambda params: bool(params.get("lora_rank", 1)),

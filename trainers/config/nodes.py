@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.release.metrics import FEW_SHOTS
 from trainers.config.networks import require
+from trainers.config.removed import check_removed_choice
 from trainers.config.tree import option
 
 POOLED, GRID4 = "pooled", "grid4"
 READOUTS = (POOLED, GRID4)
 DECAYS = ("none", "cosine", "linear")
-NOISE_SGD = "noise_sgd"
-"""The optimizer whose gradient comes in units of its noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +28,6 @@ class ObjectiveConfig:
     """τ of the contrastive loss."""
     num_augmentations: int = 1
     """N_a, extra augmented copies of every key."""
-    num_view_draws: int = 1
-    """K, draws of all of a record's views whose gradients are averaged before clipping, at no ε."""
     per_tower_clipping: bool = False
     """CLIP: clip each tower's part of a group's gradient to C/√2, at the same sensitivity."""
 
@@ -43,7 +40,6 @@ class ObjectiveConfig:
             self.num_augmentations >= 0,
             f"num_augmentations must not be negative; got {self.num_augmentations}",
         )
-        require(self.num_view_draws >= 1, f"num_view_draws must be at least 1; got {self.num_view_draws}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +57,13 @@ class OptimizerConfig:
     """The optimizer (stage 9)."""
 
     name: str = field(default="adam", metadata=option("optimizer"))
-    """adam, adamw, sgd, lars, or noise_sgd: SGD on the gradient over the standard deviation of its noise."""
+    """adam, adamw, sgd or lars."""
     learning_rate: float = 2e-3
     """Learning rate, the same for every trial unless a sweep varies it."""
     weight_decay: float = 0.0
-    """Weight decay; decoupled for AdamW, added to the gradient, of noise_sgd the divided one, otherwise."""
+    """Weight decay; decoupled for AdamW, added to the gradient otherwise."""
     momentum: float = 0.9
-    """Momentum of SGD, LARS and noise_sgd."""
+    """Momentum of SGD and LARS."""
     warmup_steps: int = 0
     """Steps in which the learning rate rises to its value."""
     learning_rate_decay: str = "none"
@@ -88,52 +84,8 @@ class OptimizerConfig:
         require(self.warmup_steps >= 0, f"warmup_steps must not be negative; got {self.warmup_steps}")
         if self.learning_rate_decay not in DECAYS:
             raise ConfigError(unknown_choice("learning_rate_decay", self.learning_rate_decay, DECAYS))
+        check_removed_choice("optimizer", self.name)
         require(0 <= self.ema_decay < 1, f"ema_decay must be in [0, 1); got {self.ema_decay}")
-
-    @property
-    def in_units_of_noise(self) -> bool:
-        """Whether the gradient is divided by the known standard deviation of its noise."""
-        return self.name == NOISE_SGD
-
-
-@dataclass(frozen=True, kw_only=True)
-class PublicRecordsConfig:
-    """What public records (--public-records) do for the training, at no ε."""
-
-    num_public_negatives: int = 0
-    """M, public records whose embeddings all groups share as further keys; 0 = none."""
-    subspace_dim: int = 0
-    """k, public directions that groups' gradients are projected on ahead of the clip; 0 = all weights."""
-    subspace_groups: int | None = None
-    """m, groups of public records whose gradients span the subspace; twice subspace_dim unless given."""
-    subspace_every_steps: int = 1
-    """Steps between two computations of the subspace."""
-
-    def __post_init__(self) -> None:
-        for name in ("num_public_negatives", "subspace_dim"):
-            require(getattr(self, name) >= 0, f"{name} must not be negative; got {getattr(self, name)}")
-        every, given = self.subspace_every_steps, self.subspace_groups
-        require(every >= 1, f"subspace_every_steps must be at least 1; got {every}")
-        if not self.subspace_dim and (given is not None or every != 1):
-            raise ConfigError(
-                "subspace_groups and subspace_every_steps are of a subspace, and there is none: give "
-                "--subspace-dim, or leave them out"
-            )
-        require(
-            given is None or given >= self.subspace_dim,
-            f"subspace_groups must be at least subspace_dim = {self.subspace_dim}, for so many directions to "
-            f"be spanned; got {given}",
-        )
-
-    @property
-    def num_subspace_groups(self) -> int:
-        """m; 0 without a subspace."""
-        return 2 * self.subspace_dim if self.subspace_groups is None else self.subspace_groups
-
-    @property
-    def asks_for_records(self) -> bool:
-        """Whether a training needs public records at all."""
-        return self.num_public_negatives > 0 or self.subspace_dim > 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,6 @@ from trainers.config.nodes import (
     ObjectiveConfig,
     OptimizerConfig,
     PerformanceConfig,
-    PublicRecordsConfig,
     RandomnessConfig,
 )
 
@@ -111,7 +110,6 @@ class TrainingOptions:
     text_views: TextViewConfig = field(default_factory=TextViewConfig)
     network: NetworkOptions = field(default_factory=NetworkOptions)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    public: PublicRecordsConfig = field(default_factory=PublicRecordsConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     randomness: RandomnessConfig = field(default_factory=RandomnessConfig)
     performance: PerformanceConfig = field(default_factory=PerformanceConfig)

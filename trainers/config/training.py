@@ -11,18 +11,14 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
-
 from dpgcl_core.clipping.parts import ClippingParts
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import GradientRule, GroupLoss, GroupRule, LossSettings
 from dpgcl_core.mechanism.registry import METHODS
-from dpgcl_core.methods.view_draws import over_view_draws
 from dpgcl_core.noise.chacha20 import choose_randomness
 from dpgcl_core.noise.sources import DrawSource
 from dpgcl_core.release import noised_counts
-from dpgcl_core.sampling.groups import BATCH
 from trainers.config.networks import (
     PRECISIONS,
     AnyNetworkConfig,
@@ -39,13 +35,11 @@ from trainers.config.networks import (
     require,
 )
 from trainers.config.nodes import (
-    NOISE_SGD,
     POOLED,
     EvaluationConfig,
     ObjectiveConfig,
     OptimizerConfig,
     PerformanceConfig,
-    PublicRecordsConfig,
     RandomnessConfig,
 )
 
@@ -66,7 +60,6 @@ __all__ = [
     "ObjectiveConfig",
     "OptimizerConfig",
     "PerformanceConfig",
-    "PublicRecordsConfig",
     "RandomnessConfig",
     "TextViewConfig",
     "TrainingConfig",
@@ -94,7 +87,6 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
     views: ViewConfig = field(default_factory=ViewConfig)
     network: AnyNetworkConfig = field(default_factory=NetworkConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    public: PublicRecordsConfig = field(default_factory=PublicRecordsConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     performance: PerformanceConfig = field(default_factory=PerformanceConfig)
     public_seed: int = 0
@@ -105,7 +97,6 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
         super().__post_init__()
         self._check_pairs()
         self._check_method()
-        self._check_public()
         self._check_schedule()
 
     def _check_method(self) -> None:
@@ -180,36 +171,6 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
                 f"a learned temperature starts between 0.01 and 1, its bounds; got {self.temperature}"
             )
 
-    def _check_public(self) -> None:
-        method, number = self.mechanism.rules, self.public.num_public_negatives
-        if number and not method.takes_public_keys:
-            raise ConfigError(
-                f"{method.name} has no place for public keys; "
-                f"{', '.join(each.name for each in METHODS.values() if each.takes_public_keys)} have: give "
-                f"num_public_negatives = 0; got {number}"
-            )
-        if number and self.learns_temperature:
-            raise ConfigError(
-                "public keys are constants, and with learn_temperature half of the temperature's gradient "
-                f"would be missing: give one of both; got num_public_negatives = {number}"
-            )
-        if self.public.subspace_dim:
-            self._check_subspace()
-
-    def _check_subspace(self) -> None:
-        method, dim = self.mechanism.rules, self.public.subspace_dim
-        if not isinstance(self.rule(), GroupRule) or self.mechanism.group_size == BATCH:
-            raise ConfigError(
-                "a subspace is for methods that clip groups of a fixed size, for public groups of that size "
-                f"span it; {method.name} with group_size = {self.mechanism.group_size} does not: give "
-                f"subspace_dim = 0; got {dim}"
-            )
-        if self.per_tower_clipping:
-            raise ConfigError(
-                "coordinates on a subspace belong to no tower: give subspace_dim or per_tower_clipping, not "
-                f"both; got subspace_dim = {dim}"
-            )
-
     def _check_schedule(self) -> None:
         warmup, num_steps = self.optimizer.warmup_steps, self.mechanism.num_steps
         require(
@@ -217,26 +178,20 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
             "warmup_steps must be below num_steps, for the learning rate to be reached; got "
             f"{warmup} of {num_steps}",
         )
-        if self.optimizer.in_units_of_noise and num_steps and not self.mechanism.is_private:
-            raise ConfigError(
-                f"{NOISE_SGD} divides by the standard deviation of the noise, and this training has none "
-                f"(method {self.mechanism.method}, noise_multiplier = 0): give sgd or another optimizer"
-            )
 
-    def loss_settings(self, public_keys: Tensor | None = None) -> LossSettings:
-        """Return what losses and rules need besides the mechanism's numbers, with a step's public keys."""
+    @property
+    def loss_settings(self) -> LossSettings:
+        """What losses and rules need besides the mechanism's numbers."""
         return LossSettings(
             temperature=1.0 if self.learns_temperature else self.temperature,
             pairs=self.trains_pairs,
             parts=TOWERS if self.per_tower_clipping else None,
             isolated=self.isolates_groups,
-            public_keys=public_keys,
         )
 
     def rule(self, groups_at_once: int | None = None) -> GradientRule:
         """Return how one step's clipped sum is made, in passes of so many groups."""
-        settings = dataclasses.replace(self.loss_settings(), groups_at_once=groups_at_once)
-        return over_view_draws(self.mechanism.rule(settings), self.num_view_draws)
+        return self.mechanism.rule(dataclasses.replace(self.loss_settings, groups_at_once=groups_at_once))
 
     @property
     def isolates_groups(self) -> bool:
@@ -254,9 +209,9 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
         """The encoder of images: the network itself, or what a classifier stands on."""
         return self.network.encoder if isinstance(self.network, ClassifierConfig) else self.network
 
-    def group_loss(self, public_keys: Tensor | None = None) -> GroupLoss | None:
+    def group_loss(self) -> GroupLoss | None:
         """Return the loss of a group's embeddings; None where the rule has one of the whole batch."""
-        return self.mechanism.loss(self.loss_settings(public_keys))
+        return self.mechanism.loss(self.loss_settings)
 
     @property
     def trains_pairs(self) -> bool:
@@ -335,7 +290,6 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
             ("network_", self.encoder),
             ("network_", self.network),
             ("optimizer_", self.optimizer),
-            ("", self.public),
             ("", self.evaluation),
             ("", self.performance),
         ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,29 +50,6 @@ class Probe:
         check_class_names(self.class_names, self.queries)
 
 
-class PublicSource(Protocol):
-    """Public records of the kind that is trained on, chosen without the private data."""
-
-    @property
-    def name(self) -> str:
-        """For people."""
-
-    def check(self, num_records: int) -> None:
-        """Raise ConfigError if a step cannot have so many."""
-
-    def records(self, num_records: int, *, seed: int, step: int, purpose: str) -> AnyRecords:
-        """Return the records of a step, with images of the training data's shape.
-
-        They are a function of the arguments alone, so every worker and every resume gets the same.
-
-        Args:
-          num_records: of them, all different.
-          seed: public seed.
-          step: of the training, so that the next one gets others.
-          purpose: what they are for; two purposes of a step get different draws.
-        """
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
     """What one training may touch.
@@ -88,7 +65,6 @@ class TrainingData:
         against `index`; the guarantee is about them, too.
       slots: of both, which the split went by; as private as the records.
       probes: other data sets that the features are scored on.
-      public_records: what public negatives and subspaces are made of; None for neither.
       class_names: of the labels of `queries`, for zero-shot scores; empty where unknown.
       train_class_names: of the labels of public training records; empty where unknown, and of private ones.
 
@@ -105,7 +81,6 @@ class TrainingData:
     scored: AnyRecords | None = None
     slots: SlotTable | None = field(default=None, repr=False)
     probes: tuple[Probe, ...] = ()
-    public_records: PublicSource | None = None
     class_names: tuple[str, ...] = field(default=(), repr=False)
     train_class_names: tuple[str, ...] = field(default=(), repr=False)
 

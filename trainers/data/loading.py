@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
@@ -61,8 +60,8 @@ __all__ = [
 _REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
-def check_dataset_name(name: str, *, also: Collection[str] = ()) -> None:
-    """Check that `name` is a built-in data set or a file of one's own, such as `npz:PATH`, or one of `also`.
+def check_dataset_name(name: str) -> None:
+    """Check that `name` is a built-in data set or a file of one's own, such as `npz:PATH`.
 
     Nothing is read: whether there is anything at PATH shows when it is loaded.
 
@@ -76,17 +75,14 @@ def check_dataset_name(name: str, *, also: Collection[str] = ()) -> None:
 csv:PATH, digits, eurosat, fashion-mnist, folder:PATH, npz:PATH, parquet:PATH, shapes, shapes:NUM:SEED, \
 webdataset:PATH
     """
-    path = name.partition(":")[2]
-    if name in also:
-        return
-    source = source_of(name)
+    source, path = source_of(name), name.partition(":")[2]
     if is_builtin_name(name):
         if source is DATA_SOURCES["shapes"]:
             shapes_name(name)
     elif source is None or source.is_builtin or not path:
         schemes = (f"{own.name}:PATH" for own in DATA_SOURCES.values() if not own.is_builtin)
         shown = masked(name) if set("/@=") & set(name) else name
-        choices = [*BUILTIN_DATASETS, "shapes:NUM:SEED", *schemes, *also]
+        choices = [*BUILTIN_DATASETS, "shapes:NUM:SEED", *schemes]
         raise ConfigError(unknown_choice("data set", shown, choices))
     elif _REMOTE.match(path):
         raise ConfigError(

@@ -32,9 +32,9 @@ from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
-from torch import Tensor
 
 from dpgcl_core.errors import LedgerError, StorageError
+from trainers.config.removed import check_removed_field
 from trainers.files.attempts import Attempts, Drawn
 from trainers.files.durable import make_folder, replacing, sync_folder
 
@@ -52,7 +52,6 @@ class Checkpoint:
       series: the per-step metrics recorded so far that may leave the training.
       final: values that exist once (scores of the untrained network, SNR of the first step), likewise.
       average: averaged weights by name, where the training keeps an average; older files hold none.
-      basis: of the public subspace, where the next step keeps it.
     """
 
     step: int
@@ -61,7 +60,6 @@ class Checkpoint:
     series: dict[str, list[tuple[int, float]]]
     final: dict[str, float]
     average: dict[str, Any] | None = None
-    basis: Tensor | None = None
 
 
 def holds_noised_scores(final: dict[str, float]) -> bool:
@@ -190,18 +188,23 @@ class CheckpointFolder:
 
         Raises:
           StorageError: the file is damaged; starting over silently would hide a spend.
+          ConfigError: it is of a training in a public subspace, which an earlier version made.
         """
         path = self.folder / "checkpoint.pt"
         if not path.is_file():
             return None
         try:
             # A GPU's checkpoint is read by machines without one, too, and needs no second place on a GPU.
-            return Checkpoint(**torch.load(path, weights_only=True, map_location="cpu"))
+            content = torch.load(path, weights_only=True, map_location="cpu")
+            basis = content.pop("basis", None)  # files of 0.1 hold one, mostly None
+            saved = Checkpoint(**content)
         except Exception as error:
             raise StorageError(
                 f"checkpoint {path} cannot be read ({type(error).__name__}): "
                 "restore it, or delete this one file to start the training over; what was spent stays charged"
             ) from error
+        check_removed_field("public.subspace_dim", 0 if basis is None else len(basis))
+        return saved
 
     def begin_attempt(self, start_step: int, num_steps: int, num_restart_steps: int | None = None) -> Attempt:
         """Count one more attempt and its first steps, before any is drawn.

@@ -67,8 +67,8 @@ class Captions(PerRecordTask[Captioner]):
         step: int,
         num_augmentations: int,
     ) -> GroupInputs:
-        rows, num_views = groups.reshape(-1), config.num_view_draws
-        images, tokens = pair_views(config, network, records, rows, step=step, num_views=num_views)
+        rows = groups.reshape(-1)
+        images, tokens = pair_views(config, network, records, rows, step=step, num_views=1)
         return images.unflatten(0, groups.shape), tokens.unflatten(0, groups.shape)
 
     def blank_inputs(

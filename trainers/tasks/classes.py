@@ -132,13 +132,12 @@ class Classes(PerRecordTask[Classifier]):
         step: int,
         num_augmentations: int,
     ) -> GroupInputs:
-        rows, seed, num_views = groups.reshape(-1), config.public_seed, config.num_view_draws
+        rows, seed = groups.reshape(-1), config.public_seed
         pixels = records.images_at(rows, seed=seed, step=step)
-        views = image_views(config, network, pixels, records.ids[rows], step=step, num_views=num_views)
+        views = image_views(config, network, pixels, records.ids[rows], step=step, num_views=1)
         labels = torch.from_numpy(records.labels_at(rows, seed=seed, step=step)).to(views.device)
         targets = F.one_hot(labels, network.num_classes).float()
-        targets = targets[:, None].expand(-1, num_views, -1)
-        return views.unflatten(0, groups.shape), targets.unflatten(0, groups.shape)
+        return views.unflatten(0, groups.shape), targets[:, None].unflatten(0, groups.shape)
 
     def blank_inputs(
         self,

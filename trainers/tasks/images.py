@@ -73,7 +73,7 @@ class ContrastiveImages(ContrastiveTask[Encoder]):
         to_fast_layout(network, device, image_shape)
 
     def num_views(self, config: TrainingConfig, num_augmentations: int) -> int:
-        return config.num_view_draws * (2 + num_augmentations)
+        return 2 + num_augmentations
 
     def inputs(
         self,

@@ -71,9 +71,9 @@ class MaskedImages(PerRecordTask[MaskedAutoEncoder]):
     ) -> GroupInputs:
         rows, seed = groups.reshape(-1), config.public_seed
         pixels = records.images_at(rows, seed=seed, step=step)
-        ids, num_views = records.ids[rows], config.num_view_draws
-        views = image_views(config, network, pixels, ids, step=step, num_views=num_views)
-        orders = patch_orders(ids, network.num_patches, seed=seed, step=step, num_views=num_views)
+        ids = records.ids[rows]
+        views = image_views(config, network, pixels, ids, step=step, num_views=1)
+        orders = patch_orders(ids, network.num_patches, seed=seed, step=step)[:, None]
         return views.unflatten(0, groups.shape), orders.to(views.device).unflatten(0, groups.shape)
 
     def blank_inputs(
@@ -155,20 +155,17 @@ def masked_losses(network: MaskedAutoEncoder, precision: AnyNetworkConfig | None
     return losses
 
 
-def patch_orders(ids: Ids, num_patches: int, *, seed: int, step: int, num_views: int) -> Tensor:
-    """Return a uniformly random order of each view's patches, int64 `[n, num_views, num_patches]`.
+def patch_orders(ids: Ids, num_patches: int, *, seed: int, step: int) -> Tensor:
+    """Return a uniformly random order of each image's patches, int64 `[n, num_patches]`.
 
-    A function of (id, public seed, step, view) and nothing else: a record sampled again gets a fresh mask.
+    A function of (id, public seed, step) and nothing else: a record sampled again gets a fresh mask.
 
     >>> ids = np.arange(3, dtype=np.uint64)
-    >>> all_three = patch_orders(ids, 5, seed=0, step=1, num_views=2)
-    >>> torch.equal(all_three[2:], patch_orders(ids[2:], 5, seed=0, step=1, num_views=2))
+    >>> all_three = patch_orders(ids, 5, seed=0, step=1)
+    >>> torch.equal(all_three[2:], patch_orders(ids[2:], 5, seed=0, step=1))
     True
     """
-    draws = []
-    for view in range(num_views):
-        of_patches = [keyed_uniform(ids, "mask", seed, step, view, patch) for patch in range(num_patches)]
-        draws.append(np.stack(of_patches, axis=1))
+    draws = [keyed_uniform(ids, "mask", seed, step, 0, patch) for patch in range(num_patches)]
     return torch.from_numpy(np.stack(draws, axis=1).argsort(axis=-1, kind="stable"))
 
 

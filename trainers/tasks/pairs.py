@@ -86,7 +86,7 @@ class ContrastivePairs(ContrastiveTask[ImageTextEncoder]):
         return ""
 
     def num_views(self, config: TrainingConfig, num_augmentations: int) -> int:
-        return config.num_view_draws * 2 * (1 + num_augmentations)
+        return 2 * (1 + num_augmentations)
 
     def inputs(
         self,

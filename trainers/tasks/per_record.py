@@ -61,7 +61,7 @@ class PerRecordTask(Task[NetworkT]):
         return ""
 
     def num_views(self, config: TrainingConfig, num_augmentations: int) -> int:
-        return config.num_view_draws
+        return 1
 
     def run(self, network: NetworkT, inputs: GroupInputs) -> None:
         images, beside = inputs

@@ -114,7 +114,7 @@ class Task(ABC, Generic[NetworkT]):
 
     @abstractmethod
     def num_views(self, config: TrainingConfig, num_augmentations: int) -> int:
-        """Return the views of a record in one step, of all draws."""
+        """Return the views of a record in one step."""
 
     @abstractmethod
     def inputs(
@@ -132,7 +132,7 @@ class Task(ABC, Generic[NetworkT]):
         Those of a record are a function of the record, the public seed and the step alone.
 
         Args:
-          config: augmentations, seed and number of draws.
+          config: augmentations and seed.
           network: that will see them; they come on its device.
           records: of the kind that `check_records` takes.
           groups: `[groups, group_size]`, rows of the records.
@@ -168,12 +168,13 @@ class Task(ABC, Generic[NetworkT]):
         precision: AnyNetworkConfig | None = None,
         target: NetworkT | None = None,
     ) -> Objective:
-        """Return stages 5 and 6 of one draw of the views: inputs to one loss per group.
+        """Return stages 5 and 6: a step's inputs to one loss per group.
 
         Args:
           config: of the training.
           network: that is trained.
-          precision: of its passes, see `trainers.models.precision`; float32 unless given.
+          precision: of its passes, see `trainers.models.precision`; float32 unless given. With float16 the
+            gradient arrives times `gradient_scale(precision)`: see `trainers.training.precision`.
           target: a network whose output, as a constant, stands beside that of `network`.
         """
 

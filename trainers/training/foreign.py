@@ -14,7 +14,6 @@ from trainers.config.training import TrainingConfig
 from trainers.models.networks import AnyEncoder
 from trainers.tasks.task import task_of
 from trainers.training.averaging import target_of
-from trainers.training.precision import objective_of
 
 _FEW_GROUPS, _MOST_RECORDS = 3, 256
 
@@ -37,7 +36,7 @@ def refuse_mixing_network(
         return
     task, rule, size = task_of(config), config.rule(), config.mechanism.group_size
     num_views = task.num_views(config, config.num_augmentations)
-    objective = objective_of(config, encoder, target=target_of(config, encoder))
+    objective = task.objective(config, encoder, target=target_of(config, encoder))
     expected = max(_FEW_GROUPS, min(_MOST_RECORDS, round(config.mechanism.expected_batch_size)))
     if rule.whole_batch:  # each record is a unit, and all go through the network in one pass
         groups, group_size, objective = expected, 1, _of_records(objective)

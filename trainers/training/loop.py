@@ -22,12 +22,11 @@ from torch import Tensor, nn
 
 from dpgcl_core.clipping.capture import CapturedPasses
 from dpgcl_core.clipping.isolation import refuse_changed_state, unwritten, whole_state
-from dpgcl_core.clipping.subspace import lifted
 from dpgcl_core.clipping.types import (
     GroupInputs,
     GroupReport,
     Objective,
-    num_trainable,
+    no_sum,
     trainable_parameters,
     zeros_where_incomplete,
 )
@@ -63,15 +62,12 @@ from trainers.training.microbatch import in_turn, max_views
 from trainers.training.observe import Observer, Series
 from trainers.training.optimizers import (
     build_optimizer,
-    divisor_of,
     learning_rate_at,
     load_optimizer,
     take_step,
 )
-from trainers.training.precision import add_clipped_sum, objective_of
-from trainers.training.public_keys import public_keys
+from trainers.training.precision import add_clipped_sum
 from trainers.training.release import check_release, noised_scores
-from trainers.training.subspace import check_subspace, empty_sum, in_subspace, is_renewed_at, public_basis
 from trainers.training.warm_start import starting_encoder
 from trainers.training.workers import SingleWorker, Workers
 
@@ -116,8 +112,6 @@ class _Run:
     max_views: int
     beside: ThreadPoolExecutor
     passes: CapturedPasses | None = None
-    public_keys: Tensor | None = None
-    basis: Tensor | None = None
     step: int = 0
     seconds_scoring: float = 0.0
     scores_before: dict[str, float] = field(default_factory=dict)
@@ -130,7 +124,7 @@ class _Run:
     @cached_property
     def objective(self) -> Objective:
         """Stages 5 and 6, one function for all steps: the clipping engine checks every new one."""
-        return objective_of(self.config, self.encoder, self.config.network, self.target)
+        return self.task.objective(self.config, self.encoder, self.config.network, self.target)
 
     @property
     def target(self) -> AnyEncoder | None:
@@ -264,7 +258,6 @@ def _step(run: _Run) -> None:
     mechanism, observer = run.config.mechanism, run.observer
     num_summed = run.randomness.num_summed_normals
     law = mechanism.noise(num_summed=num_summed)
-    _use_public_records(run)
     groups = _draw_groups(run)
     noise_of = _noise_of(run, law)
     run.total.zero_()
@@ -286,36 +279,9 @@ def _step(run: _Run) -> None:
         noise_norm = add_in_parts(run.total, law, noise_of, beside=beside)
         if clean_norm is not None:
             observer.record_snr(run.step, clean_norm, bare_norm, noise_norm)
-    noisy = _of_all_weights(run, in_float32(run.total))  # rounded already, where noise was added
+    noisy = in_float32(run.total)  # rounded already, where noise was added
     run.workers.share(noisy)
-    _apply(run, noisy.div_(divisor_of(run.config.optimizer, mechanism)))
-
-
-def _use_public_records(run: _Run) -> None:
-    """Make what the step takes of public records, at the released weights of the steps before."""
-    source = run.data.public_records
-    run.public_keys = public_keys(run.config, run.encoder, source, run.step)
-    if not is_renewed_at(run.config, run.step):
-        return
-    if run.workers.rank == 0:
-        run.basis = public_basis(
-            run.config,
-            run.encoder,
-            source,
-            run.step,
-            max_views=run.max_views,
-            target=run.target,
-            public_keys=run.public_keys,
-        )
-    else:
-        shape = (len(run.total), num_trainable(run.encoder))
-        run.basis = torch.empty(shape, dtype=torch.float32, device=run.device)
-    run.workers.share(run.basis)  # one basis, whatever the machines' last digits are
-
-
-def _of_all_weights(run: _Run, noisy: Tensor) -> Tensor:
-    """Return the noisy sum of all weights, `[num_parameters]`, of that of the subspace: post-processing."""
-    return noisy if run.basis is None else lifted(noisy, run.basis)
+    _apply(run, noisy.div_(mechanism.divisor))
 
 
 def _refuse_changed(run: _Run) -> None:
@@ -394,9 +360,6 @@ def _add_clipped_sum(
         return []
     at_once = _groups_at_once(run, groups.rows.shape[1], num_augmentations)
     rule, scale = _rule(run, at_once), gradient_scale(config.network)
-    objective = run.objective
-    if run.public_keys is not None:
-        objective = objective_of(config, run.encoder, config.network, run.target, run.public_keys)
     draws = run.randomness.generator(run.step, "statistics") if rule.needs_draws else None
     if rule.whole_batch:
         at_once = len(groups)
@@ -416,7 +379,7 @@ def _add_clipped_sum(
     made = in_turn(make, starts, beside)
     return [
         add_clipped_sum(
-            rule, total, run.encoder, objective, inputs, scale, draws, torch.from_numpy(some.complete)
+            rule, total, run.encoder, run.objective, inputs, scale, draws, torch.from_numpy(some.complete)
         )
         for some, inputs in zip(microbatches, made, strict=True)
     ]
@@ -428,7 +391,7 @@ def _groups_at_once(run: _Run, group_size: int, num_augmentations: int) -> int:
 
 
 def _rule(run: _Run, at_once: int) -> GradientRule:
-    rule = in_subspace(run.config.rule(at_once), run.basis)
+    rule = run.config.rule(at_once)
     if run.passes is None or not isinstance(rule, GroupRule):
         return rule
     return dataclasses.replace(rule, clipper=dataclasses.replace(rule.clipper, passes=run.passes))
@@ -498,7 +461,6 @@ def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memor
     encoder = starting_encoder(config, shape)
     task.check_network(config, encoder, shape)
     task.place(encoder, device, shape)
-    check_subspace(config, encoder)
     fits = max_views(config, encoder, shape, memory_share=memory_share)
     refuse_mixing_network(config, encoder, shape, fits)
     average = average_of(config, encoder)
@@ -516,7 +478,7 @@ def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memor
             config, train_is_public=data.train_is_public, evaluation_is_public=data.evaluation_is_public
         ),
         device=device,
-        total=empty_sum(config, encoder),
+        total=no_sum(encoder),
         states=[(network, whole_state(network)) for network in networks],
         max_views=fits,
         beside=ThreadPoolExecutor(_threads_beside(config)),
@@ -528,9 +490,7 @@ def _prepare(config: TrainingConfig, data: TrainingData, workers: Workers, memor
 
 def _repeats_passes(config: TrainingConfig, device: torch.device) -> bool:
     """Whether a GPU may replay passes: network and loss are this package's, and the same at every step."""
-    if device.type != "cuda" or config.network.is_foreign or config.mechanism.rules.needs_target:
-        return False
-    return not config.public.subspace_dim and not config.public.num_public_negatives
+    return not (device.type != "cuda" or config.network.is_foreign or config.mechanism.rules.needs_target)
 
 
 def _resume(run: _Run, checkpoints: CheckpointFolder | None) -> None:
@@ -544,7 +504,6 @@ def _resume(run: _Run, checkpoints: CheckpointFolder | None) -> None:
         if run.average:
             run.average.load(saved.average)
         run.step = saved.step
-        run.basis = None if saved.basis is None else saved.basis.to(run.device)
         run.observer.series, run.observer.final = saved.series, saved.final
 
 
@@ -574,7 +533,6 @@ def _save(run: _Run, checkpoints: CheckpointFolder, *, is_last: bool = False) ->
             model=run.encoder.state_dict(),
             optimizer=run.optimizer.state_dict(),
             average=run.average.state() if run.average else None,
-            basis=None if is_renewed_at(run.config, run.step) else run.basis,
             series=run.observer.series,
             final=run.observer.final,
         ),

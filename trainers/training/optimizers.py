@@ -2,13 +2,6 @@
 
 An optimizer sees the noised sum of clipped gradients divided by a public constant, and nothing else
 that depends on the records, so its choice and its settings do not change ε.
-
-*Units of noise.* The noise of the mean gradient has the standard deviation s = σΔ/divisor on each
-coordinate, of which all is public: noise multiplier, sensitivity and divisor come from the mechanism.
-`noise_sgd` is SGD on the gradient over s. Its noise is then N(0, 1) whatever σ, C, q and S are, so the
-learning rate γ is the standard deviation of one step's noise on each weight (without momentum), and a rate
-that was tuned in one setting keeps its meaning in another. Adam has this property in the limit of much noise,
-for it divides by an estimate of s.
 """
 
 from __future__ import annotations
@@ -23,11 +16,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from dpgcl_core.clipping.types import set_gradients
 from dpgcl_core.errors import ConfigError, unknown_choice
-from dpgcl_core.mechanism.mechanism import Mechanism
-from trainers.config.nodes import NOISE_SGD
-from trainers.config.training import (
-    OptimizerConfig,
-)
+from trainers.config.training import OptimizerConfig
 from trainers.models.torchvision_import import ensure_torchvision_import
 
 Parameters = Iterable[nn.Parameter]
@@ -73,7 +62,6 @@ OPTIMIZERS: dict[str, Callable[[Parameters, OptimizerConfig], Optimizer]] = {
     "adam": lambda params, c: Adam(params, lr=c.learning_rate, weight_decay=c.weight_decay, fused=True),
     "adamw": lambda params, c: AdamW(params, lr=c.learning_rate, weight_decay=c.weight_decay, fused=True),
     "lars": _lars,
-    NOISE_SGD: _sgd,
     "sgd": _sgd,
 }
 """Optimizers by name. Adam and AdamW keep their usual β = (0.9, 0.999). Fused: one pass over the weights."""
@@ -96,19 +84,6 @@ def check_optimizer(name: str) -> None:
     """Raise ConfigError unless `name` is one of `OPTIMIZERS`."""
     if name not in OPTIMIZERS:
         raise ConfigError(unknown_choice("optimizer", name, OPTIMIZERS))
-
-
-def divisor_of(config: OptimizerConfig, mechanism: Mechanism) -> float:
-    """Return the public constant that divides the noisy sum ahead of the optimizer.
-
-    The mechanism's divisor, for the mean gradient; for `noise_sgd` σΔ, for the noisy sum over σΔ is the mean
-    gradient over the standard deviation of its noise, σΔ/divisor.
-
-    Args:
-      config: of the optimizer.
-      mechanism: with noise, where the gradient is to come in units of it.
-    """
-    return mechanism.noise().std if config.in_units_of_noise else mechanism.divisor
 
 
 def learning_rate_at(config: OptimizerConfig, step: int, num_steps: int) -> float:

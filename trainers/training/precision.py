@@ -21,34 +21,8 @@ from torch import Tensor
 
 from dpgcl_core.clipping.types import GroupInputs, GroupReport, Objective
 from dpgcl_core.mechanism.method import GradientRule, GroupRule
-from dpgcl_core.methods.view_draws import objective_over_view_draws
 from dpgcl_core.noise.sources import Draws
-from trainers.config.training import AnyNetworkConfig, TrainingConfig
 from trainers.models.networks import AnyEncoder
-from trainers.tasks.task import task_of
-from trainers.training.public_keys import with_public_keys
-
-
-def objective_of(
-    config: TrainingConfig,
-    encoder: AnyEncoder,
-    precision: AnyNetworkConfig | None = None,
-    target: AnyEncoder | None = None,
-    public_keys: Tensor | None = None,
-) -> Objective:
-    """Return stages 5 and 6: a step's inputs to one loss per group, averaged over the draws of the views.
-
-    Args:
-      config: of the training.
-      encoder: that is trained.
-      precision: of its passes; float32 unless given. With float16 the gradient arrives at the encoder times
-        `gradient_scale(precision)`; use `add_clipped_sum` of this module.
-      target: a network whose output, as a constant, stands beside that of `encoder`.
-      public_keys: of the step, see `trainers.training.public_keys`.
-    """
-    objective = task_of(config).objective(config, encoder, precision, target)
-    objective = with_public_keys(objective, config, public_keys)
-    return objective_over_view_draws(objective, config.num_view_draws)
 
 
 def add_clipped_sum(

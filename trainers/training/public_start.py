@@ -323,8 +323,8 @@ def _contrastive_loss(recipe: Recipe, encoder: Encoder, step: int, images: NDArr
 def _masked_loss(recipe: Recipe, network: MaskedAutoEncoder, step: int, images: NDArray[np.uint8]) -> Tensor:
     """The mean error of the hidden patches."""
     ids = _ids(recipe, step)
-    orders = patch_orders(ids, network.num_patches, seed=recipe.seed, step=step, num_views=1)
-    inputs = _views(recipe, step, images, num_views=1)[:, None], orders[:, None]
+    orders = patch_orders(ids, network.num_patches, seed=recipe.seed, step=step)
+    inputs = _views(recipe, step, images, num_views=1)[:, None], orders[:, None, None]
     return masked_losses(network)(tuple(each.to(_device_of(network)) for each in inputs)).mean()
 
 

@@ -46,7 +46,6 @@ def check_release(config: TrainingConfig, data: TrainingData) -> None:
                 )
     config.mechanism.rules.check_records(config.mechanism, len(data.train))
     _check_labels(config, data)
-    _check_public_records(config, data)
     _check_noised_scores(config, data)
 
 
@@ -68,21 +67,6 @@ def _check_labels(config: TrainingConfig, data: TrainingData) -> None:
             "numbered by their place among all classes of the private data, so one record could change the "
             "labels of others; got text labels"
         )
-
-
-def _check_public_records(config: TrainingConfig, data: TrainingData) -> None:
-    public, source = config.public, data.public_records
-    if not public.asks_for_records:
-        return
-    if source is None:
-        raise ConfigError(
-            "public negatives and subspaces are made of public records, and none are given: give "
-            "--public-records procedural or a public data set; got num_public_negatives = "
-            f"{public.num_public_negatives}, subspace_dim = {public.subspace_dim}"
-        )
-    source.check(public.num_public_negatives)
-    if public.subspace_dim:
-        source.check(public.num_subspace_groups * int(config.mechanism.group_size))
 
 
 def _check_noised_scores(config: TrainingConfig, data: TrainingData) -> None:

@@ -81,7 +81,6 @@ def training_config(
         text_views=options.text_views if network.takes_pairs else None,
         network=network,
         optimizer=options.optimizer,
-        public=options.public,
         evaluation=options.evaluation,
         performance=options.performance,
         public_seed=public_seed,

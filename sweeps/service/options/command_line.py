@@ -18,6 +18,7 @@ from sweeps.service.options.resuming import resumed_sweep
 from sweeps.service.options.start import Start
 from sweeps.service.options.sweep import SweepOptions, errors_in_flags, varied_by
 from trainers.config.presets import OWN_NETWORKS, named_setting
+from trainers.config.removed import removed_option_line
 from trainers.config.settings import TrainingOptions
 from trainers.config.tree import changed, leaves
 from trainers.data.loading import PairOptions, check_dataset_name, modality_of_name
@@ -336,6 +337,8 @@ def _unknown_option(name: str, valid: Collection[str]) -> str:
     >>> _unknown_option("--group-sise", ["--group-size", "--epsilon"])
     "unknown option '--group-sise'; did you mean '--group-size'? Valid: what --help-all lists"
     """
+    if line := removed_option_line(name[2:].replace("-", "_")):
+        return f"{name} is an option of an earlier version, {line}"
     told, _, _ = unknown_choice("option", name, [*valid, "--help", "--help-all"]).partition(" Valid: ")
     return f"{told} Valid: what --help-all lists"
 

@@ -18,7 +18,6 @@ from trainers.data.loading import (
     is_builtin_name,
     modality_of_name,
 )
-from trainers.data.public import check_public_records_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +32,6 @@ class DataOptions:
     """A public data set to score on, labelled or with captions; needed when the training data are private."""
     probe_datasets: tuple[str, ...] = ()
     """Other public labelled data sets whose frozen features are scored, too: resized, in grey or colour."""
-    public_records: str | None = None
-    """For --num-public-negatives and --subspace-dim: procedural, which makes images as they are needed, or a
-    public data set, chosen without the training data and sharing no record with it."""
     unit_column: str | None = None
     """Column of your own data that names the privacy unit: all rows of one are one record."""
     pairs: PairOptions = field(default_factory=PairOptions)
@@ -53,8 +49,6 @@ class DataOptions:
     def __post_init__(self) -> None:
         for name in (self.dataset, *self.probe_datasets):
             check_dataset_name(name)
-        if self.public_records is not None:
-            check_public_records_name(self.public_records)
         _check_pair_options(self)
         check_max_image_pixels(self.max_image_pixels)
         if self.class_captions != self.pairs_of(self.dataset).class_captions:
@@ -100,7 +94,7 @@ def _check_pair_options(data: DataOptions) -> None:
     """Refuse what means nothing for any of the data sets that are named."""
     given = data.pairs
     names = {leaf.path[-1]: leaf.option for leaf in leaves(PairOptions).values()}
-    others = (data.evaluate_on or "", *data.probe_datasets, data.public_records or "")
+    others = (data.evaluate_on or "", *data.probe_datasets)
     scored = [given.fitting(name) for name in others]
     meant = {each for pairs in (data.pairs_of_training, *scored) for each in pairs.given}
     unused = [names[each] for each in given.given if each not in meant]

@@ -9,7 +9,8 @@ of a sweep stand beside the sections:
     group_sizes: [2, 8, batch]
 
 What a file leaves out has the default of the option. With `setting: auto` (or another name) it has that of
-the named setting instead. JSON is YAML, so one reader does for both.
+the named setting instead. An option of an earlier version may still stand in it with the value at which it
+did nothing (`trainers.config.removed`). JSON is YAML, so one reader does for both.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pydantic import TypeAdapter, ValidationError
 from dpgcl_core.addresses import masked
 from dpgcl_core.errors import ConfigError, unknown_choice
 from sweeps.service.options.sweep import SweepOptions
+from trainers.config.removed import REMOVED_FIELDS, check_removed_field, is_removed_section
 from trainers.config.tree import Leaf, leaves, values_of
 
 VERSION = 1
@@ -137,7 +139,9 @@ def _values(
         shown = ".".join(path)
         if path in known:
             found.append((known[path].option, _typed(known[path], value)))
-        elif key not in below:
+        elif shown in REMOVED_FIELDS:
+            check_removed_field(shown, value)
+        elif key not in below and not is_removed_section(shown):
             raise ConfigError(_unknown_key(known, section, shown, str(key), below))
         elif isinstance(value, dict):
             found += _values(known, path, value)

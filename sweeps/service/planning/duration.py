@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpgcl_core.clipping.types import num_trainable
+from dpgcl_core.clipping.types import no_sum
 from dpgcl_core.mechanism.passes import groups_of_a_pass
 from dpgcl_core.noise.sources import SecretRandomness
 from dpgcl_core.sampling.groups import BATCH
@@ -21,8 +21,7 @@ from trainers.models.precision import gradient_scale
 from trainers.tasks.task import task_of
 from trainers.training.averaging import target_of
 from trainers.training.microbatch import max_views
-from trainers.training.precision import add_clipped_sum, objective_of
-from trainers.training.subspace import empty_sum, in_subspace
+from trainers.training.precision import add_clipped_sum
 from trainers.training.warm_start import starting_encoder
 from trainers.views.images import normalise
 
@@ -49,25 +48,13 @@ def seconds_of_trials(plan: SweepPlan) -> list[float]:
             mechanism.is_private,
             _num_views(trial.config),
             trial.config.network,
-            trial.config.public,
         )
         if mechanism.num_steps and key not in rates:
             rates[key] = seconds_per_record(trial, shape)
-        num_records = mechanism.expected_batch_size + _num_subspace_records(trial.config)
-        training = rates.get(key, 0.0) * num_records * mechanism.num_steps
-        num_public = trial.config.public.num_public_negatives * mechanism.num_steps
-        num_embedded = _num_embedded(plan, trial) + num_public
-        embedding = num_embedded * _seconds_per_embedding(trial, shape, rates)
+        training = rates.get(key, 0.0) * mechanism.expected_batch_size * mechanism.num_steps
+        embedding = _num_embedded(plan, trial) * _seconds_per_embedding(trial, shape, rates)
         found.append(training + embedding)
     return found
-
-
-def _num_subspace_records(config: TrainingConfig) -> float:
-    """Public records whose gradients a step takes, on average."""
-    public = config.public
-    if not public.subspace_dim:
-        return 0.0
-    return public.num_subspace_groups * int(config.mechanism.group_size) / public.subspace_every_steps
 
 
 def _num_embedded(plan: SweepPlan, trial: Trial) -> int:
@@ -97,12 +84,10 @@ def seconds_per_record(trial: Trial, shape: ImageShape) -> float:
     if not rule.whole_batch:
         groups = groups_of_a_pass(config.mechanism, most=groups, num_workers=config.performance.num_workers)
         rule = config.rule(groups)
-    total = empty_sum(config, encoder)
-    if config.public.subspace_dim:
-        rule = in_subspace(rule, torch.zeros(len(total), num_trainable(encoder)))
+    total = no_sum(encoder)
     synthetic = task.synthetic_records(groups * group_size, shape)
     rows = np.arange(len(synthetic)).reshape(groups, group_size)
-    objective = objective_of(config, encoder, config.network, target_of(config, encoder))
+    objective = task.objective(config, encoder, config.network, target_of(config, encoder))
     scale = gradient_scale(config.network)
     draws = SecretRandomness().generator(0, "statistics") if rule.needs_draws else None
     for _ in range(2):

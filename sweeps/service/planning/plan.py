@@ -49,7 +49,6 @@ from trainers.training.microbatch import max_views
 from trainers.training.optimizers import check_optimizer
 from trainers.training.release import check_release
 from trainers.training.resolve import training_config
-from trainers.training.subspace import check_subspace
 from trainers.training.warm_start import starting_encoder, warm_start_note
 
 _WEAK_DELTA = 1e-3
@@ -169,11 +168,10 @@ class SweepPlan:
         pairs = {name: getattr(source.pairs, name) for name in source.pairs.given}
         limit = [] if source.max_image_pixels == MAX_IMAGE_PIXELS else [source.max_image_pixels]
         is_secure = source.are_private or any(trial.config.secure_noise for trial in self.trials)
-        given = (source.public_records, source.class_captions)
-        others = [each for each in given if each is not None]
+        captions = [] if source.class_captions is None else [source.class_captions]
         content = {
             "trials": [[trial.name, self.hashes[trial.name]] for trial in self.trials],
-            "data": [source.dataset, source.image_size, source.unit_column, pairs, *limit, *others],
+            "data": [source.dataset, source.image_size, source.unit_column, pairs, *limit, *captions],
             "scored": [source.evaluate_on, source.test_fraction, source.probe_datasets],
             "private": source.are_private,
             "num_records": len(self.data.train) if self.data.train_is_public else None,
@@ -503,7 +501,6 @@ def _is_checked_by(config: TrainingConfig, other: TrainingConfig) -> bool:
         config.network == other.network
         and config.optimizer == other.optimizer
         and config.per_tower_clipping == other.per_tower_clipping
-        and config.public == other.public
     )
 
 
@@ -527,7 +524,6 @@ def _check_network(config: TrainingConfig, data: TrainingData) -> None:
     shape = image_shape_of(data.train)
     encoder = starting_encoder(config, shape)
     task_of(config).check_network(config, encoder, shape)
-    check_subspace(config, encoder)
     check_optimizer(config.optimizer.name)  # not built: torch's optimizers load its compiler, a second
 
 
@@ -551,7 +547,6 @@ def _check_words(configs: Sequence[TrainingConfig], data: TrainingData) -> None:
             config.mechanism.method,
             sizes,
             config.num_augmentations,
-            config.num_view_draws,
         )
         if passes in tried:
             continue
@@ -576,7 +571,6 @@ def _params(config: TrainingConfig, options: SweepOptions, point: Point, repeat:
     target = here.mechanism.target_epsilon() if mechanism.is_private else math.inf
     params = config.as_params() | {
         "dataset": source.dataset,
-        "public_records": source.public_records,
         "scored_on": source.evaluate_on or (None if source.are_private else source.dataset),
         "target_epsilon": target,
         "expected_batch_size": mechanism.expected_batch_size,

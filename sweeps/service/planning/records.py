@@ -25,7 +25,6 @@ from trainers.data.loading import (
 )
 from trainers.data.own import label_place
 from trainers.data.probes import load_probes
-from trainers.data.public import PROCEDURAL, ProceduralImages, PublicPool, load_public_records
 from trainers.data.shapes import shapes_name
 from trainers.failures import describe_error
 
@@ -142,15 +141,12 @@ def _load(
         pairs=options.pairs,
         max_image_pixels=options.max_image_pixels,
     )
-    helpers = _load_public(options, dataset)
     if private:
         public = (
             {} if other is None else {"evaluate_on": [other.train, *([other.test] if other.test else [])]}
         )
         if probes:
             public["probe_datasets"] = [part for probe in probes for part in (probe.index, probe.queries)]
-        if isinstance(helpers, PublicPool):
-            public["public_records"] = [helpers.pool]
         _refuse_shared_images(dataset, public)
     data = TrainingData(
         train=train,
@@ -161,7 +157,6 @@ def _load(
         scored=scored,
         slots=slots,
         probes=probes,
-        public_records=helpers,
         # Of what is scored, which is public: names of private classes go nowhere.
         class_names=() if queries is None else (other or dataset).class_names,
         train_class_names=() if private else dataset.class_names,
@@ -174,17 +169,6 @@ def _split_to_score(other: Dataset, test_fraction: float) -> tuple[AnyRecords | 
     if other.test is None and other.train.labels is None:
         return None, other.train
     return split_train_test(other, test_fraction)
-
-
-def _load_public(options: DataOptions, dataset: Dataset) -> PublicPool | ProceduralImages | None:
-    if options.public_records is None:
-        return None
-    return load_public_records(
-        options.public_records,
-        dataset,
-        pairs=options.pairs_of(options.public_records),
-        max_image_pixels=options.max_image_pixels,
-    )
 
 
 def _check_alike(dataset: Dataset, other: Dataset) -> None:
@@ -236,13 +220,6 @@ def _data_notes(options: DataOptions) -> list[str]:
     if options.probe_datasets:
         names = ", ".join(options.probe_datasets)
         notes.append(f"Features are also scored on {names}, taken to be public because they are named.")
-    if options.public_records == PROCEDURAL:
-        notes.append("Procedural images enter the training beside its own records, at no ε.")
-    elif options.public_records is not None:
-        notes.append(
-            f"Public records of {options.public_records}, taken to be public because they are named, enter "
-            "the training beside its own, at no ε; the guarantee says nothing of them."
-        )
     if options.are_private:
         notes.append(
             "The training data are private: no ε = ∞ trials, no un-noised SNR or loss of private records."
@@ -268,13 +245,6 @@ def _check_data_options(options: DataOptions, share: float) -> None:
             raise ConfigError(
                 "probe_datasets must be public data sets other than those trained and scored on already; got "
                 f"{name} for both"
-            )
-    public = options.public_records
-    for used in (options.dataset, other, *options.probe_datasets):
-        if public and used and _same_source(public, used):
-            raise ConfigError(
-                "public_records must be a public data set that shares no record with those trained and "
-                f"scored on; got {used} for both"
             )
     if options.are_private and other and _same_source(other, options.dataset):
         raise ConfigError(

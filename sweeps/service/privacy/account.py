@@ -43,7 +43,7 @@ def check_ledger_options(data: DataOptions, options: LedgerOptions, *, dry_run: 
       LedgerError: the data carry the mark of a ledger, and none is given or they are called public; or
         data that are scored on carry one.
     """
-    for name in (data.evaluate_on or "", *data.probe_datasets, data.public_records or ""):
+    for name in (data.evaluate_on or "", *data.probe_datasets):
         if path := data_path(name):
             check_unmarked(path)
             for folder in image_folders(name, data.pairs.fitting(name)):

@@ -187,7 +187,7 @@ def test_question_of_many_curves_draws_no_two_alike(make_sweep):
 
 
 def test_options_are_named_in_words(make_sweep):
-    trials = make_sweep("option", ("plain", "view-draws", "noise-sgd"))
+    trials = make_sweep("option", ("plain", "schedule", "automatic-clipping"))
     content = content_of(trials, "ablation")
     names = {row[0] for row in content.tables[0][1].rows}
-    assert {"plain", "several views", "noised SGD"} <= names
+    assert {"plain", "learning-rate schedule", "automatic clipping"} <= names

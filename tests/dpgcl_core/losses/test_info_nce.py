@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpgcl_core.losses.image_text import image_text_group_loss
 from dpgcl_core.losses.info_nce import group_info_nce, symmetric_group_info_nce, two_view_group_loss
 from tests import oracles
 
@@ -78,34 +75,3 @@ def test_temperature_may_be_learned() -> None:
     two_view_group_loss(_unit(1, 3, 3, 6), temperature=temperature).sum().backward()
     assert temperature.grad is not None
     assert float(temperature.grad) != 0
-
-
-def test_public_keys_are_in_every_querys_denominator_and_take_no_gradient() -> None:
-    queries, keys, copies = _unit(2, 3, 6), _unit(2, 3, 6, seed=1), _unit(2, 3, 2, 6, seed=2)
-    public = _unit(5, 6, seed=3).requires_grad_()
-    queries.requires_grad_()
-    losses = group_info_nce(queries, keys, copies, public, temperature=0.3)
-    for g in range(2):
-        denominators = [
-            sum(
-                math.exp(float(query @ key) / 0.3)
-                for key in (*keys[g], *copies[g].flatten(0, 1), *public.detach())
-            )
-            for query in queries[g].detach()
-        ]
-        own = [float(query @ key) / 0.3 for query, key in zip(queries[g].detach(), keys[g], strict=True)]
-        expected = sum(math.log(total) - mine for total, mine in zip(denominators, own, strict=True))
-        assert losses[g].item() == pytest.approx(expected, rel=1e-9)
-    by_query, by_public = torch.autograd.grad(losses.sum(), (queries, public), allow_unused=True)
-    assert by_public is None
-    without = group_info_nce(queries, keys, copies, temperature=0.3)
-    assert not torch.equal(by_query, torch.autograd.grad(without.sum(), queries)[0])
-
-
-def test_public_pairs_are_keys_of_the_other_side() -> None:
-    first, second, public = _unit(2, 4, 6, seed=1), _unit(2, 4, 6, seed=2), _unit(3, 2, 6, seed=3)
-    views = torch.stack([first, second], dim=2)
-    actual = image_text_group_loss(views, temperature=0.3, public_keys=public)
-    there = group_info_nce(first, second, None, public[:, 1], temperature=0.3)
-    back = group_info_nce(second, first, None, public[:, 0], temperature=0.3)
-    torch.testing.assert_close(actual, there + back)

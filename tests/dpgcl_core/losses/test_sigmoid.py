@@ -12,7 +12,6 @@ from torch import Tensor
 
 from dpgcl_core.clipping.clipper import GroupClipper
 from dpgcl_core.clipping.types import num_trainable
-from dpgcl_core.losses.image_text import image_text_sigmoid_loss
 from dpgcl_core.losses.sigmoid import group_sigmoid, two_view_sigmoid_loss
 from tests import oracles
 from tests.dpgcl_core.adversary import embed_of
@@ -115,26 +114,3 @@ def test_sigmoid_groups_clip_to_the_oracle_sum_and_move_by_at_most_2c() -> None:
         expected = oracles.clipped_sum(model, losses, inputs, 0.1 * (1 - 1e-4))
         assert torch.allclose(totals[-1].double(), expected, rtol=1e-4, atol=1e-7)
     assert 0 < float((totals[0] - totals[1]).norm()) <= 0.2
-
-
-def test_public_keys_are_negatives_of_every_query_and_take_no_gradient() -> None:
-    z, public = _unit(2, 3, 3, 6), _unit(5, 1, 6, seed=3).requires_grad_()
-    without = two_view_sigmoid_loss(z, temperature=0.3, bias=-1.0)
-    losses = two_view_sigmoid_loss(z.requires_grad_(), temperature=0.3, bias=-1.0, public_keys=public)
-    for g in range(2):
-        more = sum(
-            math.log(1 + math.exp(float(query @ key) / 0.3 - 1))
-            for query in z[g, :, 0]
-            for key in public[:, 0]
-        )
-        assert losses[g].item() == pytest.approx(float(without[g]) + more, rel=1e-9)
-    assert torch.autograd.grad(losses.sum(), (z, public), allow_unused=True)[1] is None
-
-
-def test_public_pairs_are_negatives_of_the_other_side() -> None:
-    first, second, public = _unit(2, 4, 6, seed=1), _unit(2, 4, 6, seed=2), _unit(3, 2, 6, seed=3)
-    law = {"temperature": 0.3, "bias": -1.0}
-    actual = image_text_sigmoid_loss(torch.stack([first, second], dim=2), **law, public_keys=public)
-    there = group_sigmoid(first, second, None, public[:, 1], **law)
-    back = group_sigmoid(second, first, None, public[:, 0], **law)
-    torch.testing.assert_close(actual, there + back)

@@ -53,7 +53,6 @@ def test_temperature_is_shown_of_losses_that_read_it(name):
         ({"precision": "float16", "loss_scale": 1024.0}, set()),
         ({"image_shape": [1, 8, 8], "hue": 0.1, "saturation": 0.4}, {"hue", "saturation"}),
         ({"image_shape": [3, 8, 8], "hue": 0.1}, set()),
-        ({"subspace_dim": 0, "subspace_every_steps": 1}, {"subspace_every_steps"}),
         ({"lora_rank": 0, "lora_alpha": 16, "lora_layers": "Q+V"}, {"lora_alpha", "lora_layers"}),
         ({"lora_rank": 8, "lora_alpha": 16}, set()),
         ({"few_shot": (), "warm_start": None, "num_restart_steps": 0}, {"few_shot", "warm_start"}),

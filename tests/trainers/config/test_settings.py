@@ -85,15 +85,10 @@ def test_predictor_comes_with_the_method_that_needs_it() -> None:
 
 def test_every_option_reaches_the_params() -> None:
     given = {
-        "num_view_draws": 3,
         "ema_decay": 0.9,
         "warmup_steps": 5,
         "learning_rate_decay": "cosine",
         "score_every_steps": 7,
-        "num_public_negatives": 5,
-        "subspace_dim": 4,
-        "subspace_groups": 9,
-        "subspace_every_steps": 2,
     }
     params = _config(**given).as_params()
     assert {name: params[name] for name in given} == given
@@ -102,7 +97,6 @@ def test_every_option_reaches_the_params() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"num_view_draws": 0}, "num_view_draws must be at least 1; got 0"),
         ({"ema_decay": 1.0}, r"ema_decay must be in \[0, 1\); got 1"),
         ({"warmup_steps": 100}, "warmup_steps must be below num_steps.*got 100 of 100"),
         ({"warmup_steps": -1}, "warmup_steps must not be negative; got -1"),

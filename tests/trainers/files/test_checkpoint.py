@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from dpgcl_core.clipping.types import trainable_parameters
-from dpgcl_core.errors import StorageError
+from dpgcl_core.errors import ConfigError, StorageError
 from dpgcl_core.noise.sources import Draws
 from dpgcl_core.sampling.slots import SampledGroups
 from tests.trainers.conftest import make_config, make_data
@@ -135,7 +135,22 @@ def test_every_repeated_step_is_drawn_afresh_by_every_attempt(
 def test_checkpoint_holds_no_random_state(tmp_path: Path) -> None:
     train(make_config(), make_data(), checkpoints=_folder(tmp_path))
     saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
-    assert set(saved) == {"step", "model", "optimizer", "average", "basis", "series", "final"}
+    assert set(saved) == {"step", "model", "optimizer", "average", "series", "final"}
+
+
+def test_checkpoint_of_an_earlier_version_is_read_unless_it_is_of_a_public_subspace(tmp_path: Path) -> None:
+    folder = _folder(tmp_path)
+    train(make_config(), make_data(), checkpoints=folder)
+    path = tmp_path / "checkpoint.pt"
+    saved = torch.load(path, weights_only=True)
+    torch.save(saved | {"basis": None}, path)
+    read = folder.load()
+    assert read is not None
+    assert read.step == saved["step"]
+    torch.save(saved | {"basis": torch.eye(3, 5)}, path)
+    with pytest.raises(ConfigError) as refusal:
+        folder.load()
+    assert all(words in str(refusal.value) for words in ("public.subspace_dim = 3", "removed in 0.2.0: use"))
 
 
 @pytest.mark.ci

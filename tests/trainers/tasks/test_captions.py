@@ -152,14 +152,14 @@ def test_one_more_record_moves_the_sum_by_its_own_clipped_gradient() -> None:
 
 
 def test_inputs_of_a_record_follow_neither_its_companions_nor_its_place() -> None:
-    config = config_of(num_view_draws=2, word_swap_prob=0.3)
+    config = config_of(word_swap_prob=0.3)
     network = network_of(config)
     one = inputs_of(config, network, [4, 8, 15])
     other = inputs_of(config, network, [1, 0], RECORDS.take(np.array([15, 30])))
     for both, few in zip(one, other, strict=True):
         assert torch.equal(both[2], few[1])
-    assert one[0].shape == (3, 1, 2, *SHAPE)
-    assert one[1].shape == (3, 1, 2, network.max_tokens)
+    assert one[0].shape == (3, 1, 1, *SHAPE)
+    assert one[1].shape == (3, 1, 1, network.max_tokens)
 
 
 def test_tokens_are_padded_to_the_same_length_however_short_the_captions_are() -> None:
@@ -253,7 +253,7 @@ def test_seeded_resume_equals_the_uninterrupted_run(tmp_path: Path) -> None:
 @pytest.mark.ci
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_training_in_low_precision_ends_finite(precision: str) -> None:
-    found = train(config_of(precision=precision, num_view_draws=2), data_of())
+    found = train(config_of(precision=precision), data_of())
     assert all(torch.isfinite(p).all() for p in found.encoder.parameters())
 
 
@@ -334,8 +334,6 @@ def test_options_of_clip_models_are_refused() -> None:
             config_of(**changes)
     with pytest.raises(ConfigError, match="no place for augmented keys"):
         config_of(num_augmentations=1)
-    with pytest.raises(ConfigError, match="no place for public keys"):
-        config_of(num_public_negatives=4)
     with pytest.raises(ConfigError, match="cap-toy is a transformer"):
         config_of(readout="grid4")
 

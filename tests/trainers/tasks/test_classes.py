@@ -157,11 +157,11 @@ def test_label_of_a_record_moves_its_own_loss_alone() -> None:
 
 
 def test_views_and_labels_of_a_record_follow_neither_its_companions_nor_its_place() -> None:
-    config = config_of(num_view_draws=2)
+    config = config_of()
     network = network_of(config)
     one, other = inputs_of(config, network, [4, 8, 15]), inputs_of(config, network, [30, 15])
     for both, few in zip(one, other, strict=True):
-        assert both.shape[:3] == (3, 1, 2)
+        assert both.shape[:3] == (3, 1, 1)
         assert torch.equal(both[2], few[1])
 
 
@@ -274,7 +274,7 @@ def test_seeded_resume_equals_the_uninterrupted_run(tmp_path: Path) -> None:
 @pytest.mark.ci
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_training_in_low_precision_ends_finite(precision: str) -> None:
-    found = train(config_of(precision=precision, num_view_draws=2, trained_layers="all"), data_of())
+    found = train(config_of(precision=precision, trained_layers="all"), data_of())
     assert all(torch.isfinite(p).all() for p in found.encoder.parameters())
 
 
@@ -352,7 +352,6 @@ def test_private_labels_that_are_numbered_by_the_data_are_refused() -> None:
         ({"num_classes": 1}, "num_classes must be at least 2; got 1"),
         ({"trained_layers": "tail"}, r"unknown trained_layers 'tail'.*all, head"),
         ({"num_augmentations": 1}, "no place for augmented keys"),
-        ({"num_public_negatives": 4}, "no place for public keys"),
         ({"learn_temperature": True}, "is for CLIP models"),
         ({"pretrained": "laion2b_s34b_b79k"}, "is for CLIP models"),
         ({"method": "dp_gcl", "group_size": 4}, "num_classes is for classifiers, which dp_classifier trains"),

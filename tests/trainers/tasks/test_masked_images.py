@@ -153,12 +153,11 @@ def test_mask_of_a_record_follows_neither_its_companions_nor_its_place() -> None
 
 def test_masks_are_fresh_at_every_step_and_uniform() -> None:
     ids = np.arange(4_000, dtype=np.uint64)
-    first, second = (patch_orders(ids, 4, seed=0, step=step, num_views=2) for step in (0, 1))
-    assert first.shape == (4_000, 2, 4)
+    first, second = (patch_orders(ids, 4, seed=0, step=step) for step in (0, 1))
+    assert first.shape == (4_000, 4)
     assert not torch.equal(first, second)
-    assert not torch.equal(first[:, 0], first[:, 1])
     assert torch.equal(first.sort(-1).values, torch.arange(4).expand_as(first))
-    counts = torch.bincount(first[:, 0] @ torch.tensor([64, 16, 4, 1]))
+    counts = torch.bincount(first @ torch.tensor([64, 16, 4, 1]))
     counts = counts[counts > 0]
     assert len(counts) == 24  # every order of four patches
     assert float(((counts - 4_000 / 24) ** 2 / (4_000 / 24)).sum()) < 49.7  # χ² of 23 degrees, 99.9 %
@@ -214,20 +213,6 @@ def test_seeded_resume_equals_the_uninterrupted_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
-def test_several_masks_of_a_record_are_averaged_before_clipping() -> None:
-    config = config_of(num_view_draws=3)
-    assert MASKED_IMAGES.num_views(config, 0) == 3
-    network = network_of(config)
-    images, orders = inputs_of(config, network, [0, 1])
-    assert images.shape == (2, 1, 3, *SHAPE)
-    assert orders.shape == (2, 1, 3, 16)
-    loss = masked_losses(network)((images, orders))
-    each = [masked_losses(network)((images[:, :, k : k + 1], orders[:, :, k : k + 1])) for k in range(3)]
-    assert torch.allclose(loss, torch.stack(each).mean(0), atol=1e-6)
-    assert train(config, data_of()).metrics["epsilon"] > 0
-
-
-@pytest.mark.ci
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_training_in_low_precision_ends_finite(precision: str) -> None:
     found = train(config_of(precision=precision), data_of())
@@ -253,7 +238,7 @@ def test_public_start_is_of_the_same_task(tmp_path: Path, monkeypatch: pytest.Mo
     started, fresh = (MASKED_IMAGES.build(config, SHAPE, tensors) for tensors in (given, None))
     ids = np.arange(9_000, 9_064, dtype=np.uint64)
     images = normalise(torch.from_numpy(procedural_images(ids, SHAPE, seed=7)))
-    orders = patch_orders(ids, started.num_patches, seed=5, step=0, num_views=1)
+    orders = patch_orders(ids, started.num_patches, seed=5, step=0)
     views = (images[:, None, None], orders[:, None])
     with torch.no_grad():
         before, after = (masked_losses(network)(views).mean() for network in (fresh, started))
@@ -303,8 +288,6 @@ def test_warm_start_of_another_network_names_the_first_mismatch(tmp_path: Path) 
 def test_options_of_contrast_are_refused() -> None:
     with pytest.raises(ConfigError, match="no place for augmented keys"):
         config_of(num_augmentations=1)
-    with pytest.raises(ConfigError, match="no place for public keys"):
-        config_of(num_public_negatives=4)
 
 
 def test_sweep_takes_the_network_of_the_method_unless_another_is_given() -> None:

@@ -198,7 +198,7 @@ def test_foreign_target_network_keeps_nothing_from_group_to_group() -> None:
     for factor in (1, 5000):
         run.total.zero_()
         changed = torch.cat([inputs[:1] * factor, inputs[1:]])  # type: ignore[operator]
-        objective = loop.objective_of(config, run.encoder, config.network, run.target)
+        objective = run.task.objective(config, run.encoder, config.network, run.target)
         config.rule(1).add_clipped_sum(run.total, run.encoder, objective, changed, None)
         sums.append(run.total.clone())
         assert run.target.backbone.largest == 300  # type: ignore[union-attr]

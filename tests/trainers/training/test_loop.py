@@ -32,7 +32,6 @@ from trainers.config.training import (
     NetworkConfig,
     OptimizerConfig,
     PerformanceConfig,
-    PublicRecordsConfig,
 )
 from trainers.tasks import images
 from trainers.training import loop
@@ -176,14 +175,12 @@ def test_noise_drawn_in_threads_is_that_of_the_step(monkeypatch: pytest.MonkeyPa
             },
             False,
         ),
-        ({"public": PublicRecordsConfig(num_public_negatives=5)}, False),
-        ({"public": PublicRecordsConfig(subspace_dim=2)}, False),
     ],
 )
 def test_passes_are_replayed_where_they_are_the_same_at_every_step(
     changes: dict[str, Any], expected: bool
 ) -> None:
-    """Not where foreign code, a second network or something made of public records changes between steps."""
+    """Not where foreign code or a second network changes between steps."""
     config = make_config(**changes)
     assert loop._repeats_passes(config, torch.device("cuda")) is expected
     assert not loop._repeats_passes(config, torch.device("cpu"))
@@ -249,9 +246,7 @@ def test_beside_a_gpu_the_noise_is_drawn_in_a_thread_part_by_part(monkeypatch: p
     assert torch.equal(torch.cat(found[::-1]), torch.cat(expected))
 
 
-@pytest.mark.parametrize(
-    ("name", "rate"), [("adam", 1e-3), ("adamw", 1e-3), ("lars", 1e3), ("sgd", 1e-3), ("noise_sgd", 1e-3)]
-)
+@pytest.mark.parametrize(("name", "rate"), [("adam", 1e-3), ("adamw", 1e-3), ("lars", 1e3), ("sgd", 1e-3)])
 def test_gradient_reaches_its_own_weights_whatever_their_memory_format(name: str, rate: float) -> None:
     """Weights of convolutions are channels-last, the flat gradient is not."""
     run = _run(optimizer=OptimizerConfig(name=name, learning_rate=rate, momentum=0.0))

@@ -13,7 +13,6 @@ from torch.optim import SGD, Adam, AdamW
 from dpgcl_core.errors import ConfigError
 from tests.trainers.conftest import make_config, make_data
 from tests.trainers.files.test_checkpoint import _crashed, _folder
-from trainers.config.nodes import NOISE_SGD
 from trainers.config.training import (
     OptimizerConfig,
 )
@@ -125,7 +124,7 @@ def test_optimizer_uses_learning_rate_and_weight_decay(name: str) -> None:
     assert (group["lr"], group["weight_decay"]) == (0.25, 0.125)
 
 
-@pytest.mark.parametrize("name", ["sgd", "lars", NOISE_SGD])
+@pytest.mark.parametrize("name", ["sgd", "lars"])
 def test_optimizer_uses_momentum(name: str) -> None:
     config = OptimizerConfig(name=name, momentum=0.75)
     assert build_optimizer(config, [nn.Parameter(torch.ones(2))]).param_groups[0]["momentum"] == 0.75
@@ -147,32 +146,6 @@ def _captured_gradient(**changes: object) -> torch.Tensor:
     )
     loop._step(run)
     return captured[0]
-
-
-def test_noise_sgd_takes_the_gradient_over_the_std_of_its_noise() -> None:
-    """What SGD sees, with one public factor: divided by the std of the noise that is in it, σΔ/divisor."""
-    plain, scaled = (_captured_gradient(optimizer=OptimizerConfig(name=name)) for name in ("sgd", NOISE_SGD))
-    mechanism = make_config().mechanism
-    noise_std = mechanism.noise_multiplier * mechanism.sensitivity / mechanism.divisor
-    torch.testing.assert_close(scaled, plain / noise_std)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"l2_clip_norm": 0.01}, {"l2_clip_norm": 10.0}, {"group_size": 6}, {"noise_multiplier": 3000.0}],
-    ids=str,
-)
-def test_noise_of_noise_sgd_has_unit_std_whatever_the_mechanism(changes: dict[str, float]) -> None:
-    """With so much noise the gradient is noise alone: 1 ± 5 standard errors."""
-    numbers = {"noise_multiplier": 1000.0} | changes
-    gradient = _captured_gradient(optimizer=OptimizerConfig(name=NOISE_SGD), **numbers)
-    assert float(gradient.std()) == pytest.approx(1, abs=5 / math.sqrt(2 * len(gradient)))
-
-
-def test_noise_sgd_is_refused_without_noise() -> None:
-    optimizer = OptimizerConfig(name=NOISE_SGD)
-    with pytest.raises(ConfigError, match=r"noise_sgd divides by .* this training has none .* give sgd"):
-        make_config(optimizer=optimizer, noise_multiplier=0.0, l2_clip_norm=math.inf)
 
 
 def test_unknown_optimizer_is_refused_with_suggestion() -> None:

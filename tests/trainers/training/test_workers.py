@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import socket
 from pathlib import Path
 
@@ -16,10 +15,8 @@ from dpgcl_core.sampling.slots import SampledGroups
 from dpgcl_core.sampling.stage import DrawnGroups
 from tests.trainers.conftest import make_config, make_data
 from tests.trainers.training.test_averaging import BYOL, _config, _weights
-from trainers.config.training import PublicRecordsConfig
-from trainers.data.public import ProceduralImages
 from trainers.training import loop
-from trainers.training.loop import TrainingResult, train
+from trainers.training.loop import train
 from trainers.training.workers import DistributedWorkers, SingleWorker, current_workers
 
 # Imported once; every worker is a fork. The first optimizer of a process would import torch's compiler.
@@ -70,32 +67,6 @@ def test_workers_have_the_law_of_one(count: int, group_size: object, tmp_path: P
         assert actual == pytest.approx(expected_loss, rel=1e-4)
     assert saved[0]["metrics"]["snr_first_step"] == pytest.approx(one.metrics["snr_first_step"], rel=1e-4)
     assert saved[1]["metrics"] == {}
-
-
-@pytest.mark.ci
-def test_workers_share_public_negatives_and_the_public_subspace(tmp_path: Path) -> None:
-    """Each worker embeds the same public records, and all project on one basis, as one worker does."""
-    one = _train_with_public_records()
-    expected = _weights(one.encoder)
-    _spawn(_train_with_public_records_and_save, 2, tmp_path)
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
-    assert torch.equal(first["weights"], second["weights"])
-    # A basis of nearly equal singular values magnifies the rounding of another order of summation.
-    assert float((first["weights"] - expected).norm() / expected.norm()) < 1e-4
-    assert np.array(first["losses"]) == pytest.approx(np.array(one.series["train_loss"]), rel=1e-4)
-
-
-def _train_with_public_records() -> TrainingResult:
-    public = PublicRecordsConfig(num_public_negatives=6, subspace_dim=5)
-    config = make_config(seeded_non_private=True, sampling_prob=0.4, public=public)
-    data = dataclasses.replace(make_data(), public_records=ProceduralImages(image_shape=(1, 8, 8)))
-    return train(config, data, workers=current_workers())
-
-
-def _train_with_public_records_and_save(rank: int, folder: Path) -> None:
-    result = _train_with_public_records()
-    found = {"weights": _weights(result.encoder), "losses": result.series.get("train_loss")}
-    torch.save(found, folder / f"{rank}.pt")
 
 
 def _save_noise(rank: int, folder: Path) -> None:

@@ -1,0 +1,98 @@
+"""Options of earlier versions: what a file may still hold of them, and what to use instead.
+
+A configuration file, a checkpoint or a command of an earlier version may name an option that is gone. Where
+it has the value at which the option did nothing, the training is the same one without it, so it is read.
+Any other value asked for something that no training does any more: it is refused, with the changelog's line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dpgcl_core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemovedField:
+    """An option that is gone.
+
+    Attributes:
+      default: the value at which it did nothing.
+      line: of the changelog: since when, and what to use instead.
+    """
+
+    default: Any
+    line: str
+
+
+_NO_VIEW_DRAWS = (
+    "removed in 0.2.0: use a larger --expected-batch-size, or more --num-steps, for as many views of a step"
+)
+_NO_NEGATIVES = "removed in 0.2.0: use --warm-start, which learns from public records before the training"
+_NO_SUBSPACE = "removed in 0.2.0: use --warm-start for what public records show; --lora-rank trains less"
+_NO_NOISE_SGD = (
+    "removed in 0.2.0: use --optimizer sgd with its learning rate times divisor / (noise_multiplier · "
+    "sensitivity), which takes the same steps where there is no weight decay"
+)
+
+REMOVED_FIELDS: Mapping[str, RemovedField] = {
+    "objective.num_view_draws": RemovedField(default=1, line=_NO_VIEW_DRAWS),
+    "public.num_public_negatives": RemovedField(default=0, line=_NO_NEGATIVES),
+    "public.subspace_dim": RemovedField(default=0, line=_NO_SUBSPACE),
+    "public.subspace_groups": RemovedField(default=None, line=_NO_SUBSPACE),
+    "public.subspace_every_steps": RemovedField(default=1, line=_NO_SUBSPACE),
+    "data.public_records": RemovedField(default=None, line=_NO_NEGATIVES),
+}
+"""By their place in a configuration file, section and field."""
+
+REMOVED_CHOICES: Mapping[tuple[str, str], str] = {("optimizer", "noise_sgd"): _NO_NOISE_SGD}
+"""Lines of the changelog by an option that stays, and its value that is gone."""
+
+
+def check_removed_field(key: str, value: Any) -> None:
+    """Raise ConfigError unless an option that is gone has the value at which it did nothing.
+
+    Args:
+      key: of `REMOVED_FIELDS`.
+      value: that it has.
+
+    >>> check_removed_field("objective.num_view_draws", 1)
+    >>> check_removed_field("public.subspace_dim", 4)
+    Traceback (most recent call last):
+    ...
+    dpgcl_core.errors.ConfigError: public.subspace_dim = 4 is of an earlier version, removed in 0.2.0: use \
+--warm-start for what public records show; --lora-rank trains less
+    """
+    field = REMOVED_FIELDS[key]
+    if value != field.default or type(value) is not type(field.default):
+        raise ConfigError(f"{key} = {value!r} is of an earlier version, {field.line}")
+
+
+def is_removed_section(key: str) -> bool:
+    """Whether fields that are gone stood in a section of this name.
+
+    >>> is_removed_section("public"), is_removed_section("pub")
+    (True, False)
+    """
+    return any(each.startswith(f"{key}.") for each in REMOVED_FIELDS)
+
+
+def removed_option_line(option: str) -> str | None:
+    """Return what the changelog says of an option that is gone, by its own name; None of any other.
+
+    >>> removed_option_line("num_view_draws").partition(":")[0], removed_option_line("num_steps")
+    ('removed in 0.2.0', None)
+    """
+    return next((each.line for key, each in REMOVED_FIELDS.items() if key.split(".")[-1] == option), None)
+
+
+def check_removed_choice(option: str, value: str) -> None:
+    """Raise ConfigError if the option had this value in earlier versions alone.
+
+    >>> check_removed_choice("optimizer", "adam")
+    """
+    line = REMOVED_CHOICES.get((option, value))
+    if line is not None:
+        raise ConfigError(f"{option} = {value!r} is of an earlier version, {line}")
